@@ -7,8 +7,8 @@ use std::time::Duration;
 use oncegate::core::key::{Scope, StoreKey};
 use oncegate::core::store::{Store, StoreError};
 use oncegate::journal::JournalEntry;
-use oncegate::postgres::PostgresStore;
-use oncegate::redis::{Durability, RedisStore};
+use oncegate::postgres::{PostgresBuilder, PostgresStore};
+use oncegate::redis::{Durability, RedisBuilder, RedisStore};
 use oncegate::sqlite::SqliteStore;
 
 use crate::config::shape;
@@ -145,74 +145,99 @@ enum Purpose {
     Read,
 }
 
+/// How a store is used, and what is not in its URL.
+struct Access<'a> {
+    purpose: Purpose,
+    /// The file with the password, which the store reads itself whenever it connects.
+    password_file: Option<&'a PathBuf>,
+}
+
 async fn open(store: &shape::Store, purpose: Purpose, patience: Duration) -> Result<Opened, Problem> {
     let refuse = |why: String| Problem::new(Exit::Configuration, format!("store: {why}"));
-    // The store reads a file itself, whenever it connects.
     let (password, password_file) = match &store.password {
         Some(Secret::File(path)) => (None, Some(path)),
         other => (other.as_ref().map(Secret::resolve).transpose().map_err(refuse)?, None),
     };
     let url = with_password(store.url.as_deref().unwrap_or_default(), password.as_deref());
-    let (response, connect) = (store.response_timeout, store.connect_timeout);
-    let journaled = store.journal == Some(true);
-    let client = store.tls_certificate.as_ref().zip(store.tls_key.as_ref());
+    let access = Access { purpose, password_file };
     match address(&url)? {
         Address::Sqlite(path) => {
             let mut builder = SqliteStore::builder(path);
             match purpose {
                 Purpose::Read => builder = builder.must_exist().without_purge(),
                 // `journaled` creates a missing journal, and a command that inspects must change nothing.
-                Purpose::Consume if journaled => builder = builder.journaled(),
+                Purpose::Consume if store.journal == Some(true) => builder = builder.journaled(),
                 Purpose::Consume => {}
             }
             Ok(Opened::sqlite(builder.open().await?))
         }
         Address::Postgres(url) => {
-            let mut builder = PostgresStore::builder(&url).start_patience(patience);
-            if purpose == Purpose::Read {
-                builder = builder.without_purge();
-            }
-            if journaled {
-                builder = builder.journaled();
-            }
-            builder = response.map_or(builder.clone(), |Time(time)| builder.response_timeout(time));
-            builder = connect.map_or(builder.clone(), |Time(time)| builder.connect_timeout(time));
-            if let Some(path) = &store.tls_root {
-                builder = builder.tls_root(path);
-            }
-            if let Some((certificate, key)) = client {
-                builder = builder.tls_client(certificate, key);
-            }
-            if let Some(path) = password_file {
-                builder = builder.password_file(path);
-            }
+            let builder = postgres_builder(&url, store, &access).start_patience(patience);
             Ok(Opened::postgres(builder.connect().await?))
         }
         Address::Redis(url) => {
-            let mut builder = RedisStore::builder(&url).start_patience(patience);
-            builder = builder.durability(durability(store.durability.as_ref()));
-            builder = response.map_or(builder.clone(), |Time(time)| builder.response_timeout(time));
-            builder = connect.map_or(builder.clone(), |Time(time)| builder.connect_timeout(time));
-            // A command that inspects reports such a policy with everything else, instead of it alone.
-            if store.allow_evicting_policy == Some(true) || purpose == Purpose::Read {
-                builder = builder.allow_evicting_policy();
-            }
-            if store.allow_no_replica == Some(true) {
-                builder = builder.allow_no_replica();
-            }
-            if let Some(path) = &store.tls_root {
-                let pem = std::fs::read(path);
-                let pem = pem.map_err(|error| refuse(format!("`tls_root`: {}: {error}", path.display())))?;
-                builder = builder.tls_root(pem);
-            }
-            if let Some((certificate, key)) = client {
-                builder = builder.tls_client(certificate, key);
-            }
-            if let Some(path) = password_file {
-                builder = builder.password_file(path);
-            }
+            let builder = redis_builder(&url, store, &access).start_patience(patience);
             Ok(Opened::redis(builder.connect().await?))
         }
+    }
+}
+
+fn postgres_builder(url: &str, store: &shape::Store, access: &Access<'_>) -> PostgresBuilder {
+    let mut builder = PostgresStore::builder(url);
+    if access.purpose == Purpose::Read {
+        builder = builder.without_purge();
+    }
+    if store.journal == Some(true) {
+        builder = builder.journaled();
+    }
+    if store.allow_asynchronous_commit == Some(true) {
+        builder = builder.allow_asynchronous_commit();
+    }
+    if store.allow_fsync_off == Some(true) {
+        builder = builder.allow_fsync_off();
+    }
+    if let Some(Time(time)) = store.response_timeout {
+        builder = builder.response_timeout(time);
+    }
+    if let Some(Time(time)) = store.connect_timeout {
+        builder = builder.connect_timeout(time);
+    }
+    if let Some(path) = &store.tls_root {
+        builder = builder.tls_root(path);
+    }
+    if let (Some(certificate), Some(key)) = (&store.tls_certificate, &store.tls_key) {
+        builder = builder.tls_client(certificate, key);
+    }
+    match access.password_file {
+        Some(path) => builder.password_file(path),
+        None => builder,
+    }
+}
+
+fn redis_builder(url: &str, store: &shape::Store, access: &Access<'_>) -> RedisBuilder {
+    let mut builder = RedisStore::builder(url).durability(durability(store.durability.as_ref()));
+    // A command that inspects reports such a policy with everything else, instead of it alone.
+    if store.allow_evicting_policy == Some(true) || access.purpose == Purpose::Read {
+        builder = builder.allow_evicting_policy();
+    }
+    if store.allow_no_replica == Some(true) {
+        builder = builder.allow_no_replica();
+    }
+    if let Some(Time(time)) = store.response_timeout {
+        builder = builder.response_timeout(time);
+    }
+    if let Some(Time(time)) = store.connect_timeout {
+        builder = builder.connect_timeout(time);
+    }
+    if let Some(path) = &store.tls_root {
+        builder = builder.tls_root_file(path);
+    }
+    if let (Some(certificate), Some(key)) = (&store.tls_certificate, &store.tls_key) {
+        builder = builder.tls_client(certificate, key);
+    }
+    match access.password_file {
+        Some(path) => builder.password_file(path),
+        None => builder,
     }
 }
 
@@ -259,8 +284,7 @@ impl StoreArgs {
             Address::Sqlite(path) => {
                 // Opening would create an empty file, and every message would seem to be new.
                 if !path.is_file() {
-                    let text = format!("there is no SQLite file {}", path.display());
-                    return Err(Problem::new(Exit::Unreachable, text));
+                    return Err(no_file(&path));
                 }
                 let store = SqliteStore::builder(path).must_exist().without_purge();
                 Ok(Arc::new(store.open().await?))
@@ -269,15 +293,13 @@ impl StoreArgs {
     }
 
     /// Connects for an examination, which reports a policy that may evict records with everything else.
-    pub(crate) async fn open_to_examine(&self, allow_no_replica: bool) -> Result<Arc<dyn Store>, Problem> {
-        match address(&self.url)? {
-            Address::Redis(url) => {
-                let builder = RedisStore::builder(&url).allow_evicting_policy();
-                let builder = if allow_no_replica { builder.allow_no_replica() } else { builder };
-                Ok(Arc::new(builder.connect().await?))
-            }
-            _ => self.open().await,
+    pub(crate) async fn open_to_examine(&self, allow_no_replica: bool) -> Result<Opened, Problem> {
+        let allow_no_replica = Some(allow_no_replica);
+        let store = shape::Store { url: Some(self.url.clone()), allow_no_replica, ..shape::Store::default() };
+        if let Some(path) = file_to_be_made(&store) {
+            return Err(no_file(&path));
         }
+        open_to_read(&store).await
     }
 
     /// The entries for a key in the store's own journal; empty where it has none.
@@ -318,6 +340,10 @@ impl StoreArgs {
     pub(crate) fn redacted(&self) -> String {
         redacted(&self.url)
     }
+}
+
+fn no_file(path: &std::path::Path) -> Problem {
+    Problem::new(Exit::Unreachable, format!("there is no SQLite file {}", path.display()))
 }
 
 /// Commands do not purge: that is left to the consumers.

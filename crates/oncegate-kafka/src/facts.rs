@@ -68,7 +68,11 @@ pub async fn describe_topics(
     let mut facts = asked.map_err(|error| SourceError::caused("the Kafka client has panicked", error))??;
     for fact in facts.iter_mut().filter(|fact| fact.partitions > 0) {
         let Some(admin) = &admin else {
-            fact.settings_unknown = Some("the Kafka client cannot ask for them with a token".to_owned());
+            fact.settings_unknown = Some(format!(
+                "the Kafka client cannot ask for them with a token; kafka-configs.sh --describe --all --topic {} \
+                 --command-config FILE --bootstrap-server {brokers} shows them",
+                fact.name
+            ));
             continue;
         };
         let options = AdminOptions::new().request_timeout(Some(ANSWER_TIMEOUT));

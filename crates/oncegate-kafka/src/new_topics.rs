@@ -6,7 +6,7 @@ use rdkafka::admin::{AdminClient, AdminOptions, NewTopic, TopicReplication};
 use rdkafka::client::DefaultClientContext;
 use rdkafka::types::RDKafkaErrorCode;
 
-use super::settings;
+use super::{settings, tokens};
 use oncegate_runtime::source::SourceError;
 
 /// Time limit of the request.
@@ -66,16 +66,24 @@ pub enum TopicCreation {
 /// [`KafkaSource::property`](super::KafkaSource::property). Returns what became of each, in the order of `plans`. When a
 /// call is repeated, topics that were created before have [existed](TopicCreation::Existed).
 ///
+/// Without plans, no broker is asked, and only the properties are checked.
+///
 /// # Errors
-/// When no broker answers, or a name or a property is not valid. Some of the topics may have been created.
+/// When no broker answers, or a name or a property is not valid. Some of the topics may have been created. Also when the
+/// properties log in with tokens (`OAUTHBEARER`), with which the client library cannot send such requests; nothing was sent then.
 pub async fn create_topics(
     brokers: &str,
     plans: &[TopicPlan],
     properties: &[(String, String)],
 ) -> Result<Vec<TopicCreation>, SourceError> {
     plans.iter().try_for_each(|plan| settings::check_topic(&plan.name))?;
-    let admin: AdminClient<DefaultClientContext> =
-        settings::client(brokers, properties)?.create().map_err(settings::unusable)?;
+    let config = settings::client(brokers, properties)?;
+    let tool = "kafka-topics.sh --create --topic NAME --command-config FILE";
+    tokens::refuse_changes(properties, &format!("{tool} --bootstrap-server {brokers}"))?;
+    if plans.is_empty() {
+        return Ok(Vec::new());
+    }
+    let admin: AdminClient<DefaultClientContext> = config.create().map_err(settings::unusable)?;
     let number = |given: Option<u16>| given.map_or(BROKER_DEFAULT, i32::from);
     let topics: Vec<NewTopic<'_>> = plans
         .iter()

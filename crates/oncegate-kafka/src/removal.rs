@@ -6,7 +6,7 @@ use rdkafka::admin::{AdminClient, AdminOptions};
 use rdkafka::client::DefaultClientContext;
 use rdkafka::types::RDKafkaErrorCode;
 
-use super::settings;
+use super::{settings, tokens};
 use oncegate_runtime::source::SourceError;
 
 /// Time limit of a request.
@@ -21,15 +21,18 @@ const REMOVAL_TIMEOUT: Duration = Duration::from_secs(10);
 ///
 /// # Errors
 /// When no broker answers, or one of them is refused: a group that still has members, for example. The error names it;
-/// others may have been removed.
+/// others may have been removed. Also when the properties log in with tokens (`OAUTHBEARER`), with which the client library
+/// cannot send such requests; nothing was sent then.
 pub async fn remove_topics(
     brokers: &str,
     topics: &[String],
     groups: &[String],
     properties: &[(String, String)],
 ) -> Result<(), SourceError> {
-    let admin: AdminClient<DefaultClientContext> =
-        settings::client(brokers, properties)?.create().map_err(settings::unusable)?;
+    let config = settings::client(brokers, properties)?;
+    let tool = "kafka-topics.sh --delete --topic NAME --command-config FILE";
+    tokens::refuse_changes(properties, &format!("{tool} --bootstrap-server {brokers}"))?;
+    let admin: AdminClient<DefaultClientContext> = config.create().map_err(settings::unusable)?;
     let options = || {
         AdminOptions::new().request_timeout(Some(REQUEST_TIMEOUT)).operation_timeout(Some(REMOVAL_TIMEOUT))
     };

@@ -91,7 +91,10 @@ impl PostgresBuilder {
     }
 
     /// The file in PEM with the authorities that may sign the server's certificate, where the URL names none
-    /// (`sslrootcert`). Default: those of this machine. A pool that the caller supplies has its own TLS.
+    /// (`sslrootcert`). Default: those of this machine. It is read again when it changes.
+    ///
+    /// Connections to this machine use TLS, too, if it is set and the URL has no `sslmode`. A pool that the caller supplies
+    /// has its own TLS.
     pub fn tls_root(self, file: impl Into<PathBuf>) -> Self {
         Self { tls_root: Some(file.into()), ..self }
     }

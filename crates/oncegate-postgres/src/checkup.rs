@@ -7,7 +7,7 @@ use oncegate_core::store::{Checkup, StoreError, Survives};
 
 use super::builder::{Allowed, Reached};
 use super::errors::{self, Trouble};
-use super::schema;
+use super::{rights, schema};
 use oncegate_store_toolkit::clock;
 
 /// The first version that returns its clock as an exact number.
@@ -21,13 +21,9 @@ pg_is_in_recovery() AS standby, current_user::text AS role, \
 (extract(epoch FROM clock_timestamp()) * 1000)::bigint AS clock_ms, \
 current_setting('synchronous_standby_names') <> '' AS has_synchronous_standby";
 
-/// The properties of the tables, if they exist.
-const ASK_TABLES: &str = "\
-SELECT relpersistence = 'u' AS unlogged, \
-has_table_privilege(oid, 'SELECT') AND has_table_privilege(oid, 'INSERT') AND has_table_privilege(oid, 'UPDATE') \
-AND has_table_privilege(oid, 'DELETE') AND has_table_privilege('oncegate_schema', 'UPDATE') \
-AND has_table_privilege('oncegate_descriptors', 'SELECT') AND has_table_privilege('oncegate_descriptors', 'INSERT') \
-AS has_rights FROM pg_class WHERE oid = 'oncegate_records'::regclass";
+/// Whether the server empties the table after a crash.
+const ASK_UNLOGGED: &str =
+    "SELECT relpersistence = 'u' FROM pg_class WHERE oid = 'oncegate_records'::regclass";
 
 /// The settings and properties that the server reports.
 #[derive(Clone, Debug)]
@@ -77,18 +73,19 @@ pub(super) async fn ask(
     let clock_ms = u64::try_from(row.get::<_, i64>("clock_ms")).unwrap_or_default();
     let clock = SystemTime::UNIX_EPOCH + Duration::from_millis(clock_ms);
     checkup.warnings.extend(clock::warning(clock, asked, answered));
-    schema::check(client, journaled).await?;
-    let tables = client.query_one(ASK_TABLES, &[]).await.map_err(|error| errors::not_executed(&error))?;
     let refuse = |why: String| Err(StoreError::refused(format!("{} {why}", checkup.store)).into());
-    if tables.get("unlogged") {
+    let lacking = rights::lacking(client, row.get("role")).await?;
+    if let Some(rights) = lacking.by_all {
+        return refuse(format!("does not let this role do its work: {rights}"));
+    }
+    schema::check(client, journaled).await?;
+    let unlogged = client.query_one(ASK_UNLOGGED, &[]).await.map_err(|error| errors::not_executed(&error))?;
+    if unlogged.get(0) {
         return refuse(
             "would empty oncegate_records after a crash: ALTER TABLE oncegate_records SET LOGGED".into(),
         );
     }
-    if !tables.get::<_, bool>("has_rights") {
-        let grants = schema::grants(row.get("role"));
-        return refuse(format!("does not let this role do its work; run as the tables' owner: {grants}"));
-    }
+    checkup.warnings.extend(lacking.by_some);
     Ok(checkup)
 }
 
@@ -109,7 +106,7 @@ fn judge(said: &Said, store: String, allowed: Allowed) -> Result<Checkup, StoreE
             return refuse(
                 "has synchronous_commit = off, so that a crash takes back what was acknowledged: set it to on \
                  (ALTER ROLE … SET synchronous_commit = on), or accept it with \
-                 PostgresBuilder::allow_asynchronous_commit()"
+                 the store's `allow_asynchronous_commit`"
                     .to_owned(),
             );
         }
@@ -129,7 +126,7 @@ fn judge(said: &Said, store: String, allowed: Allowed) -> Result<Checkup, StoreE
         if !allowed.fsync_off {
             return refuse(
                 "has fsync = off, so that a power cut may lose or damage every record: set it to on, or accept it \
-                 with PostgresBuilder::allow_fsync_off()"
+                 with the store's `allow_fsync_off`"
                     .to_owned(),
             );
         }

@@ -73,7 +73,7 @@ const MEANINGS: &[(&str, Class, &str)] = &[
     ("25006", Unavailable, "the server accepts no writes: it is a standby, or read-only"),
     ("08P01", Refused, "the server, or a pooler before it, refuses the settings of the connection"),
     ("08", Unavailable, "the connection to the server failed"),
-    ("28", Refused, "the server refuses the user or the password"),
+    ("28", Refused, "the server refuses the user, or its password in the URL or the store's `password` (in Rust `password_file`)"),
     ("26000", Refused, POOLED),
     ("42P05", Refused, POOLED),
     ("3D000", Refused, "the database does not exist"),
@@ -187,13 +187,15 @@ fn without_an_answer(error: &Error) -> Trouble {
         return StoreError::unavailable("the server cannot be reached").into();
     }
     if text.starts_with("invalid configuration") {
-        return StoreError::refused("the server asks for a password, and the URL has none").into();
+        return StoreError::refused("the server asks for a password: set it in the URL, or as the store's `password` (in Rust `password_file`)").into();
     }
     if text.starts_with("error performing TLS") {
-        return StoreError::refused(
-            "the server has no TLS: set sslmode=disable in the URL, or enable it there",
-        )
-        .into();
+        let why = error.source().map(ToString::to_string).unwrap_or_default();
+        let words = match why.contains("hostname") {
+            true => "TLS needs the server's name: give host in the URL beside hostaddr",
+            false => "the server has no TLS: set sslmode=disable in the URL, or enable it there",
+        };
+        return StoreError::refused(words).into();
     }
     StoreError::unavailable("the exchange with the server broke").into()
 }
@@ -207,10 +209,13 @@ fn not_secured(error: &rustls::Error) -> StoreError {
         ) => "the server's certificate does not name the host of the URL (sslmode=verify-full)",
         // Another authority of the same name.
         InvalidCertificate(CertificateError::UnknownIssuer | CertificateError::BadSignature) => {
-            "the server's certificate is not signed by an authority of sslrootcert"
+            "the server's certificate is not signed by an authority of sslrootcert (the store's `tls_root`)"
         }
         InvalidCertificate(_) => "the server's certificate cannot be accepted",
-        AlertReceived(_) => "the server does not accept the client's certificate (sslcert, sslkey)",
+        AlertReceived(_) => {
+            "the server does not accept the client's certificate (sslcert and sslkey; the store's `tls_client`, in a \
+             configuration `tls_certificate` and `tls_key`)"
+        }
         _ => "no TLS with the server",
     };
     StoreError::refused(format!("{parameter}: {error}"))

@@ -61,6 +61,7 @@ mod password;
 mod purge;
 mod reconnect;
 mod removal;
+mod rights;
 mod row;
 mod schema;
 mod sessions;

@@ -6,6 +6,7 @@ use deadpool_postgres::Object;
 use oncegate_core::store::StoreError;
 
 use super::errors::{self, Trouble};
+use super::rights::quoted;
 use super::{journal, outbox, sessions};
 
 /// How to create the tables, for every error about missing tables.
@@ -77,11 +78,11 @@ pub(super) fn sql() -> String {
 
 /// The statements that grant a role the rights to run consumers. It needs no others.
 pub(super) fn grants(role: &str) -> String {
-    let role = role.replace('"', "\"\"");
+    let role = quoted(role);
     format!(
         "GRANT SELECT, INSERT, UPDATE, DELETE ON oncegate_records, oncegate_descriptors, oncegate_sessions, \
-         oncegate_outbox, oncegate_outbox_leaders TO \"{role}\";\n\
-         GRANT SELECT, UPDATE ON oncegate_schema TO \"{role}\";\n"
+         oncegate_outbox, oncegate_outbox_leaders TO {role};\n\
+         GRANT SELECT, UPDATE ON oncegate_schema TO {role};\n"
     )
 }
 

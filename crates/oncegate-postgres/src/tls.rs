@@ -4,9 +4,12 @@
 //!
 //! | parameter | meaning |
 //! |---|---|
-//! | `sslmode` | `disable`, `prefer`, `require`, `verify-ca` or `verify-full`; without it, `verify-full` to other machines and `disable` on this one |
-//! | `sslrootcert` | a file in PEM with the authorities that may sign the server's certificate; without it, or with `system`, those of this machine |
+//! | `sslmode` | `disable`, `prefer`, `require`, `verify-ca` or `verify-full`; without it, `verify-full` to other machines and where one of the others is set, and `disable` on this machine |
+//! | `sslrootcert` | a file in PEM with the authorities that may sign the server's certificate, in every mode that uses TLS; `system`, those of this machine, which only `verify-full` takes and has without it |
 //! | `sslcert`, `sslkey` | files in PEM with the client's certificate and key |
+//!
+//! Authorities of a machine sign certificates for any host, so they prove nothing where the host is not compared.
+//! With `prefer`, libpq continues in plain text where a handshake fails; here it is an error.
 //!
 //! The files are read again when they change, so certificates can be rotated while connections are open. libpq's
 //! `allow` is refused: it asks for TLS only where a server insists, which protects against nothing.
@@ -35,9 +38,9 @@ const SYSTEM: &str = "system";
 pub(super) enum Mode {
     /// No TLS.
     Disable,
-    /// TLS if the server has it; its certificate is not checked.
+    /// TLS if the server has it; its certificate is checked as by `VerifyCa` if authorities are named.
     Prefer,
-    /// TLS; the server's certificate is not checked.
+    /// TLS; the server's certificate is checked as by `VerifyCa` if authorities are named.
     Require,
     /// TLS with a server whose certificate is signed by a known authority.
     VerifyCa,
@@ -45,11 +48,20 @@ pub(super) enum Mode {
     VerifyFull,
 }
 
+/// Who may sign the server's certificate.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Authorities {
+    /// Those of this machine.
+    System,
+    /// Those of a file in PEM.
+    File(PathBuf),
+}
+
 /// What a URL says about TLS.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Parameters {
     mode: Option<Mode>,
-    root: Option<PathBuf>,
+    root: Option<Authorities>,
     certificate: Option<PathBuf>,
     key: Option<PathBuf>,
 }
@@ -70,7 +82,8 @@ impl Parameters {
             let value = percent_decode_str(value).decode_utf8_lossy().into_owned();
             match name {
                 "sslmode" => parameters.mode = Some(mode(&value)?),
-                "sslrootcert" => parameters.root = (value != SYSTEM).then(|| value.into()),
+                "sslrootcert" if value == SYSTEM => parameters.root = Some(Authorities::System),
+                "sslrootcert" => parameters.root = Some(Authorities::File(value.into())),
                 "sslcert" => parameters.certificate = Some(value.into()),
                 "sslkey" => parameters.key = Some(value.into()),
                 _ => others.push(pair),
@@ -85,7 +98,7 @@ impl Parameters {
 
     /// Trusts the authorities of this file, unless the URL names others.
     pub(super) fn or_root(mut self, root: Option<PathBuf>) -> Self {
-        self.root = self.root.or(root);
+        self.root = self.root.or(root.map(Authorities::File));
         self
     }
 
@@ -100,7 +113,31 @@ impl Parameters {
 
 impl Parameters {
     fn mode_to(&self, config: &Config) -> Mode {
-        self.mode.unwrap_or(if is_remote(config) { Mode::VerifyFull } else { Mode::Disable })
+        let is_secured = self.root.is_some() || self.certificate.is_some() || is_remote(config);
+        self.mode.unwrap_or(if is_secured { Mode::VerifyFull } else { Mode::Disable })
+    }
+
+    /// # Errors
+    /// When the authorities prove nothing in this mode.
+    fn check(&self, mode: Mode) -> Result<(), StoreError> {
+        match (&self.root, mode) {
+            (Some(Authorities::System), weak) if weak != Mode::VerifyFull => Err(StoreError::refused(
+                "sslrootcert=system needs sslmode=verify-full: this machine's authorities sign certificates for any host",
+            )),
+            (None, Mode::VerifyCa) => Err(StoreError::refused(
+                "sslmode=verify-ca needs sslrootcert, a file with the authorities in PEM: those of this machine sign \
+                 certificates for any host",
+            )),
+            _ => Ok(()),
+        }
+    }
+
+    /// The file with the authorities.
+    fn root_file(&self) -> Option<&Path> {
+        match &self.root {
+            Some(Authorities::File(path)) => Some(path),
+            Some(Authorities::System) | None => None,
+        }
     }
 
     /// Whether a password may be sent to another machine in plain text. With `prefer`, a server decides, or what
@@ -145,6 +182,7 @@ impl Tls {
     /// When a file cannot be read, or is not what it should be.
     pub(super) fn new(parameters: Parameters, config: &mut Config) -> Result<Option<Self>, StoreError> {
         let mode = parameters.mode_to(config);
+        parameters.check(mode)?;
         config.ssl_mode(match mode {
             Mode::Disable => SslMode::Disable,
             Mode::Prefer => SslMode::Prefer,
@@ -180,15 +218,18 @@ impl std::fmt::Debug for Loaded {
 
 impl Parameters {
     fn changed_at(&self) -> Vec<Option<SystemTime>> {
-        let files = [&self.root, &self.certificate, &self.key];
+        let files = [self.root_file(), self.certificate.as_deref(), self.key.as_deref()];
         let changed_at = |path: &Path| std::fs::metadata(path).and_then(|found| found.modified()).ok();
-        files.into_iter().map(|path| path.as_deref().and_then(changed_at)).collect()
+        files.into_iter().map(|path| path.and_then(changed_at)).collect()
     }
 }
 
-/// Whether one of the hosts is another machine.
+/// Whether one of the hosts is another machine. Where a host has an address (`hostaddr`), that is what is connected to.
 fn is_remote(config: &Config) -> bool {
-    !config.get_hosts().iter().all(is_here)
+    let addresses = config.get_hostaddrs();
+    // The one at the same position.
+    let without_address = config.get_hosts().iter().skip(addresses.len());
+    !addresses.iter().all(std::net::IpAddr::is_loopback) || !without_address.into_iter().all(is_here)
 }
 
 /// Whether a host is this machine.
@@ -211,8 +252,8 @@ fn load(mode: Mode, parameters: &Parameters) -> Result<ClientConfig, StoreError>
     let builder =
         ClientConfig::builder_with_provider(Arc::clone(&provider)).with_safe_default_protocol_versions();
     let builder = builder.map_err(|error| StoreError::refused(format!("TLS: {error}")))?;
-    let chain = if matches!(mode, Mode::VerifyCa | Mode::VerifyFull) {
-        let roots = roots(parameters.root.as_deref())?;
+    let chain = if mode == Mode::VerifyFull || parameters.root.is_some() {
+        let roots = roots(parameters.root_file())?;
         let verifier =
             WebPkiServerVerifier::builder_with_provider(Arc::new(roots), Arc::clone(&provider)).build();
         Some(verifier.map_err(|error| StoreError::refused(format!("sslrootcert: {error}")))?)
@@ -228,9 +269,13 @@ fn load(mode: Mode, parameters: &Parameters) -> Result<ClientConfig, StoreError>
         return Ok(builder.with_no_client_auth());
     };
     let chain: Result<Vec<_>, _> = CertificateDer::pem_file_iter(certificate).and_then(Iterator::collect);
-    let chain = chain.map_err(|error| unusable("sslcert", certificate, &error))?;
-    let secret = PrivateKeyDer::from_pem_file(key).map_err(|error| unusable("sslkey", key, &error))?;
-    builder.with_client_auth_cert(chain, secret).map_err(|error| unusable("sslcert", certificate, &error))
+    let chain =
+        chain.map_err(|error| unusable("sslcert (the store's `tls_certificate`)", certificate, &error))?;
+    let secret = PrivateKeyDer::from_pem_file(key)
+        .map_err(|error| unusable("sslkey (the store's `tls_key`)", key, &error))?;
+    builder
+        .with_client_auth_cert(chain, secret)
+        .map_err(|error| unusable("sslcert (the store's `tls_certificate`)", certificate, &error))
 }
 
 /// The authorities of a file, or those of this machine.
@@ -240,14 +285,14 @@ fn roots(file: Option<&Path>) -> Result<RootCertStore, StoreError> {
         let found = rustls_native_certs::load_native_certs();
         if found.certs.is_empty() {
             return Err(StoreError::refused(
-                "this machine has no list of authorities: set sslrootcert in the URL",
+                "this machine has no list of authorities: set sslrootcert in the URL, or the store's `tls_root`",
             ));
         }
         roots.add_parsable_certificates(found.certs);
         return Ok(roots);
     };
     let refuse = |error: &dyn std::fmt::Display| {
-        StoreError::refused(format!("sslrootcert: {}: {error}", file.display()))
+        StoreError::refused(format!("sslrootcert (the store's `tls_root`): {}: {error}", file.display()))
     };
     for certificate in CertificateDer::pem_file_iter(file).map_err(|error| refuse(&error))? {
         let certificate = certificate.map_err(|error| refuse(&error))?;
@@ -327,10 +372,13 @@ mod tests {
         let url = "postgres://u:p%40@db:5432/shop?sslmode=verify-ca&application_name=a%20b&sslrootcert=%2Fetc%2Fca.pem";
         let (rest, parameters) = Parameters::split(url).expect("it is right");
         assert_eq!(rest, "postgres://u:p%40@db:5432/shop?application_name=a%20b");
-        assert_eq!((parameters.mode, parameters.root), (Some(Mode::VerifyCa), Some("/etc/ca.pem".into())));
+        let file = Some(Authorities::File("/etc/ca.pem".into()));
+        assert_eq!((parameters.mode, parameters.root), (Some(Mode::VerifyCa), file));
         let (rest, parameters) =
             Parameters::split("postgres://db/shop?sslrootcert=system").expect("it is right");
-        assert_eq!((rest.as_str(), parameters), ("postgres://db/shop", Parameters::default()));
+        let system = Parameters { root: Some(Authorities::System), ..Parameters::default() };
+        assert_eq!((rest.as_str(), &parameters), ("postgres://db/shop", &system));
+        assert_eq!(parameters.or_root(Some("/etc/ca.pem".into())), system, "the URL decides");
     }
 
     #[test]
@@ -341,22 +389,53 @@ mod tests {
         }
     }
 
+    /// The mode towards the server of a URL, with the authorities of this file.
+    fn mode_at(url: &str, root: Option<&Path>) -> Result<Mode, StoreError> {
+        let (rest, parameters) = Parameters::split(url)?;
+        let mut config: Config = rest.parse().expect("it is right");
+        let tls = Tls::new(parameters.or_root(root.map(Path::to_owned)), &mut config)?;
+        Ok(tls.map_or(Mode::Disable, |tls| tls.mode))
+    }
+
     #[test]
     fn other_machines_are_verified_unless_the_url_says_otherwise() {
-        let mode = |url: &str| {
-            let (rest, parameters) = Parameters::split(url).expect("it is right");
-            let mut config: Config = rest.parse().expect("it is right");
-            let tls = Tls::new(parameters, &mut config).expect("the machine has authorities");
-            tls.map_or(Mode::Disable, |tls| tls.mode)
-        };
         for (url, expected) in [
             ("postgres://db.example.org/shop", Mode::VerifyFull),
             ("postgres://127.0.0.1,db.example.org/shop", Mode::VerifyFull),
             ("postgres://127.0.0.1/shop", Mode::Disable),
+            // The address is what is connected to, whatever the host is called.
+            ("postgres://localhost/shop?hostaddr=10.0.0.5", Mode::VerifyFull),
+            ("postgres://localhost,localhost/shop?hostaddr=127.0.0.1,10.0.0.5", Mode::VerifyFull),
+            ("postgres:///shop?hostaddr=10.0.0.5", Mode::VerifyFull),
+            ("postgres://db.example.org/shop?hostaddr=127.0.0.1", Mode::Disable),
+            ("postgres:///shop?hostaddr=%3A%3A1", Mode::Disable),
             ("postgres://localhost/shop?sslmode=require", Mode::Require),
+            ("postgres://localhost/shop?sslrootcert=system", Mode::VerifyFull),
             ("postgres://db.example.org/shop?sslmode=disable", Mode::Disable),
         ] {
-            assert_eq!(mode(url), expected, "{url}");
+            assert_eq!(mode_at(url, None).expect("the machine has authorities"), expected, "{url}");
         }
+    }
+
+    #[test]
+    fn authorities_that_prove_nothing_are_refused() {
+        for weak in ["disable", "prefer", "require", "verify-ca"] {
+            let url = format!("postgres://db/shop?sslrootcert=system&sslmode={weak}");
+            let refused = mode_at(&url, None).expect_err(weak).to_string();
+            assert!(refused.contains("sslmode=verify-full"), "{weak}: {refused}");
+        }
+        let refused = mode_at("postgres://db/shop?sslmode=verify-ca", None).expect_err("no authorities");
+        assert!(refused.to_string().contains("needs sslrootcert"), "{refused}");
+    }
+
+    #[test]
+    fn named_authorities_are_read_in_every_mode_with_tls() {
+        for mode in ["prefer", "require", "verify-ca", "verify-full"] {
+            let url = format!("postgres://localhost/shop?sslmode={mode}");
+            let refused = mode_at(&url, Some(Path::new("/no/such.pem"))).expect_err(mode).to_string();
+            assert!(refused.contains("/no/such.pem"), "{mode}: {refused}");
+        }
+        let refused = mode_at("postgres://localhost/shop", Some(Path::new("/no/such.pem"))).expect_err("TLS");
+        assert!(refused.to_string().contains("/no/such.pem"), "{refused}");
     }
 }

@@ -103,7 +103,7 @@ fn server(url: &str) -> Result<ConnectionInfo, StoreError> {
     match info.addr() {
         ConnectionAddr::TcpTls { insecure: true, .. } => Err(StoreError::refused(
             "the URL asks for TLS without checking who answers (#insecure): name the certificate's authority with \
-             RedisBuilder::tls_root() instead",
+             the store's `tls_root` instead",
         )),
         _ => Ok(info),
     }

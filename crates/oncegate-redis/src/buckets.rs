@@ -45,7 +45,7 @@ impl Buckets {
     pub(super) fn for_keys(keys: u64) -> Result<Self, StoreError> {
         if keys > MAX_KEYS {
             return Err(StoreError::refused(format!(
-                "RedisBuilder::compact({keys}): buckets hold at most {MAX_KEYS} keys of a scope; split the scope, or \
+                "the store's `compact({keys})`: buckets hold at most {MAX_KEYS} keys of a scope; split the scope, or \
                  keep its records without compact"
             )));
         }
@@ -93,8 +93,8 @@ pub(super) fn unmarked(buckets: Option<Buckets>, kept: &str) -> Result<String, S
         return Ok(descriptor.to_owned());
     }
     let keys = |bits: Option<u32>| match bits {
-        Some(bits) => format!("RedisBuilder::compact({})", KEYS_PER_BUCKET << bits),
-        None => "no RedisBuilder::compact()".to_owned(),
+        Some(bits) => format!("`compact({})`", KEYS_PER_BUCKET << bits),
+        None => "no `compact`".to_owned(),
     };
     Err(StoreError::refused(format!(
         "the scope's records were kept with {}, and this store has {}: use the same setting, or another scope",

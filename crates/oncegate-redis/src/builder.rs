@@ -20,6 +20,8 @@ use super::login::Login;
 use super::losses::Losses;
 use super::scripts::Scripts;
 use super::sentinel::Sentinels;
+#[cfg(feature = "tls")]
+use super::tls::Authority;
 use super::watch::{WATCH_INTERVAL, watch};
 use super::{Inner, RedisStore, Topology};
 use oncegate_store_toolkit::start::until_reachable;
@@ -168,7 +170,16 @@ impl RedisBuilder {
     /// sentinel) names.
     #[cfg(feature = "tls")]
     pub fn tls_root(mut self, pem: impl Into<Vec<u8>>) -> Self {
-        self.login.certificates.root = Some(pem.into());
+        self.login.certificates.root = Some(Authority::Pem(pem.into()));
+        self
+    }
+
+    /// The file with the [authority](Self::tls_root), in PEM.
+    ///
+    /// It is read for each new connection, so another authority may be put into it while connections are open.
+    #[cfg(feature = "tls")]
+    pub fn tls_root_file(mut self, path: impl Into<PathBuf>) -> Self {
+        self.login.certificates.root = Some(Authority::File(path.into()));
         self
     }
 

@@ -66,7 +66,7 @@ pub(super) fn read(
             return Err(StoreError::refused(format!(
                 "{store} has maxmemory-policy {policy}, which may evict records, and a message without its \
                  record runs again: set maxmemory-policy {SAFE_POLICY}, or accept it with \
-                 RedisBuilder::allow_evicting_policy()"
+                 the store's `allow_evicting_policy`"
             )));
         }
         warnings.push(format!(
@@ -93,7 +93,7 @@ pub(super) fn read(
             "Losses of records are detected in part: the server's INFO shows no master_replid, so only records that \
              this process has completed or found completed are looked for. A failover that loses no more than the last \
              records of other processes goes unnoticed. Use a server that shows it, or require \
-             Durability::Replicas."
+             replicas (the store's `durability`)."
                 .to_owned(),
         );
     }

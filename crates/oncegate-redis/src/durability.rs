@@ -82,7 +82,7 @@ impl Durability {
                 .zip(said)
                 .all(|(wanted, said)| matches!(said, Value::Int(said) if *said >= i64::from(*wanted)));
         let unknown = || {
-            StoreError::unknown("too few replicas or disks confirmed the write (RedisBuilder::durability)")
+            StoreError::unknown("too few replicas or disks confirmed the write (the store's `durability`)")
         };
         (!reached).then(unknown)
     }

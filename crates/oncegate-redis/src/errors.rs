@@ -41,6 +41,15 @@ const fn meaning(code: &'static str, class: Class, connection: Connection, text:
     Meaning { code, class, connection, text }
 }
 
+const NO_PASSWORD: &str = "the server requires a password: set it in the URL, or as the store's `password` (in Rust \
+                           `password_file`)";
+
+const WRONG_PASSWORD: &str = "the server refuses the user name or password: correct them in the URL, or the password in the \
+                              store's `password` (in Rust `password_file`)";
+
+/// How rustls begins the reason for which it does not accept a certificate.
+const NOT_ACCEPTED: &str = "invalid peer certificate: ";
+
 use Class::{Refused, Unavailable, Unreadable};
 use Connection::{Keep, Replace};
 
@@ -60,8 +69,8 @@ const MEANINGS: &[Meaning] = &[
     meaning("MASTERDOWN", Unavailable, Replace, "the server is a replica without its primary"),
     meaning("UNBLOCKED", Unavailable, Replace, "the server changed its role"),
     // A password may have been set or changed at run time: a new connection shows the current one.
-    meaning("NOAUTH", Refused, Replace, "the server requires a password: set it in the URL"),
-    meaning("WRONGPASS", Refused, Replace, "the server refuses the user name or password"),
+    meaning("NOAUTH", Refused, Replace, NO_PASSWORD),
+    meaning("WRONGPASS", Refused, Replace, WRONG_PASSWORD),
     meaning("NOPERM", Refused, Keep, "the user lacks rights"),
     // In a cluster, both are followed and never become an error.
     meaning("MOVED", Refused, Keep, "the server is a node of a cluster: write redis+cluster:// in the URL"),
@@ -105,16 +114,18 @@ pub(super) fn of_client(error: &RedisError) -> StoreError {
     if let Some((_, error)) = server_error.as_deref().and_then(<[_]>::first) {
         return store_error(error, None);
     }
+    // rustls reports this in the text of an I/O error. A lane goes on trying: the certificate may be renewed.
+    if let Some((_, reason)) = error.to_string().split_once(NOT_ACCEPTED) {
+        let reason: String = reason.chars().take(MAX_DETAIL_CHARS).collect();
+        return StoreError::refused(format!(
+            "the server's certificate is not accepted ({reason}): it must be valid, name the host, and be signed by an \
+             authority that the store's `tls_root`, or without it this machine, knows"
+        ));
+    }
     match error.kind() {
-        ErrorKind::AuthenticationFailed => {
-            StoreError::refused("the server refuses the user name or password, or is not ready for them")
-        }
+        // Also when the server is not ready for them.
+        ErrorKind::AuthenticationFailed => StoreError::refused(WRONG_PASSWORD),
         ErrorKind::InvalidClientConfig => StoreError::refused("the connection's settings are invalid"),
-        // rustls reports this in the text of an I/O error. A lane goes on trying: the certificate may be renewed.
-        ErrorKind::Io if error.to_string().contains("invalid peer certificate") => StoreError::refused(
-            "the server's certificate is not accepted: it must name the host, and RedisBuilder::tls_root() or \
-             the machine must know its authority",
-        ),
         _ if error.is_connection_refusal() => {
             StoreError::unavailable("connection refused: no server listens there")
         }

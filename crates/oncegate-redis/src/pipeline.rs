@@ -41,7 +41,7 @@ pub(super) struct ReadyConnection {
 /// A server that wants another certificate of its client says so only after its own part of the handshake, and then ends
 /// the connection: the client may see no more than that end.
 const HANDSHAKE: &str = " right after the TLS handshake: the server may require a certificate that it accepts of this \
-                         client (RedisBuilder::tls_client)";
+                         client: the store's `tls_client`, in a configuration `tls_certificate` and `tls_key`";
 
 /// Connects, loads the scripts and checks whether the server has lost records, before the connection is used.
 ///

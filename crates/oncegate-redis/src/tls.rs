@@ -1,18 +1,39 @@
 //! TLS to Redis: which authorities are trusted, and who the client is. The server's certificate must always name the
 //! host.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use oncegate_core::store::StoreError;
 use redis::{Client, ClientTlsConfig, ConnectionAddr, ConnectionInfo, TlsCertificates};
 
+/// What a client's certificate is called in errors.
+const CLIENT: &str = "the store's `tls_client` (in a configuration `tls_certificate` and `tls_key`)";
+
 /// The certificates of TLS connections.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Certificates {
-    /// The authority, in PEM, instead of those of this machine.
-    pub(super) root: Option<Vec<u8>>,
+    /// Instead of the authorities of this machine.
+    pub(super) root: Option<Authority>,
     /// The files with the client's certificate and its key.
     pub(super) client: Option<(PathBuf, PathBuf)>,
+}
+
+/// The authority that signed the servers' certificates.
+#[derive(Clone, Debug)]
+pub(super) enum Authority {
+    /// In PEM.
+    Pem(Vec<u8>),
+    /// The file with it, which is read for each new connection.
+    File(PathBuf),
+}
+
+impl Authority {
+    fn pem(&self) -> Result<Vec<u8>, StoreError> {
+        match self {
+            Self::Pem(pem) => Ok(pem.clone()),
+            Self::File(path) => file("the store's `tls_root`", path),
+        }
+    }
 }
 
 impl Certificates {
@@ -24,26 +45,27 @@ impl Certificates {
         let ConnectionAddr::TcpTls { .. } = info.addr() else { return Ok(info) };
         choose_cryptography();
         let client_tls = self.client.as_ref().map(|(certificate, key)| {
-            Ok(ClientTlsConfig { client_cert: file(certificate)?, client_key: file(key)? })
+            Ok(ClientTlsConfig { client_cert: file(CLIENT, certificate)?, client_key: file(CLIENT, key)? })
         });
         let client_tls = client_tls.transpose()?;
-        let needs = match (&client_tls, &self.root) {
+        let root_cert = self.root.as_ref().map(Authority::pem).transpose()?;
+        let needs = match (&client_tls, &root_cert) {
             (None, None) => return Ok(info),
-            (None, Some(_)) => "RedisBuilder::tls_root() needs the authority's certificate in PEM",
-            (Some(_), None) => "RedisBuilder::tls_client() needs a certificate and its key in PEM",
-            (Some(_), Some(_)) => {
-                "RedisBuilder::tls_root() and tls_client() need certificates, and the key of the client's, in PEM"
-            }
+            (None, Some(_)) => "the store's `tls_root` must be the authority's certificate in PEM".to_owned(),
+            (Some(_), None) => format!("{CLIENT} must be a certificate and its key in PEM"),
+            (Some(_), Some(_)) => format!(
+                "the store's `tls_root` must be the authority's certificate in PEM, and {CLIENT} a certificate and its key"
+            ),
         };
-        let certificates = TlsCertificates { client_tls, root_cert: self.root.clone() };
+        let certificates = TlsCertificates { client_tls, root_cert };
         let client = Client::build_with_tls(info, certificates).map_err(|_| StoreError::refused(needs))?;
         Ok(client.get_connection_info().clone())
     }
 }
 
-fn file(path: &std::path::Path) -> Result<Vec<u8>, StoreError> {
+fn file(setting: &str, path: &Path) -> Result<Vec<u8>, StoreError> {
     std::fs::read(path).map_err(|error| {
-        StoreError::refused(format!("RedisBuilder::tls_client(): {} cannot be read: {error}", path.display()))
+        StoreError::refused(format!("{setting}: {} cannot be read: {error}", path.display()))
     })
 }
 

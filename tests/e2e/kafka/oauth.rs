@@ -5,7 +5,9 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use oncegate::dead_letters::DeadLetters as _;
-use oncegate::kafka::{KafkaSource, Needs, TopicReader, describe_topics, missing_rights};
+use oncegate::kafka::{
+    KafkaSource, Needs, TopicPlan, TopicReader, create_topics, describe_topics, missing_rights, remove_topics,
+};
 use oncegate::source::{Source as _, SourceError};
 use oncegate_testkit::{
     Certificates, LoopbackPort, Record, SecuredKafka, TokenFlaw, TokenServer, unique, until,
@@ -100,7 +102,19 @@ async fn every_client_logs_in_with_tokens_and_their_renewal_under_load_loses_not
         describe_topics(&kafka.oauth(), std::slice::from_ref(&topic), &properties).await.expect("an answer");
     assert_eq!(facts[0].partitions, 3);
     assert!(facts[0].settings_unknown.as_ref().is_some_and(|why| why.contains("token")), "{facts:?}");
+    assert!(
+        facts[0].settings_unknown.as_ref().is_some_and(|why| why.contains("kafka-configs.sh")),
+        "{facts:?}"
+    );
     let (read, write) = ([topic.clone()], [dead.clone()]);
+    // The client library cannot change topics with a token. It would wait for its time limit, and blame the brokers.
+    let plans = [TopicPlan::new(unique("new"))];
+    let created = create_topics(&kafka.oauth(), &plans, &properties).await.expect_err("it is refused");
+    let removed = remove_topics(&kafka.oauth(), &read, &[], &properties).await.expect_err("it is refused");
+    for (error, tool) in [(created, "kafka-topics.sh --create"), (removed, "kafka-topics.sh --delete")] {
+        let text = error.to_string();
+        assert!(text.contains("OAUTHBEARER") && text.contains(tool), "{text}");
+    }
     let needs = Needs::new(Some("billing"), &read, &write);
     assert_eq!(missing_rights(&kafka.oauth(), needs, &properties).await.expect("an answer"), []);
     let mut reader = TopicReader::open(kafka.oauth(), &*dead, properties).await.expect("it opens");

@@ -54,6 +54,10 @@ async fn each_mode_checks_what_libpq_checks() {
     let server = server(&certificates).await;
     let known = root(&certificates.file("ca.pem"));
     let at = |host: &str, parameters: String| url(&server, PASSWORD, host, &parameters);
+    // An address alone has no name that a certificate could have.
+    let (port, database) = server.url().rsplit_once(':').unwrap().1.split_once('/').unwrap();
+    let address = format!("postgres://{PASSWORD}@/{database}?hostaddr=127.0.0.1&port={port}");
+    let nameless = format!("{address}&sslmode=verify-full&{known}");
 
     for accepted in [
         at("localhost", format!("sslmode=verify-full&{known}")),
@@ -61,6 +65,12 @@ async fn each_mode_checks_what_libpq_checks() {
         at("127.0.0.1", format!("sslmode=verify-ca&{known}")),
         at("127.0.0.1", "sslmode=require".to_owned()),
         at("127.0.0.1", "sslmode=prefer".to_owned()),
+        // With authorities they check the certificate, and still no name.
+        at("127.0.0.1", format!("sslmode=require&{known}")),
+        at("127.0.0.1", format!("sslmode=prefer&{known}")),
+        // The certificate is compared with `host`, while the connection goes to `hostaddr`.
+        at("localhost", format!("sslmode=verify-full&hostaddr=127.0.0.1&{known}")),
+        at("localhost", known.clone()),
     ] {
         connect(&accepted).await.unwrap().check().await.unwrap();
     }
@@ -68,7 +78,14 @@ async fn each_mode_checks_what_libpq_checks() {
         (at("127.0.0.1", format!("sslmode=verify-full&{known}")), "does not name the host"),
         (at("localhost", format!("sslmode=verify-full&{}", root(&stranger.file("ca.pem")))), "sslrootcert"),
         (at("localhost", format!("sslmode=verify-ca&{}", root(&stranger.file("ca.pem")))), "sslrootcert"),
+        (at("localhost", format!("sslmode=require&{}", root(&stranger.file("ca.pem")))), "sslrootcert"),
+        (at("localhost", format!("sslmode=prefer&{}", root(&stranger.file("ca.pem")))), "sslrootcert"),
+        (at("127.0.0.1", known.clone()), "does not name the host"),
         (at("localhost", "sslmode=verify-full".to_owned()), "sslrootcert"),
+        (at("localhost", "sslrootcert=system".to_owned()), "sslrootcert"),
+        (at("localhost", "sslmode=require&sslrootcert=system".to_owned()), "needs sslmode=verify-full"),
+        (at("localhost", "sslmode=verify-ca".to_owned()), "needs sslrootcert"),
+        (nameless, "give host in the URL"),
         (
             at("localhost", format!("sslmode=verify-full&{}", root(&certificates.file("server.key")))),
             "sslrootcert",
@@ -79,6 +96,18 @@ async fn each_mode_checks_what_libpq_checks() {
         let error = refusal(&refused).await;
         assert!(error.contains(named), "{refused}: {error}");
         assert!(!error.contains("sesame"), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn an_expired_certificate_is_named_as_the_reason() {
+    let certificates = Certificates::for_names("DNS:localhost");
+    certificates.let_expire();
+    let server = server(&certificates).await;
+    let known = root(&certificates.file("ca.pem"));
+    for mode in ["verify-full", "verify-ca", "require"] {
+        let error = refusal(&url(&server, PASSWORD, "localhost", &format!("sslmode={mode}&{known}"))).await;
+        assert!(error.contains("expired"), "{mode}: {error}");
     }
 }
 
@@ -225,7 +254,7 @@ async fn a_password_that_changes_under_load_loses_nothing() {
         builder.connect_timeout(limit).password_file(file)
     };
     let error = builder(&password).connect().await.unwrap_err().to_string();
-    assert!(error.contains("password") && !error.contains("wrong-password"), "{error}");
+    assert!(error.contains("the store's `password`") && !error.contains("wrong-password"), "{error}");
     let missing = folder.path().join("missing");
     let error = builder(&missing).connect().await.unwrap_err().to_string();
     assert!(error.contains("missing") && error.contains("cannot be read"), "{error}");

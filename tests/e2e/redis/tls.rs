@@ -53,6 +53,59 @@ async fn a_server_is_believed_when_its_certificate_names_it_and_its_authority_is
     assert_eq!(plain.class(), "unavailable", "{plain}");
 }
 
+// invariant: server-not-trusted
+#[tokio::test]
+async fn an_expired_certificate_is_named_as_the_reason() {
+    let (certificates, port) = (by_address(), LoopbackPort::reserve());
+    certificates.let_expire();
+    let _server = server(&certificates, &port).await;
+    let url = format!("rediss://127.0.0.1:{}", port.number());
+    let error = builder(&url, &certificates).connect().await.unwrap_err();
+    assert!(error.class() == "refused" && error.to_string().contains("expired"), "{error}");
+}
+
+// invariant: rotation-under-load
+#[tokio::test(flavor = "multi_thread")]
+async fn the_file_with_the_authority_is_read_for_each_connection() {
+    let (first, second) = (by_address(), by_address());
+    let port = LoopbackPort::reserve();
+    let server = server(&first, &port).await;
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("ca.pem");
+    std::fs::write(&file, first.authority()).unwrap();
+    let url = format!("rediss://127.0.0.1:{}", port.number());
+    let builder = RedisStore::builder(&url).connect_timeout(LIMIT).tls_root_file(&file);
+    let store = builder.clone().connect().await.unwrap();
+    let (scope, owner) = (scope(), token());
+    let key = key(&scope, 1);
+    until_answered(&store, &key, &claim(owner)).await;
+
+    // The server gets a certificate of another authority, and every connection ends.
+    let hand = crate::hand::Hand::on(&server).await;
+    let new = |name: &str| second.file(name).display().to_string();
+    let (certificate, secret, authority) = (new("server.pem"), new("server.key"), new("ca.pem"));
+    let files = ["tls-cert-file", &certificate, "tls-key-file", &secret, "tls-ca-cert-file", &authority];
+    let () = hand.ask(&[&["CONFIG", "SET"][..], &files].concat()).await;
+    let ended: u32 = hand.ask(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]).await;
+    assert!(ended > 0, "the store has connections");
+    let refused = async || match store.check().await {
+        Err(error) if error.to_string().contains("`tls_root`") => Ok(()),
+        other => Err(format!("{other:?}")),
+    };
+    until("the former authority to be believed no more", LIMIT, refused).await;
+    std::fs::write(file.with_extension("next"), second.authority()).unwrap();
+    std::fs::rename(file.with_extension("next"), &file).unwrap();
+    assert_eq!(
+        until_answered(&store, &key, &complete(owner, b"")).await,
+        Reply::Applied { recreated: false },
+        "the claim of before"
+    );
+
+    std::fs::remove_file(&file).unwrap();
+    let error = builder.connect().await.unwrap_err().to_string();
+    assert!(error.contains("`tls_root`") && error.contains("ca.pem"), "{error}");
+}
+
 /// Nodes and sentinels name each other by address, so that is what their certificates must have.
 fn by_address() -> Certificates {
     Certificates::for_names("IP:127.0.0.1")
@@ -184,7 +237,7 @@ async fn a_password_that_changes_under_load_loses_nothing() {
             let ended: u32 = hand.ask(&["CLIENT", "KILL", "USER", "billing"]).await;
             assert!(ended > 0, "the store has connections");
             let refused = async || match connect().await {
-                Err(error) if error.class() == "refused" => Ok(()),
+                Err(error) if error.to_string().contains("the store's `password`") => Ok(()),
                 other => Err(format!("{other:?}")),
             };
             until("the former password to be refused", LIMIT, refused).await;

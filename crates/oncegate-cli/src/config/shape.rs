@@ -53,7 +53,8 @@ pub(crate) struct Store {
     /// The time limit of one attempt to connect.
     #[schemars(extend("default" = "2s"))]
     pub(crate) connect_timeout: Option<Time>,
-    /// The authority that has signed the servers' certificates, a file in PEM, for `rediss` and `postgres` URLs.
+    /// The authority that has signed the servers' certificates, a file in PEM, for `rediss` and `postgres` URLs. It is read
+    /// again when it changes.
     pub(crate) tls_root: Option<PathBuf>,
     /// The certificate that the servers require of clients, a file in PEM, for `rediss` and `postgres` URLs. It belongs to
     /// `tls_key`; both are read again when they change.
@@ -66,6 +67,12 @@ pub(crate) struct Store {
     /// Accept a Redis without a replica: if its disk is lost, so are the records. Otherwise that is a warning, and a finding of `check --online`.
     #[schemars(extend("default" = false))]
     pub(crate) allow_no_replica: Option<bool>,
+    /// Accept a PostgreSQL with `synchronous_commit = off`: a crash of the server takes back the last completions.
+    #[schemars(extend("default" = false))]
+    pub(crate) allow_asynchronous_commit: Option<bool>,
+    /// Accept a PostgreSQL with `fsync = off`, for test data alone: a power cut may damage or lose every record.
+    #[schemars(extend("default" = false))]
+    pub(crate) allow_fsync_off: Option<bool>,
     /// Keep a journal of every change in the store itself, in the transaction of the change: SQLite, and PostgreSQL after
     /// `oncegate migrate --journal`. For Redis see the consumer's `journal`.
     #[schemars(extend("default" = false))]

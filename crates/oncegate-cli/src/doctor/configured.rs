@@ -19,29 +19,19 @@ use crate::store;
 pub(crate) async fn examine(loaded: &Loaded) -> Report {
     let mut report = Report::default();
     let settings = loaded.config.store.clone().unwrap_or_default();
-    let mut redis = None;
     let opened = match store::file_to_be_made(&settings) {
         Some(file) => {
             report
                 .saw(format!("store: there is no file {} yet; the first consumer makes it", file.display()));
             None
         }
-        None => {
-            let opened = store::open_to_read(&settings).await;
-            redis = opened.as_ref().ok().and_then(|opened| opened.redis.clone());
-            report.store(opened.map(|opened| opened.store)).await
-        }
+        None => report.store(store::open_to_read(&settings).await).await,
     };
     for (name, consumer) in loaded.consumers() {
         report.about(name);
-        if let Some(store) = &opened {
-            same_key(name, &consumer, store, &mut report).await;
-        }
-        if let (Some(_), Some(redis), Ok(scope)) = (&opened, &redis, Scope::new(name))
-            && let Err(error) = redis.check_rights(&scope).await
-        {
-            let fix = format!("as an administrator: ACL SETUSER NAME {}", redis.acl_rules(&scope));
-            report.finding("store", error.to_string(), fix);
+        if let (Some(opened), Ok(scope)) = (&opened, Scope::new(name)) {
+            same_key(&scope, &consumer, &opened.store, &mut report).await;
+            report.rights(opened, &scope).await;
         }
         match questions(name, &consumer) {
             Ok(questions) => questions.ask(&mut report).await,
@@ -52,12 +42,12 @@ pub(crate) async fn examine(loaded: &Loaded) -> Report {
 }
 
 /// A gate does not open if the scope's records were made with another key.
-async fn same_key(name: &str, consumer: &shape::Consumer, store: &Arc<dyn Store>, report: &mut Report) {
-    let (Ok(scope), Some(key)) = (Scope::new(name), &consumer.key) else { return };
+async fn same_key(scope: &Scope, consumer: &shape::Consumer, store: &Arc<dyn Store>, report: &mut Report) {
+    let Some(key) = &consumer.key else { return };
     let fingerprint = consumer.fingerprint.as_ref().map(|fingerprint| &fingerprint.0);
     let Ok(ours) = Descriptor::new(&key.0, fingerprint) else { return };
-    let held = match store.descriptor(&scope).await {
-        Ok(held) => held.map(|held| ScopeDescriptor::parse(&scope, &held)).transpose(),
+    let held = match store.descriptor(scope).await {
+        Ok(held) => held.map(|held| ScopeDescriptor::parse(scope, &held)).transpose(),
         Err(error) => Err(error),
     };
     let held = match held {
@@ -65,6 +55,7 @@ async fn same_key(name: &str, consumer: &shape::Consumer, store: &Arc<dyn Store>
         Ok(None) => return,
         Err(error) => return report.problem("store", &error.into()),
     };
+    let name = scope.as_str();
     if let Some(halt) = &held.halt {
         let what = format!("scope `{name}` is halted, because the store has lost records: {}", halt.reason);
         let fix = format!(

@@ -1,10 +1,10 @@
 //! Examines a store, topics and queues, and collects findings.
 
 use std::fmt::Write as _;
-use std::sync::Arc;
 use std::time::Duration;
 
-use oncegate::core::store::{Store, StoreError};
+use oncegate::core::key::Scope;
+use oncegate::core::store::StoreError;
 use oncegate::kafka::{self, MissingRight, Needs, TopicFacts};
 use oncegate::source::{SourceError, Terms};
 use oncegate::sqs::{SqsDeadLetters, SqsSource};
@@ -12,6 +12,7 @@ use serde::Serialize;
 
 use crate::exit::{Exit, Problem};
 use crate::output::{Table, plain, span};
+use crate::store::Opened;
 
 /// The most bytes that headers add to a dead letter: a reason of 1 KiB, and the other headers.
 const LETTER_BYTES: u64 = 4 * 1024;
@@ -160,27 +161,37 @@ impl Topics {
 }
 
 impl Report {
-    /// Examines the store, if it could be opened.
-    pub(crate) async fn store(&mut self, opened: Result<Arc<dyn Store>, Problem>) -> Option<Arc<dyn Store>> {
-        let store = match opened {
-            Ok(store) => store,
+    /// Examines the store, if it could be opened. Returns it if it can be asked further.
+    pub(crate) async fn store(&mut self, opened: Result<Opened, Problem>) -> Option<Opened> {
+        let opened = match opened {
+            Ok(opened) => opened,
             // The error names what to change, or reports that the server does not answer.
             Err(problem) => {
                 self.problem("store", &problem);
                 return None;
             }
         };
-        match store.check().await {
+        match opened.store.check().await {
             Ok(checkup) => {
                 let promise = checkup.survives.promise();
                 self.saw(format!("{}: {promise}", checkup.store));
                 checkup.warnings.into_iter().for_each(|warning| self.finding("store", warning, ""));
-                return Some(store);
+                return Some(opened);
             }
             Err(StoreError::Refused { reason }) => self.finding("store", &*reason, ""),
             Err(error) => self.unreachable("store", error.to_string()),
         }
         None
+    }
+
+    /// Tries whether this user may do in a scope of a Redis what a gate does there. The checkup of the other stores is
+    /// about rights, too.
+    pub(crate) async fn rights(&mut self, opened: &Opened, scope: &Scope) {
+        let Some(redis) = &opened.redis else { return };
+        if let Err(error) = redis.check_rights(scope).await {
+            let fix = format!("as an administrator: ACL SETUSER NAME {}", redis.acl_rules(scope));
+            self.finding("store", error.to_string(), fix);
+        }
     }
 }
 

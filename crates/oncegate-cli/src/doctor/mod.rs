@@ -7,6 +7,7 @@ mod examine;
 
 use std::time::Duration;
 
+use oncegate::core::key::Scope;
 use oncegate::sqs::SqsSource;
 use serde::Serialize;
 
@@ -28,6 +29,11 @@ const SCHEMA: &str = "oncegate.doctor/1";
 pub(crate) struct DoctorArgs {
     #[command(flatten)]
     store: StoreArgs,
+
+    /// The scope of the consumer's gate: tries in Redis whether this user may work there, on a record that expires
+    /// after a second
+    #[arg(long, value_name = "NAME", env = "ONCEGATE_SCOPE")]
+    scope: Option<Scope>,
 
     /// Accept a Redis without a replica: if its disk is lost, so are the records
     #[arg(long)]
@@ -110,7 +116,10 @@ pub(crate) async fn run(args: &DoctorArgs) -> Result<Exit, Problem> {
 impl DoctorArgs {
     async fn examine(&self) -> Report {
         let mut report = Report::default();
-        report.store(self.store.open_to_examine(self.allow_no_replica).await).await;
+        let opened = report.store(self.store.open_to_examine(self.allow_no_replica).await).await;
+        if let (Some(opened), Some(scope)) = (&opened, &self.scope) {
+            report.rights(opened, scope).await;
+        }
         self.questions().ask(&mut report).await;
         report
     }

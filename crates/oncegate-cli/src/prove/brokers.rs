@@ -41,7 +41,7 @@ impl Brokers {
     /// The cluster that `--brokers` names, with `--property` and the properties of the configuration.
     ///
     /// # Errors
-    /// When a property cannot be read, or the brokers do not answer.
+    /// When a property cannot be read, topics cannot be created with it, or the brokers do not answer.
     pub(super) async fn of(args: &ProveArgs, tried: &TriedConsumer) -> Result<Option<Self>, Problem> {
         let Some(brokers) = &args.brokers else { return Ok(None) };
         let configured = tried.settings.source.clone().unwrap_or_default().kafka.unwrap_or_default();
@@ -56,6 +56,7 @@ impl Brokers {
         properties.extend(args.properties.iter().cloned());
         let cluster = TrialCluster { brokers: brokers.clone(), properties, topics: Mutex::default() };
         // Before the trial, so that a wrong address or password costs no minute.
+        kafka::create_topics(brokers, &[], &cluster.properties).await.map_err(|error| not_opened(&error))?;
         cluster.facts(super::TRIAL).await?;
         Ok(Some(Self(Arc::new(cluster))))
     }

@@ -2,9 +2,10 @@
 
 use std::path::{Path, PathBuf};
 
+use oncegate::postgres::PostgresStore;
 use oncegate::redis::RedisStore;
 use oncegate::{Gate, Key};
-use oncegate_testkit::{Kafka, Moto, RedisServer, unique};
+use oncegate_testkit::{Certificates, Kafka, LoopbackPort, Moto, PostgresServer, RedisServer, unique};
 
 use super::{Answer, oncegate, oncegate_with};
 
@@ -203,4 +204,45 @@ async fn online_an_sqlite_file_that_is_not_there_is_not_made() {
     assert!(answer.ended(69).out.contains("the first consumer makes it"), "{answer:?}");
     assert!(answer.out.contains("no server answers `sqs:GetQueueAttributes`"), "{answer:?}");
     assert!(!path.exists());
+}
+
+/// What a library calls a method is called a setting here.
+#[tokio::test]
+async fn online_an_error_of_the_store_names_the_setting_that_mends_it() {
+    let (certificates, port) = (Certificates::for_names("DNS:localhost"), LoopbackPort::reserve());
+    let arguments = certificates.redis_arguments(&port.number().to_string());
+    let redis = RedisServer::start_with(&arguments.iter().map(String::as_str).collect::<Vec<_>>()).await;
+    redis.command(&["ACL", "SETUSER", "billing", "on", ">right", "~*", "+@all"]).await;
+    let risky = PostgresServer::start_with(&["fsync=off", "synchronous_commit=off"]).await;
+    PostgresStore::connect(risky.url()).await.unwrap().create_schema().await.unwrap();
+    let found = async |store: &str| -> Vec<String> {
+        let queue =
+            "[consumer.orders.source.sqs]\nqueue = \"http://127.0.0.1:1/q\"\nregion = \"eu-west-1\"\n";
+        let consumer = "[consumer.orders]\nkey = \"order_id\"\nhandler = { command = \"true\" }\n";
+        let file = file(&format!("version = 1\n[store]\n{store}\n{consumer}{queue}"));
+        let arguments = ["check", &file.path, "--online", "--json", "--timeout", "50s"];
+        let credentials = [("AWS_ACCESS_KEY_ID", "none"), ("AWS_SECRET_ACCESS_KEY", "none")];
+        let document = oncegate_with(&arguments, &credentials, b"").await.json();
+        let findings = document["online"]["findings"].as_array().expect("a list").clone();
+        let of = findings.iter().filter(|finding| finding["what"] == "store");
+        of.map(|finding| finding["found"].as_str().unwrap().to_owned()).collect()
+    };
+    let tls = format!("url = \"rediss://localhost:{}\"\nconnect_timeout = \"30s\"", port.number());
+    let root = format!("{tls}\ntls_root = \"{}\"", certificates.file("ca.pem").display());
+    let plain = format!("url = \"redis://billing:wrong@127.0.0.1:{}\"", redis.port());
+    let postgres = format!("url = \"{}\"", risky.url());
+    for (store, named) in [
+        (tls, "`tls_root`"),
+        (root.replace("ca.pem", "none.pem"), "`tls_root`"),
+        (plain, "`password`"),
+        (postgres.clone(), "`allow_asynchronous_commit`"),
+        (format!("{postgres}\nallow_asynchronous_commit = true"), "`allow_fsync_off`"),
+    ] {
+        let found = found(&store).await;
+        assert!(found.len() == 1 && found[0].contains(named), "{store}: {found:?}");
+        assert!(!found[0].contains("::"), "a name of the library: {found:?}");
+    }
+    // With the settings, what remains are warnings.
+    let found = found(&format!("{postgres}\nallow_asynchronous_commit = true\nallow_fsync_off = true")).await;
+    assert!(found.len() == 2 && found.iter().all(|found| found.contains("is off")), "{found:?}");
 }

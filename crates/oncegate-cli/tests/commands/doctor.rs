@@ -1,8 +1,11 @@
 //! `oncegate doctor`, on real servers that are set well and badly.
 
 use aws_sdk_sqs::types::QueueAttributeName;
+use oncegate::core::store::Store as _;
+use oncegate::postgres::PostgresStore;
 use oncegate_testkit::{
-    Certificates, Kafka, Moto, On, Redis, RedisServer, Right, SecuredKafka, Sqs, unique, until,
+    Certificates, Kafka, Moto, On, PostgresServer, Redis, RedisServer, Right, SecuredKafka, Sqs, unique,
+    until,
 };
 
 use super::{Answer, oncegate_with};
@@ -244,4 +247,71 @@ source = {{ kafka = {{ brokers = ["{}"], topics = ["{topic}", "{hidden}"], prope
     }
     assert!(!all.iter().any(|finding| finding.contains("--group")), "that right is there: {all:#?}");
     assert!(!answer.out.contains(SecuredKafka::PASSWORD), "{}", answer.out);
+}
+
+/// The rights of Redis are by scope, so the command needs it to try them.
+#[tokio::test]
+async fn a_missing_right_in_redis_is_found_in_the_scope_that_is_named() {
+    let redis = RedisServer::start().await;
+    let (may, all) = ("+evalsha +script|load +get +pttl +pexpire +pexpiretime +time +info", "billing:right");
+    let user = async |more: &str| {
+        let rules = format!("ACL SETUSER billing reset on >right ~billing:* -@all {may} {more}");
+        redis.command(&rules.split_whitespace().collect::<Vec<_>>()).await;
+    };
+    let url = format!("redis://{all}@127.0.0.1:{}", redis.port());
+    let found = async |more: &[&str]| {
+        let answer = doctor(&url, &[&["--allow-no-replica"], more].concat()).await;
+        findings(&answer, "store")
+    };
+    user("").await;
+    assert_eq!(found(&[]).await, [""; 0], "no scope is known");
+    let lacking = found(&["--scope", "billing"]).await;
+    assert!(says(&lacking, "NOPERM") && says(&lacking, "ACL SETUSER NAME ~billing:* -@all"), "{lacking:?}");
+    user("+set").await;
+    assert_eq!(found(&["--scope", "billing"]).await, [""; 0]);
+    assert!(says(&found(&["--scope", "orders"]).await, "~orders:*"), "another scope has other keys");
+}
+
+#[tokio::test]
+async fn a_missing_right_in_postgresql_is_found_with_the_statement_that_grants_it() {
+    let server = PostgresServer::start().await;
+    let owner = PostgresStore::connect(server.url()).await.unwrap();
+    owner.create_schema().await.unwrap();
+    let admin = server.connection().await;
+    admin.batch_execute("CREATE ROLE billing LOGIN").await.unwrap();
+    let run = async |sql: &str| admin.batch_execute(sql).await.unwrap();
+    run(&PostgresStore::grant_sql("billing")).await;
+    let url = server.url_as("billing");
+    let found = async || findings(&doctor(&url, &[]).await, "store");
+    assert_eq!(found().await, [""; 0]);
+
+    for (right, table, all) in [
+        ("SELECT", "oncegate_schema", true),
+        ("UPDATE", "oncegate_schema", true),
+        ("SELECT", "oncegate_records", true),
+        ("DELETE", "oncegate_records", true),
+        ("UPDATE", "oncegate_descriptors", true),
+        ("INSERT", "oncegate_sessions", false),
+        ("UPDATE", "oncegate_outbox", false),
+        ("DELETE", "oncegate_outbox_leaders", false),
+    ] {
+        run(&format!("REVOKE {right} ON {table} FROM billing")).await;
+        let found = found().await;
+        assert_eq!(found.len(), 1, "{right} on {table}: {found:?}");
+        let named = if all { format!("{right} on {table}") } else { format!("GRANT {right} ON {table}") };
+        assert!(says(&found, &named) && says(&found, "GRANT"), "{named}: {found:?}");
+        // A consumer that needs no such table may run.
+        let refused = PostgresStore::connect(&url).await.unwrap().check().await.is_err();
+        assert_eq!(refused, all, "{right} on {table}");
+        // The statement that the finding ends with is the whole repair.
+        let grant = found[0].split_once("owner: ").unwrap().1;
+        run(grant).await;
+    }
+    assert_eq!(found().await, [""; 0], "every right was given back");
+
+    // Tables in a schema that the role may not use are not missing.
+    run("CREATE SCHEMA once; ALTER ROLE billing SET search_path = once").await;
+    let there = format!("{}?options=-csearch_path%3Donce", server.url());
+    PostgresStore::connect(&there).await.unwrap().create_schema().await.unwrap();
+    assert!(says(&found().await, r#"GRANT USAGE ON SCHEMA "once" TO "billing";"#));
 }

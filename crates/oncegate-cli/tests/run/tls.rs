@@ -103,3 +103,44 @@ async fn a_worker_that_demands_a_certificate_gets_it_and_no_payload_goes_out_wit
     }
     assert_eq!(worker.asked().len(), 3, "a worker that refuses the client gets no payload");
 }
+
+#[tokio::test]
+async fn an_expired_certificate_of_a_worker_is_named_as_the_reason() {
+    let (stage, certificates) = (Stage::with_orders(1).await, certificates());
+    certificates.let_expire();
+    let root = root(&certificates);
+    let worker = done_by(move || Arc::clone(&certificates)).await;
+    let running = stage.start(&["--handler", &url(&worker), "--handler-tls-root", &root]);
+    until_said(&stage, "not ready yet").await;
+    until_said(&stage, "expired").await;
+    running.stop().await;
+    assert_eq!((worker.asked().len(), stage.letters().await.len()), (0, 0));
+}
+
+// invariant: rotation-under-load
+#[tokio::test]
+async fn a_certificate_of_the_client_that_changes_is_used_without_a_restart() {
+    let (stage, certificates) = (Stage::with_orders(3).await, certificates());
+    let worker =
+        RawWorker::start_mutual_tls(Arc::clone(&certificates), |_| Answer::status(200, "", "")).await;
+    let folder = tempfile::tempdir().unwrap();
+    let show = |of: &Certificates| {
+        for name in ["server.pem", "server.key"] {
+            let file = folder.path().join(name);
+            std::fs::copy(of.file(name), file.with_extension("next")).unwrap();
+            std::fs::rename(file.with_extension("next"), file).unwrap();
+        }
+    };
+    show(&Certificates::for_names("DNS:localhost"));
+    let file = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    let (certificate, key, root) = (file("server.pem"), file("server.key"), root(&certificates));
+    let own = ["--handler-tls-certificate", &certificate, "--handler-tls-key", &key];
+    let running =
+        stage.start(&[&["--handler", &url(&worker), "--handler-tls-root", &root][..], &own].concat());
+    until_said(&stage, "tls_certificate").await;
+    assert_eq!(worker.asked().len(), 0, "the worker does not accept that certificate");
+    show(&certificates);
+    stage.until_consumed(&running.group).await;
+    running.stop().await;
+    assert_eq!((worker.asked().len(), stage.letters().await.len()), (3, 0), "{}", stage.log());
+}

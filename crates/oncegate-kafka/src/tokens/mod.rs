@@ -94,6 +94,21 @@ pub(crate) fn are_used(properties: &[Property]) -> bool {
     last.is_some_and(|(_, value)| value.eq_ignore_ascii_case("OAUTHBEARER"))
 }
 
+/// Refuses to change topics as a user who logs in with tokens. rdkafka's client for such requests never asks for a token, so
+/// a request would wait until its time limit and then tell of brokers that do not answer.
+///
+/// # Errors
+/// When tokens are used, with the command `instead`.
+pub(crate) fn refuse_changes(properties: &[Property], instead: &str) -> Result<(), SourceError> {
+    if !are_used(properties) {
+        return Ok(());
+    }
+    Err(SourceError::new(format!(
+        "the Kafka client cannot create or remove topics with a token (sasl.mechanism=OAUTHBEARER): use the brokers' own tool, \
+         {instead}, or a user with another sasl.mechanism, or a client's certificate"
+    )))
+}
+
 /// Checks the properties about tokens, as far as that needs no server.
 ///
 /// # Errors

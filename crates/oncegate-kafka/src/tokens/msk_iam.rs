@@ -50,18 +50,27 @@ impl MskIam {
             |why: String| TokenError::away(format!("{METHOD}=aws_msk_iam: no AWS credentials: {why}"));
         let provider = config.credentials_provider().ok_or_else(|| without("no provider".to_owned()))?;
         let credentials = provider.provide_credentials().await.map_err(|error| without(error.to_string()))?;
-        let now = SystemTime::now();
-        let token = presigned(region.as_ref(), credentials, now).map_err(|why| {
-            TokenError::refused(format!("{METHOD}=aws_msk_iam: the token cannot be signed: {why}"))
-        })?;
-        let ends = (now + VALID).duration_since(UNIX_EPOCH).unwrap_or_default();
-        Ok(OAuthToken {
-            token,
-            // The broker takes the name from the signature; the client library wants one.
-            principal_name: "aws".to_owned(),
-            lifetime_ms: i64::try_from(ends.as_millis()).unwrap_or(i64::MAX),
-        })
+        signed(region.as_ref(), credentials, SystemTime::now())
     }
+}
+
+/// The token of these credentials, signed at `now`. It ends with them, if that is earlier than its own end.
+fn signed(region: &str, credentials: Credentials, now: SystemTime) -> Result<OAuthToken, TokenError> {
+    let own_end = now + VALID;
+    let ends = credentials.expiry().map_or(own_end, |expiry| expiry.min(own_end));
+    if ends <= now {
+        return Err(TokenError::away(format!("{METHOD}=aws_msk_iam: the AWS credentials have expired")));
+    }
+    let token = presigned(region, credentials, now).map_err(|why| {
+        TokenError::refused(format!("{METHOD}=aws_msk_iam: the token cannot be signed: {why}"))
+    })?;
+    let ends = ends.duration_since(UNIX_EPOCH).unwrap_or_default();
+    Ok(OAuthToken {
+        token,
+        // The broker takes the name from the signature; the client library wants one.
+        principal_name: "aws".to_owned(),
+        lifetime_ms: i64::try_from(ends.as_millis()).unwrap_or(i64::MAX),
+    })
 }
 
 /// The token of these credentials, signed at `now`.
@@ -134,6 +143,22 @@ mod tests {
         }
         assert!(parameters["User-Agent"].starts_with("oncegate%2F"));
         assert_eq!(parameters.len(), 9, "{parameters:?}");
+    }
+
+    #[test]
+    fn a_token_ends_with_its_credentials_if_they_end_first() {
+        let now = UNIX_EPOCH + NOW;
+        let until = |expiry: Option<SystemTime>| {
+            let credentials = Credentials::new("AKIDEXAMPLE", "secret", None, expiry, "test");
+            signed("eu-west-1", credentials, now).map(|token| token.lifetime_ms - NOW.as_millis() as i64)
+        };
+        for (valid, lifetime_ms) in [(None, 900_000), (Some(3_600), 900_000), (Some(120), 120_000)] {
+            let expiry = valid.map(|seconds| now + Duration::from_secs(seconds));
+            assert_eq!(until(expiry).unwrap(), lifetime_ms, "{valid:?}");
+        }
+        // A role's next credentials may be there at the next attempt.
+        let error = until(Some(now)).unwrap_err();
+        assert!(error.is_away && error.to_string().contains("expired"), "{error}");
     }
 
     /// The signatures were computed from AWS's description of Signature Version 4 by the program in the comment of
