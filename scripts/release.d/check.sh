@@ -46,14 +46,18 @@ check_oldest_rust() {
         cargo check --locked --package oncegate-cli --package oncegate --all-features
 }
 
-# With the oldest versions that the requirements of the manifests allow. `-Z` is unstable in cargo, not in what it builds.
+# A copy with the oldest versions that the requirements of the manifests allow. `-Z` is unstable in cargo, not in what it
+# builds: minimal_copy FOLDER
+minimal_copy() {
+    rm -rf "$1" && mkdir -p "$1"
+    git archive HEAD | tar --extract --directory "$1"
+    (cd "$1" && RUSTC_BOOTSTRAP=1 cargo -Z direct-minimal-versions generate-lockfile)
+}
+
 check_minimal() {
-    local copy=$BUILD/minimal
-    rm -rf "$copy" && mkdir -p "$copy"
-    git archive HEAD | tar --extract --directory "$copy"
+    minimal_copy "$BUILD/minimal"
     (
-        cd "$copy"
-        RUSTC_BOOTSTRAP=1 cargo -Z direct-minimal-versions generate-lockfile
+        cd "$BUILD/minimal"
         CARGO_TARGET_DIR=$BUILD/minimal-target cargo check --locked --package oncegate-cli --package oncegate --all-features
     )
 }
