@@ -61,9 +61,19 @@ export class Message {
 
 /**
  * The message is tried again: after `delayMs` milliseconds, or after the back-off of `oncegate run`. Any other error than
- * `Retry` and `DeadLetter` has the same outcome. A retry counts as an attempt.
+ * `Retry`, `Later` and `DeadLetter` has the same outcome. A retry counts as an attempt.
  */
 export class Retry extends Error {
+  constructor(reason: string, options?: { delayMs?: number });
+  readonly delayMs: number | undefined;
+}
+
+/**
+ * The message cannot be done yet, and is delivered again after `delayMs` milliseconds, or after the longest back-off of
+ * `oncegate run`. It is no failure and counts as no attempt, so nothing but the handler ends it: compare the message's age
+ * with a limit of your own.
+ */
+export class Later extends Error {
   constructor(reason: string, options?: { delayMs?: number });
   readonly delayMs: number | undefined;
 }
@@ -77,12 +87,30 @@ export class DeadLetter extends Error {
 export type Handler = (message: Message) => unknown;
 
 /**
+ * What a handler of batches returns: an outcome for each message, in their order, which is a result or an error
+ * (`Retry`, `Later`, `DeadLetter` or any other) that means what it means when a `Handler` throws it. It may be a promise
+ * of one. Without an array, each message is completed without a result.
+ */
+export type BatchOutcomes = ReadonlyArray<unknown> | null | undefined | void;
+
+/** Handles a batch. When it throws, every message of the batch is tried again. */
+export type BatchHandler = (messages: ReadonlyArray<Message>) => BatchOutcomes | PromiseLike<BatchOutcomes>;
+
+/**
  * Handles messages until standard input ends and each message is answered. From its call on, what the process prints
  * goes to standard error, because standard output belongs to the protocol.
  *
  * `maxInFlight` is how many messages this process handles at a time: 16 unless told otherwise.
  */
 export function worker(handler: Handler, options?: { maxInFlight?: number }): Promise<void>;
+
+/**
+ * Does the same with a handler that gets many messages in one call, for `oncegate run --batch-messages`. The messages of
+ * a batch share one `signal`, which is aborted when each of them is cancelled.
+ *
+ * `maxInFlight` counts batches. Without `--batch-messages` each message is a batch of one.
+ */
+export function batchWorker(handler: BatchHandler, options?: { maxInFlight?: number }): Promise<void>;
 
 /**
  * The path of the program `oncegate`, for a service manager to start.

@@ -13,15 +13,29 @@ const REASON_MAX_UNITS = 1024;
 /** The longest delay, in milliseconds: 365 days. */
 const DELAY_MAX_MS = 365 * 24 * 3600 * 1000;
 
+/** The delay, if it is one. */
+function checked(delayMs) {
+  if (delayMs !== undefined && !(delayMs >= 0 && delayMs <= DELAY_MAX_MS)) {
+    throw new RangeError(`delayMs is ${delayMs}; it is a number of milliseconds from 0 to ${DELAY_MAX_MS}`);
+  }
+  return delayMs;
+}
+
 class Retry extends Error {
   name = "Retry";
 
   constructor(reason, { delayMs } = {}) {
     super(reason);
-    if (delayMs !== undefined && !(delayMs >= 0 && delayMs <= DELAY_MAX_MS)) {
-      throw new RangeError(`delayMs is ${delayMs}; it is a number of milliseconds from 0 to ${DELAY_MAX_MS}`);
-    }
-    this.delayMs = delayMs;
+    this.delayMs = checked(delayMs);
+  }
+}
+
+class Later extends Error {
+  name = "Later";
+
+  constructor(reason, { delayMs } = {}) {
+    super(reason);
+    this.delayMs = checked(delayMs);
   }
 }
 
@@ -96,15 +110,53 @@ function sendable(reason) {
   return Buffer.from(String(reason).slice(0, REASON_MAX_UNITS)).toString();
 }
 
-function failed(error) {
+/** The answer to a message whose handler has returned this. */
+function completed(result) {
+  return { outcome: "complete", ...(result === null || result === undefined ? {} : { result }) };
+}
+
+/** The answer to a message whose handler has thrown this. The error is printed unless it is an outcome. */
+function failed(error, signal) {
+  // A cancelled message is answered, too: until then it counts as one of `max_in_flight`.
+  if (signal.aborted && error?.name === "AbortError") return { outcome: "retry", reason: "cancelled" };
   if (error instanceof DeadLetter) return { outcome: "dead-letter", reason: sendable(error.message) };
-  if (error instanceof Retry) {
+  if (error instanceof Retry || error instanceof Later) {
     const delay = error.delayMs === undefined ? {} : { delay_ms: Math.round(error.delayMs) };
-    return { outcome: "retry", reason: sendable(error.message), ...delay };
+    return { outcome: error instanceof Retry ? "retry" : "later", reason: sendable(error.message), ...delay };
   }
   console.error(error);
   const reason = error instanceof Error ? `${error.name}: ${error.message}` : inspect(error);
   return { outcome: "retry", reason: sendable(reason) };
+}
+
+/** The answers to so many messages of a batch whose handler has returned this. Throws when none can be told from it. */
+async function ofEach(outcomes, messages, signal) {
+  if (outcomes === undefined || outcomes === null) return Array(messages).fill(completed());
+  if (!Array.isArray(outcomes)) {
+    throw new TypeError("the handler returns an array with an outcome for each message, or nothing when each is completed");
+  }
+  if (outcomes.length !== messages) {
+    throw new RangeError(`the handler returned ${outcomes.length} outcomes for ${messages} messages`);
+  }
+  const settled = await Promise.allSettled(outcomes);
+  return settled.map(({ status, value, reason }) => {
+    if (status === "rejected") return failed(reason, signal);
+    return value instanceof Error ? failed(value, signal) : completed(value);
+  });
+}
+
+/**
+ * The answers to so many messages whose handler has thrown this. A dead letter that is thrown for several messages gives
+ * none of them up: at most one of them is meant.
+ */
+function ofAll(error, messages, signal) {
+  const answer = failed(error, signal);
+  if (messages > 1 && answer.outcome === "dead-letter") {
+    answer.outcome = "retry";
+    const advice = "each is tried again; to give up one of them, put the error into the array that is returned";
+    console.error(`DeadLetter was thrown for a batch of ${messages} messages, ${advice}`);
+  }
+  return Array(messages).fill(answer);
 }
 
 function reply(streams, id, answer) {
@@ -117,44 +169,72 @@ function reply(streams, id, answer) {
   }
 }
 
-async function handle(streams, handler, id, message) {
-  let answer;
+/** How a handler is called for the messages of one line: a message, or a batch. */
+const ONE = {
+  ready: {},
+  call: (handler, messages) => handler(messages[0]),
+  answers: (result) => [completed(result)],
+};
+const BATCH = { ready: { batches: true }, call: (handler, messages) => handler(messages), answers: ofEach };
+
+async function handle(streams, kind, handler, { ids, messages, cancel: { signal } }) {
+  let answers;
   try {
-    const result = await handler(message);
-    answer = { outcome: "complete", ...(result === null || result === undefined ? {} : { result }) };
+    answers = await kind.answers(await kind.call(handler, messages), messages.length, signal);
   } catch (error) {
-    // A cancelled message is answered, too: until then it counts as one of `max_in_flight`.
-    const cancelled = message.signal.aborted && error?.name === "AbortError";
-    answer = cancelled ? { outcome: "retry", reason: "cancelled" } : failed(error);
+    answers = ofAll(error, messages.length, signal);
   }
-  reply(streams, id, answer);
+  ids.forEach((id, place) => reply(streams, id, answers[place]));
 }
 
-async function worker(handler, { maxInFlight = MAX_IN_FLIGHT } = {}) {
-  if (typeof handler !== "function") throw new TypeError("the first argument of worker() is a function");
+/** The messages of a line; `null` when it is another kind of line, which this version need not know. */
+function taken(line) {
+  const lines = { message: [line], batch: line.messages }[line.type];
+  if (!lines) return null;
+  const cancel = new AbortController();
+  const ids = lines.map(({ id }) => id);
+  const messages = lines.map((message) => parse(message, cancel.signal));
+  return { ids, messages, cancel, notCancelled: new Set(ids) };
+}
+
+function check(handler, maxInFlight) {
+  if (typeof handler !== "function") throw new TypeError("the first argument of a worker is a function");
   if (!Number.isSafeInteger(maxInFlight) || maxInFlight < 1) {
     throw new RangeError(`maxInFlight is ${maxInFlight}; it is a whole number, 1 or more`);
   }
+}
+
+async function run(kind, handler, { maxInFlight = MAX_IN_FLIGHT } = {}) {
+  check(handler, maxInFlight);
   if (process.stdin.isTTY) {
-    console.error(
-      `This is a worker of oncegate, which starts it: oncegate run --handler-exec 'node ${process.argv[1]}' …`,
-    );
+    const flags = `${kind === BATCH ? "--batch-messages 100 " : ""}--handler-exec 'node ${process.argv[1]}'`;
+    console.error(`This is a worker of oncegate, which starts it: oncegate run ${flags} …`);
     process.exitCode = 1;
     return;
   }
   const streams = Streams.takeOver();
   const inFlight = new Map();
-  streams.write({ type: "ready", v: PROTOCOL, max_in_flight: maxInFlight });
+  const handling = new Set();
+  streams.write({ type: "ready", v: PROTOCOL, max_in_flight: maxInFlight, ...kind.ready });
   for await (const line of streams.read()) {
-    if (line.type === "message") {
-      const cancel = new AbortController();
-      const handling = handle(streams, handler, line.id, parse(line, cancel.signal));
-      inFlight.set(line.id, { cancel, handling: handling.finally(() => inFlight.delete(line.id)) });
+    const job = taken(line);
+    if (job !== null) {
+      job.ids.forEach((id) => inFlight.set(id, job));
+      const answered = handle(streams, kind, handler, job).finally(() => {
+        job.ids.forEach((id) => inFlight.delete(id));
+        handling.delete(answered);
+      });
+      handling.add(answered);
     } else if (line.type === "cancel") {
-      inFlight.get(line.id)?.cancel.abort();
+      const job = inFlight.get(line.id);
+      // The others of a batch go on until the last one of them is cancelled.
+      if (job?.notCancelled.delete(line.id) && job.notCancelled.size === 0) job.cancel.abort();
     }
   }
-  await Promise.all([...inFlight.values()].map(({ handling }) => handling));
+  await Promise.all(handling);
 }
 
-module.exports = { worker, Message, Retry, DeadLetter, program };
+const worker = (handler, options) => run(ONE, handler, options);
+const batchWorker = (handler, options) => run(BATCH, handler, options);
+
+module.exports = { worker, batchWorker, Message, Retry, Later, DeadLetter, program };

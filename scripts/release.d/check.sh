@@ -46,14 +46,18 @@ check_oldest_rust() {
         cargo check --locked --package oncegate-cli --package oncegate --all-features
 }
 
-# With the oldest versions that the requirements of the manifests allow. `-Z` is unstable in cargo, not in what it builds.
+# A copy with the oldest versions that the requirements of the manifests allow. `-Z` is unstable in cargo, not in what it
+# builds: minimal_copy FOLDER
+minimal_copy() {
+    rm -rf "$1" && mkdir -p "$1"
+    git archive HEAD | tar --extract --directory "$1"
+    (cd "$1" && RUSTC_BOOTSTRAP=1 cargo -Z direct-minimal-versions generate-lockfile)
+}
+
 check_minimal() {
-    local copy=$BUILD/minimal
-    rm -rf "$copy" && mkdir -p "$copy"
-    git archive HEAD | tar --extract --directory "$copy"
+    minimal_copy "$BUILD/minimal"
     (
-        cd "$copy"
-        RUSTC_BOOTSTRAP=1 cargo -Z direct-minimal-versions generate-lockfile
+        cd "$BUILD/minimal"
         CARGO_TARGET_DIR=$BUILD/minimal-target cargo check --locked --package oncegate-cli --package oncegate --all-features
     )
 }
@@ -112,7 +116,7 @@ check_wheel() {
     environment mypy
     "$TOOLS/mypy/bin/pip" install --quiet --disable-pip-version-check mypy==1.18.2
     "$TOOLS/mypy/bin/mypy" --config-file packages/python/pyproject.toml packages/python/src
-    (cd examples/workers/python && "$TOOLS/mypy/bin/mypy" --strict --python-executable "$environment/bin/python3" worker.py)
+    (cd examples/workers/python && "$TOOLS/mypy/bin/mypy" --strict --python-executable "$environment/bin/python3" worker.py batch.py)
 }
 
 check_npm() {
@@ -129,7 +133,8 @@ check_npm() {
         npx --no-install tsc --strict --noEmit --module node16 --target es2022 types.ts
         worker_passes "npx --no-install oncegate" "node $folder/worker.js"
         node -e "require('node:child_process').execFileSync(require('oncegate').program(), ['--version'])"
-        echo "import { worker } from 'oncegate'; if (typeof worker !== 'function') process.exit(1);" >import.mjs
+        echo "import { batchWorker, worker } from 'oncegate';" >import.mjs
+        echo "if ([batchWorker, worker].some((made) => typeof made !== 'function')) process.exit(1);" >>import.mjs
         node import.mjs
     )
 }

@@ -4,6 +4,7 @@ use std::fmt::Write as _;
 use std::io::{self, Write as _};
 use std::time::{Duration, SystemTime};
 
+use oncegate::core::reason::changes_direction;
 use serde::Serialize;
 
 use crate::exit::{Exit, Problem};
@@ -43,8 +44,8 @@ struct FactRow {
 
 impl Table {
     pub(crate) fn text(&mut self, name: &str, value: impl AsRef<str>) {
-        let value = plain(value.as_ref());
-        self.rows.push(FactRow { name: name.to_owned(), value, numeric: false, note: String::new() });
+        let (name, value) = (plain(name), plain(value.as_ref()));
+        self.rows.push(FactRow { name, value, numeric: false, note: String::new() });
     }
 
     pub(crate) fn number(&mut self, name: &str, value: u64) {
@@ -102,11 +103,12 @@ pub(crate) fn time(time: SystemTime) -> String {
     humantime::format_rfc3339_millis(time.clamp(SystemTime::UNIX_EPOCH, last)).to_string()
 }
 
-/// The text without characters that could move a terminal's cursor or change its colours.
+/// The text with escapes for characters that could move a terminal's cursor, change its colours, or change the order in
+/// which it shows other characters.
 pub(crate) fn plain(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {
-        if c.is_control() {
+        if c.is_control() || changes_direction(c) {
             // Writing to a string cannot fail.
             let _ = write!(out, "{}", c.escape_debug());
         } else {
@@ -156,5 +158,7 @@ mod tests {
     #[test]
     fn a_reason_cannot_drive_the_terminal() {
         assert_eq!(plain("a\u{1b}[2J\nb é"), "a\\u{1b}[2J\\nb é");
+        assert_eq!(plain("user\u{202e}gpj.exe\u{2066}\u{61c}"), "user\\u{202e}gpj.exe\\u{2066}\\u{61c}");
+        assert_eq!(plain("\u{200f}שלום"), "\\u{200f}שלום");
     }
 }

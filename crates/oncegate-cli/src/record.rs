@@ -9,7 +9,7 @@ use oncegate::core::key::{Digest, Scope, StoreKey};
 use oncegate::core::store::{RecordSnapshot, Store};
 use tracing::warn;
 
-use crate::args::MessageArgs;
+use crate::args::{KEY_FORMS, KEY_HELP, MessageArgs};
 use crate::exit::{Exit, Problem};
 use crate::key::explain;
 use crate::store::StoreArgs;
@@ -33,11 +33,10 @@ pub(crate) struct RecordArgs {
     #[arg(long, value_name = "DIGEST", allow_hyphen_values = true)]
     digest: Option<Digest>,
 
-    /// The key specification, for a message whose payload comes from a file or from standard input
-    #[arg(long, value_name = "SPEC", requires = "route")]
+    #[arg(long, value_name = "SPEC", requires = "route", help = KEY_HELP, long_help = KEY_FORMS)]
     key: Option<Key>,
 
-    /// The route of that message: its topic or the name of its queue, unless it was retried or redriven
+    /// The route of the message that --key is for: its topic or the name of its queue, unless it was retried or redriven
     #[arg(long, value_name = "NAME", aliases = ["topic", "queue"], requires = "key")]
     route: Option<String>,
 

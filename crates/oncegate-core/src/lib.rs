@@ -4,11 +4,13 @@
 //!
 //! - [`key`]: derives an idempotency key from business fields
 //! - [`record`]: what a store holds for a key
+//! - [`reason`]: reasons as text for people
 //! - [`rules`]: the one pure function that defines what each operation does to a record
 //! - [`store`]: the trait that every store implements, and the in-memory store
 //! - `testing` (a feature): the conformance suite that every store must pass
 
 pub mod key;
+pub mod reason;
 pub mod record;
 pub mod rules;
 pub mod store;

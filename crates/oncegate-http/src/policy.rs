@@ -47,8 +47,9 @@ impl Policy {
         }
         match response.status {
             _ if self == Self::KeepEverything => Decision::Complete,
-            // A time limit inside of the layer drops the handler, which may have had its effect by then.
-            StatusCode::REQUEST_TIMEOUT => Decision::Unknown,
+            // A time limit inside of the layer drops the handler, which may have had its effect by then; so may a server
+            // that the handler has called and that did not answer it.
+            StatusCode::REQUEST_TIMEOUT | StatusCode::GATEWAY_TIMEOUT => Decision::Unknown,
             // These do not concern the work, but the caller, the rate or the time.
             StatusCode::UNAUTHORIZED
             | StatusCode::FORBIDDEN
@@ -84,9 +85,13 @@ mod tests {
         for status in [401, 403, 409, 425, 429] {
             assert_eq!(decide(Policy::ByStatus, status, None), free, "{status}");
         }
-        assert_eq!(decide(Policy::ByStatus, 408, None), Decision::Unknown);
-        assert_eq!(decide(Policy::KeepEverything, 408, None), Decision::Complete);
-        for status in [500, 502, 503, 504, 599] {
+        for status in [408, 504] {
+            assert_eq!(decide(Policy::ByStatus, status, None), Decision::Unknown, "{status}");
+            assert_eq!(decide(Policy::KeepEverything, status, None), Decision::Complete, "{status}");
+            assert_eq!(decide(Policy::ByStatus, status, Some(Settle::Complete)), Decision::Complete);
+            assert_eq!(decide(Policy::ByStatus, status, Some(Settle::Retry)), counted);
+        }
+        for status in [500, 502, 503, 599] {
             assert_eq!(decide(Policy::ByStatus, status, None), counted, "{status}");
             assert_eq!(decide(Policy::KeepEverything, status, None), Decision::Complete, "{status}");
             assert_eq!(decide(Policy::ByStatus, status, Some(Settle::Complete)), Decision::Complete);

@@ -9,7 +9,8 @@ use tokio::time::Instant;
 /// the others are answered in between.
 const FAILURES_TO_OPEN: u32 = 5;
 
-/// How often an open breaker lets one request ask the store.
+/// How often an open breaker lets one request ask the store, and how long it lets none after one was not answered.
+/// Without the pause, a client that sends one request after another would wait with each of them.
 const PROBE_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Counts the claims that the store did not answer. Shared by all requests of a layer.
@@ -55,15 +56,39 @@ impl StoreBreaker {
                 return was_open.then_some(BreakerChange::Closed);
             }
             claims.count = claims.count.saturating_add(1);
-            if claims.count < FAILURES_TO_OPEN || claims.probe_at.is_some() {
+            if claims.count < FAILURES_TO_OPEN {
                 return None;
             }
-            claims.probe_at = Some(now + PROBE_INTERVAL);
-            Some(BreakerChange::Opened)
+            let was_open = claims.probe_at.replace(now + PROBE_INTERVAL).is_some();
+            (!was_open).then_some(BreakerChange::Opened)
         })
     }
 
     fn with<T>(&self, change: impl FnOnce(&mut UnansweredClaims) -> T) -> T {
         change(&mut self.claims.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_open_breaker_admits_one_request_a_second_and_none_right_after_one_without_an_answer() {
+        let (breaker, start) = (StoreBreaker::default(), Instant::now());
+        let at = |seconds| start + Duration::from_secs(seconds);
+        for claim in 1..=FAILURES_TO_OPEN {
+            assert!(breaker.admits(start));
+            let opens = (claim == FAILURES_TO_OPEN).then_some(BreakerChange::Opened);
+            assert_eq!(breaker.claimed(false, start), opens);
+        }
+        assert!(!breaker.admits(start));
+        // One asks at the first second, and is not answered until the sixth; others ask meanwhile.
+        assert!(breaker.admits(at(1)) && !breaker.admits(at(1)) && breaker.admits(at(2)));
+        assert_eq!(breaker.claimed(false, at(6)), None);
+        assert!(!breaker.admits(at(6)), "the next request of the same client waits again");
+        assert!(breaker.admits(at(7)));
+        assert_eq!(breaker.claimed(true, at(7)), Some(BreakerChange::Closed));
+        assert!(breaker.admits(at(7)) && breaker.admits(at(7)));
     }
 }

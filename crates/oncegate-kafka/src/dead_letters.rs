@@ -13,6 +13,7 @@ use super::producer::{self, DurableProducer, is_connection};
 use super::properties::Properties;
 use super::settings;
 use super::{FIRST_FAILED_HEADER, ROUTE_HEADER, inquiry, rights, topics};
+use oncegate_core::reason::one_line;
 use oncegate_runtime::dead_letters::{DeadLetter, DeadLetterRefused, DeadLetters, millis_since_1970};
 use oncegate_runtime::failure::BoxError;
 use oncegate_runtime::message::{Message, Origin};
@@ -177,7 +178,7 @@ fn provenance(letter: &DeadLetter) -> Vec<(&'static str, String)> {
     }
     ours.extend([
         ("oncegate-cause", letter.cause.as_str().to_owned()),
-        ("oncegate-reason", truncated(&letter.reason).to_owned()),
+        ("oncegate-reason", one_line(truncated(&letter.reason))),
         ("oncegate-attempts", letter.attempts.to_string()),
     ]);
     if let Some(first) = letter.first_failed_at {

@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::convert::{FIRST_RECEIVE_HEADER, GROUP_HEADER, TYPES_HEADER, is_system};
 use super::sns::ENVELOPE_HEADER;
 use super::{ORIGIN_ATTRIBUTE, REASON_ATTRIBUTE};
+use oncegate_core::reason::one_line;
 use oncegate_runtime::dead_letters::{DeadLetter, millis_since_1970};
 use oncegate_runtime::message::{Header, Message};
 
@@ -126,7 +127,7 @@ impl Letter {
             left_out: Vec::new(),
         };
         let reason: String =
-            letter.reason.chars().map(|c| if is_allowed(c) { c } else { '\u{fffd}' }).collect();
+            one_line(&letter.reason).chars().map(|c| if is_allowed(c) { c } else { '\u{fffd}' }).collect();
         let reason = cut(&format!("{cause}: {reason}"), REASON_MAX_BYTES).to_owned();
         Self { body, attributes, reason, provenance }
     }

@@ -7,7 +7,7 @@ const { chmodSync, cpSync, mkdirSync, mkdtempSync, rmSync, writeFileSync } = req
 const { tmpdir } = require("node:os");
 const { join, resolve } = require("node:path");
 const test = require("node:test");
-const { DeadLetter, Message, Retry, worker } = require("..");
+const { DeadLetter, Later, Message, Retry, batchWorker, worker } = require("..");
 
 const PACKAGE = resolve(__dirname, "..");
 
@@ -24,10 +24,10 @@ class Process {
   }
 
   /** A worker with this handler. */
-  static async worker(context, handler, options = "{}") {
+  static async worker(context, handler, options = "{}", make = "worker") {
     const library = JSON.stringify(PACKAGE);
-    const prelude = `const { DeadLetter, Message, Retry, worker } = require(${library});`;
-    const started = new Process(context, process.execPath, "-e", `${prelude} worker(${handler}, ${options});`);
+    const prelude = `const { DeadLetter, Later, Message, Retry, batchWorker, worker } = require(${library});`;
+    const started = new Process(context, process.execPath, "-e", `${prelude} ${make}(${handler}, ${options});`);
     started.ready = await started.read();
     return started;
   }
@@ -52,11 +52,28 @@ class Process {
     this.child.stdin.write(`${JSON.stringify(line)}\n`);
   }
 
-  give(id, payload = "{}", fields = {}) {
+  static message(id, payload = "{}", fields = {}) {
     const origin = { kafka: { topic: "orders", partition: 3, offset: 42 } };
     const numbers = { attempt: 1, recovered: false, lease_ms: 30000 };
     const line = { type: "message", v: 1, id, idempotency_key: "8e03978e", ...numbers, origin, headers: [], payload };
-    this.send({ ...line, ...fields });
+    return { ...line, ...fields };
+  }
+
+  give(id, payload, fields) {
+    this.send(Process.message(id, payload, fields));
+  }
+
+  /** The answers to a batch, in their order. The messages' ids are "a", "b" … */
+  async outcomes(...payloads) {
+    const messages = payloads.map((payload, place) => Process.message(String.fromCharCode(97 + place), payload));
+    this.send({ type: "batch", v: 1, messages });
+    const answers = [];
+    for (const { id: expected } of messages) {
+      const { id, ...answer } = await this.read();
+      assert.equal(id, expected);
+      answers.push(answer);
+    }
+    return answers;
   }
 
   async answer(payload, fields) {
@@ -81,6 +98,8 @@ test("each outcome is answered", async (context) => {
       const order = message.json();
       if (order === "retry") throw new Retry("busy", { delayMs: 500 });
       if (order === "soon") throw new Retry("busy");
+      if (order === "later") throw new Later("it opens at nine", { delayMs: 30000 });
+      if (order === "sometime") throw new Later("not ready");
       if (order === "dead") throw new DeadLetter("no such account");
       if (order === "bug") throw new TypeError("it is no order");
       if (order === "text") throw "it is no error";
@@ -93,6 +112,8 @@ test("each outcome is answered", async (context) => {
     ["null", { outcome: "complete" }],
     ['"retry"', { outcome: "retry", reason: "busy", delay_ms: 500 }],
     ['"soon"', { outcome: "retry", reason: "busy" }],
+    ['"later"', { outcome: "later", reason: "it opens at nine", delay_ms: 30000 }],
+    ['"sometime"', { outcome: "later", reason: "not ready" }],
     ['"dead"', { outcome: "dead-letter", reason: "no such account" }],
     ['"bug"', { outcome: "retry", reason: "TypeError: it is no order" }],
     ['"text"', { outcome: "retry", reason: "'it is no error'" }],
@@ -200,6 +221,87 @@ test("SIGTERM ends it", async (context) => {
   assert.equal(await process.end(), "SIGTERM");
 });
 
+test("each message of a batch has its own outcome", async (context) => {
+  const handler = `async (messages) => {
+    const one = async (message) => {
+      const order = message.json();
+      if (order === "retry") return new Retry("busy", { delayMs: 500 });
+      if (order === "later") return new Later("not ready", { delayMs: 1500 });
+      if (order === "bug") throw new TypeError("it is no order");
+      if (order === "text") throw "it is no error";
+      if (order === "big") return 1n;
+      return order;
+    };
+    return messages.map(one);
+  }`;
+  const process = await Process.worker(context, handler, "{ maxInFlight: 3 }", "batchWorker");
+  assert.deepEqual(process.ready, { type: "ready", v: 1, max_in_flight: 3, batches: true });
+  assert.deepEqual(await process.outcomes('{"n":1}', '"retry"', '"later"', "{", '"bug"', '"text"', '"big"', "null"), [
+    { outcome: "complete", result: { n: 1 } },
+    { outcome: "retry", reason: "busy", delay_ms: 500 },
+    { outcome: "later", reason: "not ready", delay_ms: 1500 },
+    { outcome: "dead-letter", reason: "the payload is no JSON" },
+    { outcome: "retry", reason: "TypeError: it is no order" },
+    { outcome: "retry", reason: "'it is no error'" },
+    { outcome: "complete" },
+    { outcome: "complete" },
+  ]);
+  // What `oncegate run` gives without `batch`, and `worker-test` always.
+  assert.deepEqual(await process.answer("1"), { outcome: "complete", result: 1 });
+  assert.equal(await process.end(), 0);
+  assert.equal(process.out, "");
+});
+
+test("what concerns the batch is the outcome of each", async (context) => {
+  for (const [handler, outcome, reason] of [
+    ["() => { throw new Error('the database is away'); }", "retry", /^Error: the database is away$/],
+    ["async () => { throw new Later('not yet'); }", "later", /^not yet$/],
+    ["() => { throw new DeadLetter('no'); }", "retry", /^no$/],
+    ["() => [1, 2, 3]", "retry", /^RangeError: the handler returned 3 outcomes for 2 messages$/],
+    ["() => ({ a: 1, b: 2 })", "retry", /^TypeError: the handler returns an array/],
+    ["() => [, ,]", "complete", /^undefined$/],
+    ["() => {}", "complete", /^undefined$/],
+  ]) {
+    const process = await Process.worker(context, handler, "{}", "batchWorker");
+    const answers = await process.outcomes("1", "2");
+    for (const answer of answers) {
+      assert.equal(answer.outcome, outcome, handler);
+      assert.match(String(answer.reason), reason);
+    }
+    // The process goes on, and an error of one message is its own.
+    const [alone] = await process.outcomes("3");
+    assert.equal(alone.outcome, handler.includes("DeadLetter") ? "dead-letter" : handler === "() => [, ,]" ? "retry" : outcome);
+    assert.equal(await process.end(), 0);
+  }
+});
+
+test("a batch is cancelled when each of its messages is", async (context) => {
+  const handler = `async ([first, second]) => {
+    const { once } = require("node:events");
+    console.log(first.signal === second.signal);
+    await once(first.signal, "abort");
+    first.signal.throwIfAborted();
+  }`;
+  const process = await Process.worker(context, handler, "{ maxInFlight: 2 }", "batchWorker");
+  process.send({ type: "batch", v: 1, messages: [Process.message("a"), Process.message("b")] });
+  process.send({ type: "cancel", id: "a" });
+  process.send({ type: "cancel", id: "a" });
+  // A batch that begins later shows that the first cancellation was read.
+  process.send({ type: "batch", v: 1, messages: [Process.message("c"), Process.message("d")] });
+  while (process.err.split("true").length < 3) await once(process.child.stderr, "data");
+  assert.equal(process.out, "");
+  for (const id of ["b", "c", "d"]) process.send({ type: "cancel", id });
+  const ids = [];
+  for (let left = 4; left > 0; left--) {
+    const { id, ...answer } = await process.read();
+    assert.deepEqual(answer, { outcome: "retry", reason: "cancelled" });
+    ids.push(id);
+  }
+  assert.deepEqual(ids.sort(), ["a", "b", "c", "d"]);
+  assert.equal(await process.end(), 0);
+  assert.equal(process.out, "");
+});
+
 test("a handler can be tested as a function", () => {
   const charge = (message) => message.json().order_id;
   assert.equal(charge(new Message({ payload: Buffer.from('{"order_id":"A-7"}') })), "A-7");
@@ -209,9 +311,13 @@ test("a handler can be tested as a function", () => {
 });
 
 test("wrong arguments are refused", async () => {
-  for (const delayMs of [-1, NaN, Infinity]) assert.throws(() => new Retry("busy", { delayMs }), RangeError);
-  await assert.rejects(worker(() => {}, { maxInFlight: 0 }), RangeError);
-  await assert.rejects(worker("charge"), TypeError);
+  for (const delayMs of [-1, NaN, Infinity]) {
+    for (const Outcome of [Retry, Later]) assert.throws(() => new Outcome("busy", { delayMs }), RangeError);
+  }
+  for (const make of [worker, batchWorker]) {
+    await assert.rejects(make(() => {}, { maxInFlight: 0 }), RangeError);
+    await assert.rejects(make("charge"), TypeError);
+  }
 });
 
 /** The launcher in a folder of packages, where the platform's program is a shell script. */

@@ -9,7 +9,7 @@ import sys
 import tempfile
 import unittest
 
-from oncegate import DeadLetter, Message, Retry, worker
+from oncegate import DeadLetter, Later, Message, Retry, batch_worker, worker
 
 SOURCES = pathlib.Path(__file__).resolve().parent.parent / "src"
 
@@ -19,7 +19,7 @@ class Process:
 
     def __init__(self, folder, handler, decorator="@worker"):
         script = pathlib.Path(folder) / "script.py"
-        prelude = "import asyncio, os, subprocess, sys\nfrom oncegate import DeadLetter, Message, Retry, worker\n"
+        prelude = "import asyncio, os, subprocess, sys\nfrom oncegate import DeadLetter, Later, Message, Retry, batch_worker, worker\n"
         script.write_text(f"{prelude}{decorator}\n{handler}\nhandle.run()\n")
         environment = {**os.environ, "PYTHONPATH": str(SOURCES)}
         pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
@@ -29,11 +29,24 @@ class Process:
     def read(self):
         return json.loads(self.process.stdout.readline())
 
-    def give(self, id, payload="{}", **fields):
+    def line(self, id, payload="{}", **fields):
         origin = {"kafka": {"topic": "orders", "partition": 3, "offset": 42}}
         line = dict(type="message", v=1, id=id, idempotency_key="8e03978e", attempt=1, recovered=False, lease_ms=30000)
         line.update(origin=origin, headers=[], payload=payload)
-        self.send(**{**line, **fields})
+        return {**line, **fields}
+
+    def give(self, id, payload="{}", **fields):
+        self.send(**self.line(id, payload, **fields))
+
+    def give_batch(self, **payloads):
+        """Messages whose ids are the names."""
+        self.send(type="batch", v=1, messages=[self.line(id, payload) for id, payload in payloads.items()])
+
+    def outcomes(self, **payloads):
+        """The answers to a batch, by id and in their order."""
+        self.give_batch(**payloads)
+        answers = [self.read() for _ in payloads]
+        return {answer.pop("id"): answer for answer in answers}
 
     def send(self, **line):
         self.process.stdin.write(json.dumps(line) + "\n")
@@ -51,7 +64,7 @@ class Process:
         return self.process.returncode, out, err
 
 
-class WorkerTest(unittest.TestCase):
+class WorkerCase(unittest.TestCase):
     def setUp(self):
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
@@ -62,12 +75,16 @@ class WorkerTest(unittest.TestCase):
         self.addCleanup(lambda: (process.process.kill(), process.process.communicate()))
         return process
 
+
+class WorkerTest(WorkerCase):
     def test_each_outcome_is_answered(self):
         process = self.start(
             "def handle(message):\n"
             "    order = message.json()\n"
             "    if order == 'retry': raise Retry('busy', delay=0.5)\n"
             "    if order == 'soon': raise Retry('busy')\n"
+            "    if order == 'later': raise Later('it opens at nine', delay=30)\n"
+            "    if order == 'sometime': raise Later('not ready')\n"
             "    if order == 'dead': raise DeadLetter('no such account')\n"
             "    if order == 'bug': return {}['missing']\n"
             "    if order == 'exit': sys.exit(3)\n"
@@ -78,6 +95,9 @@ class WorkerTest(unittest.TestCase):
         self.assertEqual(process.answer("null"), {"outcome": "complete"})
         self.assertEqual(process.answer('"retry"'), {"outcome": "retry", "reason": "busy", "delay_ms": 500})
         self.assertEqual(process.answer('"soon"'), {"outcome": "retry", "reason": "busy"})
+        later = {"outcome": "later", "reason": "it opens at nine", "delay_ms": 30000}
+        self.assertEqual(process.answer('"later"'), later)
+        self.assertEqual(process.answer('"sometime"'), {"outcome": "later", "reason": "not ready"})
         self.assertEqual(process.answer('"dead"'), {"outcome": "dead-letter", "reason": "no such account"})
         self.assertEqual(process.answer('"bug"'), {"outcome": "retry", "reason": "KeyError: 'missing'"})
         self.assertEqual(process.answer('"exit"'), {"outcome": "retry", "reason": "SystemExit: 3"})
@@ -184,6 +204,108 @@ class WorkerTest(unittest.TestCase):
         self.assertEqual(process.process.wait(), -signal.SIGTERM)
 
 
+#: Handlers of batches: a function, and a coroutine function that handles the messages at the same time.
+ONE_OF_A_BATCH = (
+    "def one(order):\n"
+    "    if order == 'retry': return Retry('busy', delay=0.5)\n"
+    "    if order == 'later': return Later('not ready', delay=1.5)\n"
+    "    if order == 'dead': raise DeadLetter('no such account')\n"
+    "    if order == 'bug': return {}['missing']\n"
+    "    if order == 'bytes': return b'no JSON'\n"
+    "    return order\n"
+)
+BATCH_FUNCTION = (
+    "def caught(message):\n"
+    "    try: return one(message.json())\n"
+    "    except Exception as error: return error\n"
+    "@batch_worker\n"
+    "def handle(batch): return [caught(message) for message in batch]"
+)
+BATCH_COROUTINE = (
+    "async def alone(message): return one(message.json())\n"
+    "@batch_worker\n"
+    "async def handle(batch): return await asyncio.gather(*map(alone, batch), return_exceptions=True)"
+)
+
+
+class BatchTest(WorkerCase):
+    def test_each_message_of_a_batch_has_its_own_outcome(self):
+        for handler, at_a_time in ((BATCH_FUNCTION, 1), (BATCH_COROUTINE, 16)):
+            process = self.start(ONE_OF_A_BATCH + handler, "")
+            self.assertEqual(process.ready, {"type": "ready", "v": 1, "max_in_flight": at_a_time, "batches": True})
+            payloads = dict(a='{"n":1}', b='"retry"', c='"later"', d='"dead"', e='"bug"', f='"bytes"', g="{", h="null")
+            answers = process.outcomes(**payloads)
+            self.assertEqual(list(answers), list(payloads))
+            self.assertEqual(answers["a"], {"outcome": "complete", "result": {"n": 1}})
+            self.assertEqual(answers["b"], {"outcome": "retry", "reason": "busy", "delay_ms": 500})
+            self.assertEqual(answers["c"], {"outcome": "later", "reason": "not ready", "delay_ms": 1500})
+            self.assertEqual(answers["d"], {"outcome": "dead-letter", "reason": "no such account"})
+            self.assertEqual(answers["e"], {"outcome": "retry", "reason": "KeyError: 'missing'"})
+            self.assertEqual(answers["f"], {"outcome": "complete"})
+            self.assertEqual(answers["g"]["outcome"], "dead-letter")
+            self.assertEqual(answers["h"], {"outcome": "complete"})
+            # What `oncegate run` gives without `batch`, and `worker-test` always.
+            self.assertEqual(process.answer("1"), {"outcome": "complete", "result": 1})
+            code, out, err = process.end()
+            self.assertEqual((code, out), (0, ""))
+            self.assertIn("KeyError: 'missing'", err)
+
+    def test_what_concerns_the_batch_is_the_outcome_of_each(self):
+        bodies = {
+            "raise OSError('the database is away')": ("retry", "OSError: the database is away"),
+            "raise Later('not yet')": ("later", "not yet"),
+            "raise DeadLetter('no')": ("retry", "no"),
+            "sys.exit(3)": ("retry", "SystemExit: 3"),
+            "return [1, 2, 3]": ("retry", "ValueError: the handler returned 3 outcomes for 2 messages"),
+            "return dict(a=1, b=2)": ("retry", "TypeError: the handler returned a value of type dict; it returns"),
+            "return 'ok'": ("retry", "TypeError: the handler returned a value of type str; it returns"),
+            "return None": ("complete", None),
+        }
+        for kind in ("", "async "):
+            for body, (outcome, reason) in bodies.items():
+                process = self.start(f"{kind}def handle(batch): {body}", "@batch_worker(max_in_flight=2)")
+                answers = process.outcomes(a="1", b="2")
+                self.assertEqual(list(answers), ["a", "b"])
+                for answer in answers.values():
+                    self.assertEqual(answer["outcome"], outcome, answer)
+                    self.assertTrue((answer.get("reason") or "").startswith(reason or ""), answer)
+                # The process goes on, and an error of one message is its own.
+                alone = process.outcomes(c="3")["c"]
+                self.assertEqual(alone["outcome"], "dead-letter" if "DeadLetter" in body else answer["outcome"], body)
+                self.assertEqual(process.end()[0], 0)
+
+    def test_an_awaitable_that_is_not_awaited_is_no_result(self):
+        process = self.start("async def one(): pass\n@batch_worker\ndef handle(batch): return [one(), 2]", "")
+        answers = process.outcomes(a="1", b="2")
+        self.assertEqual((answers["a"]["outcome"], answers["b"]["outcome"]), ("retry", "complete"))
+        process = self.start("async def all(batch): pass\n@batch_worker\ndef handle(batch): return all(batch)", "")
+        self.assertEqual([answer["outcome"] for answer in process.outcomes(a="1", b="2").values()], ["retry", "retry"])
+
+    def test_a_batch_is_cancelled_when_each_of_its_messages_is(self):
+        function = (
+            "def handle(batch):\n"
+            "    batch[0].cancelled.wait()\n"
+            "    print('first', file=sys.stderr, flush=True)\n"
+            "    batch[1].cancelled.wait()\n"
+            "    raise Retry('cancelled')"
+        )
+        coroutine = (
+            "async def handle(batch):\n"
+            "    while not batch[0].cancelled.is_set(): await asyncio.sleep(0.001)\n"
+            "    print('first', file=sys.stderr, flush=True)\n"
+            "    await asyncio.Event().wait()"
+        )
+        for handler in (function, coroutine):
+            process = self.start(handler, "@batch_worker")
+            process.give_batch(a="1", b="2")
+            process.send(type="cancel", id="a")
+            self.assertEqual(process.process.stderr.readline(), "first\n")
+            process.send(type="cancel", id="b")
+            for id in ("a", "b"):
+                self.assertEqual(process.read(), {"id": id, "outcome": "retry", "reason": "cancelled"})
+            self.assertEqual(process.end()[:2], (0, ""))
+
+
 class FunctionTest(unittest.TestCase):
     def test_a_worker_is_still_a_function(self):
         @worker(max_in_flight=2)
@@ -197,12 +319,23 @@ class FunctionTest(unittest.TestCase):
             with self.assertRaises(DeadLetter):
                 charge(Message(payload))
 
+    def test_a_worker_for_batches_is_still_a_function(self):
+        @batch_worker
+        def charge(batch: "list[Message]") -> "list[object]":
+            """Charges."""
+            return [message.json() for message in batch]
+
+        self.assertEqual(charge([Message(b"1"), Message(b"2")]), [1, 2])
+        self.assertEqual((charge.__name__, charge.__doc__, charge.max_in_flight), ("charge", "Charges.", 1))
+
     def test_wrong_numbers_are_refused(self):
         for delay in (-1, float("nan"), float("inf")):
+            for outcome in (Retry, Later):
+                with self.assertRaises(ValueError):
+                    outcome("busy", delay=delay)
+        for decorator in (worker, batch_worker):
             with self.assertRaises(ValueError):
-                Retry("busy", delay=delay)
-        with self.assertRaises(ValueError):
-            worker(lambda message: None, max_in_flight=0)
+                decorator(lambda message: None, max_in_flight=0)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 //! Redis becomes unavailable at each step of a request, and comes back with its data.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use oncegate::http::IdempotencyLayer;
 use oncegate::redis::RedisStore;
@@ -107,6 +107,39 @@ async fn a_completed_request_waits_for_the_store_and_is_not_run_again() {
     let again = world.settled("k").await;
     assert_eq!((again.is_replayed(), again.body), (true, first.body));
     assert_eq!(world.runs().len(), 1);
+}
+
+/// A request that asks a store that is frozen either waits until its time limit, or meets an error of the store, which is
+/// counted. A request that the breaker refuses does neither.
+#[tokio::test]
+async fn requests_one_after_another_do_not_each_wait_for_a_store_that_is_frozen() {
+    const REQUESTS: usize = 20;
+    // More than a refusal takes on any machine, so that the two can be told from each other.
+    const CLAIM_TIMEOUT: Duration = Duration::from_secs(2);
+    let mut redis = durable_redis().await;
+    let world = world(&redis, |layer| layer.claim_timeout(CLAIM_TIMEOUT)).await;
+    redis.process().signal("STOP");
+    let errors = || {
+        ["unavailable", "unknown"].map(|class| world.watched.get("store_errors", class)).iter().sum::<u64>()
+    };
+    let mut asked = Vec::new();
+    for number in 0..REQUESTS {
+        let (sent, before) = (Instant::now(), errors());
+        assert_eq!(world.post(&format!("k{number}"), ORDER).await.problem(), "store-unavailable");
+        asked.push(sent.elapsed() >= CLAIM_TIMEOUT || errors() > before);
+    }
+    // The first five open the breaker; from then on one request a second asks.
+    let count = asked.iter().filter(|asked| **asked).count();
+    assert!(
+        (5..=REQUESTS / 2).contains(&count),
+        "these of {REQUESTS} requests have asked the store: {asked:?}"
+    );
+    assert_eq!(world.runs().len(), 0);
+    redis.process().signal("CONT");
+    for number in 0..REQUESTS {
+        assert_eq!(world.settled(&format!("k{number}")).await.status, 201);
+    }
+    assert_eq!(world.runs(), [(1, false); REQUESTS]);
 }
 
 #[tokio::test]

@@ -48,12 +48,18 @@ async fn a_time_limit_inside_of_the_layer_leaves_the_outcome_unknown() {
     let store = Arc::new(MemoryStore::new());
     let short = Duration::from_millis(200);
     let world = World::over(store.clone(), store, |gate| gate.lease(short), |layer| layer).await;
-    assert_eq!(world.told("k", "408").await.status, 408);
-    assert_eq!(world.settled("k").await.status, 201);
-    assert_eq!(world.runs(), [(1, false), (2, true)], "the dropped handler may have had its effect");
-    assert_eq!(world.watched.get("handler_runs", "cancelled"), 1);
-    assert_eq!(world.watched.get("extra_runs", "crash_takeover"), 1);
-    assert_eq!(world.watched.get("answers", "outcome-unknown"), 1);
+    // The answers of a `TimeoutLayer`: its own, and the one for a server that has called another.
+    for (number, status) in [408, 504].into_iter().enumerate() {
+        let (key, before) = (status.to_string(), world.runs().len());
+        assert_eq!(world.told(&key, &key).await.status, status);
+        assert_eq!(world.settled(&key).await.status, 201);
+        let runs = &world.runs()[before..];
+        assert_eq!(runs, [(1, false), (2, true)], "{status}: the dropped handler may have had its effect");
+        let counted = number as u64 + 1;
+        assert_eq!(world.watched.get("handler_runs", "cancelled"), counted);
+        assert_eq!(world.watched.get("extra_runs", "crash_takeover"), counted);
+        assert_eq!(world.watched.get("answers", "outcome-unknown"), counted);
+    }
 }
 
 #[tokio::test]

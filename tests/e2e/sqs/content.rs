@@ -36,7 +36,7 @@ async fn attributes_arrive_as_headers_and_stay_with_a_dead_letter(sqs: &Sqs) {
             assert_eq!(message.header("AWS.ApproximateReceiveCount"), Some(&b"1"[..]));
             assert!(message.timestamp_ms().is_some_and(|sent| sent > 0));
             lines.write("seen");
-            Err::<(), _>(Failure::permanent("rejected"))
+            Err::<(), _>(Failure::permanent("rejected\nby \u{202e}rule"))
         }
     };
     let running = stage.start(handler).await;
@@ -54,6 +54,7 @@ async fn attributes_arrive_as_headers_and_stay_with_a_dead_letter(sqs: &Sqs) {
     assert_eq!((text("tenant"), attributes["weight"].data_type()), ("acme", "Number"));
     assert_eq!(attributes["seal"].binary_value().map(AsRef::as_ref), Some(&BINARY[..]));
     assert!(text("oncegate-reason").contains("permanent") && text("oncegate-reason").contains("rejected"));
+    assert!(text("oncegate-reason").ends_with("rejected by rule"), "{}", text("oncegate-reason"));
     let origin: serde_json::Value = serde_json::from_str(text("oncegate-origin")).unwrap();
     assert_eq!(origin["route"], stage.queue.name());
     assert_eq!((&origin["cause"], origin["attempts"].as_u64()), (&"permanent".into(), Some(1)));

@@ -15,7 +15,7 @@ use oncegate::{BatchHandler, BatchMessage, Failure};
 
 use super::answer::{self, ResponseBody};
 use super::exec::Order;
-use super::http::{Caller, chain};
+use super::http::Caller;
 use super::lines::{Answer, HandleLine, LINE_MAX_BYTES};
 use super::worker::{AttemptInfo, Call, Limited, Reply, WithdrawOnDrop, Work, Worker};
 
@@ -88,20 +88,9 @@ impl Caller {
             Ok(request) => request,
             Err(error) => return BatchReply::Whole(Reply::retry(format!("it makes no request: {error}"))),
         };
-        if !call.begin() {
-            let why = "the run was cancelled before the worker had the batch";
-            return BatchReply::Whole(Reply::not_run(why));
-        }
-        let response = match self.way.request(request).await {
+        let response = match self.send(request, call).await {
             Ok(response) => response,
-            Err(error) if error.is_connect() => {
-                let why = format!("the worker cannot be reached: {}", chain(&error));
-                return BatchReply::Whole(Reply::not_run(why));
-            }
-            Err(error) => {
-                let why = format!("the worker did not answer: {}", chain(&error));
-                return BatchReply::Whole(Reply::unknown(why));
-            }
+            Err(reply) => return BatchReply::Whole(reply),
         };
         let (head, body) = response.into_parts();
         let most = usize::try_from(LINE_MAX_BYTES).unwrap_or(usize::MAX);

@@ -1,13 +1,15 @@
 //! Calls a worker by HTTP: one request per message.
 
+use std::error::Error;
 use std::fmt;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
 use http_body_util::{BodyExt as _, Full, LengthLimitError, Limited};
+use hyper::body::Incoming;
 use hyper::header::HeaderValue;
-use hyper::{Request, Uri};
+use hyper::{Request, Response, Uri};
 use oncegate::Message;
 use tokio::time::Instant;
 use tracing::warn;
@@ -61,23 +63,9 @@ impl Caller {
             Ok(request) => request,
             Err(error) => return Reply::DeadLetter { reason: format!("it makes no request: {error}") },
         };
-        if !call.begin() {
-            return Reply::not_run("the run was cancelled before the worker had the message");
-        }
-        let response = match self.way.request(request).await {
+        let response = match self.send(request, call).await {
             Ok(response) => response,
-            Err(error) if error.is_connect() => {
-                return Reply::not_run(format!("the worker cannot be reached: {}", chain(&error)));
-            }
-            // Said in the handshake, before the worker reads anything.
-            Err(error) if tls::is_refused(&error) => {
-                return Reply::not_run(format!(
-                    "the worker does not accept this client's certificate (`tls_certificate`): {}",
-                    chain(&error)
-                ));
-            }
-            // The request was sent, so it may have arrived.
-            Err(error) => return Reply::unknown(format!("the worker did not answer: {}", chain(&error))),
+            Err(reply) => return reply,
         };
         let (head, body) = response.into_parts();
         let body = Limited::new(body, self.result_max_bytes).collect().await;
@@ -91,6 +79,40 @@ impl Caller {
         let reply = answer::outcome(&head, body, std::time::SystemTime::now());
         self.pacing.note(head.status, &reply);
         reply
+    }
+
+    /// Sends a request, for a message or a batch, and waits for the head of the answer.
+    ///
+    /// # Errors
+    /// The reply that takes the answer's place: the worker was given nothing, or it did not answer.
+    pub(super) async fn send(
+        &self,
+        request: Request<Full<Bytes>>,
+        call: &Call,
+    ) -> Result<Response<Incoming>, Reply> {
+        if !call.begin() {
+            return Err(Reply::not_run("the run was cancelled before the worker had the request"));
+        }
+        self.way.request(request).await.map_err(|error| {
+            if error.is_connect() {
+                return Reply::not_run(format!("the worker cannot be reached: {}", chain(&error)));
+            }
+            // Said in the handshake, before the worker reads anything.
+            if tls::is_refused(&error) {
+                return Reply::not_run(format!(
+                    "the worker does not accept this client's certificate (`tls_certificate`): {}",
+                    chain(&error)
+                ));
+            }
+            if was_never_sent(&error) {
+                let why = chain(&error);
+                return Reply::not_run(format!(
+                    "the connection to the worker ended before the request: {why}"
+                ));
+            }
+            // The request was sent, so it may have arrived.
+            Reply::unknown(format!("the worker did not answer: {}", chain(&error)))
+        })
     }
 
     /// Whether the worker is ready: its readiness URL answers with 2xx or, without one, it accepts connections.
@@ -109,6 +131,19 @@ impl Caller {
             Err(_) => Err("it does not answer".to_owned()),
         }
     }
+}
+
+/// Whether the connection ended before anything of the request was written: hyper gives the request back then. It happens
+/// when a worker closes a new connection at once, as one does that has refused the client's certificate.
+fn was_never_sent(error: &(dyn Error + 'static)) -> bool {
+    let mut cause = Some(error);
+    while let Some(error) = cause {
+        if error.downcast_ref::<hyper::Error>().is_some_and(hyper::Error::is_canceled) {
+            return true;
+        }
+        cause = error.source();
+    }
+    false
 }
 
 impl fmt::Debug for Caller {

@@ -7,6 +7,7 @@ use std::time::Duration;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use bytes::Bytes;
+use oncegate::core::reason::one_line;
 use oncegate::{Attempt, Failure, Handler, Message};
 use serde::de::IgnoredAny;
 use serde::ser::{Error as _, SerializeMap};
@@ -273,14 +274,7 @@ impl AttemptInfo {
 fn shortened(mut reason: String) -> String {
     let end = (0..=REASON_MAX_BYTES.min(reason.len())).rev().find(|end| reason.is_char_boundary(*end));
     reason.truncate(end.unwrap_or_default());
-    // Every white space becomes a blank, so that words stay apart.
-    let spaced = |c: char| if c.is_whitespace() { ' ' } else { c };
-    reason.chars().map(spaced).filter(|c| !c.is_control() && !changes_direction(*c)).collect()
-}
-
-/// Whether the character changes the order in which a terminal shows others.
-fn changes_direction(c: char) -> bool {
-    matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+    one_line(&reason)
 }
 
 /// The result of a worker, as it is stored with the key.

@@ -218,9 +218,20 @@ async fn a_key_of_another_message_stays_with_it_and_somebody_is_told() {
     assert_eq!(numbers(&json, ["wanted", "sent", "mismatched"]), [1, 0, 1]);
     assert!(json["troubles"][0]["why"].as_str().is_some_and(|why| why.contains("another message")), "{json}");
     // A message that oncegate did not write has no origin headers; it is sent only with an explicit target.
-    given_up.kafka.produce(&given_up.dead, [Record::new("a stranger")]).await;
+    let stranger = Record::new("a \u{202e}stranger\u{1b}[2J").header("na\u{202e}me", "va\u{2066}lue");
+    given_up.kafka.produce(&given_up.dead, [stranger]).await;
     let json = given_up.dead_letters("redrive", &["--dry-run", "--json"]).await.ended(1).json();
     assert_eq!(numbers(&json, ["no_way_back"]), [1]);
+    // Nothing of it changes what the terminal shows.
+    let list = given_up.dead_letters("list", &["--json"]).await.ended(0).json();
+    let strange =
+        list["letters"].as_array().expect("letters").iter().find(|letter| letter["cause"].is_null());
+    let at = strange.and_then(|letter| letter["at"].as_str()).expect("the stranger's place");
+    let shown = given_up.dead_letters("show", &[at, "--payload"]).await;
+    assert!(!shown.ended(0).out.contains(['\u{202e}', '\u{2066}', '\u{1b}']), "{shown:?}");
+    for escaped in [r"a \u{202e}stranger\u{1b}[2J", r"na\u{202e}me", r"va\u{2066}lue"] {
+        assert!(shown.out.contains(escaped), "{escaped}: {shown:?}");
+    }
 }
 
 // invariant: redrive

@@ -96,7 +96,7 @@ async fn a_key_may_be_json_with_a_tenant_and_with_normalisers() {
         "a tenant is a part of the key"
     );
 
-    for command in ["key", "run", "replay", "peek", "estimate"] {
+    for command in ["key", "run", "replay", "peek", "estimate", "inspect", "reset", "prove"] {
         let help = oncegate(&[command, "--help"], b"").await;
         for form in ["timestamp-seconds", r#""tenant":{"header":"x-tenant"}"#] {
             assert!(help.ended(0).out.contains(form), "{command}: {}", help.out);

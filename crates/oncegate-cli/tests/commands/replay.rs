@@ -5,10 +5,11 @@ use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 
 use oncegate::core::store::Store;
 use oncegate::kafka::KafkaSource;
+use oncegate::postgres::PostgresStore;
 use oncegate::redis::RedisStore;
 use oncegate::sqlite::SqliteStore;
 use oncegate::{Attempt, Consumer, Failure, FingerprintSpec, Gate, Handler, Key, Message};
-use oncegate_testkit::{Kafka, Record, Redis, unique};
+use oncegate_testkit::{Kafka, Postgres, Process, Record, Redis, process, unique, until};
 use tokio::sync::Notify;
 
 use super::{Answer, LIMIT, oncegate};
@@ -101,10 +102,13 @@ impl Done {
     }
 
     async fn replay_by(&self, key: &str, more: &[&str]) -> Answer {
+        oncegate(&[&self.arguments(key), more].concat(), b"").await
+    }
+
+    fn arguments<'a>(&'a self, key: &'a str) -> Vec<&'a str> {
         let Self { kafka, topic, scope, store } = self;
         let fixed = ["replay", "--brokers", kafka.bootstrap(), "--topic", topic];
-        let fixed = [&fixed[..], &["--store", store, "--scope", scope, "--key", key]].concat();
-        oncegate(&[&fixed, more].concat(), b"").await
+        [&fixed[..], &["--store", store, "--scope", scope, "--key", key]].concat()
     }
 }
 
@@ -215,4 +219,47 @@ async fn servers_and_settings_that_are_wrong() {
     replay(brokers, &topic, store, &["--topic", &topic]).await.ended(2).says("twice");
     // An empty topic has nothing to run.
     replay(brokers, &topic, store, &[]).await.ended(0);
+}
+
+/// It changes nothing, so a signal ends it at once, also in the middle of a topic.
+#[tokio::test]
+async fn a_signal_in_the_middle_of_a_topic_ends_it_without_an_answer() {
+    const WAITING: &str = "FROM pg_stat_activity WHERE datname = current_database() \
+                           AND wait_event_type = 'Lock' AND query LIKE '%oncegate_records%'";
+    let postgres = Postgres::shared().await.database().await;
+    let store = PostgresStore::connect(postgres.url()).await.expect("connects");
+    store.create_schema().await.expect("makes its tables");
+    let done = Done::with(store, postgres.url().to_owned()).await;
+    // It has read messages of the topic when it waits for their records.
+    let lock = postgres.connection().await;
+    lock.batch_execute("BEGIN; LOCK TABLE oncegate_records IN ACCESS EXCLUSIVE MODE").await.expect("locks");
+    let watch = postgres.connection().await;
+    let waiting = async || {
+        let row = watch.query_one(&format!("SELECT count(*) {WAITING}"), &[]).await.expect("an answer");
+        row.get::<_, i64>(0)
+    };
+    let folder = tempfile::tempdir().expect("a folder");
+    for signal in ["TERM", "INT"] {
+        let log = folder.path().join(signal);
+        let mut command = process::bound_to_parent(env!("CARGO_BIN_EXE_oncegate"), "KILL");
+        command.args(done.arguments("order_id"));
+        let mut process = Process::spawn_logged("oncegate replay", command, &log);
+        until("it to wait for records", LIMIT, async || match waiting().await {
+            0 => Err(std::fs::read_to_string(&log).unwrap_or_default()),
+            _ => Ok(()),
+        })
+        .await;
+        process.signal(signal);
+        let ended = process.end_within(LIMIT).await;
+        let said = std::fs::read_to_string(&log).expect("its output");
+        assert_eq!(ended.code(), Some(130), "{signal}: {said}");
+        assert!(said.contains("interrupted") && !said.contains("messages"), "{signal}: {said}");
+        // The server would notice the end of its client only when it grants the lock.
+        watch.batch_execute(&format!("SELECT pg_terminate_backend(pid) {WAITING}")).await.expect("an answer");
+        until("its connection to end", LIMIT, async || match waiting().await {
+            0 => Ok(()),
+            left => Err(format!("{left} still wait")),
+        })
+        .await;
+    }
 }

@@ -66,6 +66,8 @@ async fn the_examples_pass_on_standard_streams() {
         format!("node '{}'", example("node/worker_stdio.js")),
         libraries.python(example("python/worker.py").as_ref()),
         libraries.node(example("node/worker.js").as_ref()),
+        libraries.python(example("python/batch.py").as_ref()),
+        libraries.node(example("node/batch.js").as_ref()),
     ] {
         let dir = tempfile::tempdir().unwrap();
         let command = format!("{worker} '{}'", dir.path().join("ledger").display());

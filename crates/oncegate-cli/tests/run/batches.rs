@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use oncegate_testkit::{LoopbackPort, Process, Redis, Sqs, process, unique};
 use serde_json::{Value, json};
 
+use super::libraries::Libraries;
 use super::raw::{Answer, RawWorker};
 use super::{LIMIT, Stage, example};
 
@@ -47,6 +48,22 @@ async fn a_worker_on_standard_streams_gets_batches_and_a_replay_has_no_effect() 
     let stage = stage().await;
     let ledger = stage.path("ledger");
     let command = format!("python3 '{}' '{}'", example("python/batch_stdio.py"), ledger.display());
+    consume_twice(&stage, &["--handler-exec", &command, "--workers", "2"]).await;
+}
+
+#[tokio::test]
+async fn a_python_worker_with_the_library_gets_batches_and_a_replay_has_no_effect() {
+    let stage = stage().await;
+    let command = Libraries::new().python(example("python/batch.py").as_ref());
+    let command = format!("{command} '{}'", stage.path("ledger").display());
+    consume_twice(&stage, &["--handler-exec", &command, "--workers", "2"]).await;
+}
+
+#[tokio::test]
+async fn a_node_worker_with_the_library_gets_batches_and_a_replay_has_no_effect() {
+    let (stage, libraries) = (stage().await, Libraries::new());
+    let command = libraries.node(example("node/batch.js").as_ref());
+    let command = format!("{command} '{}'", stage.path("ledger").display());
     consume_twice(&stage, &["--handler-exec", &command, "--workers", "2"]).await;
 }
 

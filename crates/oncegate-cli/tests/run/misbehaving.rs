@@ -1,7 +1,9 @@
 //! Workers that answer wrongly once: what happens to the message, and what the next attempt gets.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 use oncegate_testkit::until;
 
@@ -205,8 +207,69 @@ async fn a_retry_after_is_waited_for() {
         _ => Answer::status(200, "", ""),
     })
     .await;
-    let started = std::time::Instant::now();
+    let started = Instant::now();
     stage.consume(&["--handler", &worker.url()]).await;
     assert!(started.elapsed() >= Duration::from_secs(2));
     assert_eq!(worker.asked().len(), 2);
+}
+
+/// The limit concerns every message. The waits of a circuit breaker that double (1, 2, 4 … 30 s) would let the work wait
+/// for long after the limit is lifted.
+#[tokio::test]
+async fn when_a_limit_on_requests_is_lifted_the_work_goes_on() {
+    const RETRY_AFTER: Duration = Duration::from_secs(2);
+    const ORDERS: usize = 200;
+    const PROBES: usize = 10;
+    let stage = Stage::with_orders(ORDERS).await;
+    let times: Arc<Mutex<Vec<(Instant, bool)>>> = Arc::default();
+    let (noted, paused) = (Arc::clone(&times), Arc::<AtomicUsize>::default());
+    // Before the handler is paused, any number of messages fail; from then on, one probes at a time.
+    let (log, probes) = (stage.path("oncegate.log"), Arc::clone(&paused));
+    let worker = RawWorker::start(move |_| {
+        let is_paused = std::fs::read_to_string(&log).unwrap_or_default().contains("the handler is paused");
+        let limited = match is_paused {
+            true => probes.fetch_add(1, SeqCst) < PROBES,
+            false => true,
+        };
+        noted.lock().unwrap().push((Instant::now(), limited));
+        match limited {
+            true => Answer::status(429, "retry-after: 2\r\n", ""),
+            false => Answer::status(200, "", ""),
+        }
+    })
+    .await;
+    stage.consume(&["--handler", &worker.url(), "--max-attempts", "3", "--ordering", "unordered"]).await;
+    assert!(stage.letters().await.is_empty(), "{}", stage.log());
+    let times = times.lock().unwrap();
+    let (limited, done): (Vec<(Instant, bool)>, Vec<_>) =
+        times.iter().copied().partition(|(_, limited)| *limited);
+    assert_eq!(done.len(), ORDERS, "each is done once");
+    // In the middle, so that a machine that stops for a while does not matter.
+    let middle = |mut spans: Vec<Duration>| {
+        spans.sort();
+        spans[spans.len() / 2]
+    };
+    let last = limited.last().unwrap().0;
+    let probes = &limited[limited.len() - PROBES..];
+    let between = middle(probes.windows(2).map(|pair| pair[1].0 - pair[0].0).collect());
+    assert!(between <= 2 * RETRY_AFTER, "{between:?} between two probes: {}", stage.log());
+    let done = middle(done.iter().map(|(at, _)| *at - last).collect());
+    assert!(done <= 4 * RETRY_AFTER, "{done:?} until half of the work was done: {}", stage.log());
+}
+
+/// What a worker says ends up in headers, and from there in terminals.
+#[tokio::test]
+async fn the_reason_of_a_dead_letter_is_on_one_line_and_changes_no_direction() {
+    let stage = Stage::with_orders(1).await;
+    let worker =
+        RawWorker::start(|_| Answer::status(422, "", "no account\nfor \u{202e}gpj.exe\u{2066}\u{1b}[2J"))
+            .await;
+    stage.consume(&["--handler", &worker.url()]).await;
+    let letters = stage.letters().await;
+    assert_eq!(letters.len(), 1);
+    assert!(
+        letters[0].1.ends_with("the worker answers 422 Unprocessable Entity: no account for gpj.exe[2J"),
+        "{letters:?}"
+    );
+    assert!(!letters[0].1.contains(|c: char| c.is_control() || c == '\u{202e}'), "{letters:?}");
 }

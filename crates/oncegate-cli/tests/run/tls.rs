@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
 use oncegate_testkit::{Certificates, until};
 
-use super::raw::{Answer, RawWorker};
+use super::raw::{Answer, Asked, RawWorker};
 use super::{LIMIT, Running, Stage};
 
 fn certificates() -> Arc<Certificates> {
@@ -143,4 +143,57 @@ async fn a_certificate_of_the_client_that_changes_is_used_without_a_restart() {
     stage.until_consumed(&running.group).await;
     running.stop().await;
     assert_eq!((worker.asked().len(), stage.letters().await.len()), (3, 0), "{}", stage.log());
+}
+
+/// Consumes with a client's certificate that the worker refuses, until the handler is paused, and then with one that it
+/// accepts. Counted, a refusal would dead-letter every message.
+async fn a_refused_client_gives_up_no_message(batch: &[&str], attempts: impl Fn(&Asked) -> Vec<(u64, bool)>) {
+    const ORDERS: usize = 120;
+    let (stage, accepted, strange) = (Stage::with_orders(ORDERS).await, certificates(), certificates());
+    let worker = RawWorker::start_mutual_tls(Arc::clone(&accepted), |_| Answer::status(200, "", "")).await;
+    // Readiness is asked elsewhere, as when a certificate expires while the worker runs.
+    let ready = RawWorker::start(|_| Answer::status(200, "", "")).await;
+    let (certificate, key) = (stage.path("client.pem"), stage.path("client.key"));
+    let install = |certificates: &Certificates| {
+        std::fs::copy(certificates.file("server.key"), &key).unwrap();
+        std::fs::copy(certificates.file("server.pem"), &certificate).unwrap();
+    };
+    install(&strange);
+    let (address, ready, root) = (url(&worker), ready.url(), root(&accepted));
+    let set = |what: &str| format!("consumer.{}.{what}", stage.scope);
+    let (breaker, backoff) = (set("breaker.most=2s"), set("backoff.most=1s"));
+    let names = ["--handler", &address, "--handler-tls-root", &root, "--ready-url", &ready];
+    let own = [certificate.to_str().unwrap(), key.to_str().unwrap()];
+    let own = ["--handler-tls-certificate", own[0], "--handler-tls-key", own[1]];
+    let limits = ["--max-attempts", "2", "--concurrency", "4", "--set", &breaker, "--set", &backoff];
+    let running = stage.start(&[&names[..], &own, &limits, batch].concat());
+    until_said(&stage, "the handler is paused").await;
+    assert!(stage.log().contains("(`tls_certificate`)"), "{}", stage.log());
+    assert_eq!((stage.letters().await.len(), worker.asked().len()), (0, 0));
+    install(&accepted);
+    stage.until_consumed(&running.group).await;
+    running.stop().await;
+    assert!(stage.letters().await.is_empty());
+    let attempts: Vec<(u64, bool)> = worker.asked().iter().flat_map(attempts).collect();
+    assert_eq!(attempts, [(1, false); ORDERS], "a refusal counted as an attempt: {}", stage.log());
+}
+
+// invariant: worker-certificate
+#[tokio::test]
+async fn a_message_that_a_worker_refuses_by_the_clients_certificate_has_not_run() {
+    a_refused_client_gives_up_no_message(&[], |asked| vec![(asked.attempt().into(), asked.recovered())])
+        .await;
+}
+
+// invariant: worker-certificate
+#[tokio::test]
+async fn a_batch_that_a_worker_refuses_by_the_clients_certificate_has_not_run() {
+    a_refused_client_gives_up_no_message(&["--batch-messages", "10"], |asked| {
+        let messages: Vec<serde_json::Value> = serde_json::from_str(&asked.body).unwrap();
+        let attempt = |message: &serde_json::Value| {
+            (message["attempt"].as_u64().unwrap(), message["recovered"].as_bool().unwrap())
+        };
+        messages.iter().map(attempt).collect()
+    })
+    .await;
 }

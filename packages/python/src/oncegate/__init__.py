@@ -13,11 +13,12 @@ A worker is a function that ``oncegate run --handler-exec`` calls once for each 
     if __name__ == "__main__":
         charge.run()
 
-What the function returns is kept as the result. :class:`Retry` and :class:`DeadLetter` are the other outcomes.
+What the function returns is kept as the result. :class:`Retry`, :class:`Later` and :class:`DeadLetter` are the other
+outcomes. A :func:`batch_worker` gets many messages in one call.
 """
 
 from oncegate._message import Message, Origin
-from oncegate._outcome import DeadLetter, Retry
-from oncegate._worker import Worker, worker
+from oncegate._outcome import DeadLetter, Later, Retry
+from oncegate._worker import BatchWorker, Worker, batch_worker, worker
 
-__all__ = ["DeadLetter", "Message", "Origin", "Retry", "Worker", "worker"]
+__all__ = ["BatchWorker", "DeadLetter", "Later", "Message", "Origin", "Retry", "Worker", "batch_worker", "worker"]

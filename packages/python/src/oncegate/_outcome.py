@@ -13,17 +13,28 @@ REASON_MAX_CHARS = 1024
 class Retry(Exception):
     """The message is tried again.
 
-    Any other exception than :class:`Retry` and :class:`DeadLetter` has the same outcome, with a traceback on standard
-    error. ``delay`` is in seconds; without it the back-off of ``oncegate run`` decides. A retry counts as an attempt:
-    after ``max_attempts`` the message becomes a dead letter.
+    Any other exception than those of this module has the same outcome, with a traceback on standard error. ``delay`` is
+    in seconds; without it the back-off of ``oncegate run`` decides. A retry counts as an attempt: after ``max_attempts``
+    the message becomes a dead letter.
     """
 
     def __init__(self, reason: str, *, delay: Optional[float] = None) -> None:
         super().__init__(reason)
-        if delay is not None and not 0 <= delay <= DELAY_MAX_SECONDS:
-            raise ValueError(f"delay is {delay}; it is a number of seconds from 0 to {DELAY_MAX_SECONDS:.0f}")
         self.reason = reason
-        self.delay = delay
+        self.delay = _checked(delay)
+
+
+class Later(Exception):
+    """The message cannot be done yet, and is delivered again after ``delay`` seconds.
+
+    It is no failure and counts as no attempt, so nothing but the handler ends it: compare the message's age with a limit
+    of your own. Without a delay, ``oncegate run`` waits for its longest back-off.
+    """
+
+    def __init__(self, reason: str, *, delay: Optional[float] = None) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.delay = _checked(delay)
 
 
 class DeadLetter(Exception):
@@ -32,3 +43,9 @@ class DeadLetter(Exception):
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
         self.reason = reason
+
+
+def _checked(delay: Optional[float]) -> Optional[float]:
+    if delay is not None and not 0 <= delay <= DELAY_MAX_SECONDS:
+        raise ValueError(f"delay is {delay}; it is a number of seconds from 0 to {DELAY_MAX_SECONDS:.0f}")
+    return delay
