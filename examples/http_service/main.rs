@@ -5,8 +5,8 @@ use std::time::Duration;
 use axum::routing::post;
 use axum::{Extension, Json, Router};
 use oncegate::http::{Attempt, IdempotencyLayer, Principal, request_gate};
+use oncegate::shutdown_signal;
 use oncegate::sqlite::SqliteStore;
-use oncegate::{BoxError, shutdown_signal};
 use serde::{Deserialize, Serialize};
 
 #[derive(Deserialize)]
@@ -30,7 +30,8 @@ async fn pay(Extension(attempt): Extension<Attempt>, Json(payment): Json<Payment
 }
 
 #[tokio::main]
-async fn main() -> Result<(), BoxError> {
+async fn main() -> anyhow::Result<()> {
+    // An error is printed with its causes.
     let store = SqliteStore::open("payments.db").await?;
     let gate = request_gate("payments", store);
     // Keys of two callers must not meet: with more than one, say here who calls (docs/HTTP.md).

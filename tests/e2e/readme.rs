@@ -45,7 +45,7 @@ async fn the_program_of_the_readme_charges_once_says_what_it_gives_up_and_stops(
 }
 
 #[tokio::test]
-async fn a_wrong_port_is_named_with_its_server() {
+async fn a_wrong_port_of_redis_is_named_with_its_server() {
     let port = LoopbackPort::reserve();
     let folder = tempfile::tempdir().unwrap();
     let output = folder.path().join("output");
@@ -54,4 +54,23 @@ async fn a_wrong_port_is_named_with_its_server() {
     assert_eq!(program.end_within(LIMIT).await.code(), Some(1));
     let text = std::fs::read_to_string(&output).unwrap();
     assert!(text.contains(&format!("127.0.0.1:{}", port.number())) && !text.contains("{ "), "{text}");
+}
+
+/// Brokers that are away are waited for, so the log must name them; Ctrl-C ends the wait.
+#[tokio::test]
+async fn a_wrong_port_of_kafka_is_named_with_its_server_while_it_is_waited_for() {
+    let (port, redis) = (LoopbackPort::reserve(), RedisServer::start().await);
+    let folder = tempfile::tempdir().unwrap();
+    let output = folder.path().join("output");
+    let text = || std::fs::read_to_string(&output).unwrap();
+    let broker = format!("127.0.0.1:{}", port.number());
+    let mut program = program(&broker, redis.url(), "orders", "orders.dead", &output);
+    until("the broker to be named", LIMIT, async || {
+        let named = |line: &str| line.contains("the server is away") && line.contains(&broker);
+        if text().lines().any(named) { Ok(()) } else { Err(text()) }
+    })
+    .await;
+    assert!(!text().contains("{ "), "{}", text());
+    program.signal("INT");
+    assert_eq!(program.end_within(LIMIT).await.code(), Some(0), "{}", text());
 }

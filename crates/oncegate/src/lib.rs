@@ -114,6 +114,11 @@ pub mod readme {}
 #[doc = include_str!("../../../docs/REDIS.md")]
 pub mod guide_to_redis {}
 
+/// The programs of the HTTP document, compiled as documentation tests.
+#[cfg(all(doctest, feature = "http", feature = "postgres", feature = "sqlite"))]
+#[doc = include_str!("../../../docs/HTTP.md")]
+pub mod guide_to_http {}
+
 /// The programs of the observability document, compiled as documentation tests.
 #[cfg(all(doctest, feature = "kafka", feature = "status"))]
 #[doc = include_str!("../../../docs/OBSERVABILITY.md")]
