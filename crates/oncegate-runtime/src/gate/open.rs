@@ -111,9 +111,16 @@ impl OpenGate {
     pub(crate) async fn completed(&self, identities: &[Identity]) -> Vec<Option<Bytes>> {
         let keys = identities.iter().map(|identity| identity.key.clone()).collect();
         let found = self.store.prefetch(keys).await.into_iter().zip(identities);
+        // In a replay, nearly all duplicates are answered here, and no claim finds them.
+        let note = |identity: &Identity| {
+            if let Some(losses) = &self.losses {
+                losses.witnesses.note_duplicate(&identity.key);
+            }
+        };
         let same = |(found, identity): (Result<Option<Completed>, StoreError>, &Identity)| {
             let same = |found: &Completed| found.fingerprint == identity.fingerprint;
             let result = found.ok()?.filter(same)?.result;
+            note(identity);
             (!Reference::is(&result)).then_some(result)
         };
         found.map(same).collect()
