@@ -51,7 +51,9 @@ pub(super) async fn connect(
     shared: &Shared,
     address: &str,
 ) -> Result<ReadyConnection, StoreError> {
-    // A node that has just taken over slots may not be in the slot map yet, so it is asked about all.
+    // A node that has just taken over slots may not be in the slot map yet, so it is asked about the keys of all nodes:
+    // this check alone comes before the node answers a claim. It is made once for each connection, and reads no more than
+    // five keys of each node; the node answers those of others with MOVED, without looking for them.
     let question = shared.losses.question(|_| true);
     let mut connection = connector.connect().await?;
     let mut greeting = Pipeline::new();

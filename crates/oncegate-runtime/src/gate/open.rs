@@ -178,6 +178,11 @@ impl OpenGate {
         error.is_away() && self.settings.fail_open_after.is_some_and(|patience| began.elapsed() >= patience)
     }
 
+    /// Since when the store has answered none of the gate's own checks, with its last error; `None` while it answers.
+    pub(crate) fn unanswered_checks(&self, now: Instant) -> Option<(Duration, String)> {
+        self.losses.as_ref()?.unanswered(now)
+    }
+
     /// The store's report of its own upkeep.
     pub(crate) fn upkeep(&self) -> Upkeep {
         self.store.upkeep()
