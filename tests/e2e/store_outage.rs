@@ -2,18 +2,24 @@
 
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test that cannot go on has failed")]
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use oncegate::consumer::Monitor;
 use oncegate::health::{Health, PauseCause, Reason};
 use oncegate::kafka::KafkaSource;
 use oncegate::redis::RedisStore;
-use oncegate::{Attempt, Consumer, Gate, Key, Message};
-use oncegate_testkit::{Consuming, Kafka, Record, RedisServer, Watched, unique, until};
+use oncegate::{Attempt, Consumer, ConsumerError, Gate, Key, Message};
+use oncegate_testkit::{
+    Consuming, Kafka, Proxy, ProxyMode, Record, Redis, RedisServer, Watched, unique, until,
+};
 use tokio::sync::{oneshot, watch};
+use tokio::task::JoinHandle;
 
 const MESSAGES: u64 = 6_000;
 const LEASE: Duration = Duration::from_secs(60);
+/// The longest that a test waits for a fact.
+const LIMIT: Duration = Duration::from_secs(240);
 /// How long Redis is away: a part of the fault, not a wait for anything.
 const OUTAGE: Duration = Duration::from_secs(10);
 
@@ -154,4 +160,115 @@ async fn a_handler_that_ends_during_an_outage_longer_than_its_lease_runs_once() 
     _ = stop.send(());
     running.await.unwrap().unwrap();
     assert_eq!((*has_begun.borrow(), watched.total("extra_runs")), (1, 0));
+}
+
+// invariant: idle-store-away
+#[tokio::test(flavor = "multi_thread")]
+async fn an_idle_consumer_whose_redis_is_killed_is_not_ready_and_is_again_when_it_is_back() {
+    let mut redis = RedisServer::synced().await;
+    let store = RedisStore::connect(redis.url()).await.unwrap();
+    let kafka = Kafka::shared().await;
+    let topic = kafka.new_topic("idle", 1).await;
+    let gate = Gate::new(unique("idle"), Key::json(["id"]), store);
+    let source = KafkaSource::new(kafka.bootstrap(), unique("idle"), [topic.as_str()]);
+    let consumer = Consumer::new(source, gate, async |_: Message, _: Attempt| Ok(()));
+    let monitor = consumer.monitor();
+    let (stop, stopped) = oneshot::channel::<()>();
+    let running = tokio::spawn(consumer.run_until(async { _ = stopped.await }));
+    let until_ready = async || {
+        until("the consumer to be ready", LIMIT, async || match monitor.health() {
+            health if health.is_ready() => Ok(()),
+            health => Err(health.to_string()),
+        })
+        .await;
+    };
+    until_ready().await;
+    redis.kill();
+    let health = until("the outage to be noticed", LIMIT, async || match monitor.health() {
+        health if health.is_ready() => Err(health.to_string()),
+        health => Ok(health),
+    })
+    .await;
+    assert!(matches!(health.reasons(), [Reason::StoreAway { all: true, .. }]), "{health}");
+    assert!(health.is_live(), "a restart would not help: {health}");
+    assert!(!monitor.status().scopes[0].is_store_up());
+    redis.start_again().await;
+    until_ready().await;
+    assert!(monitor.status().scopes[0].is_store_up());
+    _ = stop.send(());
+    running.await.unwrap().unwrap();
+}
+
+/// One of the consumers of a group.
+struct Member {
+    watched: Arc<Watched>,
+    monitor: Monitor,
+    stop: oneshot::Sender<()>,
+    running: JoinHandle<Result<(), ConsumerError>>,
+}
+
+impl Member {
+    async fn stop(self) {
+        _ = self.stop.send(());
+        self.running.await.unwrap().unwrap();
+    }
+}
+
+// invariant: claim-left-behind
+#[tokio::test(flavor = "multi_thread")]
+async fn a_partition_that_is_revoked_while_the_answer_to_a_claim_is_lost_leaves_no_claim_behind() {
+    let (redis, kafka) = (Redis::shared().await, Kafka::shared().await);
+    let proxy = Proxy::before(&redis).await;
+    let (topic, name) = (kafka.new_topic("revoked", 1).await, unique("revoked"));
+    let attempts: Arc<Mutex<Vec<(u32, bool)>>> = Arc::default();
+    let join = async |url: &str| {
+        let noted = Arc::clone(&attempts);
+        let handler = move |_: Message, attempt: Attempt| {
+            noted.lock().unwrap().push((attempt.number(), attempt.recovered()));
+            std::future::ready(Ok(()))
+        };
+        let store = RedisStore::connect(url).await.unwrap();
+        let gate = Gate::new(name.as_str(), Key::json(["id"]), store).lease(LEASE * 10);
+        let source = KafkaSource::new(kafka.bootstrap(), name.as_str(), [topic.as_str()]);
+        // A rebalance revokes every partition of every member.
+        let source = source.property("partition.assignment.strategy", "range");
+        let watched = Watched::new();
+        let consumer = Consumer::new(source, gate, handler).observer(Arc::clone(&watched) as _);
+        let (monitor, (stop, stopped)) = (consumer.monitor(), oneshot::channel::<()>());
+        let running = tokio::spawn(consumer.run_until(async { _ = stopped.await }));
+        Member { watched, monitor, stop, running }
+    };
+    let first = join(&proxy.url()).await;
+    until("the partition", LIMIT, async || match first.monitor.status().source.partitions.len() {
+        1 => Ok(()),
+        other => Err(format!("{other} partitions")),
+    })
+    .await;
+    let rebalances = first.watched.total("rebalances");
+    proxy.set(ProxyMode::HoldAll);
+    kafka.produce(&topic, [Record::new(r#"{"id":1}"#)]).await;
+    let mut connection = redis.connection().await;
+    until("the claim to be executed", LIMIT, async || {
+        let mut all = redis::cmd("KEYS");
+        let keys: Vec<String> = all.arg(format!("{name}:*")).query_async(&mut connection).await.unwrap();
+        let claims = keys.iter().filter(|key| !key.ends_with(":descriptor")).count();
+        if claims == 1 { Ok(()) } else { Err(format!("{keys:?}")) }
+    })
+    .await;
+    let second = join(redis.url()).await;
+    first.watched.until("rebalances", rebalances + 1).await;
+    proxy.set(ProxyMode::Pass);
+    // Long before a lease is over.
+    until("the message to be acknowledged", LIMIT, async || {
+        match first.watched.total("acks") + second.watched.total("acks") {
+            0 => Err(format!("{:?}", attempts.lock().unwrap())),
+            _ => Ok(()),
+        }
+    })
+    .await;
+    for member in [first, second] {
+        assert_eq!(member.watched.total("extra_runs"), 0);
+        member.stop().await;
+    }
+    assert_eq!(*attempts.lock().unwrap(), [(1, false)], "an attempt was burnt");
 }

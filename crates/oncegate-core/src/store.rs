@@ -105,6 +105,12 @@ pub trait Store: Send + Sync + fmt::Debug {
     /// accepted the loss.
     fn accept_loss(&self) {}
 
+    /// By how much the checks of a gate for lost records are to be less frequent, because many processes use the server:
+    /// 1 for no change. Makes no call to a server.
+    fn check_spacing(&self) -> u32 {
+        1
+    }
+
     /// The current state of the store's cleanup. Makes no call to a server.
     fn upkeep(&self) -> Upkeep {
         Upkeep::default()
@@ -159,6 +165,10 @@ impl<S: Store + ?Sized> Store for Arc<S> {
 
     fn accept_loss(&self) {
         (**self).accept_loss();
+    }
+
+    fn check_spacing(&self) -> u32 {
+        (**self).check_spacing()
     }
 
     fn upkeep(&self) -> Upkeep {

@@ -46,7 +46,8 @@ CREATE INDEX IF NOT EXISTS oncegate_outbox_sent ON oncegate_outbox (outbox, sent
 CREATE TABLE IF NOT EXISTS oncegate_outbox_leaders (
     outbox      text COLLATE \"C\" NOT NULL PRIMARY KEY,
     relay       bytea  NOT NULL,
-    leads_until_ms bigint NOT NULL                 -- since 1970
+    leads_until_ms bigint NOT NULL,                -- since 1970
+    lease_ms    bigint NOT NULL                    -- of the relay
 );
 ";
 
@@ -56,12 +57,20 @@ INSERT INTO oncegate_outbox (outbox, id, topic, key, payload, header_names, head
 VALUES ($1, $2, $3, $4, $5, $6, $7)";
 
 /// The clock is read in the comparison: a relay that waited for the row compares again.
+///
+/// After the clock has gone back, a lead ends later than a whole lease from now. It is cut to that: its relay, if it
+/// runs, renews it in time.
 const LEAD: &str = "\
-INSERT INTO oncegate_outbox_leaders AS l (outbox, relay, leads_until_ms) \
-VALUES ($1, $2, floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint + $3) \
-ON CONFLICT (outbox) DO UPDATE SET relay = $2, \
-leads_until_ms = floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint + $3 \
-WHERE l.relay = $2 OR l.leads_until_ms < floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint";
+INSERT INTO oncegate_outbox_leaders AS l (outbox, relay, leads_until_ms, lease_ms) \
+VALUES ($1, $2, floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint + $3, $3) \
+ON CONFLICT (outbox) DO UPDATE SET (relay, leads_until_ms, lease_ms) = (\
+SELECT CASE WHEN is_free THEN $2 ELSE l.relay END, \
+now_ms + CASE WHEN is_free THEN $3 ELSE l.lease_ms END, CASE WHEN is_free THEN $3 ELSE l.lease_ms END \
+FROM (SELECT floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint AS now_ms) AS clock, \
+LATERAL (SELECT l.relay = $2 OR l.leads_until_ms < now_ms AS is_free) AS lead) \
+WHERE l.relay = $2 OR l.leads_until_ms < floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint \
+OR l.leads_until_ms > floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint + l.lease_ms \
+RETURNING relay = $2";
 
 const RESIGN: &str = "DELETE FROM oncegate_outbox_leaders WHERE outbox = $1 AND relay = $2";
 
@@ -263,8 +272,8 @@ impl OutboxStore for PostgresOutbox {
     async fn lead(&self, relay: Token, lease: Duration) -> Result<bool, StoreError> {
         let lead = move |client: Object, name: Scope| async move {
             let (name, relay, lease_ms) = (name.as_str(), relay.as_bytes().as_slice(), millis(lease));
-            let led = execute(&client, LEAD, &[&name, &relay, &lease_ms]).await;
-            (client, led.map(|rows| rows == 1))
+            let led = lead(&client, &[&name, &relay, &lease_ms]).await;
+            (client, led)
         };
         self.run(lead).await
     }
@@ -351,6 +360,13 @@ async fn execute(
 ) -> Result<u64, tokio_postgres::Error> {
     let statement = client.prepare_cached(sql).await?;
     client.execute(&statement, parameters).await
+}
+
+/// Whether the relay leads now.
+async fn lead(client: &Object, parameters: &[&(dyn ToSql + Sync)]) -> Result<bool, tokio_postgres::Error> {
+    let statement = client.prepare_cached(LEAD).await?;
+    let row = client.query_opt(&statement, parameters).await?;
+    row.map_or(Ok(false), |row| row.try_get(0))
 }
 
 async fn query_backlog(client: &Object, name: &str, most: u32) -> Result<Row, tokio_postgres::Error> {

@@ -43,6 +43,7 @@ use super::notices::Notices;
 use super::row;
 
 mod batch;
+mod confirm;
 mod open;
 #[cfg(feature = "sqlx")]
 mod sqlx;
@@ -51,6 +52,7 @@ pub use self::open::PostgresTransaction;
 #[cfg(feature = "sqlx")]
 pub use self::sqlx::SqlxTransactions;
 
+use self::confirm::{GUARD, Waits, read_back};
 use self::open::ROLLBACK_LIMIT;
 
 /// The most tries to begin a transaction after passing errors, such as a connection that was closed meanwhile.
@@ -224,30 +226,34 @@ impl PostgresTransactions {
         }
     }
 
-    /// Ends a transaction whose commit was sent, when this many had not waited for the standbys, and returns its
-    /// connection to its pool.
+    /// Ends a transaction whose commit was sent, and returns its connection to its pool. Before the commit, `cut_waits`
+    /// had not waited for the standbys. `written` is a record that the transaction has written.
     async fn finish(
         &self,
         transaction: PostgresTransaction,
         cut_waits: Option<u64>,
-        committed: Result<Result<(), CommitError>, Elapsed>,
+        committed: Result<Result<Waits, CommitError>, Elapsed>,
+        written: Option<&Completing>,
     ) -> Result<(), CommitError> {
         let silence = || StoreError::unknown("the server did not answer the commit in time");
-        match committed.unwrap_or_else(|_| Err(CommitError::Unknown(silence()))) {
-            Ok(()) => {}
+        let waits = match committed.unwrap_or_else(|_| Err(CommitError::Unknown(silence()))) {
+            Ok(waits) => waits,
             Err(unknown @ CommitError::Unknown(_)) => return Err(unknown),
             Err(error) => {
                 // The server has answered, and the transaction may still be open.
                 transaction.roll_back().await;
                 return Err(error);
             }
-        }
-        if cut_waits.is_none() || self.cut_waits() != cut_waits {
-            let confirmed = transaction.batch_execute(row::CONFIRM).await;
-            confirmed.map_err(|error| CommitError::Unknown(errors::unconfirmed(&error).error))?;
-        }
+        };
         transaction.release();
-        Ok(())
+        let has_waited = match cut_waits {
+            Some(_) => self.cut_waits() == cut_waits,
+            None => waits == Waits::ForNothing,
+        };
+        match written {
+            Some(written) if !has_waited => read_back(&self.store, written).await,
+            _ => Ok(()),
+        }
     }
 }
 
@@ -338,6 +344,11 @@ impl Hold {
         let text = |name| row.try_get::<_, String>(name).map_err(|_| format!("no column {name}"));
         Ok(Self::Record { xid: text("xid")?, ctid: text("ctid")? })
     }
+
+    /// The completion, if its record depends on this transaction alone. The runtime reads back what completes a claim.
+    fn written<'a>(&self, completing: &'a Completing) -> Option<&'a Completing> {
+        matches!(self, Self::Record { .. }).then_some(completing)
+    }
 }
 
 impl Transactions for PostgresTransactions {
@@ -381,7 +392,7 @@ impl Transactions for PostgresTransactions {
         let cut_waits = self.cut_waits();
         let committing = commit(&transaction, &hold, completing);
         let committed = tokio::time::timeout(completing.limit(), committing).await;
-        self.finish(transaction, cut_waits, committed).await
+        self.finish(transaction, cut_waits, committed, hold.written(completing)).await
     }
 
     async fn begin_batch(
@@ -410,7 +421,7 @@ impl Transactions for PostgresTransactions {
         let limit = batch.first().map_or(ROLLBACK_LIMIT, |(_, completing)| completing.limit());
         let cut_waits = self.cut_waits();
         let committed = tokio::time::timeout(limit, batch::commit(&transaction, &batch)).await;
-        self.finish(transaction, cut_waits, committed).await
+        self.finish(transaction, cut_waits, committed, batch::written(&batch)).await
     }
 
     async fn roll_back(&self, transaction: PostgresTransaction) {
@@ -427,7 +438,7 @@ impl Transactions for PostgresTransactions {
 }
 
 /// Stores the result and commits, in one round trip.
-async fn commit(client: &ClientWrapper, hold: &Hold, completing: &Completing) -> Result<(), CommitError> {
+async fn commit(client: &ClientWrapper, hold: &Hold, completing: &Completing) -> Result<Waits, CommitError> {
     let (Hold::Record { xid, .. } | Hold::Claim { xid }) = hold;
     let failed = |error: tokio_postgres::Error| not_committed(&error);
     let guard = client.prepare_cached(GUARD).await.map_err(failed)?;
@@ -435,33 +446,31 @@ async fn commit(client: &ClientWrapper, hold: &Hold, completing: &Completing) ->
     // Of each of these, in this order on the wire. After a failed statement the server rolls back instead of committing.
     let (guarded, added, committed) = match hold {
         Hold::Claim { .. } => {
-            client.execute(&guard, &numbers).await.map_err(failed)?;
+            let guarded = client.query_one(&guard, &numbers).await;
+            let guarded = guarded.map_err(failed)?;
             complete(&**client, completing).await.map_err(CommitError::RolledBack)?;
-            (Ok(1), Ok(1), client.batch_execute("COMMIT").await)
+            (Ok(guarded), Ok(1), client.batch_execute("COMMIT").await)
         }
         Hold::Record { .. } if completing.result().is_empty() => {
-            let sent = join(client.execute(&guard, &numbers), client.batch_execute("COMMIT")).await;
+            let sent = join(client.query_one(&guard, &numbers), client.batch_execute("COMMIT")).await;
             (sent.0, Ok(1), sent.1)
         }
         Hold::Record { ctid, .. } => {
             let add = client.prepare_cached(row::ADD_RESULT).await.map_err(failed)?;
             let (key, result) = (completing.key().as_str(), completing.result().as_ref());
             let row: [&(dyn ToSql + Sync); 3] = [ctid, &key, &result];
-            let guarding = client.execute(&guard, &numbers);
+            let guarding = client.query_one(&guard, &numbers);
             join3(guarding, client.execute(&add, &row), client.batch_execute("COMMIT")).await
         }
     };
-    guarded.map_err(failed)?;
+    let guarded = guarded.map_err(failed)?;
     let added = added.map_err(failed)?;
     committed.map_err(failed)?;
     match added {
-        1 => Ok(()),
+        1 => Ok(Waits::of(guarded.try_get("waits").unwrap_or(true))),
         _ => Err(CommitError::Unknown(StoreError::unknown(INTERFERES))),
     }
 }
-
-/// A statement that fails unless the transaction of this number is open and has not failed.
-const GUARD: &str = "SELECT 1 / CASE WHEN pg_current_xact_id_if_assigned()::text = $1 THEN 1 ELSE 0 END";
 
 /// The error of [`GUARD`] in a transaction that the handler has ended.
 const ENDED_BY_HANDLER: &str =

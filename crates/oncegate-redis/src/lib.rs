@@ -424,6 +424,10 @@ impl Store for RedisStore {
         self.inner.losses.accept_loss();
     }
 
+    fn check_spacing(&self) -> u32 {
+        self.inner.losses.spacing()
+    }
+
     async fn check(&self) -> Result<Checkup, StoreError> {
         let Inner { topology, address, warnings, durability, accepted, .. } = &*self.inner;
         let asked = SystemTime::now();

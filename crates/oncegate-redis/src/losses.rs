@@ -10,6 +10,7 @@
 
 // invariant (all tests): loss-undetected
 
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Instant, SystemTime};
 
@@ -32,6 +33,8 @@ const IDLE_TALK_BYTES: u64 = 16 * 1_024;
 pub(super) struct Losses {
     evicting_policy_allowed: bool,
     refuses_after_loss: bool,
+    /// By how much checks are less frequent, because the servers have many clients.
+    spacing: AtomicU32,
     state: Mutex<State>,
 }
 
@@ -101,7 +104,17 @@ impl Question {
 
 impl Losses {
     pub(super) fn new(evicting_policy_allowed: bool, refuses_after_loss: bool) -> Self {
-        Self { evicting_policy_allowed, refuses_after_loss, state: Mutex::default() }
+        let spacing = AtomicU32::new(1);
+        Self { evicting_policy_allowed, refuses_after_loss, spacing, state: Mutex::default() }
+    }
+
+    /// By how much checks are less frequent, because the servers have many clients.
+    pub(super) fn spacing(&self) -> u32 {
+        self.spacing.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn set_spacing(&self, spacing: u32) {
+        self.spacing.store(spacing, Ordering::Relaxed);
     }
 
     /// Locks the state. Every change leaves it consistent, so a poisoned lock is ignored.

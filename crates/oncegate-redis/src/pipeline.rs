@@ -51,7 +51,9 @@ pub(super) async fn connect(
     shared: &Shared,
     address: &str,
 ) -> Result<ReadyConnection, StoreError> {
-    // A node that has just taken over slots may not be in the slot map yet, so it is asked about all.
+    // A node that has just taken over slots may not be in the slot map yet, so it is asked about the keys of all nodes:
+    // this check alone comes before the node answers a claim. It is made once for each connection, and reads no more than
+    // five keys of each node; the node answers those of others with MOVED, without looking for them.
     let question = shared.losses.question(|_| true);
     let mut connection = connector.connect().await?;
     let mut greeting = Pipeline::new();
@@ -124,10 +126,10 @@ pub(super) async fn exchange(
     let count = requests.len();
     let waits = u32::try_from(ahead + 1).unwrap_or(u32::MAX);
     let patience = shared.durability.patience().saturating_mul(waits);
-    let deadline = deadline(shared.response_timeout.saturating_add(patience), &requests);
+    let limit = time_limit(shared.response_timeout.saturating_add(patience), &requests);
     let abilities = abilities.unless_sharded(shared.is_sharded.load(Ordering::Relaxed));
     let builder = PipelineBuilder::of(requests, shared, abilities);
-    let mut values = match send(&mut connection, &builder.pipeline, deadline).await {
+    let mut values = match send(&mut connection, &builder.pipeline, Instant::now() + limit).await {
         Ok(values) => values,
         Err(lost) => {
             // Calls until there is another connection were certainly not sent.
@@ -138,7 +140,7 @@ pub(super) async fn exchange(
     let mut missing = builder.missing(&mut values, shared.durability);
     let mut lost = None;
     if values.iter().any(lacks_script) {
-        match repair(shared, &mut connection, &builder, &mut values, deadline).await {
+        match repair(shared, &mut connection, &builder, &mut values, limit).await {
             // The confirmation came later on the same connection, so it also covers the commands before.
             Ok(again) => missing = again,
             Err(error) => lost = Some(error),
@@ -147,7 +149,11 @@ pub(super) async fn exchange(
     let is_several_slots =
         |value: &Value| matches!(value, Value::ServerError(error) if errors::is_several_slots(error));
     if values.iter().any(is_several_slots) && !shared.is_sharded.swap(true, Ordering::Relaxed) {
-        tracing::info!(node = address, "the server is sharded: from now on each call has one key");
+        tracing::warn!(
+            node = address,
+            "the server is sharded behind a proxy: from now on each call has one key, and a loss of records is detected \
+             only by records that are missing, because INFO shows one of its shards"
+        );
     }
     let ends = |value: &Value| match value {
         Value::ServerError(error) if errors::ends_connection(error) => Some(errors::store_error(error, None)),
@@ -320,18 +326,19 @@ impl PipelineBuilder {
     }
 }
 
-fn deadline(response_timeout: Duration, requests: &[Request]) -> Instant {
+fn time_limit(response_timeout: Duration, requests: &[Request]) -> Duration {
     let count = u32::try_from(requests.len()).unwrap_or(u32::MAX);
     let bytes: usize = requests.iter().map(|request| request.bytes()).sum();
     let kibibytes = u32::try_from(bytes / 1_024).unwrap_or(u32::MAX);
-    Instant::now() + response_timeout + TIMEOUT_PER_COMMAND * count + TIMEOUT_PER_KIBIBYTE * kibibytes
+    response_timeout + TIMEOUT_PER_COMMAND * count + TIMEOUT_PER_KIBIBYTE * kibibytes
 }
 
 fn lacks_script(value: &Value) -> bool {
     matches!(value, Value::ServerError(error) if errors::lacks_script(error))
 }
 
-/// Loads the scripts again and repeats the commands that lacked one; the others were executed.
+/// Loads the scripts again and repeats the commands that lacked one; the others were executed. Each repeat has the whole
+/// time limit, for it waits for its durability once more.
 ///
 /// Returns why nothing counts yet, if so. Fails with the reason when the answers to the repeated commands are lost.
 /// Commands whose value still reports a missing script were not executed.
@@ -340,7 +347,7 @@ async fn repair(
     connection: &mut MultiplexedConnection,
     builder: &PipelineBuilder,
     values: &mut [Value],
-    deadline: Instant,
+    limit: Duration,
 ) -> Result<Option<StoreError>, String> {
     let mut missing = None;
     for _ in 0..MAX_REPAIRS {
@@ -357,7 +364,7 @@ async fn repair(
         if builder.confirmed {
             again.confirm(shared.durability);
         }
-        let mut answers = send(connection, &again.pipeline, deadline).await?;
+        let mut answers = send(connection, &again.pipeline, Instant::now() + limit).await?;
         missing = again.missing(&mut answers, shared.durability);
         for (carried, answer) in again.carried.iter().zip(answers) {
             if let Carried::One(place) = carried

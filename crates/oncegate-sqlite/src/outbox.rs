@@ -13,7 +13,7 @@ use oncegate_runtime::outbox::{
     HeldBack, OutboxBacklog, OutboxMessage, OutboxStatus, OutboxStore, ReadLimits, UnsentMessage,
 };
 use rusqlite::types::Type;
-use rusqlite::{Connection, Row, params};
+use rusqlite::{Connection, OptionalExtension as _, Row, params};
 
 use super::SqliteStore;
 use super::sessions::NOW_MS;
@@ -37,7 +37,8 @@ CREATE INDEX IF NOT EXISTS oncegate_outbox_sent ON oncegate_outbox (outbox, sent
 CREATE TABLE IF NOT EXISTS oncegate_outbox_leaders (
     outbox         TEXT    NOT NULL PRIMARY KEY,
     relay          BLOB    NOT NULL,
-    leads_until_ms INTEGER NOT NULL
+    leads_until_ms INTEGER NOT NULL,
+    lease_ms       INTEGER NOT NULL              -- of the relay
 ) STRICT;
 ";
 
@@ -128,13 +129,19 @@ impl OutboxStore for SqliteOutbox {
 
     async fn lead(&self, relay: Token, lease: Duration) -> Result<bool, StoreError> {
         let lead = move |connection: &Connection, name: &str| {
+            let is_free = format!("(l.relay = ?2 OR l.leads_until_ms < {NOW_MS})");
+            // After the clock has gone back, a lead ends later than a whole lease from now. It is cut to that: its
+            // relay, if it runs, renews it in time.
             let lead = format!(
-                "INSERT INTO oncegate_outbox_leaders AS l VALUES (?1, ?2, {NOW_MS} + ?3) ON CONFLICT (outbox) \
-                 DO UPDATE SET relay = ?2, leads_until_ms = {NOW_MS} + ?3 WHERE l.relay = ?2 OR l.leads_until_ms < {NOW_MS}"
+                "INSERT INTO oncegate_outbox_leaders AS l VALUES (?1, ?2, {NOW_MS} + ?3, ?3) ON CONFLICT (outbox) \
+                 DO UPDATE SET relay = iif({is_free}, ?2, l.relay), lease_ms = iif({is_free}, ?3, l.lease_ms), \
+                 leads_until_ms = {NOW_MS} + iif({is_free}, ?3, l.lease_ms) \
+                 WHERE {is_free} OR l.leads_until_ms > {NOW_MS} + l.lease_ms RETURNING relay = ?2"
             );
-            connection.prepare_cached(&lead)?.execute(params![name, relay.as_bytes(), millis(lease)])
+            let mut lead = connection.prepare_cached(&lead)?;
+            lead.query_row(params![name, relay.as_bytes(), millis(lease)], |row| row.get(0)).optional()
         };
-        self.write(lead).await.map(|rows| rows == 1)
+        self.write(lead).await.map(|led| led.unwrap_or(false))
     }
 
     async fn resign(&self, relay: Token) -> Result<(), StoreError> {

@@ -152,6 +152,28 @@ async fn the_lead_belongs_to_one_relay_until_it_resigns_or_its_lease_is_over() {
     assert!(!outbox.lead(other, long).await.unwrap());
 }
 
+// invariant: clock-goes-back
+#[tokio::test]
+async fn a_clock_that_goes_back_keeps_the_lead_with_a_dead_relay_for_no_longer_than_its_lease() {
+    let world = World::new().await;
+    let outbox = &world.outbox;
+    let (one, other) = (Token::from_bits(1), Token::from_bits(2));
+    let (lease, hour) = (Duration::from_secs(2), Duration::from_secs(3_600));
+    let client = world.postgres.connection().await;
+    // To the row this is the same as a clock that goes back.
+    let goes_back = "UPDATE oncegate_outbox_leaders SET leads_until_ms = leads_until_ms + 3600000";
+    assert!(outbox.lead(one, lease).await.unwrap());
+    client.batch_execute(goes_back).await.unwrap();
+    assert!(!outbox.lead(other, hour).await.unwrap(), "a relay that runs loses its lead");
+    assert!(outbox.lead(one, lease).await.unwrap());
+    client.batch_execute(goes_back).await.unwrap();
+    oncegate_testkit::until("the lead of the dead relay to be over", crate::world::LIMIT, async || {
+        if outbox.lead(other, hour).await.unwrap() { Ok(()) } else { Err("it is led".to_owned()) }
+    })
+    .await;
+    assert!(!outbox.lead(one, lease).await.unwrap());
+}
+
 /// A message of another outbox of the database is not this relay's.
 #[tokio::test]
 async fn outboxes_of_one_database_are_kept_apart() {

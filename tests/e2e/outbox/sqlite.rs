@@ -63,6 +63,29 @@ async fn a_file_publishes_what_was_committed_in_it_and_keeps_it_for_its_retentio
     assert_eq!(header(&tombstones[0], ID_HEADER), Some(b"the tombstone".as_slice()));
 }
 
+// invariant: clock-goes-back
+#[tokio::test]
+async fn a_clock_that_goes_back_keeps_the_lead_of_a_file_with_a_dead_relay_for_no_longer_than_its_lease() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = SqliteStore::open(folder.path().join("shop.db")).await.unwrap();
+    let outbox = store.outbox("shop").await.unwrap();
+    let (one, other) = (Token::from_bits(1), Token::from_bits(2));
+    let (lease, hour) = (Duration::from_secs(2), Duration::from_secs(3_600));
+    let connection = store.open_connection().unwrap();
+    // To the row this is the same as a clock that goes back.
+    let goes_back = "UPDATE oncegate_outbox_leaders SET leads_until_ms = leads_until_ms + 3600000";
+    assert!(outbox.lead(one, lease).await.unwrap());
+    connection.execute(goes_back, []).unwrap();
+    assert!(!outbox.lead(other, hour).await.unwrap(), "a relay that runs loses its lead");
+    assert!(outbox.lead(one, lease).await.unwrap());
+    connection.execute(goes_back, []).unwrap();
+    until("the lead of the dead relay to be over", LIMIT, async || {
+        if outbox.lead(other, hour).await.unwrap() { Ok(()) } else { Err("it is led".to_owned()) }
+    })
+    .await;
+    assert!(!outbox.lead(one, lease).await.unwrap());
+}
+
 // invariant: outbox-leader
 #[tokio::test]
 async fn a_file_has_one_leader_and_reads_up_to_its_limits() {

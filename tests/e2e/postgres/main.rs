@@ -2,6 +2,10 @@
 
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test that cannot go on has failed")]
 
+#[path = "../../../crates/oncegate-runtime/tests/runtime/list.rs"]
+#[allow(dead_code, reason = "its other users need more of it")]
+mod list;
+
 mod conformance;
 mod equivalence;
 mod faults;

@@ -4,17 +4,23 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use deadpool_postgres::{Manager, Pool};
-use oncegate::postgres::PostgresStore;
+use oncegate::postgres::{PostgresStore, PostgresTransaction};
+use oncegate::{Attempt, Consumer, Failure, Gate, Key, Message, Transactional, TransactionalHandler};
 use oncegate_core::key::StoreKey;
 use oncegate_core::record::Token;
 use oncegate_core::store::Store;
-use oncegate_testkit::{Postgres, PostgresServer};
+use oncegate_testkit::{Postgres, PostgresServer, unique};
+use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 use tokio_postgres::{Client, NoTls};
 
 use crate::hand::{
     self, HELD, PATIENCE, apply, claim, complete, completed_with, granted_as, key, scope, token,
 };
+
+use crate::list::{List, Listed};
+
+type SqlxTransaction = sqlx::Transaction<'static, sqlx::Postgres>;
 
 const RESULT: &[u8] = b"the result";
 
@@ -66,11 +72,14 @@ async fn waiting<T>(client: &Client, earlier: Option<String>, call: &JoinHandle<
     }
 }
 
+fn pool(postgres: &Postgres) -> Pool {
+    let manager = Manager::new(postgres.url().parse().unwrap(), NoTls);
+    Pool::builder(manager).max_size(10).build().unwrap()
+}
+
 /// A store over a pool of the caller's.
 async fn pooled(postgres: &Postgres) -> Arc<PostgresStore> {
-    let manager = Manager::new(postgres.url().parse().unwrap(), NoTls);
-    let pool = Pool::builder(manager).max_size(10).build().unwrap();
-    let store = PostgresStore::from_pool(pool).response_timeout(PATIENCE).without_purge();
+    let store = PostgresStore::from_pool(pool(postgres)).response_timeout(PATIENCE).without_purge();
     Arc::new(store.connect().await.unwrap())
 }
 
@@ -132,4 +141,84 @@ async fn what_is_found_settled_is_not_answered_before_a_standby_has_it() {
         set_standby(&client, "").await;
         call.await.unwrap();
     }
+}
+
+/// Works in the transaction that it is given, which it ends when its session waits for standbys.
+#[derive(Clone, Default)]
+struct Pay {
+    begun: Arc<Notify>,
+    may_end: Arc<Notify>,
+}
+
+const STANDBYS: &str = "SELECT current_setting('synchronous_standby_names')";
+
+impl TransactionalHandler<PostgresTransaction> for Pay {
+    type Output = ();
+
+    async fn handle(&self, _: &Message, _: &Attempt, pay: &mut PostgresTransaction) -> Result<(), Failure> {
+        self.begun.notify_one();
+        self.may_end.notified().await;
+        while pay.query_one(STANDBYS, &[]).await?.get::<_, String>(0).is_empty() {
+            tokio::task::yield_now().await;
+        }
+        Ok(())
+    }
+}
+
+impl TransactionalHandler<SqlxTransaction> for Pay {
+    type Output = ();
+
+    async fn handle(&self, _: &Message, _: &Attempt, pay: &mut SqlxTransaction) -> Result<(), Failure> {
+        self.begun.notify_one();
+        self.may_end.notified().await;
+        while sqlx::query_scalar::<_, String>(STANDBYS).fetch_one(&mut **pay).await?.is_empty() {
+            tokio::task::yield_now().await;
+        }
+        Ok(())
+    }
+}
+
+/// Runs a transaction of a handler whose commit has no standby, and cuts two waits short.
+async fn cut_twice(server: &Postgres, store: &Arc<PostgresStore>, pay: &Pay, payments: Transactional) {
+    let client = server.connection().await;
+    let list = List::of("payments", [("", r#"{"id":1}"#.to_owned())]);
+    let gate = Gate::new(&unique("t"), Key::json(["id"]), Arc::clone(store)).lease(PATIENCE);
+    let (consumer, stop) = (Consumer::new(Listed(Arc::clone(&list)), gate, payments), Arc::clone(&list));
+    let call =
+        tokio::spawn(async move { consumer.run_until(async move { stop.until_acked(1).await }).await });
+    pay.begun.notified().await;
+    wait_for_nobody(server, &client).await;
+    pay.may_end.notify_one();
+    let mut earlier = None;
+    for _ in 0..2 {
+        let (pid, began) = waiting(&client, earlier, &call).await;
+        client.query_one("SELECT pg_cancel_backend($1)", &[&pid]).await.unwrap();
+        earlier = Some(began);
+    }
+    // The effect is on this server, and nowhere else.
+    waiting(&client, earlier, &call).await;
+    assert!(list.acked().is_empty());
+    set_standby(&client, "").await;
+    call.await.unwrap().unwrap();
+}
+
+// invariant: standby-missing
+#[tokio::test]
+async fn a_transaction_whose_waits_were_cut_short_is_not_acknowledged_before_a_standby_has_it() {
+    let (server, store, _) = server().await;
+    let own = store.transactions().unwrap();
+    let pooled = store.transactions_of(pool(&server));
+    for transactions in [own, pooled] {
+        let pay = Pay::default();
+        cut_twice(&server, &store, &pay, Transactional::new(transactions, pay.clone())).await;
+    }
+}
+
+// invariant: standby-missing
+#[tokio::test]
+async fn a_transaction_of_sqlx_whose_waits_were_cut_short_is_not_acknowledged_before_a_standby_has_it() {
+    let (server, store, _) = server().await;
+    let (pay, pool) = (Pay::default(), sqlx::PgPool::connect(server.url()).await.unwrap());
+    let payments = Transactional::new(store.sqlx_transactions(pool), pay.clone());
+    cut_twice(&server, &store, &pay, payments).await;
 }

@@ -1,8 +1,9 @@
 //! Servers that are away for a while.
 
+use oncegate::{Attempt, Message};
 use oncegate_testkit::{ElasticmqServer, RedisServer, Sqs, SqsProxy};
 
-use crate::stage::{Clerk, Stage, VISIBILITY};
+use crate::stage::{Book, Clerk, LEASE, Stage, VISIBILITY, id};
 
 // invariant: queue-message-lost
 #[tokio::test(flavor = "multi_thread")]
@@ -56,4 +57,41 @@ async fn while_the_store_is_away_nothing_is_received_and_what_is_held_stays() {
     assert!(clerk.charges().values().all(|count| *count == 1));
     assert_eq!(stage.dead.depth().await.total(), 0, "the redrive policy took nothing");
     assert_eq!(stage.queue.depth().await.total(), 0);
+}
+
+// invariant: result-of-an-outage
+#[tokio::test(flavor = "multi_thread")]
+async fn a_handler_of_a_queue_that_ends_during_an_outage_longer_than_its_lease_runs_once() {
+    let sqs = Sqs::shared().await;
+    let mut redis = RedisServer::synced().await;
+    let stage = Stage::on(&sqs).await.with_redis(&redis);
+    stage.queue.redrive_to(&stage.dead, 2).await;
+    stage.send([7]).await;
+    let book = Book::new();
+    let handler = {
+        let book = book.clone();
+        move |message: Message, attempt: Attempt| {
+            let book = book.clone();
+            async move {
+                let id = id(&message)?;
+                book.write(format!("start {id}"));
+                // Resolves because no heartbeat is confirmed. The handler goes on all the same, past the end of its lease.
+                attempt.cancelled().await;
+                tokio::time::sleep(LEASE).await;
+                book.write(format!("charge {id}"));
+                Ok(())
+            }
+        }
+    };
+    let running = stage.start(handler).await;
+    book.until_line("start 7").await;
+    redis.kill();
+    book.until_line("charge 7").await;
+    assert_eq!(running.watched.total("acks"), 0, "nothing is acknowledged before the store has answered");
+    redis.start_again().await;
+    running.watched.until("acks", 1).await;
+    let watched = running.stop().await;
+    assert_eq!(book.lines(), ["start 7", "charge 7"]);
+    assert_eq!(watched.total("extra_runs") + watched.total("dead_letters"), 0);
+    assert_eq!((stage.queue.depth().await.total(), stage.dead.depth().await.total()), (0, 0));
 }

@@ -8,7 +8,7 @@ use aws_sdk_sqs::types::{MessageAttributeValue, QueueAttributeName, SendMessageB
 use oncegate::{Attempt, Backoff, Failure, Message};
 use oncegate_testkit::{Moto, Queue, Sqs};
 
-use crate::stage::{Book, Stage, VISIBILITY, body, id, receives};
+use crate::stage::{Book, MAX_ATTEMPTS, Stage, VISIBILITY, body, id, receives};
 
 /// What a queue takes as a delay: whole seconds.
 const SECOND: Duration = Duration::from_secs(1);
@@ -164,4 +164,33 @@ async fn the_back_off_of_the_consumer_is_the_visibility_of_the_retry() {
     let mut lines = book.lines();
     lines.sort_unstable();
     assert_eq!(lines, ["1 1", "1 2", "2 1", "2 2"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_message_that_its_handler_wants_later_goes_back_to_the_queue_and_nothing_is_counted() {
+    const LATER: u32 = MAX_ATTEMPTS + 2;
+    let sqs = Sqs::shared().await;
+    let stage = Stage::on(&sqs).await;
+    stage.send([7]).await;
+    let book = Book::new();
+    let handler = {
+        let book = book.clone();
+        move |message: Message, attempt: Attempt| {
+            let runs = book.lines().len();
+            let line = id(&message).map(|id| format!("{id}, attempt {}", attempt.number()));
+            let outcome = line.map(|line| book.write(line));
+            let failure = (runs < LATER as usize).then(|| Failure::later(SECOND, "the report is not ready"));
+            std::future::ready(outcome.and(failure.map_or(Ok(()), Err)))
+        }
+    };
+    let running = stage.start(handler).await;
+    running.watched.until("acks", 1).await;
+    let watched = running.stop().await;
+    assert_eq!(book.lines(), vec!["7, attempt 1"; LATER as usize + 1]);
+    assert_eq!(watched.get("handler_runs", "later"), u64::from(LATER));
+    assert_eq!(watched.total("sqs_handed_back"), u64::from(LATER));
+    let counted =
+        ["extra_runs", "retries", "dead_letters", "breaker_changes"].map(|name| watched.total(name));
+    assert_eq!(counted, [0; 4]);
+    assert_eq!(stage.queue.depth().await.total(), 0);
 }

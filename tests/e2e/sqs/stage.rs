@@ -17,7 +17,7 @@ pub(crate) const VISIBILITY: Duration = Duration::from_secs(6);
 pub(crate) const LONG_VISIBILITY: Duration = Duration::from_secs(15);
 /// How long a receive waits for messages.
 const WAIT: Duration = Duration::from_secs(2);
-const LEASE: Duration = Duration::from_secs(6);
+pub(crate) const LEASE: Duration = Duration::from_secs(6);
 /// The longest wait for what a handler does.
 const LIMIT: Duration = Duration::from_secs(240);
 pub(crate) const MAX_ATTEMPTS: u32 = 3;

@@ -19,6 +19,21 @@ pub trait StoreWrapper: Send + Sync + fmt::Debug {
         self.inner().execute(commands).await
     }
 
+    /// See [`Store::read`].
+    async fn read(&self, keys: Vec<StoreKey>) -> Vec<Result<Option<RecordSnapshot>, StoreError>> {
+        self.inner().read(keys).await
+    }
+
+    /// See [`Store::descriptor`].
+    async fn descriptor(&self, scope: &Scope) -> Result<Option<String>, StoreError> {
+        self.inner().descriptor(scope).await
+    }
+
+    /// See [`Store::check_spacing`].
+    fn check_spacing(&self) -> u32 {
+        self.inner().check_spacing()
+    }
+
     /// See [`Store::prefetch`].
     async fn prefetch(&self, keys: Vec<StoreKey>) -> Vec<Result<Option<Completed>, StoreError>> {
         self.inner().prefetch(keys).await
@@ -32,7 +47,7 @@ impl<W: StoreWrapper> Store for W {
     }
 
     async fn read(&self, keys: Vec<StoreKey>) -> Vec<Result<Option<RecordSnapshot>, StoreError>> {
-        self.inner().read(keys).await
+        StoreWrapper::read(self, keys).await
     }
 
     async fn prefetch(&self, keys: Vec<StoreKey>) -> Vec<Result<Option<Completed>, StoreError>> {
@@ -49,7 +64,7 @@ impl<W: StoreWrapper> Store for W {
     }
 
     async fn descriptor(&self, scope: &Scope) -> Result<Option<String>, StoreError> {
-        self.inner().descriptor(scope).await
+        StoreWrapper::descriptor(self, scope).await
     }
 
     fn shard(&self, key: &StoreKey) -> u64 {
@@ -62,6 +77,10 @@ impl<W: StoreWrapper> Store for W {
 
     fn accept_loss(&self) {
         self.inner().accept_loss();
+    }
+
+    fn check_spacing(&self) -> u32 {
+        StoreWrapper::check_spacing(self)
     }
 
     fn upkeep(&self) -> Upkeep {

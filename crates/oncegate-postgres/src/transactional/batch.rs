@@ -13,8 +13,8 @@ use oncegate_runtime::transactional::{BatchBegun, CommitError, KEY_WAIT};
 use tokio_postgres::types::{ToSql, Type};
 
 use super::{
-    GUARD, Hold, INTERFERES, Isolation, PostgresTransaction, PostgresTransactions, begin_sql, not_committed,
-    set_lock_timeout,
+    GUARD, Hold, INTERFERES, Isolation, PostgresTransaction, PostgresTransactions, Waits, begin_sql,
+    not_committed, set_lock_timeout,
 };
 use crate::errors::{self, Trouble};
 use crate::row::{self, Completions};
@@ -119,8 +119,16 @@ pub(super) fn xid(batch: &[(Hold, Completing)]) -> &str {
     xid
 }
 
+/// One of the records that the transaction of a batch has written: all are in one commit.
+pub(super) fn written(batch: &[(Hold, Completing)]) -> Option<&Completing> {
+    batch.iter().find_map(|(hold, completing)| hold.written(completing))
+}
+
 /// Stores the results and commits, in one round trip.
-pub(super) async fn commit(client: &ClientWrapper, batch: &[(Hold, Completing)]) -> Result<(), CommitError> {
+pub(super) async fn commit(
+    client: &ClientWrapper,
+    batch: &[(Hold, Completing)],
+) -> Result<Waits, CommitError> {
     let failed = |error: tokio_postgres::Error| not_committed(&error);
     let guard = client.prepare_cached(GUARD).await.map_err(failed)?;
     let (xid, results) = (xid(batch), Results::of(batch));
@@ -128,7 +136,7 @@ pub(super) async fn commit(client: &ClientWrapper, batch: &[(Hold, Completing)])
     // In this order on the wire. After a failed statement the server rolls back instead of committing.
     let (guarded, added, committed) = if results.count() == 0 {
         let (guarded, committed) =
-            join(client.execute(&guard, &numbers), client.batch_execute("COMMIT")).await;
+            join(client.query_one(&guard, &numbers), client.batch_execute("COMMIT")).await;
         (guarded, Ok(0), committed)
     } else {
         let rows: [(&(dyn ToSql + Sync), Type); 3] = [
@@ -137,13 +145,13 @@ pub(super) async fn commit(client: &ClientWrapper, batch: &[(Hold, Completing)])
             (&results.results, Type::BYTEA_ARRAY),
         ];
         let adding = client.execute_typed(row::ADD_RESULTS, &rows);
-        join3(client.execute(&guard, &numbers), adding, client.batch_execute("COMMIT")).await
+        join3(client.query_one(&guard, &numbers), adding, client.batch_execute("COMMIT")).await
     };
-    guarded.map_err(failed)?;
+    let guarded = guarded.map_err(failed)?;
     let added = added.map_err(failed)?;
     committed.map_err(failed)?;
     if added == results.count() {
-        return Ok(());
+        return Ok(Waits::of(guarded.try_get("waits").unwrap_or(true)));
     }
     Err(CommitError::Unknown(StoreError::unknown(INTERFERES)))
 }

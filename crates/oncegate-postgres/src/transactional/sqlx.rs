@@ -18,10 +18,10 @@ use sqlx::{AssertSqlSafe, Error, Row as _, Transaction};
 use tokio::time::error::Elapsed;
 
 use super::super::commit::sqlx::{complete, in_doubt, not_executed, state};
-use super::batch::{Results, begin_batch_sql, holds, xid};
+use super::batch::{Results, begin_batch_sql, holds, written, xid};
 use super::{
-    ASSIGN_NUMBER, ENDED_BY_HANDLER, GUARD, Hold, INTERFERES, Isolation, PostgresStore, Tries, begin_sql,
-    set_lock_timeout,
+    ASSIGN_NUMBER, ENDED_BY_HANDLER, GUARD, Hold, INTERFERES, Isolation, PostgresStore, Tries, Waits,
+    begin_sql, read_back, set_lock_timeout,
 };
 use crate::errors::{self, Trouble};
 use crate::row::{self, Completions};
@@ -105,6 +105,15 @@ impl SqlxTransactions {
         }
         Ok(Begun::Open(transaction, holds))
     }
+
+    /// Confirms a commit that the server has reported. `written` is a record that it contains. sqlx does not return the
+    /// warning of a wait that was interrupted, so after every commit that waits for standbys the record is read back.
+    async fn finish(&self, waits: Waits, written: Option<&Completing>) -> Result<(), CommitError> {
+        match (waits, written) {
+            (Waits::ForStandbys, Some(written)) => read_back(&self.store, written).await,
+            _ => Ok(()),
+        }
+    }
 }
 
 type OpenedBy<H> = Begun<Transaction<'static, Postgres>, H>;
@@ -187,7 +196,8 @@ impl Transactions for SqlxTransactions {
         completing: &Completing,
     ) -> Result<(), CommitError> {
         let committing = commit(transaction, &hold, completing);
-        within(completing.limit(), committing).await
+        let waits = within(completing.limit(), committing).await?;
+        self.finish(waits, hold.written(completing)).await
     }
 
     async fn commit_batch(
@@ -196,7 +206,8 @@ impl Transactions for SqlxTransactions {
         batch: Vec<(Hold, Completing)>,
     ) -> Result<(), CommitError> {
         let limit = batch.first().map_or(Duration::ZERO, |(_, completing)| completing.limit());
-        within(limit, commit_batch(transaction, &batch)).await
+        let waits = within(limit, commit_batch(transaction, &batch)).await?;
+        self.finish(waits, written(&batch)).await
     }
 
     async fn roll_back(&self, transaction: Self::Transaction) {
@@ -219,9 +230,9 @@ async fn commit(
     mut transaction: Transaction<'static, Postgres>,
     hold: &Hold,
     completing: &Completing,
-) -> Result<(), CommitError> {
+) -> Result<Waits, CommitError> {
     let (Hold::Record { xid, .. } | Hold::Claim { xid }) = hold;
-    guard(&mut transaction, xid).await?;
+    let waits = guard(&mut transaction, xid).await?;
     match hold {
         Hold::Claim { .. } => {
             complete(&mut transaction, completing).await.map_err(CommitError::RolledBack)?;
@@ -238,15 +249,16 @@ async fn commit(
             }
         }
     }
-    send_commit(transaction).await
+    send_commit(transaction).await?;
+    Ok(waits)
 }
 
 /// Stores the results of a batch and commits.
 async fn commit_batch(
     mut transaction: Transaction<'static, Postgres>,
     batch: &[(Hold, Completing)],
-) -> Result<(), CommitError> {
-    guard(&mut transaction, xid(batch)).await?;
+) -> Result<Waits, CommitError> {
+    let waits = guard(&mut transaction, xid(batch)).await?;
     let results = Results::of(batch);
     let count = results.count();
     if count > 0 {
@@ -257,20 +269,22 @@ async fn commit_batch(
             return Err(CommitError::RolledBack(INTERFERES.into()));
         }
     }
-    send_commit(transaction).await
+    send_commit(transaction).await?;
+    Ok(waits)
 }
 
 /// Fails unless the transaction of this number is open and has not failed.
-async fn guard(transaction: &mut Transaction<'static, Postgres>, xid: &str) -> Result<(), CommitError> {
-    let guard = sqlx::query(GUARD).bind(xid).execute(&mut **transaction).await;
-    guard.map(drop).map_err(|error| rolled_back(&error))
+async fn guard(transaction: &mut Transaction<'static, Postgres>, xid: &str) -> Result<Waits, CommitError> {
+    let guard = sqlx::query(GUARD).bind(xid).fetch_one(&mut **transaction).await;
+    let row = guard.map_err(|error| rolled_back(&error))?;
+    Ok(Waits::of(row.try_get("waits").unwrap_or(true)))
 }
 
 /// Waits for a commit within a limit.
 async fn within(
     limit: Duration,
-    committing: impl Future<Output = Result<(), CommitError>> + Send,
-) -> Result<(), CommitError> {
+    committing: impl Future<Output = Result<Waits, CommitError>> + Send,
+) -> Result<Waits, CommitError> {
     let silence =
         |_| CommitError::Unknown(StoreError::unknown("the server did not answer the commit in time"));
     tokio::time::timeout(limit, committing).await.map_err(silence)?

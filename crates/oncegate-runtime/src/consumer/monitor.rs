@@ -9,8 +9,8 @@ use tokio::time::Instant;
 use super::shared::{Route, Shared};
 use super::watch::{Look, PartitionName, Seen, SeenPartition, Underway, see};
 use crate::health::{
-    FailureLog, Health, PartitionStatus, PauseCause, Permits, Phase, QUIET_LIMIT, Run, ScopeStatus,
-    SourceStatus, Stage, Status, StoreOutage, Unfinished,
+    FailureLog, Health, PartitionStatus, PauseCause, Permits, Phase, QUIET_LIMIT, Run, STORE_LIMIT,
+    ScopeStatus, SourceStatus, Stage, Status, StoreOutage, Unfinished,
 };
 use crate::source::Source;
 
@@ -184,6 +184,10 @@ impl Shared {
             };
             let shards = look.shards.iter().find(|(number, _)| *number == route.number);
             let (promise, upkeep) = (route.gate.promise(), route.gate.upkeep());
+            let mut outages: Vec<StoreOutage> = outages.map(outage).collect();
+            if outages.is_empty() {
+                outages.extend(self.idle_outage(now, route));
+            }
             ScopeStatus {
                 scope: route.gate.scope().to_owned(),
                 route: name.clone(),
@@ -198,11 +202,18 @@ impl Shared {
                 oldest_expired: upkeep.oldest_expired,
                 log_bytes: upkeep.log_bytes,
                 shards: shards.map_or(0, |(_, shards)| *shards),
-                outages: outages.map(outage).collect(),
+                outages,
                 handler_paused: route.breaker.has_paused(),
             }
         };
         self.routes.iter().map(scope).collect()
+    }
+
+    /// The outage of a store that no message has found: the gate's own checks have failed for a while.
+    fn idle_outage(&self, now: Instant, route: &Route) -> Option<StoreOutage> {
+        let (lasts, error) = route.gate.unanswered_checks(now).filter(|(lasts, _)| *lasts > STORE_LIMIT)?;
+        let open = self.settings.fail_open_after.is_some_and(|patience| lasts >= patience);
+        Some(StoreOutage { shard: 0, lasts, error, waiting: 0, open })
     }
 
     fn pauses(&self, status: &Status) -> Vec<PauseCause> {

@@ -14,13 +14,15 @@ use std::time::{Duration, SystemTime};
 use oncegate_core::key::Scope;
 use oncegate_core::record::whole_millis;
 use oncegate_core::store::{DeadLetterStop, Epoch, Halt, ScopeDescriptor, Store, StoreError};
+use tokio::time::Instant;
 
 use super::GateError;
-use super::scope_descriptor::{Comparison, MAX_WRITES, at_start, compare};
+use super::scope_descriptor::{Comparison, MAX_WRITES, at_start, compare, halted};
 use super::shard_markers;
 use super::store_position::StorePosition;
 use super::witnesses::Witnesses;
 use crate::entropy::Entropy;
+use crate::health::FailureLog;
 use crate::observe::{Event, Observer};
 
 /// How often a gate checks for a loss, give or take half of it.
@@ -56,8 +58,13 @@ pub(super) struct LossWatch {
     /// A message was completed since the sequence number was last raised.
     completed: AtomicBool,
     pub(super) witnesses: Witnesses,
+    /// The checks that the store has not answered.
+    unanswered: FailureLog,
     state: Mutex<LossState>,
 }
+
+/// The name of a check that was not answered.
+const CHECK: &str = "check";
 
 #[derive(Debug)]
 struct LossState {
@@ -74,7 +81,10 @@ struct LossState {
     reported: Option<SystemTime>,
     /// The broker's position when it contradicted the store: kept at the broker until the loss is accepted.
     evidence: Option<StorePosition>,
+    /// The checks of records.
     looks: u32,
+    /// The checks of the descriptor alone since the last check of records.
+    skipped: u32,
 }
 
 /// A loss that was detected.
@@ -115,6 +125,7 @@ impl LossWatch {
             reported: None,
             evidence: None,
             looks: 0,
+            skipped: 0,
         };
         let watch = Self {
             scope,
@@ -126,6 +137,7 @@ impl LossWatch {
             halted: AtomicBool::new(false),
             completed: AtomicBool::new(false),
             witnesses: Witnesses::default(),
+            unanswered: FailureLog::default(),
             state: Mutex::new(state),
         };
         watch.look().await;
@@ -208,35 +220,54 @@ impl LossWatch {
         self.lost(reason.to_owned(), unknown).await;
     }
 
-    /// Checks for a loss once. If the store does not answer, the next check asks again.
+    /// Checks for a loss once. If the store does not answer, this is noted, and the next check asks again.
     pub(super) async fn look(&self) {
+        match self.try_look().await {
+            Ok(()) => self.unanswered.succeeded(CHECK),
+            Err(error) => self.unanswered.failed(Instant::now().into_std(), CHECK, &error),
+        }
+    }
+
+    /// Since when the store has answered no check, with its last error; `None` while it answers.
+    pub(super) fn unanswered(&self, now: Instant) -> Option<(Duration, String)> {
+        let failing = self.unanswered.at(now.into_std()).into_iter().next()?;
+        Some((failing.lasts, failing.error))
+    }
+
+    async fn try_look(&self) -> Result<(), StoreError> {
         let unwritten = self.lock().unwritten.clone();
         if let Some(loss) = unwritten {
-            _ = self.write(&loss).await;
-            return;
+            return self.write(&loss).await;
         }
         if let Some(loss) = self.store.loss().filter(|loss| self.is_news(loss.at)) {
-            return self.lost(loss.reason.to_string(), Vec::new()).await;
+            self.lost(loss.reason.to_string(), Vec::new()).await;
+            return Ok(());
         }
-        let Ok(held) = self.store.descriptor(&self.scope).await else { return };
-        let held = match held.as_deref().map(|held| ScopeDescriptor::parse(&self.scope, held)).transpose() {
-            Ok(held) => held,
-            Err(unreadable) => return self.lost(unreadable.to_string(), Vec::new()).await,
+        let held = self.store.descriptor(&self.scope).await?;
+        let lost = match held.as_deref().map(|held| ScopeDescriptor::parse(&self.scope, held)).transpose() {
+            Ok(held) => self.compare(held).await,
+            Err(unreadable) => Some(unreadable.to_string()),
         };
+        if let Some(why) = lost {
+            self.lost(why, Vec::new()).await;
+        }
+        Ok(())
+    }
+
+    /// Compares the store with what is known, and returns why records are lost, if they are.
+    async fn compare(&self, held: Option<ScopeDescriptor>) -> Option<String> {
         match self.judge(held) {
-            Comparison::Lost(why) => return self.lost(why.to_owned(), Vec::new()).await,
+            Comparison::Lost(why) => return Some(why.to_owned()),
             Comparison::Adopt(held) => {
                 let is_halted = held.halt.is_some();
                 self.adopt(held, false);
                 if is_halted {
-                    return;
+                    return None;
                 }
             }
             Comparison::Same(held) => self.advance(held).await,
         }
-        if let Some(why) = self.missing_record().await {
-            self.lost(why.to_owned(), Vec::new()).await;
-        }
+        Some(self.missing_record().await?.to_owned())
     }
 
     /// Whether this loss is new: not reported before, and not the one that the descriptor holds.
@@ -269,7 +300,7 @@ impl LossWatch {
         let is_news = !noticed && !was_halted && (held.halt.is_some() || held.epoch != state.known.epoch);
         if let Some(halt) = &held.halt {
             state.lost_at = Some(time_of(halt.at_ms));
-            state.halt = Some(self.words(&halt.reason));
+            state.halt = Some(halted(&self.scope, &halt.reason));
             self.halted.store(true, Ordering::Release);
             if !was_halted {
                 tracing::error!(
@@ -300,21 +331,10 @@ impl LossWatch {
         self.longest_lease_ms.fetch_max(held.longest_lease_ms, Ordering::Relaxed);
     }
 
-    fn words(&self, reason: &str) -> Arc<str> {
-        format!(
-            "scope `{scope}` is halted because the store has lost records ({reason}): find out what would run again with \
-             `oncegate replay`, then let it go on with `oncegate accept-loss --scope {scope}`; \
-             on_store_loss = \"continue\" goes on by itself",
-            scope = self.scope
-        )
-        .into()
-    }
-
     /// Raises the sequence number when a message was completed since, unless another process has raised it.
     async fn advance(&self, held: ScopeDescriptor) {
         let is_raised = {
             let mut state = self.lock();
-            state.looks = state.looks.wrapping_add(1);
             let is_raised = held.sequence > state.known.sequence;
             self.note_longest_lease(&held);
             state.confirmed_sequence = held.sequence;
@@ -355,7 +375,7 @@ impl LossWatch {
             state.lost_at = Some(at);
             state.unwritten = Some(loss.clone());
             if self.on_loss == OnStoreLoss::Halt {
-                state.halt = Some(self.words(&loss.reason));
+                state.halt = Some(halted(&self.scope, &loss.reason));
                 self.halted.store(true, Ordering::Release);
             }
         }
@@ -417,10 +437,16 @@ impl LossWatch {
         ScopeDescriptor { halt: Some(halt), ..base.clone() }
     }
 
-    /// Reads the records that must be there, and returns what is missing.
+    /// Reads the records that must be there, and returns what is missing. With many processes on a store, few checks do
+    /// so; each reads the scope's descriptor, so that a halt reaches every process soon.
     async fn missing_record(&self) -> Option<&'static str> {
         let (known, looks) = {
-            let state = self.lock();
+            let mut state = self.lock();
+            state.skipped = state.skipped.saturating_add(1);
+            if state.skipped < self.store.check_spacing() {
+                return None;
+            }
+            (state.skipped, state.looks) = (0, state.looks.wrapping_add(1));
             (state.known.clone(), state.looks)
         };
         if shard_markers::is_one_missing(&*self.store, &self.scope, &known).await {
@@ -463,3 +489,6 @@ fn millis_of(time: SystemTime) -> u64 {
 fn time_of(millis: u64) -> SystemTime {
     SystemTime::UNIX_EPOCH.checked_add(Duration::from_millis(millis)).unwrap_or(SystemTime::UNIX_EPOCH)
 }
+
+#[cfg(test)]
+mod tests;

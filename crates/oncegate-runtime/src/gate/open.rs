@@ -111,9 +111,16 @@ impl OpenGate {
     pub(crate) async fn completed(&self, identities: &[Identity]) -> Vec<Option<Bytes>> {
         let keys = identities.iter().map(|identity| identity.key.clone()).collect();
         let found = self.store.prefetch(keys).await.into_iter().zip(identities);
+        // In a replay, nearly all duplicates are answered here, and no claim finds them.
+        let note = |identity: &Identity| {
+            if let Some(losses) = &self.losses {
+                losses.witnesses.note_duplicate(&identity.key);
+            }
+        };
         let same = |(found, identity): (Result<Option<Completed>, StoreError>, &Identity)| {
             let same = |found: &Completed| found.fingerprint == identity.fingerprint;
             let result = found.ok()?.filter(same)?.result;
+            note(identity);
             (!Reference::is(&result)).then_some(result)
         };
         found.map(same).collect()
@@ -169,6 +176,11 @@ impl OpenGate {
     pub(super) fn fails_open(&self, began: Instant, error: &StoreError) -> bool {
         // A record that cannot be read still exists, and a refusal requires a change by an operator.
         error.is_away() && self.settings.fail_open_after.is_some_and(|patience| began.elapsed() >= patience)
+    }
+
+    /// Since when the store has answered none of the gate's own checks, with its last error; `None` while it answers.
+    pub(crate) fn unanswered_checks(&self, now: Instant) -> Option<(Duration, String)> {
+        self.losses.as_ref()?.unanswered(now)
     }
 
     /// The store's report of its own upkeep.

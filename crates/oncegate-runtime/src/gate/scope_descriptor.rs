@@ -1,5 +1,7 @@
 //! The scope's descriptor as a gate finds it, when it opens and at each check for a loss; and its changes.
 
+use std::sync::Arc;
+
 use oncegate_core::key::Scope;
 use oncegate_core::store::{ScopeDescriptor, Store, StoreError};
 
@@ -57,6 +59,16 @@ pub(super) async fn change(
 
 fn other_processes_change_it() -> StoreError {
     StoreError::unavailable("other processes keep changing the scope's descriptor")
+}
+
+/// Why no claim of a halted scope is granted.
+pub(super) fn halted(scope: &Scope, reason: &str) -> Arc<str> {
+    format!(
+        "scope `{scope}` is halted because the store has lost records ({reason}): find out what would run again with \
+         `oncegate replay`, then let it go on with `oncegate accept-loss --scope {scope}`; \
+         on_store_loss = \"continue\" goes on by itself"
+    )
+    .into()
 }
 
 /// The result of comparing the descriptors.

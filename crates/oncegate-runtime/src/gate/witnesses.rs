@@ -1,5 +1,5 @@
-//! Records that a store must still hold: the last one that this process has completed, and some that it has read
-//! before.
+//! Records that a store must still hold: the last one that this process has completed, a sample of those that it has
+//! completed since the last check, and some that it has read before.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,6 +13,10 @@ use tokio::time::Instant;
 
 /// How many records of earlier checks are read again.
 const MAX_EARLIER: usize = 8;
+/// How much time lies between two completions in the sample, at least.
+const SAMPLE_SPACING: Duration = Duration::from_millis(100);
+/// The most completions in the sample. When it is full, every other one is dropped, and the spacing doubled.
+const MAX_SAMPLE: usize = 32;
 
 /// A completed record that must be in the store for a while.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -34,13 +38,59 @@ pub(super) struct Witnesses {
 
 #[derive(Debug, Default)]
 struct Kept {
-    /// The last completion: if the store has lost the end of its log, it has lost this one.
+    /// The last completion: if the store has lost the end of its log, it has lost this one, unless it was completed after
+    /// the loss.
     last: Option<Witness>,
+    /// Completions since the last check that the store has answered.
+    sample: Sample,
     /// A record that answered a duplicate since the last check.
     duplicate: Option<Witness>,
     /// Those found at earlier checks, the newest first: on a busy store the last completion is always younger than
     /// the loss.
     earlier: VecDeque<Witness>,
+}
+
+/// Completions at intervals. A copy of the store that takes over on a busy process lacks some of them, although the
+/// process has completed others on it since.
+#[derive(Debug)]
+struct Sample {
+    /// The oldest first.
+    taken: VecDeque<Witness>,
+    spacing: Duration,
+    next_at: Option<Instant>,
+}
+
+impl Default for Sample {
+    fn default() -> Self {
+        Self { taken: VecDeque::new(), spacing: SAMPLE_SPACING, next_at: None }
+    }
+}
+
+impl Sample {
+    /// Takes a completion, if one is due.
+    fn note(&mut self, now: Instant, witness: &Witness) {
+        if self.next_at.is_some_and(|at| now < at) {
+            return;
+        }
+        if self.taken.len() >= MAX_SAMPLE {
+            let mut is_kept = false;
+            self.taken.retain(|_| {
+                is_kept = !is_kept;
+                is_kept
+            });
+            self.spacing = self.spacing.saturating_mul(2);
+        }
+        self.taken.push_back(witness.clone());
+        self.next_at = now.checked_add(self.spacing);
+    }
+
+    /// Drops a completion that the store has answered.
+    fn drop_answered(&mut self, answered: &Witness) {
+        self.taken.retain(|taken| taken != answered);
+        if self.taken.is_empty() {
+            self.spacing = SAMPLE_SPACING;
+        }
+    }
 }
 
 impl Witnesses {
@@ -51,8 +101,12 @@ impl Witnesses {
 
     /// Notes that the store has confirmed this completion. Only half of the retention is relied on.
     pub(super) fn note_completed(&self, key: &StoreKey, token: &Token, retention: Duration) {
-        let until = Instant::now().checked_add(retention / 2);
-        self.lock().last = Some(Witness { key: key.clone(), by: Some(token.tag()), until });
+        let now = Instant::now();
+        let until = now.checked_add(retention / 2);
+        let witness = Witness { key: key.clone(), by: Some(token.tag()), until };
+        let mut kept = self.lock();
+        kept.sample.note(now, &witness);
+        kept.last = Some(witness);
     }
 
     /// Notes that the record has answered a duplicate.
@@ -75,11 +129,12 @@ impl Witnesses {
         let mut kept = self.lock();
         let is_due = |witness: &Witness| witness.until.is_none_or(|until| until > now);
         kept.earlier.retain(is_due);
+        kept.sample.taken.retain(is_due);
         kept.last.take_if(|last| !is_due(last));
         self.wants_duplicate.store(true, Ordering::Relaxed);
         let duplicate = kept.duplicate.take();
         let mut asked: Vec<Witness> = kept.last.iter().cloned().chain(duplicate).collect();
-        for earlier in &kept.earlier {
+        for earlier in kept.sample.taken.iter().chain(&kept.earlier) {
             if asked.iter().all(|asked| asked.key != earlier.key) {
                 asked.push(earlier.clone());
             }
@@ -95,13 +150,17 @@ impl Witnesses {
     ) -> bool {
         let mut is_contradicted = false;
         let mut kept = self.lock();
+        // Of the sample, only the newest is read again at later checks.
+        let newest = asked.first().cloned();
         for (witness, found) in asked.into_iter().zip(found) {
             let Ok(found) = found else { continue };
+            let is_sampled = kept.sample.taken.contains(&witness) && newest.as_ref() != Some(&witness);
+            kept.sample.drop_answered(&witness);
             if witness.is_contradicted_by(found.as_ref()) {
                 is_contradicted = true;
                 kept.last.take_if(|last| last.key == witness.key && last.by == witness.by);
                 kept.earlier.retain(|earlier| earlier.key != witness.key);
-            } else if let Some(found) = found {
+            } else if let Some(found) = found.filter(|_| !is_sampled) {
                 kept.confirm(witness, &found);
             }
         }
@@ -138,5 +197,102 @@ impl Witness {
             (State::Released { by: released_by, .. }, Some(by)) => *released_by == by,
             _ => false,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+
+    use oncegate_core::key::{Digest, Scope};
+    use oncegate_core::record::{Record, StoreTime};
+
+    use super::*;
+
+    const RETENTION: Duration = Duration::from_secs(3_600);
+
+    fn key(number: u128) -> StoreKey {
+        StoreKey::new(&Scope::new("billing").unwrap(), Digest::from_bytes(number.to_be_bytes()))
+    }
+
+    fn token(number: u128) -> Token {
+        Token::from_bits(number + 1)
+    }
+
+    /// What a store has completed.
+    #[derive(Default)]
+    struct Held(HashMap<StoreKey, RecordSnapshot>);
+
+    impl Held {
+        fn complete(&mut self, number: u128) {
+            let state = State::Completed { by: token(number).tag(), result: bytes::Bytes::new() };
+            let record = Record { expires_at: StoreTime::from_millis(3_600_000), fingerprint: None, state };
+            self.0.insert(key(number), RecordSnapshot { now: StoreTime::default(), record });
+        }
+
+        fn check(&self, witnesses: &Witnesses) -> bool {
+            let asked = witnesses.ask();
+            let found = asked.iter().map(|asked| Ok(self.0.get(&asked.key).cloned())).collect();
+            witnesses.check(asked, found)
+        }
+    }
+
+    /// Completes a record every 10 ms for this long, and returns the number of the next one.
+    async fn complete_for(witnesses: &Witnesses, held: &mut Held, first: u128, time: Duration) -> u128 {
+        let until = Instant::now() + time;
+        let mut number = first;
+        while Instant::now() < until {
+            held.complete(number);
+            witnesses.note_completed(&key(number), &token(number), RETENTION);
+            number += 1;
+            tokio::time::advance(Duration::from_millis(10)).await;
+        }
+        number
+    }
+
+    // invariant: loss-undetected
+    #[tokio::test(start_paused = true)]
+    async fn a_copy_that_lacks_a_short_time_is_noticed_although_work_never_ceases() {
+        // The looks are up to 3 s apart, or far more with many processes.
+        for until_look in [Duration::from_secs(2), Duration::from_secs(60)] {
+            for lag_ms in [300, 1_000] {
+                let lag = Duration::from_millis(lag_ms).max(until_look / 20);
+                let (witnesses, mut held) = (Witnesses::default(), Held::default());
+                let first = complete_for(&witnesses, &mut held, 0, Duration::from_secs(2)).await;
+                assert!(!held.check(&witnesses));
+                let lost_from = complete_for(&witnesses, &mut held, first, until_look / 3).await;
+                let mut copy = Held(held.0.clone());
+                let next = complete_for(&witnesses, &mut held, lost_from, lag).await;
+                complete_for(&witnesses, &mut copy, next, until_look / 2).await;
+                assert!(copy.check(&witnesses), "{until_look:?} {lag:?}");
+                assert!(!copy.check(&witnesses), "each is reported once");
+            }
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_a_check_reads_has_a_limit_and_a_store_that_lost_nothing_raises_no_alarm() {
+        let (witnesses, mut held) = (Witnesses::default(), Held::default());
+        let mut next = 0;
+        for seconds in [1, 3, 30, 600, 1] {
+            next = complete_for(&witnesses, &mut held, next, Duration::from_secs(seconds)).await;
+            let asked = witnesses.ask().len();
+            assert!((2..=MAX_SAMPLE + MAX_EARLIER + 2).contains(&asked), "{asked} after {seconds} s");
+            assert!(!held.check(&witnesses));
+        }
+        // Without new completions, only those of earlier checks are read again, and the last one.
+        assert!(witnesses.ask().len() <= MAX_EARLIER + 1);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_check_without_an_answer_is_made_up_for_by_the_next() {
+        let (witnesses, mut held) = (Witnesses::default(), Held::default());
+        let next = complete_for(&witnesses, &mut held, 0, Duration::from_secs(1)).await;
+        let asked = witnesses.ask();
+        let away = asked.iter().map(|_| Err(StoreError::unavailable("away"))).collect();
+        assert!(!witnesses.check(asked, away));
+        let mut copy = Held::default();
+        complete_for(&witnesses, &mut copy, next, Duration::from_millis(10)).await;
+        assert!(copy.check(&witnesses));
     }
 }

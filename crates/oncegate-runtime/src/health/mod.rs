@@ -7,8 +7,8 @@
 //! There are two questions, for two kinds of probes:
 //!
 //! - [`Health::is_live`], for `/healthz`: `false` only when a restart would help.
-//! - [`Health::is_ready`], for `/readyz`: `false` also while it starts or stops, while its store is away, while its
-//!   source delivers no messages because its calls fail ([`SOURCE_LIMIT`]), and while nothing proceeds because dead
+//! - [`Health::is_ready`], for `/readyz`: `false` also while it starts or stops, while its store is away (also when no
+//!   message has asked it, after [`STORE_LIMIT`]), while its source delivers no messages because its calls fail ([`SOURCE_LIMIT`]), and while nothing proceeds because dead
 //!   letters cannot be written.
 //!
 //! # What counts as a stall
@@ -53,6 +53,9 @@ pub const CONNECTION_LIMIT: Duration = Duration::from_secs(30);
 pub const LOOP_LIMIT: Duration = Duration::from_secs(10);
 /// How long an operation of the source may fail before it counts: 10 s. Shorter failures are retried and pass.
 pub const SOURCE_LIMIT: Duration = Duration::from_secs(10);
+/// How long the checks of a store may fail before it counts as away though no message has found it so: 10 s. A store that
+/// gives a message no answer counts at once.
+pub const STORE_LIMIT: Duration = Duration::from_secs(10);
 /// How long commits may lag behind the finished messages: 30 s.
 pub const COMMIT_LIMIT: Duration = Duration::from_secs(30);
 

@@ -1,0 +1,97 @@
+//! Checks of a store that counts what it is asked.
+
+use std::sync::atomic::AtomicU32;
+
+use async_trait::async_trait;
+use oncegate_core::key::{Digest, StoreKey};
+use oncegate_core::record::{StoreTime, Token};
+use oncegate_core::store::{MemoryStore, RecordSnapshot};
+use oncegate_core::testing::wrapper::StoreWrapper;
+
+use super::*;
+use crate::observe::Counters;
+
+/// Counts what it is asked, and answers nothing while it is away.
+#[derive(Debug)]
+struct Counting {
+    inner: MemoryStore,
+    is_away: AtomicBool,
+    reads: AtomicU32,
+    descriptors: AtomicU32,
+}
+
+#[async_trait]
+impl StoreWrapper for Counting {
+    fn inner(&self) -> &dyn Store {
+        &self.inner
+    }
+
+    async fn read(&self, keys: Vec<StoreKey>) -> Vec<Result<Option<RecordSnapshot>, StoreError>> {
+        self.reads.fetch_add(1, Ordering::SeqCst);
+        self.inner.read(keys).await
+    }
+
+    async fn descriptor(&self, scope: &Scope) -> Result<Option<String>, StoreError> {
+        self.descriptors.fetch_add(1, Ordering::SeqCst);
+        match self.is_away.load(Ordering::SeqCst) {
+            true => Err(StoreError::unavailable("connection refused")),
+            false => self.inner.descriptor(scope).await,
+        }
+    }
+
+    fn check_spacing(&self) -> u32 {
+        5
+    }
+}
+
+async fn watched() -> (Arc<Counting>, LossWatch) {
+    let store = Arc::new(Counting {
+        inner: MemoryStore::with_clock(StoreTime::default),
+        is_away: AtomicBool::new(false),
+        reads: AtomicU32::new(0),
+        descriptors: AtomicU32::new(0),
+    });
+    let (scope, lease) = (Scope::new("billing").unwrap(), Duration::from_secs(30));
+    let (observer, entropy) = (Arc::new(Counters::default()), Arc::default());
+    let (shared, on_loss) = (Arc::clone(&store) as _, OnStoreLoss::Halt);
+    let watch = LossWatch::open(scope, shared, "{}", lease, on_loss, observer, entropy).await.unwrap();
+    (store, watch)
+}
+
+// invariant: loss-checks-that-spread
+#[tokio::test]
+async fn with_many_processes_each_check_reads_the_descriptor_and_few_read_records() {
+    let (store, watch) = watched().await;
+    let key = StoreKey::new(&watch.scope, Digest::from_bytes([7; 16]));
+    watch.witnesses.note_completed(&key, &Token::from_bits(1), Duration::from_secs(3_600));
+    let before = store.descriptors.load(Ordering::SeqCst);
+    // The first one was made when the gate opened.
+    for _ in 0..3 {
+        watch.look().await;
+    }
+    assert_eq!(
+        (store.descriptors.load(Ordering::SeqCst) - before, store.reads.load(Ordering::SeqCst)),
+        (3, 0)
+    );
+    assert!(watch.refusal().is_none());
+    watch.look().await;
+    assert_eq!(store.reads.load(Ordering::SeqCst), 1);
+    assert!(watch.refusal().is_some(), "the record is not there");
+}
+
+// invariant: idle-store-away
+#[tokio::test(start_paused = true)]
+async fn checks_without_an_answer_are_noted_until_one_is_answered() {
+    let (store, watch) = watched().await;
+    assert_eq!(watch.unanswered(Instant::now()), None);
+    store.is_away.store(true, Ordering::SeqCst);
+    for _ in 0..3 {
+        watch.look().await;
+        tokio::time::advance(Duration::from_secs(4)).await;
+    }
+    let (lasts, error) = watch.unanswered(Instant::now()).expect("it is away");
+    assert!(lasts >= Duration::from_secs(12) && error.contains("connection refused"), "{lasts:?} {error}");
+    store.is_away.store(false, Ordering::SeqCst);
+    watch.look().await;
+    assert_eq!(watch.unanswered(Instant::now()), None);
+}
