@@ -47,6 +47,7 @@ async fn nothing_is_lost_and_every_second_effect_is_explained_by_a_kill() {
             if effects >= ORDERS && committed == everything { Ok(()) } else { Err(committed) }
         })
         .await;
-    let explained = workers.explained(&ledger, ORDERS, &format!("seed {seed}"));
+    let explained =
+        workers.explained(&ledger, (0..ORDERS).map(|order| order.to_string()), &format!("seed {seed}"));
     println!("{KILLS} kills, lost 0, second effects {explained}, each explained by a kill");
 }

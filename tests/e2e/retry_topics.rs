@@ -15,7 +15,7 @@ use oncegate::source::Source;
 use oncegate::{
     Attempt, Backoff, BoxError, Consumer, Failure, Gate, Handler, Key, Message, Ordering, Origin,
 };
-use oncegate_testkit::fire::{History, Point, StoreKind, Trap, What, WorkerSettings, Zombie};
+use oncegate_testkit::fire::{History, Occurrence, Point, StoreKind, Trap, WorkerSettings, Zombie};
 use oncegate_testkit::{Kafka, Ledger, Record, Redis, Watched, unique, until};
 use rdkafka::Message as _;
 use rdkafka::message::Headers as _;
@@ -214,14 +214,14 @@ async fn a_kill_between_the_copy_and_the_ack_leaves_two_and_one_effect() {
     }
     other.stop().await;
     let origin = format!("{}/0@0", stage.topic);
-    let history = History::open(&settings.history).read();
+    let history = History::open(&settings.history).unwrap().read().unwrap();
     let of_other = history.iter().filter(|entry| entry.pid == other.id());
     let (mut received, mut ran, mut answered) = (0, Vec::new(), 0);
     for entry in of_other {
         match &entry.what {
-            What::Received { origin: of, .. } if *of == origin => received += 1,
-            What::Begun { origin: of, attempt, .. } if *of == origin => ran.push(*attempt),
-            What::Duplicate { origin: of, .. } if *of == origin => answered += 1,
+            Occurrence::Received { origin: of, .. } if *of == origin => received += 1,
+            Occurrence::Begun { origin: of, attempt, .. } if *of == origin => ran.push(*attempt),
+            Occurrence::Duplicate { origin: of, .. } if *of == origin => answered += 1,
             _ => {}
         }
     }

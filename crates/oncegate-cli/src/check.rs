@@ -1,4 +1,4 @@
-//! `oncegate check` and `oncegate schema`: the errors of a configuration, and the settings that exist.
+//! `oncegate check` and `oncegate schema`: the errors of a configuration, the settings that exist, and JSON schemas.
 
 use std::path::PathBuf;
 
@@ -119,17 +119,19 @@ fn explained(settings: &[Explained]) -> String {
     settings.iter().map(line).collect::<Vec<_>>().join("\n")
 }
 
-/// Print the settings of a configuration: a JSON schema for editors, or the table of the documentation
+/// Print a JSON schema: of a configuration, or of the report of `oncegate prove`; or the table of all settings
 #[derive(Debug, clap::Args)]
 pub(crate) struct SchemaArgs {
-    /// `config`: the JSON schema; `settings`: a table in Markdown
-    #[arg(value_name = "WHAT", value_parser = ["config", "settings"])]
+    /// `config`: the JSON schema of a configuration, for editors; `settings`: its settings as a table in Markdown;
+    /// `prove`: the JSON schema of report.json
+    #[arg(value_name = "WHAT", value_parser = ["config", "prove", "settings"])]
     what: String,
 }
 
 pub(crate) fn schema(args: &SchemaArgs) -> Result<Exit, Problem> {
     match args.what.as_str() {
         "settings" => output::answer(&table::markdown())?,
+        "prove" => output::answer_json(&oncegate_testing::report::schema())?,
         _ => output::answer_json(&table::schema())?,
     }
     Ok(Exit::Yes)

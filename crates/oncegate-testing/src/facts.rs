@@ -196,14 +196,34 @@ impl Facts {
         steps
     }
 
+    /// Where the first run for the sample began; 0 when there was none.
+    pub(crate) fn first_run(&self, sample: usize) -> usize {
+        let runs = self.runs.values().filter(|run| run.sample == Some(sample));
+        runs.map(|run| run.began).min().unwrap_or(0)
+    }
+
+    /// How many repetitions of an effect the faults between two places can explain: one each, whichever sample they began
+    /// with, because the messages of a batch run again together.
+    pub(crate) fn explanations(&self, from: usize, to: usize) -> u64 {
+        let explaining = || self.faults.iter().filter(|(_, fault, _)| fault.explains_a_repetition());
+        if explaining().any(|(_, fault, _)| fault.lasts_all_round()) {
+            return u64::MAX;
+        }
+        explaining().filter(|(place, ..)| Self::is_between(*place, from, to)).count() as u64
+    }
+
+    /// A fault begins with its call, so it may stand right before the first effect.
+    fn is_between(place: usize, from: usize, to: usize) -> bool {
+        place <= to && place + 4 >= from
+    }
+
     /// The faults that concern the sample, or all, between two places.
     pub(crate) fn faults_between(&self, sample: usize, from: usize, to: usize) -> Vec<Fault> {
         let mut faults = Vec::new();
         for (place, fault, of_sample) in &self.faults {
             let concerns =
                 !fault.concerns_one_sample() || of_sample.is_none_or(|of_sample| of_sample == sample);
-            // A fault begins with its call, so it may stand right before the first effect.
-            if *place <= to && *place + 4 >= from && concerns && !faults.contains(fault) {
+            if Self::is_between(*place, from, to) && concerns && !faults.contains(fault) {
                 faults.push(*fault);
             }
         }

@@ -133,6 +133,11 @@ impl Fault {
         )
     }
 
+    /// Whether the fault has no beginning of its own, and happens again and again while a round lasts.
+    pub(crate) const fn lasts_all_round(self) -> bool {
+        !self.strikes_a_call() && !self.strikes_a_completion() && !matches!(self, Self::Redelivery)
+    }
+
     /// Whether the fault concerns the sample alone with whose call it begins. Others concern a process, or all of them.
     pub(crate) const fn concerns_one_sample(self) -> bool {
         matches!(

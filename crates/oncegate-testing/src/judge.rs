@@ -9,6 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::Serialize;
 
 use crate::defect::Defect;
+use crate::effects::judge_effects;
 use crate::facts::{Effect, Facts, Run, Steps};
 use crate::fault::Fault;
 use crate::history::{CallAnswer, Event, Outcome};
@@ -26,8 +27,16 @@ pub struct Violation {
     pub what: String,
     /// The faults that the violation follows from.
     pub after: Vec<Fault>,
+    /// How many repetitions of the effect no fault of the round explains: oncegate did not call the handler again because
+    /// of one, so the handler has repeated the effect by itself, or a lease was lost on a busy machine.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub unexplained: u64,
     /// The places of the events that show it.
     pub events: Vec<usize>,
+}
+
+fn is_zero(count: &u64) -> bool {
+    *count == 0
 }
 
 /// Judges the events of one round.
@@ -75,7 +84,18 @@ impl Judgement<'_> {
         events: Vec<usize>,
         after: Vec<Fault>,
     ) {
-        self.violations.push(Violation { defect, sample, what, after, events });
+        self.violations.push(Violation { defect, sample, what, after, unexplained: 0, events });
+    }
+
+    fn found_repeated(
+        &mut self,
+        (defect, sample): (Defect, usize),
+        unexplained: u64,
+        what: String,
+        events: Vec<usize>,
+        after: Vec<Fault>,
+    ) {
+        self.violations.push(Violation { defect, sample: Some(sample), what, after, unexplained, events });
     }
 
     /// Different events have different keys, and each event has one.
@@ -156,49 +176,59 @@ impl Judgement<'_> {
 
     /// An effect happens once.
     fn doubles(&mut self) {
-        for ((sample, step), effects) in self.facts.performed() {
+        let facts = self.facts;
+        let performed = facts.performed();
+        let happened = performed.iter().map(|(effect, calls)| (*effect, calls.len() as u64)).collect();
+        let place = |call: &Effect| call.performed.unwrap_or(call.called);
+        // A fault before the first effect may be why another run has it, too.
+        let explanations = |effect: &(usize, &str)| {
+            let last = performed.get(effect).and_then(|calls| calls.last());
+            last.map_or(0, |last| facts.explanations(facts.first_run(effect.0), place(last)))
+        };
+        let all = performed.keys().copied().collect();
+        for one in judge_effects(&BTreeSet::new(), &all, &happened, explanations).repeated {
+            let (sample, step) = one.effect;
+            let effects = performed.get(&one.effect).map(Vec::as_slice).unwrap_or_default();
+            let [first, again, ..] = effects else { continue };
             if self.excused.contains(&sample) {
                 continue;
             }
-            let Some((first, rest)) = effects.split_first() else { continue };
-            let Some(again) = rest.first() else { continue };
-            let (from, to) = (first.called, again.performed.unwrap_or(again.called));
-            let after: Vec<Fault> = self.facts.faults_between(sample, from, to);
-            let after: Vec<Fault> = after.into_iter().filter(|fault| fault.explains_a_repetition()).collect();
+            let mut after = facts.faults_between(sample, first.called, place(again));
+            after.retain(|fault| fault.explains_a_repetition());
             let defect = self.cause_of_double(first, again);
             let step = if step.is_empty() { String::new() } else { format!(" {step:?}") };
             let keys = match (&first.idempotency_key, &again.idempotency_key) {
                 (None, _) | (_, None) => "without an Idempotency-Key",
                 _ => "under different Idempotency-Keys",
             };
-            let what = format!(
-                "the effect{step} of sample {sample} happened {} times{}, {keys}",
-                effects.len(),
-                words_of(&after)
-            );
+            let why = words_of_repetition(&after, one.explained);
+            let what =
+                format!("the effect{step} of sample {sample} happened {} times{why}, {keys}", one.times);
             let places = effects.iter().filter_map(|effect| effect.performed).collect();
-            self.found_after(defect, Some(sample), what, places, after);
+            self.found_repeated((defect, sample), one.unexplained(), what, places, after);
         }
     }
 
     /// The witness lists an effect once.
     fn listed_twice(&mut self) {
         let facts = self.facts;
-        for ((sample, step), places) in facts.listed.iter().filter(|(_, places)| places.len() > 1) {
+        let happened = facts.listed.iter().map(|(effect, places)| (effect, places.len() as u64)).collect();
+        let all = facts.listed.keys().collect();
+        let explanations =
+            |(sample, _): &&(usize, String)| facts.explanations(facts.first_run(*sample), usize::MAX);
+        for one in judge_effects(&BTreeSet::new(), &all, &happened, explanations).repeated {
+            let (sample, step) = one.effect;
             if self.excused.contains(sample) {
                 continue;
             }
-            let runs = facts.runs.values().filter(|run| run.sample == Some(*sample));
-            let began = runs.map(|run| run.began).min().unwrap_or(0);
-            let mut after = facts.faults_between(*sample, began, usize::MAX);
+            let mut after = facts.faults_between(*sample, facts.first_run(*sample), usize::MAX);
             after.retain(|fault| fault.explains_a_repetition());
             let step = if step.is_empty() { String::new() } else { format!(" {step:?}") };
-            let what = format!(
-                "the witness lists the effect{step} of sample {sample} {} times{}",
-                places.len(),
-                words_of(&after)
-            );
-            self.found_after(Defect::RepeatedEffect, Some(*sample), what, places.clone(), after);
+            let why = words_of_repetition(&after, one.explained);
+            let what =
+                format!("the witness lists the effect{step} of sample {sample} {} times{why}", one.times);
+            let places = facts.listed.get(one.effect).cloned().unwrap_or_default();
+            self.found_repeated((Defect::RepeatedEffect, *sample), one.unexplained(), what, places, after);
         }
     }
 
@@ -249,20 +279,26 @@ impl Judgement<'_> {
         let unfinished: BTreeSet<usize> = (self.facts.unfinished.iter())
             .filter_map(|(_, message)| self.facts.sent.get(message).map(|sent| sent.sample))
             .collect();
+        let mut wanted: BTreeSet<(usize, &str)> = BTreeSet::new();
         for sample in self.facts.samples() {
             if self.excused.contains(&sample) || unfinished.contains(&sample) {
                 continue;
             }
-            let steps = had.get(&sample);
-            let missing = match expected.get(&sample) {
-                Some(needed) => {
-                    needed.iter().find(|step| !steps.is_some_and(|had| had.contains(*step))).cloned()
-                }
-                None => steps.is_none().then(String::new),
-            };
-            if let Some(step) = missing {
-                self.loss(sample, &step);
+            match (expected.get(&sample), had.get(&sample)) {
+                (Some(steps), _) => wanted.extend(steps.iter().map(|step| (sample, step.as_str()))),
+                // Any step will do.
+                (None, Some(_)) => {}
+                (None, None) => drop(wanted.insert((sample, ""))),
             }
+        }
+        let mut happened: BTreeMap<(usize, &str), u64> = BTreeMap::new();
+        for (sample, steps) in &had {
+            happened.extend(steps.iter().map(|step| ((*sample, step.as_str()), 1)));
+        }
+        let lost = judge_effects(&wanted, &BTreeSet::new(), &happened, |_| 0).lost;
+        let mut named = BTreeSet::new();
+        for (sample, step) in lost.into_iter().filter(|(sample, _)| named.insert(*sample)) {
+            self.loss(sample, step);
         }
     }
 
@@ -352,6 +388,11 @@ impl Judgement<'_> {
             self.found(Defect::DoesNotStop, None, what, vec![place]);
         }
     }
+}
+
+/// Why an effect was repeated, in words.
+fn words_of_repetition(after: &[Fault], explained: u64) -> String {
+    if explained == 0 { " though no fault explains it".to_owned() } else { words_of(after) }
 }
 
 /// The faults in words: " after kill-after-effect".

@@ -104,7 +104,27 @@ fn a_second_effect_is_named_by_its_keys_and_explained_by_its_fault() {
     let violations = again(None, None).shows(&[Defect::NoDownstreamKey]);
     assert_eq!(violations[0].after, [Fault::AnswerLost]);
     assert_eq!(violations[0].events.len(), 2, "{violations:?}");
+    assert_eq!(violations[0].unexplained, 0, "{violations:?}");
     again(Some("d1"), Some("d2")).shows(&[Defect::ChangingDownstreamKey]);
+}
+
+// invariant: verdict-from-history
+#[test]
+fn a_second_effect_that_no_fault_explains_is_told_apart() {
+    let twice = charged(None).called(1, None, Some(1)).performed().ended(1, Outcome::Completed);
+    let found = twice.shows(&[Defect::NoDownstreamKey]);
+    assert_eq!((found[0].unexplained, found[0].after.as_slice()), (1, [].as_slice()));
+    assert!(found[0].what.contains("happened 2 times though no fault explains it"), "{}", found[0].what);
+    let explained = charged(None).fault(Fault::AnswerLost, 1).called(1, None, Some(1)).performed();
+    let again = explained.called(1, None, Some(1)).performed().ended(1, Outcome::Completed);
+    assert_eq!(
+        again.shows(&[Defect::NoDownstreamKey])[0].unexplained,
+        1,
+        "one fault explains one repetition"
+    );
+    let all_round = charged(None).note(What::FaultBegan { fault: Fault::LostReplies, sample: None });
+    let again = all_round.called(1, None, Some(1)).performed().ended(1, Outcome::Completed);
+    assert_eq!(again.shows(&[Defect::NoDownstreamKey])[0].unexplained, 0, "replies are lost again and again");
 }
 
 // invariant: verdict-from-history

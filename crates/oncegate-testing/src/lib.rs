@@ -7,6 +7,9 @@
 //!
 //! `oncegate prove` does the same for handlers in any language; `docs/PROVE.md` has the catalogue of defects.
 //!
+//! [`promise`] judges oncegate itself, for stores and sources of your own: whether its promise holds while workers are
+//! killed and stores are lost. Both judges decide about effects with [`judge_effects`].
+//!
 //! # Features
 //!
 //! | feature | what | default |
@@ -15,11 +18,13 @@
 
 mod broker;
 mod defect;
+mod effects;
 mod facts;
 mod fault;
 mod history;
 mod judge;
 mod launch;
+pub mod promise;
 pub mod report;
 mod round;
 mod rounds;
@@ -33,6 +38,7 @@ mod witness;
 
 pub use broker::{Broker, Topic};
 pub use defect::Defect;
+pub use effects::{EffectFindings, Repetition, judge_effects};
 pub use fault::{Fault, UnknownFault};
 pub use history::{CallAnswer, Event, Form, Outcome, What};
 pub use judge::{Violation, judge, steps};

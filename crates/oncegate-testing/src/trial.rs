@@ -384,10 +384,10 @@ impl Trial {
         let first = rounds.play(0).await?;
         let steps = Facts::of(&first.events).steps();
         let mut verdict = Verdict::new(rounds.seed);
+        verdict.took = began.elapsed();
         plan.add(&mut verdict, &first, &Steps::new());
         if steps.is_empty() {
             // Faults would show nothing more. Without a defect that explains it, the handler does not know the witness.
-            verdict.took = began.elapsed();
             return if verdict.explains_silence() { Ok(verdict) } else { Err(TrialError::NoEffects) };
         }
         let mut numbers: Box<dyn Iterator<Item = u64> + Send> = match plan.only {
@@ -404,6 +404,7 @@ impl Trial {
                 running.push(rounds.play(round));
             }
             let Some(played) = running.next().await else { break };
+            verdict.took = began.elapsed();
             plan.add(&mut verdict, &played?, &steps);
         }
         drop(running);

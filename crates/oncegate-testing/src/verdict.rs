@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::time::Duration;
 
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 
 use crate::defect::Defect;
 use crate::fault::Fault;
@@ -55,8 +55,15 @@ pub struct Finding {
     pub only_samples: Vec<usize>,
     /// In how many rounds the defect was found.
     pub rounds: u64,
+    /// How long the trial had run when the defect was first found.
+    #[serde(rename = "found_after_seconds", serialize_with = "as_seconds")]
+    pub found_after: Duration,
     /// The events of the round that concern the sample, or all processes.
     pub timeline: Vec<Event>,
+}
+
+fn as_seconds<S: Serializer>(time: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_f64(time.as_secs_f64())
 }
 
 impl Verdict {
@@ -128,7 +135,7 @@ impl Verdict {
         let mut counted = BTreeSet::new();
         for violation in violations {
             let is_first = counted.insert(violation.defect);
-            self.add_finding(Finding::new(schedule, events, violation), is_first);
+            self.add_finding(Finding::new(schedule, events, violation, self.took), is_first);
         }
     }
 
@@ -146,7 +153,7 @@ impl Verdict {
         let mut left_out = std::mem::take(&mut known.left_out);
         left_out.extend(known.faults.iter().filter(|fault| !schedule.has(**fault)));
         let rounds = known.rounds;
-        *known = Finding { rounds, left_out, ..Finding::new(schedule, events, violation) };
+        *known = Finding { rounds, left_out, ..Finding::new(schedule, events, violation, known.found_after) };
         true
     }
 
@@ -161,7 +168,7 @@ impl Verdict {
         let rounds = known.rounds + u64::from(is_first_of_round);
         // The first rounds have the faults that happen most often.
         if (finding.faults.len(), finding.round) < (known.faults.len(), known.round) {
-            *known = finding;
+            *known = Finding { found_after: known.found_after, ..finding };
         }
         known.rounds = rounds;
     }
@@ -195,7 +202,7 @@ impl fmt::Display for Verdict {
 }
 
 impl Finding {
-    fn new(schedule: &Schedule, events: &[Event], mut violation: Violation) -> Self {
+    fn new(schedule: &Schedule, events: &[Event], mut violation: Violation, found_after: Duration) -> Self {
         let places = timeline(events, violation.sample);
         let moved = |place: &usize| places.binary_search(place).ok();
         violation.events = violation.events.iter().filter_map(moved).collect();
@@ -207,6 +214,7 @@ impl Finding {
             left_out: Vec::new(),
             only_samples: schedule.only_samples.clone(),
             rounds: 1,
+            found_after,
             timeline,
         }
     }

@@ -13,7 +13,7 @@ const REACHED: [&str; 11] = [
     "mismatch",
     "held",
     "duplicate",
-    "handler paid",
+    "handler succeeded",
     "handler failed",
     "handler gave_up",
     "dead letter bad_key",

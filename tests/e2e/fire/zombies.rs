@@ -8,7 +8,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use oncegate_testkit::fire::{
-    Entry, History, POINTS, Point, Protocol, SESSION, Sink, StoreKind, Trap, What, WorkerSettings, Zombie,
+    Entry, History, Occurrence, POINTS, Point, Protocol, SESSION, Sink, StoreKind, Trap, WorkerSettings,
+    Zombie,
 };
 use oncegate_testkit::{Kafka, Ledger, Record, Redis, until};
 
@@ -54,13 +55,14 @@ impl Scene {
     }
 
     fn history(&self) -> Vec<Entry> {
-        History::open(&self.settings.history).read()
+        History::open(&self.settings.history).unwrap().read().unwrap()
     }
 
     /// Waits until this worker has begun a message; `false` when it has stopped before, as after the end of its session
     /// because the machine is busy.
     async fn begins(&self, zombie: &Zombie) -> bool {
-        let begun = |entry: &Entry| entry.pid == zombie.id() && matches!(entry.what, What::Begun { .. });
+        let begun =
+            |entry: &Entry| entry.pid == zombie.id() && matches!(entry.what, Occurrence::Begun { .. });
         until("the handler", LIMIT, async || match self.history().iter().any(begun) {
             true => Ok(true),
             false if zombie.is_stopped() => Ok(false),
@@ -186,7 +188,7 @@ async fn zombie_past_its_poll_interval(protocol: Protocol) {
         next += 2;
         let acked = |entry: &Entry| {
             entry.pid == zombie.id()
-                && matches!(&entry.what, What::Ack { origin, .. } if *origin != scene.first_origin())
+                && matches!(&entry.what, Occurrence::Ack { origin, .. } if *origin != scene.first_origin())
         };
         if scene.history()[stopped_at..].iter().any(acked) {
             Ok(())
@@ -224,22 +226,22 @@ impl Scene {
         let (mut completes, mut word, mut finished) = (BTreeSet::new(), None, false);
         let first = self.first_origin();
         let received = entries.iter().find_map(|entry| match &entry.what {
-            What::Received { origin, key: Some(key) } if *origin == first => Some(key),
+            Occurrence::Received { origin, key: Some(key) } if *origin == first => Some(key),
             _ => None,
         });
         for (number, entry) in entries.iter().enumerate().filter(|(_, entry)| entry.pid == pid) {
             match &entry.what {
-                What::Invoke { call, key, op } if op.completes() && Some(key) == received => {
+                Occurrence::Invoke { call, key, op } if op.completes() && Some(key) == received => {
                     completes.insert(*call);
                 }
-                What::Ok { call, answer } if completes.contains(call) => {
+                Occurrence::Ok { call, answer } if completes.contains(call) => {
                     finished |= answer.is_held();
                     if number >= line {
                         word.get_or_insert(if answer.is_held() { "held" } else { "lost" });
                     }
                 }
-                What::Ok { answer, .. } if answer.is_settled() => finished = true,
-                What::Ack { origin, .. } if *origin == first => {
+                Occurrence::Ok { answer, .. } if answer.is_settled() => finished = true,
+                Occurrence::Ack { origin, .. } if *origin == first => {
                     let told = || entries.iter().filter(|entry| entry.pid == pid).take(100);
                     assert!(
                         finished,
@@ -256,7 +258,7 @@ impl Scene {
     /// What a worker that has ended well has counted.
     fn counted(&self, pid: u32, name: &str) -> u64 {
         let counts = self.history().into_iter().find_map(|entry| match entry.what {
-            What::Counted { counts } if entry.pid == pid => Some(counts),
+            Occurrence::Counted { counts } if entry.pid == pid => Some(counts),
             _ => None,
         });
         counts.expect("it has ended well").get(name).copied().unwrap_or_default()

@@ -42,6 +42,7 @@ async fn nothing_of_a_queue_is_lost_and_every_second_effect_is_explained_by_a_ki
             if effects >= ORDERS && left == 0 { Ok(()) } else { Err(left) }
         })
         .await;
-    let explained = workers.explained(&ledger, ORDERS, &format!("seed {seed}"));
+    let explained =
+        workers.explained(&ledger, (0..ORDERS).map(|order| order.to_string()), &format!("seed {seed}"));
     println!("{KILLS} kills, lost 0, second effects {explained}, each explained by a kill");
 }

@@ -5,6 +5,7 @@ use std::ffi::OsString;
 use std::time::{Duration, Instant};
 
 use fastrand::Rng;
+use oncegate_testing::judge_effects;
 
 use crate::ledger::Ledger;
 use crate::process::{self, Process};
@@ -83,28 +84,28 @@ impl Workers {
         }
     }
 
-    /// Judges the ledger: every effect has happened, and each second one is explained by a kill. Returns how many
-    /// of those there are.
+    /// Judges the ledger: every effect has happened, and each second one is explained by a kill of a worker that had
+    /// the same effect. Returns how many of those there are.
     ///
     /// # Panics
     /// When an effect is missing or a second one is not explained; the text begins with `run`.
     #[must_use]
-    pub fn explained(&self, ledger: &Ledger, effects: usize, run: &str) -> usize {
+    pub fn explained(&self, ledger: &Ledger, wanted: impl IntoIterator<Item = String>, run: &str) -> u64 {
         let mut pids: BTreeMap<String, Vec<u32>> = BTreeMap::new();
         for effect in ledger.read() {
             pids.entry(effect.effect).or_default().push(effect.pid);
         }
-        assert_eq!(pids.len(), effects, "{run}: lost");
-        let mut explained = 0;
-        for (effect, pids) in pids.iter().filter(|(_, pids)| pids.len() > 1) {
-            let by_killed = pids.iter().filter(|pid| self.killed.contains(pid)).count();
-            assert!(
-                pids.len() - 1 <= by_killed,
-                "{run}: {effect} was done by {pids:?}, killed: {:?}",
-                self.killed
-            );
-            explained += pids.len() - 1;
-        }
-        explained
+        let happened = pids.iter().map(|(effect, pids)| (effect.clone(), pids.len() as u64)).collect();
+        let by_killed = |effect: &String| {
+            let pids = pids.get(effect).into_iter().flatten();
+            pids.filter(|pid| self.killed.contains(pid)).count() as u64
+        };
+        let found = judge_effects(&wanted.into_iter().collect(), &BTreeSet::new(), &happened, by_killed);
+        assert!(found.lost.is_empty(), "{run}: lost {:?}", found.lost);
+        assert!(found.unasked.is_empty(), "{run}: nothing asked for {:?}", found.unasked);
+        let unexplained: Vec<_> =
+            found.unexplained().map(|one| (&one.effect, pids.get(&one.effect))).collect();
+        assert!(unexplained.is_empty(), "{run}: done by {unexplained:?}, killed: {:?}", self.killed);
+        found.second_effects()
     }
 }

@@ -1,6 +1,7 @@
 //! `oncegate audit`, on a real broker and real stores.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
@@ -9,9 +10,11 @@ use oncegate::kafka::KafkaSource;
 use oncegate::redis::RedisStore;
 use oncegate::sqlite::SqliteStore;
 use oncegate::{Attempt, Consumer, Failure, Gate, Handler, Key, Message};
-use oncegate_testkit::{Kafka, Record, Redis, unique, until};
+use oncegate_testkit::{Kafka, Postgres, Record, Redis, unique, until};
 use serde_json::Value;
 use tempfile::TempDir;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpListener;
 use tokio::sync::oneshot;
 
 use super::{Answer, LIMIT, oncegate};
@@ -255,6 +258,70 @@ async fn the_same_in_sqlite_with_the_output_of_a_command() {
     let document = answer.ended(1).json();
     let counted = ["lost", "doubled", "without_effect", "unexplained"];
     assert_eq!(counted.map(|name| count(&document, name)), [1, 3, 2, 1], "{document}");
+}
+
+/// The command after `--effects-command` of the line of docs/AUDIT.md that calls this program.
+fn documented(program: &str) -> String {
+    let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/AUDIT.md");
+    let page = std::fs::read_to_string(page).unwrap();
+    let line = page.lines().find_map(|line| line.split_once(&format!("--effects-command '{program} ")));
+    let command = line.and_then(|(_, rest)| rest.split_once('\'')).expect("the line is documented").0;
+    format!("{program} {command}")
+}
+
+/// Answers every request of an HTTP client with this.
+async fn serve(status: &'static str, body: String) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(async move {
+        while let Ok((mut stream, _)) = listener.accept().await {
+            let mut request = Vec::new();
+            while !request.ends_with(b"\r\n\r\n") {
+                if stream.read_buf(&mut request).await.unwrap() == 0 {
+                    break;
+                }
+            }
+            let head =
+                format!("HTTP/1.1 {status}\r\nContent-Length: {}\r\nConnection: close\r\n\r\n", body.len());
+            stream.write_all((head + &body).as_bytes()).await.unwrap();
+        }
+    });
+    address
+}
+
+/// The lines of docs/AUDIT.md, with the names of the servers replaced.
+#[tokio::test]
+async fn a_query_of_postgresql_and_an_export_by_http_are_lists_of_effects() {
+    let consumed = Consumed::in_redis().await;
+    consumed.lose([ORDERS]).await;
+    let keys: Vec<String> = consumed.bank.0.lock().unwrap().iter().map(|(_, key)| key.clone()).collect();
+    let counted = ["lost", "doubled", "without_effect", "unexplained"];
+    let audit = async |command: &str, more: &[&str]| {
+        let effects = ["--effects-command", command, "--step", "charge", "--json"];
+        consumed.audit(&[&effects, more].concat()).await
+    };
+
+    let database = Postgres::shared().await.database().await;
+    let client = database.connection().await;
+    client.batch_execute("CREATE TABLE charges (id bigserial, idempotency_key text)").await.unwrap();
+    let rows = "INSERT INTO charges (idempotency_key) SELECT unnest($1::text[])";
+    client.execute(rows, &[&keys]).await.unwrap();
+    let psql = documented("psql");
+    let query = psql.strip_suffix(" shop").expect("the database is shop");
+    let document = audit(&format!("{query} '{}'", database.url()), &[]).await.ended(1).json();
+    assert_eq!(counted.map(|name| count(&document, name)), [1, 3, 2, 1], "{document}");
+    let refused = audit(&format!("{} '{}'", query.replace("charges", "payments"), database.url()), &[]).await;
+    refused.ended(69).says("exit status: 1");
+
+    let export = keys.iter().fold("id,idempotency_key\n".to_owned(), |csv, key| csv + "1," + key + "\n");
+    let curl = documented("curl");
+    let column = ["--effects-column", "idempotency_key"];
+    let at = |address: SocketAddr| curl.replace("https://bank.example", &format!("http://{address}"));
+    let exported = audit(&at(serve("200 OK", export).await), &column).await.ended(1).json();
+    assert_eq!(counted.map(|name| count(&exported, name)), [1, 3, 2, 1], "{exported}");
+    // An error page is no list without effects.
+    let broken = at(serve("500 Internal Server Error", "id,idempotency_key\n".to_owned()).await);
+    audit(&broken, &column).await.ended(69).says("exit status: 22");
 }
 
 #[tokio::test]

@@ -66,6 +66,9 @@ async fn the_committed_schema_and_table_are_those_of_the_code() {
     let schema = oncegate(&["schema", "config"], b"").await;
     let hint = "run `oncegate schema config > docs/oncegate.schema.json`";
     assert_eq!(read(&docs("oncegate.schema.json")), schema.ended(0).out, "{hint}");
+    let prove = oncegate(&["schema", "prove"], b"").await;
+    let hint = "run `oncegate schema prove > docs/prove.schema.json`";
+    assert_eq!(read(&docs("prove.schema.json")), prove.ended(0).out, "{hint}");
     let table = oncegate(&["schema", "settings"], b"").await;
     let text = read(&docs("CONFIGURATION.md"));
     let documented = text.split("<!-- settings -->\n").nth(1).and_then(|rest| rest.split("<!-- end").next());

@@ -1,5 +1,6 @@
 //! Right workers of every kind, the reports, and mistakes in the arguments.
 
+use std::path::Path;
 use std::process::Stdio;
 
 use oncegate_testkit::{LoopbackPort, Process, process};
@@ -93,6 +94,7 @@ async fn in_chromium(stage: &Stage) -> String {
     open("--dump-dom").await
 }
 
+// invariant: report-schema
 #[tokio::test]
 async fn the_reports_have_the_finding_and_repeat_it() {
     let stage = Stage::new();
@@ -102,7 +104,7 @@ async fn the_reports_have_the_finding_and_repeat_it() {
     let proved = stage.prove(RIGHT_KEY, &flags).await;
     assert_eq!(proved.ended(1).defects(), ["no-downstream-key"], "seed {}: {}", stage.seed, proved.out);
     let document: serde_json::Value = serde_json::from_str(&stage.read("out/prove/report.json")).unwrap();
-    assert_eq!(document["schema"], json!("oncegate.prove/1"));
+    fits_the_schema(&document);
     let finding = &document["findings"][0];
     assert_eq!(
         (&finding["defect"], &finding["after"]),
@@ -120,7 +122,11 @@ async fn the_reports_have_the_finding_and_repeat_it() {
     for elsewhere in ["src=", "href=", "url(", "@import", "<script"] {
         assert!(!html.contains(elsewhere), "{elsewhere} in the file");
     }
-    assert!(junit.contains("<failure type=\"no-downstream-key\""), "{junit}");
+    let repeat = finding["repeat"].as_str().unwrap();
+    assert_eq!(
+        failures_of(&stage.dir.path().join("out/prove/junit.xml")).await,
+        [format!("no-downstream-key {repeat}")]
+    );
     let shown = in_chromium(&stage).await;
     // The browser understands the picture as it was written.
     for part in ["<circle ", "class=\"effect marked\"", "</section>"] {
@@ -135,7 +141,54 @@ async fn the_reports_have_the_finding_and_repeat_it() {
     let flags = ["--handler-exec", &program, "--faults", "answer-lost", "--round", &round, "--json"];
     let again = stage.prove(RIGHT_KEY, &flags).await;
     let document = again.ended(1).json();
+    fits_the_schema(&document);
     assert_eq!((&document["rounds"], &document["findings"][0]["round"]), (&json!(2), &finding["round"]));
+}
+
+/// The document is what docs/prove.schema.json says, and has no member that it does not name.
+fn fits_the_schema(document: &serde_json::Value) {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/prove.schema.json");
+    let schema = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
+    let schema = jsonschema::validator_for(&closed(schema)).expect("it is a schema");
+    let errors: Vec<String> = schema.iter_errors(document).map(|error| error.to_string()).collect();
+    assert!(errors.is_empty(), "{errors:?} in {document}");
+}
+
+/// The schema without what later releases may add.
+fn closed(mut schema: serde_json::Value) -> serde_json::Value {
+    match &mut schema {
+        serde_json::Value::Object(members) => {
+            if members.contains_key("properties") {
+                members.insert("additionalProperties".to_owned(), json!(false));
+            }
+            members.values_mut().for_each(|member| *member = closed(member.take()));
+        }
+        serde_json::Value::Array(items) => items.iter_mut().for_each(|item| *item = closed(item.take())),
+        _ => {}
+    }
+    schema
+}
+
+/// The failures of a JUnit file, each with the command that repeats it, as another program's XML parser reads them; each
+/// kind of defect has a case.
+async fn failures_of(junit: &Path) -> Vec<String> {
+    const READ: &str = r#"
+import sys, xml.etree.ElementTree as tree
+suites = tree.parse(sys.argv[1]).getroot()
+cases = suites.findall("testsuite/testcase")
+assert suites.tag == "testsuites" and len(cases) == int(suites.get("tests")), len(cases)
+assert len({case.get("name") for case in cases}) == len(cases)
+failed = [(case, case.find("failure")) for case in cases if case.find("failure") is not None]
+assert len(failed) == int(suites.get("failures"))
+for case, failure in failed:
+    assert failure.get("type") == case.get("name") and failure.get("message")
+    print(case.get("name"), failure.text.split("repeat: ")[1].strip())
+"#;
+    let mut command = Command::new("python3");
+    command.args(["-c", READ]).arg(junit).kill_on_drop(true).stderr(Stdio::piped());
+    let ended = tokio::time::timeout(LIMIT, command.output()).await.expect("it ends").unwrap();
+    assert!(ended.status.success(), "{}", String::from_utf8_lossy(&ended.stderr));
+    String::from_utf8(ended.stdout).unwrap().lines().map(str::to_owned).collect()
 }
 
 #[tokio::test]

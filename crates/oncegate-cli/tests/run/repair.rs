@@ -1,6 +1,6 @@
 //! `oncegate replay --run`: exactly what is missing runs, and after kills no effect is too many.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{BuildHasher as _, RandomState};
 use std::path::PathBuf;
 
@@ -103,6 +103,32 @@ impl Stage {
         charged
     }
 
+    /// The origins of the messages of each order, from the broker.
+    async fn origins(&self) -> BTreeMap<String, BTreeSet<String>> {
+        use rdkafka::Message as _;
+        let mut origins: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+        for message in self.kafka.read_all(&self.topic).await {
+            let id = String::from_utf8(message.key().unwrap().to_vec()).unwrap();
+            let origin = format!("{}/{}@{}", self.topic, message.partition(), message.offset());
+            origins.entry(id).or_default().insert(origin);
+        }
+        origins
+    }
+
+    /// Every order that was charged was announced in the journal, whatever was killed.
+    async fn each_charge_is_in_the_journal(&self) {
+        let journal: BTreeSet<String> =
+            self.replayed().iter().map(|entry| entry["origin"].as_str().unwrap().to_owned()).collect();
+        let (origins, charged) = (self.origins().await, self.charged());
+        assert!(!charged.is_empty(), "nothing was charged");
+        let unannounced: Vec<&String> =
+            charged.keys().filter(|id| origins[*id].is_disjoint(&journal)).collect();
+        assert!(unannounced.is_empty(), "charged without an entry in the journal: {unannounced:?}");
+        // The other way round: what the journal has was to run.
+        let expected: BTreeSet<&String> = origins.values().flatten().collect();
+        assert!(journal.iter().all(|origin| expected.contains(origin)), "{journal:?}");
+    }
+
     /// The entries of the operator's journal about runs.
     fn replayed(&self) -> Vec<Value> {
         let text = std::fs::read_to_string(self.path("state/oncegate/journal.jsonl")).unwrap_or_default();
@@ -179,7 +205,7 @@ async fn exactly_what_is_missing_runs_and_each_run_is_in_the_journal() {
     assert!(replayed.iter().all(|entry| entry["by"] == "ada" && entry["reason"] == "INC-73"));
     let text = |entry: &Value, name: &str| entry[name].as_str().unwrap().to_owned();
     assert!(replayed.iter().all(|entry| text(entry, "origin").starts_with(&stage.topic)));
-    let keys: std::collections::BTreeSet<String> = replayed.iter().map(|entry| text(entry, "key")).collect();
+    let keys: BTreeSet<String> = replayed.iter().map(|entry| text(entry, "key")).collect();
     assert_eq!(keys.len(), MISSING + 1, "one entry for each");
 
     // Now nothing is missing, whatever is asked.
@@ -259,7 +285,11 @@ async fn after_kills_in_the_middle_no_effect_is_too_many() {
         let further = 1 + (seed.rotate_left(u32::try_from(kill % 64).unwrap()) % 10) as usize;
         until_charged(&stage, stage.charged().len() + further).await;
         running.kill();
+        // An effect that another process can see was announced before.
+        stage.each_charge_is_in_the_journal().await;
     }
+    let origins = stage.origins().await;
+    let done_origins: BTreeSet<&str> = done.iter().flat_map(|id| &origins[id]).map(String::as_str).collect();
     // Only what has no record runs, so nothing that a kill has interrupted runs again.
     stage.repair(&journal).await.with(0);
     assert!(stage.charged().values().all(|count| *count == 1), "{:?}", stage.charged());
@@ -276,4 +306,11 @@ async fn after_kills_in_the_middle_no_effect_is_too_many() {
     .await;
     let expected = (0..orders).map(name).filter(|id| !done.contains(id)).map(|id| (id, 1));
     assert_eq!(stage.charged(), expected.collect(), "each has its effect once");
+    stage.each_charge_is_in_the_journal().await;
+    let replayed = stage.replayed();
+    assert!(replayed.iter().all(|entry| entry["by"] == "ada" && entry["reason"] == "INC-73"));
+    assert!(replayed.len() >= orders - done.len(), "one for each run, and for each that a kill interrupted");
+    let of_done: Vec<&Value> =
+        replayed.iter().filter(|entry| done_origins.contains(entry["origin"].as_str().unwrap())).collect();
+    assert!(of_done.is_empty(), "what had a record does not run: {of_done:?}");
 }

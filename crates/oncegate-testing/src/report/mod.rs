@@ -6,6 +6,7 @@
 mod html;
 mod junit;
 mod picture;
+mod schema;
 
 use std::collections::BTreeMap;
 
@@ -16,6 +17,7 @@ use crate::verdict::{Finding, Verdict};
 
 pub use html::{catalogue, html};
 pub use junit::junit;
+pub use schema::schema;
 
 /// The format of the JSON document, in its member `schema`.
 pub const SCHEMA: &str = "oncegate.prove/1";
@@ -47,7 +49,7 @@ struct FindingDocument<'a> {
     repeat: String,
 }
 
-/// Returns the verdict as one JSON document; `docs/PROVE.md` describes its members. `repeat` returns the command or the
+/// Returns the verdict as one JSON document. `docs/PROVE.md` describes its members, and [`schema`] is its JSON schema. `repeat` returns the command or the
 /// settings that play a round again.
 pub fn json(verdict: &Verdict, repeat: impl Fn(&Finding) -> String) -> serde_json::Value {
     let findings = verdict.findings.iter().map(|finding| FindingDocument {

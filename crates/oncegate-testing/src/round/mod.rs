@@ -161,7 +161,7 @@ impl Round {
             None => EmbeddedBroker::new(messages, partitions, rng.fork(), noted),
         };
         for fault in schedule.faults.iter().copied() {
-            if !fault.strikes_a_call() && !fault.strikes_a_completion() && fault != Fault::Redelivery {
+            if fault.lasts_all_round() {
                 recorder.note(None, What::FaultBegan { fault, sample: None });
             }
         }

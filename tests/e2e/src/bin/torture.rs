@@ -26,7 +26,7 @@ const STEPS: usize = 8;
 const REPEATS: usize = 4;
 
 /// What runs of many faults are called.
-const MANY: &str = "many, overlapping";
+const MANY: &str = "overlapping";
 
 /// How many runs of a single fault come before the next one of many.
 const ALONE_BETWEEN_MANY: usize = 2;

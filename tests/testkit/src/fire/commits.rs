@@ -2,16 +2,16 @@
 
 use std::collections::BTreeMap;
 
+use oncegate_testing::promise::OffsetCommit;
 use rdkafka::Message as _;
 
-use super::judge::Commit;
 use crate::kafka::Kafka;
 
 /// Where Kafka keeps what groups have committed.
 const OFFSETS_TOPIC: &str = "__consumer_offsets";
 
 /// The commits of `group` to `topic`, in the order in which the broker has taken them.
-pub(super) async fn commits(kafka: &Kafka, group: &str, topic: &str) -> Vec<Commit> {
+pub(super) async fn commits(kafka: &Kafka, group: &str, topic: &str) -> Vec<OffsetCommit> {
     let records = kafka.read_all(OFFSETS_TOPIC).await;
     let commit = |record: &rdkafka::message::OwnedMessage| {
         let mut key = Fields(record.key()?);
@@ -22,7 +22,7 @@ pub(super) async fn commits(kafka: &Kafka, group: &str, topic: &str) -> Vec<Comm
         value.short()?;
         let offset = value.long()?;
         let at_ms = record.timestamp().to_millis()?;
-        of_group.then_some(Commit { partition, offset, at_ms })
+        of_group.then_some(OffsetCommit { partition, offset, at_ms })
     };
     records.iter().filter_map(commit).collect()
 }

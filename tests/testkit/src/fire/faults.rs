@@ -4,8 +4,8 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
-use super::calls::FORGETS;
-use super::history::What;
+use oncegate_testing::promise::{Occurrence, STORE_LOSS};
+
 use super::stage::{Server, Stage, StoreKind};
 use super::work::{LEASE, SESSION};
 use crate::proxy::Mode;
@@ -118,7 +118,7 @@ impl Fault {
             Self::Rebalance => "rebalance",
             Self::StoreKill => "store-kill",
             Self::StoreStall => "store-stall",
-            Self::Flush => FORGETS,
+            Self::Flush => "flush",
             Self::FlushFresh => "flush-fresh",
             Self::ScriptFlush => "script-flush",
             Self::Full => "full",
@@ -209,7 +209,6 @@ impl Fault {
             Self::FlushFresh => {
                 // One more than there are partitions for.
                 (0..FRESH_WORKERS).for_each(|_| stage.start_worker(None));
-                stage.note(FORGETS, 0);
                 stage.forget_everything().await;
             }
             Self::BrokerFlap => stage.flap_the_broker().await,
@@ -265,9 +264,7 @@ impl Fault {
             Self::Flush => stage.until_the_watches_have_looked().await,
             Self::Handlers | Self::Kill | Self::ScriptFlush => {}
         }
-        if self != Self::Flush {
-            stage.history.note_of(0, What::FaultEnds { fault: self.name().to_owned() });
-        }
+        stage.history.note_of(0, Occurrence::FaultEnds { fault: self.name().to_owned() });
     }
 }
 
@@ -284,8 +281,9 @@ impl Stage<'_> {
     }
 
     async fn forget_everything(&self) {
+        self.note(STORE_LOSS, 0);
         self.tell_redis(&["FLUSHALL", "SYNC"]).await;
-        self.history.note_of(0, What::FaultEnds { fault: FORGETS.to_owned() });
+        self.history.note_of(0, Occurrence::FaultEnds { fault: STORE_LOSS.to_owned() });
     }
 
     /// Kills the broker twice, with seconds in between in which members come back, and stops it.
@@ -299,7 +297,7 @@ impl Stage<'_> {
                 self.note(Fault::Kill.name(), worker.process.id());
                 worker.process.kill();
                 self.start_worker(None);
-                self.history.note_of(0, What::FaultEnds { fault: Fault::Kill.name().to_owned() });
+                self.history.note_of(0, Occurrence::FaultEnds { fault: Fault::Kill.name().to_owned() });
             }
             tokio::time::sleep(BROKER_BACK).await;
         }

@@ -6,12 +6,13 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use fastrand::Rng;
+use oncegate_testing::promise::{EffectName, Evidence, judge};
 
 use super::commits::commits;
 use super::faults::{Fault, Place};
-use super::judge::{Case, judge};
 use super::report::Report;
 use super::stage::{Server, Stage, StoreKind};
+use super::work::MAX_ATTEMPTS;
 use crate::broker::KafkaBroker;
 
 /// What is to happen.
@@ -87,13 +88,12 @@ pub async fn run(plan: &Plan, broker: Option<&mut KafkaBroker>) -> Report {
     }
     let mut wrong: Vec<String> = stage.quiet().await.err().into_iter().collect();
     wrong.extend(stage.stop().await);
-    let case = case(&mut stage).await;
-    let judgement = judge(&case);
     // A worker that reaches neither store nor broker at its start may report so and end; the stage restarts it.
     let is_excused = |what: &String| EXCUSED.iter().any(|excuse| what.contains(excuse));
     wrong.extend(stage.surprises.iter().filter(|what| !is_excused(what)).cloned());
-    let mut violations: Vec<String> = wrong.into_iter().map(|what| format!("L2: {what}")).collect();
-    violations.extend(judgement.violations.iter().map(ToString::to_string));
+    let evidence = evidence(&mut stage, wrong).await;
+    let judged = judge(&evidence);
+    let violations: Vec<String> = judged.broken.iter().map(ToString::to_string).collect();
     if !violations.is_empty() {
         keep(&stage, plan, &violations);
     }
@@ -101,11 +101,11 @@ pub async fn run(plan: &Plan, broker: Option<&mut KafkaBroker>) -> Report {
         seed: plan.seed,
         store: plan.store,
         faults: plan.steps.iter().flatten().map(ToString::to_string).collect(),
-        messages: case.produced.len() as u64,
-        effects: case.effects.values().sum(),
-        extra_effects: judgement.extra_effects,
-        commits: case.commits.len() as u64,
-        reached: judgement.reached,
+        messages: evidence.produced.len() as u64,
+        effects: evidence.effects.values().sum(),
+        extra_effects: judged.second_effects,
+        commits: evidence.commits.len() as u64,
+        reached: judged.reached,
         surprises: stage.surprises.clone(),
         violations,
         seconds: begun.elapsed().as_secs(),
@@ -131,7 +131,7 @@ async fn step_of(stage: &mut Stage<'_>, step: &[Fault]) {
 }
 
 /// Asks every witness.
-async fn case(stage: &mut Stage<'_>) -> Case {
+async fn evidence(stage: &mut Stage<'_>, hung: Vec<String>) -> Evidence {
     let settings = stage.settings.clone();
     let letters = stage.kafka.read_all(&settings.dead_topic).await;
     let origin = |letter: &rdkafka::message::OwnedMessage| {
@@ -142,17 +142,26 @@ async fn case(stage: &mut Stage<'_>) -> Case {
         Some(one.origin.clone())
     };
     let letters: BTreeSet<String> = letters.iter().filter_map(origin).collect();
-    Case {
-        entries: stage.history.read(),
+    let effects = stage.ledger.counts().into_iter();
+    Evidence {
+        entries: stage.history.read().expect("the history can be read"),
         topic: settings.topic.clone(),
-        effects: stage.ledger.counts(),
-        letters,
+        effects: effects.map(|(effect, times)| (paid(&effect), times)).collect(),
+        dead_letters: letters,
         commits: commits(&stage.kafka, &settings.group, &settings.topic).await,
-        dump: stage.dump().await,
+        records: Some(stage.dump().await),
+        max_attempts: Some(MAX_ATTEMPTS),
         notices_losses: matches!(stage.server, Server::Redis(_)),
         locks_rows: matches!(stage.server, Server::Postgres(_)),
         produced: stage.produced.clone(),
+        hung,
     }
+}
+
+/// The name of an effect in the ledger, such as `12/1`.
+fn paid(effect: &str) -> EffectName {
+    let (order, amount) = effect.split_once('/').expect("an effect is an order and an amount");
+    EffectName::new(order, amount)
 }
 
 /// Keeps what a violation was found in: the history, the ledger, the workers' words.

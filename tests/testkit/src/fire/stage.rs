@@ -8,13 +8,13 @@ use fastrand::Rng;
 use oncegate::core::key::{CompiledKey, Scope};
 use oncegate::postgres::PostgresStore;
 use oncegate::{Key, Message, Origin};
+use oncegate_testing::promise::{
+    EffectName, History, Occurrence, POINTS, Point, ProducedMessage, completed_keys,
+};
 use serde::{Deserialize, Serialize};
 use tempfile::TempDir;
 
-use super::calls::Calls;
-use super::history::{History, What};
-use super::judge::Produced;
-use super::points::{POINTS, Point, VARIABLE};
+use super::points::VARIABLE;
 use super::work::ORDERS_OF_EVERY_FATE;
 use crate::PostgresServer;
 use crate::broker::KafkaBroker;
@@ -135,7 +135,7 @@ pub(super) struct Stage<'a> {
     pub(super) workers: Vec<Worker>,
     /// They were asked to stop, and take their time.
     leaving: Vec<Worker>,
-    pub(super) produced: Vec<Produced>,
+    pub(super) produced: Vec<ProducedMessage>,
     /// How workers ended that were not asked to.
     pub(super) surprises: Vec<String>,
     program: PathBuf,
@@ -196,7 +196,7 @@ impl<'a> Stage<'a> {
         let key = Key::json(["order"]).compile(&Scope::new(&settings.scope).expect("it is a scope"));
         Self {
             rng: Rng::with_seed(seed),
-            history: History::open(&settings.history),
+            history: History::open(&settings.history).expect("a file can be made"),
             ledger: Ledger::open(&settings.ledger),
             kafka,
             broker,
@@ -222,7 +222,7 @@ impl<'a> Stage<'a> {
         // Its handlers panic on purpose, and a trace of each costs more than the run.
         command.env("RUST_BACKTRACE", "0");
         if let Some((point, passes, action)) = doom {
-            command.env(VARIABLE, format!("{}:{passes}:{action}", point.name()));
+            command.env(VARIABLE, format!("{}:{passes}:{action}", point.as_str()));
         }
         self.started += 1;
         let log = self.folder.path().join(format!("worker-{}.log", self.started));
@@ -335,7 +335,9 @@ impl<'a> Stage<'a> {
                 Some(payload.into()),
             );
             let key = self.key.derive(message.route(), &message).ok().map(|key| key.as_str().to_owned());
-            self.produced.push(Produced { origin, order: order.unwrap_or(u64::MAX), amount, key });
+            let order = order.map_or_else(|| "none".to_owned(), |order| order.to_string());
+            let effect = EffectName::new(order, amount.to_string());
+            self.produced.push(ProducedMessage { origin, effect, key });
         }
     }
 
@@ -411,12 +413,8 @@ impl<'a> Stage<'a> {
         }
         let keys = self.produce_unique().await;
         until("the completions of these orders", NOTICE_LIMIT, async || {
-            let calls = Calls::of(&self.history.read());
-            let is_completed = |key: &&String| {
-                let of_key = calls.by_key.get(*key).into_iter().flatten();
-                of_key.into_iter().any(|call| call.completes() && call.is_held())
-            };
-            let completed = keys.iter().filter(is_completed).count();
+            let completed = completed_keys(&self.history.read().expect("the history can be read"));
+            let completed = keys.intersection(&completed).count();
             if completed == keys.len() { Ok(()) } else { Err(format!("{completed} of {}", keys.len())) }
         })
         .await;
@@ -439,7 +437,7 @@ impl<'a> Stage<'a> {
 
     /// Notes a fault that is over at once.
     pub(super) fn note(&self, fault: &str, pid: u32) {
-        self.history.note_of(pid, What::FaultBegins { fault: fault.to_owned() });
+        self.history.note_of(pid, Occurrence::FaultBegins { fault: fault.to_owned() });
     }
 }
 

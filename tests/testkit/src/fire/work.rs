@@ -1,11 +1,10 @@
 //! A worker process: pays orders, writes each payment into a ledger, and writes down all that it does.
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use oncegate::consumer::DeadLetterLimit;
-use oncegate::core::key::Scope;
+use oncegate::core::key::{CompiledKey, Scope};
 use oncegate::core::store::Store;
 use oncegate::kafka::KafkaSource;
 use oncegate::postgres::PostgresStore;
@@ -13,14 +12,16 @@ use oncegate::redis::RedisStore;
 use oncegate::source::Source;
 use oncegate::sqlite::SqliteStore;
 use oncegate::{
-    Attempt, Backoff, BoxError, Consumer, Counters, Failure, FingerprintSpec, Gate, Handler, Key, Message,
-    OnStoreLoss, Ordering,
+    Attempt, Backoff, BoxError, Consumer, Failure, FingerprintSpec, Gate, Handler, Key, Message, OnStoreLoss,
+    Ordering,
+};
+use oncegate_testing::promise::{
+    EffectName, History, Occurrence, Point, PointHook, RecordedDeadLetters, RecordedObserver, RecordedSource,
+    RecordedStore, SUCCEEDED,
 };
 use serde::Deserialize;
 
-use super::history::{History, What};
-use super::points::{Point, pass};
-use super::recorded::{Names, RecordedEvents, RecordedLetters, RecordedSource, RecordedStore};
+use super::points::Traps;
 use super::sink::Sink;
 use super::stage::{Protocol, StoreKind, WorkerSettings};
 use crate::ledger::Ledger;
@@ -74,10 +75,17 @@ impl Fate {
 const PLANNED_PANIC: &str = "it panics once, as it should";
 
 struct Pay {
-    names: Names,
+    key: CompiledKey,
     ledger: Ledger,
     sinks: Vec<Sink>,
     history: Arc<History>,
+    traps: Arc<Traps>,
+}
+
+impl Pay {
+    fn key(&self, message: &Message) -> Option<String> {
+        self.key.derive(message.route(), message).ok().map(|key| key.as_str().to_owned())
+    }
 }
 
 impl Handler for Pay {
@@ -86,16 +94,21 @@ impl Handler for Pay {
     async fn handle(&self, message: &Message, attempt: &Attempt) -> Result<String, Failure> {
         let order: Order = message.json()?;
         let (key, origin, number) =
-            (self.names.key(message).unwrap_or_default(), message.origin().to_string(), attempt.number());
+            (self.key(message).unwrap_or_default(), message.origin().to_string(), attempt.number());
         let content = order.amount.to_string();
         let fencing_token = attempt.fencing_token();
-        let begun =
-            What::Begun { key: key.clone(), origin: origin.clone(), attempt: number, fencing_token, content };
+        let begun = Occurrence::Begun {
+            key: key.clone(),
+            origin: origin.clone(),
+            attempt: number,
+            fencing_token,
+            content,
+        };
         self.history.note(begun);
         let ended = Ended { history: &self.history, key, origin, attempt: number, outcome: "dropped" };
         let paid = self.pay(&order, attempt).await;
         let outcome = match &paid {
-            Ok(_) => "paid",
+            Ok(_) => SUCCEEDED,
             Err(failure) if failure.is_permanent() => "gave_up",
             Err(_) => "failed",
         };
@@ -105,10 +118,11 @@ impl Handler for Pay {
 
     async fn duplicate(&self, message: &Message, result: String) -> Result<(), Failure> {
         let order: Order = message.json()?;
-        self.history.note(What::Duplicate {
-            key: self.names.key(message).unwrap_or_default(),
+        self.history.note(Occurrence::Duplicate {
+            key: self.key(message).unwrap_or_default(),
             origin: message.origin().to_string(),
             content: order.amount.to_string(),
+            of: named(&result)?,
             result,
         });
         Ok(())
@@ -133,16 +147,23 @@ impl Pay {
         };
         // What takes time is never the proof that time has passed: it only makes room for a kill.
         tokio::time::sleep(before).await;
-        pass(Point::EffectBefore);
+        self.traps.pass(Point::EffectBefore);
         let payment = format!("{}/{}", order.order, order.amount);
         self.ledger.append(&payment);
         for sink in &self.sinks {
             sink.pay(&payment, attempt.fencing_token());
         }
-        pass(Point::EffectAfter);
+        self.traps.pass(Point::EffectAfter);
         tokio::time::sleep(Duration::from_millis(2)).await;
         Ok(format!("{payment} by {} at attempt {number}", std::process::id()))
     }
+}
+
+/// The effect that a result is of: `12/1 by 4711 at attempt 1`.
+fn named(result: &str) -> Result<EffectName, Failure> {
+    let payment = result.split(' ').next().and_then(|payment| payment.split_once('/'));
+    let (order, amount) = payment.ok_or_else(|| Failure::retry("a result that names no payment"))?;
+    Ok(EffectName::new(order, amount))
 }
 
 /// Writes down how a handler ended, also when its future is dropped or it panics.
@@ -162,7 +183,7 @@ impl Ended<'_> {
 
 impl Drop for Ended<'_> {
     fn drop(&mut self) {
-        self.history.note(What::Ended {
+        self.history.note(Occurrence::Ended {
             key: self.key.clone(),
             origin: self.origin.clone(),
             attempt: self.attempt,
@@ -187,14 +208,13 @@ fn hush_planned_panics() {
 /// When its consumer cannot go on.
 pub async fn work(settings: WorkerSettings) -> Result<(), BoxError> {
     hush_planned_panics();
-    let history = Arc::new(History::open(&settings.history));
+    let history = Arc::new(History::open(&settings.history)?);
+    let traps = Arc::new(Traps::of_environment());
+    let hook = || Arc::clone(&traps) as Arc<dyn PointHook>;
     let key = Key::json(["order"]);
-    let names = Names { key: key.compile(&Scope::new(&settings.scope)?)? };
-    let store = RecordedStore {
-        inner: opened(settings.store, &settings.address).await,
-        history: Arc::clone(&history),
-        calls: AtomicU64::new(0),
-    };
+    let compiled = key.compile(&Scope::new(&settings.scope)?)?;
+    let store = opened(settings.store, &settings.address).await;
+    let store = RecordedStore::new(store, Arc::clone(&history)).at_points(hook());
     let gate = Gate::new(settings.scope.as_str(), key, store)
         .lease(LEASE)
         .retention(RETENTION)
@@ -203,22 +223,22 @@ pub async fn work(settings: WorkerSettings) -> Result<(), BoxError> {
         .fenced()
         .fingerprint(FingerprintSpec::payload().except(["n"]));
     let source = source(&settings);
-    let letters = RecordedLetters {
-        inner: source.dead_letters(settings.dead_topic.as_str()),
-        history: Arc::clone(&history),
-    };
+    let letters = source.dead_letters(settings.dead_topic.as_str());
+    let letters = RecordedDeadLetters::new(letters, Arc::clone(&history));
     let source: Arc<dyn Source> = match &settings.retries {
         None => Arc::new(source),
         Some((wait, topic)) => Arc::new(source.retry_topics([(*wait, topic)]).beyond(Duration::ZERO)),
     };
+    let source = RecordedSource::new(source, compiled.clone(), Arc::clone(&history)).at_points(hook());
     let handler = Pay {
-        names: names.clone(),
+        key: compiled,
         ledger: Ledger::open(&settings.ledger),
         sinks: settings.sinks.iter().map(Sink::open).collect(),
         history: Arc::clone(&history),
+        traps: Arc::clone(&traps),
     };
-    let events = Arc::new(RecordedEvents { counters: Counters::default(), history: Arc::clone(&history) });
-    Consumer::new(RecordedSource { inner: source, names, history: Arc::clone(&history) }, gate, handler)
+    let observer = Arc::new(RecordedObserver::new(history).at_points(hook()));
+    Consumer::new(source, gate, handler)
         .concurrency(CONCURRENCY)
         .ordering(Ordering::Key)
         .overtaking_retries()
@@ -226,10 +246,10 @@ pub async fn work(settings: WorkerSettings) -> Result<(), BoxError> {
         .backoff(Backoff::new(Duration::from_millis(5), Duration::from_millis(100)))
         .dead_letter_limit(DeadLetterLimit { in_a_row: 1_000_000, share: 1.1 })
         .dead_letters(letters)
-        .observer(Arc::clone(&events) as _)
+        .observer(Arc::clone(&observer) as _)
         .run_until(oncegate::shutdown_signal())
         .await?;
-    history.note(events.counted());
+    observer.note_counts();
     Ok(())
 }
 

@@ -3,7 +3,9 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::points::{Point, VARIABLE};
+use oncegate_testing::promise::Point;
+
+use super::points::VARIABLE;
 use super::stage::{STOP_LIMIT, WorkerSettings};
 use crate::process::{self, Process};
 use crate::until::until;
@@ -35,8 +37,8 @@ impl Zombie {
         command.arg(serde_json::to_string(settings).expect("settings are plain data"));
         let go = settings.history.with_extension("go");
         let trap = |trap: &Trap| match trap {
-            Trap::Stop(point) => format!("{}:1:stop:{}", point.name(), go.display()),
-            Trap::Hold(point) => format!("{}:1:hold:{}", point.name(), go.display()),
+            Trap::Stop(point) => format!("{}:1:stop:{}", point.as_str(), go.display()),
+            Trap::Hold(point) => format!("{}:1:hold:{}", point.as_str(), go.display()),
         };
         command.env(VARIABLE, traps.iter().map(trap).collect::<Vec<String>>().join(";"));
         Self { process: Process::spawn("a worker", command), go }

@@ -1,136 +1,69 @@
 //! What must hold, decided from a history and from witnesses that are not oncegate's code.
 //!
-//! The invariants have numbers, which `RELIABILITY.md` explains. Each check finds its violations alone.
+//! The invariants have numbers, which the documentation of the module explains. Each check finds its violations alone.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
-use std::fmt;
 
-use oncegate::core::rules::ReleaseCause;
+use oncegate_core::rules::ReleaseCause;
 
 use super::calls::{Call, Calls};
-use super::history::{Answer, Entry, Op, What};
-use super::linear::{Found, explain};
-use super::work::MAX_ATTEMPTS;
+use super::evidence::{Evidence, OffsetCommit, ProducedMessage, PromiseReport};
+use super::history::{Answer, EffectName, Entry, Occurrence, Op, SUCCEEDED};
+use super::linear::{Explanation, explain};
+use crate::effects::judge_effects;
 
-/// What was produced.
-#[derive(Clone, Debug)]
-pub(super) struct Produced {
-    pub(super) origin: String,
-    pub(super) order: u64,
-    pub(super) amount: u64,
-    /// `None`: no key can be made of it.
-    pub(super) key: Option<String>,
-}
-
-/// One commit as the broker has written it down.
-#[derive(Clone, Debug)]
-pub(super) struct Commit {
-    pub(super) partition: i32,
-    pub(super) offset: i64,
-    pub(super) at_ms: i64,
-}
-
-/// All that a run has left behind.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Case {
-    pub(super) entries: Vec<Entry>,
-    pub(super) topic: String,
-    pub(super) produced: Vec<Produced>,
-    /// The ledger: how often each payment was made, as `order/amount`.
-    pub(super) effects: BTreeMap<String, u64>,
-    /// The origins of the messages in the dead-letter topic.
-    pub(super) letters: BTreeSet<String>,
-    /// Every commit of the group, in the broker's order.
-    pub(super) commits: Vec<Commit>,
-    /// The state of every record of the scope, as another client has read it from the store.
-    pub(super) dump: BTreeMap<String, String>,
-    /// Whether the store reports that it has lost data.
-    pub(super) notices_losses: bool,
-    /// Whether a claim waits for the transaction that holds its row, and is answered Busy after a while.
-    pub(super) locks_rows: bool,
-}
-
-/// An invariant that does not hold, and what shows it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Violation {
-    pub(super) invariant: &'static str,
-    pub(super) what: String,
-}
-
-impl fmt::Display for Violation {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}", self.invariant, self.what)
-    }
-}
-
-/// The violations that were found, and the cases that were reached.
-#[derive(Debug, Default)]
-pub(super) struct Judgement {
-    pub(super) violations: Vec<Violation>,
-    pub(super) reached: BTreeMap<String, u64>,
-    pub(super) extra_effects: u64,
-}
-
-impl Judgement {
-    fn found(&mut self, invariant: &'static str, what: String) {
-        self.violations.push(Violation { invariant, what });
-    }
-
-    fn reach(&mut self, what: impl Into<String>) {
-        *self.reached.entry(what.into()).or_default() += 1;
-    }
-}
-
-pub(super) fn judge(case: &Case) -> Judgement {
-    let mut judgement = Judgement::default();
-    let calls = Calls::of(&case.entries);
-    reached(case, &calls, &mut judgement);
-    acks(case, &mut judgement);
-    produced(case, &mut judgement);
-    owners(&calls, &mut judgement);
-    results(case, &calls, &mut judgement);
-    effects(case, &calls, &mut judgement);
-    commits(case, &mut judgement);
-    kept(case, &calls, &mut judgement);
-    attempts(case, &mut judgement);
-    losses(case, &calls, &mut judgement);
-    counters(case, &calls, &mut judgement);
-    linear(case, &calls, &mut judgement);
-    judgement
+/// Judges what a run has left behind: a pure function of it.
+pub fn judge(evidence: &Evidence) -> PromiseReport {
+    let mut report = PromiseReport::default();
+    let calls = Calls::of(&evidence.entries);
+    evidence.hung.iter().for_each(|what| report.found("L2", what.clone()));
+    reached(evidence, &calls, &mut report);
+    acks(evidence, &mut report);
+    produced(evidence, &mut report);
+    owners(&calls, &mut report);
+    results(evidence, &calls, &mut report);
+    effects(evidence, &calls, &mut report);
+    commits(evidence, &mut report);
+    kept(evidence, &calls, &mut report);
+    attempts(evidence, &mut report);
+    losses(evidence, &calls, &mut report);
+    counters(evidence, &calls, &mut report);
+    linear(evidence, &calls, &mut report);
+    report
 }
 
 /// What a run has met. A run that did not meet its faults proves nothing about them.
-fn reached(case: &Case, calls: &Calls, judgement: &mut Judgement) {
+fn reached(evidence: &Evidence, calls: &Calls, report: &mut PromiseReport) {
     for (_, call) in calls.all() {
-        judgement.reach(match &call.answer {
+        report.reach(match &call.answer {
             Some(Answer::Granted { takeover: true, .. }) => "takeover",
             Some(Answer::Granted { .. }) => "granted",
             Some(Answer::Completed { .. }) => "completed",
             Some(Answer::Busy { .. }) => "busy",
             Some(Answer::Failed { .. }) => "failed",
             Some(Answer::Mismatch) => "mismatch",
-            Some(Answer::Held { recreated: true }) => "held, recreated",
+            Some(Answer::Held { recreated: true }) => "held after a loss of the claim",
             Some(Answer::Held { .. }) => "held",
             Some(Answer::Lost) => "lost lease",
             None if call.op == Op::Forget => continue,
             None => "unknown outcome",
         });
     }
-    for entry in &case.entries {
+    for entry in &evidence.entries {
         match &entry.what {
-            What::Fail { class, .. } => judgement.reach(format!("store {class}")),
-            What::Ended { outcome, .. } => judgement.reach(format!("handler {outcome}")),
-            What::StoredDeadLetter { cause, .. } => judgement.reach(format!("dead letter {cause}")),
-            What::Duplicate { .. } => judgement.reach("duplicate"),
-            What::LossNoticed => judgement.reach("loss noticed"),
-            What::FaultBegins { fault } => judgement.reach(format!("fault {fault}")),
+            Occurrence::Fail { class, .. } => report.reach(format!("store {class}")),
+            Occurrence::Ended { outcome, .. } => report.reach(format!("handler {outcome}")),
+            Occurrence::StoredDeadLetter { cause, .. } => report.reach(format!("dead letter {cause}")),
+            Occurrence::Duplicate { .. } => report.reach("duplicate"),
+            Occurrence::LossNoticed => report.reach("loss noticed"),
+            Occurrence::FaultBegins { fault } => report.reach(format!("fault {fault}")),
             _ => {}
         }
     }
 }
 
 /// S1, S9 and S12: a process acknowledges only what the store's last reply about the key reports as finished.
-fn acks(case: &Case, judgement: &mut Judgement) {
+fn acks(evidence: &Evidence, report: &mut PromiseReport) {
     /// The store's last reply about a key to a process.
     #[derive(Clone, Copy, PartialEq)]
     enum Word {
@@ -142,12 +75,12 @@ fn acks(case: &Case, judgement: &mut Judgement) {
     let mut calls: HashMap<(u32, u64), (&str, &Op)> = HashMap::new();
     let mut words: HashMap<(u32, &str), Word> = HashMap::new();
     let mut buried: HashSet<(u32, &str)> = HashSet::new();
-    for Entry { pid, what, .. } in &case.entries {
+    for Entry { pid, what, .. } in &evidence.entries {
         match what {
-            What::Invoke { call, key, op } => {
+            Occurrence::Invoke { call, key, op } => {
                 calls.insert((*pid, *call), (key, op));
             }
-            What::Ok { call, answer } => {
+            Occurrence::Ok { call, answer } => {
                 let Some((key, op)) = calls.get(&(*pid, *call)) else { continue };
                 let word = match (op, answer) {
                     (Op::Complete { .. }, Answer::Held { .. })
@@ -167,18 +100,18 @@ fn acks(case: &Case, judgement: &mut Judgement) {
                 };
                 words.insert((*pid, key), word);
             }
-            What::Info { call } => {
+            Occurrence::Info { call } => {
                 if let Some((key, Op::Complete { .. })) = calls.get(&(*pid, *call)) {
                     words.insert((*pid, key), Word::Unknown);
                 }
             }
-            What::Found { key, .. } => {
+            Occurrence::Found { key, .. } => {
                 words.insert((*pid, key), Word::Finished);
             }
-            What::StoredDeadLetter { origin, .. } => {
+            Occurrence::StoredDeadLetter { origin, .. } => {
                 buried.insert((*pid, origin));
             }
-            What::Ack { origin, key } => {
+            Occurrence::Ack { origin, key } => {
                 let word = key.as_ref().and_then(|key| words.get(&(*pid, key.as_str())));
                 let invariant = match word {
                     Some(Word::Finished) => continue,
@@ -187,7 +120,7 @@ fn acks(case: &Case, judgement: &mut Judgement) {
                     Some(Word::Unknown) => "S12",
                     Some(Word::Other) | None => "S1",
                 };
-                judgement.found(
+                report.found(
                     invariant,
                     format!("process {pid} acknowledged {origin} ({key:?}) without a durable end"),
                 );
@@ -198,25 +131,25 @@ fn acks(case: &Case, judgement: &mut Judgement) {
 }
 
 /// S2: what was produced has had its effect, or is in the dead letters.
-fn produced(case: &Case, judgement: &mut Judgement) {
-    let given_up: BTreeSet<&str> = case
-        .produced
-        .iter()
-        .filter(|one| case.letters.contains(&one.origin))
-        .filter_map(|one| one.key.as_deref())
-        .collect();
-    for one in &case.produced {
-        let payment = format!("{}/{}", one.order, one.amount);
-        let key_given_up = one.key.as_deref().is_some_and(|key| given_up.contains(key));
-        let has_effect = one.key.is_some() && case.effects.contains_key(&payment);
-        if !has_effect && !case.letters.contains(&one.origin) && !key_given_up {
-            judgement.found("S2", format!("{} ({payment}) has no effect and no dead letter", one.origin));
-        }
+fn produced(evidence: &Evidence, report: &mut PromiseReport) {
+    let is_given_up = |one: &&ProducedMessage| evidence.dead_letters.contains(&one.origin);
+    let given_up: BTreeSet<&str> =
+        evidence.produced.iter().filter(is_given_up).filter_map(|one| one.key.as_deref()).collect();
+    let has_an_end = |one: &&ProducedMessage| {
+        is_given_up(one) || one.key.as_deref().is_some_and(|key| given_up.contains(key))
+    };
+    let must_have_one = || evidence.produced.iter().filter(|one| !has_an_end(one));
+    let wanted: BTreeSet<EffectName> =
+        must_have_one().filter(|one| one.key.is_some()).map(|one| one.effect.clone()).collect();
+    let allowed = evidence.produced.iter().map(|one| one.effect.clone()).collect();
+    let lost = judge_effects(&wanted, &allowed, &evidence.effects, |_| u64::MAX).lost;
+    for one in must_have_one().filter(|one| one.key.is_none() || lost.contains(&one.effect)) {
+        report.found("S2", format!("{} ({}) has no effect and no dead letter", one.origin, one.effect));
     }
 }
 
 /// S4, S5 and S6 where the lines leave no doubt about the order; S16 has the rest.
-fn owners(calls: &Calls, judgement: &mut Judgement) {
+fn owners(calls: &Calls, report: &mut PromiseReport) {
     for (key, of_key) in &calls.by_key {
         let mut first_grants: BTreeMap<&str, &Call> = BTreeMap::new();
         for call in of_key.iter().filter(|call| call.is_granted()) {
@@ -235,7 +168,7 @@ fn owners(calls: &Calls, judgement: &mut Judgement) {
                     && !calls.is_forgotten_between(grant.invoked, held.answered.unwrap_or_default())
                 {
                     let line = other.invoked;
-                    judgement
+                    report
                         .found("S4", format!("{key}: {mine} was answered after another grant (line {line})"));
                 }
             }
@@ -246,7 +179,7 @@ fn owners(calls: &Calls, judgement: &mut Judgement) {
                 ) = (&grant.answer, &other.answer)
                     && one >= two
                 {
-                    judgement.found("S6", format!("{key}: fencing token {two} was granted after {one}"));
+                    report.found("S6", format!("{key}: fencing token {two} was granted after {one}"));
                 }
             }
         }
@@ -256,7 +189,7 @@ fn owners(calls: &Calls, judgement: &mut Judgement) {
                     && !calls.is_forgotten_between(completed.invoked, grant.answered.unwrap_or_default())
             });
             if let Some(again) = again {
-                judgement
+                report
                     .found("S5", format!("{key} was granted after its completion (line {})", again.invoked));
             }
         }
@@ -268,26 +201,25 @@ fn ends(call: &Call) -> bool {
     !call.is_granted() && !matches!(call.op, Op::Claim { .. } | Op::Extend { .. })
 }
 
-/// S3, S13 and S14: a returned result is that of the message's own key and content, and always the same.
-fn results(case: &Case, calls: &Calls, judgement: &mut Judgement) {
-    let by_origin: HashMap<&str, &Produced> =
-        case.produced.iter().map(|one| (one.origin.as_str(), one)).collect();
+/// S3, S13 and S14: a returned result is that of the message's own event and content, and always the same.
+fn results(evidence: &Evidence, calls: &Calls, report: &mut PromiseReport) {
+    let by_origin: HashMap<&str, &ProducedMessage> =
+        evidence.produced.iter().map(|one| (one.origin.as_str(), one)).collect();
     let forgets = calls.forgotten.len();
     let mut given: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
     let mut contents: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
-    for Entry { what, .. } in &case.entries {
+    for Entry { what, .. } in &evidence.entries {
         match what {
-            What::Duplicate { key, origin, content, result } => {
-                given.entry(key).or_default().insert(result);
+            Occurrence::Duplicate { key, origin, content, result, of } => {
+                given.entry(key).or_default().insert(readable(result));
                 let Some(one) = by_origin.get(origin.as_str()) else { continue };
-                let (order, payment) = (result.split('/').next(), result.split(' ').next());
-                if order != Some(&one.order.to_string()) {
-                    judgement.found("S3", format!("{origin}, order {}, got {result:?}", one.order));
-                } else if payment != Some(&format!("{}/{content}", one.order)) {
-                    judgement.found("S14", format!("{origin}, content {content}, got {result:?}"));
+                if of.event != one.effect.event {
+                    report.found("S3", format!("{origin}, event {}, got {result:?}", one.effect.event));
+                } else if of.content != *content {
+                    report.found("S14", format!("{origin}, content {content}, got {result:?}"));
                 }
             }
-            What::Begun { key, content, .. } => {
+            Occurrence::Begun { key, content, .. } => {
                 contents.entry(key).or_default().insert(content);
             }
             _ => {}
@@ -299,10 +231,10 @@ fn results(case: &Case, calls: &Calls, judgement: &mut Judgement) {
         }
     }
     for (key, results) in given.iter().filter(|(_, results)| results.len() > 1 + forgets) {
-        judgement.found("S13", format!("duplicates of {key} got {results:?}"));
+        report.found("S13", format!("duplicates of {key} got {results:?}"));
     }
     for (key, contents) in contents.iter().filter(|(_, contents)| contents.len() > 1 + forgets) {
-        judgement.found("S14", format!("{key} was run with the contents {contents:?}"));
+        report.found("S14", format!("{key} was run with the contents {contents:?}"));
     }
 }
 
@@ -312,57 +244,59 @@ fn readable(stored: &str) -> &str {
 }
 
 /// S8: every effect beyond the first is explained by a takeover or a loss of the store.
-fn effects(case: &Case, calls: &Calls, judgement: &mut Judgement) {
-    let keys: BTreeMap<u64, &str> =
-        case.produced.iter().filter_map(|one| Some((one.order, one.key.as_deref()?))).collect();
-    let mut of_order: BTreeMap<u64, u64> = BTreeMap::new();
-    for (payment, count) in &case.effects {
-        let order = payment.split('/').next().and_then(|order| order.parse().ok());
-        *of_order.entry(order.unwrap_or(u64::MAX)).or_default() += count;
+fn effects(evidence: &Evidence, calls: &Calls, report: &mut PromiseReport) {
+    let keyed =
+        evidence.produced.iter().filter_map(|one| Some((one.effect.event.as_str(), one.key.as_deref()?)));
+    let keys: BTreeMap<&str, &str> = keyed.collect();
+    // Effects of one event are of one key, whatever their content.
+    let mut of_event: BTreeMap<&str, u64> = BTreeMap::new();
+    for (effect, times) in &evidence.effects {
+        *of_event.entry(&effect.event).or_default() += times;
     }
-    for (order, count) in of_order {
-        let Some(of_key) = keys.get(&order).and_then(|key| calls.by_key.get(*key)) else {
-            judgement.found("S8", format!("order {order} was paid, and no message ordered it"));
-            continue;
-        };
-        let takeovers: BTreeSet<_> = of_key
-            .iter()
-            .filter(|call| matches!(call.answer, Some(Answer::Granted { takeover: true, .. })))
-            .filter_map(|call| call.op.token())
-            .collect();
-        let explained = takeovers.len() + calls.forgotten.len();
-        judgement.extra_effects += count - 1;
-        if count - 1 > explained as u64 {
-            judgement.found("S8", format!("order {order} was paid {count} times, {explained} explained"));
-        }
+    let calls_of = |event: &str| keys.get(event).and_then(|key| calls.by_key.get(*key));
+    let explanations = |event: &&str| {
+        let takeover = |call: &&Call| matches!(call.answer, Some(Answer::Granted { takeover: true, .. }));
+        let of_key = calls_of(event).into_iter().flatten();
+        let takeovers: BTreeSet<_> = of_key.filter(takeover).filter_map(|call| call.op.token()).collect();
+        (takeovers.len() + calls.forgotten.len()) as u64
+    };
+    let asked_for = keys.keys().copied().filter(|event| calls_of(event).is_some()).collect();
+    let found = judge_effects(&BTreeSet::new(), &asked_for, &of_event, explanations);
+    for event in &found.unasked {
+        report.found("S8", format!("{event} had an effect, and no message asked for it"));
     }
+    for one in found.unexplained() {
+        let (event, times, explained) = (one.effect, one.times, one.explained);
+        report.found("S8", format!("{event} had its effect {times} times, {explained} of them explained"));
+    }
+    report.second_effects = found.second_effects();
 }
 
 /// S10 and S11, from the broker's own log of commits.
-fn commits(case: &Case, judgement: &mut Judgement) {
+fn commits(evidence: &Evidence, report: &mut PromiseReport) {
     /// The broker's clock is this machine's, in whole milliseconds.
     const LEEWAY_MS: i64 = 5;
     let mut acked_at: BTreeMap<i32, BTreeMap<i64, i64>> = BTreeMap::new();
-    for Entry { at_us, what, .. } in &case.entries {
-        if let What::Ack { origin, .. } = what
-            && let Some((partition, offset)) = place(&case.topic, origin)
+    for Entry { at_us, what, .. } in &evidence.entries {
+        if let Occurrence::Ack { origin, .. } = what
+            && let Some((partition, offset)) = place(&evidence.topic, origin)
         {
             let at_ms = i64::try_from(at_us / 1_000).unwrap_or(i64::MAX);
             acked_at.entry(partition).or_default().entry(offset).or_insert(at_ms);
         }
     }
     let mut last: BTreeMap<i32, i64> = BTreeMap::new();
-    for Commit { partition, offset, at_ms } in &case.commits {
+    for OffsetCommit { partition, offset, at_ms } in &evidence.commits {
         let former = last.insert(*partition, *offset);
         if let Some(former) = former.filter(|former| former > offset) {
-            judgement.found("S11", format!("partition {partition}: {offset} was committed after {former}"));
+            report.found("S11", format!("partition {partition}: {offset} was committed after {former}"));
         }
         let acked = acked_at.entry(*partition).or_default();
-        // What lies below the former commit was looked at with that one.
+        // Occurrence lies below the former commit was looked at with that one.
         let unfinished = (former.unwrap_or(0)..*offset)
             .find(|one| acked.get(one).is_none_or(|acked| *acked > at_ms + LEEWAY_MS));
         if let Some(unfinished) = unfinished {
-            judgement.found(
+            report.found(
                 "S10",
                 format!("partition {partition}: {offset} was committed before {unfinished} was finished"),
             );
@@ -376,38 +310,40 @@ fn place(topic: &str, origin: &str) -> Option<(i32, i64)> {
     Some((partition.parse().ok()?, offset.parse().ok()?))
 }
 
-/// S17, and that nothing stays claimed for ever: what a dump of the store must hold when all is quiet.
-fn kept(case: &Case, calls: &Calls, judgement: &mut Judgement) {
+/// S17, and that nothing stays claimed for ever (L1): what the store must hold when all is quiet.
+fn kept(evidence: &Evidence, calls: &Calls, report: &mut PromiseReport) {
+    let Some(records) = &evidence.records else { return };
     for (key, of_key) in &calls.by_key {
         let completed = of_key.iter().rfind(|call| call.completes() && call.is_held());
-        let state = case.dump.get(key).map(String::as_str);
+        let state = records.get(key).map(String::as_str);
         if let Some(completed) = completed
             && !calls.is_forgotten_between(completed.invoked, usize::MAX)
             && state != Some("completed")
         {
-            judgement.found("S17", format!("{key} was completed, and is {state:?}"));
+            report.found("S17", format!("{key} was completed, and is {state:?}"));
         }
     }
-    for (key, state) in case.dump.iter().filter(|(_, state)| *state == "pending") {
-        judgement.found("L1", format!("{key} is still {state} when all is quiet"));
+    for (key, state) in records.iter().filter(|(_, state)| *state == "pending") {
+        report.found("L1", format!("{key} is still {state} when all is quiet"));
     }
 }
 
 /// S18: the limit holds, and only a handler that has failed uses up an attempt.
-fn attempts(case: &Case, judgement: &mut Judgement) {
+fn attempts(evidence: &Evidence, report: &mut PromiseReport) {
+    let max_attempts = evidence.max_attempts.unwrap_or(u32::MAX);
     let mut released: BTreeMap<(u32, &str), BTreeSet<&str>> = BTreeMap::new();
     let mut failed: BTreeMap<(u32, &str), usize> = BTreeMap::new();
-    for Entry { pid, what, .. } in &case.entries {
+    for Entry { pid, what, .. } in &evidence.entries {
         match what {
-            What::Begun { key, attempt, .. } if *attempt > MAX_ATTEMPTS => {
-                judgement.found("S18", format!("{key} ran at attempt {attempt} of {MAX_ATTEMPTS}"));
+            Occurrence::Begun { key, attempt, .. } if *attempt > max_attempts => {
+                report.found("S18", format!("{key} ran at attempt {attempt} of {max_attempts}"));
             }
-            What::Invoke { key, op: Op::Release { token, end, .. }, .. }
+            Occurrence::Invoke { key, op: Op::Release { token, end, .. }, .. }
                 if end == ReleaseCause::Failed.as_str() =>
             {
                 released.entry((*pid, key)).or_default().insert(token);
             }
-            What::Ended { key, outcome, .. } if outcome != "paid" => {
+            Occurrence::Ended { key, outcome, .. } if outcome != SUCCEEDED => {
                 *failed.entry((*pid, key)).or_default() += 1;
             }
             _ => {}
@@ -416,7 +352,7 @@ fn attempts(case: &Case, judgement: &mut Judgement) {
     for ((pid, key), tokens) in released {
         let failures = failed.get(&(pid, key)).copied().unwrap_or(0);
         if tokens.len() > failures {
-            judgement.found(
+            report.found(
                 "S18",
                 format!(
                     "process {pid} counted {} attempts of {key}, and {failures} had failed",
@@ -428,20 +364,20 @@ fn attempts(case: &Case, judgement: &mut Judgement) {
 }
 
 /// S19: a loss is noticed, and only a loss.
-fn losses(case: &Case, calls: &Calls, judgement: &mut Judgement) {
-    let noticed = case.entries.iter().filter(|entry| entry.what == What::LossNoticed).count();
+fn losses(evidence: &Evidence, calls: &Calls, report: &mut PromiseReport) {
+    let noticed = evidence.entries.iter().filter(|entry| entry.what == Occurrence::LossNoticed).count();
     match (calls.forgotten.len(), noticed) {
-        (1.., 0) if case.notices_losses => {
-            judgement.found("S19", "the store lost all records, and no worker noticed".to_owned());
+        (1.., 0) if evidence.notices_losses => {
+            report.found("S19", "the store lost all records, and no worker noticed".to_owned());
         }
-        (0, 1..) => judgement.found("S19", format!("{noticed} alarms, and the store has lost nothing")),
+        (0, 1..) => report.found("S19", format!("{noticed} alarms, and the store has lost nothing")),
         _ => {}
     }
 }
 
 /// S20: what a worker that ended as it should has counted is what it has written down.
-fn counters(case: &Case, calls: &Calls, judgement: &mut Judgement) {
-    let claim = |line: usize| case.entries.get(line).map(|entry| entry.pid);
+fn counters(evidence: &Evidence, calls: &Calls, report: &mut PromiseReport) {
+    let claim = |line: usize| evidence.entries.get(line).map(|entry| entry.pid);
     let mut seen: BTreeMap<(u32, &str), u64> = BTreeMap::new();
     for (_, call) in calls.all() {
         let Some(pid) = claim(call.invoked) else { continue };
@@ -450,21 +386,21 @@ fn counters(case: &Case, calls: &Calls, judgement: &mut Judgement) {
             *seen.entry((pid, "extra_runs crash_takeover")).or_default() += u64::from(takeover);
         }
     }
-    for Entry { pid, what, .. } in &case.entries {
+    for Entry { pid, what, .. } in &evidence.entries {
         match what {
-            What::Ack { .. } => *seen.entry((*pid, "acks ")).or_default() += 1,
-            What::StoredDeadLetter { .. } => *seen.entry((*pid, "dead_letters")).or_default() += 1,
+            Occurrence::Ack { .. } => *seen.entry((*pid, "acks ")).or_default() += 1,
+            Occurrence::StoredDeadLetter { .. } => *seen.entry((*pid, "dead_letters")).or_default() += 1,
             _ => {}
         }
     }
-    for Entry { pid, what, .. } in &case.entries {
-        let What::Counted { counts } = what else { continue };
+    for Entry { pid, what, .. } in &evidence.entries {
+        let Occurrence::Counted { counts } = what else { continue };
         for name in ["claims granted", "extra_runs crash_takeover", "acks ", "dead_letters"] {
             let counted: u64 =
                 counts.iter().filter(|(counted, _)| counted.starts_with(name)).map(|(_, count)| count).sum();
             let seen = seen.get(&(*pid, name)).copied().unwrap_or(0);
             if counted != seen {
-                judgement.found(
+                report.found(
                     "S20",
                     format!("process {pid} has counted {counted} {name}, and there were {seen}"),
                 );
@@ -474,16 +410,16 @@ fn counters(case: &Case, calls: &Calls, judgement: &mut Judgement) {
 }
 
 /// S16: what the store answered about each key could have come from the rules.
-fn linear(case: &Case, calls: &Calls, judgement: &mut Judgement) {
+fn linear(evidence: &Evidence, calls: &Calls, report: &mut PromiseReport) {
     for (key, of_key) in &calls.by_key {
         // A call that was kept waiting for the row has seen nothing of it.
-        let saw = |call: &&Call| !(case.locks_rows && call.was_kept_waiting());
+        let saw = |call: &&Call| !(evidence.locks_rows && call.was_kept_waiting());
         match explain(&of_key.iter().filter(saw).cloned().collect::<Vec<Call>>()) {
-            Found::Order => judgement.reach("key explained by the rules"),
-            Found::Undecided => judgement.reach("key not decided"),
-            Found::Nothing => {
+            Explanation::Order => report.reach("key explained by the rules"),
+            Explanation::Undecided => report.reach("key not decided"),
+            Explanation::Nothing => {
                 let told: Vec<String> = of_key.iter().map(|call| format!("\n    {call:?}")).collect();
-                judgement.found("S16", format!("the rules do not explain {key}:{}", told.concat()));
+                report.found("S16", format!("the rules do not explain {key}:{}", told.concat()));
             }
         }
     }

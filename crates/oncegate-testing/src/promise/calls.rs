@@ -1,11 +1,15 @@
 //! The calls of a history, key by key.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use super::history::{Answer, Entry, Op, What};
+use super::history::{Answer, Entry, Occurrence, Op, STORE_LOSS};
 
-/// The name of the fault that makes a store forget.
-pub(super) const FORGETS: &str = "flush";
+/// Returns the store keys whose completion the store has confirmed to a process.
+pub fn completed_keys(entries: &[Entry]) -> BTreeSet<String> {
+    let calls = Calls::of(entries);
+    let completed = calls.all().filter(|(_, call)| call.completes() && call.is_held());
+    completed.map(|(key, _)| key.to_owned()).collect()
+}
 
 /// One call on a key.
 #[derive(Clone, Debug)]
@@ -33,11 +37,11 @@ impl Calls {
         let (mut forgotten, mut forgets): (Vec<(usize, usize)>, Vec<Call>) = (Vec::new(), Vec::new());
         for (line, entry) in entries.iter().enumerate() {
             match &entry.what {
-                What::Invoke { call, key, op } => {
+                Occurrence::Invoke { call, key, op } => {
                     open.insert((entry.pid, *call), all.len());
                     all.push((key.clone(), Call::begun(op.clone(), line, entry.at_us)));
                 }
-                What::Ok { call, answer } => {
+                Occurrence::Ok { call, answer } => {
                     if let Some(index) = open.remove(&(entry.pid, *call))
                         && let Some((_, call)) = all.get_mut(index)
                     {
@@ -45,7 +49,7 @@ impl Calls {
                         call.answer = Some(answer.clone());
                     }
                 }
-                What::Fail { call, .. } => {
+                Occurrence::Fail { call, .. } => {
                     // Not executed: as if the call had not been made.
                     if let Some(index) = open.remove(&(entry.pid, *call))
                         && let Some((key, _)) = all.get_mut(index)
@@ -53,11 +57,11 @@ impl Calls {
                         key.clear();
                     }
                 }
-                What::FaultBegins { fault } if fault == FORGETS => {
+                Occurrence::FaultBegins { fault } if fault == STORE_LOSS => {
                     forgotten.push((line, usize::MAX));
                     forgets.push(Call::begun(Op::Forget, line, entry.at_us));
                 }
-                What::FaultEnds { fault } if fault == FORGETS => {
+                Occurrence::FaultEnds { fault } if fault == STORE_LOSS => {
                     if let (Some(forget), Some(lines)) = (forgets.last_mut(), forgotten.last_mut()) {
                         lines.1 = line;
                         (forget.answered, forget.answered_at_us) = (Some(line), Some(entry.at_us));

@@ -1,7 +1,7 @@
 //! Whether what a store answered about one key could have come from the rules, applied one by one.
 //!
 //! A search in the manner of Wing and Gong: each call took effect at one moment between its line and that of its
-//! answer, or, where no answer came, at any later moment or never. The rules are `apply` itself. What the store's
+//! answer, or, where no answer came, at any later moment or never. The rules are `apply` itself. Occurrence the store's
 //! clock showed is not known, so a lease counts as over or not as the answer needs it, but never as over before its
 //! time has passed.
 
@@ -9,15 +9,15 @@ use std::collections::HashSet;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::time::Duration;
 
-use oncegate::core::record::{FencingToken, Record, State, StoreTime, TAIL, Token};
-use oncegate::core::rules::{Operation, Reply, apply};
+use oncegate_core::record::{FencingToken, Record, State, StoreTime, TAIL, Token};
+use oncegate_core::rules::{Operation, Reply, apply};
 
 use super::calls::Call;
 use super::history::{Answer, Op};
 
 /// What a search found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Found {
+pub(super) enum Explanation {
     /// An order of the calls that explains every answer.
     Order,
     /// There is none.
@@ -43,7 +43,7 @@ struct Model {
 }
 
 /// Searches for an order that explains every answer. The calls stand in the order of their lines.
-pub(super) fn explain(calls: &[Call]) -> Found {
+pub(super) fn explain(calls: &[Call]) -> Explanation {
     let mut search = Search { calls, seen: HashSet::new() };
     search.go(&mut vec![false; calls.len()], &Model::default())
 }
@@ -54,17 +54,19 @@ struct Search<'a> {
 }
 
 impl Search<'_> {
-    fn go(&mut self, done: &mut Vec<bool>, model: &Model) -> Found {
+    fn go(&mut self, done: &mut Vec<bool>, model: &Model) -> Explanation {
         let open = || self.calls.iter().zip(done.iter()).filter(|(_, done)| !**done).map(|(call, _)| call);
         // A call that was invoked after this line cannot have come first.
-        let Some(first_answer) = open().filter_map(|call| call.answered).min() else { return Found::Order };
+        let Some(first_answer) = open().filter_map(|call| call.answered).min() else {
+            return Explanation::Order;
+        };
         let mut state = DefaultHasher::new();
         (&*done, model).hash(&mut state);
         if !self.seen.insert(state.finish()) {
-            return Found::Nothing;
+            return Explanation::Nothing;
         }
         if self.seen.len() > MOST_STATES {
-            return Found::Undecided;
+            return Explanation::Undecided;
         }
         let calls = self.calls;
         for (index, call) in calls.iter().enumerate() {
@@ -75,12 +77,12 @@ impl Search<'_> {
                 set(done, index, true);
                 let found = self.go(done, &next);
                 set(done, index, false);
-                if found != Found::Nothing {
+                if found != Explanation::Nothing {
                     return found;
                 }
             }
         }
-        Found::Nothing
+        Explanation::Nothing
     }
 }
 
@@ -96,7 +98,11 @@ impl Model {
         if call.op == Op::Forget {
             return vec![Self::default()];
         }
-        let Some(operation) = call.op.operation() else { return vec![self.clone()] };
+        if call.op == Op::Reopen {
+            return vec![self.clone()];
+        }
+        // What is no operation explains nothing.
+        let Some(operation) = call.op.operation() else { return Vec::new() };
         let over = self.over(call).into_iter();
         over.chain([self.record.clone()])
             .filter_map(|record| {
@@ -127,7 +133,7 @@ impl Model {
         match operation {
             // The repeat of a claim renews nothing, so the lease that it reports may have begun before.
             Operation::Claim { lease, token, .. } if granted && !self.is_claimed_by(*token) => until(lease),
-            // What comes after the end of its own attempt is held, and changes nothing.
+            // Occurrence comes after the end of its own attempt is held, and changes nothing.
             Operation::Extend { lease, token } if granted && self.is_claimed_by(*token) => {
                 self.protected_until_us.max(until(lease))
             }

@@ -1,0 +1,333 @@
+//! The JSON schema of the JSON document.
+
+use serde_json::{Map, Value, json};
+
+use super::SCHEMA;
+use crate::defect::Defect;
+use crate::fault::Fault;
+
+/// Returns the JSON schema (draft 2020-12) of the document that [`json`](super::json) makes; `oncegate schema prove` prints it.
+/// Later releases may add members, defects, faults and events under the same name, and remove none.
+pub fn schema() -> Value {
+    json!({
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "The report of oncegate prove",
+        "type": "object",
+        "properties": {
+            "schema": { "const": SCHEMA },
+            "passed": { "type": "boolean", "description": "Whether nothing was found." },
+            "seed": count("The seed of the trial."),
+            "seconds": { "type": "number", "minimum": 0, "description": "How long the trial took." },
+            "rounds": count("How many rounds were played, the first one without faults among them."),
+            "messages": count("How many messages were sent."),
+            "runs": count("How many times a handler ran."),
+            "effects": count("How many effects happened."),
+            "unassigned": count("How many calls could not be assigned to a sample, and were not judged."),
+            "faults": {
+                "type": "object",
+                "description": "How often each fault has begun.",
+                "propertyNames": { "$ref": "#/$defs/fault" },
+                "additionalProperties": { "type": "integer", "minimum": 1 },
+            },
+            "findings": list("One for each kind of defect, from the simplest round that shows it.", "finding"),
+        },
+        "required": [
+            "schema", "passed", "seed", "seconds", "rounds", "messages", "runs", "effects", "unassigned", "faults",
+            "findings",
+        ],
+        "$defs": {
+            "finding": finding(),
+            "fault": { "enum": Fault::ALL.map(Fault::as_str) },
+            "defect": { "enum": Defect::ALL.map(Defect::as_str) },
+            "event": { "oneOf": events() },
+        },
+    })
+}
+
+fn finding() -> Value {
+    json!({
+        "type": "object",
+        "properties": {
+            "defect": { "$ref": "#/$defs/defect" },
+            "sample": sample(),
+            "what": text("What happened, in one sentence."),
+            "meaning": text("What the defect means in production."),
+            "remedy": text("How the defect is usually mended."),
+            "repeat": text("The command that plays the round again."),
+            "after": list("The faults that the violation follows from.", "fault"),
+            "unexplained": {
+                "type": "integer",
+                "minimum": 1,
+                "description": "How many repetitions of the effect no fault of the round explains; left out when there are none.",
+            },
+            "round": count("The round."),
+            "rounds": count("In how many rounds the defect was found."),
+            "found_after_seconds": {
+                "type": "number",
+                "minimum": 0,
+                "description": "How long the trial had run when the defect was first found.",
+            },
+            "faults": list("The faults of the round that the defect needs.", "fault"),
+            "left_out": list("The other faults of the round: the defect was found without them, too.", "fault"),
+            "only_samples": {
+                "type": "array",
+                "items": { "type": "integer", "minimum": 1 },
+                "description": "The samples to which the round was reduced; empty when all are needed.",
+            },
+            "timeline": list("The events of the round that concern the sample, or all processes.", "event"),
+            "events": {
+                "type": "array",
+                "items": { "type": "integer", "minimum": 0 },
+                "description": "The places in the timeline of the events that show the defect.",
+            },
+        },
+        "required": [
+            "defect", "what", "meaning", "remedy", "repeat", "after", "round", "rounds", "found_after_seconds", "faults",
+            "left_out", "only_samples", "timeline", "events",
+        ],
+    })
+}
+
+/// One schema for each kind of event.
+fn events() -> Vec<Value> {
+    let (message, run, call) =
+        ("The number of the message.", "The number of the run.", "The number of the call.");
+    let message = || ("message", count(message), true);
+    let run = |required| ("run", count(run), required);
+    let call = || ("call", count(call), true);
+    let key = |required| ("key", text("A digest of the key."), required);
+    let of_sample = |required| ("sample", sample(), required);
+    let step = || ("step", text("The step, for handlers with several effects."), true);
+    let forms = json!({ "enum": ["original", "duplicate", "poison", "malformed"] });
+    let outcomes = json!({ "enum": ["completed", "failed", "later", "gave_up", "dropped"] });
+    let answers = json!({ "enum": ["answered", "refused", "lost"] });
+    let flag = json!({ "type": "boolean" });
+    let fault = json!({ "$ref": "#/$defs/fault" });
+    vec![
+        event("produced", [message(), of_sample(true), ("form", forms, true), key(false)]),
+        event("started", []),
+        event("killed", []),
+        event("stopping", []),
+        event("stopped", []),
+        event("hung", []),
+        event("consumer_failed", [("error", text("The error."), true)]),
+        event("delivered", [message()]),
+        event("claimed", [key(true), ("verdict", text("The store's answer to a claim."), true)]),
+        event(
+            "began",
+            [
+                run(true),
+                message(),
+                ("attempt", count("The number of the attempt."), true),
+                ("recovered", flag.clone(), true),
+                ("batch", count("How many messages the batch has."), false),
+            ],
+        ),
+        event("cancelled", [run(true)]),
+        event(
+            "ended",
+            [run(true), ("outcome", outcomes, true), ("result", text("A digest of the result."), false)],
+        ),
+        event("told_of_duplicate", [message()]),
+        event(
+            "called",
+            [
+                call(),
+                of_sample(false),
+                step(),
+                ("idempotency_key", text("A digest of the Idempotency-Key."), false),
+                run(false),
+                ("in_duplicate", flag.clone(), false),
+            ],
+        ),
+        event("performed", [call()]),
+        event("repeated", [call(), ("first", count("The first call with that key."), true)]),
+        event("returned", [call(), ("answer", answers, true)]),
+        event("completed", [key(true), ("applied", flag.clone(), true)]),
+        event("acked", [message(), ("accepted", flag, true)]),
+        event("dead_lettered", [message(), ("cause", text("Why, in one word."), true)]),
+        event(
+            "listed",
+            [("effect", count("The number of the effect in the list."), true), of_sample(false), step()],
+        ),
+        event("fault_began", [("fault", fault, true), of_sample(false)]),
+        event("unfinished", [message()]),
+    ]
+}
+
+fn event<const N: usize>(name: &str, members: [(&str, Value, bool); N]) -> Value {
+    let mut properties = Map::new();
+    let mut required = vec!["at_ms", "event"];
+    properties.insert("at_ms".to_owned(), count("Milliseconds since the round began."));
+    properties.insert("process".to_owned(), count("The consumer process, if the event concerns one."));
+    properties.insert("event".to_owned(), json!({ "const": name }));
+    for (member, schema, is_required) in members {
+        properties.insert(member.to_owned(), schema);
+        if is_required {
+            required.push(member);
+        }
+    }
+    json!({ "type": "object", "properties": properties, "required": required })
+}
+
+fn sample() -> Value {
+    json!({ "type": "integer", "minimum": 1, "description": "The number of the sample, from 1." })
+}
+
+fn count(description: &str) -> Value {
+    json!({ "type": "integer", "minimum": 0, "description": description })
+}
+
+fn text(description: &str) -> Value {
+    json!({ "type": "string", "description": description })
+}
+
+fn list(description: &str, of: &str) -> Value {
+    json!({ "type": "array", "items": { "$ref": format!("#/$defs/{of}") }, "description": description })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+    use std::time::Duration;
+
+    use super::*;
+    use crate::history::{CallAnswer, Event, Form, Outcome, What};
+    use crate::judge::Violation;
+    use crate::report::json;
+    use crate::verdict::{Finding, Verdict};
+
+    /// The schema without what later releases may add, so that a member without a schema is seen.
+    fn closed(mut schema: Value) -> Value {
+        match &mut schema {
+            Value::Object(members) => {
+                if members.contains_key("properties") {
+                    members.insert("additionalProperties".to_owned(), json!(false));
+                }
+                members.values_mut().for_each(|member| *member = closed(member.take()));
+            }
+            Value::Array(items) => items.iter_mut().for_each(|item| *item = closed(item.take())),
+            _ => {}
+        }
+        schema
+    }
+
+    fn every_event() -> Vec<What> {
+        let digest = || "0a1b".to_owned();
+        let produced = |form, key| What::Produced { message: 1, sample: 1, form, key };
+        let ended = |outcome, result| What::Ended { run: 1, outcome, result };
+        let forms = [Form::Original, Form::Duplicate, Form::Poison, Form::Malformed];
+        let outcomes =
+            [Outcome::Completed, Outcome::Failed, Outcome::Later, Outcome::GaveUp, Outcome::Dropped];
+        let answers = [CallAnswer::Answered, CallAnswer::Refused, CallAnswer::Lost];
+        let called = |sample, run, in_duplicate| What::Called {
+            call: 1,
+            sample,
+            step: String::new(),
+            idempotency_key: sample.map(|_| digest()),
+            run,
+            in_duplicate,
+        };
+        let mut all = vec![
+            produced(Form::Original, None),
+            What::Started,
+            What::Killed,
+            What::Stopping,
+            What::Stopped,
+            What::Hung,
+            What::ConsumerFailed { error: "no broker".to_owned() },
+            What::Delivered { message: 1 },
+            What::Claimed { key: digest(), verdict: "granted" },
+            What::Began { run: 1, message: 1, attempt: 1, recovered: false, batch: Some(2) },
+            What::Began { run: 1, message: 1, attempt: 1, recovered: true, batch: None },
+            What::Cancelled { run: 1 },
+            ended(Outcome::Completed, Some(digest())),
+            What::ToldOfDuplicate { message: 1 },
+            called(Some(1), Some(1), false),
+            called(None, None, true),
+            What::Performed { call: 1 },
+            What::Repeated { call: 2, first: 1 },
+            What::Completed { key: digest(), applied: true },
+            What::Acked { message: 1, accepted: true },
+            What::DeadLettered { message: 1, cause: "permanent" },
+            What::Listed { effect: 1, sample: Some(1), step: String::new() },
+            What::Listed { effect: 2, sample: None, step: String::new() },
+            What::Unfinished { message: 1 },
+        ];
+        all.extend(forms.map(|form| produced(form, Some(digest()))));
+        all.extend(outcomes.map(|outcome| ended(outcome, None)));
+        all.extend(answers.map(|answer| What::Returned { call: 1, answer }));
+        all.extend(Fault::ALL.map(|fault| What::FaultBegan { fault, sample: Some(1) }));
+        all.push(What::FaultBegan { fault: Fault::LostReplies, sample: None });
+        all
+    }
+
+    /// A document with every event, fault and defect that there is.
+    fn everything() -> Value {
+        let events = every_event().into_iter().enumerate();
+        let timeline: Vec<Event> = events
+            .map(|(n, what)| Event { at_ms: n as u64, process: (n % 2 == 0).then_some(1), what })
+            .collect();
+        let finding = |(n, defect)| Finding {
+            violation: Violation {
+                defect,
+                sample: (n > 0).then_some(n),
+                what: "it happened".to_owned(),
+                after: Fault::ALL.to_vec(),
+                unexplained: n as u64,
+                events: vec![0, 1],
+            },
+            round: 1,
+            faults: vec![Fault::Freeze],
+            left_out: vec![Fault::Poison],
+            only_samples: vec![1],
+            rounds: 2,
+            found_after: Duration::from_millis(500),
+            timeline: timeline.clone(),
+        };
+        let verdict = Verdict {
+            seed: u64::MAX,
+            rounds: 2,
+            messages: 3,
+            runs: 4,
+            effects: 5,
+            unassigned: 0,
+            faults: Fault::ALL.into_iter().map(|fault| (fault, 1)).collect(),
+            findings: Defect::ALL.into_iter().enumerate().map(finding).collect(),
+            took: Duration::from_millis(1_500),
+        };
+        json(&verdict, |_| "oncegate prove".to_owned())
+    }
+
+    fn errors(document: &Value) -> Vec<String> {
+        let validator = jsonschema::validator_for(&closed(schema())).expect("it is a schema");
+        validator.iter_errors(document).map(|error| format!("{}: {error}", error.instance_path())).collect()
+    }
+
+    // invariant: report-schema
+    #[test]
+    fn a_report_with_everything_is_valid() {
+        assert_eq!(errors(&everything()), Vec::<String>::new());
+        let clean = Verdict { faults: BTreeMap::new(), ..Verdict::new(7) };
+        assert_eq!(errors(&json(&clean, |_| String::new())), Vec::<String>::new());
+    }
+
+    // invariant: report-schema
+    #[test]
+    fn what_is_no_report_is_refused() {
+        for (pointer, wrong) in [
+            ("/schema", json!("oncegate.prove/2")),
+            ("/seed", json!("7")),
+            ("/faults", json!({ "frost": 1 })),
+            ("/findings/0/defect", json!("no-name")),
+            ("/findings/0/after/0", json!(7)),
+            ("/findings/0/timeline/0/event", json!("slept")),
+            ("/findings/0/timeline/0/at_ms", json!(-1)),
+            ("/findings/0", json!({ "defect": "no-key" })),
+        ] {
+            let mut document = everything();
+            *document.pointer_mut(pointer).expect("it is there") = wrong;
+            assert!(!errors(&document).is_empty(), "{pointer}");
+        }
+    }
+}
