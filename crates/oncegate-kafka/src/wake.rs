@@ -8,7 +8,7 @@
 pub(crate) use self::socket::Wake;
 
 #[cfg(not(unix))]
-pub(crate) use self::notify::Wake;
+pub(crate) use self::notify::RemoteWake as Wake;
 
 #[cfg(unix)]
 mod socket {
@@ -74,9 +74,9 @@ mod notify {
 
     /// One wake-up is kept until a task waits for it.
     #[derive(Debug, Default)]
-    pub(crate) struct Wake(Notify);
+    pub(crate) struct RemoteWake(Notify);
 
-    impl Wake {
+    impl RemoteWake {
         pub(crate) fn new() -> io::Result<Self> {
             Ok(Self::default())
         }
