@@ -112,7 +112,7 @@ async fn an_expired_certificate_of_a_worker_is_named_as_the_reason() {
     let worker = done_by(move || Arc::clone(&certificates)).await;
     let running = stage.start(&["--handler", &url(&worker), "--handler-tls-root", &root]);
     until_said(&stage, "not ready yet").await;
-    until_said(&stage, "expired").await;
+    until_said(&stage, "Expired").await;
     running.stop().await;
     assert_eq!((worker.asked().len(), stage.letters().await.len()), (0, 0));
 }
