@@ -226,7 +226,7 @@ impl Pacing {
 }
 
 /// The text of an error with its causes, each once.
-pub(super) fn chain(error: &dyn std::error::Error) -> String {
+pub(super) fn chain(error: &dyn Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
     while let Some(error) = cause {

@@ -222,9 +222,8 @@ async fn when_a_limit_on_requests_is_lifted_the_work_goes_on() {
     const PROBES: usize = 10;
     let stage = Stage::with_orders(ORDERS).await;
     let times: Arc<Mutex<Vec<(Instant, bool)>>> = Arc::default();
-    let (noted, paused) = (Arc::clone(&times), Arc::<AtomicUsize>::default());
     // Before the handler is paused, any number of messages fail; from then on, one probes at a time.
-    let (log, probes) = (stage.path("oncegate.log"), Arc::clone(&paused));
+    let (noted, log, probes) = (Arc::clone(&times), stage.path("oncegate.log"), AtomicUsize::new(0));
     let worker = RawWorker::start(move |_| {
         let is_paused = std::fs::read_to_string(&log).unwrap_or_default().contains("the handler is paused");
         let limited = match is_paused {
