@@ -187,7 +187,7 @@ fn offsets(
 fn list(topic: &str, offsets: impl Iterator<Item = (i32, Offset)>) -> Result<TopicPartitionList, KafkaError> {
     let mut list = TopicPartitionList::new();
     for (number, offset) in offsets {
-        list.add_partition_offset(topic, number, offset)?;
+        list.add_partition(topic, number).set_offset(offset)?;
     }
     Ok(list)
 }

@@ -213,7 +213,7 @@ async fn blocking<T: Send + 'static>(
 fn commit(client: &InquiryClient, topic: &str, moved: &BTreeMap<i32, i64>) -> Result<(), KafkaError> {
     let mut list = TopicPartitionList::new();
     for (partition, offset) in moved {
-        list.add_partition_offset(topic, *partition, Offset::Offset(*offset))?;
+        list.add_partition(topic, *partition).set_offset(Offset::Offset(*offset))?;
     }
     // A client asks for its next token in `poll`.
     while client.poll(Duration::ZERO).is_some() {}

@@ -112,7 +112,8 @@ mod tests {
         const PARTITIONS: i32 = 10_000;
         let mut list = TopicPartitionList::new();
         for number in 0..PARTITIONS {
-            list.add_partition_offset("orders", number, Offset::Offset(i64::from(number)))
+            list.add_partition("orders", number)
+                .set_offset(Offset::Offset(i64::from(number)))
                 .expect("an offset");
             list.add_partition("refunds", number);
         }

@@ -457,7 +457,7 @@ fn list_at(sought: &PartitionMap<(Arc<Assignment>, Offset)>) -> Result<TopicPart
     let mut list = TopicPartitionList::with_capacity(sought.len());
     for (assignment, offset) in sought.values() {
         let partition = assignment.partition();
-        list.add_partition_offset(&partition.topic, partition.number, *offset)?;
+        list.add_partition(&partition.topic, partition.number).set_offset(*offset)?;
     }
     Ok(list)
 }

@@ -209,7 +209,7 @@ impl Reading {
             window.apply(&consumer, topic, kept, OPEN_TIMEOUT)?
         {
             if first < end {
-                let added = assignment.add_partition_offset(topic, partition, Offset::Offset(first));
+                let added = assignment.add_partition(topic, partition).set_offset(Offset::Offset(first));
                 added.map_err(|error| {
                     SourceError::caused(format!("cannot read {topic}/{partition}"), error)
                 })?;

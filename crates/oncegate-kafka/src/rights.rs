@@ -191,7 +191,7 @@ pub(crate) fn to_consume(
 fn nowhere(topics: &[String]) -> Result<TopicPartitionList, SourceError> {
     let mut list = TopicPartitionList::new();
     for topic in topics {
-        let added = list.add_partition_offset(topic, NO_PARTITION, Offset::Offset(0));
+        let added = list.add_partition(topic, NO_PARTITION).set_offset(Offset::Offset(0));
         added.map_err(|error| {
             SourceError::caused(format!("the rights on topic {topic} cannot be tried"), error)
         })?;

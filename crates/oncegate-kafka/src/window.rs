@@ -144,7 +144,7 @@ fn offsets_at(
     let millis = i64::try_from(millis_since_1970(time)).unwrap_or(i64::MAX);
     let mut asked = TopicPartitionList::new();
     for partition in partitions {
-        asked.add_partition_offset(topic, *partition, Offset::Offset(millis)).map_err(failed)?;
+        asked.add_partition(topic, *partition).set_offset(Offset::Offset(millis)).map_err(failed)?;
     }
     let found = client.offsets_for_times(asked, timeout).map_err(failed)?;
     let mut offsets = BTreeMap::new();

@@ -203,7 +203,7 @@ async fn the_client_still_logs_the_lines_that_are_read() {
     config.set("topic.metadata.refresh.interval.ms", "500").set_log_level(RDKafkaLogLevel::Debug);
     let client: BaseConsumer<Log> = config.create_with_context(log.clone()).unwrap();
     let mut assigned = TopicPartitionList::new();
-    assigned.add_partition_offset(&topic, 0, Offset::Offset(10)).unwrap();
+    assigned.add_partition(&topic, 0).set_offset(Offset::Offset(10)).unwrap();
     client.assign(&assigned).unwrap();
     let wait = |level, begins: &str| tokio::task::block_in_place(|| log.wait_for(&client, level, begins));
     wait(RDKafkaLogLevel::Warning, &format!("{topic} [0]: offset reset (at offset 10 "));

@@ -210,7 +210,7 @@ impl Kafka {
     /// When the broker refuses or does not answer.
     pub async fn delete_records(&self, topic: &str, partition: i32, offset: i64) {
         let mut before = TopicPartitionList::new();
-        before.add_partition_offset(topic, partition, Offset::Offset(offset)).expect("an offset is one");
+        before.add_partition(topic, partition).set_offset(Offset::Offset(offset)).expect("an offset is one");
         let deleted = self.admin().delete_records(&before, &options()).await;
         let deleted = deleted.unwrap_or_else(|error| panic!("cannot delete records of {topic}: {error}"));
         let elements = deleted.elements();
@@ -332,7 +332,7 @@ impl Kafka {
         blocking(move || {
             let client = kafka.witness(&group);
             let mut list = TopicPartitionList::new();
-            list.add_partition_offset(&topic, partition, Offset::Offset(offset)).expect("an offset");
+            list.add_partition(&topic, partition).set_offset(Offset::Offset(offset)).expect("an offset");
             patiently(&format!("a commit of group {group}"), || client.commit(&list, CommitMode::Sync));
         })
         .await;
@@ -401,7 +401,7 @@ impl Kafka {
         let mut assignment = TopicPartitionList::new();
         let mut open = partitions(&client, topic);
         for partition in &open {
-            let added = assignment.add_partition_offset(topic, *partition, Offset::Beginning);
+            let added = assignment.add_partition(topic, *partition).set_offset(Offset::Beginning);
             added.expect("the beginning is an offset");
         }
         client.assign(&assignment).expect("partitions can be assigned");
