@@ -1,6 +1,7 @@
 //! `oncegate prove`: workers in Python and Node with planted bugs, each of which it must find, and right ones.
 //!
-//! `ONCEGATE_SEED=n` repeats a run, and `ONCEGATE_PROVE_RUNS=1000` tries the right workers so often.
+//! `ONCEGATE_SEED=n` repeats a run, `ONCEGATE_PROVE_RUNS=1000` tries the right workers so often, and
+//! `ONCEGATE_PROVE_DEFAULTS=FILE` tries the planted bugs at default settings.
 
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test that cannot go on has failed")]
 
@@ -65,12 +66,21 @@ impl Stage {
 
     /// `oncegate prove` with the samples of the folder.
     fn command(&self, flags: &[&str]) -> Command {
+        self.command_without_lease(&[&["--lease", "1s"], flags].concat())
+    }
+
+    /// The same at default settings, with this key.
+    fn default_command(&self, key: &str, flags: &[&str]) -> Command {
+        self.command_without_lease(&[&["--key", key], flags].concat())
+    }
+
+    fn command_without_lease(&self, flags: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_oncegate"));
         for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("ONCEGATE_")) {
             command.env_remove(name);
         }
         command.args(["prove", "--samples", "orders.jsonl", "--volatile", "sent_at"]);
-        command.args(["--lease", "1s", "--seed", &self.seed.to_string()]).args(flags);
+        command.args(["--seed", &self.seed.to_string()]).args(flags);
         command.current_dir(self.dir.path()).kill_on_drop(true);
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         command

@@ -1,4 +1,13 @@
 //! The planted bugs: with the fault that shows a bug, and a few rounds, each is found, and the catalogue has an entry of it.
+//!
+//! `ONCEGATE_PROVE_DEFAULTS=FILE` tries each bug at default settings instead (all faults, 60 seconds), and appends a line with
+//! the time until it was found to FILE; `scripts/prove-catalogue --defaults` publishes them.
+
+use std::collections::BTreeSet;
+use std::io::Write as _;
+use std::path::Path;
+
+use serde_json::Value;
 
 use super::catalogue::{self, Entry};
 use super::{RIGHT_KEY, Stage, batch_flags, witness, worker};
@@ -89,6 +98,11 @@ pub(super) fn all() -> impl Iterator<Item = &'static Planted> {
 impl Planted {
     /// The heading of its entry: "Python: no downstream key (kill-after-effect)".
     pub(super) fn title(&self) -> String {
+        format!("{} ({})", self.name(), self.faults.replace(',', ", "))
+    }
+
+    /// "Python: no downstream key".
+    fn name(&self) -> String {
         let language = if self.script.ends_with(".py") { "Python" } else { "Node" };
         let mut words = String::new();
         for c in self.bug.chars() {
@@ -102,7 +116,7 @@ impl Planted {
             RIGHT_KEY => String::new(),
             key => format!(" worker with the key {key}"),
         };
-        format!("{language}: {words}{key} ({})", self.faults.replace(',', ", "))
+        format!("{language}: {words}{key}")
     }
 
     /// Runs trials, which must find the bug, and returns its entry of the catalogue.
@@ -136,8 +150,47 @@ impl Planted {
     }
 }
 
+impl Planted {
+    /// Runs a trial at default settings, which must find the bug, and appends how long that took to this file.
+    async fn is_found_at_default_settings(&self, file: &Path) {
+        let stage = Stage::new();
+        let (program, list) = (worker(self.script, self.bug), witness::list());
+        let mut flags = vec!["--handler-exec", &program, "--json"];
+        flags.extend(batch_flags(self.script));
+        if self.script == "table.py" {
+            flags.extend(["--witness-command", &list]);
+        }
+        let proved = stage.ended(stage.default_command(self.key, &flags)).await;
+        let document = proved.ended(1).json();
+        let findings = document["findings"].as_array().unwrap();
+        let is_it =
+            |finding: &&Value| finding["defect"].as_str().is_some_and(|is| self.expected.contains(&is));
+        let first =
+            findings.iter().filter(is_it).min_by(|one, other| seconds(one).total_cmp(&seconds(other)));
+        let Some(first) = first else {
+            panic!("seed {}: {} is not found\n{proved:?}", stage.seed, self.name())
+        };
+        let defect = first["defect"].as_str().unwrap();
+        let line = format!("| {} | `{defect}` | {:.0} s |\n", self.name(), seconds(first).ceil());
+        print!("{line}");
+        let file = std::fs::OpenOptions::new().create(true).append(true).open(file).unwrap();
+        (&file).write_all(line.as_bytes()).unwrap();
+    }
+}
+
+fn seconds(finding: &Value) -> f64 {
+    finding["found_after_seconds"].as_f64().unwrap()
+}
+
 /// They take turns: each has processes of its own, and a machine has few cores.
 async fn finds_each(planted: &[Planted]) {
+    if let Some(file) = std::env::var_os("ONCEGATE_PROVE_DEFAULTS") {
+        let mut tried = BTreeSet::new();
+        for one in planted.iter().filter(|one| tried.insert(one.name())) {
+            one.is_found_at_default_settings(Path::new(&file)).await;
+        }
+        return;
+    }
     let page = catalogue::read();
     for one in planted {
         page.has(&one.found().await);
