@@ -122,10 +122,9 @@ impl Broker {
         let mut list = TopicPartitionList::new();
         list.add_partition_range(topic, 0, PARTITIONS - 1);
         let committed = asker.committed_offsets(list, TIMEOUT)?;
-        for partition in 0..PARTITIONS {
-            let end = self.end(topic, partition)?;
-            let offset = committed.find_partition(topic, partition).map(|found| found.offset());
-            if end > 0 && offset != Some(Offset::Offset(end)) {
+        for committed in committed.elements() {
+            let end = self.end(topic, committed.partition())?;
+            if end > 0 && committed.offset() != Offset::Offset(end) {
                 return Ok(false);
             }
         }

@@ -182,7 +182,7 @@ impl TransactionalHandler<SqlxTransaction> for Pay {
 async fn cut_twice(server: &Postgres, store: &Arc<PostgresStore>, pay: &Pay, payments: Transactional) {
     let client = server.connection().await;
     let list = List::of("payments", [("", r#"{"id":1}"#.to_owned())]);
-    let gate = Gate::new(&unique("t"), Key::json(["id"]), Arc::clone(store)).lease(PATIENCE);
+    let gate = Gate::new(unique("t"), Key::json(["id"]), Arc::clone(store)).lease(PATIENCE);
     let (consumer, stop) = (Consumer::new(Listed(Arc::clone(&list)), gate, payments), Arc::clone(&list));
     let call =
         tokio::spawn(async move { consumer.run_until(async move { stop.until_acked(1).await }).await });
