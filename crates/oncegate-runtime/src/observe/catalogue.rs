@@ -251,6 +251,8 @@ pub const CATALOGUE: &[Metric] = &[
         "commit",
         "fetch",
         "broker",
+        "login",
+        "token",
         "receive",
         "delete",
         "visibility",
@@ -339,7 +341,12 @@ pub const CATALOGUE: &[Metric] = &[
         &["consumer", "cause"],
         "1 for each reason why less than everything is dispatched or fetched, such as `store_away` or `breaker`; see `health::PauseCause`",
     ),
-    Metric::gauge("store_up", SCOPE, "1, or 0 while the store, or a part of it, does not answer"),
+    Metric::gauge(
+        "store_up",
+        SCOPE,
+        "1, or 0 while the store, or a part of it, does not answer: at once when a message has asked it, and after 10 s \
+         without messages",
+    ),
     Metric::gauge(
         "lease_remaining_seconds",
         SCOPE,

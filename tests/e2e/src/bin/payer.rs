@@ -26,6 +26,8 @@ use oncegate_testkit::{Client, End, Payment, Step, Then, Till, Wire};
 use tokio_postgres::NoTls;
 
 /// Short: a payment of a killed worker waits for it.
+/// How long a server that is busy is waited for.
+const PATIENCE: std::time::Duration = std::time::Duration::from_secs(120);
 const LEASE: Duration = Duration::from_millis(600);
 /// Kills use up attempts, and none of them may end as a dead letter.
 const MAX_ATTEMPTS: u32 = 254;
@@ -182,7 +184,11 @@ async fn main() -> Result<(), BoxError> {
         let wire = wire.await;
         wire.url().clone_into(&mut till.url);
         let work = on_server(client, transaction, till, url).await?;
-        (Arc::new(PostgresStore::connect(url).await?) as Arc<dyn Store>, work, Some(wire))
+        (
+            Arc::new(PostgresStore::builder(url).start_patience(PATIENCE).connect().await?) as Arc<dyn Store>,
+            work,
+            Some(wire),
+        )
     };
     let payments: Vec<_> = ids.split(',').map(|id| ("", format!(r#"{{"id":{id}}}"#))).collect();
     let (count, list) = (payments.len(), List::of("payments", payments));
@@ -218,7 +224,10 @@ async fn on_server(client: Client, transaction: &str, till: Till, url: &str) -> 
     if transaction == "own" {
         return Ok(Work::Own(Pay(till)));
     }
-    let store = PostgresStore::connect(if transaction == "batched" { url } else { &till.url }).await?;
+    let store = PostgresStore::builder(if transaction == "batched" { url } else { &till.url })
+        .start_patience(PATIENCE)
+        .connect()
+        .await?;
     Ok(Work::Given(match (client, transaction) {
         (Client::Sqlx, _) => {
             let transactions = store.sqlx_transactions(sqlx::PgPool::connect(&till.url).await?);
