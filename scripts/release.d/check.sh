@@ -35,15 +35,19 @@ check_crates() {
         printf '\n    !!! NOT SET: `repository`. Before the first publication it must be, see docs/RELEASING.md.\n'
 }
 
-# The Rust that the manifests promise. rustup gets it; in .ci/run, clippy names what is newer in the standard library, and
-# cargo resolves only dependencies that this Rust compiles.
+# The Rust that the manifests promise, with the dependencies of the lock file: what a release is built from.
 check_oldest_rust() {
     local rust
+    oldest_rust
+    CARGO_TARGET_DIR=$BUILD/oldest-rust rustup run "$rust" \
+        cargo check --locked --package oncegate-cli --package oncegate --all-features
+}
+
+# Sets `rust`, and has rustup get it.
+oldest_rust() {
     rust=$(sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml)
     has rustup || die "rustup is needed to get Rust $rust"
     rustup toolchain install --profile minimal "$rust"
-    CARGO_TARGET_DIR=$BUILD/oldest-rust rustup run "$rust" \
-        cargo check --locked --package oncegate-cli --package oncegate --all-features
 }
 
 # A copy with the oldest versions that the requirements of the manifests allow. `-Z` is unstable in cargo, not in what it
@@ -54,11 +58,18 @@ minimal_copy() {
     (cd "$1" && RUSTC_BOOTSTRAP=1 cargo -Z direct-minimal-versions generate-lockfile)
 }
 
+# Each crate with each of its features alone, and with none: by the oldest Rust, with the oldest versions. What compiles
+# with all three compiles for everybody. A part of .ci/run.
 check_minimal() {
+    local rust crate crates=()
+    oldest_rust
+    has cargo-hack || cargo install --quiet --locked "cargo-hack@$CARGO_HACK"
     minimal_copy "$BUILD/minimal"
+    for crate in crates/*/; do crates+=(--package "$(basename "$crate")"); done
     (
         cd "$BUILD/minimal"
-        CARGO_TARGET_DIR=$BUILD/minimal-target cargo check --locked --package oncegate-cli --package oncegate --all-features
+        RUSTFLAGS="-D warnings" CARGO_TARGET_DIR=$BUILD/minimal-target \
+            rustup run "$rust" cargo hack check --locked --each-feature "${crates[@]}"
     )
 }
 

@@ -42,6 +42,7 @@ export SOURCE_DATE_EPOCH
 
 # Tools that decide what passes.
 CARGO_DENY=0.20.2
+CARGO_HACK=0.6.46
 CARGO_SEMVER_CHECKS=0.49.0
 HELM=v3.19.2
 MDBOOK=0.5.4

@@ -13,9 +13,6 @@ everyday() {
     step "licences and sources of the dependencies, requirements without a version"
     scripts/dependencies --self-test
     scripts/dependencies
-    step "the oldest versions that the manifests allow fit together"
-    # Not compiled: that is the step `minimal` of the check.
-    minimal_copy "$PWD/target/minimal" 2>&1 | tail -n 1
 }
 
 # What links must have become, and what every crate has.

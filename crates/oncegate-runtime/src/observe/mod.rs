@@ -8,6 +8,7 @@ use crate::message::Origin;
 
 mod catalogue;
 mod counters;
+mod measures;
 
 pub use catalogue::{CATALOGUE, Kind, Metric};
 pub use counters::Counters;
