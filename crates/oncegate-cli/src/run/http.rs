@@ -15,6 +15,7 @@ use tokio::time::Instant;
 use tracing::warn;
 
 use super::tls::{self, TlsFiles};
+use super::tracked::RequestError;
 use super::wire::{CONNECT_TIMEOUT, Endpoint, Way};
 use super::worker::{AttemptInfo, Call, Reply};
 use super::{answer, request};
@@ -94,6 +95,15 @@ impl Caller {
             return Err(Reply::not_run("the run was cancelled before the worker had the request"));
         }
         self.way.request(request).await.map_err(|error| {
+            let error = match error {
+                RequestError::Client(error) => error,
+                RequestError::Ended { was_used: false } => {
+                    return Reply::not_run("the connection to the worker ended before the request");
+                }
+                RequestError::Ended { was_used: true } => {
+                    return Reply::unknown(format!("the worker did not answer: {error}"));
+                }
+            };
             if error.is_connect() {
                 return Reply::not_run(format!("the worker cannot be reached: {}", chain(&error)));
             }

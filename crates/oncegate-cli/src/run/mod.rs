@@ -27,6 +27,7 @@ pub(crate) mod status;
 pub(crate) mod stdin;
 mod summary;
 mod tls;
+mod tracked;
 pub(crate) mod wire;
 mod worker;
 

@@ -10,15 +10,17 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http_body_util::Full;
-use hyper::{Request, Uri};
+use hyper::body::Incoming;
+use hyper::{Request, Response, Uri};
+use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector;
-use hyper_util::client::legacy::{Client, ResponseFuture};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use tokio::io::AsyncReadExt as _;
 use tokio::net::{TcpStream, UnixStream};
 use tower_service::Service;
 
 use super::tls::{self, Tls, TlsFiles};
+use super::tracked::{self, RequestError, Tracking};
 
 /// The time limit for connecting, including the TLS handshake.
 pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -86,9 +88,9 @@ fn host(uri: &Uri) -> &str {
 /// The HTTP client. Redirects are not followed and proxies not used, because neither is built in.
 #[derive(Clone)]
 enum Wire {
-    Tcp(Client<HttpConnector, Full<Bytes>>),
-    Tls(Client<Tls, Full<Bytes>>, Tls),
-    Unix(Client<Socket, Full<Bytes>>, Socket),
+    Tcp(Client<Tracking<HttpConnector>, Full<Bytes>>),
+    Tls(Client<Tracking<Tls>, Full<Bytes>>, Tls),
+    Unix(Client<Tracking<Socket>, Full<Bytes>>, Socket),
 }
 
 /// A URL, and the client that reaches it.
@@ -106,16 +108,16 @@ impl Way {
         let mut builder = Client::builder(TokioExecutor::new());
         builder.http2_only(http2).pool_idle_timeout(IDLE_TIMEOUT).pool_timer(TokioTimer::new());
         Ok(match endpoint {
-            Endpoint::Tcp(uri) => Self { uri, wire: Wire::Tcp(builder.build(tcp())) },
+            Endpoint::Tcp(uri) => Self { uri, wire: Wire::Tcp(builder.build(Tracking(tcp()))) },
             Endpoint::Tls(uri) => {
                 let tls = Tls::new(http2, files.clone())?;
-                Self { uri, wire: Wire::Tls(builder.build(tls.clone()), tls) }
+                Self { uri, wire: Wire::Tls(builder.build(Tracking(tls.clone())), tls) }
             }
             Endpoint::Unix(path) => {
                 // Every request names a host, and a Unix socket has none.
                 let uri = Uri::from_static("http://localhost/");
                 let socket = Socket(path);
-                Self { uri, wire: Wire::Unix(builder.build(socket.clone()), socket) }
+                Self { uri, wire: Wire::Unix(builder.build(Tracking(socket.clone())), socket) }
             }
         })
     }
@@ -130,12 +132,16 @@ impl Way {
         &self.uri
     }
 
-    pub(super) fn request(&self, request: Request<Full<Bytes>>) -> ResponseFuture {
-        match &self.wire {
+    pub(super) async fn request(
+        &self,
+        request: Request<Full<Bytes>>,
+    ) -> Result<Response<Incoming>, RequestError> {
+        let send = |request| match &self.wire {
             Wire::Tcp(client) => client.request(request),
             Wire::Tls(client, _) => client.request(request),
             Wire::Unix(client, _) => client.request(request),
-        }
+        };
+        tracked::response(request, send).await
     }
 
     /// Whether the address accepts connections; over TLS, with a trusted certificate.

@@ -165,7 +165,7 @@ async fn a_refused_client_gives_up_no_message(batch: &[&str], attempts: impl Fn(
     let names = ["--handler", &address, "--handler-tls-root", &root, "--ready-url", &ready];
     let own = [certificate.to_str().unwrap(), key.to_str().unwrap()];
     let own = ["--handler-tls-certificate", own[0], "--handler-tls-key", own[1]];
-    let limits = ["--max-attempts", "2", "--concurrency", "1", "--set", &breaker, "--set", &backoff];
+    let limits = ["--max-attempts", "2", "--concurrency", "4", "--set", &breaker, "--set", &backoff];
     let running = stage.start(&[&names[..], &own, &limits, batch].concat());
     until_said(&stage, "the handler is paused").await;
     assert!(stage.log().contains("(`tls_certificate`)"), "{}", stage.log());
