@@ -1,18 +1,27 @@
 //! Describes topics of a cluster, to check a configuration before it runs.
 
+use std::error::Error as _;
 use std::time::Duration;
 
-use rdkafka::admin::{AdminClient, AdminOptions, ConfigResource, ResourceSpecifier};
-use rdkafka::client::DefaultClientContext;
 use rdkafka::error::RDKafkaErrorCode;
 use rdkafka::types::RDKafkaRespErr;
 
+use super::admin::{self, Admin, TopicSettings};
 use super::inquiry::{self, InquiryClient};
-use super::{settings, tokens};
+use super::settings;
 use oncegate_runtime::source::SourceError;
 
 /// Time limit of one request to the brokers.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
+
+const MIN_INSYNC_REPLICAS: &str = "min.insync.replicas";
+const RETENTION: &str = "retention.ms";
+const CLEANUP: &str = "cleanup.policy";
+const MAX_MESSAGE_BYTES: &str = "max.message.bytes";
+
+/// The settings of a topic that are looked at.
+#[cfg(any(feature = "oauth", feature = "msk-iam"))]
+pub(crate) const SETTINGS: [&str; 4] = [MIN_INSYNC_REPLICAS, RETENTION, CLEANUP, MAX_MESSAGE_BYTES];
 
 /// The description of a topic by its cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -52,11 +61,6 @@ pub async fn describe_topics(
 ) -> Result<Vec<TopicFacts>, SourceError> {
     topics.iter().try_for_each(|topic| settings::check_topic(topic))?;
     let mut config = settings::client(brokers, properties)?;
-    // rdkafka's client for such requests never asks for a token.
-    let admin: Option<AdminClient<DefaultClientContext>> = match tokens::are_used(properties) {
-        true => None,
-        false => Some(config.create().map_err(settings::unusable)?),
-    };
     // A consumer that requests a topic's metadata does not create it, even if the brokers allow that.
     config.set("group.id", "oncegate-asks").set("allow.auto.create.topics", "false");
     let (names, at) = (topics.to_vec(), brokers.to_owned());
@@ -66,30 +70,10 @@ pub async fn describe_topics(
     });
     let asked = asking.await;
     let mut facts = asked.map_err(|error| SourceError::caused("the Kafka client has panicked", error))??;
+    let mut admin = admin::of(brokers, properties);
     for fact in facts.iter_mut().filter(|fact| fact.partitions > 0) {
-        let Some(admin) = &admin else {
-            fact.settings_unknown = Some(format!(
-                "the Kafka client cannot ask for them with a token; kafka-configs.sh --describe --all --topic {} \
-                 --command-config FILE --bootstrap-server {brokers} shows them",
-                fact.name
-            ));
-            continue;
-        };
-        let options = AdminOptions::new().request_timeout(Some(ANSWER_TIMEOUT));
-        let resource = [ResourceSpecifier::Topic(&fact.name)];
-        let answer = admin.describe_configs(&resource, &options).await;
-        match answer.map(|mut resources| resources.pop()) {
-            // What rdkafka makes of a refusal; every topic has settings.
-            Ok(Some(Ok(resource))) if resource.entries.is_empty() => {
-                fact.settings_hidden = true;
-                fact.settings_unknown = Some("the brokers do not show them to this user".to_owned());
-            }
-            Ok(Some(Ok(resource))) => fact.read(&resource),
-            Ok(Some(Err(code))) => {
-                fact.settings_hidden = code == RDKafkaErrorCode::TopicAuthorizationFailed;
-                fact.settings_unknown = Some(code.to_string());
-            }
-            Ok(None) => fact.settings_unknown = Some("the broker returned no settings".to_owned()),
+        match &mut admin {
+            Ok(admin) => fact.ask(admin.as_mut()).await,
             Err(error) => fact.settings_unknown = Some(error.to_string()),
         }
     }
@@ -120,18 +104,31 @@ fn layout(client: &InquiryClient, brokers: &str, name: String) -> Result<TopicFa
 }
 
 impl TopicFacts {
-    fn read(&mut self, resource: &ConfigResource) {
-        let value = |name: &str| {
-            let entry = resource.entries.iter().find(|entry| entry.name == name);
-            entry.and_then(|entry| entry.value.clone()).unwrap_or_default()
-        };
-        self.min_insync_replicas = value("min.insync.replicas").parse().ok();
+    /// Asks for the settings. Without an answer, the other facts still hold.
+    async fn ask(&mut self, admin: &mut dyn Admin) {
+        match admin.settings(&self.name).await {
+            Ok(Ok(settings)) => self.read(&settings),
+            Ok(Err(RDKafkaErrorCode::TopicAuthorizationFailed)) => {
+                self.settings_hidden = true;
+                self.settings_unknown = Some("the brokers do not show them to this user".to_owned());
+            }
+            Ok(Err(code)) => self.settings_unknown = Some(code.to_string()),
+            Err(error) => {
+                let cause = error.source().map(|cause| format!(": {cause}")).unwrap_or_default();
+                self.settings_unknown = Some(format!("{error}{cause}"));
+            }
+        }
+    }
+
+    fn read(&mut self, settings: &TopicSettings) {
+        let value = |name: &str| settings.get(name).cloned().unwrap_or_default();
+        self.min_insync_replicas = value(MIN_INSYNC_REPLICAS).parse().ok();
         // -1 means forever.
-        self.retention = value("retention.ms").parse().ok().map(Duration::from_millis);
-        self.compacted = value("cleanup.policy").contains("compact");
-        if !value("cleanup.policy").contains("delete") {
+        self.retention = value(RETENTION).parse().ok().map(Duration::from_millis);
+        self.compacted = value(CLEANUP).contains("compact");
+        if !value(CLEANUP).contains("delete") {
             self.retention = None;
         }
-        self.max_message_bytes = value("max.message.bytes").parse().ok();
+        self.max_message_bytes = value(MAX_MESSAGE_BYTES).parse().ok();
     }
 }

@@ -15,6 +15,7 @@
 //! | which client settings are set or rejected | `settings` |
 //! | which rights a consumer lacks | `rights` |
 //! | where login tokens come from (SASL OAUTHBEARER) | `tokens` |
+//! | how topics are created, removed and described, with tokens too | `admin` |
 //! | when a changed password or certificate is used | `properties` (the files), `rotation` (the replacement) |
 //!
 //! # Headers
@@ -97,6 +98,7 @@
 mod source;
 
 mod ack_handle;
+mod admin;
 mod annotations;
 mod assignment;
 mod begin;

@@ -1,20 +1,13 @@
 //! Creates topics, for an operator who sets up a consumer.
 
-use std::time::Duration;
+use rdkafka::error::RDKafkaErrorCode;
 
-use rdkafka::admin::{AdminClient, AdminOptions, NewTopic, TopicReplication};
-use rdkafka::client::DefaultClientContext;
-use rdkafka::types::RDKafkaErrorCode;
-
-use super::{settings, tokens};
+use super::admin;
+use super::settings;
 use oncegate_runtime::source::SourceError;
 
-/// Time limit of the request.
-const REQUEST_TIMEOUT: Duration = Duration::from_secs(15);
-/// How long the brokers may take to make all partitions known.
-const CREATION_TIMEOUT: Duration = Duration::from_secs(10);
 /// The number that stands for a broker's default.
-const BROKER_DEFAULT: i32 = -1;
+const BROKER_DEFAULT: i16 = -1;
 
 /// A topic to create. What is not set has the brokers' default.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -48,6 +41,16 @@ impl TopicPlan {
     pub fn name(&self) -> &str {
         &self.name
     }
+
+    /// The number of partitions as the brokers are asked for it.
+    pub(crate) fn partition_number(&self) -> i32 {
+        self.partitions.map_or(BROKER_DEFAULT.into(), i32::from)
+    }
+
+    /// The number of replicas as the brokers are asked for it; one that is too large for the protocol is for them as well.
+    pub(crate) fn replica_number(&self) -> i16 {
+        self.replication_factor.map_or(BROKER_DEFAULT, |given| i16::try_from(given).unwrap_or(i16::MAX))
+    }
 }
 
 /// What became of a [`TopicPlan`].
@@ -69,43 +72,23 @@ pub enum TopicCreation {
 /// Without plans, no broker is asked, and only the properties are checked.
 ///
 /// # Errors
-/// When no broker answers, or a name or a property is not valid. Some of the topics may have been created. Also when the
-/// properties log in with tokens (`OAUTHBEARER`), with which the client library cannot send such requests; nothing was sent then.
+/// When no broker answers, or a name or a property is not valid. Some of the topics may have been created.
 pub async fn create_topics(
     brokers: &str,
     plans: &[TopicPlan],
     properties: &[(String, String)],
 ) -> Result<Vec<TopicCreation>, SourceError> {
     plans.iter().try_for_each(|plan| settings::check_topic(&plan.name))?;
-    let config = settings::client(brokers, properties)?;
-    let tool = "kafka-topics.sh --create --topic NAME --command-config FILE";
-    tokens::refuse_changes(properties, &format!("{tool} --bootstrap-server {brokers}"))?;
+    let mut admin = admin::of(brokers, properties)?;
     if plans.is_empty() {
         return Ok(Vec::new());
     }
-    let admin: AdminClient<DefaultClientContext> = config.create().map_err(settings::unusable)?;
-    let number = |given: Option<u16>| given.map_or(BROKER_DEFAULT, i32::from);
-    let topics: Vec<NewTopic<'_>> = plans
-        .iter()
-        .map(|plan| {
-            let replicas = TopicReplication::Fixed(number(plan.replication_factor));
-            NewTopic::new(&plan.name, number(plan.partitions), replicas)
-        })
-        .collect();
-    let options =
-        AdminOptions::new().request_timeout(Some(REQUEST_TIMEOUT)).operation_timeout(Some(CREATION_TIMEOUT));
-    let answers = admin.create_topics(&topics, &options).await.map_err(|error| {
-        SourceError::caused(
-            format!("no Kafka broker at {brokers} has answered the request to create topics within {REQUEST_TIMEOUT:?}"),
-            error,
-        )
-    })?;
-    let creation = |answer| match answer {
-        Ok(_) => TopicCreation::Created,
-        Err((_, RDKafkaErrorCode::TopicAlreadyExists)) => TopicCreation::Existed,
-        Err((name, code)) => {
+    let creation = |(name, outcome)| match outcome {
+        Ok(()) => TopicCreation::Created,
+        Err(RDKafkaErrorCode::TopicAlreadyExists) => TopicCreation::Existed,
+        Err(code) => {
             TopicCreation::Refused(SourceError::caused(format!("topic {name} was not created"), code))
         }
     };
-    Ok(answers.into_iter().map(creation).collect())
+    Ok(admin.create_topics(plans).await?.into_iter().map(creation).collect())
 }

@@ -150,26 +150,54 @@ pub(crate) fn login_refusal(error: &KafkaError, reason: &str, with_tokens: bool)
     if let Some(why) = reason.strip_prefix(NO_TOKEN) {
         return Some(format!("no token for the login to the brokers: {why}"));
     }
-    let refusal = match error.rdkafka_error_code()? {
-        RDKafkaErrorCode::BrokerTransportFailure if refuses_certificate(reason) => {
-            // They do not tell what is wrong with it: Kafka says the same of an expired one and of an unknown authority.
-            "the brokers refuse the client's certificate (ssl.certificate.location and ssl.key.location must be set, and the \
-             certificate must be valid today and signed by an authority that the brokers know)"
-        }
-        RDKafkaErrorCode::SSL => {
-            // The client library says the same of an authority that is unknown and of a certificate that has expired.
-            "no TLS with the brokers (ssl.ca.location must have their authority, and their certificate must be valid \
-             today and name them; a client's certificate is set by ssl.certificate.location and ssl.key.location)"
-        }
+    let refused = match error.rdkafka_error_code()? {
+        RDKafkaErrorCode::BrokerTransportFailure if refuses_certificate(reason) => RefusedLogin::Certificate,
+        RDKafkaErrorCode::SSL => RefusedLogin::Tls,
         RDKafkaErrorCode::Authentication | RDKafkaErrorCode::SaslAuthenticationFailed if with_tokens => {
-            "the brokers refuse the token (sasl.oauthbearer.client.id, sasl.oauthbearer.scope)"
+            RefusedLogin::Token
         }
         RDKafkaErrorCode::Authentication | RDKafkaErrorCode::SaslAuthenticationFailed => {
-            "the brokers refuse the login (sasl.mechanism, sasl.username, sasl.password)"
+            RefusedLogin::Password
         }
         _ => return None,
     };
-    Some(format!("{refusal}: {reason}"))
+    Some(refused.told(reason))
+}
+
+/// What is refused when a client connects.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum RefusedLogin {
+    /// The client's certificate, by the brokers.
+    Certificate,
+    /// The brokers' certificate, by this client, or the handshake.
+    Tls,
+    /// A token, by the brokers.
+    Token,
+    /// A password, by the brokers.
+    Password,
+}
+
+impl RefusedLogin {
+    /// The text of the error, with the properties to look at and the `reason` in the words of the brokers or the TLS library.
+    pub(crate) fn told(self, reason: &str) -> String {
+        let refusal = match self {
+            // They do not tell what is wrong with it: Kafka says the same of an expired one and of an unknown authority.
+            Self::Certificate => {
+                "the brokers refuse the client's certificate (ssl.certificate.location and ssl.key.location must be set, and the \
+                 certificate must be valid today and signed by an authority that the brokers know)"
+            }
+            // The client library says the same of an authority that is unknown and of a certificate that has expired.
+            Self::Tls => {
+                "no TLS with the brokers (ssl.ca.location must have their authority, and their certificate must be valid \
+                 today and name them; a client's certificate is set by ssl.certificate.location and ssl.key.location)"
+            }
+            Self::Token => {
+                "the brokers refuse the token (sasl.oauthbearer.client.id, sasl.oauthbearer.scope)"
+            }
+            Self::Password => "the brokers refuse the login (sasl.mechanism, sasl.username, sasl.password)",
+        };
+        format!("{refusal}: {reason}")
+    }
 }
 
 /// Whether a connection ended with an alert of the brokers about the client's certificate. In TLS 1.3 it comes after the

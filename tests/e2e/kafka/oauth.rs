@@ -6,11 +6,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use oncegate::dead_letters::DeadLetters as _;
 use oncegate::kafka::{
-    KafkaSource, Needs, TopicPlan, TopicReader, create_topics, describe_topics, missing_rights, remove_topics,
+    KafkaSource, Needs, TopicCreation, TopicPlan, TopicReader, committed_offsets, create_topics,
+    describe_topics, missing_rights, remove_topics,
 };
 use oncegate::source::{Source as _, SourceError};
 use oncegate_testkit::{
-    Certificates, LoopbackPort, Record, SecuredKafka, TokenFlaw, TokenServer, unique, until,
+    Certificates, LoopbackPort, On, Record, Right, SecuredKafka, TokenFlaw, TokenServer, unique, until,
 };
 
 use crate::secured::letter;
@@ -100,25 +101,157 @@ async fn every_client_logs_in_with_tokens_and_their_renewal_under_load_loses_not
     // The clients of the commands.
     let facts =
         describe_topics(&kafka.oauth(), std::slice::from_ref(&topic), &properties).await.expect("an answer");
-    assert_eq!(facts[0].partitions, 3);
-    assert!(facts[0].settings_unknown.as_ref().is_some_and(|why| why.contains("token")), "{facts:?}");
-    assert!(
-        facts[0].settings_unknown.as_ref().is_some_and(|why| why.contains("kafka-configs.sh")),
-        "{facts:?}"
-    );
+    assert_eq!((facts[0].partitions, &facts[0].settings_unknown), (3, &None));
     let (read, write) = ([topic.clone()], [dead.clone()]);
-    // The client library cannot change topics with a token. It would wait for its time limit, and blame the brokers.
-    let plans = [TopicPlan::new(unique("new"))];
-    let created = create_topics(&kafka.oauth(), &plans, &properties).await.expect_err("it is refused");
-    let removed = remove_topics(&kafka.oauth(), &read, &[], &properties).await.expect_err("it is refused");
-    for (error, tool) in [(created, "kafka-topics.sh --create"), (removed, "kafka-topics.sh --delete")] {
-        let text = error.to_string();
-        assert!(text.contains("OAUTHBEARER") && text.contains(tool), "{text}");
-    }
     let needs = Needs::new(Some("billing"), &read, &write);
     assert_eq!(missing_rights(&kafka.oauth(), needs, &properties).await.expect("an answer"), []);
     let mut reader = TopicReader::open(kafka.oauth(), &*dead, properties).await.expect("it opens");
     assert_eq!(reader.next_batch().await.expect("it reads").map(|batch| batch.len()), Some(1));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn topics_and_groups_are_created_described_and_removed_with_tokens() {
+    let (certificates, tokens) = (Certificates::for_names("IP:127.0.0.1"), TokenServer::start(60).await);
+    let kafka = SecuredKafka::start_with_tokens(&certificates, &tokens).await;
+    let (brokers, properties) = (kafka.oauth(), properties(&tokens, &certificates));
+    let (small, large, refused) = (unique("small"), unique("large"), unique("refused"));
+    let plans = [
+        TopicPlan::new(&small),
+        TopicPlan::new(&large).partitions(3).replication_factor(1),
+        TopicPlan::new(&refused).replication_factor(500),
+    ];
+    let created = create_topics(&brokers, &plans, &properties).await.expect("an answer");
+    assert!(
+        matches!(&*created, [TopicCreation::Created, TopicCreation::Created, TopicCreation::Refused(error)]
+            if error.to_string().contains(&refused)),
+        "{created:?}"
+    );
+    let again =
+        create_topics(&brokers, plans.get(..2).expect("three"), &properties).await.expect("an answer");
+    assert!(matches!(&*again, [TopicCreation::Existed, TopicCreation::Existed]), "{again:?}");
+
+    let topics = [small.clone(), large.clone()];
+    let partitions = async || -> Vec<usize> {
+        let facts = describe_topics(&brokers, &topics, &properties).await.expect("an answer");
+        facts.iter().map(|fact| fact.partitions).collect()
+    };
+    let until_there_are = async |expected: [usize; 2]| {
+        until("the partitions", LIMIT, async || match partitions().await {
+            found if found == expected => Ok(()),
+            found => Err(format!("{found:?}")),
+        })
+        .await;
+    };
+    until_there_are([1, 3]).await;
+    let facts = describe_topics(&brokers, &topics, &properties).await.expect("an answer");
+    let by_library = describe_topics(kafka.bootstrap(), &topics, &[]).await.expect("an answer");
+    assert_eq!(facts, by_library, "both clients see the same");
+    assert!(
+        facts.iter().all(|fact| fact.settings_unknown.is_none() && fact.retention.is_some()),
+        "{facts:?}"
+    );
+
+    let group = unique("group");
+    let member = with(KafkaSource::new(&*brokers, &*group, [&*large]).open_timeout(LIMIT), QUICK);
+    let member = properties.iter().fold(member, |member, (name, value)| member.property(name, value));
+    open(&member).await;
+    kafka.produce(&large, [Record::new("0").partition(0)]).await;
+    finish(receive(&member, 1).await);
+    // The topics are gone then, too: a request for both is not undone.
+    let error = remove_topics(&brokers, &[], std::slice::from_ref(&group), &properties).await;
+    assert!(error.expect_err("it has a member").to_string().contains(&group));
+    member.close(CLOSE).await.expect("it commits and leaves");
+    let offsets = async || committed_offsets(&brokers, &group, &large, &properties).await.expect("an answer");
+    assert_eq!(offsets().await.values().collect::<Vec<_>>(), [&1]);
+    until("the group to be empty", LIMIT, async || {
+        let removed = remove_topics(&brokers, &[], std::slice::from_ref(&group), &properties).await;
+        removed.map_err(|error| error.to_string())
+    })
+    .await;
+    assert!(offsets().await.is_empty(), "the offsets are gone");
+    for _ in 0..2 {
+        remove_topics(&brokers, &topics, std::slice::from_ref(&group), &properties)
+            .await
+            .expect("they are gone");
+    }
+    until_there_are([0, 0]).await;
+}
+
+// invariant: missing-right
+#[tokio::test]
+async fn a_right_that_the_user_of_a_token_lacks_is_no_refused_login() {
+    let (certificates, tokens) = (Certificates::for_names("IP:127.0.0.1"), TokenServer::start(60).await);
+    let kafka = SecuredKafka::start_with_tokens(&certificates, &tokens).await;
+    let (topic, properties) = (kafka.new_topic("orders", 2).await, properties(&tokens, &certificates));
+    tokens.grant_to(SecuredKafka::STRANGER);
+    kafka.grant(&[(SecuredKafka::STRANGER, Right::Describe, On::Topic(&topic))]).await;
+    let described = async || {
+        let facts = describe_topics(&kafka.oauth(), std::slice::from_ref(&topic), &properties).await;
+        facts.expect("an answer").pop().expect("one")
+    };
+    until("the right to be heeded", LIMIT, async || match described().await.partitions {
+        2 => Ok(()),
+        found => Err(format!("{found} partitions")),
+    })
+    .await;
+    let fact = described().await;
+    assert!(fact.settings_hidden && fact.settings_unknown.is_some() && !fact.hidden, "{fact:?}");
+    let plan = TopicPlan::new(unique("forbidden"));
+    let created = create_topics(&kafka.oauth(), &[plan], &properties).await.expect("an answer");
+    assert!(matches!(&*created, [TopicCreation::Refused(_)]), "{created:?}");
+    let removed = remove_topics(&kafka.oauth(), std::slice::from_ref(&topic), &[], &properties).await;
+    assert!(removed.expect_err("it may not").to_string().contains(&topic));
+    assert_eq!(described().await.partitions, 2, "it is still there");
+}
+
+#[tokio::test]
+async fn whatever_is_wrong_with_a_login_of_an_administrator_is_one_error_with_the_property() {
+    let (certificates, other) =
+        (Certificates::for_names("IP:127.0.0.1"), Certificates::for_names("IP:127.0.0.1"));
+    let tokens = TokenServer::start(60).await;
+    let kafka = SecuredKafka::start_with_tokens(&certificates, &tokens).await;
+    let plan = [TopicPlan::new(unique("never"))];
+    let error = async |brokers: String, changed: &str, value: &str| -> SourceError {
+        let mut properties = properties(&tokens, &certificates);
+        properties.retain(|(name, _)| name != changed);
+        properties.push((changed.to_owned(), value.to_owned()));
+        let topics = ["any".to_owned()];
+        let (created, removed) = tokio::join!(
+            within("an answer", create_topics(&brokers, &plan, &properties)),
+            within("an answer", remove_topics(&brokers, &topics, &[], &properties))
+        );
+        let (created, removed) = (created.expect_err("it is refused"), removed.expect_err("it is refused"));
+        let verb = |error: &SourceError| error.to_string().replace("create topics", "remove topics");
+        assert_eq!(verb(&created), removed.to_string());
+        assert!(!created.to_string().contains(TokenServer::SECRET), "{created}");
+        created
+    };
+    for flaw in [TokenFlaw::Expired, TokenFlaw::OtherAudience, TokenFlaw::OtherKey] {
+        tokens.grant_with(Some(flaw));
+        let error = error(kafka.oauth(), "client.id", "any").await.to_string();
+        assert!(
+            error.contains("the brokers refuse the token") && error.contains(CLIENT_ID),
+            "{flaw:?}: {error}"
+        );
+        assert!(error.contains(SCOPE) && error.contains("invalid_token"), "{flaw:?}: {error}");
+    }
+    tokens.grant_with(None);
+    let (unused, authority) = (LoopbackPort::reserve(), other.file("ca.pem").display().to_string());
+    let away = format!("http://{}/token", unused.address());
+    let (right, without_tokens) = (kafka.oauth(), kafka.sasl());
+    for (brokers, changed, value, named) in [
+        (&right, CLIENT_SECRET, "guessed", CLIENT_SECRET),
+        (&right, ENDPOINT, &*away, ENDPOINT),
+        (&right, "ssl.ca.location", &*authority, "ssl.ca.location"),
+        (&right, "security.protocol", "SASL_PLAINTEXT", "security.protocol"),
+        (&right, "ssl.keystore.location", "/any", "ssl.keystore.location"),
+        (&right, "no.such.property", "any", "no.such.property"),
+        (&without_tokens, "client.id", "any", "sasl.mechanism"),
+        (&unused.address(), "client.id", "any", "has answered"),
+    ] {
+        let error = error(brokers.clone(), changed, value).await.to_string();
+        assert!(error.contains(named), "{brokers} {changed}={value}: {error}");
+    }
 }
 
 #[tokio::test]

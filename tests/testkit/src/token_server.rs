@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 use crate::secured_broker::SecuredKafka;
 use crate::web::HttpServer;
 
-/// An OAuth 2.0 server for one client, whose tokens name [`SecuredKafka::USER`].
+/// An OAuth 2.0 server for one client, whose tokens name [`SecuredKafka::USER`] unless it is [told](Self::grant_to) another user.
 #[derive(Debug)]
 pub struct TokenServer {
     server: HttpServer,
@@ -40,6 +40,7 @@ struct Issuer {
     key: EcdsaKeyPair,
     other_key: EcdsaKeyPair,
     flaw: Mutex<Option<TokenFlaw>>,
+    user: Mutex<String>,
     valid_seconds: AtomicU64,
     granted: AtomicU64,
 }
@@ -69,6 +70,7 @@ impl TokenServer {
             key: key(),
             other_key: key(),
             flaw: Mutex::default(),
+            user: Mutex::new(SecuredKafka::USER.to_owned()),
             valid_seconds: valid_seconds.into(),
             granted: AtomicU64::new(0),
         });
@@ -94,6 +96,11 @@ impl TokenServer {
     /// From now on it grants tokens that brokers refuse; `None`: good ones again.
     pub fn grant_with(&self, flaw: Option<TokenFlaw>) {
         *self.issuer.flaw.lock().unwrap_or_else(PoisonError::into_inner) = flaw;
+    }
+
+    /// From now on its tokens name this user.
+    pub fn grant_to(&self, user: &str) {
+        user.clone_into(&mut self.issuer.user.lock().unwrap_or_else(PoisonError::into_inner));
     }
 
     /// How many tokens it has granted.
@@ -137,8 +144,9 @@ impl Issuer {
         let audience =
             if flaw == Some(TokenFlaw::OtherAudience) { "another service" } else { TokenServer::AUDIENCE };
         let key = if flaw == Some(TokenFlaw::OtherKey) { &self.other_key } else { &self.key };
+        let user = self.user.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let claims = json!({
-            "iss": "testkit", "sub": SecuredKafka::USER, "aud": audience, "scope": "kafka",
+            "iss": "testkit", "sub": user, "aud": audience, "scope": "kafka",
             "iat": from, "exp": from + valid_seconds,
         });
         let part = |value: &Value| URL_SAFE_NO_PAD.encode(value.to_string());

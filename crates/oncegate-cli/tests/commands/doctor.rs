@@ -4,8 +4,8 @@ use aws_sdk_sqs::types::QueueAttributeName;
 use oncegate::core::store::Store as _;
 use oncegate::postgres::PostgresStore;
 use oncegate_testkit::{
-    Certificates, Kafka, Moto, On, PostgresServer, Redis, RedisServer, Right, SecuredKafka, Sqs, unique,
-    until,
+    Certificates, Kafka, Moto, On, PostgresServer, Redis, RedisServer, Right, SecuredKafka, Sqs, TokenFlaw,
+    TokenServer, unique, until,
 };
 
 use super::{Answer, oncegate_with};
@@ -247,6 +247,56 @@ source = {{ kafka = {{ brokers = ["{}"], topics = ["{topic}", "{hidden}"], prope
     }
     assert!(!all.iter().any(|finding| finding.contains("--group")), "that right is there: {all:#?}");
     assert!(!answer.out.contains(SecuredKafka::PASSWORD), "{}", answer.out);
+}
+
+#[tokio::test]
+async fn the_settings_of_topics_and_a_missing_right_are_seen_with_a_login_by_tokens() {
+    let redis = Redis::shared().await;
+    let (certificates, tokens) = (Certificates::for_names("IP:127.0.0.1"), TokenServer::start(60).await);
+    let kafka = SecuredKafka::start_with_tokens(&certificates, &tokens).await;
+    let topic = kafka.new_topic("orders", 1).await;
+    let (brokers, authority) = (kafka.oauth(), certificates.file("ca.pem").display().to_string());
+    let properties = [
+        "security.protocol=SASL_SSL",
+        &format!("ssl.ca.location={authority}"),
+        "sasl.mechanism=OAUTHBEARER",
+        "sasl.oauthbearer.method=oidc",
+        &format!("sasl.oauthbearer.token.endpoint.url={}", tokens.token_url()),
+        &format!("sasl.oauthbearer.client.id={}", TokenServer::CLIENT),
+        &format!("sasl.oauthbearer.client.secret={}", TokenServer::SECRET),
+    ];
+    let mut arguments =
+        vec!["--brokers", &brokers, "--topic", &topic, "--group", "billing", "--retention", "1d"];
+    properties.iter().for_each(|property| arguments.extend(["--property", property]));
+    // Shorter than the broker's default of seven days.
+    let of_topic = findings(doctor(redis.url(), &arguments).await.ended(1), &topic);
+    assert!(says(&of_topic, "raise the gate's `retention` to 7 d 0 h"), "{of_topic:?}");
+    assert!(!says(&of_topic, "cannot be read"), "{of_topic:?}");
+
+    let stranger = SecuredKafka::STRANGER;
+    tokens.grant_to(stranger);
+    kafka
+        .grant(&[
+            (stranger, Right::Describe, On::Topic(&topic)),
+            (stranger, Right::Read, On::Group("billing")),
+        ])
+        .await;
+    until("the rights to be heeded", std::time::Duration::from_secs(60), async || {
+        let of_topic = findings(&doctor(redis.url(), &arguments).await, &topic);
+        if says(&of_topic, "cannot be read") { Ok(()) } else { Err(format!("{of_topic:?}")) }
+    })
+    .await;
+    let answer = doctor(redis.url(), &arguments).await;
+    for grant in ["DESCRIBECONFIGS", "READ"] {
+        let command = format!("--operation {grant} --topic {topic}");
+        assert!(answer.out.contains(&command), "{command}: {answer:?}");
+    }
+
+    tokens.grant_with(Some(TokenFlaw::OtherKey));
+    let answer = doctor(redis.url(), &arguments).await;
+    let of_kafka = findings(&answer, "kafka");
+    assert!(says(&of_kafka, "the brokers refuse the token"), "{answer:?}");
+    assert!(!answer.out.contains(TokenServer::SECRET), "{answer:?}");
 }
 
 /// The rights of Redis are by scope, so the command needs it to try them.

@@ -1,10 +1,24 @@
 //! `oncegate topics create` against a real broker.
 
-use oncegate_testkit::{Kafka, unique};
+use oncegate_testkit::{Certificates, Kafka, SecuredKafka, TokenFlaw, TokenServer, unique};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use super::{Answer, oncegate};
+
+/// The properties of a configuration whose user logs in with tokens.
+fn token_properties(certificates: &Certificates, tokens: &TokenServer) -> String {
+    format!(
+        r#""security.protocol" = "SASL_SSL", "ssl.ca.location" = "{}", "sasl.mechanism" = "OAUTHBEARER",
+        "sasl.oauthbearer.method" = "oidc", "sasl.oauthbearer.token.endpoint.url" = "{}",
+        "sasl.oauthbearer.client.id" = "{}", "sasl.oauthbearer.client.secret" = "{}""#,
+        certificates.file("ca.pem").display(),
+        tokens.token_url(),
+        TokenServer::CLIENT,
+        TokenServer::SECRET,
+    )
+    .replace('\n', " ")
+}
 
 /// A configuration that names three topics, of which none exists.
 struct Named {
@@ -15,7 +29,13 @@ struct Named {
 
 impl Named {
     async fn new() -> Self {
-        let (kafka, dir, source) = (Kafka::shared().await, tempfile::tempdir().unwrap(), unique("topics"));
+        let kafka = Kafka::shared().await;
+        Self::at(kafka.bootstrap().to_owned(), kafka, "")
+    }
+
+    /// The same with the brokers at this address of the broker and with these properties.
+    fn at(brokers: String, kafka: Kafka, properties: &str) -> Self {
+        let (dir, source) = (tempfile::tempdir().unwrap(), unique("topics"));
         let text = format!(
             r#"version = 1
 [store]
@@ -24,13 +44,12 @@ url = "sqlite:records.db"
 key = {{ json = ["order_id"] }}
 handler = {{ command = "true" }}
 ordering = "unordered"
-source = {{ kafka = {{ brokers = ["{brokers}"], topics = ["{source}"], retry_topics = {{ "{source}.retry.30s" = "30s" }} }} }}
+source = {{ kafka = {{ brokers = ["{brokers}"], topics = ["{source}"], retry_topics = {{ "{source}.retry.30s" = "30s" }}, properties = {{ {properties} }} }} }}
 [consumer.billing]
 dead_letters = {{ kafka = "{source}.dead" }}
 [consumer.audit]
 dead_letters = {{ kafka = "{source}.dead" }}
-"#,
-            brokers = kafka.bootstrap(),
+"#
         );
         std::fs::write(dir.path().join("oncegate.toml"), text).unwrap();
         Self { kafka, dir, source }
@@ -83,6 +102,21 @@ async fn the_missing_topics_are_shown_created_on_request_and_left_alone_then() {
     let again = named.create(&["--partitions", "9"]).await;
     let line = again.ended(0).line(&format!("{}:", named.source));
     assert_eq!(line, format!("{}: exists, 3 partitions, 1 replica (consumed by audit)", named.source));
+}
+
+#[tokio::test]
+async fn a_user_who_logs_in_with_tokens_creates_topics_and_a_wrong_token_is_one_error() {
+    let (certificates, tokens) = (Certificates::for_names("IP:127.0.0.1"), TokenServer::start(60).await);
+    let kafka = SecuredKafka::start_with_tokens(&certificates, &tokens).await;
+    let properties = token_properties(&certificates, &tokens);
+    let named = Named::at(kafka.oauth(), Kafka::at(kafka.bootstrap()), &properties);
+    assert_eq!(named.found(&["--partitions", "3", "--yes"]).await, all("created", &json!(3)));
+    assert_eq!(named.kafka.end_offsets(&named.source).await.len(), 3, "the broker has its partitions");
+    assert_eq!(named.found(&[]).await, all("exists", &json!(3)));
+    tokens.grant_with(Some(TokenFlaw::OtherKey));
+    let refused = named.create(&["--yes"]).await;
+    refused.ended(78).says("the brokers refuse the token");
+    assert!(!refused.err.contains(TokenServer::SECRET), "{refused:?}");
 }
 
 #[tokio::test]

@@ -7,7 +7,7 @@
 //!
 //! librdkafka has the first one only when it is built with curl. Its names for the properties are kept; they are taken
 //! out of a client's configuration here. A client asks for a token when it is made, for the next one after four fifths
-//! of a token's validity, and ten seconds after a failure.
+//! of a token's validity, and ten seconds after a failure. Requests of administration ask for one with each connection.
 
 #[cfg(feature = "oauth")]
 mod client_credentials;
@@ -92,21 +92,6 @@ pub(crate) fn are_used(properties: &[Property]) -> bool {
     let is_mechanism = |name: &str| matches!(name, "sasl.mechanism" | "sasl.mechanisms");
     let last = properties.iter().rev().find(|(name, _)| is_mechanism(name));
     last.is_some_and(|(_, value)| value.eq_ignore_ascii_case("OAUTHBEARER"))
-}
-
-/// Refuses to change topics as a user who logs in with tokens. rdkafka's client for such requests never asks for a token, so
-/// a request would wait until its time limit and then tell of brokers that do not answer.
-///
-/// # Errors
-/// When tokens are used, with the command `instead`.
-pub(crate) fn refuse_changes(properties: &[Property], instead: &str) -> Result<(), SourceError> {
-    if !are_used(properties) {
-        return Ok(());
-    }
-    Err(SourceError::new(format!(
-        "the Kafka client cannot create or remove topics with a token (sasl.mechanism=OAUTHBEARER): use the brokers' own tool, \
-         {instead}, or a user with another sasl.mechanism, or a client's certificate"
-    )))
 }
 
 /// Checks the properties about tokens, as far as that needs no server.
@@ -198,26 +183,32 @@ impl Tokens {
         .map(|method| method.map(|method| Self(Arc::new(method))))
     }
 
+    /// Gets a token within [`TOKEN_TIMEOUT`].
+    #[cfg(any(feature = "oauth", feature = "msk-iam"))]
+    pub(crate) async fn fetch(&self) -> Result<OAuthToken, TokenError> {
+        let fetching = async {
+            match &*self.0 {
+                #[cfg(feature = "oauth")]
+                Method::ClientCredentials(client) => client.token().await,
+                #[cfg(feature = "msk-iam")]
+                Method::MskIam(signer) => signer.token().await,
+            }
+        };
+        tokio::time::timeout(TOKEN_TIMEOUT, fetching).await.unwrap_or_else(|_| {
+            Err(TokenError::away(format!("no token within {TOKEN_TIMEOUT:?}: {}", self.0.server())))
+        })
+    }
+
     /// Gets a token; blocks for at most [`TOKEN_TIMEOUT`].
     pub(crate) fn next(&self) -> Result<OAuthToken, TokenError> {
         #[cfg(any(feature = "oauth", feature = "msk-iam"))]
         {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
             let runtime = runtime.map_err(|error| TokenError::away(format!("no token: {error}")))?;
-            let fetching = async {
-                match &*self.0 {
-                    #[cfg(feature = "oauth")]
-                    Method::ClientCredentials(client) => client.token().await,
-                    #[cfg(feature = "msk-iam")]
-                    Method::MskIam(signer) => signer.token().await,
-                }
-            };
-            let fetched = runtime.block_on(async { tokio::time::timeout(TOKEN_TIMEOUT, fetching).await });
+            let fetched = runtime.block_on(self.fetch());
             // Does not wait for a name that is still being resolved.
             runtime.shutdown_background();
-            fetched.unwrap_or_else(|_| {
-                Err(TokenError::away(format!("no token within {TOKEN_TIMEOUT:?}: {}", self.0.server())))
-            })
+            fetched
         }
         #[cfg(not(any(feature = "oauth", feature = "msk-iam")))]
         match *self.0 {}

@@ -1,0 +1,97 @@
+//! Requests of administration that librdkafka sends: with every login but tokens.
+
+use async_trait::async_trait;
+use rdkafka::admin::{AdminClient, AdminOptions, NewTopic, ResourceSpecifier, TopicReplication};
+use rdkafka::client::DefaultClientContext;
+use rdkafka::config::ClientConfig;
+use rdkafka::error::RDKafkaErrorCode;
+
+use super::{
+    Admin, BROKERS_TIMEOUT, CHANGE_TIMEOUT, Outcome, SETTINGS_TIMEOUT, TopicPlan, TopicSettings, unanswered,
+};
+use crate::settings;
+use oncegate_runtime::source::SourceError;
+
+/// Sends requests with librdkafka.
+pub(super) struct LibraryAdmin {
+    brokers: String,
+    client: AdminClient<DefaultClientContext>,
+}
+
+impl LibraryAdmin {
+    /// # Errors
+    /// When a property is not valid.
+    pub(super) fn new(brokers: &str, config: &ClientConfig) -> Result<Self, SourceError> {
+        let client = config.create().map_err(settings::unusable)?;
+        Ok(Self { brokers: brokers.to_owned(), client })
+    }
+}
+
+/// How a topic or group is named in an answer.
+fn outcome(answer: Result<String, (String, RDKafkaErrorCode)>) -> Outcome {
+    match answer {
+        Ok(name) => (name, Ok(())),
+        Err((name, code)) => (name, Err(code)),
+    }
+}
+
+fn change() -> AdminOptions {
+    AdminOptions::new().request_timeout(Some(CHANGE_TIMEOUT)).operation_timeout(Some(BROKERS_TIMEOUT))
+}
+
+#[async_trait]
+impl Admin for LibraryAdmin {
+    async fn create_topics(&mut self, plans: &[TopicPlan]) -> Result<Vec<Outcome>, SourceError> {
+        let topics: Vec<NewTopic<'_>> = plans
+            .iter()
+            .map(|plan| {
+                let replicas = TopicReplication::Fixed(plan.replica_number().into());
+                NewTopic::new(plan.name(), plan.partition_number(), replicas)
+            })
+            .collect();
+        let answers = self.client.create_topics(&topics, &change()).await;
+        let answers =
+            answers.map_err(|error| unanswered(&self.brokers, "create topics", CHANGE_TIMEOUT, error))?;
+        Ok(answers.into_iter().map(outcome).collect())
+    }
+
+    async fn remove_topics(&mut self, topics: &[String]) -> Result<Vec<Outcome>, SourceError> {
+        let names: Vec<&str> = topics.iter().map(String::as_str).collect();
+        let answers = self.client.delete_topics(&names, &change()).await;
+        let answers =
+            answers.map_err(|error| unanswered(&self.brokers, "remove topics", CHANGE_TIMEOUT, error))?;
+        Ok(answers.into_iter().map(outcome).collect())
+    }
+
+    async fn remove_group(&mut self, group: &str) -> Result<Outcome, SourceError> {
+        let options = AdminOptions::new().request_timeout(Some(CHANGE_TIMEOUT));
+        let answers = self.client.delete_groups(&[group], &options).await;
+        let mut answers =
+            answers.map_err(|error| unanswered(&self.brokers, "remove a group", CHANGE_TIMEOUT, error))?;
+        let answer = answers.pop().map(outcome);
+        answer.ok_or_else(|| SourceError::new(format!("the brokers have not answered about group {group}")))
+    }
+
+    async fn settings(
+        &mut self,
+        topic: &str,
+    ) -> Result<Result<TopicSettings, RDKafkaErrorCode>, SourceError> {
+        let options = AdminOptions::new().request_timeout(Some(SETTINGS_TIMEOUT));
+        let resource = [ResourceSpecifier::Topic(topic)];
+        let answers = self.client.describe_configs(&resource, &options).await;
+        let mut answers = answers
+            .map_err(|error| unanswered(&self.brokers, "describe a topic", SETTINGS_TIMEOUT, error))?;
+        match answers.pop() {
+            // What rdkafka makes of a refusal; every topic has settings.
+            Some(Ok(resource)) if resource.entries.is_empty() => {
+                Ok(Err(RDKafkaErrorCode::TopicAuthorizationFailed))
+            }
+            Some(Ok(resource)) => {
+                let entries = resource.entries.into_iter();
+                Ok(Ok(entries.map(|entry| (entry.name, entry.value.unwrap_or_default())).collect()))
+            }
+            Some(Err(code)) => Ok(Err(code)),
+            None => Err(SourceError::new(format!("the brokers have not answered about topic {topic}"))),
+        }
+    }
+}

@@ -1,0 +1,331 @@
+//! TLS to brokers, by the properties that librdkafka has for it.
+//!
+//! | property | meaning |
+//! |---|---|
+//! | `security.protocol` | `ssl` and `sasl_ssl` have TLS |
+//! | `ssl.ca.location`, `ssl.ca.pem` | the authorities in PEM: a file, or a folder as OpenSSL has it; without them, those of this machine |
+//! | `ssl.certificate.location`, `ssl.key.location`, `ssl.certificate.pem`, `ssl.key.pem` | the client's certificate and its key in PEM, without a password |
+//! | `enable.ssl.certificate.verification` | `false`: any certificate is accepted |
+//! | `ssl.endpoint.identification.algorithm` | `none`: a certificate may name another host |
+//!
+//! The others that decide about TLS are refused, because nothing here would heed them. librdkafka uses OpenSSL; rustls is
+//! stricter: a certificate must have the host among its alternative names (`subjectAltName`).
+
+use std::fmt::Display;
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+
+use rdkafka::config::ClientConfig;
+use rustls::client::WebPkiServerVerifier;
+use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::crypto::{CryptoProvider, ring, verify_tls12_signature, verify_tls13_signature};
+use rustls::pki_types::pem::PemObject as _;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
+use rustls::{
+    AlertDescription, CertificateError, DigitallySignedStruct, Error as TlsError, RootCertStore,
+    SignatureScheme,
+};
+use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
+
+use super::connection::{Address, Failure};
+use crate::trouble::RefusedLogin;
+use oncegate_runtime::source::SourceError;
+
+const AUTHORITIES: &str = "ssl.ca";
+const CERTIFICATE: &str = "ssl.certificate";
+const KEY: &str = "ssl.key";
+const VERIFICATION: &str = "enable.ssl.certificate.verification";
+const IDENTIFICATION: &str = "ssl.endpoint.identification.algorithm";
+
+/// The value of `ssl.ca.location` for the authorities of this machine.
+const PROBE: &str = "probe";
+
+/// Properties of librdkafka about TLS that this client does not have, and what to use instead.
+const REFUSED: &[(&str, &str)] = &[
+    ("ssl.cipher.suites", "leave it out"),
+    ("ssl.crl.location", "leave it out"),
+    ("ssl.curves.list", "leave it out"),
+    ("ssl.engine.location", "use ssl.key.location"),
+    ("ssl.keystore.location", "use ssl.certificate.location and ssl.key.location"),
+    ("ssl.providers", "leave it out"),
+    ("ssl.sigalgs.list", "leave it out"),
+];
+
+/// Protects the connections of one client.
+pub(super) struct Tls(TlsConnector);
+
+impl Tls {
+    /// The TLS of a client with these properties of librdkafka; `None` without TLS.
+    ///
+    /// # Errors
+    /// When a file cannot be read or used, or a property is one of those that are refused.
+    pub(super) fn of(config: &ClientConfig) -> Result<Option<Self>, SourceError> {
+        let protocol = config.get("security.protocol").unwrap_or_default().to_ascii_lowercase();
+        if !protocol.ends_with("ssl") {
+            return Ok(None);
+        }
+        if let Some((name, instead)) = REFUSED.iter().find(|(name, _)| config.get(name).is_some()) {
+            return Err(SourceError::new(format!(
+                "the property {name} is not supported where topics are created, removed or described with a token \
+                 (sasl.mechanism=OAUTHBEARER): {instead}"
+            )));
+        }
+        // Set here and not for the whole process: the program around this chooses its own.
+        let provider = Arc::new(ring::default_provider());
+        let verifier = verifier(config, &provider)?;
+        let builder = rustls::ClientConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .map_err(|error| SourceError::caused("TLS cannot be used", error))?;
+        let builder = builder.dangerous().with_custom_certificate_verifier(verifier);
+        let made = match identity(config)? {
+            Some((chain, key)) => {
+                builder.with_client_auth_cert(chain, key).map_err(|error| unusable(CERTIFICATE, &error))?
+            }
+            None => builder.with_no_client_auth(),
+        };
+        Ok(Some(Self(TlsConnector::from(Arc::new(made)))))
+    }
+
+    /// Makes a TLS connection of one without.
+    pub(super) async fn connect(
+        &self,
+        address: &Address,
+        tcp: TcpStream,
+    ) -> Result<TlsStream<TcpStream>, Failure> {
+        let host = ServerName::try_from(address.host.clone());
+        let host = host.map_err(|_| {
+            Failure::refused(format!("the broker's address {address} has no name of a host for TLS"))
+        })?;
+        self.0.connect(host, tcp).await.map_err(|error| match reason(&error) {
+            Some(_) if is_about_client(&error) => failure(address, error),
+            Some(reason) => Failure::refused(RefusedLogin::Tls.told(&format!("{address}: {reason}"))),
+            None => Failure::away(format!("{address}: {error}")),
+        })
+    }
+}
+
+/// What an error of a connection means. In TLS 1.3, brokers refuse a client's certificate after the handshake.
+pub(super) fn failure(address: &Address, error: io::Error) -> Failure {
+    match reason(&error) {
+        Some(reason) if is_about_client(&error) => {
+            Failure::refused(RefusedLogin::Certificate.told(&format!("{address}: {reason}")))
+        }
+        _ => Failure::away(format!("{address}: {error}")),
+    }
+}
+
+/// What the TLS library says, if the error comes from there.
+fn reason(error: &io::Error) -> Option<&TlsError> {
+    error.get_ref().and_then(|error| error.downcast_ref())
+}
+
+/// Whether brokers have ended a connection because of the client's certificate.
+fn is_about_client(error: &io::Error) -> bool {
+    use AlertDescription::{
+        BadCertificate, CertificateExpired, CertificateRequired, CertificateRevoked, CertificateUnknown,
+        UnknownCA, UnsupportedCertificate,
+    };
+    matches!(
+        reason(error),
+        Some(TlsError::AlertReceived(
+            BadCertificate
+                | CertificateExpired
+                | CertificateRequired
+                | CertificateRevoked
+                | CertificateUnknown
+                | UnknownCA
+                | UnsupportedCertificate
+        ))
+    )
+}
+
+/// The error about what `ssl.…location` or `ssl.…pem` has. It does not have the content.
+fn unusable(what: &str, error: &dyn Display) -> SourceError {
+    SourceError::new(format!("the property {what}.location or {what}.pem cannot be used: {error}"))
+}
+
+/// What the file of `location` has, or `pem` itself.
+fn pem(config: &ClientConfig, what: &str) -> Result<Option<Vec<u8>>, SourceError> {
+    if let Some(text) = config.get(&format!("{what}.pem")) {
+        return Ok(Some(text.as_bytes().to_vec()));
+    }
+    let Some(path) = config.get(&format!("{what}.location")) else { return Ok(None) };
+    let text = std::fs::read(path).map_err(|error| unusable(what, &format_args!("{path}: {error}")))?;
+    Ok(Some(text))
+}
+
+fn certificates(what: &str, pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, SourceError> {
+    let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
+    let found = found.map_err(|error| unusable(what, &error))?;
+    if found.is_empty() {
+        return Err(unusable(what, &"no certificate in PEM is in it"));
+    }
+    Ok(found)
+}
+
+/// The client's certificate with its key.
+fn identity(
+    config: &ClientConfig,
+) -> Result<Option<(Vec<CertificateDer<'static>>, PrivateKeyDer<'static>)>, SourceError> {
+    let (chain, key) = match (pem(config, CERTIFICATE)?, pem(config, KEY)?) {
+        (Some(chain), Some(key)) => (chain, key),
+        (None, None) => return Ok(None),
+        (Some(_), None) => return Err(unusable(KEY, &"it is missing, and the certificate is there")),
+        (None, Some(_)) => return Err(unusable(CERTIFICATE, &"it is missing, and the key is there")),
+    };
+    if String::from_utf8_lossy(&key).contains("ENCRYPTED") {
+        let why = "with a token (sasl.mechanism=OAUTHBEARER), topics are created, removed and described with a key without a \
+                   password only (ssl.key.password)";
+        return Err(unusable(KEY, &why));
+    }
+    let key = PrivateKeyDer::from_pem_slice(&key).map_err(|error| unusable(KEY, &error))?;
+    Ok(Some((certificates(CERTIFICATE, &chain)?, key)))
+}
+
+/// Whether a property that is true by default is set to false, in one of librdkafka's words for it.
+fn is_off(config: &ClientConfig, name: &str) -> bool {
+    let set = config.get(name).map(str::to_ascii_lowercase);
+    set.is_some_and(|set| matches!(set.as_str(), "false" | "f" | "0"))
+}
+
+/// What decides whether a broker's certificate is accepted.
+fn verifier(
+    config: &ClientConfig,
+    provider: &Arc<CryptoProvider>,
+) -> Result<Arc<dyn ServerCertVerifier>, SourceError> {
+    let provider = Arc::clone(provider);
+    if is_off(config, VERIFICATION) {
+        return Ok(Arc::new(Lenient { provider, chain: None }));
+    }
+    let roots = Arc::new(roots(config)?);
+    let chain = WebPkiServerVerifier::builder_with_provider(roots, Arc::clone(&provider)).build();
+    let chain = chain.map_err(|error| unusable(AUTHORITIES, &error))?;
+    match config.get(IDENTIFICATION) {
+        Some(algorithm) if algorithm.eq_ignore_ascii_case("none") => {
+            Ok(Arc::new(Lenient { provider, chain: Some(chain) }))
+        }
+        _ => Ok(chain),
+    }
+}
+
+/// The authorities of the properties, or those of this machine.
+fn roots(config: &ClientConfig) -> Result<RootCertStore, SourceError> {
+    let location = config.get("ssl.ca.location").map(Path::new);
+    let found = match (config.get("ssl.ca.pem"), location) {
+        (None, None) => rustls_native_certs::load_native_certs().certs,
+        (None, Some(probe)) if probe == Path::new(PROBE) => rustls_native_certs::load_native_certs().certs,
+        (None, Some(folder)) if folder.is_dir() => {
+            rustls_native_certs::load_certs_from_paths(None, Some(folder)).certs
+        }
+        _ => certificates(AUTHORITIES, &pem(config, AUTHORITIES)?.unwrap_or_default())?,
+    };
+    let mut roots = RootCertStore::empty();
+    roots.add_parsable_certificates(found);
+    if roots.is_empty() {
+        return Err(unusable(AUTHORITIES, &"there is no list of authorities"));
+    }
+    Ok(roots)
+}
+
+/// Accepts certificates that name another host; without a `chain`, also those of unknown authorities.
+#[derive(Debug)]
+struct Lenient {
+    provider: Arc<CryptoProvider>,
+    chain: Option<Arc<WebPkiServerVerifier>>,
+}
+
+impl ServerCertVerifier for Lenient {
+    fn verify_server_cert(
+        &self,
+        certificate: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        host: &ServerName<'_>,
+        ocsp: &[u8],
+        now: UnixTime,
+    ) -> Result<ServerCertVerified, TlsError> {
+        let Some(chain) = &self.chain else { return Ok(ServerCertVerified::assertion()) };
+        match chain.verify_server_cert(certificate, intermediates, host, ocsp, now) {
+            // The name is compared last.
+            Err(TlsError::InvalidCertificate(
+                CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. },
+            )) => Ok(ServerCertVerified::assertion()),
+            verified => verified,
+        }
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, TlsError> {
+        let algorithms = &self.provider.signature_verification_algorithms;
+        verify_tls12_signature(message, certificate, signature, algorithms)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, TlsError> {
+        let algorithms = &self.provider.signature_verification_algorithms;
+        verify_tls13_signature(message, certificate, signature, algorithms)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.provider.signature_verification_algorithms.supported_schemes()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refusal(properties: &[(&str, &str)]) -> String {
+        let mut config = ClientConfig::new();
+        config.set("security.protocol", "SASL_SSL");
+        for (name, value) in properties {
+            config.set(*name, *value);
+        }
+        Tls::of(&config).err().expect("it is refused").to_string()
+    }
+
+    #[test]
+    fn what_this_client_cannot_do_is_refused_by_the_name_of_the_property() {
+        for (name, instead) in REFUSED {
+            let told = refusal(&[(name, "given")]);
+            assert!(told.contains(name) && told.contains(instead), "{told}");
+        }
+        let encrypted = "-----BEGIN ENCRYPTED PRIVATE KEY-----\nMAA=\n-----END ENCRYPTED PRIVATE KEY-----\n";
+        let told = refusal(&[("ssl.certificate.pem", "any"), ("ssl.key.pem", encrypted)]);
+        assert!(told.contains("ssl.key.password") && !told.contains("MAA="), "{told}");
+        for (given, named) in [
+            (("ssl.ca.location", "/no/such/file"), "ssl.ca.location"),
+            (("ssl.ca.pem", "nothing"), "ssl.ca.pem"),
+            (("ssl.certificate.pem", "alone"), "ssl.key.location"),
+            (("ssl.key.pem", "alone"), "ssl.certificate.location"),
+        ] {
+            let told = refusal(&[given]);
+            assert!(told.contains(named), "{named}: {told}");
+        }
+    }
+
+    #[test]
+    fn a_client_without_tls_needs_no_authorities() {
+        let mut config = ClientConfig::new();
+        config.set("security.protocol", "SASL_PLAINTEXT").set("ssl.ca.location", "/no/such/file");
+        assert!(Tls::of(&config).expect("it is not read").is_none());
+    }
+
+    #[test]
+    fn a_check_is_left_out_only_in_the_words_of_the_client_library() {
+        for (value, expected) in [("false", true), ("F", true), ("0", true), ("true", false), ("no", false)] {
+            let mut config = ClientConfig::new();
+            assert_eq!(is_off(config.set(VERIFICATION, value), VERIFICATION), expected, "{value}");
+        }
+    }
+}
