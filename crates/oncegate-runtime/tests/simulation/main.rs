@@ -64,7 +64,8 @@ fn whatever_happens_nothing_is_lost_and_extra_effects_are_explained() {
     }
     let first = number("ONCEGATE_FIRST_SEED").unwrap_or_else(|| fastrand::u64(..u64::MAX / 2));
     let seeds = number("ONCEGATE_SEEDS").unwrap_or(DEFAULT_SEEDS);
-    let end = first.checked_add(seeds).expect("ONCEGATE_FIRST_SEED and ONCEGATE_SEEDS are below 2^64 together");
+    let end =
+        first.checked_add(seeds).expect("ONCEGATE_FIRST_SEED and ONCEGATE_SEEDS are below 2^64 together");
     let repeats = format!("ONCEGATE_FIRST_SEED={first} ONCEGATE_SEEDS={seeds} {COMMAND}");
     println!("{seeds} seeds, the last one {}; again: {repeats}", end.saturating_sub(1));
     let middle = first + seeds / 2;
