@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use oncegate_testkit::KafkaBroker;
-use oncegate_testkit::fire::{Fault, Plan, Report, StoreKind, run};
+use oncegate_testkit::fire::{Fault, Plan, Report, StoreKind, run, seed};
 
 /// What every run must reach, whatever its order, or it proves nothing. Whether a killed worker holds a claim is left
 /// to chance: `zombies` and `tests/kill.rs` test takeovers.
@@ -22,8 +22,7 @@ const REACHED: [&str; 11] = [
 ];
 
 async fn each_fault_once(store: StoreKind, broker: Option<&mut KafkaBroker>) -> Report {
-    let seed =
-        std::env::var("ONCEGATE_SEED").ok().map_or_else(|| fastrand::u64(..), |seed| seed.parse().unwrap());
+    let seed = seed();
     println!("{store:?}: seed {seed}");
     let worker = PathBuf::from(env!("CARGO_BIN_EXE_fire_worker"));
     let plan = Plan::each_once(seed, store, Fault::of(store, broker.is_some()), worker);

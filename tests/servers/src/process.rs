@@ -113,19 +113,21 @@ pub fn is_stopped(id: u32) -> bool {
     stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with('T'))
 }
 
+/// Whether the process runs. One that its parent has not waited for is still listed, as a zombie.
+#[must_use]
+pub fn is_running(id: u32) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{id}/stat")).unwrap_or_default();
+    stat.rsplit(") ").next().is_some_and(|rest| !rest.is_empty() && !rest.starts_with('Z'))
+}
+
 /// Kills processes that are not children of this one, and waits until they are gone.
 pub fn kill_and_wait(ids: &[u32], limit: Duration) {
     for id in ids {
         // It may have ended by itself when its parent did.
         drop(Command::new("sh").args(["-c", r#"kill -s KILL "$1""#, "kill", &id.to_string()]).output());
     }
-    // A process that its parent has not waited for is still listed, as a zombie.
-    let runs = |id: &u32| {
-        let stat = fs::read_to_string(format!("/proc/{id}/stat")).unwrap_or_default();
-        stat.rsplit(") ").next().is_some_and(|rest| !rest.is_empty() && !rest.starts_with('Z'))
-    };
     let deadline = Instant::now() + limit;
-    while ids.iter().any(runs) {
+    while ids.iter().copied().any(is_running) {
         assert!(Instant::now() < deadline, "processes {ids:?} were killed, and still run after {limit:?}");
         std::thread::sleep(PROBE_INTERVAL);
     }
@@ -209,12 +211,22 @@ impl Process {
     /// # Panics
     /// When the process has ended: its id may belong to another process by now.
     pub fn signal(&mut self, signal: &str) {
+        self.send(signal, &self.id().to_string());
+    }
+
+    /// Sends a signal to the process group that the process leads, as a terminal does at Ctrl-C.
+    ///
+    /// # Panics
+    /// As [`Process::signal`].
+    pub fn signal_group(&mut self, signal: &str) {
+        self.send(signal, &format!("-{}", self.id()));
+    }
+
+    fn send(&mut self, signal: &str, target: &str) {
         assert!(self.try_wait().is_none(), "{} has ended", self.name);
         // The shell's own `kill` is everywhere; the program of that name is a package of its own.
-        let status = Command::new("sh")
-            .args(["-c", r#"kill -s "$1" "$2""#, "kill", signal])
-            .arg(self.id().to_string())
-            .status();
+        let status =
+            Command::new("sh").args(["-c", r#"kill -s "$1" -- "$2""#, "kill", signal, target]).status();
         assert!(status.is_ok_and(|status| status.success()), "cannot send {signal} to {}", self.name);
     }
 

@@ -1,7 +1,8 @@
 //! The real runtime on paused time: a broker in memory, a store that fails, workers that come and go. One seed
 //! decides everything.
 //!
-//! `ONCEGATE_SEED=n` runs one seed, `ONCEGATE_SEEDS=n` another number of them.
+//! `ONCEGATE_SEED=n` runs one seed, `ONCEGATE_SEEDS=n` another number of them, from `ONCEGATE_FIRST_SEED` on. The test
+//! prints the command that repeats its range, and when a seed fails the command for that seed.
 
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test that cannot go on has failed")]
 
@@ -23,6 +24,26 @@ fn run(seed: u64) -> Report {
     runtime.block_on(async { World::new(seed).run().await })
 }
 
+/// The command of this test, without the seeds.
+const COMMAND: &str =
+    "cargo test -p oncegate-runtime --features testing --test simulation -- whatever_happens --nocapture";
+
+/// Prints the command that runs the seed alone, when its run panics.
+struct NamedOnPanic(u64);
+
+impl Drop for NamedOnPanic {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("this seed alone: ONCEGATE_SEED={} {COMMAND}", self.0);
+        }
+    }
+}
+
+fn run_named(seed: u64) -> Report {
+    let _named = NamedOnPanic(seed);
+    run(seed)
+}
+
 fn number(name: &str) -> Option<u64> {
     std::env::var(name).ok().map(|text| text.parse().unwrap_or_else(|_| panic!("{name} must be a number")))
 }
@@ -41,14 +62,18 @@ fn whatever_happens_nothing_is_lost_and_extra_effects_are_explained() {
         println!("{:#?}", run(seed));
         return;
     }
-    let first = fastrand::u64(..u64::MAX / 2);
+    let first = number("ONCEGATE_FIRST_SEED").unwrap_or_else(|| fastrand::u64(..u64::MAX / 2));
     let seeds = number("ONCEGATE_SEEDS").unwrap_or(DEFAULT_SEEDS);
-    println!("seeds {first} to {}", first + seeds);
-    let half = seeds / 2;
-    let runs = |from: u64, to: u64| std::thread::spawn(move || (from..to).map(run).collect::<Vec<Report>>());
-    let halves = [runs(first, first + half), runs(first + half, first + seeds)];
-    let reports: Vec<Report> =
-        halves.into_iter().flat_map(|half| half.join().expect("the seed is printed above")).collect();
+    let end =
+        first.checked_add(seeds).expect("ONCEGATE_FIRST_SEED and ONCEGATE_SEEDS are below 2^64 together");
+    let repeats = format!("ONCEGATE_FIRST_SEED={first} ONCEGATE_SEEDS={seeds} {COMMAND}");
+    println!("{seeds} seeds, the last one {}; again: {repeats}", end.saturating_sub(1));
+    let middle = first + seeds / 2;
+    let runs =
+        |from: u64, to: u64| std::thread::spawn(move || (from..to).map(run_named).collect::<Vec<Report>>());
+    let halves = [runs(first, middle), runs(middle, end)].map(std::thread::JoinHandle::join);
+    assert!(halves.iter().all(Result::is_ok), "a seed failed, named above; the whole range: {repeats}");
+    let reports: Vec<Report> = halves.into_iter().flatten().flatten().collect();
 
     let (mut counts, mut faults) = (BTreeMap::new(), BTreeMap::new());
     for report in &reports {

@@ -1,6 +1,7 @@
 //! Runs workers under faults for as long as one likes, and judges every run. `scripts/torture` calls it.
 
 use std::collections::BTreeSet;
+use std::fmt;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -15,8 +16,9 @@ torture [--minutes N] [--seed S] [--store redis|sqlite|postgres] [--faults NAME,
   --minutes N      for how long: 10 by default. A run that has begun is finished.
   --seed S         decides everything that is left to chance; another one each time by default
   --store NAME     this store alone; all three in turn by default
-  --faults A,B     these faults alone, each once per run; by default each fault in runs of its own, in turn with
-                   runs of many faults that overlap
+  --faults A,B     these faults alone, several times per run; by default each fault in runs of its own, in turn with
+                   runs of many faults that overlap. With `hang` or `group-signal` among them, the members are programs
+                   of `oncegate run`, to which `crash`, `flush` and `flush-fresh` cannot happen
   --json           one line for each run on stdout, instead of the table
   --report FILE    puts the table between `<!-- torture -->` and `<!-- end of torture -->` in FILE";
 
@@ -25,11 +27,29 @@ const STEPS: usize = 8;
 /// How often a run of a single fault injects it.
 const REPEATS: usize = 4;
 
-/// What runs of many faults are called.
-const MANY: &str = "overlapping";
-
 /// How many runs of a single fault come before the next one of many.
 const ALONE_BETWEEN_MANY: usize = 2;
+
+/// What a run is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum RunKind {
+    /// One fault, again and again.
+    Alone(Fault),
+    /// Many faults that overlap, or the chosen ones.
+    Many,
+    /// Many faults that overlap, with programs of `oncegate run` as members.
+    ManyOfPrograms,
+}
+
+impl fmt::Display for RunKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Alone(fault) => write!(f, "{fault}"),
+            Self::Many => f.write_str("overlapping"),
+            Self::ManyOfPrograms => f.write_str("overlapping with `oncegate run`"),
+        }
+    }
+}
 
 struct Settings {
     minutes: u64,
@@ -77,32 +97,35 @@ fn settings() -> Result<Settings, String> {
 /// What each run is, one after the other: its row in the table, and its plan.
 struct Plans {
     settings: Settings,
-    worker: PathBuf,
+    /// The worker, and the program `oncegate`.
+    programs: (PathBuf, PathBuf),
     rng: Rng,
     /// The kinds of runs, in turn.
-    kinds: Vec<(StoreKind, Option<Fault>)>,
+    kinds: Vec<(StoreKind, RunKind)>,
     next: usize,
 }
 
 impl Plans {
-    fn new(settings: Settings, worker: PathBuf) -> Self {
+    fn new(settings: Settings, programs: (PathBuf, PathBuf)) -> Self {
         let mut rng = Rng::with_seed(settings.seed);
         let of = |store: &StoreKind| {
             let store = *store;
-            Fault::of(store, true).into_iter().map(move |fault| (store, Some(fault)))
+            let of_programs = Fault::of_programs(store, true).into_iter().filter(|one| one.needs_programs());
+            let faults = Fault::of(store, true).into_iter().chain(of_programs);
+            faults.map(move |fault| (store, RunKind::Alone(fault)))
         };
         let mut alone: Vec<_> = settings.stores.iter().flat_map(of).collect();
         rng.shuffle(&mut alone);
-        let many = settings.stores.iter().map(|store| (*store, None));
+        let many = |kind| settings.stores.iter().map(move |store| (*store, kind));
         let kinds = if settings.faults.is_empty() {
             // After every few runs of one fault comes one of many.
-            let mut many_in_turn = many.cycle();
+            let mut many_in_turn = many(RunKind::Many).chain(many(RunKind::ManyOfPrograms)).cycle();
             let few = alone.chunks(ALONE_BETWEEN_MANY);
             few.flat_map(|few| few.iter().copied().chain(many_in_turn.next())).collect()
         } else {
-            many.collect()
+            many(RunKind::Many).collect()
         };
-        Self { settings, worker, rng, kinds, next: 0 }
+        Self { settings, programs, rng, kinds, next: 0 }
     }
 
     /// Whether neither faults nor stores were left out.
@@ -112,9 +135,8 @@ impl Plans {
 
     /// The kinds of runs that have not had their turn, in words.
     fn without_a_turn(&self) -> String {
-        let name = |(store, fault): &(StoreKind, Option<Fault>)| {
-            let fault = fault.map_or_else(|| MANY.to_owned(), |fault| fault.to_string());
-            format!("{fault} on {}", format!("{store:?}").to_lowercase())
+        let name = |(store, kind): &(StoreKind, RunKind)| {
+            format!("{kind} on {}", format!("{store:?}").to_lowercase())
         };
         let done = self.kinds.get(..self.next).unwrap_or(&self.kinds);
         let left: BTreeSet<String> =
@@ -126,27 +148,33 @@ impl Plans {
     }
 
     fn next(&mut self) -> (String, Plan) {
-        let (store, alone) =
+        let (store, kind) =
             self.kinds.get(self.next % self.kinds.len()).copied().expect("there are kinds of runs");
         self.next += 1;
-        let (seed, worker) = (self.rng.u64(..), self.worker.clone());
-        let possible = Fault::of(store, true);
-        match alone {
-            Some(fault) => {
-                let faults = vec![fault; REPEATS];
-                (fault.to_string(), Plan::each_once(seed, store, faults, worker))
+        let seed = self.rng.u64(..);
+        let (worker, oncegate) = self.programs.clone();
+        let chosen = &self.settings.faults;
+        let has_programs = match kind {
+            RunKind::Alone(fault) => fault.needs_programs(),
+            RunKind::Many => chosen.iter().any(|fault| fault.needs_programs()),
+            RunKind::ManyOfPrograms => true,
+        };
+        let possible = if has_programs { Fault::of_programs(store, true) } else { Fault::of(store, true) };
+        let (name, plan) = match kind {
+            RunKind::Alone(fault) => {
+                (kind.to_string(), Plan::each_once(seed, store, vec![fault; REPEATS], worker))
             }
-            None if self.settings.faults.is_empty() => {
-                (MANY.to_owned(), Plan::random(seed, store, &possible, STEPS, worker))
+            RunKind::Many | RunKind::ManyOfPrograms if chosen.is_empty() => {
+                (kind.to_string(), Plan::random(seed, store, &possible, STEPS, worker))
             }
-            None => {
+            RunKind::Many | RunKind::ManyOfPrograms => {
                 let faults: Vec<Fault> =
-                    self.settings.faults.iter().copied().filter(|one| possible.contains(one)).collect();
+                    chosen.iter().copied().filter(|one| possible.contains(one)).collect();
                 let name = faults.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
-                let faults = faults.repeat(REPEATS);
-                (name, Plan::each_once(seed, store, faults, worker))
+                (name, Plan::each_once(seed, store, faults.repeat(REPEATS), worker))
             }
-        }
+        };
+        (name, if has_programs { plan.of_programs(oncegate) } else { plan })
     }
 }
 
@@ -189,7 +217,8 @@ async fn main() -> ExitCode {
     let (json, minutes, seed, report_to) =
         (settings.json, settings.minutes, settings.seed, settings.report.clone());
     let here = std::env::current_exe().expect("a program knows where it is");
-    let mut plans = Plans::new(settings, here.with_file_name("fire_worker"));
+    let programs = (here.with_file_name("fire_worker"), here.with_file_name("oncegate"));
+    let mut plans = Plans::new(settings, programs);
     eprintln!("seed {seed}");
     let mut broker = KafkaBroker::start().await;
     let begun = Instant::now();

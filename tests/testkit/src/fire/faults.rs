@@ -7,6 +7,7 @@ use std::time::Duration;
 use oncegate_testing::promise::{Occurrence, STORE_LOSS};
 
 use super::stage::{Server, Stage, StoreKind};
+use super::stdio::TIME_LIMIT;
 use super::work::{LEASE, SESSION};
 use crate::proxy::Mode;
 
@@ -58,12 +59,18 @@ pub enum Fault {
     BrokerStall,
     /// The broker is killed and back for seconds, twice, and then stopped past the sessions, while a worker is replaced.
     BrokerFlap,
+    /// Workers on standard streams stop answering in the middle of a message, or answer after their time limit.
+    Hang,
+    /// SIGINT or SIGTERM reaches the whole process group of a program while a worker of it has a message.
+    GroupSignal,
 }
 
 /// What a fault takes away. Two faults of one place do not overlap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Place {
     Nowhere,
+    /// A worker that a member has started, not the member.
+    Handler,
     Worker,
     Store,
     Wire,
@@ -72,7 +79,7 @@ pub(super) enum Place {
 
 impl Fault {
     /// Every fault.
-    pub const ALL: [Self; 17] = [
+    pub const ALL: [Self; 19] = [
         Self::Handlers,
         Self::Kill,
         Self::Crash,
@@ -90,21 +97,41 @@ impl Fault {
         Self::BrokerKill,
         Self::BrokerStall,
         Self::BrokerFlap,
+        Self::Hang,
+        Self::GroupSignal,
     ];
 
-    /// Those that can happen to this store; `broker`: whether the broker belongs to this run.
+    /// Those that can happen to consumers with this store; `broker`: whether the broker belongs to this run.
     #[must_use]
     pub fn of(store: StoreKind, broker: bool) -> Vec<Self> {
-        let can = |fault: &Self| match (fault.place(), store) {
+        Self::possible(store, broker).filter(|fault| !fault.needs_programs()).collect()
+    }
+
+    /// Those that can happen to programs of `oncegate run` with this store. They do not end themselves at a point, and
+    /// their calls of the store, which tell when a loss of it would be noticed, are not recorded.
+    #[must_use]
+    pub fn of_programs(store: StoreKind, broker: bool) -> Vec<Self> {
+        let is_recorded = |fault: &Self| matches!(fault, Self::Crash | Self::Flush | Self::FlushFresh);
+        Self::possible(store, broker).filter(|fault| !is_recorded(fault)).collect()
+    }
+
+    /// Whether only programs of `oncegate run`, which start workers, can have it.
+    #[must_use]
+    pub const fn needs_programs(self) -> bool {
+        matches!(self, Self::Hang | Self::GroupSignal)
+    }
+
+    fn possible(store: StoreKind, broker: bool) -> impl Iterator<Item = Self> {
+        let can = move |fault: &Self| match (fault.place(), store) {
             (Place::Broker, _) => broker,
-            (Place::Nowhere | Place::Worker, _) | (_, StoreKind::Redis) => true,
+            (Place::Nowhere | Place::Handler | Place::Worker, _) | (_, StoreKind::Redis) => true,
             (_, StoreKind::Sqlite) => false,
             // A stopped server of PostgreSQL is many processes; silence on the wire is the same to a client.
             (_, StoreKind::Postgres) => {
                 matches!(fault, Self::StoreKill | Self::Cut | Self::LostReplies | Self::Silence)
             }
         };
-        Self::ALL.into_iter().filter(can).collect()
+        Self::ALL.into_iter().filter(can)
     }
 
     /// Its name on the command line and in reports.
@@ -128,13 +155,16 @@ impl Fault {
             Self::BrokerKill => "broker-kill",
             Self::BrokerStall => "broker-stall",
             Self::BrokerFlap => "broker-flap",
+            Self::Hang => "hang",
+            Self::GroupSignal => "group-signal",
         }
     }
 
     pub(super) const fn place(self) -> Place {
         match self {
             Self::Handlers => Place::Nowhere,
-            Self::Kill | Self::Crash | Self::Freeze | Self::Rebalance => Place::Worker,
+            Self::Hang => Place::Handler,
+            Self::Kill | Self::Crash | Self::Freeze | Self::Rebalance | Self::GroupSignal => Place::Worker,
             Self::StoreKill
             | Self::StoreStall
             | Self::Flush
@@ -152,11 +182,16 @@ impl Fault {
             Self::Handlers | Self::Kill | Self::Flush | Self::FlushFresh | Self::ScriptFlush => {
                 Duration::from_millis(300)
             }
-            Self::Rebalance | Self::StoreKill | Self::Full | Self::Cut | Self::BrokerKill => {
-                Duration::from_millis(1_500)
-            }
+            Self::Rebalance
+            | Self::StoreKill
+            | Self::Full
+            | Self::Cut
+            | Self::BrokerKill
+            | Self::GroupSignal => Duration::from_millis(1_500),
             Self::Crash | Self::LostReplies => Duration::from_millis(2_500),
             Self::StoreStall | Self::Silence => LEASE * 2,
+            // Until workers are cancelled; the run's end waits until their messages are finished.
+            Self::Hang => TIME_LIMIT,
             Self::Freeze | Self::BrokerStall | Self::BrokerFlap => SESSION + LEASE * 3 / 2,
         }
     }
@@ -189,6 +224,9 @@ impl Fault {
                 stage.note(self.name(), 0);
                 stage.start_worker(None);
             }
+            // Each worker that hangs notes it.
+            Self::Hang => stage.plan_hangs(),
+            Self::GroupSignal => stage.signal_a_group().await,
             _ => self.begin_elsewhere(stage).await,
         }
     }
@@ -262,7 +300,7 @@ impl Fault {
             }
             // Workers that stop before their next look notice nothing, and need not.
             Self::Flush => stage.until_the_watches_have_looked().await,
-            Self::Handlers | Self::Kill | Self::ScriptFlush => {}
+            Self::Handlers | Self::Kill | Self::ScriptFlush | Self::Hang | Self::GroupSignal => {}
         }
         stage.history.note_of(0, Occurrence::FaultEnds { fault: self.name().to_owned() });
     }

@@ -3,6 +3,8 @@
 //! others.
 //!
 //! - `work` is a worker process; its store, source, dead letters and handler record what they do.
+//! - `programs` are members of the other form: `oncegate run`, with `stdio`, a worker on standard streams, which may hang.
+//!   Their calls of the store are not recorded, so `outside` judges what they did by what can be seen from the outside.
 //! - `stage` has the servers and the workers, `faults` are what happens to them, `run` is one run.
 //! - `points` makes a worker end or stop at a step of a message.
 //! - `zombie` is a worker by itself, which is stopped between two steps and goes on too late.
@@ -10,11 +12,14 @@
 
 mod commits;
 mod faults;
+mod outside;
 mod points;
+mod programs;
 mod report;
 mod run;
 mod sink;
 mod stage;
+mod stdio;
 mod work;
 mod zombie;
 
@@ -22,8 +27,9 @@ pub use commits::commits_of;
 pub use faults::Fault;
 pub use oncegate_testing::promise::{Answer, Entry, History, Occurrence, POINTS, Point};
 pub use report::{Report, Summary};
-pub use run::{Plan, run};
+pub use run::{Plan, run, seed};
 pub use sink::Sink;
 pub use stage::{Protocol, StoreKind, WorkerSettings};
+pub use stdio::serve;
 pub use work::{SESSION, work};
 pub use zombie::{Trap, Zombie};

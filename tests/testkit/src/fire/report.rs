@@ -43,7 +43,7 @@ impl Report {
 }
 
 /// What runs of every kind together must reach. No name has a comma, because commas separate them in the report.
-const REACHABLE: [&str; 20] = [
+const REACHABLE: [&str; 23] = [
     "granted",
     "takeover",
     "completed",
@@ -61,6 +61,9 @@ const REACHABLE: [&str; 20] = [
     "handler failed",
     "handler gave_up",
     "handler dropped",
+    "handler hung",
+    "handler late",
+    "run finished after a group signal",
     "dead letter bad_key",
     "dead letter mismatch",
     "dead letter permanent",

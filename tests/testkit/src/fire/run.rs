@@ -10,6 +10,7 @@ use oncegate_testing::promise::{EffectName, Evidence, judge};
 
 use super::commits::commits;
 use super::faults::{Fault, Place};
+use super::outside::{Seen, judge_programs};
 use super::report::Report;
 use super::stage::{Server, Stage, StoreKind};
 use super::work::MAX_ATTEMPTS;
@@ -26,6 +27,19 @@ pub struct Plan {
     pub steps: Vec<Vec<Fault>>,
     /// The program of the workers.
     pub worker: PathBuf,
+    /// The program `oncegate`, if the members of the group are programs of `oncegate run` that start workers; without it,
+    /// the workers are the members.
+    pub oncegate: Option<PathBuf>,
+}
+
+/// Returns the seed of `ONCEGATE_SEED`, or another one each time.
+///
+/// # Panics
+/// When the variable is no number.
+#[must_use]
+pub fn seed() -> u64 {
+    let given = std::env::var("ONCEGATE_SEED");
+    given.map_or_else(|_| fastrand::u64(..), |seed| seed.parse().expect("ONCEGATE_SEED is a number"))
 }
 
 /// How many messages come with each step, and before the first.
@@ -43,7 +57,14 @@ impl Plan {
     #[must_use]
     pub fn each_once(seed: u64, store: StoreKind, mut faults: Vec<Fault>, worker: PathBuf) -> Self {
         Rng::with_seed(seed).shuffle(&mut faults);
-        Self { seed, store, steps: faults.into_iter().map(|fault| vec![fault]).collect(), worker }
+        let steps = faults.into_iter().map(|fault| vec![fault]).collect();
+        Self { seed, store, steps, worker, oncegate: None }
+    }
+
+    /// The same with programs of `oncegate run` as members. Otherwise the workers are the members.
+    #[must_use]
+    pub fn of_programs(self, oncegate: PathBuf) -> Self {
+        Self { oncegate: Some(oncegate), ..self }
     }
 
     /// So many steps with one or two of these faults.
@@ -62,13 +83,14 @@ impl Plan {
             let possible = overlap && !(place(Place::Store) && place(Place::Wire));
             match (first, second) {
                 _ if !possible => vec![first],
-                // It waits until it would be noticed, which is not to be in the middle of another fault.
-                (_, Fault::Flush | Fault::FlushFresh) => vec![second, first],
+                // It waits until it would be noticed, or would hit a worker at work, which is not to be in the middle of
+                // another fault.
+                (_, Fault::Flush | Fault::FlushFresh | Fault::GroupSignal) => vec![second, first],
                 _ => vec![first, second],
             }
         };
         let steps = (0..steps).map(|_| step()).collect();
-        Self { seed, store, steps, worker }
+        Self { seed, store, steps, worker, oncegate: None }
     }
 }
 
@@ -78,7 +100,8 @@ impl Plan {
 /// When a server or a worker cannot be started.
 pub async fn run(plan: &Plan, broker: Option<&mut KafkaBroker>) -> Report {
     let begun = Instant::now();
-    let mut stage = Stage::set(plan.seed, plan.store, plan.worker.clone(), broker).await;
+    let programs = (plan.worker.clone(), plan.oncegate.clone());
+    let mut stage = Stage::set(plan.seed, plan.store, programs, broker).await;
     stage.produce(MESSAGES_PER_STEP).await;
     (0..WORKERS).for_each(|_| stage.start_worker(None));
     for step in &plan.steps {
@@ -87,12 +110,20 @@ pub async fn run(plan: &Plan, broker: Option<&mut KafkaBroker>) -> Report {
         stage.replace_the_dead();
     }
     let mut wrong: Vec<String> = stage.quiet().await.err().into_iter().collect();
+    wrong.extend(stage.still_hanging());
     wrong.extend(stage.stop().await);
     // A worker that reaches neither store nor broker at its start may report so and end; the stage restarts it.
     let is_excused = |what: &String| EXCUSED.iter().any(|excuse| what.contains(excuse));
     wrong.extend(stage.surprises.iter().filter(|what| !is_excused(what)).cloned());
     let evidence = evidence(&mut stage, wrong).await;
-    let judged = judge(&evidence);
+    let judged = match &plan.oncegate {
+        None => judge(&evidence),
+        Some(_) => judge_programs(&Seen {
+            evidence: &evidence,
+            ledger: &stage.ledger.read(),
+            members: &stage.members(),
+        }),
+    };
     let violations: Vec<String> = judged.broken.iter().map(ToString::to_string).collect();
     if !violations.is_empty() {
         keep(&stage, plan, &violations);

@@ -15,7 +15,8 @@ use serde::{Deserialize, Serialize};
 use tempfile::TempDir;
 
 use super::points::VARIABLE;
-use super::work::ORDERS_OF_EVERY_FATE;
+use super::programs::oncegate_run;
+use super::work::{ORDERS_OF_EVERY_FATE, PAYS_AT_ONCE};
 use crate::PostgresServer;
 use crate::broker::KafkaBroker;
 use crate::kafka::Kafka;
@@ -104,6 +105,11 @@ impl WorkerSettings {
             poll_interval: None,
         }
     }
+
+    /// The settings as the argument of a worker.
+    pub(super) fn as_json(&self) -> String {
+        serde_json::to_string(self).expect("settings are plain data")
+    }
 }
 
 /// The store's server, where it has one.
@@ -139,6 +145,8 @@ pub(super) struct Stage<'a> {
     /// How workers ended that were not asked to.
     pub(super) surprises: Vec<String>,
     program: PathBuf,
+    /// The program `oncegate`, if the members are programs of `oncegate run`.
+    pub(super) oncegate: Option<PathBuf>,
     key: CompiledKey,
     next_order: u64,
     /// How many workers were started so far.
@@ -163,7 +171,7 @@ impl<'a> Stage<'a> {
     pub(super) async fn set(
         seed: u64,
         store: StoreKind,
-        program: PathBuf,
+        (program, oncegate): (PathBuf, Option<PathBuf>),
         broker: Option<&'a mut KafkaBroker>,
     ) -> Self {
         let kafka = match &broker {
@@ -208,6 +216,7 @@ impl<'a> Stage<'a> {
             produced: Vec::new(),
             surprises: Vec::new(),
             program,
+            oncegate,
             key: key.expect("the key is well formed"),
             next_order: 0,
             started: 0,
@@ -217,8 +226,14 @@ impl<'a> Stage<'a> {
 
     /// Starts one more worker.
     pub(super) fn start_worker(&mut self, doom: Option<(Point, u32, &str)>) {
-        let mut command = process::bound_to_parent(&self.program, "KILL");
-        command.arg(serde_json::to_string(&self.settings).expect("settings are plain data"));
+        let mut command = match &self.oncegate {
+            Some(oncegate) => oncegate_run(oncegate, &self.program, &self.settings),
+            None => {
+                let mut command = process::bound_to_parent(&self.program, "KILL");
+                command.arg(self.settings.as_json());
+                command
+            }
+        };
         // Its handlers panic on purpose, and a trace of each costs more than the run.
         command.env("RUST_BACKTRACE", "0");
         if let Some((point, passes, action)) = doom {
@@ -305,11 +320,11 @@ impl<'a> Stage<'a> {
         self.send(orders).await;
     }
 
-    /// An order for every partition, that is paid at once and never comes again; their store keys.
-    async fn produce_unique(&mut self) -> BTreeSet<String> {
+    /// An order of this fate for every partition, that never comes again; their store keys.
+    pub(super) async fn produce_unique(&mut self, fate: u64) -> BTreeSet<String> {
         let before = self.produced.len();
         let orders = (0..PARTITIONS).map(|partition| {
-            let order = self.next_order.next_multiple_of(ORDERS_OF_EVERY_FATE);
+            let order = self.next_order.next_multiple_of(ORDERS_OF_EVERY_FATE) + fate;
             self.next_order = order + 1;
             let n = before + usize::try_from(partition).unwrap_or_default();
             let payload = format!(r#"{{"order":{order},"amount":1,"n":{n}}}"#);
@@ -411,7 +426,7 @@ impl<'a> Stage<'a> {
         if !matches!(self.server, Server::Redis(_)) {
             return;
         }
-        let keys = self.produce_unique().await;
+        let keys = self.produce_unique(PAYS_AT_ONCE).await;
         until("the completions of these orders", NOTICE_LIMIT, async || {
             let completed = completed_keys(&self.history.read().expect("the history can be read"));
             let completed = keys.intersection(&completed).count();

@@ -33,22 +33,25 @@ pub const SESSION: Duration = Duration::from_millis(2_000);
 /// Kills use up attempts, and none of them may end as a dead letter.
 pub(super) const MAX_ATTEMPTS: u32 = 60;
 /// How many attempts fail of an order that never succeeds, before its handler gives it up.
-const FAILS_FOR: u32 = 3;
-/// After so many orders their fates repeat. The first of them pays.
+pub(super) const FAILS_FOR: u32 = 3;
+/// After so many orders their fates repeat.
 pub(super) const ORDERS_OF_EVERY_FATE: u64 = 40;
+/// One of them that is paid at once, and the one that takes several leases.
+pub(super) const PAYS_AT_ONCE: u64 = 0;
+pub(super) const TAKES_LONG: u64 = 31;
 const RETENTION: Duration = Duration::from_secs(86_400);
 const CONCURRENCY: u32 = 8;
 /// How long a store may be away while a worker starts.
 const OPEN_AGAIN_AFTER: Duration = Duration::from_millis(200);
 
 #[derive(Deserialize)]
-struct Order {
-    order: u64,
-    amount: u64,
+pub(super) struct Order {
+    pub(super) order: u64,
+    pub(super) amount: u64,
 }
 
 /// What happens to an order in its handler, by its number.
-enum Fate {
+pub(super) enum Fate {
     Pays,
     FailsOnce,
     PanicsOnce,
@@ -59,14 +62,14 @@ enum Fate {
 }
 
 impl Fate {
-    fn of(order: u64) -> Self {
+    pub(super) fn of(order: u64) -> Self {
         match order % ORDERS_OF_EVERY_FATE {
             3 | 23 => Self::FailsOnce,
             7 => Self::PanicsOnce,
             11 => Self::GivesUp,
             17 => Self::FailsAlways,
             29 => Self::BlocksItsThread,
-            31 => Self::TakesLong,
+            TAKES_LONG => Self::TakesLong,
             _ => Self::Pays,
         }
     }

@@ -34,7 +34,7 @@ impl Zombie {
     #[must_use]
     pub fn start(program: PathBuf, settings: &WorkerSettings, traps: &[Trap]) -> Self {
         let mut command = process::bound_to_parent(program, "KILL");
-        command.arg(serde_json::to_string(settings).expect("settings are plain data"));
+        command.arg(settings.as_json());
         let go = settings.history.with_extension("go");
         let trap = |trap: &Trap| match trap {
             Trap::Stop(point) => format!("{}:1:stop:{}", point.as_str(), go.display()),
