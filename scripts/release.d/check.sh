@@ -47,7 +47,7 @@ check_oldest_rust() {
 oldest_rust() {
     rust=$(sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml)
     has rustup || die "rustup is needed to get Rust $rust"
-    rustup toolchain install --profile minimal "$rust"
+    rustup run "$rust" rustc --version >/dev/null 2>&1 || rustup toolchain install --profile minimal "$rust"
 }
 
 # A copy with the oldest versions that the requirements of the manifests allow. `-Z` is unstable in cargo, not in what it
