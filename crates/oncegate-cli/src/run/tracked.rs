@@ -1,7 +1,7 @@
 //! Connections that tell when they have ended, and whether anything was sent on them.
 //!
 //! hyper gives a request to its connection through a channel. When the connection ends in the same instant, the request can
-//! stay in that channel, with nobody to take it or to give it back, and its response never comes
+//! stay in that channel, where nothing takes it or gives it back, and its response never comes
 //! (<https://github.com/hyperium/hyper/issues/4122>): the run would keep its permit and its lease for as long as it may take.
 
 use std::io::{self, IoSlice};
