@@ -198,7 +198,7 @@ check_chart() {
     "$TOOLS/yaml/bin/python3" scripts/release.d/rendered.py "$STAGE/rendered.yaml" "$PROGRAM"
 }
 
-# The site of the documents; its sources are a part of .ci/run.
+# The site of the documents. A part of .ci/run.
 check_site() {
     "$TOOLS/bin/mdbook" --version 2>/dev/null | grep -qF "v$MDBOOK" ||
         cargo install --quiet --locked --root "$TOOLS" "mdbook@$MDBOOK"
