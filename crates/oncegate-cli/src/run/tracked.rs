@@ -180,7 +180,11 @@ mod tests {
         const REQUESTS: usize = 20_000;
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
-        let closing = std::thread::spawn(move || listener.incoming().take(REQUESTS).for_each(drop));
+        let is_over = Arc::new(AtomicBool::new(false));
+        let seen = Arc::clone(&is_over);
+        let closing = std::thread::spawn(move || {
+            listener.incoming().take_while(|_| !seen.load(Relaxed)).for_each(drop);
+        });
         let client: Client<_, Full<Bytes>> = Client::builder(TokioExecutor::new()).build(Tracking(tcp()));
         let requests = (0..8).map(|_| {
             let client = client.clone();
@@ -192,6 +196,9 @@ mod tests {
             })
         });
         futures_util::future::try_join_all(requests).await.unwrap();
+        is_over.store(true, Relaxed);
+        // The thread looks at it when another connection comes.
+        drop(std::net::TcpStream::connect(address).unwrap());
         closing.join().unwrap();
     }
 }
