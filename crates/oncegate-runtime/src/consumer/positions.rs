@@ -8,17 +8,18 @@ use std::sync::Arc;
 
 use tracing::warn;
 
-use crate::gate::{OpenGate, StorePosition};
-use crate::source::{CommitAnnotation, Source, SourceError};
+use crate::failure::BoxError;
+use crate::gate::{GateError, OpenGate, StorePosition};
+use crate::source::{CommitAnnotation, Source};
 
 /// The first word: the marker and the version of the format.
 const FORMAT: &str = "oncegate=1";
 
 /// Compares each gate's store with what the source's broker holds, and annotates commits from now on.
-pub(super) async fn compare_and_keep(
-    gates: Vec<Arc<OpenGate>>,
-    source: &dyn Source,
-) -> Result<(), SourceError> {
+///
+/// # Errors
+/// A [`SourceError`](crate::source::SourceError) or a [`GateError`], when the broker or a store does not answer.
+pub(super) async fn compare_and_keep(gates: Vec<Arc<OpenGate>>, source: &dyn Source) -> Result<(), BoxError> {
     let lasting = gates.into_iter().filter(|gate| gate.store_position().is_some());
     let lasting: BTreeMap<String, Arc<OpenGate>> =
         lasting.map(|gate| (gate.scope().to_owned(), gate)).collect();
@@ -29,7 +30,7 @@ pub(super) async fn compare_and_keep(
     for (scope, gate) in &lasting {
         let kept: Vec<StorePosition> =
             annotations.iter().filter_map(|annotation| position_in(annotation, scope)).collect();
-        gate.compare_with(&kept).await;
+        gate.compare_with(&kept).await.map_err(GateError::from)?;
     }
     if text(&lasting).len() > CommitAnnotation::MAX_BYTES {
         warn!(

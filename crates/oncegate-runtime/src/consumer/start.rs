@@ -65,7 +65,7 @@ pub(super) async fn consume_until(
     let compare = || -> BoxFuture<'_, Result<(), BoxError>> {
         let gates: Vec<_> = shared.routes().map(|route| Arc::clone(&route.gate)).collect();
         let source = Arc::clone(&source);
-        Box::pin(async move { Ok(positions::compare_and_keep(gates, &*source).await?) })
+        Box::pin(async move { positions::compare_and_keep(gates, &*source).await })
     };
     if matches!(
         waiting.until_open("source", &compare, shutdown.as_mut()).await.map_err(of_source)?,
@@ -147,8 +147,12 @@ fn is_away(error: &BoxError) -> bool {
 }
 
 fn of_source(error: BoxError) -> ConsumerError {
-    match error.downcast::<SourceError>() {
-        Ok(error) => ConsumerError::Source(*error),
+    let other = match error.downcast::<SourceError>() {
+        Ok(error) => return ConsumerError::Source(*error),
+        Err(other) => other,
+    };
+    match other.downcast::<GateError>() {
+        Ok(error) => ConsumerError::Gate(*error),
         Err(other) => ConsumerError::Source(SourceError::new(other.to_string())),
     }
 }

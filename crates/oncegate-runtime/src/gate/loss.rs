@@ -195,13 +195,22 @@ impl LossWatch {
     }
 
     /// Compares the store with the positions that a broker has stored.
-    pub(super) async fn compare_with(&self, kept: &[StorePosition]) {
+    ///
+    /// The store is read after them: since it was read last, other processes may have completed messages and committed.
+    ///
+    /// # Errors
+    /// When the store does not answer. Nothing was compared then.
+    pub(super) async fn compare_with(&self, kept: &[StorePosition]) -> Result<(), StoreError> {
+        if kept.is_empty() {
+            return Ok(());
+        }
+        self.try_look().await?;
         let known = self.lock().known.clone();
         let is_ahead = |kept: &&StorePosition| match kept.epoch == known.epoch {
             true => kept.sequence > known.sequence,
             false => !known.knows(kept.epoch),
         };
-        let Some(ahead) = kept.iter().find(is_ahead) else { return };
+        let Some(ahead) = kept.iter().find(is_ahead) else { return Ok(()) };
         self.lock().evidence = Some(*ahead);
         let unknown =
             kept.iter().filter(is_ahead).map(|kept| kept.epoch).filter(|epoch| *epoch != known.epoch);
@@ -218,6 +227,7 @@ impl LossWatch {
             }
         };
         self.lost(reason.to_owned(), unknown).await;
+        Ok(())
     }
 
     /// Checks for a loss once. If the store does not answer, this is noted, and the next check asks again.

@@ -143,9 +143,13 @@ impl OpenGate {
     }
 
     /// Compares the store with what a broker has stored: a store that is older, or another one, has lost records.
-    pub(crate) async fn compare_with(&self, kept: &[StorePosition]) {
-        if let Some(losses) = &self.losses {
-            losses.compare_with(kept).await;
+    ///
+    /// # Errors
+    /// When the store does not answer. Nothing was compared then.
+    pub(crate) async fn compare_with(&self, kept: &[StorePosition]) -> Result<(), StoreError> {
+        match &self.losses {
+            Some(losses) => losses.compare_with(kept).await,
+            None => Ok(()),
         }
     }
 

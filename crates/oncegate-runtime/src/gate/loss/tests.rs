@@ -51,11 +51,26 @@ async fn watched() -> (Arc<Counting>, LossWatch) {
         reads: AtomicU32::new(0),
         descriptors: AtomicU32::new(0),
     });
+    let watch = watching(&store).await;
+    (store, watch)
+}
+
+/// Another process on the store.
+async fn watching(store: &Arc<Counting>) -> LossWatch {
     let (scope, lease) = (Scope::new("billing").unwrap(), Duration::from_secs(30));
     let (observer, entropy) = (Arc::new(Counters::default()), Arc::default());
-    let (shared, on_loss) = (Arc::clone(&store) as _, OnStoreLoss::Halt);
-    let watch = LossWatch::open(scope, shared, "{}", lease, on_loss, observer, entropy).await.unwrap();
-    (store, watch)
+    let (shared, on_loss) = (Arc::clone(store) as _, OnStoreLoss::Halt);
+    LossWatch::open(scope, shared, "{}", lease, on_loss, observer, entropy).await.unwrap()
+}
+
+/// Completes a message, and lets the checks find that in the store; returns what a commit holds then.
+async fn completed(watch: &LossWatch) -> StorePosition {
+    let before = watch.position();
+    watch.note_completed();
+    watch.look().await;
+    watch.look().await;
+    assert_ne!(watch.position(), before);
+    watch.position()
 }
 
 // invariant: loss-checks-that-spread
@@ -94,4 +109,23 @@ async fn checks_without_an_answer_are_noted_until_one_is_answered() {
     store.is_away.store(false, Ordering::SeqCst);
     watch.look().await;
     assert_eq!(watch.unanswered(Instant::now()), None);
+}
+
+// invariant: loss-undetected
+#[tokio::test]
+async fn what_others_complete_and_commit_after_a_process_has_read_the_store_is_no_loss() {
+    let (store, running) = watched().await;
+    // It reads the store when it opens, and then waits for the broker, which tells what the other one has committed since.
+    let starting = watching(&store).await;
+    let committed = completed(&running).await;
+    starting.compare_with(&[committed]).await.unwrap();
+    assert!(starting.refusal().is_none(), "nothing is lost");
+
+    store.is_away.store(true, Ordering::SeqCst);
+    let later = StorePosition { sequence: committed.sequence + 1, ..committed };
+    assert!(starting.compare_with(&[later]).await.unwrap_err().is_away());
+    assert!(starting.refusal().is_none(), "nothing was compared");
+    store.is_away.store(false, Ordering::SeqCst);
+    starting.compare_with(&[later]).await.unwrap();
+    assert!(starting.refusal().is_some(), "the store is older than that commit");
 }
