@@ -12,8 +12,7 @@ use oncegate_testing::promise::{
 };
 
 use super::faults::{Fault, Place};
-use super::stdio::{HUNG, LATE, TIME_LIMIT};
-use super::work::LEASE;
+use super::stdio::{HUNG, LATE, PROGRAM_LEASE, TIME_LIMIT};
 use crate::ledger::Effect;
 
 /// What programs and their workers have left behind.
@@ -27,7 +26,7 @@ pub(super) struct Seen<'a> {
 }
 
 /// How long after its begin a run may be cut off: at its time limit, or when its process is killed as hung.
-const RUN_MOST: Duration = TIME_LIMIT.saturating_add(LEASE);
+const RUN_MOST: Duration = TIME_LIMIT.saturating_add(PROGRAM_LEASE);
 /// The broker's clock is this machine's, in whole milliseconds.
 const LEEWAY_MS: i64 = 5;
 
@@ -119,9 +118,10 @@ impl GivenRun<'_> {
         let member = members.get(&self.pid).copied();
         // What was on its way when it ended, or when the fault did, arrives within a lease or counts as lost.
         let until_us =
-            self.ended.map_or(self.begun_us + micros(RUN_MOST), |(at_us, _)| at_us) + micros(LEASE);
-        let overlaps =
-            |hit: &Hit| hit.from_us <= until_us && self.begun_us <= hit.to_us.saturating_add(micros(LEASE));
+            self.ended.map_or(self.begun_us + micros(RUN_MOST), |(at_us, _)| at_us) + micros(PROGRAM_LEASE);
+        let overlaps = |hit: &Hit| {
+            hit.from_us <= until_us && self.begun_us <= hit.to_us.saturating_add(micros(PROGRAM_LEASE))
+        };
         matches!(self.outcome(), Some(HUNG | LATE))
             || hits.iter().any(|hit| hit.concerns(member) && overlaps(hit))
     }

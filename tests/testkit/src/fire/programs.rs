@@ -11,14 +11,14 @@ use oncegate_testing::promise::Occurrence;
 
 use super::faults::Fault;
 use super::stage::{Stage, StoreKind, WorkerSettings};
-use super::stdio::{HUNG, PlannedHang, Silence, TIME_LIMIT, crew_of, hangs_of};
-use super::work::{LEASE, MAX_ATTEMPTS, SESSION, TAKES_LONG};
+use super::stdio::{HUNG, PROGRAM_LEASE, PlannedHang, Silence, TIME_LIMIT, crew_of, hangs_of};
+use super::work::{MAX_ATTEMPTS, SESSION, TAKES_LONG};
 use crate::process;
 
 /// How many workers each member starts. Each handles one message at a time.
 const WORKERS_OF_EACH: u32 = 2;
 /// How long a member must get a message to be signalled with it. After that some member is signalled.
-const BUSY_LIMIT: Duration = Duration::from_secs(10);
+const BUSY_LIMIT: Duration = Duration::from_secs(60);
 const LOOK_INTERVAL: Duration = Duration::from_millis(50);
 
 /// The command of a member that leads a process group of its own, with `worker` in its form on standard streams.
@@ -39,7 +39,7 @@ pub(super) fn oncegate_run(oncegate: &Path, worker: &Path, settings: &WorkerSett
     for (flag, number) in [("--workers", WORKERS_OF_EACH), ("--max-attempts", MAX_ATTEMPTS)] {
         command.args([flag, &number.to_string()]);
     }
-    for (flag, time) in [("--lease", LEASE), ("--timeout", TIME_LIMIT)] {
+    for (flag, time) in [("--lease", PROGRAM_LEASE), ("--timeout", TIME_LIMIT)] {
         command.args([flag, &format!("{}ms", time.as_millis())]);
     }
     let session = format!("session.timeout.ms={}", SESSION.as_millis());

@@ -19,8 +19,11 @@ use super::stage::WorkerSettings;
 use super::work::{FAILS_FOR, Fate, LEASE, Order};
 use crate::ledger::Ledger;
 
-/// How long a message may take: `--timeout`. The longest one that does not hang takes two leases.
-pub(super) const TIME_LIMIT: Duration = LEASE.saturating_mul(3);
+/// The lease of programs: `--lease`. It is longer than that of recorded members, because no record tells that a busy machine has
+/// kept a program from extending it, which would explain a second effect.
+pub(super) const PROGRAM_LEASE: Duration = LEASE.saturating_mul(3);
+/// How long a message may take: `--timeout`. The longest one that does not hang takes a third of it.
+pub(super) const TIME_LIMIT: Duration = PROGRAM_LEASE.saturating_mul(2);
 /// How long after the time limit a late answer comes: within the four fifths of a lease after which a silent process is
 /// killed.
 const LATE_BY: Duration = Duration::from_millis(300);
