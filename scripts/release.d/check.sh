@@ -59,17 +59,27 @@ minimal_copy() {
 }
 
 # Each crate with each of its features alone, and with none: by the oldest Rust, with the oldest versions. What compiles
-# with all three compiles for everybody. A part of .ci/run.
+# with all three compiles for everybody.
 check_minimal() {
-    local rust crate crates=()
+    local crate crates=()
+    for crate in crates/*/; do crates+=(--package "$(basename "$crate")"); done
+    minimal --each-feature "${crates[@]}"
+}
+
+# The part of it in .ci/run: the library with each of its features alone, and the command, which uses all of all crates.
+check_minimal_everyday() {
+    minimal --each-feature --package oncegate
+    minimal --all-features --package oncegate-cli
+}
+
+minimal() { # ARGUMENTS of cargo hack check
+    local rust
     oldest_rust
     has cargo-hack || cargo install --quiet --locked "cargo-hack@$CARGO_HACK"
     minimal_copy "$BUILD/minimal"
-    for crate in crates/*/; do crates+=(--package "$(basename "$crate")"); done
     (
         cd "$BUILD/minimal"
-        RUSTFLAGS="-D warnings" CARGO_TARGET_DIR=$BUILD/minimal-target \
-            rustup run "$rust" cargo hack check --locked --each-feature "${crates[@]}"
+        RUSTFLAGS="-D warnings" CARGO_TARGET_DIR=$BUILD/minimal-target rustup run "$rust" cargo hack check --locked "$@"
     )
 }
 
