@@ -17,7 +17,7 @@ use super::fetch_limits::{Backlog, Totals};
 pub(crate) use super::ledger::Begin;
 use super::ledger::Ledger;
 use super::partition_map::PartitionMap;
-use super::standing::{LogEnd, Standing};
+use super::standing::{Reading, Standing};
 use super::watermark::Watermark;
 
 /// A partition of a topic.
@@ -41,6 +41,8 @@ pub(crate) struct Assignments {
     generation: AtomicU64,
     /// Whether a partition may have only offsets without messages after those received.
     may_pass: AtomicBool,
+    /// Whether the client may have not begun to read a partition.
+    may_be_unread: AtomicBool,
     shared: Arc<Shared>,
 }
 
@@ -116,7 +118,7 @@ impl Assignments {
 
     /// Creates the assignments of a member with this clock.
     #[cfg(test)]
-    fn with_clock(clock: impl Fn() -> Instant + Send + Sync + 'static) -> Self {
+    pub(super) fn with_clock(clock: impl Fn() -> Instant + Send + Sync + 'static) -> Self {
         let shared = Shared { clock: Clock::new(clock), ..Shared::default() };
         Self { shared: Arc::new(shared), ..Self::default() }
     }
@@ -237,16 +239,32 @@ impl Assignments {
         }
     }
 
-    /// Records the end of a partition's log, as the client knows it.
-    pub(crate) fn ends_at(&self, topic: &str, number: i32, end: LogEnd) {
+    /// Records what the client knows of a partition.
+    pub(crate) fn reads(&self, topic: &str, number: i32, reading: Reading) {
         let current = self.current();
         if let Some(assignment) = current.get(topic, number) {
             let mut ledger = assignment.ledger();
-            ledger.end = Some(end);
+            ledger.end = reading.end.or(ledger.end);
             if ledger.may_pass() {
                 self.may_pass.store(true, Ordering::Release);
             }
+            if reading.has_begun {
+                ledger.unread_at_ms = None;
+            } else {
+                ledger.unread_at_ms.get_or_insert(assignment.now_ms());
+                self.may_be_unread.store(true, Ordering::Release);
+            }
         }
+    }
+
+    /// Returns for how long the client has not begun to read one of our partitions, the longest of these times; `None` when
+    /// it reads them all, or has reported nothing since the last call.
+    pub(crate) fn unread_for(&self) -> Option<Duration> {
+        if !self.may_be_unread.swap(false, Ordering::AcqRel) {
+            return None;
+        }
+        let current = self.current();
+        current.values().filter(|one| !one.is_revoked()).filter_map(|one| one.unread_for()).max()
     }
 
     /// Whether the client's positions should be read, since the last call.
@@ -406,6 +424,11 @@ impl Assignment {
             waiting: self.waiting(),
             end: ledger.end,
         }
+    }
+
+    fn unread_for(&self) -> Option<Duration> {
+        let unread_at_ms = self.ledger().unread_at_ms?;
+        Some(Duration::from_millis(self.now_ms().saturating_sub(unread_at_ms)))
     }
 
     /// Returns the milliseconds since the assignment.

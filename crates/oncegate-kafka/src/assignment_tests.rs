@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use super::super::standing::LogEnd;
 use super::*;
 
 fn partition(number: i32) -> Partition {
@@ -25,6 +26,13 @@ fn commit(assignments: &Assignments) -> BTreeMap<i32, i64> {
     let positions = due.iter().map(|due| (due.partition().number, due.position)).collect();
     assignments.committed(&due);
     positions
+}
+
+/// Tells the end of a partition that the client reads.
+fn ends_at(assignments: &Assignments, partition: &str, stable: i64, next: i64, queued: u64) {
+    let (topic, number) = partition.split_once('/').expect("topic/number");
+    let reading = Reading { end: Some(LogEnd { stable, next, queued }), has_begun: true };
+    assignments.reads(topic, number.parse().expect("a number"), reading);
 }
 
 // invariant: commit-past-unfinished
@@ -366,8 +374,8 @@ fn what_stands_where_is_told_without_the_broker() {
     );
 
     let [first, second] = [10, 11].map(|offset| assignment.receive(offset).expect("ours").receipt);
-    assignments.ends_at("orders", 2, LogEnd { stable: 20, next: 15, queued: 3 });
-    assignments.ends_at("others", 2, LogEnd { stable: 99, next: 0, queued: 0 });
+    ends_at(&assignments, "orders/2", 20, 15, 3);
+    ends_at(&assignments, "others/2", 99, 0, 0);
     let received = standing();
     assert_eq!((received.received, received.watermark), (Some(11), Some(10)));
     assert_eq!((received.lag(), received.undelivered()), (Some(10), Some(8)));
@@ -381,7 +389,7 @@ fn what_stands_where_is_told_without_the_broker() {
     assert!(assignment.complete(second));
     assert_eq!(commit(&assignments), BTreeMap::from([(2, 12)]));
     // The rest of the log is transaction markers, and the client has moved past them.
-    assignments.ends_at("orders", 2, LogEnd { stable: 20, next: 20, queued: 0 });
+    ends_at(&assignments, "orders/2", 20, 20, 0);
     let done = standing();
     assert_eq!((done.committed, done.undelivered()), (Some(12), Some(0)));
     assert!(done.uncommitted_for.is_none() && done.oldest_unfinished.is_none());
@@ -392,7 +400,7 @@ fn what_stands_where_is_told_without_the_broker() {
 fn offsets_that_hold_no_message_are_committed_past_and_are_no_lag() {
     let (assignments, assignment) = assigned(1);
     let standing = || assignments.standings().pop().expect("one");
-    assignments.ends_at("orders", 1, LogEnd { stable: 10, next: 0, queued: 0 });
+    ends_at(&assignments, "orders/1", 10, 0, 0);
     assert_eq!(standing().lag(), Some(10), "it is known before anything has come");
     assert!(assignments.may_pass(), "there may be nothing but markers");
 
@@ -405,7 +413,7 @@ fn offsets_that_hold_no_message_are_committed_past_and_are_no_lag() {
 
     let [first, second] = [7, 8].map(|offset| assignment.receive(offset).expect("ours").receipt);
     assignment.passes(10);
-    assignments.ends_at("orders", 1, LogEnd { stable: 10, next: 10, queued: 0 });
+    ends_at(&assignments, "orders/1", 10, 10, 0);
     assert!(!assignments.may_pass(), "messages are unfinished");
     assert_eq!((standing().lag(), positions(&assignments)), (Some(2), BTreeMap::from([(1, 7)])));
     assert!(assignment.complete(second));
@@ -419,7 +427,7 @@ fn offsets_that_hold_no_message_are_committed_past_and_are_no_lag() {
 fn the_client_is_asked_for_its_position_when_a_log_may_end_without_messages() {
     let (assignments, assignment) = assigned(1);
     let receipt = assignment.receive(3).expect("ours").receipt;
-    let end = |next, queued| assignments.ends_at("orders", 1, LogEnd { stable: 9, next, queued });
+    let end = |next, queued| ends_at(&assignments, "orders/1", 9, next, queued);
     assert!(assignment.complete(receipt));
     end(4, 0);
     assert!(!assignments.may_pass(), "it stands behind its last message");
@@ -452,6 +460,34 @@ fn nothing_is_received_before_the_broker_has_where_a_partition_begins() {
     let receipt = new.receive(90).expect("ours").receipt;
     assert!(new.complete(receipt));
     assert_eq!(commit(&assignments), BTreeMap::from([(0, 91)]));
+}
+
+// invariant: stall-unreported
+#[test]
+fn a_partition_is_unread_from_the_first_report_that_says_so_until_one_says_that_it_is_read() {
+    let (start, passed) = (Instant::now(), Arc::new(AtomicU64::new(0)));
+    let clock = Arc::clone(&passed);
+    let assignments =
+        Assignments::with_clock(move || start + Duration::from_secs(clock.load(Ordering::Relaxed)));
+    assignments.assign([partition(0), partition(1)], Begin::Begun);
+    let report = |number, has_begun| assignments.reads("orders", number, Reading { end: None, has_begun });
+    let unread_at = |second| {
+        passed.store(second, Ordering::Relaxed);
+        [0, 1].map(|number| report(number, number == 0));
+        assignments.unread_for().map(|lasts| lasts.as_secs())
+    };
+    assert_eq!(assignments.unread_for(), None, "nothing is known");
+    assert_eq!((unread_at(5), unread_at(10), unread_at(65)), (Some(0), Some(5), Some(60)));
+    assert_eq!(assignments.unread_for(), None, "there is no new report");
+    report(1, true);
+    assert_eq!((unread_at(70), unread_at(75)), (Some(0), Some(5)), "it was read meanwhile");
+
+    let revoked = assignments.begin_revoke(&[partition(1)]);
+    assert_eq!(unread_at(80), None, "it is about to go");
+    assignments.end(&revoked);
+    assert_eq!(unread_at(85), None, "it is not ours");
+    assignments.assign([partition(1)], Begin::Begun);
+    assert_eq!(unread_at(90), Some(0), "another epoch");
 }
 
 /// 2^32 milliseconds are 49.7 days. An assignment can live longer, and a stall must be detected then as well.

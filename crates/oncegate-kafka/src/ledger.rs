@@ -16,6 +16,8 @@ pub(super) struct Ledger {
     /// Whether fetching is paused because too many messages are unfinished, or not due.
     pub(super) crowded: bool,
     pub(super) end: Option<LogEnd>,
+    /// Since when the client has reported that it has not begun to read.
+    pub(super) unread_at_ms: Option<u64>,
     pub(super) begin: Begin,
     /// Whether the client's position in this partition is known to be from this epoch.
     pub(super) is_position_ours: bool,
@@ -42,6 +44,7 @@ impl Ledger {
             due_at_ms: None,
             crowded: false,
             end: None,
+            unread_at_ms: None,
             begin: Begin::Begun,
             is_position_ours: false,
         }

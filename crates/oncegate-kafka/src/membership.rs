@@ -34,6 +34,14 @@ const REPLACE_AFTER_MAX: Duration = Duration::from_secs(5);
 /// A client that has worked for so long has not failed in vain, even if the group had no partition for it.
 const STANDBY_WORKS: Duration = Duration::from_secs(600);
 
+/// How long a client may take to begin to read a partition, while it is connected. Doubled for each client that took longer
+/// since one did not, because the cause may be one that a new client does not mend: the group's coordinator is away, or a
+/// transaction that commits the group's offsets is open.
+const UNREAD_LIMIT: Duration = Duration::from_secs(60);
+
+/// How often that time is doubled.
+const UNREAD_DOUBLED: u32 = 4;
+
 /// How long to wait while another member holds our static id: longer than a session, which is at most 60 s by a
 /// broker's default.
 const HELD_MAX: Duration = Duration::from_secs(90);
@@ -73,6 +81,7 @@ pub(crate) fn run(
         routes: settings.routes,
         keeps_positions: settings.keeps_positions,
         new_protocol: settings::new_protocol(&config),
+        unread_limit: UNREAD_LIMIT,
     };
     let mut line = Succession::default();
     let mut client = first;
@@ -80,6 +89,7 @@ pub(crate) fn run(
         let joined_at = Instant::now();
         let watch = Watch::new(config.clone());
         let rotation = Rotation::new(settings.clone(), contents);
+        let terms = Terms { unread_limit: line.unread_limit(), ..terms };
         let mut poller =
             Poller::new(Arc::clone(&client.consumer), Arc::clone(member), terms, watch, rotation);
         let trouble = match poller.run() {
@@ -106,7 +116,7 @@ pub(crate) fn run(
             Ok(made) => (config, contents) = made,
             Err(error) => tracing::warn!(%error, "continuing with the former properties"),
         }
-        line.note_failure(!member.assignments.is_empty(), joined_at.elapsed());
+        line.note_failure(&trouble, !member.assignments.is_empty(), joined_at.elapsed());
         let next =
             line.follow(client, trouble, member).and_then(|()| Client::join(settings, &config, member));
         match next {
@@ -183,6 +193,8 @@ fn make(config: &ClientConfig, member: &Arc<Member>) -> Result<BaseConsumer<Memb
 struct Succession {
     /// How many clients have failed since one was assigned a partition, or has worked for long without one.
     fruitless: u32,
+    /// How many clients in a row have not begun to read a partition in time.
+    unread: u32,
     /// Since when another member holds our static id.
     held_since: Option<Instant>,
     /// Threads that close failed clients.
@@ -190,8 +202,20 @@ struct Succession {
 }
 
 impl Succession {
-    /// Notes that a client has failed: after it had partitions or not, and after how long.
-    fn note_failure(&mut self, had_partitions: bool, worked_for: Duration) {
+    /// How long the next client may take to begin to read a partition.
+    fn unread_limit(&self) -> Duration {
+        UNREAD_LIMIT * 2_u32.pow(self.unread.min(UNREAD_DOUBLED))
+    }
+
+    /// Notes that a client has failed: why, after it had partitions or not, and after how long.
+    fn note_failure(&mut self, trouble: &Trouble, had_partitions: bool, worked_for: Duration) {
+        // One that has read for long first is not the next in a row.
+        let is_next = worked_for < self.unread_limit() * 2;
+        self.unread = match trouble.is_unread() {
+            true if is_next => self.unread + 1,
+            true => 1,
+            false => 0,
+        };
         if had_partitions {
             self.held_since = None;
         }
@@ -236,7 +260,11 @@ impl Succession {
                 (cause, why)
             }
         };
-        tracing::warn!(cause, why, "this Kafka client is no longer a member of the group; replacing it");
+        tracing::warn!(
+            cause,
+            why,
+            "this Kafka client is no longer a member of the group, or does not work; replacing it"
+        );
         member.observer.observe(Event::MemberReplaced { cause });
         let doubled = REPLACE_AFTER.saturating_mul(1 << self.fruitless.min(10));
         wait(member, doubled.min(REPLACE_AFTER_MAX))
@@ -295,19 +323,38 @@ mod tests {
     use super::*;
     use oncegate_runtime::observe::Counters;
 
+    const DROPPED: Trouble = Trouble::Dropped { cause: "dropped", why: String::new() };
+
     // invariant: standby-given-up
     #[test]
     fn a_standby_is_not_given_up_for_failures_that_are_days_apart() {
         let mut line = Succession::default();
         for _ in 0..=FRUITLESS_MAX * 2 {
-            line.note_failure(false, Duration::from_secs(86_400));
+            line.note_failure(&DROPPED, false, Duration::from_secs(86_400));
             assert!(line.fruitless < FRUITLESS_MAX);
             line.fruitless += 1;
         }
-        line.note_failure(false, Duration::from_secs(1));
+        line.note_failure(&DROPPED, false, Duration::from_secs(1));
         assert_eq!(line.fruitless, 1, "a client that fails at once has failed in vain");
-        line.note_failure(true, Duration::from_secs(1));
+        line.note_failure(&DROPPED, true, Duration::from_secs(1));
         assert_eq!(line.fruitless, 0);
+    }
+
+    // invariant: stall-unreported
+    #[test]
+    fn clients_that_do_not_begin_to_read_one_after_the_other_get_longer_and_longer() {
+        let mut line = Succession::default();
+        let mut limits = Vec::new();
+        for _ in 0..6 {
+            limits.push(line.unread_limit().as_secs() / UNREAD_LIMIT.as_secs());
+            let trouble = Trouble::unread(line.unread_limit());
+            line.note_failure(&trouble, true, line.unread_limit());
+        }
+        assert_eq!(limits, [1, 2, 4, 8, 16, 16]);
+        line.note_failure(&Trouble::unread(UNREAD_LIMIT), true, Duration::from_secs(86_400));
+        assert_eq!(line.unread_limit(), UNREAD_LIMIT * 2, "it had read before");
+        line.note_failure(&DROPPED, true, UNREAD_LIMIT);
+        assert_eq!(line.unread_limit(), UNREAD_LIMIT);
     }
 
     // invariant: consumption-without-commits
@@ -325,6 +372,7 @@ mod tests {
             keeps_positions: false,
             routes: source.settings.routes,
             new_protocol: false,
+            unread_limit: UNREAD_LIMIT,
         };
         let rotation = Rotation::new(source.settings.clone(), contents);
         let mut poller = Poller::new(consumer, Arc::clone(&member), terms, Watch::new(config), rotation);

@@ -77,6 +77,8 @@ pub(crate) struct Terms {
     pub(crate) keeps_positions: bool,
     /// Whether the group uses the new protocol, in which a poll that comes too late ends the membership for good.
     pub(crate) new_protocol: bool,
+    /// How long the client may take to begin to read a partition, while it is connected.
+    pub(crate) unread_limit: Duration,
 }
 
 impl Poller {
@@ -119,7 +121,8 @@ impl Poller {
             if let Err(trouble) = self.fill_batch() {
                 return Some(trouble);
             }
-            if let Some(trouble) = self.watch.look(&self.member).or_else(|| self.rotation.look()) {
+            let looks = self.watch.look(&self.member).or_else(|| self.rotation.look());
+            if let Some(trouble) = looks.or_else(|| self.unread()) {
                 return Some(trouble);
             }
             if self.consumer.context().desk().is_stopped() {
@@ -127,6 +130,17 @@ impl Poller {
             }
         }
         None
+    }
+
+    /// Returns the reason if the client does not begin to read a partition.
+    ///
+    /// librdkafka 2.12 asks for committed offsets one assignment after the other, each after all commits and stops of
+    /// partitions before it. If one of their answers never comes, as after a broker that came and went, the client heartbeats and
+    /// reads nothing, or only the partitions that it had before. It raises no error.
+    fn unread(&self) -> Option<Trouble> {
+        let lasts = self.member.assignments.unread_for()?;
+        let is_connected = self.member.connection.lost_for().is_none();
+        (is_connected && lasts >= self.terms.unread_limit).then(|| Trouble::unread(lasts))
     }
 
     /// Takes the available messages, at most a batch; waits only when there are none.

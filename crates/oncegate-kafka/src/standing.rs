@@ -15,6 +15,15 @@ pub(crate) struct LogEnd {
     pub(crate) queued: u64,
 }
 
+/// What the client knows of a partition.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Reading {
+    /// `None` while it is not known.
+    pub(crate) end: Option<LogEnd>,
+    /// Whether the client has begun to read it. Before, it asks the group for the committed offset.
+    pub(crate) has_begun: bool,
+}
+
 /// The progress of a partition.
 #[derive(Clone, Debug)]
 pub(crate) struct Standing {

@@ -1,16 +1,16 @@
-//! Reads connections and end offsets of partitions from the client's statistics.
+//! Reads connections, and what the client knows of partitions, from its statistics.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
 
 use serde::Deserialize;
 
-use super::standing::LogEnd;
+use super::standing::{LogEnd, Reading};
 
 #[derive(Deserialize)]
 struct Statistics<'a> {
     #[serde(borrow, default)]
-    topics: HashMap<Cow<'a, str>, TopicStatistics>,
+    topics: HashMap<Cow<'a, str>, TopicStatistics<'a>>,
     #[serde(borrow, default)]
     brokers: HashMap<Cow<'a, str>, BrokerStatistics<'a>>,
 }
@@ -24,23 +24,38 @@ struct BrokerStatistics<'a> {
 /// The states of a connection that carries requests.
 const CONNECTED: &[&str] = &["UP", "UPDATE", "REAUTH"];
 
+/// The states of a partition that the client has not begun to read, or reads no more.
+const NOT_READ: &[&str] = &["none", "stopping", "stopped"];
+
 #[derive(Deserialize)]
-struct TopicStatistics {
-    #[serde(default)]
-    partitions: HashMap<i32, PartitionStatistics>,
+struct TopicStatistics<'a> {
+    #[serde(borrow, default)]
+    partitions: HashMap<i32, PartitionStatistics<'a>>,
 }
 
 #[derive(Deserialize)]
-struct PartitionStatistics {
+struct PartitionStatistics<'a> {
     ls_offset: i64,
     next_offset: i64,
     #[serde(default)]
     fetchq_cnt: i64,
+    #[serde(borrow, default)]
+    fetch_state: Cow<'a, str>,
 }
 
-/// Calls `known` for each partition whose end is known. Returns whether the client is connected to any broker; `None`
+impl PartitionStatistics<'_> {
+    fn reading(&self) -> Reading {
+        // Offsets below zero are not known yet.
+        let is_known = self.ls_offset >= 0 && self.next_offset >= 0;
+        let queued = u64::try_from(self.fetchq_cnt).unwrap_or_default();
+        let end = LogEnd { stable: self.ls_offset, next: self.next_offset, queued };
+        Reading { end: is_known.then_some(end), has_begun: !NOT_READ.contains(&&*self.fetch_state) }
+    }
+}
+
+/// Calls `tell` for each partition. Returns whether the client is connected to any broker; `None`
 /// when the statistics cannot be read, or name no broker.
-pub(crate) fn each_end(json: &[u8], mut known: impl FnMut(&str, i32, LogEnd)) -> Option<bool> {
+pub(crate) fn each_reading(json: &[u8], mut tell: impl FnMut(&str, i32, Reading)) -> Option<bool> {
     let statistics: Statistics<'_> = match serde_json::from_slice(json) {
         Ok(statistics) => statistics,
         Err(error) => {
@@ -49,12 +64,9 @@ pub(crate) fn each_end(json: &[u8], mut known: impl FnMut(&str, i32, LogEnd)) ->
         }
     };
     for (topic, TopicStatistics { partitions }) in &statistics.topics {
-        for (number, PartitionStatistics { ls_offset, next_offset, fetchq_cnt }) in partitions {
-            // Offsets below zero are not known yet; the number -1 is not a partition.
-            if *number >= 0 && *ls_offset >= 0 && *next_offset >= 0 {
-                let queued = u64::try_from(*fetchq_cnt).unwrap_or_default();
-                known(topic, *number, LogEnd { stable: *ls_offset, next: *next_offset, queued });
-            }
+        // The number -1 is not a partition.
+        for (number, partition) in partitions.iter().filter(|(number, _)| **number >= 0) {
+            tell(topic, *number, partition.reading());
         }
     }
     let connected = statistics.brokers.values().any(|broker| CONNECTED.contains(&&*broker.state));
@@ -81,25 +93,34 @@ mod tests {
         assert_eq!(responses(b"none"), None);
     }
 
-    fn ends(json: &str) -> Vec<(String, i32, LogEnd)> {
-        let mut ends = Vec::new();
-        each_end(json.as_bytes(), |topic, number, end| ends.push((topic.to_owned(), number, end)));
-        ends
+    fn readings(json: &str) -> Vec<(i32, Reading)> {
+        let mut readings = Vec::new();
+        each_reading(json.as_bytes(), |topic, number, reading| {
+            assert_eq!(topic, "orders");
+            readings.push((number, reading));
+        });
+        readings.sort_by_key(|(number, _)| *number);
+        readings
     }
 
     #[test]
     fn what_is_known_is_told_and_what_is_not_is_left_out() {
         let json = r#"{"name":"oncegate#consumer-1","topics":{"orders":{"topic":"orders","age":1,"partitions":{
-            "0":{"partition":0,"ls_offset":120,"hi_offset":130,"next_offset":100,"fetchq_cnt":7},
-            "1":{"partition":1,"ls_offset":-1001,"next_offset":-1001,"fetchq_cnt":0},
-            "-1":{"partition":-1,"ls_offset":5,"next_offset":5,"fetchq_cnt":0}}}}}"#;
-        assert_eq!(ends(json), [("orders".to_owned(), 0, LogEnd { stable: 120, next: 100, queued: 7 })]);
-        assert!(ends("{}").is_empty() && ends("no statistics").is_empty());
+            "0":{"partition":0,"fetch_state":"active","ls_offset":120,"hi_offset":130,"next_offset":100,"fetchq_cnt":7},
+            "1":{"partition":1,"fetch_state":"none","ls_offset":-1001,"next_offset":-1001,"fetchq_cnt":0},
+            "2":{"partition":2,"fetch_state":"offset-query","ls_offset":-1001,"next_offset":-1001,"fetchq_cnt":0},
+            "3":{"partition":3,"fetch_state":"stopped","ls_offset":9,"next_offset":9,"fetchq_cnt":0},
+            "-1":{"partition":-1,"fetch_state":"none","ls_offset":5,"next_offset":5,"fetchq_cnt":0}}}}}"#;
+        let end = |stable, next, queued| Some(LogEnd { stable, next, queued });
+        let expected = [(end(120, 100, 7), true), (None, false), (None, true), (end(9, 9, 0), false)];
+        let expected = expected.map(|(end, has_begun)| Reading { end, has_begun });
+        assert_eq!(readings(json), (0..).zip(expected).collect::<Vec<_>>());
+        assert!(readings("{}").is_empty() && readings("no statistics").is_empty());
     }
 
     #[test]
     fn a_client_is_connected_when_one_of_its_brokers_is() {
-        let connected = |json: &str| each_end(json.as_bytes(), |_, _, _| ());
+        let connected = |json: &str| each_reading(json.as_bytes(), |_, _, _| ());
         let brokers = |first: &str, second: &str| {
             format!(
                 r#"{{"brokers":{{"a:1/1":{{"nodeid":1,"state":"{first}"}},"b/2":{{"state":"{second}"}}}}}}"#

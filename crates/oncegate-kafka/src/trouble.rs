@@ -4,6 +4,9 @@ use std::time::Duration;
 
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 
+/// The label of a client that does not begin to read a partition.
+const UNREAD: &str = "unread";
+
 /// Why a client cannot continue.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Trouble {
@@ -67,6 +70,16 @@ impl Trouble {
             "the client has had no connection for {lasts:.0?}, though the brokers answer another client"
         );
         Self::Dropped { cause: "disconnected", why }
+    }
+
+    /// The client has partitions that it does not begin to read, though it is connected.
+    pub(crate) fn unread(lasts: Duration) -> Self {
+        let why = format!("the client is connected, and has not begun to read a partition for {lasts:.0?}");
+        Self::Dropped { cause: UNREAD, why }
+    }
+
+    pub(crate) fn is_unread(&self) -> bool {
+        matches!(self, Self::Dropped { cause: UNREAD, .. })
     }
 
     /// Whether the broker rejects our credentials.

@@ -18,3 +18,4 @@ mod secured;
 mod source;
 mod storm;
 mod topics;
+mod unread;

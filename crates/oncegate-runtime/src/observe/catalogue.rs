@@ -233,9 +233,9 @@ pub const CATALOGUE: &[Metric] = &[
     Metric::counter(
         "members_replaced",
         &["cause"],
-        "clients that were members or connected no more, and that another one replaced",
+        "clients that were members, connected or reading no more, and that another one replaced",
     )
-    .of(&["poll_interval", "dropped", "disconnected", "login", "static_member"]),
+    .of(&["poll_interval", "dropped", "disconnected", "unread", "login", "static_member"]),
     Metric::counter("topics_made_again", &[], "topics that were deleted and made again"),
     Metric::counter("messages_gone", &[], "offsets whose messages were deleted before they were received"),
     Metric::counter(

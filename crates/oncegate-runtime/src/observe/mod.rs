@@ -187,9 +187,9 @@ pub enum Event<'a> {
     /// The client is no longer a member of its Kafka group, and another client joins in its place: what was received
     /// and not committed is delivered again.
     MemberReplaced {
-        /// `poll_interval`, `dropped`, `disconnected` (no connection, though the brokers answer another client), `login` (a
-        /// changed password or certificate is used from now on), or
-        /// `static_member` (its id is still held).
+        /// `poll_interval`, `dropped`, `disconnected` (no connection, though the brokers answer another client), `unread` (it
+        /// is connected, and does not begin to read a partition), `login` (a changed password or certificate is used from
+        /// now on), or `static_member` (its id is still held).
         cause: &'static str,
     },
     /// A topic was deleted and created again: it is read from its beginning.
