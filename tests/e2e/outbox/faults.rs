@@ -45,7 +45,13 @@ async fn during_an_outage_of_the_broker_everything_waits_in_the_table_and_is_pub
     .await;
     let status = world.outbox.status().await.unwrap();
     assert_eq!(status.unsent, u64::from(KEYS) * 30, "something counts as sent that no broker has");
-    assert!(status.led && status.oldest_unsent.is_some());
+    assert!(status.oldest_unsent.is_some());
+    // A relay that a busy machine has held up leads again with its next try.
+    until("a relay that leads", LIMIT, async || match world.outbox.status().await.unwrap() {
+        status if status.led => Ok(()),
+        status => Err(format!("{status:?}")),
+    })
+    .await;
     broker.start_again().await;
     world.until_sent().await;
     running.stop().await;
