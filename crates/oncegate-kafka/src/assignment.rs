@@ -17,7 +17,7 @@ use super::fetch_limits::{Backlog, Totals};
 pub(crate) use super::ledger::Begin;
 use super::ledger::Ledger;
 use super::partition_map::PartitionMap;
-use super::standing::{Reading, Standing};
+use super::standing::{PartitionReport, Standing};
 use super::watermark::Watermark;
 
 /// A partition of a topic.
@@ -240,15 +240,15 @@ impl Assignments {
     }
 
     /// Records what the client knows of a partition.
-    pub(crate) fn reads(&self, topic: &str, number: i32, reading: Reading) {
+    pub(crate) fn reads(&self, topic: &str, number: i32, report: PartitionReport) {
         let current = self.current();
         if let Some(assignment) = current.get(topic, number) {
             let mut ledger = assignment.ledger();
-            ledger.end = reading.end.or(ledger.end);
+            ledger.end = report.end.or(ledger.end);
             if ledger.may_pass() {
                 self.may_pass.store(true, Ordering::Release);
             }
-            if reading.has_begun {
+            if report.has_begun {
                 ledger.unread_at_ms = None;
             } else {
                 ledger.unread_at_ms.get_or_insert(assignment.now_ms());

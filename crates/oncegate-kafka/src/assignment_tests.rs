@@ -31,8 +31,8 @@ fn commit(assignments: &Assignments) -> BTreeMap<i32, i64> {
 /// Tells the end of a partition that the client reads.
 fn ends_at(assignments: &Assignments, partition: &str, stable: i64, next: i64, queued: u64) {
     let (topic, number) = partition.split_once('/').expect("topic/number");
-    let reading = Reading { end: Some(LogEnd { stable, next, queued }), has_begun: true };
-    assignments.reads(topic, number.parse().expect("a number"), reading);
+    let report = PartitionReport { end: Some(LogEnd { stable, next, queued }), has_begun: true };
+    assignments.reads(topic, number.parse().expect("a number"), report);
 }
 
 // invariant: commit-past-unfinished
@@ -470,10 +470,11 @@ fn a_partition_is_unread_from_the_first_report_that_says_so_until_one_says_that_
     let assignments =
         Assignments::with_clock(move || start + Duration::from_secs(clock.load(Ordering::Relaxed)));
     assignments.assign([partition(0), partition(1)], Begin::Begun);
-    let report = |number, has_begun| assignments.reads("orders", number, Reading { end: None, has_begun });
+    let report =
+        |number, has_begun| assignments.reads("orders", number, PartitionReport { end: None, has_begun });
     let unread_at = |second| {
         passed.store(second, Ordering::Relaxed);
-        [0, 1].map(|number| report(number, number == 0));
+        (0..2).for_each(|number| report(number, number == 0));
         assignments.unread_for().map(|lasts| lasts.as_secs())
     };
     assert_eq!(assignments.unread_for(), None, "nothing is known");

@@ -327,8 +327,8 @@ impl ClientContext for MemberContext {
     fn stats_raw(&self, statistics: &[u8]) {
         if !self.is_retired() {
             self.member.heard(statistics::responses(statistics));
-            let connected = statistics::each_reading(statistics, |topic, number, reading| {
-                self.member.assignments.reads(topic, number, reading);
+            let connected = statistics::each_report(statistics, |topic, number, report| {
+                self.member.assignments.reads(topic, number, report);
             });
             if let Some(is_connected) = connected {
                 self.member.connected(is_connected);

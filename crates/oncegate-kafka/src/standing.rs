@@ -17,7 +17,7 @@ pub(crate) struct LogEnd {
 
 /// What the client knows of a partition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Reading {
+pub(crate) struct PartitionReport {
     /// `None` while it is not known.
     pub(crate) end: Option<LogEnd>,
     /// Whether the client has begun to read it. Before, it asks the group for the committed offset.

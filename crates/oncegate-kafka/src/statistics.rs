@@ -5,7 +5,7 @@ use std::collections::HashMap;
 
 use serde::Deserialize;
 
-use super::standing::{LogEnd, Reading};
+use super::standing::{LogEnd, PartitionReport};
 
 #[derive(Deserialize)]
 struct Statistics<'a> {
@@ -44,18 +44,18 @@ struct PartitionStatistics<'a> {
 }
 
 impl PartitionStatistics<'_> {
-    fn reading(&self) -> Reading {
+    fn report(&self) -> PartitionReport {
         // Offsets below zero are not known yet.
         let is_known = self.ls_offset >= 0 && self.next_offset >= 0;
         let queued = u64::try_from(self.fetchq_cnt).unwrap_or_default();
         let end = LogEnd { stable: self.ls_offset, next: self.next_offset, queued };
-        Reading { end: is_known.then_some(end), has_begun: !NOT_READ.contains(&&*self.fetch_state) }
+        PartitionReport { end: is_known.then_some(end), has_begun: !NOT_READ.contains(&&*self.fetch_state) }
     }
 }
 
 /// Calls `tell` for each partition. Returns whether the client is connected to any broker; `None`
 /// when the statistics cannot be read, or name no broker.
-pub(crate) fn each_reading(json: &[u8], mut tell: impl FnMut(&str, i32, Reading)) -> Option<bool> {
+pub(crate) fn each_report(json: &[u8], mut tell: impl FnMut(&str, i32, PartitionReport)) -> Option<bool> {
     let statistics: Statistics<'_> = match serde_json::from_slice(json) {
         Ok(statistics) => statistics,
         Err(error) => {
@@ -66,7 +66,7 @@ pub(crate) fn each_reading(json: &[u8], mut tell: impl FnMut(&str, i32, Reading)
     for (topic, TopicStatistics { partitions }) in &statistics.topics {
         // The number -1 is not a partition.
         for (number, partition) in partitions.iter().filter(|(number, _)| **number >= 0) {
-            tell(topic, *number, partition.reading());
+            tell(topic, *number, partition.report());
         }
     }
     let connected = statistics.brokers.values().any(|broker| CONNECTED.contains(&&*broker.state));
@@ -93,14 +93,14 @@ mod tests {
         assert_eq!(responses(b"none"), None);
     }
 
-    fn readings(json: &str) -> Vec<(i32, Reading)> {
-        let mut readings = Vec::new();
-        each_reading(json.as_bytes(), |topic, number, reading| {
+    fn reports(json: &str) -> Vec<(i32, PartitionReport)> {
+        let mut reports = Vec::new();
+        each_report(json.as_bytes(), |topic, number, report| {
             assert_eq!(topic, "orders");
-            readings.push((number, reading));
+            reports.push((number, report));
         });
-        readings.sort_by_key(|(number, _)| *number);
-        readings
+        reports.sort_by_key(|(number, _)| *number);
+        reports
     }
 
     #[test]
@@ -113,14 +113,14 @@ mod tests {
             "-1":{"partition":-1,"fetch_state":"none","ls_offset":5,"next_offset":5,"fetchq_cnt":0}}}}}"#;
         let end = |stable, next, queued| Some(LogEnd { stable, next, queued });
         let expected = [(end(120, 100, 7), true), (None, false), (None, true), (end(9, 9, 0), false)];
-        let expected = expected.map(|(end, has_begun)| Reading { end, has_begun });
-        assert_eq!(readings(json), (0..).zip(expected).collect::<Vec<_>>());
-        assert!(readings("{}").is_empty() && readings("no statistics").is_empty());
+        let expected = expected.map(|(end, has_begun)| PartitionReport { end, has_begun });
+        assert_eq!(reports(json), (0..).zip(expected).collect::<Vec<_>>());
+        assert!(reports("{}").is_empty() && reports("no statistics").is_empty());
     }
 
     #[test]
     fn a_client_is_connected_when_one_of_its_brokers_is() {
-        let connected = |json: &str| each_reading(json.as_bytes(), |_, _, _| ());
+        let connected = |json: &str| each_report(json.as_bytes(), |_, _, _| ());
         let brokers = |first: &str, second: &str| {
             format!(
                 r#"{{"brokers":{{"a:1/1":{{"nodeid":1,"state":"{first}"}},"b/2":{{"state":"{second}"}}}}}}"#
