@@ -17,7 +17,7 @@ async fn open_transaction(kafka: &Kafka, group: &str, topic: &str) -> BaseProduc
         let producer: BaseProducer = writes.create().expect("valid");
         let group: BaseConsumer = reads.create().expect("valid");
         let mut offsets = TopicPartitionList::new();
-        offsets.add_partition_offset(&topic, 0, Offset::Offset(1)).expect("an offset");
+        offsets.add_partition(&topic, 0).set_offset(Offset::Offset(1)).expect("an offset");
         producer.init_transactions(LIMIT).expect("transactions");
         producer.begin_transaction().expect("begins");
         let group = group.group_metadata().expect("it has a group");
