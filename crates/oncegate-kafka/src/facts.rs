@@ -8,7 +8,7 @@ use rdkafka::types::RDKafkaRespErr;
 
 use super::admin::{self, Admin, TopicSettings};
 use super::inquiry::{self, InquiryClient};
-use super::settings;
+use super::settings::{self, Property};
 use oncegate_runtime::source::SourceError;
 
 /// Time limit of one request to the brokers.
@@ -60,6 +60,23 @@ pub async fn describe_topics(
     properties: &[(String, String)],
 ) -> Result<Vec<TopicFacts>, SourceError> {
     topics.iter().try_for_each(|topic| settings::check_topic(topic))?;
+    let mut facts = layouts(brokers, topics, properties).await?;
+    let mut admin = admin::of(brokers, properties);
+    for fact in facts.iter_mut().filter(|fact| fact.partitions > 0) {
+        match &mut admin {
+            Ok(admin) => fact.ask(admin.as_mut()).await,
+            Err(error) => fact.settings_unknown = Some(error.to_string()),
+        }
+    }
+    Ok(facts)
+}
+
+/// Describes topics without their settings, as one broker knows them.
+pub(crate) async fn layouts(
+    brokers: &str,
+    topics: &[String],
+    properties: &[Property],
+) -> Result<Vec<TopicFacts>, SourceError> {
     let mut config = settings::client(brokers, properties)?;
     // A consumer that requests a topic's metadata does not create it, even if the brokers allow that.
     config.set("group.id", "oncegate-asks").set("allow.auto.create.topics", "false");
@@ -69,15 +86,7 @@ pub async fn describe_topics(
         names.into_iter().map(|name| layout(&client, &at, name)).collect::<Result<Vec<_>, _>>()
     });
     let asked = asking.await;
-    let mut facts = asked.map_err(|error| SourceError::caused("the Kafka client has panicked", error))??;
-    let mut admin = admin::of(brokers, properties);
-    for fact in facts.iter_mut().filter(|fact| fact.partitions > 0) {
-        match &mut admin {
-            Ok(admin) => fact.ask(admin.as_mut()).await,
-            Err(error) => fact.settings_unknown = Some(error.to_string()),
-        }
-    }
-    Ok(facts)
+    asked.map_err(|error| SourceError::caused("the Kafka client has panicked", error))?
 }
 
 fn layout(client: &InquiryClient, brokers: &str, name: String) -> Result<TopicFacts, SourceError> {

@@ -1,13 +1,23 @@
 //! Creates topics, for an operator who sets up a consumer.
 
+use std::time::Duration;
+
 use rdkafka::error::RDKafkaErrorCode;
+use tokio::time::{Instant, sleep};
 
 use super::admin;
-use super::settings;
+use super::facts;
+use super::settings::{self, Property};
 use oncegate_runtime::source::SourceError;
 
 /// The number that stands for a broker's default.
 const BROKER_DEFAULT: i16 = -1;
+
+/// How long a broker may take to learn of the topics that were created.
+const KNOWN_WITHIN: Duration = Duration::from_secs(10);
+
+/// The pause before it is asked again.
+const ASK_AGAIN: Duration = Duration::from_millis(100);
 
 /// A topic to create. What is not set has the brokers' default.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -69,6 +79,9 @@ pub enum TopicCreation {
 /// [`KafkaSource::property`](super::KafkaSource::property). Returns what became of each, in the order of `plans`. When a
 /// call is repeated, topics that were created before have [existed](TopicCreation::Existed).
 ///
+/// It returns when one broker knows the created topics, or after 10 s: brokers learn of them after the controller has
+/// answered, and say until then that they do not exist.
+///
 /// Without plans, no broker is asked, and only the properties are checked.
 ///
 /// # Errors
@@ -90,5 +103,30 @@ pub async fn create_topics(
             TopicCreation::Refused(SourceError::caused(format!("topic {name} was not created"), code))
         }
     };
-    Ok(admin.create_topics(plans).await?.into_iter().map(creation).collect())
+    let outcomes = admin.create_topics(plans).await?;
+    let created = outcomes.iter().filter(|(_, outcome)| outcome.is_ok());
+    until_known(brokers, created.map(|(name, _)| name.clone()).collect(), properties).await;
+    Ok(outcomes.into_iter().map(creation).collect())
+}
+
+/// Waits until a broker knows these topics, or says why it does not tell.
+async fn until_known(brokers: &str, mut unknown: Vec<String>, properties: &[Property]) {
+    let deadline = Instant::now() + KNOWN_WITHIN;
+    while !unknown.is_empty() {
+        let found = match facts::layouts(brokers, &unknown, properties).await {
+            Ok(found) => found,
+            Err(error) => {
+                return tracing::debug!(%error, "no broker says whether it knows the created topics");
+            }
+        };
+        let absent = found.into_iter().filter(|topic| topic.partitions == 0 && !topic.hidden);
+        unknown = absent.map(|topic| topic.name).collect();
+        if unknown.is_empty() {
+            return;
+        }
+        if Instant::now() >= deadline {
+            return tracing::warn!(topics = ?unknown, "created topics are not known to the broker that was asked");
+        }
+        sleep(ASK_AGAIN).await;
+    }
 }
