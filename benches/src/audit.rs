@@ -30,9 +30,6 @@ pub(crate) const BENCHMARK: Benchmark = Benchmark {
 
 const PARTITIONS: i32 = 6;
 
-/// How many messages are produced at a time.
-const CHUNK: usize = 10_000;
-
 /// How many claims and completions are in flight while the messages are handled.
 const IN_FLIGHT: usize = 512;
 
@@ -86,10 +83,7 @@ impl Handled {
     async fn with(count: usize, server: &RedisServer) -> Self {
         let kafka = Kafka::shared().await;
         let topic = kafka.new_topic("audit", PARTITIONS).await;
-        for first in (0..count).step_by(CHUNK) {
-            let record = |n| Record::new(payload(n)).key(broker_key(n));
-            kafka.produce(&topic, (first..count.min(first + CHUNK)).map(record)).await;
-        }
+        kafka.produce(&topic, (0..count).map(|n| Record::new(payload(n)).key(broker_key(n)))).await;
         let store = redis_store(server).connect().await.expect("the server may be used");
         let scope = fresh_scope();
         let gate = Arc::new(Gate::new(scope.as_str(), key(), store.clone()));
