@@ -13,11 +13,11 @@ use std::time::{Duration, SystemTime};
 
 use oncegate_core::key::Scope;
 use oncegate_core::record::whole_millis;
-use oncegate_core::store::{DeadLetterStop, Epoch, Halt, ScopeDescriptor, Store, StoreError};
+use oncegate_core::store::{DeadLetterStop, Epoch, ScopeDescriptor, Store, StoreError};
 use tokio::time::Instant;
 
 use super::GateError;
-use super::scope_descriptor::{Comparison, MAX_WRITES, at_start, compare, halted};
+use super::scope_descriptor::{Comparison, Loss, MAX_WRITES, at_start, compare, halted};
 use super::shard_markers;
 use super::store_position::StorePosition;
 use super::witnesses::Witnesses;
@@ -85,15 +85,6 @@ struct LossState {
     looks: u32,
     /// The checks of the descriptor alone since the last check of records.
     skipped: u32,
-}
-
-/// A loss that was detected.
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct Loss {
-    at_ms: u64,
-    reason: String,
-    /// Epochs that the store no longer knows.
-    epochs: Vec<Epoch>,
 }
 
 impl LossWatch {
@@ -402,18 +393,14 @@ impl LossWatch {
             let known = self.lock().known.clone();
             let text = self.store.descriptor(&self.scope).await?;
             let held = text.as_deref().map(|held| ScopeDescriptor::parse(&self.scope, held)).transpose()?;
-            // Another process was faster, or an operator has accepted the loss already.
-            let is_settled = held.as_ref().is_some_and(|held| {
-                held.halt.is_some() || (held.epoch != known.epoch && held.knows(known.epoch))
-            });
-            if let Some(held) =
-                held.clone().filter(|held| is_settled && loss.epochs.iter().all(|lost| is_told(held, *lost)))
-            {
+            if let Some(held) = held.clone().filter(|held| loss.is_written_in(held, &known)) {
                 self.lock().unwritten = None;
                 self.adopt(held, true);
                 return Ok(());
             }
-            let next = self.after_loss(&known, held.as_ref(), loss);
+            let next_epoch =
+                (self.on_loss == OnStoreLoss::Continue).then(|| Epoch::from_bits(self.entropy.bits()));
+            let next = loss.written_into(held.as_ref(), &known, next_epoch);
             if self.replace(held.as_ref(), &next).await? {
                 self.lock().unwritten = None;
                 self.adopt(next, true);
@@ -421,30 +408,6 @@ impl LossWatch {
             }
         }
         Err(StoreError::unavailable("other processes keep changing the scope's descriptor"))
-    }
-
-    /// Returns the descriptor to write after a loss.
-    fn after_loss(
-        &self,
-        known: &ScopeDescriptor,
-        held: Option<&ScopeDescriptor>,
-        loss: &Loss,
-    ) -> ScopeDescriptor {
-        let base = held.unwrap_or(known);
-        let mut lost = loss.epochs.clone();
-        if base.epoch != known.epoch && !base.knows(known.epoch) && !lost.contains(&known.epoch) {
-            lost.push(known.epoch);
-        }
-        if self.on_loss == OnStoreLoss::Continue && base.halt.is_none() {
-            return base.succeed(Epoch::from_bits(self.entropy.bits()), &lost, loss.at_ms);
-        }
-        let mut halt = base.halt.clone().unwrap_or_else(|| Halt::new(loss.at_ms, &loss.reason, Vec::new()));
-        for epoch in lost {
-            if !halt.lost_epochs.contains(&epoch) {
-                halt.lost_epochs.push(epoch);
-            }
-        }
-        ScopeDescriptor { halt: Some(halt), ..base.clone() }
     }
 
     /// Reads the records that must be there, and returns what is missing. With many processes on a store, few checks do
@@ -484,11 +447,6 @@ impl LossWatch {
             self.lock().known = next;
         }
     }
-}
-
-/// Whether `held` names `lost` as a lost epoch for the operator who accepts the loss, or knows it from before.
-fn is_told(held: &ScopeDescriptor, lost: Epoch) -> bool {
-    held.knows(lost) || held.halt.as_ref().is_some_and(|halt| halt.lost_epochs.contains(&lost))
 }
 
 fn millis_of(time: SystemTime) -> u64 {
