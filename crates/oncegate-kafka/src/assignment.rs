@@ -1,14 +1,12 @@
-//! Tracks which partitions this member owns, in which epoch, and which offsets may be committed.
+//! One partition of this member, from its assignment to its revocation: what it has received, and what may be committed.
 //!
-//! Kafka does not check who commits: it accepts a commit for another member's partition, and right after a rejoin
-//! even a commit by a zombie. So ownership is decided here. Each assignment of a partition is an epoch of its own.
 //! Offsets are received, finished and committed under one lock that knows the epoch, and anything from an epoch that
 //! is over is ignored.
 //!
 //! This file does not depend on a broker.
 
 use std::fmt;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -16,7 +14,6 @@ use super::clock::Clock;
 use super::fetch_limits::{Backlog, Totals};
 pub(crate) use super::ledger::Begin;
 use super::ledger::Ledger;
-use super::partition_map::PartitionMap;
 use super::standing::{PartitionReport, Standing};
 use super::watermark::Watermark;
 
@@ -33,32 +30,41 @@ impl fmt::Display for Partition {
     }
 }
 
-/// The partitions that this member owns now.
+/// What all partitions of a member share.
 #[derive(Debug, Default)]
-pub(crate) struct Assignments {
-    current: Mutex<PartitionMap<Arc<Assignment>>>,
-    /// Grows with every change of `current`, so that holders of a copy know when it is old.
-    generation: AtomicU64,
-    /// Whether a partition may have only offsets without messages after those received.
-    may_pass: AtomicBool,
-    /// Whether the client may have not begun to read a partition.
-    may_be_unread: AtomicBool,
-    shared: Arc<Shared>,
-}
-
-#[derive(Debug, Default)]
-struct Shared {
+pub(super) struct Shared {
     clock: Clock,
     last_epoch: AtomicU64,
-    totals: Arc<Totals>,
+    pub(super) totals: Arc<Totals>,
     /// Used only to wait for `drained`.
     draining: Mutex<()>,
     drained: Condvar,
 }
 
 impl Shared {
+    pub(super) fn counted_in(totals: Arc<Totals>) -> Self {
+        Self { totals, ..Self::default() }
+    }
+
+    #[cfg(test)]
+    pub(super) fn with_clock(clock: Clock) -> Self {
+        Self { clock, ..Self::default() }
+    }
+
     fn next_epoch(&self) -> u64 {
         self.last_epoch.fetch_add(1, Ordering::Relaxed) + 1
+    }
+
+    /// Waits until no attempt is `running`, and returns how many still run at `deadline`.
+    pub(super) fn wait_drained(&self, running: impl Fn() -> u32, deadline: Instant) -> u32 {
+        let mut draining = self.draining.lock().unwrap_or_else(PoisonError::into_inner);
+        loop {
+            let (still, left) = (running(), deadline.saturating_duration_since(Instant::now()));
+            if still == 0 || left.is_zero() {
+                return still;
+            }
+            draining = self.drained.wait_timeout(draining, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
     }
 }
 
@@ -108,210 +114,33 @@ impl Due {
     pub(crate) fn partition(&self) -> &Partition {
         &self.assignment.partition
     }
-}
 
-impl Assignments {
-    /// Creates the assignments of a member that is counted in these totals.
-    pub(crate) fn counted_in(totals: Arc<Totals>) -> Self {
-        Self { shared: Arc::new(Shared { totals, ..Shared::default() }), ..Self::default() }
-    }
-
-    /// Creates the assignments of a member with this clock.
-    #[cfg(test)]
-    pub(super) fn with_clock(clock: impl Fn() -> Instant + Send + Sync + 'static) -> Self {
-        let shared = Shared { clock: Clock::new(clock), ..Shared::default() };
-        Self { shared: Arc::new(shared), ..Self::default() }
-    }
-
-    /// Begins an epoch for each of these partitions, which are read from the position in `begin`.
-    pub(crate) fn assign(&self, partitions: impl IntoIterator<Item = Partition>, begin: Begin) {
-        let mut current = self.current();
-        for partition in partitions {
-            // A partition that is already ours was assigned again without a revoke, so its state may be wrong.
-            self.begin(&mut current, partition, Watermark::default(), begin);
+    /// Records that the broker has this position.
+    pub(super) fn committed(&self) {
+        let mut ledger = self.assignment.ledger();
+        if ledger.epoch == Some(self.epoch) {
+            ledger.watermark.committed(self.position);
+            ledger.due_at_ms = None;
+            ledger.mark_due(self.assignment.now_ms());
         }
-        self.generation.fetch_add(1, Ordering::Release);
-    }
-
-    /// Begins another epoch of a partition whose log was replaced; `false` when the partition is not ours.
-    ///
-    /// A new log begins at 0. That position is committed until messages are finished, so that the last epoch's position
-    /// does not stay at the broker.
-    pub(crate) fn restart(&self, partition: &Partition) -> bool {
-        let mut current = self.current();
-        if current.of(partition).is_none() {
-            return false;
-        }
-        self.begin(&mut current, partition.clone(), Watermark::starting_at(0), Begin::Begun);
-        self.generation.fetch_add(1, Ordering::Release);
-        true
-    }
-
-    fn begin(
-        &self,
-        current: &mut PartitionMap<Arc<Assignment>>,
-        partition: Partition,
-        watermark: Watermark,
-        begin: Begin,
-    ) {
-        let mut ledger = Ledger { begin, ..Ledger::new(self.shared.next_epoch(), watermark) };
-        ledger.mark_due(0);
-        let assignment = Arc::new(Assignment {
-            partition: partition.clone(),
-            attempts: AtomicU32::new(0),
-            waiting: AtomicUsize::new(0),
-            begun: self.shared.clock.now(),
-            ledger: Mutex::new(ledger),
-            shared: Arc::clone(&self.shared),
-        });
-        match current.insert(&partition, assignment) {
-            Some(former) => {
-                former.forbid();
-                former.end();
-            }
-            None => self.shared.totals.partition_assigned(),
-        }
-    }
-
-    /// Stops attempts from starting for these partitions. Running attempts may still finish.
-    pub(crate) fn begin_revoke(&self, partitions: &[Partition]) -> Vec<Arc<Assignment>> {
-        let current = self.current();
-        let revoked: Vec<_> = partitions.iter().filter_map(|one| current.of(one).cloned()).collect();
-        revoked.iter().for_each(|assignment| assignment.forbid());
-        revoked
-    }
-
-    /// Waits until no attempt runs, and returns how many still run at `deadline`.
-    pub(crate) fn wait_drained(&self, revoked: &[Arc<Assignment>], deadline: Instant) -> u32 {
-        let running = || revoked.iter().map(|assignment| assignment.running()).sum();
-        let mut draining = self.shared.draining.lock().unwrap_or_else(PoisonError::into_inner);
-        loop {
-            let (still, left) = (running(), deadline.saturating_duration_since(Instant::now()));
-            if still == 0 || left.is_zero() {
-                return still;
-            }
-            draining =
-                self.shared.drained.wait_timeout(draining, left).unwrap_or_else(PoisonError::into_inner).0;
-        }
-    }
-
-    /// Ends all epochs at once, because we are no longer a member. Returns how many partitions there were.
-    pub(crate) fn end_all(&self) -> usize {
-        let ours = self.all();
-        ours.iter().for_each(|assignment| assignment.forbid());
-        self.end(&ours);
-        ours.len()
-    }
-
-    /// Ends the epochs of these assignments: none of their offsets is committed afterwards.
-    pub(crate) fn end(&self, revoked: &[Arc<Assignment>]) {
-        let mut current = self.current();
-        for assignment in revoked {
-            assignment.end();
-            if current.of(&assignment.partition).is_some_and(|now| Arc::ptr_eq(now, assignment)) {
-                current.remove(&assignment.partition);
-                self.shared.totals.partition_ended();
-            }
-        }
-        self.generation.fetch_add(1, Ordering::Release);
-    }
-
-    /// Returns the positions of our partitions that have moved since their last commit.
-    pub(crate) fn due(&self) -> Vec<Due> {
-        let current = self.current();
-        let due = |assignment: &Arc<Assignment>| {
-            let ledger = assignment.ledger();
-            let (epoch, position) = (ledger.epoch?, ledger.watermark.due()?);
-            Some(Due { assignment: Arc::clone(assignment), epoch, position })
-        };
-        current.values().filter_map(due).collect()
-    }
-
-    /// Records that the broker has these positions.
-    pub(crate) fn committed(&self, done: &[Due]) {
-        for due in done {
-            let mut ledger = due.assignment.ledger();
-            if ledger.epoch == Some(due.epoch) {
-                ledger.watermark.committed(due.position);
-                ledger.due_at_ms = None;
-                ledger.mark_due(due.assignment.now_ms());
-            }
-        }
-    }
-
-    /// Records what the client knows of a partition.
-    pub(crate) fn reads(&self, topic: &str, number: i32, report: PartitionReport) {
-        let current = self.current();
-        if let Some(assignment) = current.get(topic, number) {
-            let mut ledger = assignment.ledger();
-            ledger.end = report.end.or(ledger.end);
-            if ledger.may_pass() {
-                self.may_pass.store(true, Ordering::Release);
-            }
-            if report.has_begun {
-                ledger.unread_at_ms = None;
-            } else {
-                ledger.unread_at_ms.get_or_insert(assignment.now_ms());
-                self.may_be_unread.store(true, Ordering::Release);
-            }
-        }
-    }
-
-    /// Returns for how long the client has not begun to read one of our partitions, the longest of these times; `None` when
-    /// it reads them all, or has reported nothing since the last call.
-    pub(crate) fn unread_for(&self) -> Option<Duration> {
-        if !self.may_be_unread.swap(false, Ordering::AcqRel) {
-            return None;
-        }
-        let current = self.current();
-        current.values().filter(|one| !one.is_revoked()).filter_map(|one| one.unread_for()).max()
-    }
-
-    /// Whether the client's positions should be read, since the last call.
-    pub(crate) fn may_pass(&self) -> bool {
-        self.may_pass.swap(false, Ordering::AcqRel)
-    }
-
-    /// Returns the partitions whose starting position is not known yet.
-    pub(crate) fn unresolved(&self) -> Vec<Arc<Assignment>> {
-        let current = self.current();
-        current.values().filter(|one| one.ledger().begin == Begin::Unresolved).cloned().collect()
-    }
-
-    /// Returns the partition's assignment, if it is ours.
-    pub(crate) fn get(&self, partition: &Partition) -> Option<Arc<Assignment>> {
-        self.current().of(partition).cloned()
-    }
-
-    /// Returns the progress of each of our partitions, by topic and number.
-    pub(crate) fn standings(&self) -> Vec<Standing> {
-        let mut standings: Vec<_> = self.all().iter().map(|assignment| assignment.standing()).collect();
-        standings.sort_by(|a, b| {
-            (&a.partition.topic, a.partition.number).cmp(&(&b.partition.topic, b.partition.number))
-        });
-        standings
-    }
-
-    /// Returns every partition that is ours now.
-    pub(crate) fn all(&self) -> Vec<Arc<Assignment>> {
-        self.current().values().cloned().collect()
-    }
-
-    pub(crate) fn is_empty(&self) -> bool {
-        self.current().is_empty()
-    }
-
-    /// Returns a number that changes whenever [`all`](Self::all) does.
-    pub(crate) fn generation(&self) -> u64 {
-        self.generation.load(Ordering::Acquire)
-    }
-
-    fn current(&self) -> MutexGuard<'_, PartitionMap<Arc<Assignment>>> {
-        self.current.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Assignment {
+    /// Begins an epoch.
+    pub(super) fn new(partition: Partition, watermark: Watermark, begin: Begin, shared: Arc<Shared>) -> Self {
+        let mut ledger = Ledger { begin, ..Ledger::new(shared.next_epoch(), watermark) };
+        ledger.mark_due(0);
+        Self {
+            partition,
+            attempts: AtomicU32::new(0),
+            waiting: AtomicUsize::new(0),
+            begun: shared.clock.now(),
+            ledger: Mutex::new(ledger),
+            shared,
+        }
+    }
+
     pub(crate) fn partition(&self) -> &Partition {
         &self.partition
     }
@@ -349,6 +178,18 @@ impl Assignment {
             }
             news
         })
+    }
+
+    /// Returns the position if it has moved since its last commit.
+    pub(super) fn due(self: &Arc<Self>) -> Option<Due> {
+        let ledger = self.ledger();
+        let (epoch, position) = (ledger.epoch?, ledger.watermark.due()?);
+        Some(Due { assignment: Arc::clone(self), epoch, position })
+    }
+
+    /// Whether the starting position is not known yet.
+    pub(super) fn is_unresolved(&self) -> bool {
+        self.ledger().begin == Begin::Unresolved
     }
 
     /// Sets where the partition begins; `is_committed` when the broker has that position already.
@@ -406,7 +247,20 @@ impl Assignment {
         self.ledger().crowded = crowded;
     }
 
-    fn standing(&self) -> Standing {
+    /// Records what the client reports of the partition. Whether there may be only offsets without messages after those
+    /// received.
+    pub(super) fn reported(&self, report: PartitionReport) -> bool {
+        let mut ledger = self.ledger();
+        ledger.end = report.end.or(ledger.end);
+        if report.has_begun {
+            ledger.unread_at_ms = None;
+        } else {
+            ledger.unread_at_ms.get_or_insert(self.now_ms());
+        }
+        ledger.may_pass()
+    }
+
+    pub(super) fn standing(&self) -> Standing {
         let now_ms = self.now_ms();
         let ago = |at_ms: u64| Duration::from_millis(now_ms.saturating_sub(at_ms));
         let ledger = self.ledger();
@@ -426,7 +280,8 @@ impl Assignment {
         }
     }
 
-    fn unread_for(&self) -> Option<Duration> {
+    /// Returns for how long the client has reported that it has not begun to read the partition.
+    pub(super) fn unread_for(&self) -> Option<Duration> {
         let unread_at_ms = self.ledger().unread_at_ms?;
         Some(Duration::from_millis(self.now_ms().saturating_sub(unread_at_ms)))
     }
@@ -484,15 +339,15 @@ impl Assignment {
         self.shared.totals.backlog(span, self.waiting())
     }
 
-    fn running(&self) -> u32 {
+    pub(super) fn running(&self) -> u32 {
         self.attempts.load(Ordering::Acquire) & !REVOKED
     }
 
-    fn forbid(&self) {
+    pub(super) fn forbid(&self) {
         self.attempts.fetch_or(REVOKED, Ordering::AcqRel);
     }
 
-    fn end(&self) {
+    pub(super) fn end(&self) {
         self.change(|ledger| {
             ledger.epoch = None;
             ledger.watermark = Watermark::default();

@@ -165,7 +165,8 @@ mod tests {
     use bytes::Bytes;
 
     use super::*;
-    use crate::assignment::{Assignments, Begin, Partition};
+    use crate::assignment::{Begin, Partition};
+    use crate::assignments::Assignments;
     use oncegate_runtime::message::Origin;
 
     struct Feed {

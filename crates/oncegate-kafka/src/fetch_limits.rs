@@ -109,7 +109,8 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::assignment::{Assignment, Assignments, Begin, Partition};
+    use crate::assignment::{Assignment, Begin, Partition};
+    use crate::assignments::Assignments;
 
     fn partition(number: i32) -> Partition {
         Partition { topic: "orders".into(), number }

@@ -101,6 +101,7 @@ mod ack_handle;
 mod admin;
 mod annotations;
 mod assignment;
+mod assignments;
 mod begin;
 mod buffer;
 mod clock;

@@ -12,7 +12,8 @@ use rdkafka::consumer::{BaseConsumer, Consumer, ConsumerContext, Rebalance};
 use rdkafka::error::{KafkaError, KafkaResult};
 use rdkafka::topic_partition_list::Offset;
 
-use super::assignment::{Assignment, Assignments, Begin, Partition};
+use super::assignment::{Assignment, Begin, Partition};
+use super::assignments::Assignments;
 use super::buffer::Buffer;
 use super::commit::{CommitDesk, CommitOutcome};
 use super::connection::Connection;
@@ -328,7 +329,7 @@ impl ClientContext for MemberContext {
         if !self.is_retired() {
             self.member.heard(statistics::responses(statistics));
             let connected = statistics::each_report(statistics, |topic, number, report| {
-                self.member.assignments.reads(topic, number, report);
+                self.member.assignments.reported(topic, number, report);
             });
             if let Some(is_connected) = connected {
                 self.member.connected(is_connected);

@@ -113,7 +113,8 @@ mod tests {
     use bytes::Bytes;
 
     use super::*;
-    use crate::assignment::{Assignments, Begin, Partition};
+    use crate::assignment::{Begin, Partition};
+    use crate::assignments::Assignments;
     use crate::retries::DUE_HEADER;
     use oncegate_runtime::dead_letters::millis_since_1970;
     use oncegate_runtime::message::{Header, Message, Origin};
