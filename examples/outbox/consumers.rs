@@ -8,7 +8,7 @@ use oncegate::kafka::KafkaSource;
 use oncegate::outbox::{ID_HEADER, OutboxMessage};
 use oncegate::postgres::{PostgresOutbox, PostgresStore};
 use oncegate::{Attempt, BoxError, Consumer, Failure, Gate, Handler, Key, Message, OrPermanent};
-use oncegate_examples::crew::{start_logging, told_to_stop};
+use oncegate_examples::crew::{start_logging, until_told_to_stop};
 use serde::{Deserialize, Serialize};
 use tokio_postgres::NoTls;
 use tokio_util::sync::CancellationToken;
@@ -112,7 +112,7 @@ impl Consumers {
         let notices = Consumer::new(source("notices"), shipments, notices).concurrency(CONCURRENCY);
 
         let told = async {
-            told_to_stop().await;
+            until_told_to_stop().await;
             stop.cancel();
             Ok(())
         };

@@ -149,6 +149,7 @@ fn crash_relays(
             .args(shared)
             .arg("--crash")
             .stdin(std::process::Stdio::piped())
+            .stdout(std::process::Stdio::null())
             .spawn()?;
         // Held, because its end would ask the relay to stop.
         let _input = relay.stdin.take();

@@ -29,7 +29,7 @@ pub(crate) struct Proof {
 pub(crate) fn progress(database: &Database, run: &str) -> Result<Progress, BoxError> {
     let charges = database.count("SELECT count(*) FROM shipments WHERE run = $1", &[&run])?;
     let answers = database.count("SELECT count(DISTINCT order_id) FROM notices WHERE run = $1", &[&run])?;
-    Ok(Progress { charges, answers, last_pid: 0 })
+    Ok(Progress { charges, answers })
 }
 
 impl Proof {

@@ -8,7 +8,7 @@ use oncegate::kafka::KafkaPublisher;
 use oncegate::outbox::Relay as OutboxRelay;
 use oncegate::postgres::PostgresStore;
 use oncegate::{BoxError, Event, Observer};
-use oncegate_examples::crew::{start_logging, told_to_stop};
+use oncegate_examples::crew::{start_logging, until_told_to_stop};
 
 /// How long the next relay waits after one has crashed.
 const LEASE: Duration = Duration::from_secs(1);
@@ -53,7 +53,7 @@ impl Relay {
         if self.crash {
             relay = relay.observer(std::sync::Arc::new(Crash::default()));
         }
-        relay.run_until(told_to_stop()).await?;
+        relay.run_until(until_told_to_stop()).await?;
         Ok(())
     }
 }

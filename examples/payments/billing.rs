@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use oncegate::{Attempt, Failure, Field, Handler, Key, Message};
+use oncegate_examples::hang::Hang;
 use oncegate_examples::payments::{Bank, Entry, Ledger};
 use serde::{Deserialize, Serialize};
 
@@ -27,6 +28,8 @@ pub(crate) struct Receipt {
 pub(crate) struct Billing {
     pub(crate) bank: Bank,
     pub(crate) ledger: Ledger,
+    /// The payment in which this worker may be killed; yours has none.
+    pub(crate) hang: Hang,
 }
 
 impl Handler for Billing {
@@ -34,6 +37,7 @@ impl Handler for Billing {
 
     async fn handle(&self, message: &Message, attempt: &Attempt) -> Result<Receipt, Failure> {
         let payment: Payment = message.json()?;
+        self.hang.here(&payment.order_id).await?;
         tokio::time::sleep(BANK_TAKES).await;
         // The same for every attempt: after a crash the bank recognises the request, and charges no second time.
         let charge = attempt.idempotency_key("charge");

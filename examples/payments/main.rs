@@ -15,6 +15,7 @@ use indicatif::ProgressBar;
 use oncegate::BoxError;
 use oncegate_examples::broker::Broker;
 use oncegate_examples::crew::Crew;
+use oncegate_examples::hang::Hang;
 use oncegate_examples::payments::{Bank, Ledger, Proof, bank_place, store_place};
 use oncegate_examples::show::exit_code;
 use oncegate_examples::stage::{Stage, StageArgs};
@@ -63,14 +64,12 @@ fn run(args: &Args) -> Result<bool, BoxError> {
     broker.produce(&topic, &stage.payments.payloads, bar)?;
     let store = store_place(args.redis.as_deref(), folder.path());
     let bank = Bank::open(&bank_place(folder.path()))?;
-    let start = |pass: &str| Pass::start(&broker, &topic, &store, &stage.name, folder.path(), pass);
+    let hang = stage.hang(folder.path());
+    let start = |pass: &str| Pass::start(&broker, &topic, &store, &stage.name, folder.path(), pass, &hang);
 
     let bar = stage.charging("consuming; one worker is killed on the way");
     let mut first = start("first")?;
-    let some = stage.charged_before_the_kill();
-    let progress = || first.ledger.progress();
-    let charged = first.crew.wait_for(bar, progress, |progress| progress.charges >= some)?;
-    let killed = first.crew.kill_one(charged)?;
+    let killed = first.crew.kill_in(&hang, bar, || first.ledger.progress())?;
     first.finish(&broker, &topic, bar)?;
 
     let bar = stage.sending("replaying the whole topic");
@@ -99,6 +98,7 @@ impl Pass {
         run: &str,
         folder: &Path,
         pass: &str,
+        hang: &Hang,
     ) -> Result<Self, BoxError> {
         let group = format!("{run}-{pass}");
         let path = folder.join(format!("{pass}.ledger"));
@@ -106,7 +106,9 @@ impl Pass {
         let (path, bank) = (path.display().to_string(), bank_place(folder).display().to_string());
         let arguments = ["--bootstrap", broker.bootstrap(), "--topic", topic, "--group", &group];
         let arguments = arguments.into_iter().chain(["--store", store, "--scope", run, "--ledger", &path]);
-        let crew = Crew::start_workers(arguments.chain(["--bank", &bank]))?;
+        let hang = hang.arguments();
+        let arguments = arguments.chain(["--bank", &bank]).chain(hang.iter().map(String::as_str));
+        let crew = Crew::start_workers(arguments)?;
         Ok(Self { group, ledger, crew })
     }
 

@@ -1,4 +1,4 @@
-//! A worker process: what you would write yourself.
+//! A worker process: what you would write yourself, except that it stops in one payment to be killed there.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -6,7 +6,8 @@ use std::time::Duration;
 use clap::Args;
 use oncegate::kafka::KafkaSource;
 use oncegate::{BoxError, Consumer, Gate};
-use oncegate_examples::crew::{start_logging, told_to_stop};
+use oncegate_examples::crew::{start_logging, until_told_to_stop};
+use oncegate_examples::hang::Hang;
 use oncegate_examples::payments::{Bank, Ledger, open_store};
 
 use crate::billing::{self, Billing};
@@ -30,6 +31,8 @@ pub(crate) struct Worker {
     bank: PathBuf,
     #[arg(long)]
     ledger: PathBuf,
+    #[command(flatten)]
+    hang: Hang,
 }
 
 impl Worker {
@@ -40,8 +43,9 @@ impl Worker {
         let gate = Gate::new(self.scope, billing::key(), store).lease(LEASE);
         let source =
             KafkaSource::new(self.bootstrap, self.group, [self.topic]).property("session.timeout.ms", "6000");
-        let billing = Billing { bank: Bank::open(&self.bank)?, ledger: Ledger::open(&self.ledger)? };
-        Consumer::new(source, gate, billing).concurrency(16).run_until(told_to_stop()).await?;
+        let (bank, ledger) = (Bank::open(&self.bank)?, Ledger::open(&self.ledger)?);
+        let billing = Billing { bank, ledger, hang: self.hang };
+        Consumer::new(source, gate, billing).concurrency(16).run_until(until_told_to_stop()).await?;
         Ok(())
     }
 }

@@ -3,14 +3,13 @@
 //!
 //! `cargo run --example payments_postgres` starts a Kafka-speaking broker in this process, and a PostgreSQL server
 //! from the programs that are installed on this machine. `--bootstrap localhost:9092 --postgres
-//! postgres://localhost/test` does the same on servers that are there. In the middle, one worker is killed in its
-//! transactions and the connections of all others are cut; then the topic is replayed. It prints what happened as
-//! a table, and exits with 1 when the proof fails.
+//! postgres://localhost/test` does the same on servers that are there. In the middle, one worker is killed in a
+//! transaction that has made a charge, and the connections of all others are cut; then the topic is replayed. It prints
+//! what happened as a table, and exits with 1 when the proof fails.
 
 mod proof;
 mod worker;
 
-use std::cell::Cell;
 use std::process::ExitCode;
 
 use clap::Parser;
@@ -19,6 +18,7 @@ use oncegate::BoxError;
 use oncegate_examples::broker::Broker;
 use oncegate_examples::crew::{Crew, Progress};
 use oncegate_examples::database::Database;
+use oncegate_examples::hang::Hang;
 use oncegate_examples::show::exit_code;
 use oncegate_examples::stage::{Stage, StageArgs};
 
@@ -31,8 +31,7 @@ CREATE TABLE IF NOT EXISTS charges (
     order_id  text    NOT NULL,
     amount    text    NOT NULL,
     charge    text    NOT NULL,
-    pid       integer NOT NULL,
-    made      bigint  GENERATED ALWAYS AS IDENTITY   -- a rolled back charge leaves a gap
+    pid       integer NOT NULL
 );
 CREATE TABLE IF NOT EXISTS answers (
     run      text NOT NULL,
@@ -82,19 +81,14 @@ fn run(args: &Args) -> Result<bool, BoxError> {
     let broker = Broker::start(args.bootstrap.as_deref())?;
     broker.create_topic(&topic)?;
     broker.produce(&topic, &stage.payments.payloads, bar)?;
-    let servers = Servers { broker: &broker, database: &database, topic: &topic, run: &stage.name };
+    let folder = tempfile::tempdir()?;
+    let hang = stage.hang(folder.path());
+    let servers =
+        Servers { broker: &broker, database: &database, topic: &topic, run: &stage.name, hang: &hang };
 
     let bar = stage.charging("consuming; a kill and cut connections on the way");
     let mut first = servers.start("first")?;
-    let some = stage.charged_before_the_kill();
-    // One that has charged since the last look: on a busy machine, the last charge may be old and its worker idle.
-    let before = Cell::new(u64::MAX);
-    let is_moving = |progress: &Progress| {
-        let before = before.replace(progress.charges);
-        progress.charges >= some && progress.charges > before
-    };
-    let charged = first.crew.wait_for(bar, || servers.progress(), is_moving)?;
-    first.crew.kill_one(charged)?;
+    let killed = first.crew.kill_in(&hang, bar, || servers.progress())?;
     let cut = servers.cut_connections()?;
     servers.finish(&mut first, bar)?;
     let before_replay = servers.progress()?;
@@ -104,7 +98,8 @@ fn run(args: &Args) -> Result<bool, BoxError> {
     servers.finish(&mut second, bar)?;
     stage.end();
 
-    let proof = Proof::new(&database, &stage.name, &stage.payments, before_replay, cut)?;
+    let taken_back = servers.taken_back(killed)?;
+    let proof = Proof::new(&database, &stage.name, &stage.payments, before_replay, cut, taken_back)?;
     stage.print(&proof)?;
     Ok(proof.holds())
 }
@@ -115,6 +110,7 @@ struct Servers<'a> {
     database: &'a Database,
     topic: &'a str,
     run: &'a str,
+    hang: &'a Hang,
 }
 
 /// One pass over the topic.
@@ -129,7 +125,9 @@ impl Servers<'_> {
         let arguments = ["--bootstrap", self.broker.bootstrap(), "--topic", self.topic];
         let url = self.database.url_named(self.run);
         let arguments = arguments.into_iter().chain(["--group", &group, "--postgres", &url]);
-        let crew = Crew::start_workers(arguments.chain(["--run", self.run]))?;
+        let hang = self.hang.arguments();
+        let arguments = arguments.chain(["--run", self.run]).chain(hang.iter().map(String::as_str));
+        let crew = Crew::start_workers(arguments)?;
         Ok(Pass { group, crew })
     }
 
@@ -143,14 +141,18 @@ impl Servers<'_> {
 
     fn progress(&self) -> Result<Progress, BoxError> {
         let question = "SELECT (SELECT count(*) FROM charges WHERE run = $1) AS charges, \
-                        (SELECT count(*) FROM answers WHERE run = $1) AS answers, \
-                        coalesce((SELECT pid FROM charges WHERE run = $1 ORDER BY made DESC LIMIT 1), 0) AS last_pid";
+                        (SELECT count(*) FROM answers WHERE run = $1) AS answers";
         let row = self.database.ask(question, &[&self.run])?;
         Ok(Progress {
             charges: row.try_get::<_, i64>("charges")?.unsigned_abs(),
             answers: row.try_get::<_, i64>("answers")?.unsigned_abs(),
-            last_pid: row.try_get::<_, i32>("last_pid")?.unsigned_abs(),
         })
+    }
+
+    /// Returns how often the charge that the killed worker had made in its transaction is there, made by another worker.
+    fn taken_back(&self, killed: u32) -> Result<u64, BoxError> {
+        let question = "SELECT count(*) FROM charges WHERE run = $1 AND order_id = $2 AND pid <> $3";
+        self.database.count(question, &[&self.run, &self.hang.order(), &i32::try_from(killed)?])
     }
 
     /// Cuts every connection of the workers that are left, and returns how many there were.

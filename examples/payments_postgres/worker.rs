@@ -1,4 +1,4 @@
-//! A worker process: what you would write yourself.
+//! A worker process: what you would write yourself, except that it stops in one transaction to be killed there.
 
 use std::str::FromStr as _;
 use std::time::Duration;
@@ -10,7 +10,8 @@ use oncegate::postgres::{PostgresStore, PostgresTransaction};
 use oncegate::{
     Attempt, BoxError, Consumer, Failure, Field, Gate, Key, Message, Transactional, TransactionalHandler,
 };
-use oncegate_examples::crew::{start_logging, told_to_stop};
+use oncegate_examples::crew::{start_logging, until_told_to_stop};
+use oncegate_examples::hang::Hang;
 use serde::{Deserialize, Serialize};
 use tokio_postgres::NoTls;
 
@@ -37,6 +38,8 @@ pub(crate) struct Worker {
     postgres: String,
     #[arg(long)]
     run: String,
+    #[command(flatten)]
+    hang: Hang,
 }
 
 #[derive(Debug, Deserialize)]
@@ -54,6 +57,8 @@ struct Billing {
     /// For the answers to duplicates, which need no transaction.
     pool: Pool,
     run: String,
+    /// The payment in whose transaction this worker may be killed; yours has none.
+    hang: Hang,
 }
 
 impl TransactionalHandler<PostgresTransaction> for Billing {
@@ -71,6 +76,7 @@ impl TransactionalHandler<PostgresTransaction> for Billing {
         let (amount, pid) = (payment.amount.to_string(), i32::try_from(std::process::id())?);
         transaction.execute(insert, &[&self.run, &payment.order_id, &amount, &receipt.charge, &pid]).await?;
         // A kill here takes the charge back.
+        self.hang.here(&payment.order_id).await?;
         tokio::time::sleep(BOOKING_TAKES).await;
         Ok(receipt)
     }
@@ -93,9 +99,9 @@ impl Worker {
         let gate = Gate::new(&*self.run, key(), store).lease(LEASE);
         let source =
             KafkaSource::new(self.bootstrap, self.group, [self.topic]).property("session.timeout.ms", "6000");
-        let billing = Billing { pool: pool(&self.postgres)?, run: self.run };
+        let billing = Billing { pool: pool(&self.postgres)?, run: self.run, hang: self.hang };
         let billing = Transactional::new(transactions, billing);
-        Consumer::new(source, gate, billing).concurrency(CONCURRENCY).run_until(told_to_stop()).await?;
+        Consumer::new(source, gate, billing).concurrency(CONCURRENCY).run_until(until_told_to_stop()).await?;
         Ok(())
     }
 }

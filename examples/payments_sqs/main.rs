@@ -10,14 +10,14 @@ mod billing;
 mod queue;
 mod worker;
 
-use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::ExitCode;
 
 use clap::Parser;
 use indicatif::ProgressBar;
 use oncegate::BoxError;
-use oncegate_examples::crew::{Crew, Progress};
+use oncegate_examples::crew::Crew;
+use oncegate_examples::hang::Hang;
 use oncegate_examples::payments::{Bank, Ledger, Proof, bank_place, store_place};
 use oncegate_examples::show::exit_code;
 use oncegate_examples::stage::{Stage, StageArgs};
@@ -66,13 +66,12 @@ fn run(args: &Args) -> Result<bool, BoxError> {
     queue.send(&stage.payments.payloads, bar);
     let store = store_place(args.redis.as_deref(), folder.path());
     let bank = Bank::open(&bank_place(folder.path()))?;
-    // The bank hangs on this payment, and its worker is killed meanwhile.
-    let slow_order = format!("order-{}", stage.charged_before_the_kill());
-    let shared = Shared { queue: &queue, store, run: &stage.name, slow_order, folder: folder.path() };
+    let hang = stage.hang(folder.path());
+    let shared = Shared { queue: &queue, store, run: &stage.name, hang, folder: folder.path() };
 
     let bar = stage.charging("consuming; one worker is killed on the way");
     let mut first = shared.start("first")?;
-    let killed = first.kill_who_has_begun(bar)?;
+    let killed = first.crew.kill_in(&shared.hang, bar, || first.ledger.progress())?;
     first.finish(&queue, bar)?;
 
     let bar = stage.sending("everything comes a second time");
@@ -92,7 +91,7 @@ struct Shared<'a> {
     queue: &'a Queue,
     store: String,
     run: &'a str,
-    slow_order: String,
+    hang: Hang,
     folder: &'a Path,
 }
 
@@ -100,35 +99,23 @@ struct Shared<'a> {
 struct Pass {
     ledger: Ledger,
     crew: Crew,
-    /// Holds the process that has begun with the slow order.
-    begun: PathBuf,
 }
 
 impl Shared<'_> {
     fn start(&self, pass: &str) -> Result<Pass, BoxError> {
         let path = self.folder.join(format!("{pass}.ledger"));
         let ledger = Ledger::open(&path)?;
-        let begun = self.folder.join(format!("{pass}.begun"));
-        let (path, begun_path) = (path.display().to_string(), begun.display().to_string());
+        let (path, hang) = (path.display().to_string(), self.hang.arguments());
         let arguments = ["--endpoint", self.queue.endpoint(), "--queue", self.queue.url()];
         let arguments = arguments.into_iter().chain(["--store", &self.store, "--scope", self.run]);
-        let arguments = arguments.chain(["--ledger", &path, "--slow-order", &self.slow_order]);
+        let arguments = arguments.chain(["--ledger", &path]).chain(hang.iter().map(String::as_str));
         let bank = bank_place(self.folder).display().to_string();
-        let crew = Crew::start_workers(arguments.chain(["--begun", &begun_path, "--bank", &bank]))?;
-        Ok(Pass { ledger, crew, begun })
+        let crew = Crew::start_workers(arguments.chain(["--bank", &bank]))?;
+        Ok(Pass { ledger, crew })
     }
 }
 
 impl Pass {
-    /// Waits until the bank hangs on a payment, and kills the worker that waits for it.
-    fn kill_who_has_begun(&mut self, bar: &ProgressBar) -> Result<u32, BoxError> {
-        let who = || fs::read_to_string(&self.begun).ok()?.trim().parse::<u32>().ok();
-        let progress = || self.ledger.progress();
-        let progress = self.crew.wait_for(bar, progress, |_| who().is_some())?;
-        let last_pid = who().ok_or("no worker has started a message")?;
-        self.crew.kill_one(Progress { last_pid, ..progress })
-    }
-
     /// Waits until the queue is empty, and stops the workers.
     fn finish(&mut self, queue: &Queue, bar: &ProgressBar) -> Result<(), BoxError> {
         self.crew.finish(bar, || self.ledger.progress(), || queue.is_empty())

@@ -1,19 +1,18 @@
-//! A worker process: what you would write yourself, except for the bank that hangs.
+//! A worker process: what you would write yourself, except that it stops in one payment to be killed there.
 
 use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
 use oncegate::sqs::SqsSource;
-use oncegate::{Attempt, BoxError, Consumer, Failure, Gate, Handler, Message};
-use oncegate_examples::crew::{start_logging, told_to_stop};
+use oncegate::{BoxError, Consumer, Gate};
+use oncegate_examples::crew::{start_logging, until_told_to_stop};
+use oncegate_examples::hang::Hang;
 use oncegate_examples::payments::{Bank, Ledger, open_store};
 use oncegate_testkit::Sqs;
 
-use crate::billing::{self, Billing, Payment, Receipt};
+use crate::billing::{self, Billing};
 
-/// Duration of the one payment during which a worker is killed.
-const BANK_HANGS: Duration = Duration::from_secs(60);
 /// Short, so that the payments of the killed worker are taken over soon.
 const LEASE: Duration = Duration::from_secs(3);
 const VISIBILITY: Duration = Duration::from_secs(4);
@@ -34,36 +33,8 @@ pub(crate) struct Worker {
     bank: PathBuf,
     #[arg(long)]
     ledger: PathBuf,
-    /// The order on which the bank hangs.
-    #[arg(long)]
-    slow_order: String,
-    /// The file that tells the main process which worker waits for the bank.
-    #[arg(long)]
-    begun: PathBuf,
-}
-
-/// The billing of the example `payments`, with a bank that hangs on one payment.
-struct SlowBilling {
-    billing: Billing,
-    slow_order: String,
-    begun: PathBuf,
-}
-
-impl Handler for SlowBilling {
-    type Output = Receipt;
-
-    async fn handle(&self, message: &Message, attempt: &Attempt) -> Result<Receipt, Failure> {
-        let payment: Payment = message.json()?;
-        if payment.order_id == self.slow_order && !attempt.recovered() {
-            std::fs::write(&self.begun, std::process::id().to_string())?;
-            tokio::time::sleep(BANK_HANGS).await;
-        }
-        self.billing.handle(message, attempt).await
-    }
-
-    async fn duplicate(&self, message: &Message, receipt: Receipt) -> Result<(), Failure> {
-        self.billing.duplicate(message, receipt).await
-    }
+    #[command(flatten)]
+    hang: Hang,
 }
 
 impl Worker {
@@ -77,9 +48,9 @@ impl Worker {
         let source = SqsSource::from_client(Sqs::at(self.endpoint).client().clone(), self.queue)
             .visibility(VISIBILITY)
             .wait(WAIT);
-        let billing = Billing { bank: Bank::open(&self.bank)?, ledger: Ledger::open(&self.ledger)? };
-        let billing = SlowBilling { billing, slow_order: self.slow_order, begun: self.begun };
-        Consumer::new(source, gate, billing).concurrency(16).run_until(told_to_stop()).await?;
+        let (bank, ledger) = (Bank::open(&self.bank)?, Ledger::open(&self.ledger)?);
+        let billing = Billing { bank, ledger, hang: self.hang };
+        Consumer::new(source, gate, billing).concurrency(16).run_until(until_told_to_stop()).await?;
         Ok(())
     }
 }

@@ -1,6 +1,6 @@
 //! Worker processes: this very program, started again with other arguments.
 
-use std::io;
+use std::io::{self, BufRead as _, BufReader};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -8,11 +8,16 @@ use indicatif::ProgressBar;
 use oncegate::BoxError;
 use tokio::io::AsyncReadExt as _;
 
+use crate::hang::Hang;
+
 /// When nothing moves for this long, something is wrong.
 const STUCK_AFTER: Duration = Duration::from_secs(60);
 
 /// How many worker processes the programs about payments have.
 const WORKERS: usize = 3;
+
+/// What a worker prints when it is ready.
+const READY: &str = "ready";
 
 /// Interval at which the workers' progress is read.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
@@ -24,8 +29,6 @@ pub struct Progress {
     pub charges: u64,
     /// How many duplicates were answered.
     pub answers: u64,
-    /// The process that charged last.
-    pub last_pid: u32,
 }
 
 /// Running workers; they are killed when this value is dropped.
@@ -44,17 +47,27 @@ impl Crew {
         Self::start(WORKERS, &arguments.collect::<Vec<String>>())
     }
 
-    /// Starts so many workers; `arguments` is what each is given.
+    /// Starts so many workers, and waits until each [says that it is ready](until_told_to_stop); `arguments` is what each
+    /// is given.
     ///
     /// # Errors
-    /// When one does not start.
+    /// When one does not start, or ends before it is ready.
     pub fn start(workers: usize, arguments: &[String]) -> Result<Self, BoxError> {
         let start = |_| {
             let mut worker = Command::new(std::env::current_exe()?);
-            worker.args(arguments).stdin(Stdio::piped()).stdout(Stdio::null()).spawn()
+            worker.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()
         };
         let workers = (0..workers).map(start).collect::<Result<Vec<Child>, io::Error>>()?;
-        Ok(Self { workers })
+        let mut crew = Self { workers };
+        for worker in &mut crew.workers {
+            let mut said = String::new();
+            let output = worker.stdout.take().ok_or("a worker has no output")?;
+            BufReader::new(output).read_line(&mut said)?;
+            if said.trim_end() != READY {
+                return Err("a worker has ended before it was ready".into());
+            }
+        }
+        Ok(crew)
     }
 
     /// Waits until `enough`, showing progress; gives up when nothing moves.
@@ -88,18 +101,24 @@ impl Crew {
         }
     }
 
-    /// Kills the worker that charged last, with SIGKILL: it is in the middle of its handlers. Returns its process id.
+    /// Waits until a worker has stopped in the middle of a payment, and kills it with SIGKILL. Returns its process id.
     ///
     /// # Errors
-    /// When no worker is left.
-    pub fn kill_one(&mut self, progress: Progress) -> Result<u32, BoxError> {
-        let busiest =
-            self.workers.iter().position(|worker| worker.id() == progress.last_pid).unwrap_or_default();
+    /// When nothing moves, or a worker ends by itself.
+    pub fn kill_in(
+        &mut self,
+        hang: &Hang,
+        bar: &ProgressBar,
+        progress: impl Fn() -> Result<Progress, BoxError>,
+    ) -> Result<u32, BoxError> {
+        self.wait_for(bar, progress, |_| hang.who().is_some())?;
+        let place = self.workers.iter().position(|worker| Some(worker.id()) == hang.who());
+        let place = place.ok_or("it is no worker that has stopped")?;
         // It stays among the workers until it is dead, so that it is waited for whatever happens.
-        let worker = self.workers.get_mut(busiest).ok_or("no worker is left")?;
+        let worker = self.workers.get_mut(place).ok_or("no worker is left")?;
         worker.kill()?;
         worker.wait()?;
-        Ok(self.workers.swap_remove(busiest).id())
+        Ok(self.workers.swap_remove(place).id())
     }
 
     /// Waits until everything is done, showing progress, and stops the workers.
@@ -142,9 +161,13 @@ impl Drop for Crew {
     }
 }
 
-/// In a worker: resolves when the main process closes the worker's standard input to stop it, or ends.
-pub async fn told_to_stop() {
-    _ = tokio::io::stdin().read_to_end(&mut Vec::new()).await;
+/// In a worker: tells the main process that it is ready. What it returns resolves when the main process closes the worker's
+/// standard input to stop it, or ends.
+pub fn until_told_to_stop() -> impl Future<Output = ()> + Send {
+    println!("{READY}");
+    async {
+        _ = tokio::io::stdin().read_to_end(&mut Vec::new()).await;
+    }
 }
 
 /// In a worker: logs to standard error. Quiet unless something is wrong; `PAYMENTS_LOG=info` shows more.

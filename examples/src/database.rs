@@ -39,7 +39,11 @@ impl Database {
             PostgresStore::builder(&url).without_purge().connect().await?.create_schema().await?;
             let (client, connection) = tokio_postgres::connect(&url, NoTls).await?;
             tokio::spawn(connection);
-            client.batch_execute(tables).await?;
+            // Two programs at once that make the same tables would be in each other's way.
+            let alone = format!(
+                "BEGIN; SELECT pg_advisory_xact_lock(hashtext('oncegate examples')); {tables}; COMMIT"
+            );
+            client.batch_execute(&alone).await?;
             Ok::<_, BoxError>(client)
         })?;
         Ok(Self { url, client, runtime, _server: server })

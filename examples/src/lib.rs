@@ -1,4 +1,4 @@
-//! Shared parts of the examples: their stage, a broker, a database, and worker processes that can be killed.
+//! Shared parts of the examples: their stage, a broker, a database, and worker processes that are killed in a payment.
 //!
 //! What you would write yourself is in `payments/{billing,worker}.rs`, `payments_sqs/worker.rs`, `payments_http/`,
 //! `payments_postgres/worker.rs`, `batch/` and `outbox/`.
@@ -6,6 +6,7 @@
 pub mod broker;
 pub mod crew;
 pub mod database;
+pub mod hang;
 pub mod payments;
 pub mod show;
 pub mod stage;

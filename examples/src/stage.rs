@@ -1,14 +1,17 @@
 //! The stage of the programs about payments: their options, the run's name and messages, and its stages on the screen.
 
+use std::path::Path;
+
 use clap::Args;
 use indicatif::ProgressBar;
 use oncegate::BoxError;
 use serde::Serialize;
 
+use crate::hang::Hang;
 use crate::payments::Payments;
 use crate::show::{Show, Stages};
 
-/// A worker is killed when this share of the payments is charged.
+/// A worker is killed in the payment after this share of them.
 const KILL_AT: f64 = 0.4;
 
 /// The options of every program about payments.
@@ -57,9 +60,10 @@ impl Stage {
         self.stages.begin(name, self.payments.distinct())
     }
 
-    /// How many payments are charged when a worker is killed.
-    pub fn charged_before_the_kill(&self) -> u64 {
-        (self.payments.distinct() as f64 * KILL_AT) as u64
+    /// The payment in which a worker is killed. That worker says so in a file in `folder`.
+    pub fn hang(&self, folder: &Path) -> Hang {
+        let order = (self.payments.distinct() as f64 * KILL_AT) as u64;
+        Hang::on(format!("order-{order}"), folder)
     }
 
     /// Ends the last stage.

@@ -94,7 +94,6 @@ impl Ledger {
             let entry: Entry = serde_json::from_str(line)?;
             if entry.asked {
                 progress.charges += 1;
-                progress.last_pid = entry.pid;
             } else {
                 progress.answers += 1;
             }
