@@ -39,7 +39,7 @@ const RECEIVE_MOST: usize = 512;
 const COMMIT_INTERVAL: Duration = Duration::from_secs(1);
 
 async fn run(plan: &Plan) -> Vec<Figure> {
-    let (redis, broker) = (RedisServer::start_with(&BENCH_REDIS).await, KafkaBroker::start().await);
+    let (redis, broker) = (RedisServer::start_with(&BENCH_REDIS).await, KafkaBroker::start_for_long().await);
     let mut bare = Bare::connect(&redis).await;
     let count = plan.size(300_000, 5_000);
     let topic = broker.new_topic(ROUTE, PARTITIONS).await;

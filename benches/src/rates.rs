@@ -112,7 +112,7 @@ pub(crate) async fn work(task: &Task) {
 const CONTESTANTS: [&str; 5] = ["Redis", "SQLite", "PostgreSQL", "bare loop", "poll and commit"];
 
 async fn run(plan: &Plan) -> Vec<Figure> {
-    let (redis, kafka) = (RedisServer::start_with(&BENCH_REDIS).await, KafkaBroker::start().await);
+    let (redis, kafka) = (RedisServer::start_with(&BENCH_REDIS).await, KafkaBroker::start_for_long().await);
     let (postgres, folder) = (PostgresServer::start().await, tempfile::tempdir().expect("a folder"));
     let store = PostgresStore::connect(postgres.url()).await.expect("the server may be used");
     store.create_schema().await.expect("new tables");

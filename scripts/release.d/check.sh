@@ -1,10 +1,11 @@
 # Tests the artefacts, and the crates as they would be published.
 
-CHECKS=(licences advisories crates oldest_rust minimal semver deb wheel npm image chart site)
+CHECKS=(licences advisories crates consumers oldest_rust minimal semver deb wheel npm image chart site)
 
+# Built without optimisation, which would take longer than it saves.
 cargo_tool() { # NAME VERSION
     "$TOOLS/bin/cargo-$1" "$1" --version 2>/dev/null | grep -qF " $2" ||
-        cargo install --quiet --locked --root "$TOOLS" "cargo-$1@$2"
+        cargo install --quiet --locked --debug --root "$TOOLS" "cargo-$1@$2"
 }
 
 check_licences() {
@@ -33,6 +34,16 @@ check_crates() {
     cargo publish --locked --workspace --dry-run
     grep -q '^repository = ' Cargo.toml ||
         printf '\n    !!! NOT SET: `repository`. Before the first publication it must be, see docs/RELEASING.md.\n'
+}
+
+# Programs with dependencies of their own, which the workspace's lock file does not speak for. The README's ends when it is
+# stopped: here it is built, and a test of the workspace runs it.
+check_consumers() {
+    local consumer action
+    for consumer in tests/consumers/*/; do
+        if [ "$consumer" = tests/consumers/readme/ ]; then action=build; else action=run; fi
+        CARGO_TARGET_DIR=$BUILD/consumers cargo "$action" --quiet --locked --manifest-path "$consumer/Cargo.toml"
+    done
 }
 
 # The Rust that the manifests promise, with the dependencies of the lock file: what a release is built from.
@@ -75,7 +86,7 @@ check_minimal_everyday() {
 minimal() { # ARGUMENTS of cargo hack check
     local rust
     oldest_rust
-    has cargo-hack || cargo install --quiet --locked "cargo-hack@$CARGO_HACK"
+    has cargo-hack || cargo install --quiet --locked --debug "cargo-hack@$CARGO_HACK"
     minimal_copy "$BUILD/minimal"
     (
         cd "$BUILD/minimal"
@@ -211,6 +222,6 @@ check_chart() {
 # The site of the documents. A part of .ci/run.
 check_site() {
     "$TOOLS/bin/mdbook" --version 2>/dev/null | grep -qF "v$MDBOOK" ||
-        cargo install --quiet --locked --root "$TOOLS" "mdbook@$MDBOOK"
+        cargo install --quiet --locked --debug --root "$TOOLS" "mdbook@$MDBOOK"
     PATH=$TOOLS/bin:$PATH scripts/site
 }

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use tempfile::TempDir;
 
+use crate::broker::OVER_SOON;
 use crate::place::{self, Port};
 use crate::process::{self, Process};
 use crate::sqs::Sqs;
@@ -26,6 +27,8 @@ const HINT: &str = "`scripts/fetch-servers` installs Java and fetches ElasticMQ"
 pub struct ElasticmqServer {
     sqs: Sqs,
     process: Option<Process>,
+    /// Further options for Java.
+    options: &'static [&'static str],
     // After the process: fields are dropped in this order, and the server must not write any more.
     dir: TempDir,
     _port: Port,
@@ -46,7 +49,7 @@ impl ElasticmqServer {
         Self::start_with(Storage::Memory).await
     }
 
-    /// Like [`ElasticmqServer::start`], but queues and messages outlive a kill.
+    /// Like [`ElasticmqServer::start`], but queues and messages outlive a kill. It is one for a test that is over soon.
     ///
     /// # Panics
     /// As [`ElasticmqServer::start`].
@@ -60,7 +63,11 @@ impl ElasticmqServer {
         let settings = settings(&port, dir.path(), storage);
         fs::write(dir.path().join(SETTINGS), settings).expect("the server's folder can be written");
         let sqs = Sqs::at(format!("http://{}", port.address()));
-        let mut server = Self { sqs, process: None, dir, _port: port };
+        let options = match storage {
+            Storage::Memory => &["-XX:+UseSerialGC"][..],
+            Storage::File => &OVER_SOON,
+        };
+        let mut server = Self { sqs, process: None, options, dir, _port: port };
         server.start_again().await;
         server
     }
@@ -78,7 +85,7 @@ impl ElasticmqServer {
         assert!(self.process.is_none(), "ElasticMQ still runs");
         assert!(Self::is_fetched(), "no ElasticMQ in {}: {HINT}", lib().display());
         let mut command = process::bound_to_parent("java", "KILL");
-        command.args(["-Xmx512m", "-XX:+UseSerialGC"]);
+        command.arg("-Xmx512m").args(self.options);
         command.arg(format!("-Dconfig.file={}", self.dir.path().join(SETTINGS).display()));
         // The star is Java's, not the shell's: all jars of the folder.
         command.arg("-cp").arg(lib().join("*")).arg("org.elasticmq.server.Main");

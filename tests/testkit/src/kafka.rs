@@ -57,7 +57,7 @@ impl Kafka {
         static OWN: OnceCell<KafkaBroker> = OnceCell::const_new();
         match std::env::var(VARIABLE) {
             Ok(bootstrap) => NAMED.get_or_init(|| Self::reached(bootstrap)).await.clone(),
-            Err(_) => (**OWN.get_or_init(KafkaBroker::start).await).clone(),
+            Err(_) => (**OWN.get_or_init(KafkaBroker::start_for_long).await).clone(),
         }
     }
 

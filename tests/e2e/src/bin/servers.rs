@@ -43,7 +43,7 @@ async fn main() -> ExitCode {
     let (redis, postgres, kafka, sqs, moto) = tokio::join!(
         Server::of(REDIS_VARIABLE, RedisServer::start(), |server| server.url().to_owned()),
         Server::of(POSTGRES_VARIABLE, PostgresServer::start(), |server| server.url().to_owned()),
-        Server::of(KAFKA_VARIABLE, KafkaBroker::start(), |server| server.bootstrap().to_owned()),
+        Server::of(KAFKA_VARIABLE, KafkaBroker::start_for_long(), |server| server.bootstrap().to_owned()),
         Server::of(SQS_VARIABLE, ElasticmqServer::start(), |server| server.endpoint().to_owned()),
         Server::of(MOTO_VARIABLE, MotoServer::start(), |server| server.endpoint().to_owned()),
     );

@@ -220,7 +220,7 @@ async fn main() -> ExitCode {
     let programs = (here.with_file_name("fire_worker"), here.with_file_name("oncegate"));
     let mut plans = Plans::new(settings, programs);
     eprintln!("seed {seed}");
-    let mut broker = KafkaBroker::start().await;
+    let mut broker = KafkaBroker::start_for_long().await;
     let begun = Instant::now();
     let mut summary = Summary::default();
     let mut runs = 0;
