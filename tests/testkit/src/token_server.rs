@@ -98,6 +98,11 @@ impl TokenServer {
         *self.issuer.flaw.lock().unwrap_or_else(PoisonError::into_inner) = flaw;
     }
 
+    /// From now on its tokens are valid for so many seconds.
+    pub fn grant_for(&self, valid_seconds: u64) {
+        self.issuer.valid_seconds.store(valid_seconds, Ordering::Relaxed);
+    }
+
     /// From now on its tokens name this user.
     pub fn grant_to(&self, user: &str) {
         user.clone_into(&mut self.issuer.user.lock().unwrap_or_else(PoisonError::into_inner));
