@@ -115,6 +115,10 @@ impl AckHandle for TimedTicket {
         self.ack_handle.start()
     }
 
+    fn is_ours(&self) -> bool {
+        self.ack_handle.is_ours()
+    }
+
     fn ack(&self) {
         self.ack_handle.ack();
         self.stopwatch.acked(1);

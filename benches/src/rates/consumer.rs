@@ -194,6 +194,10 @@ impl AckHandle for MeteredAck {
         self.ack_handle.start()
     }
 
+    fn is_ours(&self) -> bool {
+        self.ack_handle.is_ours()
+    }
+
     fn ack(&self) {
         self.ack_handle.ack();
         self.meter.ack(self.stamp);

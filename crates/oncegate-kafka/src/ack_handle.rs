@@ -32,6 +32,10 @@ impl AckHandle for KafkaTicket {
         started
     }
 
+    fn is_ours(&self) -> bool {
+        !self.assignment.is_revoked()
+    }
+
     fn ack(&self) {
         self.assignment.complete(self.receipt);
     }

@@ -192,6 +192,14 @@ pub trait AckHandle: Send + Sync + fmt::Debug {
     /// While an attempt runs, the source delays giving the delivery to another consumer, for a limited time.
     fn start(&self) -> bool;
 
+    /// Whether the delivery still is this consumer's, as far as the source knows. It must return at once, from memory.
+    ///
+    /// The consumer asks about once a second for each message that waits, and drops those that are not: a message that
+    /// is delivered again would wait behind them. The default is `true`: [`start`](Self::start) finds out.
+    fn is_ours(&self) -> bool {
+        true
+    }
+
     /// Acknowledges the message. Call it only after a durable COMPLETED or dead letter, and before `stop`.
     fn ack(&self);
 

@@ -36,6 +36,10 @@ impl AckHandle for SqsTicket {
         self.hub.may_start(&self.id, self.delivery)
     }
 
+    fn is_ours(&self) -> bool {
+        self.hub.is_ours(&self.id, self.delivery)
+    }
+
     fn ack(&self) {
         self.hub.ack(&self.id, self.delivery);
     }

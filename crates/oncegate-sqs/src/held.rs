@@ -220,6 +220,11 @@ impl Held {
         })
     }
 
+    /// Whether the queue has left this delivery to us so far.
+    pub(crate) fn is_ours(&mut self, id: &MessageId, delivery: u64) -> bool {
+        self.in_hand_mut(id, delivery).is_some_and(|entry| entry.is_ours())
+    }
+
     /// Acknowledges a message, so that it is deleted. A lost message is left to its next delivery, unless that delivery
     /// came to us.
     pub(crate) fn ack(&mut self, now: Instant, id: &MessageId, delivery: u64) {

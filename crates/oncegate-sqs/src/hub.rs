@@ -116,6 +116,10 @@ impl Hub {
         self.lock().held.may_start(Instant::now(), id, delivery)
     }
 
+    pub(crate) fn is_ours(&self, id: &MessageId, delivery: u64) -> bool {
+        self.lock().held.is_ours(id, delivery)
+    }
+
     pub(crate) fn ack(&self, id: &MessageId, delivery: u64) {
         self.lock().held.ack(Instant::now(), id, delivery);
         self.wake.notify_one();

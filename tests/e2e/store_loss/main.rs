@@ -19,7 +19,9 @@ use oncegate::kafka::KafkaSource;
 use oncegate::postgres::PostgresStore;
 use oncegate::redis::RedisStore;
 use oncegate::sqlite::SqliteStore;
-use oncegate::{Attempt, Consumer, ConsumerError, Entry, Gate, GateError, Key, Message, OnStoreLoss, Origin};
+use oncegate::{
+    Attempt, Consumer, ConsumerError, Entry, Gate, GateError, Key, Message, Monitor, OnStoreLoss, Origin,
+};
 use oncegate_testkit::{
     Kafka, Postgres, PostgresServer, Proxy, Record, Redis, RedisCluster, RedisServer, Watched, unique, until,
 };
@@ -41,6 +43,7 @@ struct Payments {
 /// A consumer in this process.
 struct Process {
     watched: Arc<Watched>,
+    monitor: Monitor,
     stop: oneshot::Sender<()>,
     running: JoinHandle<Result<(), ConsumerError>>,
 }
@@ -56,6 +59,18 @@ impl Process {
         until("claims to be refused", LIMIT, async || match self.watched.get("store_errors", "refused") {
             0 => Err(format!("{} losses noticed", self.watched.total("store_losses"))),
             _ => Ok(()),
+        })
+        .await;
+    }
+}
+
+impl Process {
+    /// Waits until it is not ready because its scope is halted, though it receives no message.
+    async fn is_not_ready(&self) {
+        until("an idle consumer of a halted scope to be unready", LIMIT, async || {
+            let health = self.monitor.health();
+            let says_so = health.reasons().iter().any(|reason| reason.to_string().contains("accept-loss"));
+            if says_so && !health.is_ready() { Ok(()) } else { Err(health.to_string()) }
         })
         .await;
     }
@@ -91,9 +106,10 @@ impl Payments {
         let source = KafkaSource::new(self.kafka.bootstrap(), group, [self.topic.as_str()]);
         let consumer = Consumer::new(source, self.gate(store, on_loss), handler);
         let consumer = consumer.observer(Arc::clone(&watched) as _);
+        let monitor = consumer.monitor();
         let (stop, stopped) = oneshot::channel::<()>();
         let running = tokio::spawn(consumer.run_until(async { _ = stopped.await }));
-        Process { watched, stop, running }
+        Process { watched, monitor, stop, running }
     }
 
     /// Runs every payment once, and commits.
@@ -197,6 +213,7 @@ async fn an_emptied_redis_is_noticed_by_idle_members_and_by_those_that_answered_
 
     flush(&server).await;
     replaying.watched.until("store_losses", 1).await;
+    replaying.is_not_ready().await;
     let refused = until_refused(&idle, 1_000_000).await;
     assert!(
         refused.contains("oncegate accept-loss") && refused.contains(payments.scope.as_str()),

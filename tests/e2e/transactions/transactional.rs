@@ -26,6 +26,8 @@ pub(crate) enum After {
     FailBefore(u32),
     Panic,
     GiveUp,
+    /// It wants the message later, in this many runs.
+    Later(u32),
     /// It executes this and ignores the error.
     Execute(&'static str),
     /// It waits, and never returns.
@@ -81,6 +83,10 @@ impl Pay {
     async fn end(&self, attempt: u32) -> Result<String, Failure> {
         match self.then {
             After::Return | After::Execute(_) => {}
+            After::Later(runs) if self.runs.load(SeqCst) <= runs => {
+                return Err(Failure::later(Duration::from_millis(1), "closed"));
+            }
+            After::Later(_) => {}
             After::FailBefore(attempts) if attempt < attempts => return Err("closed".into()),
             After::FailBefore(_) => {}
             After::Panic => panic!("simulated"),
@@ -199,6 +205,19 @@ async fn a_failed_attempt_is_rolled_back_counted_and_tried_again_under_a_claim()
             ("completed", third),
         ];
         assert_eq!(events, expected, "{client}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn messages_wanted_later_open_no_breaker() {
+    let ids: Vec<i64> = (1..=40).collect();
+    for client in GIVEN {
+        let place = Place::new(client).await;
+        let (bench, pay) = (Bench::of(&ids), Pay::new(&place, After::Later(200)));
+        bench.run(place.gate(LEASE), place.transactional(pay.clone()).await, ids.len()).await;
+        assert_eq!(place.till.charges().await.len(), ids.len(), "{client}");
+        assert_eq!(bench.counters.total("breaker_changes"), 0, "{client}");
+        assert_eq!(bench.counters.total("retries"), 0, "{client}");
     }
 }
 

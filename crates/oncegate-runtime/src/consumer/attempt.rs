@@ -16,7 +16,7 @@ use super::answer::answer;
 use super::batch::{BatchSeat, MemberRan, Verdict};
 use super::breaker::FailureCount;
 use super::ending::{BUSY_BACKOFF, Ending};
-use super::item::{Item, RolledBack};
+use super::item::{Item, Probe, RolledBack};
 use super::shared::Shared;
 use super::trace;
 use super::transaction_batch::TransactionSeat;
@@ -206,7 +206,7 @@ async fn completed(shared: &Shared, item: &mut Item, identity: &Identity, stored
 
 /// Claims the item's key. After a lost answer the same claim is sent again: it may have been granted.
 async fn claim(item: &mut Item, identity: &Identity) -> Result<Claimed, StoreError> {
-    let Item { route, delivery, claim, .. } = item;
+    let Item { route, delivery, claim, probe, .. } = item;
     if item.without_store
         && let Some(fail_open) = &route.fail_open
     {
@@ -216,6 +216,9 @@ async fn claim(item: &mut Item, identity: &Identity) -> Result<Claimed, StoreErr
     let claimed = claim.get_or_insert_with(|| route.gate.new_claim(identity)).send(&delivery.message).await;
     if claimed.is_ok() {
         *claim = None;
+    }
+    if matches!(claimed, Ok(_) | Err(StoreError::Unreadable { .. })) {
+        probe.iter().for_each(Probe::answered);
     }
     claimed
 }

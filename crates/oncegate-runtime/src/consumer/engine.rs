@@ -13,7 +13,7 @@ use tracing::{error, info, warn};
 
 use super::breaker::Admission;
 use super::error::ConsumerError;
-use super::item::Item;
+use super::item::{Item, Probe};
 use super::lanes::PlaceId;
 use super::schedule::{AttemptEnd, NextStart, Schedule, Shard, Starting};
 use super::settle::Outcome;
@@ -45,6 +45,10 @@ pub(super) struct Engine {
     ended_early: mpsc::UnboundedReceiver<Vec<EndedAttempt>>,
     /// Its sender, for the tasks.
     ends_early: mpsc::UnboundedSender<Vec<EndedAttempt>>,
+    /// Probes of shards that have had an answer.
+    probes_answered: mpsc::UnboundedReceiver<(PlaceId, Shard)>,
+    /// Its sender, for the probes.
+    probe_answers: mpsc::UnboundedSender<(PlaceId, Shard)>,
     /// Messages, and their bytes, that have come since the counts were published.
     admitted: (usize, usize),
     failed: Option<ConsumerError>,
@@ -56,12 +60,15 @@ impl Engine {
         let limits = |route: &Arc<Route>| Some((route.number, route.batches.as_ref()?.limits));
         let limits = shared.routes().filter_map(limits).collect();
         let (ends_early, ended_early) = mpsc::unbounded_channel();
+        let (probe_answers, probes_answered) = mpsc::unbounded_channel();
         Self {
             schedule: Schedule::new(settings.tenant_limit, settings.fail_open_after).with_batches(limits),
             shared,
             running: JoinSet::new(),
             ended_early,
             ends_early,
+            probes_answered,
+            probe_answers,
             admitted: (0, 0),
             failed: None,
         }
@@ -97,6 +104,7 @@ impl Engine {
                     }
                 }
                 Some(ended) = self.ended_early.recv() => self.note_attempts(ended),
+                Some((place, shard)) = self.probes_answered.recv() => self.note_store_answered(place, shard),
                 batch = intake.recv(), if more => match batch {
                     Some(batch) => batch.into_iter().for_each(|item| self.admit(item)),
                     None => more = false,
@@ -168,7 +176,7 @@ impl Engine {
     /// Makes a message ready for its task; `None` if it waits for something.
     fn admit_start(&mut self, place: PlaceId, now: std::time::Instant) -> Option<NextAttempt> {
         let shard = self.schedule.content(place).and_then(Item::shard);
-        let Starting { place, content: mut item, asks, without_store } =
+        let Starting { place, content: mut item, asks, is_probe, without_store } =
             self.schedule.offer(place, shard, now)?;
         if let Some(key) = item.breaker_key()
             && item.route.breaker.admit(&item.route.gate, key) == Admission::Wait
@@ -177,6 +185,9 @@ impl Engine {
             return None;
         }
         item.without_store = without_store;
+        let answered = &self.probe_answers;
+        item.probe =
+            asks.filter(|_| is_probe).map(|shard| Probe { answered: answered.clone(), place, shard });
         let origin = item.delivery.message.origin();
         item.attempt =
             Some(self.shared.watch.begin(&item.route.gate, item.route.number, origin, item.received_at));
@@ -213,15 +224,12 @@ impl Engine {
         self.note_outcome(place, outcome);
     }
 
-    /// Ends an outage when that shard of the store has answered, not when a message ended that never asked it.
+    /// Ends an outage when that shard of the store has answered, not when a message ended that never asked it. A probe
+    /// whose claim was answered has ended it already.
     fn note_answer(&mut self, place: PlaceId, asked: Option<Shard>, outcome: &Outcome) {
         let Some(shard) = asked else { return };
         let Outcome::NoAnswer { error, .. } = outcome else {
-            if self.schedule.answered(shard, place, now()) {
-                info!("operations of the store succeed again");
-                self.shared.observer.observe(Event::StorePaused { paused: false });
-            }
-            return;
+            return self.note_store_answered(place, shard);
         };
         if !self.schedule.no_answer(shard, place, error, now(), self.shared.random()) {
             return;
@@ -236,6 +244,13 @@ impl Engine {
             }
         }
         self.shared.observer.observe(Event::StorePaused { paused: true });
+    }
+
+    fn note_store_answered(&mut self, place: PlaceId, shard: Shard) {
+        if self.schedule.answered(shard, place, now()) {
+            info!("operations of the store succeed again");
+            self.shared.observer.observe(Event::StorePaused { paused: false });
+        }
     }
 
     fn note_outcome(&mut self, place: PlaceId, outcome: Outcome) {
@@ -271,6 +286,7 @@ impl Engine {
 /// A message whose attempt has ended, for its next one.
 fn waiting(mut item: Item) -> Item {
     item.attempt = None;
+    item.probe = None;
     item
 }
 

@@ -111,6 +111,7 @@ fn identify(shared: &Shared, delivery: Delivery, received_at: Instant) -> Item {
         identity,
         tenant,
         claim: None,
+        probe: None,
         without_store: false,
         bytes,
         found: None,

@@ -6,10 +6,11 @@ use std::sync::Arc;
 use bytes::Bytes;
 use oncegate_core::key::KeyError;
 use oncegate_core::record::TokenTag;
+use tokio::sync::mpsc;
 use tokio::time::Instant;
 
 use super::breaker::{FailureCount, RunResult};
-use super::lanes::LaneId;
+use super::lanes::{LaneId, PlaceId};
 use super::retry_writes::UnwrittenRetry;
 use super::schedule::{Arrival, Shard};
 use super::session::SessionEntry;
@@ -34,6 +35,8 @@ pub(super) struct Item {
     pub(super) claim: Option<OpenClaim>,
     /// Its size, as counted against the limit on bytes.
     pub(super) bytes: usize,
+    /// Its attempt finds out whether its shard of the store, which was away, answers again.
+    pub(super) probe: Option<Probe>,
     /// Its store has been away for longer than the patience: it runs without it.
     pub(super) without_store: bool,
     /// The stored result, when the prefetch has found one.
@@ -45,6 +48,22 @@ pub(super) struct Item {
     pub(super) entry: Option<SessionEntry>,
     /// The monitor's note of its attempt, while one is in progress.
     pub(super) attempt: Option<AttemptNote>,
+}
+
+/// Tells the engine that a shard answers again as soon as the attempt that asks it knows. The attempt's handler may run
+/// for a long time after that.
+#[derive(Clone, Debug)]
+pub(super) struct Probe {
+    pub(super) answered: mpsc::UnboundedSender<(PlaceId, Shard)>,
+    pub(super) place: PlaceId,
+    pub(super) shard: Shard,
+}
+
+impl Probe {
+    pub(super) fn answered(&self) {
+        // The engine receives until every attempt has ended.
+        _ = self.answered.send((self.place, self.shard));
+    }
 }
 
 /// What earlier attempts of a message in this process leave behind that its record need not hold.

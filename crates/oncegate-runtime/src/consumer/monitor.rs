@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::time::Duration;
 
 use tokio::time::Instant;
 
@@ -186,7 +187,7 @@ impl Shared {
             let (promise, upkeep) = (route.gate.promise(), route.gate.upkeep());
             let mut outages: Vec<StoreOutage> = outages.map(outage).collect();
             if outages.is_empty() {
-                outages.extend(self.idle_outage(now, route));
+                outages.extend(self.idle_outage(now, route).or_else(|| halted(route)));
             }
             ScopeStatus {
                 scope: route.gate.scope().to_owned(),
@@ -235,6 +236,12 @@ impl Shared {
         paused.dedup();
         paused
     }
+}
+
+/// The outage of a scope that is halted, which no message has found yet.
+fn halted(route: &Route) -> Option<StoreOutage> {
+    let error = route.gate.refusal()?.to_string();
+    Some(StoreOutage { shard: 0, lasts: Duration::ZERO, error, waiting: 0, open: false })
 }
 
 fn run(now: Instant, underway: &Underway) -> Run {

@@ -441,10 +441,19 @@ const PANICKED: &str = "the handler panicked";
 fn outcome_of<T>(handled: &Handled<T>) -> RunOutcome {
     match handled {
         Handled::Returned(Ok(_)) => RunOutcome::Succeeded,
-        Handled::Returned(Err(failure)) if failure.is_permanent() => RunOutcome::GaveUp,
-        Handled::Returned(Err(_)) => RunOutcome::Failed,
+        Handled::Returned(Err(failure)) => outcome_of_failure(failure),
         Handled::Panicked => RunOutcome::Panicked,
         Handled::TooLong | Handled::Discarded => RunOutcome::Cancelled,
+    }
+}
+
+fn outcome_of_failure(failure: &Failure) -> RunOutcome {
+    if failure.is_permanent() {
+        RunOutcome::GaveUp
+    } else if failure.is_later() {
+        RunOutcome::Later
+    } else {
+        RunOutcome::Failed
     }
 }
 

@@ -19,7 +19,7 @@ use super::shared::{Shared, TransactionalRoute};
 use super::trace;
 use super::transaction_batch::TransactionSeat;
 use super::transactional::RunEnd;
-use crate::gate::{Identity, TransactionRun};
+use crate::gate::{Identity, OnGrant, TransactionRun};
 use crate::health::{Stage, WaitCause};
 use crate::observe::{Event, RunOutcome};
 use crate::transactional::Excuse;
@@ -84,7 +84,8 @@ async fn prepare(
         Err(error) => return ControlFlow::Break(Ending::NoAnswer { error }),
     }
     let limit = transactional.work.limit();
-    match item.route.gate.transaction_run(&item.delivery.message, identity, limit) {
+    let on_grant = item.probe.clone().map(|probe| OnGrant::new(move || probe.answered()));
+    match item.route.gate.transaction_run(&item.delivery.message, identity, limit, on_grant) {
         Ok(run) => ControlFlow::Continue(Some(run)),
         Err(error) => ControlFlow::Break(Ending::NoAnswer { error }),
     }

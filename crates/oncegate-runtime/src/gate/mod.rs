@@ -49,7 +49,7 @@ pub(crate) use dead_letter_stop::replace_dead_letter_stop;
 pub use error::GateError;
 pub use lease::{Completion, Entry, Lease, ResultNotKept, Stored};
 pub use loss::OnStoreLoss;
-pub(crate) use one_transaction::TransactionRun;
+pub(crate) use one_transaction::{OnGrant, TransactionRun};
 pub(crate) use open::{Identity, OpenGate};
 pub(crate) use results::Unfetched;
 pub(crate) use store_position::StorePosition;

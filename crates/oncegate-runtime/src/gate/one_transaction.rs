@@ -30,7 +30,23 @@ pub(crate) struct TransactionRun {
     message: Message,
     attempt: Attempt,
     discarded: CancellationToken,
+    on_grant: Option<OnGrant>,
     began: Instant,
+}
+
+/// What is told that a transaction holds its key: the store answers, however long the handler takes.
+pub(crate) struct OnGrant(Box<dyn Fn() + Send + Sync>);
+
+impl OnGrant {
+    pub(crate) fn new(tell: impl Fn() + Send + Sync + 'static) -> Self {
+        Self(Box::new(tell))
+    }
+}
+
+impl std::fmt::Debug for OnGrant {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("OnGrant")
+    }
 }
 
 impl OpenGate {
@@ -43,6 +59,7 @@ impl OpenGate {
         message: &Message,
         identity: &Identity,
         limit: Duration,
+        on_grant: Option<OnGrant>,
     ) -> Result<TransactionRun, StoreError> {
         if let Some(refused) = self.refusal() {
             self.observe(Event::StoreError { scope: self.scope(), class: refused.class() });
@@ -68,6 +85,7 @@ impl OpenGate {
             message: message.clone(),
             attempt,
             discarded,
+            on_grant,
             began: Instant::now(),
         })
     }
@@ -152,6 +170,7 @@ impl TransactionRun {
     /// The store has noticed a loss of records meanwhile: roll back.
     pub(crate) fn granted(&self) -> Result<(), StoreError> {
         let (gate, scope) = (&self.gate, self.gate.scope());
+        self.on_grant.iter().for_each(|OnGrant(tell)| tell());
         if gate.is_grant_in_doubt() {
             let refused = gate.refusal().unwrap_or_else(|| StoreError::refused("the store has lost records"));
             gate.observe(Event::StoreError { scope, class: refused.class() });

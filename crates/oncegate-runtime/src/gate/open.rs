@@ -162,7 +162,7 @@ impl OpenGate {
     }
 
     /// Why no claim is granted; `None` if claims are granted.
-    pub(super) fn refusal(&self) -> Option<StoreError> {
+    pub(crate) fn refusal(&self) -> Option<StoreError> {
         self.losses.as_ref().and_then(|losses| losses.refusal())
     }
 

@@ -136,7 +136,11 @@ struct Receipt {
 
 impl AckHandle for Receipt {
     fn start(&self) -> bool {
-        true
+        self.is_ours()
+    }
+
+    fn is_ours(&self) -> bool {
+        !self.list.taken_away.borrow().contains(&self.offset)
     }
 
     fn ack(&self) {

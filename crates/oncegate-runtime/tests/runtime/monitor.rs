@@ -300,3 +300,20 @@ async fn a_source_that_has_messages_and_delivers_none_is_a_stall_with_its_name()
     };
     run_while(consumer, asked).await;
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_long_stop_is_live() {
+    let (bench, go_on) = (Bench::of(numbered(1)), Arc::new(Notify::new()));
+    let consumer = bench.consumer(waiting_for(&go_on)).stop_deadline(Duration::from_secs(60));
+    let (monitor, stop) = (consumer.monitor(), Arc::new(Notify::new()));
+    let stopped = Arc::clone(&stop);
+    let running = tokio::spawn(consumer.run_until(async move { stopped.notified().await }));
+    until(&monitor, "it runs", |status, _| status.messages.running == 1).await;
+    stop.notify_one();
+    let (status, _) = until(&monitor, "it stops", |status, _| status.phase == Phase::Stopping).await;
+    assert_eq!(status.messages.running, 1);
+    sleep(3 * oncegate::health::LOOP_LIMIT).await;
+    assert!(monitor.health().is_live(), "{}", monitor.health());
+    go_on.notify_one();
+    running.await.unwrap().unwrap();
+}

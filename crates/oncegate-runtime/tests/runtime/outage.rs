@@ -4,10 +4,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 use std::time::Duration;
 
+use oncegate::consumer::DeadLetterLimit;
 use oncegate::core::testing::fault::{FaultStore, Faults};
 use oncegate::health::Phase;
 use oncegate::{Attempt, ConsumerError, Gate, GateError, Key, Message};
-use tokio::sync::Notify;
+use tokio::sync::{Barrier, Notify};
 use tokio::time::{Instant, sleep, timeout};
 
 use super::{Bench, LEASE, numbered};
@@ -126,4 +127,67 @@ async fn what_a_handler_returns_after_another_process_has_taken_over_is_discarde
     assert_eq!(outage.bench.counters.get("complete_lost", ""), 1);
     assert_eq!(outage.bench.counters.get("extra_runs", "lease_lost"), 1);
     assert_eq!(outage.bench.counters.get("acks", ""), 1);
+}
+
+/// Runs `count` messages that come in an outage and whose handlers wait for each other.
+async fn run_all_after_an_outage(count: usize) {
+    let bench = Bench::of(numbered(1));
+    let faulty = Arc::new(FaultStore::new(Arc::clone(&bench.store) as _, Faults::default(), 1));
+    let met = Arc::new(Barrier::new(count));
+    let handler = move |message: Message, _: Attempt| {
+        let met = Arc::clone(&met);
+        async move {
+            if message.payload() != br#"{"id":0}"# {
+                met.wait().await;
+            }
+            Ok(())
+        }
+    };
+    let gate = Gate::new("runtime", Key::json(["id"]), Arc::clone(&faulty)).lease(LEASE).simulated(7);
+    let consumer = bench.consumer_behind(gate, handler);
+    let list = Arc::clone(&bench.list);
+    let watched = async {
+        list.until_acked(1).await;
+        faulty.begin_outage();
+        numbered(count + 1).drain(1..).for_each(|(key, payload)| list.push("orders", key, payload));
+        sleep(LEASE).await;
+        faulty.end_outage();
+        list.until_acked(count + 1).await;
+    };
+    let ended = timeout(LIMIT, consumer.run_until(watched)).await;
+    ended.expect("all handlers run at once when the store answers").unwrap();
+    assert_eq!(bench.counters.get("handler_runs", "succeeded"), count as u64 + 1, "one run each");
+}
+
+// invariant: outage-ends-with-a-handler
+#[tokio::test(start_paused = true)]
+async fn an_outage_ends_with_a_claim_and_not_with_its_handler() {
+    run_all_after_an_outage(8).await;
+}
+
+// invariant: topic-drained
+#[tokio::test(start_paused = true)]
+async fn bad_keys_between_messages_that_wait_are_no_row() {
+    let bench = Bench::of(numbered(1));
+    let faulty = Arc::new(FaultStore::new(Arc::clone(&bench.store) as _, Faults::default(), 1));
+    let gate = Gate::new("runtime", Key::json(["id"]), Arc::clone(&faulty)).lease(LEASE).simulated(7);
+    let limit = DeadLetterLimit { in_a_row: 10, share: 1.0 };
+    let handler = async |_: Message, _: Attempt| Ok(());
+    let consumer = bench.consumer_behind(gate, handler).dead_letter_limit(limit).concurrency(4);
+    let list = Arc::clone(&bench.list);
+    let watched = async {
+        list.until_acked(1).await;
+        faulty.begin_outage();
+        for id in 1..=300 {
+            let field = if id % 10 == 0 { "no" } else { "id" };
+            list.push("orders", "", format!(r#"{{"{field}":{id}}}"#));
+        }
+        sleep(Duration::from_secs(8)).await;
+        assert!(bench.letters.causes().len() < 10, "they wait with the messages before them");
+        faulty.end_outage();
+        list.until_acked(301).await;
+    };
+    let ended = timeout(LIMIT, consumer.run_until(watched)).await;
+    ended.expect("everything ends").expect("the limit is not reached");
+    assert_eq!(bench.letters.causes(), ["bad_key"; 30]);
 }

@@ -215,6 +215,10 @@ impl AckHandle for RecordedAckHandle {
         self.inner.start()
     }
 
+    fn is_ours(&self) -> bool {
+        self.inner.is_ours()
+    }
+
     fn ack(&self) {
         self.hook.pass(Point::AckBefore);
         self.history.note(Occurrence::Ack { origin: self.origin.clone(), key: self.key.clone() });

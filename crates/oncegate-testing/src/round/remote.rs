@@ -269,6 +269,10 @@ impl AckHandle for RemoteHandle {
         self.inner.start()
     }
 
+    fn is_ours(&self) -> bool {
+        self.inner.is_ours()
+    }
+
     fn ack(&self) {
         self.inner.ack();
         {

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use tokio::time::{Instant, sleep_until};
+use tokio::time::{Instant, interval, sleep_until};
 use tracing::warn;
 
 use super::super::error::ConsumerError;
@@ -11,7 +11,7 @@ use super::super::lanes::PlaceId;
 use super::super::schedule::AttemptEnd;
 use super::super::settle::Outcome;
 use super::tasks::{Done, EndedAttempt};
-use super::{Engine, now};
+use super::{Engine, LOOK_EVERY, now};
 
 /// How long handlers get between their cancellation and their end when the stop deadline is over.
 const STOP_GRACE: Duration = Duration::from_secs(1);
@@ -59,9 +59,12 @@ impl Engine {
 
     /// Waits until everything has ended, and returns whether it has before `deadline`.
     async fn drain(&mut self, deadline: Instant) -> bool {
+        // A long stop must not look like a loop that handlers have blocked.
+        let mut looks = interval(LOOK_EVERY);
         loop {
             tokio::select! {
                 biased;
+                _ = looks.tick() => self.look(),
                 Some(ended) = self.ended_early.recv() => {
                     ended.into_iter().for_each(|attempted| self.note_last_attempt(attempted));
                     self.publish();

@@ -39,6 +39,8 @@ pub(super) struct Index {
     pub(super) delayed: BTreeMap<(Instant, u64), PlaceId>,
     pub(super) tenants: BTreeMap<u64, TenantQueue>,
     pub(super) shards: BTreeMap<Shard, ShardQueue>,
+    /// Those that ask no store, and wait until a store answers.
+    pub(super) every_store_away: Queue,
     /// By the number of their route.
     pub(super) paused: BTreeMap<usize, Queue>,
 }
@@ -140,6 +142,10 @@ impl Index {
             MessageState::StoreAway { shard } => {
                 way.add(&mut self.counts.held_back, 1);
                 change(&mut self.shards, shard, |of_shard| way.queue(&mut of_shard.waiting, arrival, place));
+            }
+            MessageState::EveryStoreAway => {
+                way.add(&mut self.counts.held_back, 1);
+                way.queue(&mut self.every_store_away, arrival, place);
             }
             MessageState::HandlerPaused => {
                 change(&mut self.paused, route, |of_route| way.queue(of_route, arrival, place));

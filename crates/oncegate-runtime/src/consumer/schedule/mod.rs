@@ -74,6 +74,8 @@ pub(super) struct Starting<T> {
     pub(super) content: T,
     /// The shard of the store that the attempt asks.
     pub(super) asks: Option<Shard>,
+    /// The attempt finds out whether that shard, which was away, answers again.
+    pub(super) is_probe: bool,
     /// The attempt must not ask its store, which is away.
     pub(super) without_store: bool,
 }
@@ -151,9 +153,10 @@ impl<T> Schedule<T> {
         self.table.get(place)?.content.as_ref()
     }
 
-    /// Every message that neither runs nor is answered, with its state.
-    pub(super) fn waiting(&self) -> impl Iterator<Item = (&T, MessageState)> {
-        self.table.iter().filter_map(|(_, scheduled)| Some((scheduled.content.as_ref()?, scheduled.state)))
+    /// Every message that neither runs nor is answered, with its place and its state.
+    pub(super) fn waiting(&self) -> impl Iterator<Item = (PlaceId, &T, MessageState)> {
+        let all = self.table.iter();
+        all.filter_map(|(place, scheduled)| Some((place, scheduled.content.as_ref()?, scheduled.state)))
     }
 
     /// What the limits on messages in flight need to know.
@@ -168,6 +171,17 @@ impl<T> Schedule<T> {
     /// Whether every shard that was asked is away, and messages wait for them.
     pub(super) fn is_every_store_away(&self) -> bool {
         self.outages.is_everything_away()
+    }
+
+    /// Whether no store answers, and messages wait for one or find out whether it does. What asks no store waits with
+    /// them: failures that need no store would otherwise follow each other without the successes between them.
+    fn is_every_store_awaited(&self) -> bool {
+        self.is_every_store_away() && !self.index.shards.is_empty()
+    }
+
+    /// Removes a message that waits and belongs to another consumer now.
+    pub(super) fn revoke(&mut self, place: PlaceId) {
+        self.apply(place, MessageEvent::Revoked);
     }
 
     /// The outages, each with the number of messages that wait for its end.
@@ -192,8 +206,12 @@ impl<T> Schedule<T> {
         waiting.map(|(_, queue)| queue.ready.len()).sum()
     }
 
-    /// Makes the messages ready whose delay is over.
+    /// Makes the messages ready whose delay is over, and those that no longer wait for the end of every outage.
     pub(super) fn advance(&mut self, now: Instant) {
+        if !self.index.every_store_away.is_empty() && !self.is_every_store_awaited() {
+            let places: Vec<PlaceId> = self.index.every_store_away.values().copied().collect();
+            places.into_iter().for_each(|place| self.apply(place, MessageEvent::StoreAnswers));
+        }
         while let Some((_, place)) =
             self.index.delayed.first_key_value().filter(|((until, _), _)| *until <= now)
         {
@@ -329,12 +347,16 @@ impl<T> Schedule<T> {
         let tenant_is_full = scheduled.fixed.tenant.is_some_and(|tenant| self.is_tenant_full(tenant));
         let is_probed =
             shard.is_some_and(|shard| self.index.shards.get(&shard).is_some_and(|queue| queue.probes > 0));
-        let access = shard.map_or(StoreAccess::Open, |shard| self.outages.access(shard, now, is_probed));
+        let access = match shard {
+            Some(shard) => self.outages.access(shard, now, is_probed),
+            None if self.is_every_store_awaited() => StoreAccess::Away,
+            None => StoreAccess::Open,
+        };
         self.apply(place, MessageEvent::Offered(Facts { tenant_is_full, shard, access }));
         let scheduled = self.table.get_mut(place)?;
-        let MessageState::Running { asks, .. } = scheduled.state else { return None };
+        let MessageState::Running { asks, is_probe } = scheduled.state else { return None };
         let without_store = access == StoreAccess::Bypassed;
-        Some(Starting { place, content: scheduled.content.take()?, asks, without_store })
+        Some(Starting { place, content: scheduled.content.take()?, asks, is_probe, without_store })
     }
 
     /// Takes a message back whose start the circuit breaker did not admit.
@@ -381,14 +403,16 @@ impl<T> Schedule<T> {
         self.outages.no_answer(shard, (error, was_probe), now, fraction)
     }
 
-    /// Notes that the shard answered the attempt of this message. If that was a probe, the shard's messages may start.
-    /// Returns whether that ends an outage.
+    /// Notes that the shard answered the attempt of this message, which may go on. If that was a probe, the shard's
+    /// messages may start. Returns whether that ends an outage.
     pub(super) fn answered(&mut self, shard: Shard, place: PlaceId, now: Instant) -> bool {
         if !self.is_probe(place) {
             // It began before the outage, and may have had its answer before, too.
             self.outages.probe_at_once(shard, now);
             return false;
         }
+        // What its end says later is no news of the shard: another outage may have begun by then.
+        self.apply(place, MessageEvent::StoreAnswers);
         let is_over = self.outages.answered(shard);
         if is_over {
             self.release_waiting(shard);

@@ -22,6 +22,8 @@ pub(in crate::consumer) enum MessageState {
     TenantFull,
     /// Its shard of the store does not answer.
     StoreAway { shard: Shard },
+    /// It asks no store itself, and waits until a store answers again: it must not overtake the messages that ask.
+    EveryStoreAway,
     /// Its handler is paused by the circuit breaker.
     HandlerPaused,
     /// A task runs its attempt.
@@ -57,10 +59,13 @@ pub(super) enum MessageEvent {
     TimeIs(Instant),
     /// Fewer messages of its tenant run than allowed.
     TenantHasRoom,
-    /// Its shard of the store answers again, or messages run without it from now on.
+    /// Its shard of the store answers again, or messages run without it from now on. If the message runs to find that
+    /// out, it has.
     StoreAnswers,
     /// Its handler may run again, or a message is wanted that finds that out.
     HandlerResumes,
+    /// It belongs to another consumer now: its partition was revoked, or its queue has taken it back.
+    Revoked,
     /// The circuit breaker did not admit the start.
     HandlerRefused,
     /// Its attempt has settled it: it was acknowledged, or belongs to another consumer.
@@ -79,7 +84,7 @@ pub(super) struct Facts {
     pub(super) tenant_is_full: bool,
     /// The shard of the store that the attempt must ask, if any.
     pub(super) shard: Option<Shard>,
-    /// Whether that shard can be asked.
+    /// Whether that shard can be asked; without one, whether any store that messages wait for can be.
     pub(super) access: StoreAccess,
 }
 
@@ -107,13 +112,22 @@ pub(super) fn next(state: MessageState, event: MessageEvent) -> (MessageState, A
         (Is::Found, On::Offered(_)) => (Is::Answering, Action::Start),
         (Is::Delayed(delay), On::TimeIs(now)) if delay.until <= now => (Is::Ready, Action::Nothing),
         (Is::TenantFull, On::TenantHasRoom)
-        | (Is::StoreAway { .. }, On::StoreAnswers)
+        | (Is::StoreAway { .. } | Is::EveryStoreAway, On::StoreAnswers)
         | (Is::HandlerPaused, On::HandlerResumes)
         | (Is::Running { asks: None, .. }, On::NoAnswer) => (Is::Ready, Action::Nothing),
+        // The probe is over, and its handler may run for a long time yet.
+        (Is::Running { asks, is_probe: true }, On::StoreAnswers) => {
+            (Is::Running { asks, is_probe: false }, Action::Nothing)
+        }
         (Is::Running { .. }, On::HandlerRefused) => (Is::HandlerPaused, Action::Nothing),
         (Is::Running { .. }, On::TryAgain(delay)) => (Is::Delayed(delay), Action::Nothing),
         (Is::Running { asks: Some(shard), .. }, On::NoAnswer) => (Is::StoreAway { shard }, Action::Nothing),
         (Is::Running { .. } | Is::Answering, On::Finished) => (Is::Gone, Action::Remove),
+        // Each is first in its lanes. What is ready finds out when it starts, and what is behind others when it is first.
+        (
+            Is::Delayed(_) | Is::TenantFull | Is::StoreAway { .. } | Is::EveryStoreAway | Is::HandlerPaused,
+            On::Revoked,
+        ) => (Is::Gone, Action::Remove),
         // The places in the lanes go with the engine: what waits leaves, and nothing advances.
         (Is::Running { .. } | Is::Answering, On::Stopped) => (state, Action::Nothing),
         (_, On::Stopped) => (Is::Gone, Action::Nothing),
@@ -128,6 +142,7 @@ fn offered(facts: Facts) -> (MessageState, Action) {
     }
     let running = |asks, is_probe| (MessageState::Running { asks, is_probe }, Action::Start);
     match (facts.shard, facts.access) {
+        (None, StoreAccess::Away) => (MessageState::EveryStoreAway, Action::Nothing),
         (None, _) | (_, StoreAccess::Bypassed) => running(None, false),
         (asks, StoreAccess::Open) => running(asks, false),
         (asks, StoreAccess::ProbeDue) => running(asks, true),
@@ -157,13 +172,14 @@ mod tests {
     }
 
     /// Each kind of offer, and where it leads a message that is ready.
-    const OFFERS: [(MessageEvent, MessageState, Action); 6] = [
+    const OFFERS: [(MessageEvent, MessageState, Action); 7] = [
         (offer(true, Some(SHARD), StoreAccess::Open), Is::TenantFull, Nothing),
         (offer(false, Some(SHARD), StoreAccess::Open), ASKING, Start),
         (offer(false, None, StoreAccess::Open), WITHOUT_STORE, Start),
         (offer(false, Some(SHARD), StoreAccess::ProbeDue), PROBING, Start),
         (offer(false, Some(SHARD), StoreAccess::Away), AWAY, Nothing),
         (offer(false, Some(SHARD), StoreAccess::Bypassed), WITHOUT_STORE, Start),
+        (offer(false, None, StoreAccess::Away), Is::EveryStoreAway, Nothing),
     ];
 
     fn delay(until: Instant) -> Delay {
@@ -174,12 +190,18 @@ mod tests {
         let (due, later) = (Is::Delayed(delay(now)), Is::Delayed(delay(now + Duration::from_millis(1))));
         let (behind_two, behind_one) = (Is::Behind { lanes: 2 }, Is::Behind { lanes: 1 });
         let waiting = [behind_two, behind_one, Is::Ready, Is::Found, due, later, Is::TenantFull, AWAY];
-        [&waiting[..], &[Is::HandlerPaused, Is::Answering, Is::Gone], &RUNNING].concat()
+        [&waiting[..], &[Is::EveryStoreAway, Is::HandlerPaused, Is::Answering, Is::Gone], &RUNNING].concat()
     }
 
     fn events(now: Instant) -> Vec<MessageEvent> {
-        let of_others =
-            [On::LaneAdvanced, On::TenantHasRoom, On::StoreAnswers, On::HandlerResumes, On::Stopped];
+        let of_others = [
+            On::LaneAdvanced,
+            On::TenantHasRoom,
+            On::StoreAnswers,
+            On::HandlerResumes,
+            On::Revoked,
+            On::Stopped,
+        ];
         let of_attempt = [On::HandlerRefused, On::Finished, On::TryAgain(delay(now)), On::NoAnswer];
         [&of_others[..], &[On::TimeIs(now)], &of_attempt, &OFFERS.map(|(offer, ..)| offer)].concat()
     }
@@ -193,7 +215,9 @@ mod tests {
             (due, On::TimeIs(now), Is::Ready, Nothing),
             (Is::TenantFull, On::TenantHasRoom, Is::Ready, Nothing),
             (AWAY, On::StoreAnswers, Is::Ready, Nothing),
+            (Is::EveryStoreAway, On::StoreAnswers, Is::Ready, Nothing),
             (Is::HandlerPaused, On::HandlerResumes, Is::Ready, Nothing),
+            (PROBING, On::StoreAnswers, ASKING, Nothing),
             (WITHOUT_STORE, On::NoAnswer, Is::Ready, Nothing),
             (ASKING, On::NoAnswer, AWAY, Nothing),
             (PROBING, On::NoAnswer, AWAY, Nothing),
@@ -206,6 +230,11 @@ mod tests {
                 (Is::Found, offer, Is::Answering, Start),
             ]);
         }
+        for state in [Is::TenantFull, AWAY, Is::EveryStoreAway, Is::HandlerPaused] {
+            changes.push((state, On::Revoked, Is::Gone, Remove));
+        }
+        let delayed = states(now).into_iter().filter(|state| matches!(state, Is::Delayed(_)));
+        changes.extend(delayed.map(|state| (state, On::Revoked, Is::Gone, Remove)));
         for state in RUNNING {
             changes.extend([
                 (state, On::HandlerRefused, Is::HandlerPaused, Nothing),

@@ -8,7 +8,10 @@ use oncegate_core::store::StoreError;
 use tokio::time::Instant;
 use tracing::Instrument as _;
 
-use super::{Erased, Handled, PANICKED, Pair, RunEnd, on_a_blocking_thread, outcome_of, too_long, within};
+use super::{
+    Erased, Handled, PANICKED, Pair, RunEnd, on_a_blocking_thread, outcome_of, outcome_of_failure, too_long,
+    within,
+};
 use crate::attempt::Attempt;
 use crate::batch::BatchMessage;
 use crate::consumer::trace;
@@ -232,7 +235,7 @@ impl<D: Transactions, H: TransactionalBatchHandler<D::Transaction>> Pair<D, OfOn
                 return None;
             };
             run.rolled_back(&failure.reason());
-            let outcome = if failure.is_permanent() { RunOutcome::GaveUp } else { RunOutcome::Failed };
+            let outcome = outcome_of_failure(&failure);
             Some(RunEnd::Failed { failure, outcome })
         };
         let ends = runs.iter().zip(failures).map(end).collect();
