@@ -8,6 +8,7 @@ use rdkafka::Message as _;
 use rdkafka::message::{BorrowedHeaders, BorrowedMessage, Headers as _};
 
 use super::ROUTE_HEADER;
+use super::dead_letters::{ID_HEADER, SCOPE_HEADER};
 use oncegate_runtime::message::{Header, Message, Origin};
 
 /// The name of a header whose own name is not UTF-8.
@@ -36,6 +37,9 @@ pub(crate) fn message(topic: &Arc<str>, routes: Routes, borrowed: &BorrowedMessa
     if let Some(timestamp_ms) = borrowed.timestamp().to_millis() {
         message = message.with_timestamp_ms(timestamp_ms);
     }
+    if let Some(scope) = letter_of(&headers) {
+        message = message.with_dead_letter_of(scope);
+    }
     if headers.is_empty() { message } else { message.with_headers(headers) }
 }
 
@@ -51,9 +55,21 @@ pub(crate) enum Routes {
 
 /// Returns the first route of a message that was retried or redriven.
 fn route(headers: &[Header]) -> Option<Arc<str>> {
-    let header = headers.iter().rev().find(|header| &*header.name == ROUTE_HEADER)?;
-    let route = std::str::from_utf8(header.value.as_deref()?).ok()?;
+    let route = text(headers, ROUTE_HEADER)?;
     (!route.is_empty() && route.len() <= ROUTE_MAX_BYTES).then(|| Arc::from(route))
+}
+
+/// Returns the scope that has written the message as a dead letter. A message that a redrive of ours has sent has none of
+/// these headers.
+fn letter_of(headers: &[Header]) -> Option<Arc<str>> {
+    let scope = text(headers, SCOPE_HEADER)?;
+    text(headers, ID_HEADER).filter(|id| !id.is_empty()).map(|_| Arc::from(scope))
+}
+
+/// Returns the last header of this name, if it is text.
+fn text<'a>(headers: &'a [Header], name: &str) -> Option<&'a str> {
+    let header = headers.iter().rev().find(|header| &*header.name == name)?;
+    std::str::from_utf8(header.value.as_deref()?).ok()
 }
 
 fn headers(borrowed: &BorrowedHeaders) -> Vec<Header> {

@@ -21,6 +21,11 @@ use oncegate_runtime::message::{Message, Origin};
 /// The prefix of all our headers.
 pub(crate) const PREFIX: &str = "oncegate-";
 
+/// The header with the id of a dead letter. A message that was sent back by a redrive has none.
+pub(crate) const ID_HEADER: &str = "oncegate-id";
+/// The header with the scope that has written a dead letter.
+pub(crate) const SCOPE_HEADER: &str = "oncegate-scope";
+
 /// The longest `oncegate-reason`, in bytes.
 const REASON_MAX_BYTES: usize = 1024;
 
@@ -160,7 +165,7 @@ pub(crate) fn own_headers(message: &Message) -> OwnedHeaders {
 
 fn provenance(letter: &DeadLetter) -> Vec<(&'static str, String)> {
     let message: &Message = &letter.message;
-    let mut ours = vec![("oncegate-id", letter.id()), (ROUTE_HEADER, message.route().to_owned())];
+    let mut ours = vec![(ID_HEADER, letter.id()), (ROUTE_HEADER, message.route().to_owned())];
     match message.origin() {
         Origin::Kafka { topic, partition, offset } => ours.extend([
             ("oncegate-origin-topic", topic.to_string()),
@@ -172,7 +177,7 @@ fn provenance(letter: &DeadLetter) -> Vec<(&'static str, String)> {
     if let Some(timestamp_ms) = message.timestamp_ms() {
         ours.push(("oncegate-origin-timestamp", timestamp_ms.to_string()));
     }
-    ours.push(("oncegate-scope", letter.scope.clone()));
+    ours.push((SCOPE_HEADER, letter.scope.clone()));
     if let Some(key) = &letter.key {
         ours.push(("oncegate-key", key.clone()));
     }

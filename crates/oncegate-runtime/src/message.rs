@@ -27,6 +27,7 @@ struct Delivered {
     timestamp_ms: Option<i64>,
     first_failed_at: Option<SystemTime>,
     defect: Option<&'static str>,
+    dead_letter_of: Option<Arc<str>>,
 }
 
 /// A header: its name and its bytes, if any. A name may occur more than once.
@@ -123,6 +124,7 @@ impl Message {
             timestamp_ms: None,
             first_failed_at: None,
             defect: None,
+            dead_letter_of: None,
         };
         Self { delivered: Arc::new(delivered) }
     }
@@ -159,6 +161,18 @@ impl Message {
         self.delivered.defect
     }
 
+    /// The same message, marked as a dead letter that the consumer of this scope has written, and that was put
+    /// back unchanged, for example with the redrive of an SQS console. A redrive of ours sends the original message
+    /// instead.
+    pub fn with_dead_letter_of(self, scope: impl Into<Arc<str>>) -> Self {
+        self.edit(|delivered| delivered.dead_letter_of = Some(scope.into()))
+    }
+
+    /// The scope whose dead letter this delivery is; see [`with_dead_letter_of`](Self::with_dead_letter_of).
+    pub fn dead_letter_of(&self) -> Option<&str> {
+        self.delivered.dead_letter_of.as_deref()
+    }
+
     fn edit(mut self, change: impl FnOnce(&mut Delivered)) -> Self {
         match Arc::get_mut(&mut self.delivered) {
             Some(delivered) => change(delivered),
@@ -172,6 +186,7 @@ impl Message {
                     timestamp_ms: self.delivered.timestamp_ms,
                     first_failed_at: self.delivered.first_failed_at,
                     defect: self.delivered.defect,
+                    dead_letter_of: self.delivered.dead_letter_of.clone(),
                 };
                 change(&mut delivered);
                 self.delivered = Arc::new(delivered);

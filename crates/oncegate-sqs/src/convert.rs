@@ -65,6 +65,7 @@ impl Reader {
         attributes(raw.message_attributes.unwrap_or_default(), &mut headers);
         let origin = Origin::Queue { queue: Arc::clone(&self.queue), id: Arc::clone(&id) };
         let route = self.routes_from_attributes.then(|| route(&headers)).flatten();
+        let letter_of = letter_of(&headers);
         let body = Bytes::from(raw.body.unwrap_or_default());
         let (payload, defect) = match self.body {
             Body::Raw => (body, None),
@@ -84,6 +85,9 @@ impl Reader {
         }
         if let Some(sent_ms) = sent_ms {
             message = message.with_timestamp_ms(sent_ms);
+        }
+        if let Some(scope) = letter_of {
+            message = message.with_dead_letter_of(scope);
         }
         if let Some(expected) = defect {
             message = message.with_defect(expected);
@@ -129,10 +133,22 @@ pub(crate) fn text(name: &str, value: impl Into<Bytes>) -> Header {
 
 /// Returns the first route of a message that was a dead letter.
 fn route(headers: &[Header]) -> Option<Arc<str>> {
-    let origin = headers.iter().rev().find(|header| &*header.name == ORIGIN_ATTRIBUTE)?;
-    let origin: serde_json::Value = serde_json::from_slice(origin.value.as_deref()?).ok()?;
+    let origin = origin_attribute(headers)?;
     let route = origin.get("route")?.as_str()?;
     (!route.is_empty() && route.len() <= ROUTE_MAX_BYTES).then(|| Arc::from(route))
+}
+
+/// Returns the scope that has written the message as a dead letter. A message that a redrive of ours has sent has no id.
+fn letter_of(headers: &[Header]) -> Option<Arc<str>> {
+    let origin = origin_attribute(headers)?;
+    let id = origin.get("id")?.as_str()?;
+    let scope = origin.get("scope")?.as_str()?;
+    (!id.is_empty()).then(|| Arc::from(scope))
+}
+
+fn origin_attribute(headers: &[Header]) -> Option<serde_json::Value> {
+    let origin = headers.iter().rev().find(|header| &*header.name == ORIGIN_ATTRIBUTE)?;
+    serde_json::from_slice(origin.value.as_deref()?).ok()
 }
 
 #[cfg(test)]

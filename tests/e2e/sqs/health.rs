@@ -257,7 +257,7 @@ async fn attributes_are_left_out_of_a_letter_that_would_not_fit_and_it_is_not_re
     let mut letters = SqsDeadLetterReader::from_client(sqs.client().clone(), stage.dead.url());
     letters.open().await.unwrap();
     let mut courses = Vec::new();
-    let redrive = Redrive::new(std::sync::Arc::new(MemoryStore::new()));
+    let redrive = Redrive::new(std::sync::Arc::new(stage.store().await));
     let tell = |step: oncegate::admin::Step<'_>| courses.push(format!("{:?}", step.course));
     let redriven = redrive.run(&mut letters, |_| Wanted::Yes, tell).await.unwrap();
     letters.close().await.unwrap();

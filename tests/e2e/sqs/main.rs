@@ -12,5 +12,6 @@ mod held;
 mod kill;
 mod outages;
 mod retries;
+mod returned;
 mod startup;
 mod stop;

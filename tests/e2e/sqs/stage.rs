@@ -72,6 +72,10 @@ impl Stage {
         self.queue.send(ids.into_iter().map(body)).await;
     }
 
+    pub(crate) async fn store(&self) -> RedisStore {
+        RedisStore::connect(self.redis.url()).await.unwrap()
+    }
+
     pub(crate) fn source(&self) -> SqsSource {
         let source = SqsSource::from_client(self.sqs.client().clone(), self.queue.url());
         source.visibility(VISIBILITY).wait(WAIT)
@@ -89,8 +93,7 @@ impl Stage {
         tune: impl FnOnce(Consumer) -> Consumer,
     ) -> Running {
         let watched = Watched::new();
-        let store = RedisStore::connect(self.redis.url()).await.unwrap();
-        let gate = Gate::new(self.scope.as_str(), Key::json(["id"]), store).lease(LEASE);
+        let gate = Gate::new(self.scope.as_str(), Key::json(["id"]), self.store().await).lease(LEASE);
         let dead_letters = source.dead_letters(self.dead.url());
         let consumer = Consumer::new(source, gate, handler)
             .dead_letters(dead_letters)

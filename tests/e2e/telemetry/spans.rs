@@ -1,5 +1,8 @@
 //! A span for each run, in the producer's trace.
 
+use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
+use std::time::Duration;
+
 use oncegate::consumer::TraceParent;
 use oncegate::{Attempt, Failure, Message};
 use oncegate_testkit::{Record, Redis, until};
@@ -39,9 +42,13 @@ async fn spans(stage: &Stage, count: usize) -> Vec<SpanData> {
 async fn every_attempt_and_every_duplicate_has_a_span_in_its_producers_trace() {
     seen();
     let (stage, redis) = (Stage::new("spans").await, Redis::shared().await);
-    let handler = async |_: Message, attempt: Attempt| match attempt.number() {
-        1 => Err(Failure::retry("not yet")),
-        _ => Ok(()),
+    let calls = AtomicU32::new(0);
+    let handler = move |_: Message, _: Attempt| {
+        std::future::ready(match calls.fetch_add(1, SeqCst) {
+            0 => Err(Failure::later(Duration::from_millis(1), "closed")),
+            1 => Err(Failure::retry("not yet")),
+            _ => Ok(()),
+        })
     };
     let message = || traced(order(1)).partition(2);
     stage.produce(vec![message(), message()]).await;
@@ -49,8 +56,9 @@ async fn every_attempt_and_every_duplicate_has_a_span_in_its_producers_trace() {
     stage.acked(2).await;
     running.stop().await;
 
-    let spans = spans(&stage, 3).await;
+    let spans = spans(&stage, 4).await;
     let expected = [
+        ("granted", Some("1"), Some("later"), None, "0"),
         ("granted", Some("1"), Some("failed"), Some("failed"), "0"),
         ("granted", Some("2"), Some("succeeded"), None, "0"),
         ("completed", None, None, None, "1"),

@@ -107,6 +107,9 @@ pub(crate) struct Consumer {
     /// What happens to a message without a derivable key: `dead-letter` gives it up, `refuse` stops the consumer.
     #[schemars(extend("default" = "dead-letter"))]
     pub(crate) strictness: Option<Strictness>,
+    /// What happens to a dead letter of this consumer that is delivered to it again, as by the redrive of an SQS console, while its record says that it has failed: `reopen` runs it again, counted as `extra_runs{reset}`; `write-back` writes it to the dead letters again.
+    #[schemars(extend("default" = "reopen"))]
+    pub(crate) returned_letters: Option<ReturnedLetters>,
     /// The worker that handles messages: `http`, `exec` or `command`.
     pub(crate) handler: Option<Handler>,
     /// The dead-letter topic, queue or file: `kafka`, `sqs` or `file`. Without it, the consumer stops at the first dead letter.
@@ -456,6 +459,15 @@ pub(crate) struct Status {
 pub(crate) enum Strictness {
     DeadLetter,
     Refuse,
+}
+
+/// What becomes of a dead letter that comes back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+#[schemars(inline)]
+pub(crate) enum ReturnedLetters {
+    Reopen,
+    WriteBack,
 }
 
 /// In which order messages run.

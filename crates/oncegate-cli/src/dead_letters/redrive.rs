@@ -29,7 +29,10 @@ const TROUBLES_NAMED_MOST: usize = 20;
 /// is made of topic, filter and destination: the same command continues where the last one ended. From a queue, dead
 /// letters that were sent are deleted.
 ///
-/// Exit code 1: some dead letters could not be sent and need an operator.
+/// A store that does not know the scope of the dead letters, or has no record of a message that has failed there, is
+/// taken for the wrong one: consumers would acknowledge the messages as known failures, and they would be lost.
+///
+/// Exit code 1: some dead letters could not be sent and need an operator. 78: the store does not know the scope.
 #[derive(Debug, clap::Args)]
 pub(crate) struct RedriveArgs {
     #[command(flatten)]
@@ -52,6 +55,10 @@ pub(crate) struct RedriveArgs {
     /// The consumer group that keeps the progress in a topic [default: made of topic, filter and destination]
     #[arg(long, value_name = "GROUP", conflicts_with = "queue")]
     progress: Option<String>,
+
+    /// Also send messages whose records are missing from the store: only when they have expired or were lost there
+    #[arg(long)]
+    without_records: bool,
 
     /// Keep no progress, and begin at the first dead letter of the topic
     #[arg(long, conflicts_with_all = ["queue", "progress"])]
@@ -177,6 +184,11 @@ fn trouble(buried: &StoredDeadLetter, course: &oncegate::admin::RedriveAction) -
     let why = match course {
         RedriveAction::Unreadable(why) => format!("its record cannot be read: {why}"),
         RedriveAction::NoWayBack(why) => why.clone(),
+        RedriveAction::RecordMissing => {
+            "the store has no record of it, and is another one than its consumer's, or the record has expired there: name \
+             the consumer's store, or send such messages with --without-records"
+                .to_owned()
+        }
         _ => "another message with other content has its key: reset that record first, if it may be lost"
             .to_owned(),
     };
@@ -189,6 +201,9 @@ impl RedriveArgs {
         let mut redrive = Redrive::new(self.store.open().await?);
         if let Some(to) = &self.to {
             redrive = redrive.to(to);
+        }
+        if self.without_records {
+            redrive = redrive.without_records();
         }
         if let Some(rate) = self.rate {
             redrive = redrive.per_second(rate);
@@ -224,6 +239,7 @@ fn text(args: &RedriveArgs, redriven: &Redriven, troubles: &[Trouble]) -> String
     table.noted("under way", redriven.under_way, "passed over: an attempt runs, or a retry waits");
     table.noted("sent already", redriven.sent_already, "passed over: another letter of the same message");
     table.noted("mismatched", redriven.mismatched, "their keys belong to messages with other content");
+    table.noted("record missing", redriven.record_missing, "left: the store does not know that they failed");
     table.noted("unreadable", redriven.unreadable, "the store holds something else under the key");
     table.noted("no way back", redriven.no_way_back, "see below");
     let mut text = table.render();
@@ -239,6 +255,7 @@ impl From<RedriveError> for Problem {
         match error {
             RedriveError::Letters(error) => error.into(),
             RedriveError::Store(error) => error.into(),
+            error @ RedriveError::UnknownScope(_) => Self::caused(Exit::Configuration, &error),
             error => Self::caused(Exit::Unreachable, &error),
         }
     }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use oncegate::consumer::{BadKeys, Breaker, DeadLetterLimit};
+use oncegate::consumer::{BadKeys, Breaker, DeadLetterLimit, ReturnedLetters};
 use oncegate::core::store::Store;
 use oncegate::dead_letters::DeadLetters;
 use oncegate::journal::FileJournal;
@@ -281,6 +281,9 @@ pub(crate) fn with_settings(mut consumer: Consumer, settings: &shape::Consumer) 
     }
     if settings.strictness == Some(shape::Strictness::Refuse) {
         consumer = consumer.bad_keys(BadKeys::Refuse);
+    }
+    if settings.returned_letters == Some(shape::ReturnedLetters::WriteBack) {
+        consumer = consumer.returned_letters(ReturnedLetters::WriteBack);
     }
     if let Some(Time(patience)) = settings.start_patience {
         consumer = consumer.start_patience(patience);

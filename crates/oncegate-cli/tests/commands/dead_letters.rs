@@ -5,7 +5,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use oncegate::kafka::KafkaSource;
+use oncegate::sqlite::SqliteStore;
 use oncegate::sqs::SqsSource;
+use oncegate::{FingerprintSpec, Gate, Key};
 use oncegate_testkit::{Kafka, Process, Queue, Record, Sqs, Watched, process, unique, until};
 use rdkafka::Message as _;
 use rdkafka::message::{Headers as _, OwnedMessage};
@@ -160,6 +162,50 @@ async fn redriven_messages_run_once_and_completed_ones_not_again() {
     assert_eq!(redriven.len(), 18);
     assert!(redriven.iter().all(|entry| entry["by"] == "ada" && entry["reason"] == "the bank is back"));
     assert_eq!(given_up.shop.journal("reset")[0]["key"], key);
+}
+
+/// A store without the records would have the messages acknowledged as known failures, and lost.
+// invariant: redrive-that-loses
+#[tokio::test]
+async fn a_redrive_with_another_store_sends_nothing() {
+    let given_up = OnKafka::new().await;
+    given_up.shop.mend();
+    let folder = tempfile::tempdir().expect("a folder");
+    let other = folder.path().join("other.db");
+    let url = format!("sqlite:{}", other.display());
+    let redrive = ["--store", &url, "--yes", "--why", "x", "--json"];
+
+    let store = SqliteStore::open(&other).await.expect("it opens");
+    given_up.dead_letters("redrive", &redrive).await.ended(78).says(&given_up.shop.scope);
+
+    let gate = Gate::new(given_up.shop.scope.as_str(), Key::json(["order_id"]), store);
+    let open = gate.fingerprint(FingerprintSpec::payload()).open().await.expect("it opens");
+    let names = ["wanted", "sent", "record_missing"];
+    let json = given_up.dead_letters("redrive", &redrive).await.ended(1).json();
+    assert_eq!(numbers(&json, names), [10, 0, 10], "the scope is known, its records are elsewhere");
+    drop(open);
+
+    assert_eq!(numbers(&given_up.redrive(&[]).await, names), [10, 10, 0], "the progress has not moved");
+    given_up.consume(10).await;
+    assert_eq!(given_up.shop.sales(), (0..ORDERS).map(|id| (id, 1)).collect());
+}
+
+// invariant: redrive-that-loses
+#[tokio::test]
+async fn letters_that_are_copied_back_run_again() {
+    let given_up = OnKafka::new().await;
+    given_up.shop.mend();
+    let letters = given_up.kafka.read_all(&given_up.dead).await;
+    let copies = letters.iter().map(|letter| {
+        let text = |bytes: Option<&[u8]>| String::from_utf8(bytes.expect("bytes").to_vec()).expect("text");
+        let record = Record::new(text(letter.payload())).key(text(letter.key()));
+        let headers = letter.headers().expect("it has headers");
+        headers.iter().fold(record, |record, header| record.header(header.key, text(header.value)))
+    });
+    given_up.kafka.produce(&given_up.topic, copies).await;
+    let watched = given_up.consume(10).await;
+    assert_eq!(given_up.shop.sales(), (0..ORDERS).map(|id| (id, 1)).collect());
+    assert_eq!(watched.get("extra_runs", "reset"), 10);
 }
 
 #[tokio::test]

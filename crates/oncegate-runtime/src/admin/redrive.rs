@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use oncegate_core::key::StoreKey;
+use oncegate_core::key::{Scope, StoreKey};
 use oncegate_core::record::State;
 use oncegate_core::store::{RecordSnapshot, Store, StoreError};
 use tokio::time::{Instant, sleep_until};
@@ -35,8 +35,8 @@ pub enum RedriveAction {
         /// Where to.
         to: String,
     },
-    /// Send its message to this topic or queue without a reopen: its record was never created, has expired, or was
-    /// already reopened by a redrive that did not finish.
+    /// Send its message to this topic or queue without a reopen: it has no record of its own, or the record was already
+    /// reopened by a redrive that did not finish.
     Send {
         /// Where to.
         to: String,
@@ -49,6 +49,9 @@ pub enum RedriveAction {
     SentAlready,
     /// Nothing: the record belongs to a message with other content, and this one would fail again with a mismatch.
     Mismatched,
+    /// Nothing: the store has no record of it, though it has failed there. It has expired, or this is another store, whose
+    /// records say nothing of the message; see [`Redrive::without_records`].
+    RecordMissing,
     /// Nothing: its record cannot be read, for this reason.
     Unreadable(String),
     /// Nothing: its message cannot be sent anywhere, for this reason.
@@ -65,6 +68,7 @@ impl RedriveAction {
             Self::UnderWay => "under_way",
             Self::SentAlready => "sent_already",
             Self::Mismatched => "mismatched",
+            Self::RecordMissing => "record_missing",
             Self::Unreadable(_) => "unreadable",
             Self::NoWayBack(_) => "no_way_back",
         }
@@ -80,7 +84,7 @@ impl RedriveAction {
 
     /// Whether an operator must handle the dead letter.
     pub const fn is_trouble(&self) -> bool {
-        matches!(self, Self::Mismatched | Self::Unreadable(_) | Self::NoWayBack(_))
+        matches!(self, Self::Mismatched | Self::RecordMissing | Self::Unreadable(_) | Self::NoWayBack(_))
     }
 }
 
@@ -112,6 +116,8 @@ pub struct Redriven {
     pub sent_already: u64,
     /// Records of messages with other content.
     pub mismatched: u64,
+    /// Dead letters whose records should be in the store and are not.
+    pub record_missing: u64,
     /// Records that cannot be read.
     pub unreadable: u64,
     /// Messages that cannot be sent anywhere.
@@ -121,7 +127,7 @@ pub struct Redriven {
 impl Redriven {
     /// Returns how many dead letters an operator must handle.
     pub const fn troubles(&self) -> u64 {
-        self.mismatched + self.unreadable + self.no_way_back
+        self.mismatched + self.record_missing + self.unreadable + self.no_way_back
     }
 
     fn count(&mut self, course: &RedriveAction) {
@@ -135,6 +141,7 @@ impl Redriven {
             RedriveAction::UnderWay => &mut self.under_way,
             RedriveAction::SentAlready => &mut self.sent_already,
             RedriveAction::Mismatched => &mut self.mismatched,
+            RedriveAction::RecordMissing => &mut self.record_missing,
             RedriveAction::Unreadable(_) => &mut self.unreadable,
             RedriveAction::NoWayBack(_) => &mut self.no_way_back,
         };
@@ -152,6 +159,12 @@ pub enum RedriveError {
     /// The store failed.
     #[error(transparent)]
     Store(#[from] StoreError),
+    /// The store has never had a gate of the scope that has written the dead letters.
+    #[error(
+        "the store knows no scope `{0}`, which has written the dead letters: their records are in another store; a \
+         message that is sent without them is acknowledged as failed, and lost"
+    )]
+    UnknownScope(String),
     /// A message could not be sent. Its record is reopened, so the next redrive sends it.
     #[error("not sent: {0}")]
     Send(#[source] BoxError),
@@ -173,12 +186,13 @@ pub struct Redrive {
     to: Option<String>,
     per_second: Option<u32>,
     dry_run: bool,
+    without_records: bool,
 }
 
 impl Redrive {
     /// Creates a redrive of dead letters whose records are in `store`.
     pub fn new(store: Arc<dyn Store>) -> Self {
-        Self { store, to: None, per_second: None, dry_run: false }
+        Self { store, to: None, per_second: None, dry_run: false, without_records: false }
     }
 
     /// Sends every message to this topic or queue. By default each goes back to the one where it was consumed.
@@ -205,18 +219,33 @@ impl Redrive {
         self
     }
 
+    /// Sends messages whose records are missing from the store, too: the records have expired, or were lost.
+    ///
+    /// If they are in another store, in which they still say "failed", its consumers acknowledge the messages without a
+    /// run.
+    #[must_use]
+    pub fn without_records(mut self) -> Self {
+        self.without_records = true;
+        self
+    }
+
     /// Redrives the dead letters of an opened reader, and reports each `wanted` one when it is settled.
     ///
     /// # Errors
-    /// When the broker, the store, or the destination does not answer. The progress until then is saved.
+    /// When the broker, the store, or the destination does not answer, or the store is not that of the dead letters. The
+    /// progress until then is saved.
     pub async fn run(
         &self,
         letters: &mut dyn DeadLetterReader,
         wanted: impl Fn(&StoredDeadLetter) -> Wanted + Send + Sync,
         mut tell: impl FnMut(Step<'_>) + Send,
     ) -> Result<Redriven, RedriveError> {
-        let mut run =
-            RedriveState { redriven: Redriven::default(), sent: HashSet::new(), next: Instant::now() };
+        let mut run = RedriveState {
+            redriven: Redriven::default(),
+            sent: HashSet::new(),
+            scopes: HashSet::new(),
+            next: Instant::now(),
+        };
         while let Some(batch) = letters.next_batch().await? {
             for chunk in batch.chunks(self.at_once()) {
                 let chunk: Vec<_> = chunk.iter().map(|letter| (letter, wanted(letter))).collect();
@@ -282,7 +311,7 @@ impl Redrive {
         match course {
             _ if self.dry_run => Disposition::Left,
             RedriveAction::Reopen { .. } | RedriveAction::Send { .. } => Disposition::Sent,
-            RedriveAction::Unreadable(_) => Disposition::Left,
+            RedriveAction::RecordMissing | RedriveAction::Unreadable(_) => Disposition::Left,
             _ => Disposition::Passed,
         }
     }
@@ -315,12 +344,37 @@ impl Redrive {
                 }
                 Err(error) => return Err(error.into()),
             };
-            let course = self.course(letters, letter, found.as_ref());
+            let mut course = self.course(letters, letter, found.as_ref());
+            if found.is_none() && course.to().is_some() && has_failed_in_a_store(letter) {
+                self.check_scope(run, letter).await?;
+                if !self.without_records {
+                    course = RedriveAction::RecordMissing;
+                }
+            }
             let again = course.to().is_some() && !run.first(&key);
             let course = if again { RedriveAction::SentAlready } else { course };
             courses.push(Some(Planned { course, record: found.map(|found| (key, found)) }));
         }
         Ok(courses)
+    }
+
+    /// Checks that the store has had a gate of the dead letter's scope. Asked once for each scope.
+    async fn check_scope(
+        &self,
+        run: &mut RedriveState,
+        letter: &StoredDeadLetter,
+    ) -> Result<(), RedriveError> {
+        let Some(letter) = letter.letter() else { return Ok(()) };
+        if run.scopes.contains(&letter.scope) {
+            return Ok(());
+        }
+        let unknown = || RedriveError::UnknownScope(letter.scope.clone());
+        let scope = Scope::new(letter.scope.as_str()).map_err(|_| unknown())?;
+        if self.store.descriptor(&scope).await?.is_none() {
+            return Err(unknown());
+        }
+        run.scopes.insert(letter.scope.clone());
+        Ok(())
     }
 
     /// Decides the action for a dead letter from its record.
@@ -416,6 +470,13 @@ impl Redrive {
     }
 }
 
+/// Whether a record of the dead letter's own says, or said, that its message has failed. A message without a key has no
+/// record, and that of a mismatch belongs to another message.
+fn has_failed_in_a_store(letter: &StoredDeadLetter) -> bool {
+    let cause = letter.letter().map(|letter| letter.cause);
+    cause.is_some_and(|cause| !matches!(cause, DeadLetterCause::BadKey | DeadLetterCause::Mismatch))
+}
+
 /// Whether a dead letter is wanted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wanted {
@@ -449,6 +510,8 @@ impl Planned {
 struct RedriveState {
     redriven: Redriven,
     sent: HashSet<StoreKey>,
+    /// The scopes of dead letters that the store knows.
+    scopes: HashSet<String>,
     /// When the next message may be sent.
     next: Instant,
 }

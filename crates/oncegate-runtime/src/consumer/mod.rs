@@ -95,7 +95,7 @@ pub use error::ConsumerError;
 pub use monitor::Monitor;
 #[cfg(feature = "otel")]
 pub use settings::TraceParent;
-pub use settings::{BadKeys, Ordering};
+pub use settings::{BadKeys, Ordering, ReturnedLetters};
 pub use transactional::Transactional;
 pub use work::ConsumerHandler;
 
@@ -155,6 +155,7 @@ impl Consumer {
                 max_attempts: Self::DEFAULT_MAX_ATTEMPTS,
                 backoff: Self::DEFAULT_BACKOFF,
                 bad_keys: BadKeys::default(),
+                returned_letters: ReturnedLetters::default(),
                 tenant_limit: None,
                 stop_deadline: Self::DEFAULT_STOP_DEADLINE,
                 start_patience: Self::DEFAULT_START_PATIENCE,

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use super::Consumer;
 use super::breaker::Breaker;
 use super::error::ConsumerError;
 use crate::backoff::{Backoff, LONGEST_TIME};
@@ -37,6 +38,23 @@ pub enum BadKeys {
     Refuse,
 }
 
+/// What happens to a dead letter of this consumer's own scope that is delivered to it again, unchanged, while the
+/// message's record says that it has failed.
+///
+/// An operator who moves dead letters back with the tools of the broker (the redrive of an SQS console,
+/// `StartMessageMoveTask`) wants them to run. The record says that the message is in the dead letters, and this delivery
+/// is that letter: to acknowledge it would lose the message.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ReturnedLetters {
+    /// Its record is reopened, and the message runs again as attempt 1, counted as `extra_runs{reset}`. The default.
+    #[default]
+    Reopen,
+    /// It is written to the dead letters again, with the reason that its record has. Only a redrive of oncegate's makes
+    /// it run.
+    WriteBack,
+}
+
 /// How the span of a run relates to the trace of the message's producer.
 ///
 /// The program's propagator defines which headers carry that trace: `opentelemetry::global::set_text_map_propagator`.
@@ -52,6 +70,16 @@ pub enum TraceParent {
     Link,
 }
 
+impl Consumer {
+    /// What happens to a dead letter of this consumer that is delivered to it again: by default its record is reopened,
+    /// and the message runs again.
+    #[must_use]
+    pub fn returned_letters(mut self, returned_letters: ReturnedLetters) -> Self {
+        self.settings.returned_letters = returned_letters;
+        self
+    }
+}
+
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ConsumerSettings {
     pub(super) concurrency: u32,
@@ -59,6 +87,7 @@ pub(super) struct ConsumerSettings {
     pub(super) max_attempts: u32,
     pub(super) backoff: Backoff,
     pub(super) bad_keys: BadKeys,
+    pub(super) returned_letters: ReturnedLetters,
     pub(super) tenant_limit: Option<u32>,
     pub(super) stop_deadline: Duration,
     pub(super) start_patience: Duration,

@@ -62,7 +62,8 @@ pub(super) fn batch(scope: &str, messages: usize) -> Span {
 pub(super) fn ended(outcome: RunOutcome) {
     let span = Span::current();
     span.record("oncegate.outcome", outcome.as_str());
-    if outcome != RunOutcome::Succeeded {
+    // A message that its handler wants later has not failed.
+    if !matches!(outcome, RunOutcome::Succeeded | RunOutcome::Later) {
         span.record("error.type", outcome.as_str());
         span.record("otel.status_code", "ERROR");
     }

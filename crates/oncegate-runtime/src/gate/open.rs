@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use oncegate_core::key::{CompiledFingerprint, CompiledKey, Fingerprint, KeyError, Scope, StoreKey};
-use oncegate_core::record::{Token, TokenTag};
+use oncegate_core::record::{State, Token, TokenTag};
 use oncegate_core::rules::{Operation, Reply};
 use oncegate_core::store::{Checkup, Command, Completed, Promise, Store, StoreError, Survives, Upkeep};
 use tokio::time::Instant;
@@ -131,6 +131,21 @@ impl OpenGate {
         // `NotOwner` means that the record is gone or was reopened in the meantime: nothing is left to mark.
         if let Reply::Applied { .. } = self.execute(key, Operation::HandOver { by }).await? {
             self.notes.note(|| JournalEntry::now("handed_over").key(key));
+        }
+        Ok(())
+    }
+
+    /// Reopens the record of a failed key, so that its message runs again. A record that has changed meanwhile stays: the
+    /// next claim finds out what it is.
+    pub(crate) async fn reopen_failed(&self, key: &StoreKey) -> Result<(), StoreError> {
+        let found = self.store.read(vec![key.clone()]).await.into_iter().next();
+        let found = found.unwrap_or_else(|| Err(StoreError::unknown("the store gave no answer")))?;
+        let Some(expected) = found.map(|found| found.record) else { return Ok(()) };
+        if !matches!(expected.state, State::Failed { .. }) {
+            return Ok(());
+        }
+        if let Reply::Applied { .. } = self.execute(key, Operation::Reopen { expected }).await? {
+            self.notes.note(|| JournalEntry::now("reopened").key(key).why("its dead letter has come back"));
         }
         Ok(())
     }

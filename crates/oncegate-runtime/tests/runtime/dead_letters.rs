@@ -1,11 +1,12 @@
 //! What becomes of messages that cannot succeed, and when so many of them stop the consumer.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 
 use oncegate::admin;
-use oncegate::consumer::{BadKeys, DeadLetterLimit};
+use oncegate::consumer::{BadKeys, DeadLetterLimit, ReturnedLetters};
 use oncegate::core::key::Scope;
-use oncegate::{Attempt, Consumer, ConsumerError, FingerprintSpec, MemoryStore, Message};
+use oncegate::{Attempt, Consumer, ConsumerError, Failure, FingerprintSpec, MemoryStore, Message, Origin};
 
 use super::list::{Letters, List, Listed};
 use super::{Bench, numbered};
@@ -100,4 +101,48 @@ async fn the_same_key_with_other_content_is_buried_and_never_answered() {
     bench.run(bench.consumer_behind(gate, async |_: Message, _: Attempt| Ok(())), 3).await.unwrap();
     assert_eq!(bench.counters.get("claims", "completed"), 1, "other spelling, same content");
     assert_eq!(bench.letters.causes(), ["mismatch"]);
+}
+
+/// Fails the first run of its message, and lets the message's dead letter come back.
+async fn return_a_letter(scope: &str, returned: ReturnedLetters) -> Bench {
+    let bench = Bench::of(numbered(1));
+    let runs = Arc::new(AtomicU32::new(0));
+    let handler = move |_: Message, _: Attempt| {
+        let first = runs.fetch_add(1, SeqCst) == 0;
+        async move { if first { Err(Failure::permanent("closed")) } else { Ok(()) } }
+    };
+    let consumer = bench.consumer(handler).returned_letters(returned);
+    let list = Arc::clone(&bench.list);
+    let watched = async {
+        list.until_acked(1).await;
+        let letter = Message::new("orders", Origin::Other("0".into()), Some(numbered(1)[0].1.clone().into()));
+        list.push_again(&letter.with_dead_letter_of(scope));
+        list.until_acked(2).await;
+    };
+    consumer.run_until(watched).await.unwrap();
+    bench
+}
+
+// invariant: redrive-that-loses
+#[tokio::test(start_paused = true)]
+async fn a_letter_that_comes_back_runs_again() {
+    let bench = return_a_letter("runtime", ReturnedLetters::Reopen).await;
+    assert_eq!(bench.counters.get("handler_runs", "succeeded"), 1);
+    assert_eq!(bench.counters.get("extra_runs", "reset"), 1);
+    assert_eq!(bench.letters.causes(), ["permanent"]);
+}
+
+// invariant: redrive-that-loses
+#[tokio::test(start_paused = true)]
+async fn a_letter_that_must_not_run_is_written_back() {
+    let bench = return_a_letter("runtime", ReturnedLetters::WriteBack).await;
+    assert_eq!(bench.counters.get("handler_runs", "succeeded"), 0);
+    assert_eq!(bench.letters.causes(), ["permanent", "not_handed_over"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_letter_of_another_scope_is_a_duplicate() {
+    let bench = return_a_letter("another", ReturnedLetters::Reopen).await;
+    assert_eq!(bench.counters.get("handler_runs", "succeeded"), 0);
+    assert_eq!(bench.letters.causes(), ["permanent"]);
 }

@@ -58,7 +58,11 @@ impl List {
 
     /// Delivers a message once more.
     pub(crate) fn push_again(&self, message: &Message) {
-        self.deliver(Message::new(message.route(), self.next_origin("again"), message.payload_bytes()));
+        let again = Message::new(message.route(), self.next_origin("again"), message.payload_bytes());
+        self.deliver(match message.dead_letter_of() {
+            Some(scope) => again.with_dead_letter_of(scope),
+            None => again,
+        });
     }
 
     /// Takes a message away from the consumer, as a broker does that gives its partition to another one.
