@@ -87,6 +87,12 @@ const MEANINGS: &[(&str, Class, &str)] = &[
     ("XX002", Refused, "the server found a damaged index"),
 ];
 
+/// The error for data that a standby has returned, which may be old: an address that is shared by servers, or a pooler,
+/// may lead to one.
+pub(super) fn standby() -> StoreError {
+    StoreError::unavailable("the server is a standby: name its primary in the URL")
+}
+
 /// Converts an error from before a commit was sent.
 pub(super) fn not_executed(error: &Error) -> Trouble {
     let Some(answered) = error.as_db_error() else {

@@ -53,6 +53,10 @@ FROM (SELECT floor(extract(epoch FROM clock_timestamp()) * 1000000)::bigint AS n
 LEFT JOIN (SELECT key, state, expires_at_ms, owner, attempt, recovery, fencing_token, fingerprint, \
 handed_over, reason, result FROM oncegate_records WHERE key = ANY($1::text[])) AS r ON true";
 
+/// Reads a scope's descriptor. There is always a row. A standby is marked as such: an old descriptor looks like a loss.
+pub(super) const DESCRIPTOR: &str = "\
+SELECT (SELECT descriptor FROM oncegate_descriptors WHERE scope = $1) AS descriptor, pg_is_in_recovery() AS standby";
+
 /// Waits until the synchronous standbys have everything that was committed before; does nothing where there are none.
 ///
 /// A commit is visible once its wait has ended, also when the wait was interrupted. A transaction that writes is

@@ -268,7 +268,7 @@ type Records = BTreeMap<String, Result<Option<Record>, String>>;
 fn read(rows: &[Row], inserted: &BTreeSet<String>) -> Result<(StoreTime, Records), Trouble> {
     let first = rows.first().ok_or_else(|| StoreError::unavailable("the server returned no time"))?;
     if first.try_get("standby").unwrap_or(true) {
-        return Err(StoreError::unavailable("the server is a standby: name its primary in the URL").into());
+        return Err(errors::standby().into());
     }
     let now = row::now(first).map_err(StoreError::unavailable)?;
     let mut records = Records::new();
