@@ -141,6 +141,21 @@ async fn an_old_descriptor_of_a_standby_is_no_loss() {
     assert!(!held.contains("halt"), "{held}");
 }
 
+/// Records and descriptors are in two tables.
+#[tokio::test(flavor = "multi_thread")]
+async fn deleted_records_are_noticed_by_a_process_that_knows_one() {
+    let (database, payments) = (Postgres::shared().await.database().await, Payments::new().await);
+    let store = PostgresStore::connect(database.url()).await.unwrap();
+    store.create_schema().await.unwrap();
+    let gate = payments.gate(store.clone(), OnStoreLoss::Halt);
+    gate.open().await.unwrap();
+    let Ok(Entry::Granted(lease)) = gate.enter(&payment(1)).await else { panic!("it is new") };
+    assert_eq!(lease.complete(&()).await.unwrap(), Completion::Applied);
+    let client = database.connection().await;
+    assert_eq!(client.execute("DELETE FROM oncegate_records", &[]).await.unwrap(), 1);
+    assert!(until_refused(&gate, 1_000_000).await.contains("a completed record is missing"));
+}
+
 async fn until_completed(completed: &AtomicU64, count: u64) {
     until("payments to be completed", LIMIT, async || match completed.load(Relaxed) {
         number if number >= count => Ok(()),
