@@ -304,6 +304,24 @@ pub(crate) fn remedy(error: &KafkaError) -> Option<&'static str> {
     }
 }
 
+/// Whether every message of the topic gets this error.
+pub(crate) fn is_about_the_topic(error: &KafkaError) -> bool {
+    use RDKafkaErrorCode::{
+        ClusterAuthorizationFailed, TopicAuthorizationFailed, UnknownPartition, UnknownTopic,
+        UnknownTopicOrPartition,
+    };
+    matches!(
+        error.rdkafka_error_code(),
+        Some(
+            TopicAuthorizationFailed
+                | ClusterAuthorizationFailed
+                | UnknownTopic
+                | UnknownPartition
+                | UnknownTopicOrPartition
+        )
+    )
+}
+
 impl fmt::Debug for DurableProducer {
     /// Shows no property values, because they may be passwords.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -18,7 +18,7 @@ use oncegate_runtime::outbox::{ID_HEADER, OutboxMessage, PublishError, Publisher
 /// when all in-sync replicas have it. Its key decides the partition, as with Java clients (murmur2).
 ///
 /// The relay sends messages with one key one after another, so the producer does not wait for others to fill a batch:
-/// `linger.ms` is 1.
+/// `linger.ms` is 1. A topic that the brokers do not know for two seconds is refused (`topic.metadata.propagation.max.ms`).
 pub struct KafkaPublisher {
     brokers: String,
     properties: Properties,
@@ -30,6 +30,9 @@ impl KafkaPublisher {
     pub fn new(brokers: impl Into<String>) -> Self {
         let mut properties = Properties::default();
         properties.set("linger.ms", "1");
+        // The relay tries again. The client's default of 30 s would occupy a batch with messages of a topic that there is
+        // not.
+        properties.set("topic.metadata.propagation.max.ms", "2000");
         Self { brokers: brokers.into(), properties, producer: Mutex::default() }
     }
 
@@ -82,10 +85,9 @@ impl Publisher for KafkaPublisher {
     }
 
     async fn publish(&self, message: &OutboxMessage) -> Result<(), PublishError> {
-        let refused = |error: &dyn fmt::Display| PublishError::Refused(error.to_string());
         let topic = message.topic();
-        settings::check_topic(topic).map_err(|error| refused(&error))?;
-        let producer = self.producer().map_err(|error| refused(&error))?;
+        settings::check_topic(topic).map_err(|error| PublishError::TopicRefused(error.to_string()))?;
+        let producer = self.producer().map_err(|error| PublishError::TopicRefused(error.to_string()))?;
         let (key, payload) = (message.key_bytes(), message.payload());
         let payload = payload.map(|payload| &**payload);
         let content = Content { partition: None, key: key.map(|key| &**key), payload };
@@ -93,6 +95,9 @@ impl Publisher for KafkaPublisher {
         producer.send(topic, content, headers).await.map_err(|error| {
             let why = producer.explain(&error);
             match producer::remedy(&error) {
+                Some(remedy) if producer::is_about_the_topic(&error) => {
+                    PublishError::TopicRefused(format!("{why}; {remedy}"))
+                }
                 Some(remedy) => PublishError::Refused(format!("{why}; {remedy}")),
                 None => PublishError::Unconfirmed(why),
             }

@@ -57,6 +57,8 @@ const POOLED: &str = "a pooler gives statements to sessions that did not prepare
 const MEANINGS: &[(&str, Class, &str)] = &[
     ("40001", Passing, "the transaction crossed another one"),
     ("40P01", Passing, "the transaction was chosen to end a deadlock"),
+    ("22012", Refused, "a statement was not executed in the transaction that was begun for it: set pool_mode of a pooler \
+                        to transaction or session, and default_transaction_deferrable to off"),
     ("25P02", Refused, "an earlier statement of the transaction has failed"),
     ("57P01", Passing, "the server ended the session"),
     ("57P02", Passing, "another session of the server crashed"),
@@ -84,6 +86,12 @@ const MEANINGS: &[(&str, Class, &str)] = &[
     ("XX001", Refused, "the server found damaged data"),
     ("XX002", Refused, "the server found a damaged index"),
 ];
+
+/// The error for data that a standby has returned, which may be old: an address that is shared by servers, or a pooler,
+/// may lead to one.
+pub(super) fn standby() -> StoreError {
+    StoreError::unavailable("the server is a standby: name its primary in the URL")
+}
 
 /// Converts an error from before a commit was sent.
 pub(super) fn not_executed(error: &Error) -> Trouble {

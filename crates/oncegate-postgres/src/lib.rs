@@ -401,7 +401,10 @@ async fn keep_descriptor(
 }
 
 async fn held_descriptor(client: &Object, scope: &str) -> Result<Option<String>, Trouble> {
-    let select = "SELECT descriptor FROM oncegate_descriptors WHERE scope = $1";
-    let row = client.query_opt(select, &[&scope]).await.map_err(|error| errors::not_executed(&error))?;
-    Ok(row.map(|row| row.get(0)))
+    let row = client.query_one(row::DESCRIPTOR, &[&scope]).await;
+    let row = row.map_err(|error| errors::not_executed(&error))?;
+    if row.get("standby") {
+        return Err(errors::standby().into());
+    }
+    Ok(row.get("descriptor"))
 }

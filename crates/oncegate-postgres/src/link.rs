@@ -98,6 +98,8 @@ pub(super) fn limit_ms(response_timeout: Duration) -> u128 {
 pub(super) fn session_options(response_timeout: Duration) -> String {
     let further = [
         ("default_transaction_isolation", r"read\ committed".to_owned()),
+        // Where it is on, `row::MARK` marks nothing.
+        ("default_transaction_deferrable", "off".to_owned()),
         (SESSION_MARK, session_mark(response_timeout)),
     ];
     let settings = settings(response_timeout).into_iter().chain(further);
@@ -116,7 +118,7 @@ impl Shared {
         response_timeout: Duration,
         sessions: Sessions,
     ) -> Self {
-        let mut begin = "BEGIN ISOLATION LEVEL READ COMMITTED".to_owned();
+        let mut begin = format!("BEGIN ISOLATION LEVEL READ COMMITTED, {}", row::MARK);
         if sessions == Sessions::Unconfigured {
             let set = |(name, value)| format!("; SET LOCAL {name} = {value}");
             begin.extend(settings(response_timeout).into_iter().map(set));
@@ -181,11 +183,15 @@ impl Shared {
         // In this order on the wire.
         let sent = join3(client.batch_execute(&self.begin), query, client.batch_execute("COMMIT"));
         let (begun, rows, committed) = sent.await;
-        match (begun.and(rows), committed) {
-            (Ok(rows), Ok(())) => Ok(rows),
+        match (begun, rows, committed) {
+            (Ok(()), Ok(rows), Ok(())) => Ok(rows),
+            // Outside of a transaction the statement has committed by itself.
+            (Err(_), Ok(_), _) => {
+                Err(StoreError::unknown("the transaction of a statement did not begin").into())
+            }
             // The server has answered, and has turned the commit into a rollback.
-            (Err(error), Ok(())) => Err(errors::not_executed(&error)),
-            (_, Err(error)) => Err(lost(&error)),
+            (Err(error), Err(_), Ok(())) | (Ok(()), Err(error), Ok(())) => Err(errors::not_executed(&error)),
+            (_, _, Err(error)) => Err(lost(&error)),
         }
     }
 

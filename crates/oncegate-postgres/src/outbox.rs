@@ -82,6 +82,7 @@ greatest(floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint - written_a
 FROM (SELECT o.*, sum(coalesce(octet_length(payload), 0)) OVER (ORDER BY sequence) \
 - coalesce(octet_length(payload), 0) AS bytes_before \
 FROM (SELECT * FROM oncegate_outbox AS o WHERE outbox = $1 AND sent_at_ms IS NULL AND sequence <> ALL($4::bigint[]) \
+AND topic <> ALL($7::text[]) \
 AND NOT EXISTS (SELECT FROM unnest($5::text[], $6::bytea[]) AS held (topic, key) \
 WHERE held.topic = o.topic AND held.key = o.key) \
 ORDER BY sequence LIMIT $2) AS o) AS oldest WHERE bytes_before < $3::bigint ORDER BY sequence";
@@ -384,8 +385,9 @@ async fn read(
     let (topics, keys): (Vec<&str>, Vec<&[u8]>) =
         held_back.keys.iter().map(|(topic, key)| (&**topic, &**key)).unzip();
     let bytes = i64::try_from(most.bytes).unwrap_or(i64::MAX).max(1);
-    let parameters: [&(dyn ToSql + Sync); 6] =
-        [&name.as_str(), &i64::from(most.messages), &bytes, &held_back.sequences, &topics, &keys];
+    let all_of: Vec<&str> = held_back.topics.iter().map(|topic| &**topic).collect();
+    let parameters: [&(dyn ToSql + Sync); 7] =
+        [&name.as_str(), &i64::from(most.messages), &bytes, &held_back.sequences, &topics, &keys, &all_of];
     client.query(&statement, &parameters).await
 }
 

@@ -286,7 +286,7 @@ async fn delete(shared: &Shared, sql: &str, parameters: &[&(dyn ToSql + Sync)]) 
     let deleted = with_client(shared, async |client| {
         let statement = client.prepare_cached(sql).await.map_err(|error| errors::not_executed(&error))?;
         let begin = format!("{}; SET LOCAL synchronous_commit = off", shared.begin);
-        // In this order on the wire, in one round trip.
+        // In this order on the wire, in one round trip. Without its BEGIN the statement removes the same rows.
         let sent = join3(
             client.batch_execute(&begin),
             client.execute(&statement, parameters),

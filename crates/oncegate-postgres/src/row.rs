@@ -9,15 +9,34 @@ use oncegate_runtime::transaction::Completing;
 use tokio_postgres::Row;
 use tokio_postgres::types::{FromSql, ToSql};
 
+/// The property of a transaction that shows that it was begun here. Without `READ ONLY` it has no other effect.
+pub(super) const MARK: &str = "DEFERRABLE";
+
+/// An expression that is 0 in a transaction that was begun with [`MARK`], and an error everywhere else.
+///
+/// A statement that is sent behind a BEGIN is executed, and commits by itself, if only the BEGIN fails: because a
+/// cancellation arrives late, or because a pooler answers an error and goes on. The server gives every transaction that
+/// is not begun with a property its default, so this cannot be left of an earlier one.
+macro_rules! zero_if_begun {
+    () => {
+        "0 / (current_setting('transaction_deferrable') = 'on' \
+         AND current_setting('default_transaction_deferrable') = 'off')::int"
+    };
+}
+
 /// Locks the rows of the keys in the order of the keys, and inserts those that are missing; returns the
 /// inserted ones, which hold nothing yet.
 ///
 /// `WHERE false` keeps an existing row as it is, but locks it: PostgreSQL locks a row before it looks at
-/// the condition. One pass in one order is why crossing batches do not deadlock.
-pub(super) const LOCK: &str = "\
-INSERT INTO oncegate_records AS r (key, state, expires_at_ms, owner, attempt, recovery, handed_over, reason) \
-SELECT k, 'pending', 0, ''::bytea, 0, 'none', false, '' FROM unnest($1::text[]) AS k ORDER BY k COLLATE \"C\" \
-ON CONFLICT (key) DO UPDATE SET state = r.state WHERE false RETURNING key";
+/// the condition. One pass in one order is why crossing batches do not deadlock. It fails outside of the transaction
+/// that was begun for it.
+pub(super) const LOCK: &str = concat!(
+    "INSERT INTO oncegate_records AS r (key, state, expires_at_ms, owner, attempt, recovery, handed_over, reason) \
+     SELECT k, 'pending', (SELECT ",
+    zero_if_begun!(),
+    "), ''::bytea, 0, 'none', false, '' FROM unnest($1::text[]) AS k ORDER BY k COLLATE \"C\" \
+     ON CONFLICT (key) DO UPDATE SET state = r.state WHERE false RETURNING key"
+);
 
 /// Finds the keys whose row another transaction has locked.
 pub(super) const HELD: &str = "\
@@ -33,6 +52,10 @@ AND current_setting('synchronous_commit') NOT IN ('off', 'local') AS waits, r.* 
 FROM (SELECT floor(extract(epoch FROM clock_timestamp()) * 1000000)::bigint AS now_us) AS c \
 LEFT JOIN (SELECT key, state, expires_at_ms, owner, attempt, recovery, fencing_token, fingerprint, \
 handed_over, reason, result FROM oncegate_records WHERE key = ANY($1::text[])) AS r ON true";
+
+/// Reads a scope's descriptor. There is always a row. A standby is marked as such: an old descriptor looks like a loss.
+pub(super) const DESCRIPTOR: &str = "\
+SELECT (SELECT descriptor FROM oncegate_descriptors WHERE scope = $1) AS descriptor, pg_is_in_recovery() AS standby";
 
 /// Waits until the synchronous standbys have everything that was committed before; does nothing where there are none.
 ///
@@ -95,14 +118,17 @@ WHERE key = $1 AND state = 'pending' AND owner = $2 \
 AND expires_at_ms >= floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint";
 
 /// Writes COMPLETED without a result for a key that has no record, in a transaction that the runtime opens: what the
-/// rules give for a claim and its completion at this instant. Returns where the row is, and in which transaction.
-pub(super) const COMPLETE_ABSENT: &str = "\
-INSERT INTO oncegate_records AS r (key, state, expires_at_ms, owner, attempt, recovery, fingerprint, handed_over, \
-reason, result) \
-VALUES ($1, 'completed', floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint + $2, $3, 0, 'none', $4, false, \
-'', ''::bytea) ON CONFLICT (key) DO NOTHING \
-RETURNING r.ctid::text AS ctid, pg_current_xact_id()::text AS xid, \
-current_setting('synchronous_commit') = 'off' AS asynchronous";
+/// rules give for a claim and its completion at this instant. Returns where the row is, and in which transaction. It
+/// fails outside of the transaction that was begun for it.
+pub(super) const COMPLETE_ABSENT: &str = concat!(
+    "INSERT INTO oncegate_records AS r (key, state, expires_at_ms, owner, attempt, recovery, fingerprint, handed_over, \
+     reason, result) \
+     VALUES ($1, 'completed', floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint + $2 + ",
+    zero_if_begun!(),
+    ", $3, 0, 'none', $4, false, '', ''::bytea) ON CONFLICT (key) DO NOTHING \
+     RETURNING r.ctid::text AS ctid, pg_current_xact_id()::text AS xid, \
+     current_setting('synchronous_commit') = 'off' AS asynchronous"
+);
 
 /// Adds the result to a row that the same transaction has inserted.
 pub(super) const ADD_RESULT: &str =
@@ -110,15 +136,18 @@ pub(super) const ADD_RESULT: &str =
 
 /// Does what [`COMPLETE_ABSENT`] does for many keys, in the order of the keys, and skips those that have a record. Returns
 /// the keys that it has taken and where their rows are, all in one row.
-pub(super) const COMPLETE_ALL_ABSENT: &str = "\
-WITH c AS MATERIALIZED (SELECT floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint AS now_ms), \
-done AS (INSERT INTO oncegate_records AS r (key, state, expires_at_ms, owner, attempt, recovery, fingerprint, \
-handed_over, reason, result) \
-SELECT n.key, 'completed', c.now_ms + n.retention_ms, n.tag, 0, 'none', n.fingerprint, false, '', ''::bytea \
-FROM c, unnest($1::text[], $2::bigint[], $3::bytea[], $4::bytea[]) AS n(key, retention_ms, tag, fingerprint) \
-ORDER BY n.key COLLATE \"C\" ON CONFLICT (key) DO NOTHING RETURNING r.key, r.ctid::text AS place) \
-SELECT array_agg(key) AS keys, array_agg(place) AS places, pg_current_xact_id()::text AS xid, \
-current_setting('synchronous_commit') = 'off' AS asynchronous FROM done";
+pub(super) const COMPLETE_ALL_ABSENT: &str = concat!(
+    "WITH c AS MATERIALIZED (SELECT floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint + ",
+    zero_if_begun!(),
+    " AS now_ms), \
+     done AS (INSERT INTO oncegate_records AS r (key, state, expires_at_ms, owner, attempt, recovery, fingerprint, \
+     handed_over, reason, result) \
+     SELECT n.key, 'completed', c.now_ms + n.retention_ms, n.tag, 0, 'none', n.fingerprint, false, '', ''::bytea \
+     FROM c, unnest($1::text[], $2::bigint[], $3::bytea[], $4::bytea[]) AS n(key, retention_ms, tag, fingerprint) \
+     ORDER BY n.key COLLATE \"C\" ON CONFLICT (key) DO NOTHING RETURNING r.key, r.ctid::text AS place) \
+     SELECT array_agg(key) AS keys, array_agg(place) AS places, pg_current_xact_id()::text AS xid, \
+     current_setting('synchronous_commit') = 'off' AS asynchronous FROM done"
+);
 
 /// Adds results to rows that the same transaction has inserted. Never prepare it: the plan for a small table would read
 /// all of a large one.
@@ -270,6 +299,13 @@ pub(super) struct Fields<'a> {
     pub(super) handed_over: bool,
     pub(super) reason: &'a str,
     pub(super) result: Option<&'a [u8]>,
+}
+
+/// Whether a row of [`READ`] is one that [`LOCK`] has inserted: it has no owner, and such a record is never written.
+pub(super) fn is_stand_in(row: &Row) -> bool {
+    row.try_get::<_, &str>("state").is_ok_and(|state| state == "pending")
+        && row.try_get::<_, &[u8]>("owner").is_ok_and(<[u8]>::is_empty)
+        && row.try_get::<_, i64>("expires_at_ms").is_ok_and(|expires_at_ms| expires_at_ms == 0)
 }
 
 /// Decodes a row, which may contain anything.

@@ -7,7 +7,7 @@ use oncegate_core::key::StoreKey;
 use oncegate_core::record::{Record, StoreTime};
 use oncegate_core::store::StoreError;
 
-use super::row::{Columns, LOCK, WRITE};
+use super::row::{Columns, LOCK, MARK, WRITE};
 use super::{PostgresStore, errors};
 
 impl PostgresStore {
@@ -55,7 +55,9 @@ async fn plant(client: &Object, records: &[(StoreKey, Record)]) -> Result<(), to
     }
     let keys: Vec<&str> = records.iter().map(|(key, _)| key.as_str()).collect();
     let lock = client.prepare_cached(LOCK).await?;
-    client.query(&lock, &[&keys]).await?;
     let write = client.prepare_cached(WRITE).await?;
-    client.execute(&write, &columns.parameters()).await.map(|_| ())
+    client.batch_execute(&format!("BEGIN {MARK}")).await?;
+    client.query(&lock, &[&keys]).await?;
+    client.execute(&write, &columns.parameters()).await?;
+    client.batch_execute("COMMIT").await
 }

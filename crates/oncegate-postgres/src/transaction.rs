@@ -148,7 +148,8 @@ async fn begin(client: &Object, shared: &Shared, keys: &[&str]) -> Result<(Vec<R
     );
     let (lock, read, _) = prepared.await.map_err(|error| errors::not_executed(&error))?;
     let parameters: [&(dyn ToSql + Sync); 1] = [&keys];
-    // In this order on the wire, so that the read sees the changes that the locks have waited for.
+    // In this order on the wire, so that the read sees the changes that the locks have waited for. Without its BEGIN the
+    // first one fails, and the second one changes nothing.
     let sent = join3(
         client.batch_execute(&shared.begin),
         client.query(&lock, &parameters),
@@ -267,13 +268,14 @@ type Records = BTreeMap<String, Result<Option<Record>, String>>;
 fn read(rows: &[Row], inserted: &BTreeSet<String>) -> Result<(StoreTime, Records), Trouble> {
     let first = rows.first().ok_or_else(|| StoreError::unavailable("the server returned no time"))?;
     if first.try_get("standby").unwrap_or(true) {
-        return Err(StoreError::unavailable("the server is a standby: name its primary in the URL").into());
+        return Err(errors::standby().into());
     }
     let now = row::now(first).map_err(StoreError::unavailable)?;
     let mut records = Records::new();
     for row in rows {
         let Some(key) = row::key(row).map_err(StoreError::unavailable)? else { continue };
-        let record = if inserted.contains(key) { Ok(None) } else { row::decode(row).map(Some) };
+        let is_absent = inserted.contains(key) || row::is_stand_in(row);
+        let record = if is_absent { Ok(None) } else { row::decode(row).map(Some) };
         records.insert(key.to_owned(), record);
     }
     Ok((now, records))

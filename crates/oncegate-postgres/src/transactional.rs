@@ -11,6 +11,8 @@
 //!   and fails if the transaction has failed, or is not the one that has written the record.
 //! - Three `SET LOCAL` cost half as much as writing the record. So sessions are opened with the limits, where no pooler
 //!   takes them away.
+//! - What is sent behind a BEGIN that fails is executed, and commits by itself. So transactions begin with a property that
+//!   others have not (`DEFERRABLE`), and the statement behind it fails where it is missing.
 //! - `ON CONFLICT DO NOTHING` waits for another transaction that has inserted the key, and inserts if that is rolled
 //!   back. In REPEATABLE READ and SERIALIZABLE it fails (40001) if the other one commits meanwhile.
 //! - The result is added by the row's place (`ctid`): a statement prepared for a small table would read all of it.
@@ -276,7 +278,7 @@ async fn try_begin(
     let fingerprint = fingerprint.as_ref().map(|fingerprint| fingerprint.as_bytes().as_slice());
     let retention_ms = row::retention_ms(completing);
     let parameters: [&(dyn ToSql + Sync); 4] = [&key, &retention_ms, &tag.0.as_slice(), &fingerprint];
-    // In this order on the wire, and in one round trip.
+    // In this order on the wire, and in one round trip. Without its BEGIN the other one fails.
     let (begun, inserted) = join(client.batch_execute(begin), client.query_opt(&insert, &parameters)).await;
     let Some(row) = begun.and(inserted).map_err(not_executed)? else { return Ok(None) };
     let hold = Hold::of(&row).map_err(StoreError::refused)?;
@@ -311,7 +313,7 @@ fn begin_sql(isolation: Isolation, limit: Option<Duration>) -> String {
     };
     let set = |(name, limit_ms)| format!("; SET LOCAL {name} = {limit_ms}");
     let limits = limit.map(|limit| limits(limit).map(set).concat()).unwrap_or_default();
-    format!("BEGIN ISOLATION LEVEL {isolation}{limits}")
+    format!("BEGIN ISOLATION LEVEL {isolation}, {}{limits}", row::MARK)
 }
 
 /// The statement that limits how long the rest of a transaction waits for each row.

@@ -1,5 +1,6 @@
 //! The outbox in the file: one row for each message, written in the transactions of users.
 
+use std::collections::HashSet;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -234,12 +235,13 @@ fn read(
         "SELECT sequence, id, topic, key, payload, headers, max({NOW_MS} - written_at_ms, 0) FROM oncegate_outbox \
          WHERE outbox = ?1 AND sent_at_ms IS NULL ORDER BY sequence"
     );
+    let held_back = Held::of(held_back);
     let mut select = connection.prepare_cached(&select)?;
     let mut rows = select.query([name])?;
     let (mut messages, mut bytes) = (Vec::new(), 0);
     while messages.len() < most.messages as usize && bytes < most.bytes {
         let Some(row) = rows.next()? else { break };
-        if is_held_back(row, held_back)? {
+        if held_back.has(row)? {
             continue;
         }
         let message = unsent(row)?;
@@ -249,12 +251,29 @@ fn read(
     Ok(messages)
 }
 
-fn is_held_back(row: &Row<'_>, held_back: &HeldBack) -> rusqlite::Result<bool> {
-    let (topic, key) = (row.get_ref(2)?.as_str()?, row.get_ref(3)?.as_blob_or_null()?);
-    let is_held = |(held_topic, held_key): &(std::sync::Arc<str>, Bytes)| {
-        &**held_topic == topic && Some(&**held_key) == key
-    };
-    Ok(held_back.sequences.contains(&row.get(0)?) || held_back.keys.iter().any(is_held))
+/// What is held back, to be found fast: each row that is read is looked up.
+struct Held<'a> {
+    topics: HashSet<&'a str>,
+    keys: HashSet<(&'a str, &'a [u8])>,
+    sequences: HashSet<i64>,
+}
+
+impl<'a> Held<'a> {
+    fn of(held_back: &'a HeldBack) -> Self {
+        Self {
+            topics: held_back.topics.iter().map(|topic| &**topic).collect(),
+            keys: held_back.keys.iter().map(|(topic, key)| (&**topic, &**key)).collect(),
+            sequences: held_back.sequences.iter().copied().collect(),
+        }
+    }
+
+    fn has(&self, row: &Row<'_>) -> rusqlite::Result<bool> {
+        let topic = row.get_ref(2)?.as_str()?;
+        let key = row.get_ref(3)?.as_blob_or_null()?;
+        Ok(self.topics.contains(topic)
+            || key.is_some_and(|key| self.keys.contains(&(topic, key)))
+            || self.sequences.contains(&row.get(0)?))
+    }
 }
 
 fn unsent(row: &Row<'_>) -> rusqlite::Result<UnsentMessage> {

@@ -119,7 +119,7 @@ impl Publisher for SqsPublisher {
                     Ok(outgoing) => writer.write(outgoing).await,
                     Err(why) => Err(PublishError::Refused(why)),
                 };
-                if let Err(PublishError::Refused(_)) = &published {
+                if let Err(PublishError::Refused(_) | PublishError::TopicRefused(_)) = &published {
                     self.forget(name, &queue);
                 }
                 published

@@ -41,7 +41,11 @@ impl QueueWriter {
     /// # Errors
     /// The queue cannot be used, or does not answer.
     pub(crate) async fn open(client: Client, queue: &str) -> Result<Self, PublishError> {
-        let queue = queue::find(&client, queue).await.map_err(publish_error)?;
+        let found = queue::find(&client, queue).await;
+        let queue = found.map_err(|error| match publish_error(error) {
+            PublishError::Refused(why) => PublishError::TopicRefused(why),
+            error => error,
+        })?;
         Ok(Self { client, queue, waiting: Mutex::default(), turns: Semaphore::new(BATCHES_MOST) })
     }
 
@@ -183,6 +187,9 @@ fn publish_error(error: QueueError) -> PublishError {
         QueueError::Unreachable { .. } => PublishError::Unconfirmed(text),
         QueueError::Failed { error, .. } if error.is_passing() || error.is_unanswered() => {
             PublishError::Unconfirmed(text)
+        }
+        QueueError::Failed { error, .. } if error.is_denied() || error.is_no_queue() => {
+            PublishError::TopicRefused(text)
         }
         _ => PublishError::Refused(text),
     }

@@ -123,6 +123,8 @@ async fn a_read_is_limited_by_messages_and_bytes_and_leaves_out_what_is_held_bac
     assert_eq!(lengths(&none, 10, 1_005).await, [1_000, 10]);
     let held = HeldBack { keys: vec![(world.topic.as_str().into(), "a".into())], ..HeldBack::default() };
     assert_eq!(lengths(&held, 10, 1 << 20).await, [10, 10]);
+    let held = HeldBack { topics: vec![world.topic.as_str().into()], ..HeldBack::default() };
+    assert_eq!(lengths(&held, 10, 1 << 20).await, [0; 0]);
     let all = world.outbox.read(&none, ReadLimits { messages: 10, bytes: 1 << 20 }).await.unwrap();
     let held = HeldBack { sequences: vec![all[0].sequence], ..HeldBack::default() };
     assert_eq!(lengths(&held, 10, 1 << 20).await, [10, 10, 10]);

@@ -7,4 +7,5 @@ mod faults;
 mod kill;
 mod sqlite;
 mod sqs;
+mod topics;
 mod world;

@@ -114,6 +114,8 @@ async fn a_file_has_one_leader_and_reads_up_to_its_limits() {
     assert_eq!(lengths(&none, 10, 1).await, [1_000]);
     let held = HeldBack { keys: vec![("t".into(), "a".into())], ..HeldBack::default() };
     assert_eq!(lengths(&held, 10, 1 << 20).await, [10, 10]);
+    let held = HeldBack { topics: vec!["t".into()], ..HeldBack::default() };
+    assert_eq!(lengths(&held, 10, 1 << 20).await, [0; 0]);
     let counts = [outbox.backlog(3).await.unwrap(), outbox.backlog(10).await.unwrap()];
     assert_eq!(counts.map(|backlog| (backlog.messages, backlog.oldest.is_some())), [(3, true), (4, true)]);
     assert!(store.outbox("no spaces").await.is_err());

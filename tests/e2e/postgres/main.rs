@@ -6,6 +6,7 @@
 #[allow(dead_code, reason = "its other users need more of it")]
 mod list;
 
+mod begins;
 mod conformance;
 mod equivalence;
 mod faults;

@@ -2,8 +2,11 @@
 
 // invariant (all tests): run-after-loss
 
+use deadpool_postgres::{Manager, Pool};
 use oncegate::Completion;
+use oncegate_testkit::ProxyMode as Mode;
 use redis::aio::MultiplexedConnection;
+use tokio_postgres::NoTls;
 
 use super::*;
 
@@ -50,16 +53,9 @@ async fn a_standby_that_lagged_for_a_moment_is_noticed_by_a_process_that_never_p
         _ => Ok(()),
     })
     .await;
-    let witness = standby.connection().await;
-    witness.batch_execute("ALTER SYSTEM SET primary_conninfo = ''").await.unwrap();
-    witness.batch_execute("SELECT pg_reload_conf()").await.unwrap();
     let before = completed.load(Relaxed);
-    until("the standby to follow no more", LIMIT, async || {
-        let followed = "SELECT count(*) FROM pg_stat_wal_receiver";
-        let receivers: i64 = witness.query_one(followed, &[]).await.unwrap().get(0);
-        if receivers == 0 { Ok(()) } else { Err("it does".to_owned()) }
-    })
-    .await;
+    let witness = standby.connection().await;
+    stop_following(&witness).await;
     until_completed(&completed, before + 100).await;
     primary.kill();
     witness.batch_execute("SELECT pg_promote()").await.unwrap();
@@ -67,6 +63,97 @@ async fn a_standby_that_lagged_for_a_moment_is_noticed_by_a_process_that_never_p
 
     let refused = working.await.unwrap();
     assert!(refused.contains("accept-loss"), "{refused}");
+}
+
+/// Lets a standby lag from now on.
+async fn stop_following(standby: &tokio_postgres::Client) {
+    standby.batch_execute("ALTER SYSTEM SET primary_conninfo = ''").await.unwrap();
+    standby.batch_execute("SELECT pg_reload_conf()").await.unwrap();
+    until("the standby to follow no more", LIMIT, async || {
+        let followed = "SELECT count(*) FROM pg_stat_wal_receiver";
+        let receivers: i64 = standby.query_one(followed, &[]).await.unwrap().get(0);
+        if receivers == 0 { Ok(()) } else { Err("it does".to_owned()) }
+    })
+    .await;
+}
+
+/// The name of connections through a proxy.
+const BEHIND: &str = "behind-the-proxy";
+
+/// Ends all connections to the `former` server, and makes new ones to the `next` one.
+async fn lead_to(front: &Proxy, former: &PostgresServer, next: &PostgresServer) {
+    front.set(Mode::Refuse);
+    let client = former.connection().await;
+    until("the connections to end", LIMIT, async || {
+        let connected = "SELECT count(*) FROM pg_stat_activity WHERE application_name = $1";
+        match client.query_one(connected, &[&BEHIND]).await.unwrap().get::<_, i64>(0) {
+            0 => Ok(()),
+            count => Err(format!("{count} are open")),
+        }
+    })
+    .await;
+    front.point_at_address(address(next.url()));
+    front.set(Mode::Pass);
+}
+
+/// The address of a pair leads to its standby for a moment: what that one lacks is no loss.
+// invariant: loss-undetected
+#[tokio::test(flavor = "multi_thread")]
+async fn an_old_descriptor_of_a_standby_is_no_loss() {
+    let (primary, payments) = (PostgresServer::start().await, Payments::new().await);
+    let direct = PostgresStore::connect(primary.url()).await.unwrap();
+    direct.create_schema().await.unwrap();
+    let standby = PostgresServer::standby_of(&primary).await;
+    let front = Proxy::before_address(address(primary.url())).await;
+    let url = primary.url().replace(&address(primary.url()), &front.address().to_string());
+    // Connections of our own ask for a server that takes writes when they are opened; those of a pool, or behind a pooler,
+    // may lead to another one.
+    let url = format!("{url}?application_name={BEHIND}");
+    let pool = Pool::builder(Manager::new(url.parse().unwrap(), NoTls)).build().unwrap();
+    let store = PostgresStore::from_pool(pool).connect().await.unwrap();
+    let gate = payments.gate(store.clone(), OnStoreLoss::Halt);
+    gate.open().await.unwrap();
+    caught_up(&primary, &standby).await;
+    stop_following(&standby.connection().await).await;
+    let opened_at = sequence(&direct, &payments.scope).await;
+    let Ok(Entry::Granted(lease)) = gate.enter(&payment(1)).await else { panic!("it is new") };
+    assert_eq!(lease.complete(&()).await.unwrap(), Completion::Applied);
+    until("the sequence number to rise", LIMIT, async || match sequence(&direct, &payments.scope).await {
+        same if same == opened_at => Err(format!("{same}")),
+        _ => Ok(()),
+    })
+    .await;
+    lead_to(&front, &primary, &standby).await;
+    // Each look of the gate reads what this does.
+    let refused =
+        until("an answer of the standby", LIMIT, async || match store.descriptor(&payments.scope).await {
+            Err(error) if error.to_string().contains("standby") => Ok(error),
+            other => Err(format!("{other:?}")),
+        });
+    assert!(refused.await.is_away());
+    lead_to(&front, &standby, &primary).await;
+    let granted = until("the primary to answer", LIMIT, async || match gate.enter(&payment(2)).await {
+        Ok(Entry::Granted(lease)) => Ok(lease),
+        other => Err(format!("{other:?}")),
+    });
+    assert_eq!(granted.await.complete(&()).await.unwrap(), Completion::Applied);
+    let held = direct.descriptor(&payments.scope).await.unwrap().expect("the scope is open");
+    assert!(!held.contains("halt"), "{held}");
+}
+
+/// Records and descriptors are in two tables.
+#[tokio::test(flavor = "multi_thread")]
+async fn deleted_records_are_noticed_by_a_process_that_knows_one() {
+    let (database, payments) = (Postgres::shared().await.database().await, Payments::new().await);
+    let store = PostgresStore::connect(database.url()).await.unwrap();
+    store.create_schema().await.unwrap();
+    let gate = payments.gate(store.clone(), OnStoreLoss::Halt);
+    gate.open().await.unwrap();
+    let Ok(Entry::Granted(lease)) = gate.enter(&payment(1)).await else { panic!("it is new") };
+    assert_eq!(lease.complete(&()).await.unwrap(), Completion::Applied);
+    let client = database.connection().await;
+    assert_eq!(client.execute("DELETE FROM oncegate_records", &[]).await.unwrap(), 1);
+    assert!(until_refused(&gate, 1_000_000).await.contains("a completed record is missing"));
 }
 
 async fn until_completed(completed: &AtomicU64, count: u64) {

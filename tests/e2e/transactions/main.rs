@@ -8,6 +8,7 @@ mod list;
 
 mod batch_conflicts;
 mod batches;
+mod begins;
 mod consumer;
 mod faults;
 mod journal;

@@ -29,6 +29,12 @@ impl Step<'_> {
         matches!(self, Self::Asked(bytes) if has_commit(bytes))
     }
 
+    /// Whether it is a client's `BEGIN` that has not reached the server, with what is sent behind it.
+    #[must_use]
+    pub fn is_begin(&self) -> bool {
+        matches!(self, Self::Asked(bytes) if simple_query(bytes).is_some_and(|sql| sql.starts_with(b"BEGIN")))
+    }
+
     /// Whether it is the server's reply that it has committed.
     #[must_use]
     pub fn is_committed(&self) -> bool {
@@ -41,11 +47,33 @@ fn has_commit(bytes: &[u8]) -> bool {
     bytes.windows(COMMIT.len()).any(|window| window == COMMIT)
 }
 
+/// The text of the simple query that these bytes begin with.
+fn simple_query(bytes: &[u8]) -> Option<&[u8]> {
+    bytes.get(5..simple_query_length(bytes)?)
+}
+
+/// The length of the simple query that these bytes begin with.
+fn simple_query_length(bytes: &[u8]) -> Option<usize> {
+    let Some((b'Q', rest)) = bytes.split_first() else { return None };
+    let length = rest.first_chunk::<4>()?;
+    Some(1 + u32::from_be_bytes(*length) as usize).filter(|length| *length <= bytes.len())
+}
+
+/// What a server answers a simple query that was cancelled, outside of a transaction.
+fn cancelled() -> Vec<u8> {
+    let fields = b"SERROR\0VERROR\0C57014\0Mcanceling statement due to user request\0\0";
+    let length = u32::try_from(4 + fields.len()).expect("it is short");
+    [&b"E"[..], &length.to_be_bytes(), fields, b"Z\0\0\0\x05I"].concat()
+}
+
 /// What becomes of it.
 #[derive(Clone, Debug)]
 pub enum Then {
     /// It goes on.
     Go,
+    /// The simple query at its beginning is answered by an error, as if it was cancelled, and does not reach the server.
+    /// What follows it does.
+    Cancel,
     /// Both sides lose the connection.
     Cut,
     /// The connection stays, and nothing ever passes it again.
@@ -108,9 +136,16 @@ async fn connect(mut client: TcpStream, mut server: TcpStream, watch: Watch) {
         tokio::select! {
             read = client.read(&mut asked) => {
                 let Ok(length @ 1..) = read else { return };
-                let asked = asked.get(..length).unwrap_or_default();
+                let mut asked = asked.get(..length).unwrap_or_default();
                 match watch(number, Step::Asked(asked)) {
                     Then::Go => {}
+                    Then::Cancel => {
+                        let query = simple_query_length(asked).expect("it begins with a simple query");
+                        asked = asked.get(query..).unwrap_or_default();
+                        if client.write_all(&cancelled()).await.is_err() {
+                            return;
+                        }
+                    }
                     Then::Cut => return,
                     Then::Silence => std::future::pending().await,
                     Then::Late(at) => {

@@ -49,7 +49,8 @@ async fn try_begin(
     let Completions { keys, retentions_ms, tags, fingerprints } = Completions::of(batch);
     let parameters: [&(dyn ToSql + Sync); 4] = [&keys, &retentions_ms, &tags, &fingerprints];
     let other_waits = set_lock_timeout(limit / 2);
-    // In this order on the wire, and in one round trip.
+    // In this order on the wire, and in one round trip. Without its BEGIN the second one fails, and the third one does
+    // nothing.
     let begun = join3(
         client.batch_execute(begin),
         client.query_one(&insert, &parameters),

@@ -151,9 +151,11 @@ impl Transactions for SqlxTransactions {
     type Hold = Hold;
 
     async fn descriptor(&self, scope: &Scope) -> Result<Option<String>, StoreError> {
-        let select = sqlx::query_scalar("SELECT descriptor FROM oncegate_descriptors WHERE scope = $1");
-        let held = select.bind(scope.as_str()).fetch_optional(&self.pool).await;
-        held.map_err(|error| not_executed(&error))
+        let read = sqlx::query_as(row::DESCRIPTOR).bind(scope.as_str()).fetch_one(&self.pool).await;
+        match read.map_err(|error| not_executed(&error))? {
+            (_, true) => Err(errors::standby()),
+            (descriptor, false) => Ok(descriptor),
+        }
     }
 
     fn sessions(&self) -> Arc<dyn Sessions> {

@@ -16,17 +16,17 @@ use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use futures_util::StreamExt as _;
+use futures_util::FutureExt as _;
 use futures_util::future::join;
-use futures_util::stream::FuturesUnordered;
 use oncegate_core::record::Token;
 use oncegate_core::store::StoreError;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, error, info, warn};
 
+use super::flight::{Flight, OrderSize};
 use super::held_back::{HeldOrders, OrderOf};
-use super::{PublishError, Relay, RelayError, UnsentMessage};
+use super::{OutboxMessage, PublishError, Relay, RelayError, UnsentMessage};
 use crate::backoff::Backoff;
 use crate::observe::Event;
 
@@ -36,8 +36,9 @@ const STORE_BACKOFF: Backoff = Backoff::new(Duration::from_millis(100), Duration
 /// Of a lease, the part between two renewals.
 const RENEWALS_PER_LEASE: u32 = 3;
 
-/// The longest time between a confirmation and the mark of its message.
-const MARK_WITHIN: Duration = Duration::from_secs(1);
+/// How long a batch is waited for. What takes longer stays in flight beside the next one. It is also the longest time
+/// between a confirmation and the mark of its message.
+const SLOW_AFTER: Duration = Duration::from_secs(1);
 
 /// The time between two purges when the last one has found little.
 const PURGE_EVERY: Duration = Duration::from_secs(10);
@@ -146,17 +147,26 @@ impl Leader {
     }
 
     /// Reads and sends batch by batch.
+    ///
+    /// An order that takes long stays in flight beside the next batches: it holds up no other.
     async fn publish_until(&self, ended: &CancellationToken) -> Result<(), StoreError> {
         let Relay { outbox, limits, poll_interval, .. } = &self.relay;
+        let sent = Mutex::new(Vec::new());
         let mut held = HeldOrders::default();
+        let mut flight = Flight::default();
         let (mut failures, mut purge_at) = (0, Instant::now());
         while !ended.is_cancelled() {
             let now = Instant::now();
             if let Some(free_at) = held.full_until(now) {
+                self.land(&mut flight, &mut held, &sent, free_at).await?;
                 pause(ended, free_at - now).await;
                 continue;
             }
-            let batch = match outbox.read(&held.at(now), *limits).await {
+            let Some(room) = flight.room(*limits) else {
+                self.land(&mut flight, &mut held, &sent, now + SLOW_AFTER).await?;
+                continue;
+            };
+            let batch = match outbox.read(&flight.and(held.at(now)), room).await {
                 Ok(batch) => batch,
                 Err(error) => {
                     self.wait_after(error, &mut failures, ended).await?;
@@ -165,52 +175,50 @@ impl Leader {
             };
             failures = 0;
             let is_idle = batch.is_empty();
-            self.send(batch, &mut held, ended).await?;
+            let read_at = Instant::now();
+            for (order, messages) in held.take(in_orders(batch), now) {
+                let size = OrderSize::of(&messages);
+                flight.add(order, size, self.send_in_order(messages, read_at, &sent, ended).boxed());
+            }
+            let until = read_at + if is_idle { *poll_interval } else { SLOW_AFTER };
+            self.land(&mut flight, &mut held, &sent, until).await?;
             let mut is_purged = true;
             if purge_at <= Instant::now() {
                 is_purged = self.purge().await;
                 purge_at = Instant::now() + if is_purged { PURGE_EVERY } else { Duration::ZERO };
             }
             if is_idle && is_purged {
-                pause(ended, *poll_interval).await;
+                let rest = *poll_interval;
+                pause(ended, rest.saturating_sub(read_at.elapsed())).await;
             }
+        }
+        // What was sent has an outcome. The stop deadline ends this as well.
+        while !flight.is_empty() {
+            self.land(&mut flight, &mut held, &sent, Instant::now() + SLOW_AFTER).await?;
         }
         Ok(())
     }
 
-    /// Sends a batch: of each order one message at a time, of different orders all at once.
-    async fn send(
+    /// Waits for what is in flight, up to `until`, and marks what was sent.
+    async fn land(
         &self,
-        batch: Vec<UnsentMessage>,
+        flight: &mut Flight<'_>,
         held: &mut HeldOrders,
-        ended: &CancellationToken,
+        sent: &Mutex<Vec<i64>>,
+        until: Instant,
     ) -> Result<(), StoreError> {
-        let read_at = Instant::now();
-        let sent = Mutex::new(Vec::new());
-        let orders = in_orders(batch).into_iter();
-        let mut sending: FuturesUnordered<_> = orders
-            .map(|(order, messages)| {
-                let sent = &sent;
-                async move { (order, self.send_in_order(messages, read_at, sent, ended).await) }
-            })
-            .collect();
-        let mut mark_at = Instant::now() + MARK_WITHIN;
         loop {
             tokio::select! {
                 biased;
-                Some((order, outcome)) = sending.next() => match outcome {
+                Some((order, outcome)) = flight.next() => match outcome {
                     Ok(()) => held.succeeded(&order),
-                    Err(()) => held.failed(order, Instant::now(), fastrand::f64()),
+                    Err(failure) => held.failed(order, &failure, Instant::now(), fastrand::f64()),
                 },
-                () = sleep_until(mark_at), if !sending.is_empty() => {
-                    self.mark(&sent).await?;
-                    mark_at = Instant::now() + MARK_WITHIN;
-                }
+                () = sleep_until(until), if !flight.is_empty() => break,
                 else => break,
             }
         }
-        drop(sending);
-        self.mark(&sent).await
+        self.mark(sent).await
     }
 
     /// Sends messages one after another, up to the first that is not confirmed.
@@ -220,7 +228,7 @@ impl Leader {
         read_at: Instant,
         sent: &Mutex<Vec<i64>>,
         ended: &CancellationToken,
-    ) -> Result<(), ()> {
+    ) -> Result<(), PublishError> {
         for UnsentMessage { sequence, message, age } in messages {
             // Another relay may lead by now, or this one stops.
             if ended.is_cancelled() {
@@ -233,30 +241,35 @@ impl Leader {
                 }
                 Err(failure) => {
                     self.observe(Event::OutboxFailed { class: failure.class() });
-                    let (outbox, id, topic) =
-                        (self.relay.outbox.name(), message.message_id(), message.topic());
-                    match failure {
-                        PublishError::Refused(why) => {
-                            error!(
-                                outbox,
-                                id,
-                                topic,
-                                why,
-                                "a message is refused; later ones with its key wait behind it"
-                            );
-                        }
-                        PublishError::Unconfirmed(why) => {
-                            warn!(
-                                outbox,
-                                id, topic, why, "a message was not confirmed; it is published again"
-                            );
-                        }
-                    }
-                    return Err(());
+                    self.report(&message, &failure);
+                    return Err(failure);
                 }
             }
         }
         Ok(())
+    }
+
+    fn report(&self, message: &OutboxMessage, failure: &PublishError) {
+        let outbox = self.relay.outbox.name();
+        let id = message.message_id();
+        let topic = message.topic();
+        match failure {
+            PublishError::Refused(why) => {
+                error!(
+                    outbox,
+                    id, topic, why, "a message is refused; later ones with its key wait behind it"
+                );
+            }
+            PublishError::TopicRefused(why) => {
+                error!(
+                    outbox,
+                    id, topic, why, "a topic is refused; its messages wait, and one is tried at a time"
+                );
+            }
+            PublishError::Unconfirmed(why) => {
+                warn!(outbox, id, topic, why, "a message was not confirmed; it is published again");
+            }
+        }
     }
 
     /// Marks what was confirmed, and repeats that until the database has it.

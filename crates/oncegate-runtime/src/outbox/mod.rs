@@ -17,6 +17,7 @@
 //! [`OutboxStore`] is the port of the table, [`Publisher`] that of the broker.
 
 mod backlog;
+mod flight;
 mod held_back;
 mod leader;
 mod relay;
@@ -297,6 +298,9 @@ pub enum PublishError {
     /// The broker will not take this message before something is changed.
     #[error("the broker refuses: {0}")]
     Refused(String),
+    /// The broker will not take any message of this topic before something is changed.
+    #[error("the broker refuses the topic: {0}")]
+    TopicRefused(String),
     /// The broker did not confirm; a later try may succeed.
     #[error("the broker did not confirm: {0}")]
     Unconfirmed(String),
@@ -306,7 +310,7 @@ impl PublishError {
     /// One lower-case word for metrics: `refused` or `unconfirmed`.
     pub fn class(&self) -> &'static str {
         match self {
-            Self::Refused(_) => "refused",
+            Self::Refused(_) | Self::TopicRefused(_) => "refused",
             Self::Unconfirmed(_) => "unconfirmed",
         }
     }

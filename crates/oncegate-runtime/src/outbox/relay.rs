@@ -150,7 +150,7 @@ impl Relay {
     ///
     /// A database or broker that is away is waited for. A message that the broker refuses, for example because it is too
     /// large, is logged as an error and tried again, at last every 30 s; the later messages with its key wait behind it,
-    /// and all others go on. If this future is **dropped**, or the process ends, another relay takes over when the lease
+    /// and all others go on. So it is with a topic that the broker refuses, of which one message is tried at a time. If this future is **dropped**, or the process ends, another relay takes over when the lease
     /// is over, and publishes again what was not marked.
     ///
     /// # Errors
