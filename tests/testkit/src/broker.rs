@@ -1,5 +1,6 @@
 //! A Kafka broker for one test: Apache Kafka as one process that is broker and controller (`KRaft`).
 
+use std::ffi::OsString;
 use std::fs;
 use std::ops::Deref;
 use std::path::{Path, PathBuf};
@@ -17,7 +18,8 @@ use crate::process::{self, Process};
 /// Names the folder of Kafka's jars, when it is not the one that `scripts/fetch-servers` fills.
 const LIB_VARIABLE: &str = "ONCEGATE_KAFKA_LIB";
 
-/// That folder, under `target/test-servers`; the version is the one of `scripts/kafka-pom.xml`.
+/// That folder, under `target/test-servers`; `scripts/fetch-servers` puts the archive of its classes beside it, with which
+/// a broker starts in half the time. The version is the one of `scripts/kafka-pom.xml`.
 const LIB_DIR: &str = "kafka-4.1.0/lib";
 
 /// One of Kafka's own tools starts a Java machine, and asks or writes a little.
@@ -208,11 +210,9 @@ impl KafkaBroker {
     }
 
     fn java(&self, options: &[&str], class: &str) -> Command {
-        let mut settings = std::ffi::OsString::from("-Dlog4j2.configurationFile=");
+        let mut settings = OsString::from("-Dlog4j2.configurationFile=");
         settings.push(self.file("log4j2.properties"));
         let mut command = process::bound_to_parent("java", "KILL");
-        // The star is Java's, not the shell's: all jars of the folder.
-        command.args(options).arg(settings);
         // The star is Java's, not the shell's: all jars of the folder.
         command.args(options).arg(settings);
         let classes = lib().with_extension("jsa");
