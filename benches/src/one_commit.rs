@@ -62,7 +62,7 @@ const EFFECTS: &str = "CREATE TABLE effects (id text NOT NULL, amount bigint NOT
 /// The rows of the store and the effects, each by one statement.
 const KEYS_BY_HAND: &str = "\
 INSERT INTO oncegate_records (key, state, expires_at_ms, owner, attempt, recovery, handed_over, reason, result) \
-SELECT key, 'completed', 1800000000000, '\\x01020304', 0, 'none', false, '', ''::bytea \
+SELECT key, 'completed', 4100000000000, '\\x01020304', 0, 'none', false, '', ''::bytea \
 FROM unnest($1::text[]) AS key ON CONFLICT (key) DO NOTHING";
 const EFFECTS_AT_ONCE: &str = "INSERT INTO effects SELECT id, 1 FROM unnest($1::text[]) AS id";
 const EFFECT: &str = "INSERT INTO effects VALUES ($1, 1)";
@@ -70,7 +70,7 @@ const EFFECT: &str = "INSERT INTO effects VALUES ($1, 1)";
 /// The rows of the store in SQLite.
 const KEY_BY_HAND: &str = "\
 INSERT INTO records (key, state, expires_at_ms, owner, attempt, recovery, handed_over, reason, result) \
-VALUES (?1, 'completed', 1800000000000, x'01020304', 0, 'none', 0, '', x'') ON CONFLICT (key) DO NOTHING";
+VALUES (?1, 'completed', 4100000000000, x'01020304', 0, 'none', 0, '', x'') ON CONFLICT (key) DO NOTHING";
 /// The durability and the tuning of the store.
 const SETTINGS: &str = "\
 PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL; PRAGMA wal_autocheckpoint = 4096; PRAGMA cache_size = -16384;";

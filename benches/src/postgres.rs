@@ -50,9 +50,9 @@ struct ByHand {
 /// The same rows as the store's, in the store's table.
 const SAME_ROWS: ByHand = ByHand {
     claim: "INSERT INTO oncegate_records (key, state, expires_at_ms, owner, attempt, recovery, handed_over, reason) \
-            SELECT key, 'pending', 1700000000000, owner, 1, 'none', false, '' \
+            SELECT key, 'pending', 4000000000000, owner, 1, 'none', false, '' \
             FROM unnest($1::text[], $2::bytea[]) AS n(key, owner) ON CONFLICT (key) DO NOTHING",
-    complete: "UPDATE oncegate_records AS r SET state = 'completed', expires_at_ms = 1800000000000, attempt = 0, \
+    complete: "UPDATE oncegate_records AS r SET state = 'completed', expires_at_ms = 4100000000000, attempt = 0, \
                result = '' FROM unnest($1::text[], $2::bytea[]) AS n(key, owner) \
                WHERE r.key = n.key AND r.owner = n.owner",
     digests: true,
@@ -81,7 +81,7 @@ const EFFECT: &str = "INSERT INTO effects VALUES ($1, 1)";
 /// The record of the effect's message, as the store writes it.
 const RECORD: &str = "\
 INSERT INTO oncegate_records (key, state, expires_at_ms, owner, attempt, recovery, handed_over, reason, result) \
-VALUES ($1, 'completed', 1800000000000, '\\x01020304', 0, 'none', false, '', ''::bytea) ON CONFLICT (key) DO NOTHING";
+VALUES ($1, 'completed', 4100000000000, '\\x01020304', 0, 'none', false, '', ''::bytea) ON CONFLICT (key) DO NOTHING";
 const HANDLERS: usize = 16;
 const MANY_HANDLERS: usize = 64;
 

@@ -187,7 +187,7 @@ impl ByHand {
         let started = Instant::now();
         for keys in keys.chunks(self.in_flight) {
             for (sql, expires_at_ms) in
-                [(self.insert, 1_700_000_000_000_i64), (self.update, 1_800_000_000_000)]
+                [(self.insert, 4_000_000_000_000_i64), (self.update, 4_100_000_000_000)]
             {
                 let batch = connection.transaction().expect("there is no other writer");
                 let mut statement = batch.prepare_cached(sql).expect("valid SQL");

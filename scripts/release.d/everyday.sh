@@ -1,4 +1,4 @@
-# What every change must pass, without a release build: parts of .ci/run.
+# What needs no release build: a part of .ci/run, and the packages of a debug build.
 
 # What takes seconds, and needs no program. The libraries of the packages are tested by `cargo test`, with the program of
 # the test run.

@@ -10,6 +10,8 @@ use oncegate_testkit::{
 };
 use rdkafka::Message;
 use rdkafka::consumer::{BaseConsumer, CommitMode, Consumer};
+use rdkafka::error::RDKafkaErrorCode;
+use rdkafka::producer::{FutureProducer, FutureRecord};
 use redis::AsyncCommands;
 
 const LIMIT: Duration = Duration::from_secs(240);
@@ -54,6 +56,17 @@ async fn a_redis_takes_other_settings() {
     let ask = ask.arg("GET").arg("maxmemory-policy");
     let answer: Vec<String> = ask.query_async(&mut connection).await.expect("CONFIG GET");
     assert_eq!(answer, ["maxmemory-policy", "allkeys-lru"]);
+}
+
+/// The retention of its topic would delete it whenever the broker's pass comes.
+#[tokio::test]
+async fn a_message_with_a_date_of_long_ago_is_refused() {
+    let broker = KafkaBroker::start().await;
+    let topic = broker.new_topic("dates", 1).await;
+    let producer: FutureProducer = broker.config().create().expect("the settings are valid");
+    let of_2023 = FutureRecord::<[u8], [u8]>::to(&topic).timestamp(1_700_000_000_000).payload(b"old");
+    let (error, _) = producer.send(of_2023, LIMIT).await.expect_err("refused");
+    assert_eq!(error.rdkafka_error_code(), Some(RDKafkaErrorCode::InvalidTimestamp), "{error}");
 }
 
 #[tokio::test]

@@ -6,7 +6,7 @@ use oncegate_testkit::KafkaBroker;
 use oncegate_testkit::fire::{Fault, Plan, Report, StoreKind, run, seed};
 
 /// What every run must reach, whatever its order, or it proves nothing. Whether a killed worker holds a claim is left
-/// to chance: `zombies` and `tests/kill.rs` test takeovers.
+/// to chance: `zombies` and `consumers/kill.rs` test takeovers.
 const REACHED: [&str; 11] = [
     "granted",
     "completed",

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use futures_util::future::join_all;
 use oncegate::source::{CommitAnnotation, Source};
 use oncegate_testkit::{Kafka, KafkaBroker, Record, unique, until};
 use rdkafka::mocking::MockCluster;
@@ -33,6 +34,9 @@ const REPEATED: &[RDKafkaRespErr] = &[
     RDKafkaRespErr::RD_KAFKA_RESP_ERR_UNKNOWN_TOPIC_OR_PART,
 ];
 
+/// How many of them a member meets, one after the other.
+const AT_A_TIME: usize = 2;
+
 /// What a coordinator answers that starts or moves.
 const NOT_YET: &[RDKafkaRespErr] = &[
     RDKafkaRespErr::RD_KAFKA_RESP_ERR_NOT_COORDINATOR,
@@ -55,16 +59,21 @@ async fn committed_offsets_are_asked_for_again_while_the_coordinator_starts_or_m
 
 #[tokio::test]
 async fn whatever_the_coordinator_says_to_a_commit_the_next_one_makes_up_for_it() {
+    let codes = REFUSALS.iter().map(|(code, _)| *code).chain(REPEATED.iter().copied());
+    let codes: Vec<RDKafkaRespErr> = codes.collect();
+    // Some at a time, each with a coordinator of their own: a member waits before it asks again.
+    join_all(codes.chunks(AT_A_TIME).map(each_is_made_up_for)).await;
+}
+
+async fn each_is_made_up_for(codes: &[RDKafkaRespErr]) {
     let mock = MockCluster::new(1).expect("a cluster in this process");
     let (kafka, topic, group) = (Kafka::at(mock.bootstrap_servers()), unique("refused"), unique("group"));
     mock.create_topic(&topic, 1, 1).expect("a topic");
-    let codes = REFUSALS.iter().map(|(code, _)| *code).chain(REPEATED.iter().copied());
-    let codes: Vec<RDKafkaRespErr> = codes.collect();
     let source = member(&kafka, &group, &topic, QUICK);
     let counters = open(&source).await;
-    for (code, end) in codes.into_iter().zip(1..) {
+    for (code, end) in codes.iter().zip(1..) {
         let before = counters.get("source_errors", "commit");
-        mock.request_errors(RDKafkaApiKey::OffsetCommit, &[code]);
+        mock.request_errors(RDKafkaApiKey::OffsetCommit, &[*code]);
         kafka.produce(&topic, [Record::new("one more")]).await;
         let committed = BTreeMap::from([(0, end)]);
         tokio::select! {
@@ -72,7 +81,7 @@ async fn whatever_the_coordinator_says_to_a_commit_the_next_one_makes_up_for_it(
             () = finish_all(&source) => {}
         }
         let counted = counters.get("source_errors", "commit") - before;
-        if let Some((_, trouble)) = REFUSALS.iter().find(|(refusal, _)| *refusal == code) {
+        if let Some((_, trouble)) = REFUSALS.iter().find(|(refusal, _)| refusal == code) {
             assert_eq!(counted, u64::from(*trouble), "{code:?}");
         }
     }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use futures_util::future::OptionFuture;
 use oncegate::source::Source;
 use oncegate_testkit::{Kafka, KafkaBroker, unique, until};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -15,17 +16,19 @@ use crate::stage::{
     CLOSE, LIMIT, NEW, QUICK, finish, finish_if_ours, member, numbered, open, receive, until_committed,
 };
 
-/// How the client under test is named; the one that asks for it has a name of its own.
-const VICTIM: &str = "victim";
-
-/// A proxy before a broker, which can be closed to the victim.
-#[derive(Clone, Default)]
+/// What a proxy does with the connections of one client, which it knows by its name. The client that asks for it has
+/// another name.
 struct Way {
-    is_closed: Arc<AtomicBool>,
-    cut: Arc<Notify>,
+    victim: &'static str,
+    is_closed: AtomicBool,
+    cut: Notify,
 }
 
 impl Way {
+    fn of(victim: &'static str) -> Arc<Self> {
+        Arc::new(Self { victim, is_closed: AtomicBool::new(false), cut: Notify::new() })
+    }
+
     /// Cuts the victim's connections, and lets it make none until the proxy is open again.
     fn close(&self) {
         self.is_closed.store(true, Ordering::SeqCst);
@@ -35,32 +38,34 @@ impl Way {
     fn open(&self) {
         self.is_closed.store(false, Ordering::SeqCst);
     }
+}
 
-    async fn lead(self, listener: TcpListener, broker: String) {
-        let mut connections = JoinSet::new();
-        while let Ok((client, _)) = listener.accept().await {
-            let (way, broker) = (self.clone(), broker.clone());
-            connections.spawn(async move { way.connect(client, &broker).await });
-        }
+/// A proxy before a broker.
+async fn lead(ways: [Arc<Way>; 2], listener: TcpListener, broker: String) {
+    let mut connections = JoinSet::new();
+    while let Ok((client, _)) = listener.accept().await {
+        let (ways, broker) = (ways.clone(), broker.clone());
+        connections.spawn(async move { connect(&ways, client, &broker).await });
     }
+}
 
-    /// A client sends its name in its first request.
-    async fn connect(&self, mut client: TcpStream, broker: &str) -> std::io::Result<()> {
-        let mut first = vec![0; 4_096];
-        let read = client.read(&mut first).await?;
-        let first = &first[..read];
-        let says = |name: &str| first.windows(name.len()).any(|window| window == name.as_bytes());
-        let (is_victim, cut) = (says(VICTIM), self.cut.notified());
-        if is_victim && self.is_closed.load(Ordering::SeqCst) {
-            return Ok(());
-        }
-        let mut server = TcpStream::connect(broker).await?;
-        server.write_all(first).await?;
-        let copied = tokio::io::copy_bidirectional(&mut client, &mut server);
-        tokio::select! {
-            copied = copied => copied.map(drop),
-            () = cut, if is_victim => Ok(()),
-        }
+/// A client sends its name in its first request.
+async fn connect(ways: &[Arc<Way>], mut client: TcpStream, broker: &str) -> std::io::Result<()> {
+    let mut first = vec![0; 4_096];
+    let read = client.read(&mut first).await?;
+    let first = &first[..read];
+    let says = |name: &str| first.windows(name.len()).any(|window| window == name.as_bytes());
+    let way = ways.iter().find(|way| says(way.victim));
+    // It exists before the look at the way, so that it sees every cut after that.
+    let cut = OptionFuture::from(way.map(|way| way.cut.notified()));
+    if way.is_some_and(|way| way.is_closed.load(Ordering::SeqCst)) {
+        return Ok(());
+    }
+    let mut server = TcpStream::connect(broker).await?;
+    server.write_all(first).await?;
+    tokio::select! {
+        copied = tokio::io::copy_bidirectional(&mut client, &mut server) => copied.map(drop),
+        Some(()) = cut => Ok(()),
     }
 }
 
@@ -68,7 +73,7 @@ async fn loses_its_connections(kafka: &Kafka, way: &Way, properties: &[(&str, &s
     let (topic, group) = (kafka.new_topic("lost", 2).await, unique("group"));
     kafka.produce(&topic, numbered(100, 2)).await;
     let source = member(kafka, &group, &topic, properties);
-    let source = source.property("client.id", VICTIM).property("statistics.interval.ms", "200");
+    let source = source.property("client.id", way.victim).property("statistics.interval.ms", "200");
     let source = source.property("reconnect.backoff.max.ms", "1000");
     let counters = open(&source).await;
     let mut received = receive(&source, 100).await;
@@ -113,10 +118,11 @@ async fn a_client_that_connects_to_nobody_is_replaced_when_the_brokers_answer_ot
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
     let address = listener.local_addr().expect("it is bound");
     let broker = KafkaBroker::start_with(&[&format!("advertised.listeners=PLAINTEXT://{address}")]).await;
-    let way = Way::default();
-    let leading = tokio::spawn(way.clone().lead(listener, broker.bootstrap().to_owned()));
+    // Each waits out the same limits, so both lose their connections at once.
+    let (quick, new) = (Way::of("victim-quick"), Way::of("victim-new"));
+    let ways = [Arc::clone(&quick), Arc::clone(&new)];
+    let leading = tokio::spawn(lead(ways, listener, broker.bootstrap().to_owned()));
     let kafka = Kafka::at(address.to_string());
-    loses_its_connections(&kafka, &way, QUICK).await;
-    loses_its_connections(&kafka, &way, NEW).await;
+    tokio::join!(loses_its_connections(&kafka, &quick, QUICK), loses_its_connections(&kafka, &new, NEW));
     leading.abort();
 }

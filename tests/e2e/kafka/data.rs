@@ -54,14 +54,15 @@ async fn tombstones_empty_payloads_and_odd_headers_arrive_as_they_are() {
         .insert(Header { key: "twice", value: Some(b"1".as_slice()) })
         .insert(Header { key: "twice", value: Some(b"2".as_slice()) })
         .insert(Header { key: "", value: Some(b"nameless".as_slice()) });
-    let record = FutureRecord::<[u8], [u8]>::to(&topic).timestamp(1_234_567).payload(b"odd").headers(odd);
+    let an_hour_ago = now_ms() - 3_600_000;
+    let record = FutureRecord::<[u8], [u8]>::to(&topic).timestamp(an_hour_ago).payload(b"odd").headers(odd);
     producer.send(record, LIMIT).await.expect("delivered");
     kafka.produce(&topic, [Record::tombstone().key("k"), Record::new("").key("")]).await;
 
     let messages = consume(&kafka, &topic, 3).await;
 
     let [odd, tombstone, empty] = messages.as_slice() else { panic!("{messages:?}") };
-    assert_eq!((odd.payload(), odd.key(), odd.timestamp_ms()), (b"odd".as_slice(), None, Some(1_234_567)));
+    assert_eq!((odd.payload(), odd.key(), odd.timestamp_ms()), (b"odd".as_slice(), None, Some(an_hour_ago)));
     assert_eq!(
         headers(odd),
         [
@@ -109,6 +110,12 @@ async fn a_header_whose_name_is_not_utf8_stops_nobody() {
     assert_eq!(messages[1].payload(), b"next");
 }
 
+/// The retention of a topic deletes messages with a date of long ago.
+fn now_ms() -> i64 {
+    let since_epoch = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    i64::try_from(since_epoch.expect("it is after 1970").as_millis()).expect("it is before the end of time")
+}
+
 /// Produces one record to partition 0 as no client library would: by the bytes of the protocol.
 fn raw_produce(bootstrap: &str, topic: &str, payload: &[u8], headers: &[(&[u8], &[u8])]) {
     let mut record = vec![0]; // attributes
@@ -124,7 +131,7 @@ fn raw_produce(bootstrap: &str, topic: &str, payload: &[u8], headers: &[(&[u8], 
     let mut checked = Vec::new();
     checked.extend(0_i16.to_be_bytes()); // attributes
     checked.extend(0_i32.to_be_bytes()); // last offset delta
-    checked.extend([1_000_i64.to_be_bytes(); 2].concat()); // first and last timestamp
+    checked.extend([now_ms().to_be_bytes(); 2].concat()); // first and last timestamp
     checked.extend((-1_i64).to_be_bytes()); // producer id
     checked.extend((-1_i16).to_be_bytes()); // producer epoch
     checked.extend((-1_i32).to_be_bytes()); // sequence

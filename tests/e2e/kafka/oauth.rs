@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use futures_util::future::join_all;
 use oncegate::dead_letters::DeadLetters as _;
 use oncegate::kafka::{
     KafkaSource, Needs, TopicCreation, TopicPlan, TopicReader, committed_offsets, create_topics,
@@ -243,7 +244,8 @@ async fn whatever_is_wrong_with_a_login_of_an_administrator_is_one_error_with_th
     let (unused, authority) = (LoopbackPort::reserve(), other.file("ca.pem").display().to_string());
     let away = format!("http://{}/token", unused.address());
     let (right, without_tokens) = (kafka.oauth(), kafka.sasl());
-    for (brokers, changed, value, named) in [
+    let unused = unused.address();
+    let wrong = [
         (&right, CLIENT_SECRET, "guessed", CLIENT_SECRET),
         (&right, ENDPOINT, &*away, ENDPOINT),
         (&right, "ssl.ca.location", &*authority, "ssl.ca.location"),
@@ -251,11 +253,13 @@ async fn whatever_is_wrong_with_a_login_of_an_administrator_is_one_error_with_th
         (&right, "ssl.keystore.location", "/any", "ssl.keystore.location"),
         (&right, "no.such.property", "any", "no.such.property"),
         (&without_tokens, "client.id", "any", "sasl.mechanism"),
-        (&unused.address(), "client.id", "any", "has answered"),
-    ] {
+        (&unused, "client.id", "any", "has answered"),
+    ];
+    join_all(wrong.map(async |(brokers, changed, value, named)| {
         let error = error(brokers.clone(), changed, value).await.to_string();
         assert!(error.contains(named), "{brokers} {changed}={value}: {error}");
-    }
+    }))
+    .await;
 }
 
 #[tokio::test]
@@ -274,13 +278,14 @@ async fn whatever_is_wrong_with_a_token_is_said_by_the_name_of_the_property() {
     };
     let unused = LoopbackPort::reserve();
     let (away, elsewhere) = (format!("http://{}/token", unused.address()), tokens.keys_url());
-    for (changed, value, is_away) in [
+    let wrong = [
         (CLIENT_SECRET, "guessed", false),
         (CLIENT_ID, "another-service", false),
         (ENDPOINT, &*away, true),
         // It answers, but grants no tokens.
         (ENDPOINT, &*elsewhere, false),
-    ] {
+    ];
+    join_all(wrong.map(async |(changed, value, is_away)| {
         let error = error(changed, value).await;
         assert!(error.to_string().contains(changed), "{changed}={value}: {error}");
         assert_eq!(error.is_away(), is_away, "{error}");
@@ -288,7 +293,8 @@ async fn whatever_is_wrong_with_a_token_is_said_by_the_name_of_the_property() {
             !error.to_string().contains(TokenServer::SECRET) && !error.to_string().contains("guessed"),
             "{error}"
         );
-    }
+    }))
+    .await;
 }
 
 #[tokio::test]

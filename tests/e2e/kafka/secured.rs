@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime};
 
+use futures_util::future::join_all;
 use oncegate::dead_letters::{DeadLetter, DeadLetterCause, DeadLetters};
 use oncegate::kafka::{KafkaDeadLetters, KafkaSource, Needs, describe_topics, missing_rights};
 use oncegate::message::{Message, Origin};
@@ -92,12 +93,14 @@ async fn messages_are_consumed_by_tls_and_by_every_kind_of_password() {
     let topic = kafka.new_topic("orders", 1).await;
     kafka.produce(&topic, [Record::new("one")]).await;
     let user = |mechanism| (mechanism, SecuredKafka::USER, SecuredKafka::PASSWORD);
-    for access in [
+    let all = [
         Access::tls(&kafka, &certificates),
         Access::sasl(&kafka, &certificates, user("PLAIN")),
         Access::sasl(&kafka, &certificates, user("SCRAM-SHA-256")),
         Access::sasl(&kafka, &certificates, user("SCRAM-SHA-512")),
-    ] {
+    ];
+    // All at once, as below: each waits for handshakes, and for its group.
+    join_all(all.iter().map(async |access| {
         let source = access.source(&topic);
         open(&source).await;
         let mut received = receive(&source, 1).await;
@@ -106,7 +109,8 @@ async fn messages_are_consumed_by_tls_and_by_every_kind_of_password() {
         let facts = describe_topics(&access.brokers, std::slice::from_ref(&topic), &access.properties).await;
         let facts = facts.expect("the commands take the same properties");
         assert_eq!((facts[0].partitions, &facts[0].settings_unknown), (1, &None));
-    }
+    }))
+    .await;
 }
 
 #[tokio::test]
@@ -117,7 +121,7 @@ async fn whatever_is_wrong_is_said_by_the_name_of_the_property() {
     let topic = kafka.new_topic("orders", 1).await;
     let login = |user, password| ("SCRAM-SHA-256", user, password);
     let (user, password) = (SecuredKafka::USER, SecuredKafka::PASSWORD);
-    for (access, named) in [
+    let wrong = [
         (Access::tls(&kafka, &stranger), "ssl.ca.location"),
         (Access::sasl(&kafka, &stranger, login(user, password)), "ssl.ca.location"),
         (Access::sasl(&kafka, &certificates, login(user, "wrong")), "sasl.password"),
@@ -125,11 +129,13 @@ async fn whatever_is_wrong_is_said_by_the_name_of_the_property() {
         (Access::sasl(&kafka, &certificates, login(SecuredKafka::STRANGER, password)), "topic"),
         (Access::sasl(&kafka, &certificates, ("GSSAPI", user, password)), "sasl.mechanism"),
         (Access::sasl(&kafka, &certificates, ("OAUTHBEARER", user, password)), "sasl.oauthbearer.method"),
-    ] {
+    ];
+    join_all(wrong.iter().map(async |(access, named)| {
         let error = access.refusal(&topic).await;
         assert!(error.contains(named), "{named}: {error}");
         assert!(!error.contains(password) && !error.contains("wrong"), "{error}");
-    }
+    }))
+    .await;
 }
 
 #[tokio::test]
@@ -146,10 +152,12 @@ async fn a_client_is_known_by_its_certificate_and_one_without_is_told() {
     source.close(CLOSE).await.expect("it commits and leaves");
 
     let stranger = Certificates::for_names("IP:127.0.0.1");
-    for refused in [Access::tls(&kafka, &certificates), Access::mutual(&kafka, &certificates, &stranger)] {
+    let refused = [Access::tls(&kafka, &certificates), Access::mutual(&kafka, &certificates, &stranger)];
+    join_all(refused.iter().map(async |refused| {
         let error = refused.refusal(&topic).await;
         assert!(error.contains("ssl.certificate.location"), "{error}");
-    }
+    }))
+    .await;
     certificates.let_expire();
     let error = known.refusal(&topic).await;
     assert!(error.contains("ssl.certificate.location") && error.contains("must be valid today"), "{error}");
@@ -162,12 +170,12 @@ async fn an_expired_certificate_of_the_brokers_is_told() {
     certificates.let_expire();
     let kafka = SecuredKafka::start(&certificates).await;
     let topic = kafka.new_topic("orders", 1).await;
-    for access in
-        [Access::tls(&kafka, &certificates), Access::user(&kafka, &certificates, SecuredKafka::USER)]
-    {
+    let both = [Access::tls(&kafka, &certificates), Access::user(&kafka, &certificates, SecuredKafka::USER)];
+    join_all(both.iter().map(async |access| {
         let error = access.refusal(&topic).await;
         assert!(error.contains("certificate must be valid today"), "{error}");
-    }
+    }))
+    .await;
 }
 
 // invariant: missing-right
@@ -211,15 +219,17 @@ async fn each_missing_right_is_one_error_at_the_start_with_the_command_that_gran
     source.dead_letters(&*dead).open().await.expect("it may write");
     source.close(CLOSE).await.expect("it leaves");
 
-    for (user, right, on) in [
+    let missing = [
         ("no-group", "READ", format!("--group {group}")),
         ("no-read", "READ", format!("--topic {topic}")),
         ("no-describe", "DESCRIBE", format!("--topic {topic}")),
-    ] {
+    ];
+    join_all(missing.iter().map(async |(user, right, on)| {
         let refusal = refusal_of(&Access::user(&kafka, &certificates, user).member(&group, &topic)).await;
         let command = format!("--operation {right} {on}");
         assert!(refusal.contains("kafka-acls.sh") && refusal.contains(&command), "{user}: {refusal}");
-    }
+    }))
+    .await;
     let source = Access::user(&kafka, &certificates, "no-write").member(&group, &topic);
     let refusal = source.dead_letters(&*dead).open().await.expect_err("it may not write").to_string();
     assert!(refusal.contains(&format!("--operation WRITE --topic {dead}")), "{refusal}");

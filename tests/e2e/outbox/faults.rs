@@ -39,7 +39,7 @@ async fn during_an_outage_of_the_broker_everything_waits_in_the_table_and_is_pub
     broker.kill();
     world.write_for_all(10..40).await;
     until("tries that fail", LIMIT, async || match running.watched.get("outbox_failures", "unconfirmed") {
-        20.. => Ok(()),
+        6.. => Ok(()),
         failures => Err(format!("{failures} tries have failed")),
     })
     .await;

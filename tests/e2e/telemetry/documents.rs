@@ -6,6 +6,9 @@ use std::process::Command;
 
 use oncegate::observe::{CATALOGUE, Kind, Metric};
 
+/// The tests of the alert rules, for promtool.
+const RULES_TESTS: [&str; 2] = ["rules_test.yml", "rules_late_test.yml"];
+
 fn file(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(path)
 }
@@ -48,7 +51,7 @@ fn every_alert_is_documented_and_every_documented_alert_is_there() {
         page.lines().filter_map(|line| line.strip_prefix("| `Oncegate").and_then(|row| row.split_once('`')));
     let documented: BTreeSet<_> = named.map(|(name, _)| format!("Oncegate{name}")).collect();
     assert_eq!(documented.iter().map(String::as_str).collect::<BTreeSet<_>>(), alerts);
-    let tested = read("monitoring/prometheus/rules_test.yml");
+    let tested = RULES_TESTS.map(|name| read(&format!("monitoring/prometheus/{name}"))).concat();
     for alert in alerts {
         let named = format!("alertname: {alert}\n");
         let mut fires = tested.split(&named).skip(1);
@@ -102,6 +105,7 @@ fn every_query_of_rules_and_dashboard_asks_for_a_metric_that_there_is() {
     for path in [
         "monitoring/prometheus/rules.yml",
         "monitoring/prometheus/rules_test.yml",
+        "monitoring/prometheus/rules_late_test.yml",
         "monitoring/grafana/dashboards/oncegate.json",
     ] {
         // In JSON, the quotes of a query's labels are escaped.
@@ -145,5 +149,5 @@ fn promtool(arguments: &[&str]) {
 fn the_alert_rules_are_valid_and_fire_when_they_should() {
     promtool(&["check", "rules", "rules.yml"]);
     promtool(&["check", "config", "prometheus.yml"]);
-    promtool(&["test", "rules", "rules_test.yml"]);
+    promtool(&[&["test", "rules"][..], &RULES_TESTS].concat());
 }

@@ -1,5 +1,7 @@
 //! A Kafka message that a test produces.
 
+use std::time::{SystemTime, UNIX_EPOCH};
+
 use rdkafka::message::{Header, OwnedHeaders};
 use rdkafka::producer::FutureRecord;
 
@@ -10,6 +12,7 @@ pub struct Record {
     key: Option<Vec<u8>>,
     partition: Option<i32>,
     headers: Option<OwnedHeaders>,
+    timestamp_ms: Option<i64>,
 }
 
 impl Record {
@@ -39,6 +42,16 @@ impl Record {
         self
     }
 
+    /// The time of the message, in place of the one at which it is produced. It is a time of today: the topic's
+    /// retention deletes messages of long ago, and the brokers of the tests refuse them.
+    #[must_use]
+    pub fn produced_at(mut self, at: SystemTime) -> Self {
+        let since_epoch = at.duration_since(UNIX_EPOCH).expect("it is after 1970");
+        self.timestamp_ms =
+            Some(i64::try_from(since_epoch.as_millis()).expect("it is before the end of time"));
+        self
+    }
+
     /// Adds a header; its value may be any bytes.
     #[must_use]
     pub fn header(mut self, name: &str, value: impl AsRef<[u8]>) -> Self {
@@ -54,7 +67,7 @@ impl Record {
             partition: self.partition,
             payload: self.payload.as_deref(),
             key: self.key.as_deref(),
-            timestamp: None,
+            timestamp: self.timestamp_ms,
             headers: self.headers.clone(),
         }
     }

@@ -1,6 +1,6 @@
 //! `oncegate estimate`, against a real Redis and a real topic.
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use futures_util::{StreamExt as _, stream};
 use oncegate::core::key::{Digest, Scope, StoreKey};
@@ -8,10 +8,9 @@ use oncegate::core::record::Token;
 use oncegate::core::rules::Operation;
 use oncegate::core::store::{Command, Store as _};
 use oncegate::redis::RedisStore;
-use oncegate_testkit::{Kafka, RedisServer};
-use rdkafka::producer::{FutureProducer, FutureRecord};
+use oncegate_testkit::{Kafka, Record, RedisServer};
 
-use super::{LIMIT, oncegate};
+use super::oncegate;
 
 /// They fill the server's table as much as a million would: to 0.95 of a power of two.
 const KEYS: u64 = 250_000;
@@ -67,14 +66,13 @@ async fn estimates_are_within_a_tenth_of_a_real_redis() {
 async fn a_sample_says_rate_and_duplicates() {
     let kafka = Kafka::shared().await;
     let topic = kafka.new_topic("sample", 2).await;
-    let producer: FutureProducer = kafka.config().create().expect("the settings are valid");
     // 101 messages within a hundred seconds, half of them duplicates.
-    for n in 0..101_i64 {
+    let first = SystemTime::now() - Duration::from_secs(100);
+    let record = |n: u64| {
         let payload = format!(r#"{{"order_id":{}}}"#, n / 2);
-        let record =
-            FutureRecord::<[u8], str>::to(&topic).timestamp(1_700_000_000_000 + n * 1_000).payload(&payload);
-        producer.send(record, LIMIT).await.expect("delivered");
-    }
+        Record::new(payload).produced_at(first + Duration::from_secs(n))
+    };
+    kafka.produce(&topic, (0..101).map(record)).await;
     let sample =
         ["--sample", &topic, "--brokers", kafka.bootstrap(), "--key", "order_id", "--retention", "1d"];
     let json = oncegate(&[&["estimate", "--json"][..], &sample].concat(), b"").await.ended(0).json();

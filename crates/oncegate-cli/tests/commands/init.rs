@@ -26,19 +26,33 @@ async fn within(folder: &Path, arguments: &[&str], input: Option<&str>) -> Answe
 
 /// Builds the worker as the answer of `init` says.
 fn build(language: &str, folder: &Path) {
-    let arguments: &[&str] = match language {
-        "go" => &["go", "build", "-o", "worker", "worker.go"],
-        // With the versions of this workspace, which are on this machine.
-        "rust" => {
-            let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-            std::fs::copy(workspace.join("Cargo.lock"), folder.join("Cargo.lock")).unwrap();
-            &["cargo", "build", "--release", "--offline", "--quiet"]
-        }
-        _ => return,
-    };
+    match language {
+        "go" => call(&["go", "build", "-o", "worker", "worker.go"], folder),
+        "rust" => build_with_cargo(folder),
+        _ => {}
+    }
+}
+
+fn call(arguments: &[&str], folder: &Path) {
     let mut command = Command::new(arguments[0]);
     command.args(&arguments[1..]).current_dir(folder).env_remove("CARGO_TARGET_DIR");
     assert!(command.status().expect("the language is installed").success(), "{arguments:?}");
+}
+
+/// Always in the same folder, so that its dependencies are compiled once on a machine, and with the versions of this
+/// workspace, which are on this machine.
+fn build_with_cargo(folder: &Path) {
+    let at = Path::new(env!("CARGO_TARGET_TMPDIR")).join("worker-in-rust");
+    std::fs::create_dir_all(at.join("src")).unwrap();
+    std::fs::copy(folder.join("src/main.rs"), at.join("src/main.rs")).unwrap();
+    // It is below this workspace, and no member of it.
+    let manifest = std::fs::read_to_string(folder.join("Cargo.toml")).unwrap();
+    std::fs::write(at.join("Cargo.toml"), manifest + "\n[workspace]\n").unwrap();
+    let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    std::fs::copy(workspace.join("Cargo.lock"), at.join("Cargo.lock")).unwrap();
+    call(&["cargo", "build", "--release", "--offline", "--quiet"], &at);
+    std::fs::create_dir_all(folder.join("target/release")).unwrap();
+    std::fs::copy(at.join("target/release/worker"), folder.join("target/release/worker")).unwrap();
 }
 
 /// The worker in this language handles the messages that come with it.

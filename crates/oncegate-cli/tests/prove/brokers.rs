@@ -9,6 +9,10 @@ use super::{LIMIT, RIGHT_KEY, Stage, worker};
 const FAULTS: &str =
     "redelivery,producer-duplicates,reordering,rebalance,two-consumers,kill-after-effect,freeze,store-loss";
 
+/// The rounds with a kill wait for the end of its session.
+const SHORT_SESSIONS: [&str; 4] =
+    ["--property", "session.timeout.ms=6000", "--property", "heartbeat.interval.ms=500"];
+
 // invariant: right-handlers-clean, planted-bugs-found
 #[tokio::test]
 async fn kafka_is_used_in_topics_and_groups_that_are_removed() {
@@ -19,7 +23,7 @@ async fn kafka_is_used_in_topics_and_groups_that_are_removed() {
     {
         let program = worker("worker.py", bug);
         let flags = ["--handler-exec", &program, "--brokers", broker.bootstrap(), "--store", store.url()];
-        let flags = [&flags[..], &["--faults", faults, "--rounds", rounds]].concat();
+        let flags = [&flags[..], &["--faults", faults, "--rounds", rounds], &SHORT_SESSIONS].concat();
         let proved = stage.prove(RIGHT_KEY, &flags).await;
         let found = proved.ended(code).defects().contains(&"no-downstream-key");
         assert_eq!(found, code == 1, "seed {}: {}", stage.seed, proved.out);

@@ -1,8 +1,6 @@
 //! The mark of an open circuit breaker in real stores: a restart in an outage finds it, and a success removes it.
 
-#![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test that cannot go on has failed")]
-
-#[path = "../../crates/oncegate-runtime/tests/runtime/list.rs"]
+#[path = "../../../crates/oncegate-runtime/tests/runtime/list.rs"]
 #[allow(dead_code, reason = "its other users need more of it")]
 mod list;
 

@@ -1,9 +1,7 @@
-//! How much memory a consumer takes before a flood. A target of its own: the flood would slow other tests down.
+//! How much memory a consumer takes before a flood.
 //!
 //! `ONCEGATE_FLOOD_MESSAGES` sets how many messages wait (default 100,000), as far as they are not larger than
 //! 512 MiB together. The table it prints is the one in `docs/KAFKA.md`.
-
-#![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test that cannot go on has failed")]
 
 use std::process::Stdio;
 use std::time::Duration;

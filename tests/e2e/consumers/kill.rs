@@ -1,7 +1,5 @@
 //! Workers killed with SIGKILL in the middle of their handlers.
 
-#![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test that cannot go on has failed")]
-
 use fastrand::Rng;
 use oncegate_testkit::{Kafka, Ledger, Record, Redis, Workers, unique};
 

@@ -1,7 +1,5 @@
 //! The disk under the SQLite file is full in the middle, and has room again.
 
-#![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test that cannot go on has failed")]
-
 use std::time::Duration;
 
 use oncegate::sqlite::SqliteStore;

@@ -1,8 +1,6 @@
 //! A consumer over a cluster, over a primary that sentinels watch, and over one with a replica, while servers fail
 //! and slots move.
 
-#![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test that cannot go on has failed")]
-
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;

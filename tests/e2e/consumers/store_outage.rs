@@ -1,7 +1,5 @@
 //! The store goes away in the middle, and comes back with its data.
 
-#![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test that cannot go on has failed")]
-
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 

@@ -1,7 +1,5 @@
 //! A worker that was written from `docs/RECORD_FORMAT.md` alone, in another language, beside a gate on one Redis.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
-
 use std::path::Path;
 use std::time::Duration;
 

@@ -1,7 +1,5 @@
 //! Messages that no key can be made of: each reaches the dead letters with its bytes and the reason.
 
-#![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test that cannot go on has failed")]
-
 use std::sync::Arc;
 
 use oncegate::kafka::KafkaSource;

@@ -1,7 +1,5 @@
 //! The table of promises in `docs/STORES.md`, compared with the code, and with what real stores declare.
 
-#![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test that cannot go on has failed")]
-
 use std::path::Path;
 use std::time::{Duration, Instant};
 

@@ -1,8 +1,6 @@
 //! Real worker processes on a real broker: how they stop, what a crash costs other messages, and what a
 //! worker that holds a key costs the others.
 
-#![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test that cannot go on has failed")]
-
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 

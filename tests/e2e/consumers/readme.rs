@@ -1,7 +1,5 @@
 //! The README's program, as a stranger meets it.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
-
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;

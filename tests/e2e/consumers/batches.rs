@@ -1,7 +1,5 @@
 //! Batches on a real broker and a real Redis: what they cost, and that each key has one effect.
 
-#![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test that cannot go on has failed")]
-
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
