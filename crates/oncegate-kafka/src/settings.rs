@@ -176,6 +176,7 @@ pub(crate) fn client(brokers: &str, properties: &[Property]) -> Result<ClientCon
     if brokers.trim().is_empty() {
         return Err(SourceError::new("no broker is given: use \"host:port\", separated by commas"));
     }
+    check_brokers(brokers)?;
     let uncommitted = |(name, value): &&Property| name == "isolation.level" && value != "read_committed";
     if properties.iter().find(uncommitted).is_some() {
         return Err(SourceError::new(
@@ -195,6 +196,16 @@ pub(crate) fn client(brokers: &str, properties: &[Property]) -> Result<ClientCon
         config.set(name, value);
     }
     Ok(config)
+}
+
+/// Refuses a login in the address of a broker, which errors and logs name.
+pub(crate) fn check_brokers(brokers: &str) -> Result<(), SourceError> {
+    if brokers.contains('@') {
+        return Err(SourceError::new(
+            "a broker is given with a user or a password: set sasl.username and sasl.password instead",
+        ));
+    }
+    Ok(())
 }
 
 /// Returns an error for a kind of protection that this build does not have.
@@ -324,6 +335,14 @@ mod tests {
             ("reconnect.backoff.max.ms", "1000"),
         ] {
             assert_eq!(config.get(name), Some(value), "{name}");
+        }
+    }
+
+    #[test]
+    fn a_login_in_an_address_is_refused_and_not_repeated() {
+        for brokers in ["billing:hush@b:9092", "b:9092,SASL_SSL://billing:hush@b:9092"] {
+            let error = consumer(brokers, "g", &[]).expect_err("refused").to_string();
+            assert!(error.contains("sasl.username") && !error.contains("hush"), "{error}");
         }
     }
 

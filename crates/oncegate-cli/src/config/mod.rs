@@ -179,8 +179,14 @@ fn read(layers: &mut Layers, text: &str, findings: &mut Findings) -> Config {
     Config::default()
 }
 
-/// Adds the nearest known name to an "unknown" message; returns every other message unchanged.
+/// Adds the nearest known name to an "unknown" message, and takes the text out of one about its type: a URL with a password
+/// may stand in the wrong place.
 fn in_words(message: &str) -> String {
+    if message.starts_with("invalid type: string")
+        && let Some((_, expected)) = message.rsplit_once(", expected ")
+    {
+        return format!("text where {expected} is expected");
+    }
     let kinds = [("unknown field ", "setting"), ("unknown variant ", "choice")];
     let Some((prefix, kind)) = kinds.into_iter().find(|(prefix, _)| message.starts_with(prefix)) else {
         return message.to_owned();
