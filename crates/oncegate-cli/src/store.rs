@@ -133,10 +133,21 @@ impl TrialServer {
 
 /// The SQLite file of a configuration, if it does not exist yet.
 pub(crate) fn file_to_be_made(store: &shape::Store) -> Option<PathBuf> {
-    match address(store.url.as_deref()?).ok()? {
-        Address::Sqlite(path) => (!path.exists()).then_some(path),
+    file_of(store.url.as_deref()?).filter(|path| !path.exists())
+}
+
+/// The file of a store's URL, if it is one of SQLite.
+pub(crate) fn file_of(url: &str) -> Option<PathBuf> {
+    match address(url).ok()? {
+        Address::Sqlite(path) => Some(path),
         _ => None,
     }
+}
+
+/// The store for people: a file by its absolute path, a URL without user, password and parameters.
+pub(crate) fn named(url: &str) -> String {
+    let file = file_of(url).and_then(|path| std::path::absolute(path).ok());
+    file.map_or_else(|| redacted(url), |path| format!("sqlite:{}", path.display()))
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -336,9 +347,9 @@ impl StoreArgs {
         open_sql(&store, Duration::ZERO).await
     }
 
-    /// For people: without user, password and parameters.
+    /// For people: a file by its absolute path, a URL without user, password and parameters.
     pub(crate) fn redacted(&self) -> String {
-        redacted(&self.url)
+        named(&self.url)
     }
 }
 

@@ -1,6 +1,6 @@
 //! One configuration: a file, the environment over it, and flags over both.
 //!
-//! `layers` merges them and records where each value came from, `shape` defines the settings, `values` parses values,
+//! `layers` merges them and records where each value came from, `paths` makes the paths of the file absolute, `shape` defines the settings, `values` parses values,
 //! `check` checks that they fit together, `findings` shows errors, and `table` makes the documentation's table, the
 //! JSON schema and the answer of `oncegate check --explain`.
 
@@ -9,6 +9,7 @@ mod defaults;
 mod findings;
 mod layers;
 mod outboxes;
+mod paths;
 pub(crate) mod shape;
 pub(crate) mod table;
 pub(crate) mod values;
@@ -69,8 +70,20 @@ pub(crate) fn load(
     secrets: Secrets,
 ) -> Result<Loaded, Problem> {
     let text = file.map(read_file).transpose()?.unwrap_or_default();
-    let name = file.map(|file| file.display().to_string()).unwrap_or_default();
-    Ok(Loaded::of(name, text, std::env::vars_os().filter_map(unicode), flags, secrets))
+    let source = Text {
+        name: file.map(|file| file.display().to_string()).unwrap_or_default(),
+        text,
+        folder: file.and_then(paths::folder),
+    };
+    Ok(Loaded::of(source, std::env::vars_os().filter_map(unicode), flags, secrets))
+}
+
+/// The text of a file of settings.
+struct Text {
+    name: String,
+    text: String,
+    /// The folder that relative paths begin in, if it is not the working directory.
+    folder: Option<std::path::PathBuf>,
 }
 
 fn unicode((name, value): (std::ffi::OsString, std::ffi::OsString)) -> Option<(String, String)> {
@@ -89,8 +102,7 @@ fn read_file(file: &FilePath) -> Result<String, Problem> {
 
 impl Loaded {
     fn of(
-        file: String,
-        text: String,
+        Text { name: file, text, folder }: Text,
         variables: impl IntoIterator<Item = (String, String)>,
         flags: impl FnOnce(&Layers) -> Vec<Setting>,
         secrets: Secrets,
@@ -103,6 +115,9 @@ impl Loaded {
         if findings.has_errors() {
             // Any further finding would only be a consequence.
             return Self { config: Config::default(), findings, layers, file, text };
+        }
+        if let Some(folder) = folder {
+            paths::resolve(&mut layers.table, &folder);
         }
         layers.add_environment(variables);
         for Setting { flag, path, value } in flags(&layers) {

@@ -30,7 +30,8 @@ dead_letters = { kafka = "orders.dead" }
 
 fn loaded(text: &str, variables: &[(&str, &str)], flags: Vec<Setting>, secrets: Secrets) -> Loaded {
     let variables = variables.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
-    Loaded::of("oncegate.toml".to_owned(), text.to_owned(), variables, |_| flags, secrets)
+    let text = Text { name: "oncegate.toml".to_owned(), text: text.to_owned(), folder: None };
+    Loaded::of(text, variables, |_| flags, secrets)
 }
 
 fn of(text: &str) -> Loaded {
