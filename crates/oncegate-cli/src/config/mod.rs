@@ -183,7 +183,8 @@ fn read(layers: &mut Layers, text: &str, findings: &mut Findings) -> Config {
         if layers.reinterpret(&path) {
             continue;
         }
-        let message = error.inner().message();
+        let dotted_name = dotted_property(layers, &path);
+        let message = dotted_name.as_deref().unwrap_or_else(|| error.inner().message());
         let about = if message.starts_with("unknown field") { About::Name } else { About::Value };
         findings.add(layers, text, (Severity::Error, about), &path, in_words(message));
         if !layers.remove(&path) {
@@ -192,6 +193,22 @@ fn read(layers: &mut Layers, text: &str, findings: &mut Findings) -> Config {
         findings.spoil(path);
     }
     Config::default()
+}
+
+/// The message about a property of librdkafka whose name was written without quotes, so that its dots have made tables.
+fn dotted_property(layers: &Layers, path: &[String]) -> Option<String> {
+    let [.., table, first] = path else { return None };
+    let mut value = layers.value(path).filter(|_| table == "properties")?;
+    let mut name = first.clone();
+    while let Some((part, inner)) = value.as_table().and_then(|table| table.iter().next()) {
+        // A secret, of which something else is wrong.
+        if matches!(part.as_str(), "file" | "env") {
+            return None;
+        }
+        name = format!("{name}.{part}");
+        value = inner;
+    }
+    (name != *first).then(|| format!("the name has dots, so it needs quotes: \"{name}\" = …"))
 }
 
 /// Adds the nearest known name to an "unknown" message, and takes the text out of one about its type: a URL with a password

@@ -101,6 +101,19 @@ fn a_secret_in_the_wrong_place_is_not_shown() {
 }
 
 #[test]
+fn properties_that_would_fail_later_are_found_here() {
+    let properties = |given: &str| changed("\"security.protocol\" = \"SSL\"", given);
+    says(&properties("security.protocol = \"SSL\""), Some(16), "quotes: \"security.protocol\"");
+    says(&properties("ssl.ca.location = \"/ca.pem\""), Some(16), "quotes: \"ssl.ca.location\"");
+    says(&properties("\"sasl.jaas.config\" = \"x\""), Some(16), "sasl.username and sasl.password");
+    says(&properties("\"max.poll.records\" = 500"), Some(16), "in_flight_messages");
+    says(&properties("\"compression.type\" = \"gzip\""), Some(16), "no effect");
+    says(&properties("\"group.instance.id\" = \"billing-0\""), Some(16), "static_member");
+    let fine = changed("topics = [\"orders\"]", "topics = [\"orders\"], static_member = \"billing-0\"");
+    assert!(of(&fine).findings.all.is_empty(), "{}", of(&fine).render());
+}
+
+#[test]
 fn what_is_no_toml_is_said_with_its_place() {
     let loaded = of("version = 1\n[store\nurl = 1\n");
     assert_eq!(loaded.findings.all.len(), 1);

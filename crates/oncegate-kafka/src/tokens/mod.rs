@@ -132,6 +132,16 @@ pub(crate) fn check(properties: &[Property]) -> Result<(), SourceError> {
     }
 }
 
+/// Takes the properties about tokens out of a client's configuration.
+pub(crate) fn remove(config: &mut ClientConfig) {
+    let is_ours = |name: &&&str| name.starts_with(PREFIX) || **name == AUTHORITIES;
+    let ours: Vec<String> =
+        config.config_map().keys().filter(is_ours).map(|name| (*name).to_owned()).collect();
+    for name in &ours {
+        config.remove(name);
+    }
+}
+
 /// The client's secret must not travel to another machine in plain text. A URL from a file is checked when it is used.
 fn check_endpoint(url: &str) -> Result<(), SourceError> {
     let (scheme, rest) = url.split_once("://").unwrap_or(("", url));
@@ -168,10 +178,7 @@ impl Tokens {
         };
         let properties: Vec<Property> = names.into_iter().map(value).collect();
         check(&properties)?;
-        let about_tokens = |name: &str| name.starts_with(PREFIX) || name == AUTHORITIES;
-        for (name, _) in properties.iter().filter(|(name, _)| about_tokens(name)) {
-            config.remove(name);
-        }
+        remove(config);
         if !are_used(&properties) {
             return Ok(None);
         }
