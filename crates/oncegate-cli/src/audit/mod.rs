@@ -30,7 +30,7 @@ const SCHEMA: &str = "oncegate.audit/1";
 /// Memory does not grow with the number of messages. A temporary file (in $TMPDIR) gets 48 bytes for each message, dead
 /// letter and effect.
 ///
-/// Exit code 0: nothing was found. 1: something was lost, happened twice, or needs a look.
+/// Exit code 0: nothing was found. 1: something was lost, happened twice, or needs a look; or the window has no message.
 #[derive(Debug, clap::Args)]
 pub(crate) struct AuditArgs {
     #[command(flatten)]
@@ -183,7 +183,8 @@ impl AuditArgs {
 
     fn passed(&self, report: &AuditReport) -> bool {
         let allowed = if self.allow_unexplained { report.unexplained } else { 0 };
-        report.found() == allowed
+        // An empty window shows nothing, whatever was lost.
+        report.messages > 0 && report.found() == allowed
     }
 
     fn text(&self, examined: &Examined, report: &AuditReport) -> String {
@@ -239,6 +240,9 @@ impl AuditArgs {
         }
         let allowed = if self.passed(report) { ", which is allowed" } else { "" };
         match parts.is_empty() {
+            true if report.messages == 0 => {
+                "The window has no message, so nothing was compared: is it the right one?".to_owned()
+            }
             true => "Nothing was found.".to_owned(),
             false => format!("Of {} events: {}{allowed}.", grouped(report.events), parts.join(", ")),
         }
