@@ -145,6 +145,14 @@ pub(crate) fn pair(text: &str) -> Result<(String, String), String> {
     }
 }
 
+/// The reason of a change, for the journal.
+pub(crate) fn reason(text: &str) -> Result<String, String> {
+    if text.trim().is_empty() {
+        return Err("it must say why".to_owned());
+    }
+    Ok(text.to_owned())
+}
+
 /// `payload`, `payload-except:sent_at,trace.id`, `raw`, or the JSON form of a configuration file.
 pub(crate) fn fingerprint(text: &str) -> Result<FingerprintSpec, String> {
     let text = text.trim();

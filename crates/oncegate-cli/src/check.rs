@@ -21,9 +21,13 @@ const SCHEMA: &str = "oncegate.check/1";
 /// there are findings; 69: a server cannot be reached.
 #[derive(Debug, clap::Args)]
 pub(crate) struct CheckArgs {
+    /// The configuration; `--config FILE` is the same
+    #[arg(value_name = "FILE", required_unless_present = "named", conflicts_with = "named")]
+    config: Option<PathBuf>,
+
     /// The configuration
-    #[arg(value_name = "FILE")]
-    config: PathBuf,
+    #[arg(long = "config", id = "named", value_name = "FILE", hide = true)]
+    named: Option<PathBuf>,
 
     /// Show every effective setting, and where it came from
     #[arg(long)]
@@ -56,7 +60,8 @@ struct CheckDocument<'a> {
 
 pub(crate) async fn run(args: &CheckArgs) -> Result<Exit, Problem> {
     let secrets = if args.strict { Secrets::MustBeElsewhere } else { Secrets::MayBeLiteral };
-    let loaded = config::load(Some(&args.config), |_| Vec::new(), secrets)?;
+    let file = args.config.as_ref().or(args.named.as_ref());
+    let loaded = config::load(file.map(PathBuf::as_path), |_| Vec::new(), secrets)?;
     let findings = &loaded.findings;
     let settings = if args.explain && !findings.has_errors() { loaded.explain() } else { Vec::new() };
     let ok = !findings.has_errors();
@@ -90,7 +95,7 @@ pub(crate) async fn run(args: &CheckArgs) -> Result<Exit, Problem> {
         output::answer(&explained(&settings))?;
     }
     let (errors, warnings) = (findings.count(Severity::Error), findings.count(Severity::Warning));
-    let file = args.config.display();
+    let file = file.map(|file| file.display().to_string()).unwrap_or_default();
     let plural = |count: usize| if count == 1 { "" } else { "s" };
     match (errors, warnings) {
         (0, 0) => output::answer(&format!("{file} is fine."))?,

@@ -199,10 +199,10 @@ impl ExaminedArgs {
         let key = self.key.clone().or(consumer.key.map(|key| key.0));
         let own = consumer.fingerprint.map(|fingerprint| fingerprint.0);
         let (store_name, store) = match &self.store {
-            Some(url) => (store::redacted(url), StoreArgs { url: url.clone() }.open().await?),
+            Some(url) => (store::named(url), StoreArgs { url: url.clone() }.open().await?),
             None => {
                 let settings = loaded.config.store.clone().unwrap_or_default();
-                let name = store::redacted(settings.url.as_deref().unwrap_or_default());
+                let name = store::named(settings.url.as_deref().unwrap_or_default());
                 (name, store::open_to_read(&settings).await?.store)
             }
         };

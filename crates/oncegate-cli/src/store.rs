@@ -133,10 +133,21 @@ impl TrialServer {
 
 /// The SQLite file of a configuration, if it does not exist yet.
 pub(crate) fn file_to_be_made(store: &shape::Store) -> Option<PathBuf> {
-    match address(store.url.as_deref()?).ok()? {
-        Address::Sqlite(path) => (!path.exists()).then_some(path),
+    file_of(store.url.as_deref()?).filter(|path| !path.exists())
+}
+
+/// The file of a store's URL, if it is one of SQLite.
+pub(crate) fn file_of(url: &str) -> Option<PathBuf> {
+    match address(url).ok()? {
+        Address::Sqlite(path) => Some(path),
         _ => None,
     }
+}
+
+/// The store for people: a file by its absolute path, a URL without user, password and parameters.
+pub(crate) fn named(url: &str) -> String {
+    let file = file_of(url).and_then(|path| std::path::absolute(path).ok());
+    file.map_or_else(|| redacted(url), |path| format!("sqlite:{}", path.display()))
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -336,9 +347,9 @@ impl StoreArgs {
         open_sql(&store, Duration::ZERO).await
     }
 
-    /// For people: without user, password and parameters.
+    /// For people: a file by its absolute path, a URL without user, password and parameters.
     pub(crate) fn redacted(&self) -> String {
-        redacted(&self.url)
+        named(&self.url)
     }
 }
 
@@ -353,6 +364,9 @@ async fn postgres(url: &str) -> Result<PostgresStore, Problem> {
 
 fn address(url: &str) -> Result<Address, Problem> {
     let refuse = |why: String| Err(Problem::new(Exit::Configuration, format!("--store: {why}; {KNOWN}")));
+    if url.trim() != url {
+        return refuse("it begins or ends with a blank".to_owned());
+    }
     // A single letter is a drive of Windows.
     let parts = url.split_once(':').filter(|(scheme, _)| is_scheme(scheme));
     match parts {
@@ -369,10 +383,32 @@ fn address(url: &str) -> Result<Address, Problem> {
                 Ok(Address::Sqlite(path.into()))
             }
         }
+        // A file of that name would be a store of each host's own.
+        _ if is_like_address(url) => {
+            refuse("it looks like the address of a server: begin it with redis:// or postgres://".to_owned())
+        }
         Some((scheme, _)) => refuse(format!("`{scheme}` is not a kind of store that this build knows")),
         None if url.is_empty() => refuse("it is empty".to_owned()),
         None => Ok(Address::Sqlite(url.into())),
     }
+}
+
+/// Whether this text without a known scheme names a server: by a login, or by the port of one of its hosts. Paths that begin
+/// with `/` or `.` name files, whatever follows.
+fn is_like_address(text: &str) -> bool {
+    if text.starts_with(['/', '.']) {
+        return false;
+    }
+    let (scheme, rest) = text.split_once("://").unwrap_or(("", text));
+    // What another scheme than ours says is told by its name.
+    if !scheme.is_empty() && is_scheme(scheme) {
+        return false;
+    }
+    let has_port = |host: &str| {
+        let host = host.split(['/', '?', '#']).next().unwrap_or_default();
+        host.rsplit_once(':').is_some_and(|(_, port)| port.parse::<u16>().is_ok())
+    };
+    !scheme.is_empty() || rest.contains('@') || rest.split(',').any(has_port)
 }
 
 fn is_scheme(text: &str) -> bool {
@@ -384,7 +420,13 @@ fn is_scheme(text: &str) -> bool {
 /// For people: without user, password and parameters.
 pub(crate) fn redacted(url: &str) -> String {
     let Some((scheme, rest)) = url.split_once("://") else {
-        return url.to_owned();
+        // Only the path of a file has no scheme; before an `@` in anything else may be a password.
+        return match url.rsplit_once('@') {
+            Some((_, rest)) if !url.starts_with(['/', '.']) && !url.starts_with("sqlite:") => {
+                format!("***@{rest}")
+            }
+            _ => url.to_owned(),
+        };
     };
     let (rest, parameters) = rest.split_once('?').map_or((rest, ""), |(rest, _)| (rest, "?***"));
     // The last `@` ends the password, whatever the password contains.
@@ -431,6 +473,32 @@ mod tests {
             let text = address(url).unwrap_err().to_string();
             assert!(text.contains(says) && text.contains("known are redis://"), "{url}: {text}");
         }
+    }
+
+    #[test]
+    fn what_looks_like_a_server_is_no_file() {
+        for url in [
+            "127.0.0.1:6379",
+            "cache:6379",
+            "my_cache:6379/2",
+            "[::1]:6379",
+            "@cache:6379",
+            ":hunter2@cache",
+            "user:hunter2@cache:6379",
+            "us_er:hunter2@cache",
+            "a:7000,b:7000",
+            " redis://user:hunter2@cache",
+            "redis_cluster://user:hunter2@cache",
+        ] {
+            let text = address(url).unwrap_err().to_string();
+            assert!(text.contains("known are redis://") && !text.contains("hunter2"), "{url}: {text}");
+            assert!(!redacted(url).contains("hunter2"), "{url}");
+        }
+        for file in ["./cache:6379", "/var/a@b.db", "sqlite:cache:6379", "sqlite:a@b.db", "once.db"] {
+            assert!(!matches!(address(file), Ok(Address::Redis(_) | Address::Postgres(_))), "{file}");
+        }
+        assert_eq!(address("sqlite:cache:6379").unwrap(), Address::Sqlite("cache:6379".into()));
+        assert_eq!(address("./cache:6379").unwrap(), Address::Sqlite("./cache:6379".into()));
     }
 
     #[test]

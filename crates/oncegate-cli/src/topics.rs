@@ -28,9 +28,13 @@ pub(crate) enum TopicsCommand {
 /// 78: a topic was refused, for example because there are fewer brokers than --replication-factor.
 #[derive(Debug, clap::Args)]
 pub(crate) struct CreateArgs {
+    /// The configuration; `--config FILE` is the same
+    #[arg(value_name = "FILE", required_unless_present = "named", conflicts_with = "named")]
+    config: Option<PathBuf>,
+
     /// The configuration
-    #[arg(value_name = "FILE")]
-    config: PathBuf,
+    #[arg(long = "config", id = "named", value_name = "FILE", hide = true)]
+    named: Option<PathBuf>,
 
     /// How many partitions a new topic gets [default: `num.partitions` of the brokers]
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u16).range(1..))]
@@ -144,7 +148,8 @@ impl CreateArgs {
 
     /// The topics that the configuration names, each once.
     fn clusters(&self) -> Result<Vec<Cluster>, Problem> {
-        let loaded = config::load(Some(&self.config), |_| Vec::new(), Secrets::MayBeLiteral)?;
+        let file = self.config.as_ref().or(self.named.as_ref());
+        let loaded = config::load(file.map(PathBuf::as_path), |_| Vec::new(), Secrets::MayBeLiteral)?;
         if loaded.findings.has_errors() {
             eprintln!("{}", loaded.render());
             return Err(Problem::new(Exit::Configuration, "the configuration has errors"));
@@ -160,7 +165,8 @@ impl CreateArgs {
             clusters.push(Cluster { named, ..cluster });
         }
         if clusters.is_empty() {
-            let text = format!("{} names no topic of Kafka", self.config.display());
+            let file = file.map(|file| file.display().to_string()).unwrap_or_default();
+            let text = format!("{file} names no topic of Kafka");
             return Err(Problem::new(Exit::Configuration, text));
         }
         Ok(clusters)
@@ -281,7 +287,7 @@ fn text(clusters: &[Cluster]) -> String {
 fn done(clusters: &[Cluster]) -> String {
     let line = |topic: &NamedTopic| match (&topic.state, &topic.reason) {
         (State::Created, _) => Some(format!("created {}", plain(&topic.topic))),
-        (State::Refused, Some(reason)) => Some(plain(reason)),
+        (State::Refused, Some(reason)) => Some(reason.lines().map(plain).collect::<Vec<_>>().join("\n")),
         _ => None,
     };
     clusters.iter().flat_map(|cluster| &cluster.named).filter_map(line).collect::<Vec<_>>().join("\n")

@@ -2,12 +2,14 @@
 
 use std::fmt;
 use std::mem;
+use std::panic::AssertUnwindSafe;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
 use ::http::HeaderMap;
 use bytes::{Bytes, BytesMut};
+use futures_util::FutureExt as _;
 use http_body::{Body as HttpBody, Frame, SizeHint};
 use http_body_util::BodyExt;
 use http_body_util::combinators::UnsyncBoxBody;
@@ -129,11 +131,17 @@ pub(super) async fn collect(
     let mut content = BytesMut::new();
     let mut trailers = None;
     let cut = loop {
-        let frame = match timeout_at(deadline, body.frame()).await {
-            Ok(None) => break None,
-            Ok(Some(Ok(frame))) => frame,
-            Ok(Some(Err(error))) => {
+        let next = AssertUnwindSafe(body.frame()).catch_unwind();
+        let frame = match timeout_at(deadline, next).await {
+            Ok(Ok(None)) => break None,
+            Ok(Ok(Some(Ok(frame)))) => frame,
+            Ok(Ok(Some(Err(error)))) => {
                 body = Body::stream(Failed { error: Some(error) });
+                break Some(Cut::Broken);
+            }
+            // The handler has ended, so its body that panics is one that breaks off: nothing runs again for it.
+            Ok(Err(_panic)) => {
+                body = Body::stream(Failed { error: Some("the body has panicked".into()) });
                 break Some(Cut::Broken);
             }
             Err(_elapsed) => break Some(Cut::TooSlow),

@@ -4,9 +4,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ::http::request::Parts;
-use ::http::{Request, Response};
+use ::http::{HeaderValue, Request, Response, Version, header};
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
+use http_body::Body as _;
 use oncegate_core::store::StoreError;
 use tokio::time::{Instant, sleep, timeout};
 use tracing::{error, info, warn};
@@ -54,11 +55,11 @@ pub(super) async fn serve<E: Send + 'static>(
     let caller = match layer.caller(&parts) {
         Ok(Some(caller)) => caller,
         Ok(None) => return handle(Request::from_parts(parts, body)).await,
-        Err(problem) => return Ok(layer.refuse(&problem)),
+        Err(problem) => return Ok(layer.refuse_unread(&problem, &parts, body.is_end_stream())),
     };
     let (body, memory) = match layer.read(body).await {
         Ok(read) => read,
-        Err(problem) => return Ok(layer.refuse(&problem)),
+        Err(problem) => return Ok(layer.refuse_unread(&problem, &parts, false)),
     };
     let give_up_at = Instant::now() + layer.settings.wait;
     let mut wait = FIRST_WAIT;
@@ -138,6 +139,9 @@ impl IdempotencyLayer {
             entry = self.ask(&message(request, caller, body, Form::Bytes)).await;
         }
         self.note_claim(entry.as_ref().err());
+        if entry.is_ok() && self.store_breaker.refused(false) {
+            info!(scope = self.gate.scope(), "requests are served again");
+        }
         match entry {
             Ok(Entry::Granted(lease)) => Door::Open(lease),
             Ok(Entry::Busy { retry_in }) => Door::Busy { retry_in },
@@ -152,6 +156,12 @@ impl IdempotencyLayer {
             Err(error) if is_setting(&error) => {
                 error!(scope = self.gate.scope(), %error, "requests with an Idempotency-Key cannot be served");
                 Door::Answered(self.refuse(&Problem::Misconfigured))
+            }
+            Err(GateError::Store(error @ StoreError::Refused { .. })) => {
+                if self.store_breaker.refused(true) {
+                    warn!(scope = self.gate.scope(), %error, "requests are refused until this is changed");
+                }
+                Door::Answered(self.refuse(&Problem::StoreUnavailable))
             }
             Err(error) => {
                 // There may be a response that cannot be read now, so the handler must not run.
@@ -234,6 +244,16 @@ impl IdempotencyLayer {
     pub(super) fn refuse(&self, problem: &Problem) -> Response<Body> {
         self.note(problem.name());
         problem.response(&self.settings.problems_at)
+    }
+
+    /// Refuses a request whose body may not have come yet. A server of HTTP/1 closes such a connection, and its client must
+    /// learn of it: another request on it would be lost.
+    fn refuse_unread(&self, problem: &Problem, request: &Parts, is_complete: bool) -> Response<Body> {
+        let mut response = self.refuse(problem);
+        if !is_complete && request.version <= Version::HTTP_11 {
+            response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+        }
+        response
     }
 
     pub(super) fn note(&self, answer: &'static str) {

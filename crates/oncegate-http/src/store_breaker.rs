@@ -1,5 +1,6 @@
 //! A circuit breaker for the store: while it does not answer, requests are refused without a wait for it.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
@@ -17,6 +18,8 @@ const PROBE_INTERVAL: Duration = Duration::from_secs(1);
 #[derive(Debug, Default)]
 pub(super) struct StoreBreaker {
     claims: Mutex<UnansweredClaims>,
+    /// Whether the last claim was refused until an operator acts: in a halted scope, for example.
+    is_refusing: AtomicBool,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -45,6 +48,12 @@ impl StoreBreaker {
                 true
             }
         })
+    }
+
+    /// Notes whether a claim was refused until an operator acts. Returns whether that is news: it is logged once, and not for
+    /// each request.
+    pub(super) fn refused(&self, refused: bool) -> bool {
+        self.is_refusing.swap(refused, Ordering::Relaxed) != refused
     }
 
     /// Counts a claim that was answered, or not.

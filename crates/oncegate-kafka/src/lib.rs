@@ -114,6 +114,7 @@ mod facts;
 mod fetch_limits;
 mod group_offsets;
 mod inquiry;
+mod java_names;
 mod ledger;
 mod member;
 mod membership;

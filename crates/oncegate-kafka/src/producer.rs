@@ -233,6 +233,7 @@ pub(crate) fn refuse(properties: &[Property]) -> Result<(), SourceError> {
 
 fn config(brokers: &str, properties: &[Property]) -> Result<ClientConfig, SourceError> {
     refuse(properties)?;
+    settings::check_brokers(brokers)?;
     let mut config = ClientConfig::new();
     config
         .set("client.id", "oncegate")

@@ -7,6 +7,7 @@ use rdkafka::config::{ClientConfig, RDKafkaLogLevel};
 use rdkafka::error::KafkaError;
 
 use super::convert::Routes;
+use super::java_names;
 use super::notices::DEBUG_CONTEXT;
 use super::properties::{FileContents, Properties};
 use super::tokens;
@@ -71,7 +72,22 @@ const REFUSED: &[(&str, &str)] = &[
     ("offset.store.method", "the broker stores the offsets"),
     ("enable.partition.eof", "this source does not use end-of-partition events"),
     ("group.instance.id", "use static_member"),
+    // A source produces nothing, and its dead letters and retries take only what connects to the brokers.
+    ("acks", FOR_PRODUCERS),
+    ("batch.num.messages", FOR_PRODUCERS),
+    ("batch.size", FOR_PRODUCERS),
+    ("compression.codec", FOR_PRODUCERS),
+    ("compression.level", FOR_PRODUCERS),
+    ("compression.type", FOR_PRODUCERS),
+    ("enable.idempotence", FOR_PRODUCERS),
+    ("linger.ms", FOR_PRODUCERS),
+    ("partitioner", FOR_PRODUCERS),
+    ("queue.buffering.max.ms", FOR_PRODUCERS),
+    ("request.required.acks", FOR_PRODUCERS),
+    ("transactional.id", FOR_PRODUCERS),
 ];
+
+const FOR_PRODUCERS: &str = "it has no effect on a consumer; dead letters and retries are written with acks=all and compressed by zstd";
 
 /// The longest wait between two attempts to connect while no broker answers, in milliseconds; the waits double up to it.
 /// With the client's default of 10 s, a broker that is back for only a few seconds may be missed.
@@ -93,7 +109,7 @@ const DEFAULTS: &[(&str, &str)] = &[
 impl Settings {
     /// Runs every check that needs neither a broker nor what is in files.
     pub(crate) fn check(&self) -> Result<(), SourceError> {
-        self.checked(&self.properties.unread()).map(drop)
+        check_known(self.checked(&self.properties.unread())?)
     }
 
     /// Returns the configuration of a client, and what was in the files when it was made.
@@ -176,6 +192,7 @@ pub(crate) fn client(brokers: &str, properties: &[Property]) -> Result<ClientCon
     if brokers.trim().is_empty() {
         return Err(SourceError::new("no broker is given: use \"host:port\", separated by commas"));
     }
+    check_brokers(brokers)?;
     let uncommitted = |(name, value): &&Property| name == "isolation.level" && value != "read_committed";
     if properties.iter().find(uncommitted).is_some() {
         return Err(SourceError::new(
@@ -195,6 +212,16 @@ pub(crate) fn client(brokers: &str, properties: &[Property]) -> Result<ClientCon
         config.set(name, value);
     }
     Ok(config)
+}
+
+/// Refuses a login in the address of a broker, which errors and logs name.
+pub(crate) fn check_brokers(brokers: &str) -> Result<(), SourceError> {
+    if brokers.contains('@') {
+        return Err(SourceError::new(
+            "a broker is given with a user or a password: set sasl.username and sasl.password instead",
+        ));
+    }
+    Ok(())
 }
 
 /// Returns an error for a kind of protection that this build does not have.
@@ -276,12 +303,29 @@ pub(crate) fn max_poll_interval(properties: &[Property]) -> Duration {
     set.unwrap_or(MAX_POLL_INTERVAL_DEFAULT)
 }
 
+/// Lets the client library check the names and values of the properties, as far as they are known without their files.
+pub(crate) fn check_known(mut config: ClientConfig) -> Result<(), SourceError> {
+    tokens::remove(&mut config);
+    // The map hides the values that are secret; `get` does not.
+    let names: Vec<String> = config.config_map().keys().map(|name| (*name).to_owned()).collect();
+    for name in &names {
+        if config.get(name) == Some("") {
+            config.remove(name);
+        }
+    }
+    config.create_native_config().map(drop).map_err(unusable)
+}
+
 /// Returns the error for a client that cannot be created. It names the setting, but not the value, which may be a
 /// password.
 pub(crate) fn unusable(error: KafkaError) -> SourceError {
     match error {
         KafkaError::ClientConfig(_, what, name, _) => {
-            SourceError::new(format!("the Kafka property {name} is not valid: {what}"))
+            let instead = java_names::instead(&name).map(|instead| format!("; {instead}"));
+            SourceError::new(format!(
+                "the Kafka property {name} is not valid: {what}{}",
+                instead.unwrap_or_default()
+            ))
         }
         KafkaError::ClientCreation(what) => {
             SourceError::new(format!("the Kafka settings contradict each other: {what}"))
@@ -312,6 +356,26 @@ mod tests {
     }
 
     #[test]
+    fn properties_are_known_before_the_start() {
+        let checked = |name: &str, value: &str| {
+            KafkaSource::new("127.0.0.1:1", "group", ["orders"]).property(name, value).check()
+        };
+        for (name, value, says) in [
+            ("sasl.jaas.config", "required password=\"hush\"", "sasl.username"),
+            ("ssl.truststore.location", "/etc/kafka.jks", "ssl.ca.location"),
+            ("max.poll.records", "500", "in_flight"),
+            ("key.deserializer", "org.Any", "bytes"),
+            ("session.timeout", "6", "No such configuration property"),
+            ("session.timeout.ms", "soon", "session.timeout.ms"),
+            ("compression.type", "gzip", "no effect"),
+        ] {
+            let error = checked(name, value).unwrap_err().to_string();
+            assert!(error.contains(name) && error.contains(says) && !error.contains("hush"), "{error}");
+        }
+        checked("session.timeout.ms", "6000").expect("it is known");
+    }
+
+    #[test]
     fn the_promise_is_set_whatever_else_is() {
         let config = consumer("b:1", "g", &[property("queued.min.messages", "1")]).expect("fine");
         for (name, value) in [
@@ -324,6 +388,14 @@ mod tests {
             ("reconnect.backoff.max.ms", "1000"),
         ] {
             assert_eq!(config.get(name), Some(value), "{name}");
+        }
+    }
+
+    #[test]
+    fn a_login_in_an_address_is_refused_and_not_repeated() {
+        for brokers in ["billing:hush@b:9092", "b:9092,SASL_SSL://billing:hush@b:9092"] {
+            let error = consumer(brokers, "g", &[]).expect_err("refused").to_string();
+            assert!(error.contains("sasl.username") && !error.contains("hush"), "{error}");
         }
     }
 

@@ -176,9 +176,21 @@ const DELETED_AT_ONCE: usize = 1_000;
 #[async_trait]
 impl ResultStore for ObjectResults {
     async fn put(&self, name: &str, bytes: Bytes) -> Result<(), ResultStoreError> {
+        #[cfg(unix)]
+        let file = self.folder.as_ref().map(|folder| (folder.clone(), Path::from(name)));
+        #[cfg(unix)]
+        if let Some((folder, name)) = file.clone() {
+            // Before the file, so that at no time another user reads it.
+            blocking(move || make_private_folders(&folder, name.as_ref())).await?;
+        }
         // Overwriting is right: only a repeat of this same attempt uses this name.
         let put = self.objects.put(&Path::from(name), bytes.into()).await;
-        put.map(drop).map_err(ResultStoreError::new)
+        put.map_err(ResultStoreError::new)?;
+        #[cfg(unix)]
+        if let Some((folder, name)) = file {
+            blocking(move || make_private(&folder.join(name.as_ref()))).await?;
+        }
+        Ok(())
     }
 
     async fn get(&self, name: &str, most_bytes: u64) -> Result<Option<Bytes>, ResultStoreError> {
@@ -203,11 +215,44 @@ impl ResultStore for ObjectResults {
         if let Some(folder) = &self.folder {
             let folder = folder.join(Path::from(scope.as_str()).as_ref());
             let sweeping = move || sweep_unfinished(&folder, older_than, sweep, &mut swept).map(|()| swept);
-            let unfinished = tokio::task::spawn_blocking(sweeping).await;
-            swept = unfinished.map_err(std::io::Error::other).flatten().map_err(ResultStoreError::new)?;
+            swept = blocking(sweeping).await?;
         }
         Ok(swept)
     }
+}
+
+/// Runs `work` on a thread that may wait for the disk.
+async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> std::io::Result<T> + Send + 'static,
+) -> Result<T, ResultStoreError> {
+    let done = tokio::task::spawn_blocking(work).await;
+    done.map_err(std::io::Error::other).flatten().map_err(ResultStoreError::new)
+}
+
+/// Creates the folders of this result below `root` for their owner only. Folders that exist keep their mode.
+#[cfg(unix)]
+fn make_private_folders(root: &FilePath, name: &str) -> std::io::Result<()> {
+    use std::os::unix::fs::DirBuilderExt as _;
+    let mut folder = root.to_owned();
+    let (folders, _) = name.rsplit_once('/').unwrap_or(("", name));
+    for part in folders.split('/').filter(|part| !part.is_empty()) {
+        let parent = folder.clone();
+        folder.push(part);
+        match std::fs::DirBuilder::new().mode(0o700).create(&folder) {
+            // It must survive a power cut, as what the object store creates does.
+            Ok(()) => std::fs::File::open(&parent)?.sync_all()?,
+            Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+/// Lets only its owner read a file: the object store creates it with the mode of the process.
+#[cfg(unix)]
+fn make_private(file: &FilePath) -> std::io::Result<()> {
+    use std::os::unix::fs::PermissionsExt as _;
+    std::fs::set_permissions(file, std::fs::Permissions::from_mode(0o600))
 }
 
 /// Deletes unfinished writes of killed processes: `name#1`, which no listing shows.

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use oncegate_core::store::StoreError;
 use rusqlite::{Connection, OpenFlags, TransactionBehavior};
+use tracing::warn;
 
 use super::errors;
 use super::journal;
@@ -130,6 +131,9 @@ fn try_open(settings: &Settings) -> Result<Connection, StoreError> {
     if new {
         let found = patiently(settings.busy_timeout, || create(&mut connection)).map_err(sqlite)?;
         is_new(found)?;
+        // With a path that means another file than before, every message would run again.
+        let file = settings.path.display();
+        warn!(%file, "a new store was made: no message is known to it, and each one runs");
     }
     if settings.journaled {
         patiently(settings.busy_timeout, || journal::create(&mut connection)).map_err(sqlite)?;
@@ -146,9 +150,7 @@ fn flags(create: bool) -> OpenFlags {
 ///
 /// SQLite gives its log and shared memory the same mode. An existing file keeps its mode.
 fn make_private(settings: &Settings) {
-    // For SQLite, these two are not paths.
-    let is_path = !settings.path.as_os_str().is_empty() && settings.path.as_os_str() != ":memory:";
-    if settings.must_exist || !is_path {
+    if settings.must_exist || !is_path(&settings.path) {
         return;
     }
     let mut options = fs::OpenOptions::new();
@@ -157,6 +159,16 @@ fn make_private(settings: &Settings) {
     std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
     // An error is ignored here: SQLite then cannot open the file either, and reports why.
     drop(options.open(&settings.path));
+}
+
+fn is_path(path: &Path) -> bool {
+    // For SQLite, these two are not paths.
+    !path.as_os_str().is_empty() && path.as_os_str() != ":memory:"
+}
+
+/// The path from the root: a later change of the working directory means no other file, and logs say which file it is.
+pub(super) fn absolute(path: PathBuf) -> PathBuf {
+    if is_path(&path) { std::path::absolute(&path).unwrap_or(path) } else { path }
 }
 
 /// Refuses an empty file beside a log that is not empty: its records were cut off. SQLite would delete the log.

@@ -269,7 +269,8 @@ impl SqliteBuilder {
     /// release, cannot be written, or cannot do write-ahead logging (a network file system);
     /// [`StoreError::Unavailable`] when other processes kept it locked, or the disk is full.
     pub async fn open(self) -> Result<SqliteStore, StoreError> {
-        let settings = self.settings;
+        let mut settings = self.settings;
+        settings.path = file::absolute(settings.path);
         let writer = Writer::start(settings.clone()).await?;
         let reader = Reader::start(settings.clone()).await?;
         let backlog = Arc::new(Backlog::default());

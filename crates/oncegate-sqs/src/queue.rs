@@ -10,7 +10,7 @@ use aws_sdk_sqs::types::{
 use serde_json::Value;
 
 use super::api::CallError;
-use super::settings::{Settings, is_fifo, name};
+use super::settings::{Settings, has_login, is_fifo, name};
 use oncegate_runtime::source::{SourceError, Terms};
 
 /// How long after its receive SQS makes a message visible again, whatever was extended.
@@ -44,6 +44,10 @@ pub(crate) enum QueueError {
     Unreachable { queue: String, action: &'static str, error: CallError },
     #[error("the queue `{0}` is FIFO by its attributes but not by its name; SQS does not allow that")]
     Misnamed(String),
+    #[error(
+        "the URL of a queue contains a user or a password: take it out; credentials come in the AWS SDK's usual ways"
+    )]
+    Login,
 }
 
 impl QueueError {
@@ -72,6 +76,9 @@ impl From<QueueError> for SourceError {
 
 /// Finds the queue and reads its attributes.
 pub(crate) async fn find(client: &Client, queue: &str) -> Result<Queue, QueueError> {
+    if has_login(queue) {
+        return Err(QueueError::Login);
+    }
     let url = if queue.contains("://") {
         queue.to_owned()
     } else {

@@ -7,6 +7,7 @@ use aws_sdk_sqs::config::timeout::TimeoutConfig;
 use aws_sdk_sqs::config::{BehaviorVersion, Region};
 
 use super::SqsSource;
+use super::queue::QueueError;
 use oncegate_runtime::source::SourceError;
 
 /// How the body of a message is read.
@@ -60,6 +61,9 @@ impl Settings {
     pub(crate) fn check(&self) -> Result<(), SourceError> {
         let whole = |duration: Duration| duration.subsec_nanos() == 0;
         let Self { visibility, wait, .. } = *self;
+        if has_login(&self.queue) || self.connection.endpoint_url.as_deref().is_some_and(has_login) {
+            return Err(QueueError::Login.into());
+        }
         if !(VISIBILITY_MIN..=VISIBILITY_MAX).contains(&visibility) || !whole(visibility) {
             return Err(SourceError::new(format!(
                 "`visibility` is {visibility:?}; it must be whole seconds, from 1 s to 6 h"
@@ -148,6 +152,11 @@ pub(crate) fn name(queue: &str) -> &str {
     queue.trim_end_matches('/').rsplit('/').next().unwrap_or(queue)
 }
 
+/// Whether a queue's name or URL contains a login. Errors and logs name queues.
+pub(crate) fn has_login(queue: &str) -> bool {
+    queue.contains('@')
+}
+
 /// Whether the queue is FIFO, by the suffix of its name.
 pub(crate) fn is_fifo(queue: &str) -> bool {
     name(queue).ends_with(".fifo")
@@ -192,6 +201,9 @@ mod tests {
         let refused = |settings: Settings| settings.check().expect_err("refused").to_string();
         let visibility = Duration::from_millis(1_500);
         assert!(refused(Settings { visibility, ..settings() }).contains("`visibility` is 1.5s"));
+        let queue = "https://me:hush@sqs.eu-central-1.amazonaws.com/1/orders".to_owned();
+        let said = refused(Settings { queue, ..settings() });
+        assert!(said.contains("a user or a password") && !said.contains("hush"), "{said}");
         assert!(refused(Settings { wait: Duration::ZERO, ..settings() }).contains("`wait` is 0ns"));
         assert!(refused(Settings { wait: Duration::from_secs(21), ..settings() }).contains("1 s to 20 s"));
     }

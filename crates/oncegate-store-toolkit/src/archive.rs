@@ -114,6 +114,9 @@ impl ArchiveFile {
     fn open(&self) -> io::Result<(File, bool)> {
         let mut options = OpenOptions::new();
         options.read(true).append(true);
+        // Results are in it. A file that exists keeps its mode.
+        #[cfg(unix)]
+        std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
         match options.open(&self.path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 Ok((options.create(true).open(&self.path)?, true))
@@ -217,6 +220,16 @@ mod tests {
     fn completed(number: u8) -> Expired {
         let result = Bytes::from_static(b"\"a card number\"");
         expired(number, State::Completed { by: TokenTag::NONE, result })
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn only_its_owner_reads_a_new_file() {
+        use std::os::unix::fs::PermissionsExt as _;
+        let folder = tempfile::tempdir().unwrap();
+        let archive = ArchiveFile::new(folder.path().join("expired.jsonl"));
+        archive.open().unwrap();
+        assert_eq!(fs::metadata(archive.path()).unwrap().permissions().mode() & 0o777, 0o600);
     }
 
     #[test]

@@ -45,6 +45,8 @@ mod gauges;
 
 #[cfg(feature = "status")]
 mod router;
+#[cfg(feature = "status")]
+mod server;
 
 use export::Export;
 use gauges::Gauges;

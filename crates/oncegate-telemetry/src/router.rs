@@ -67,7 +67,7 @@ impl Telemetry {
     /// rebinding). [`router_for`](Self::router_for) allows other names. Metrics and probes answer any request.
     ///
     /// It requires no password. It shows nothing of payloads and keys, except for what handlers write into the reasons
-    /// of their failures. Serve it on loopback, or in a trusted network.
+    /// of their failures. Serve it on loopback, or in a trusted network, by [`serve`](Self::serve), which has limits.
     ///
     /// ```no_run
     /// # async fn serve(consumer: oncegate::Consumer) -> Result<(), oncegate::BoxError> {
@@ -78,7 +78,7 @@ impl Telemetry {
     /// let consumer = telemetry.watch(consumer);
     /// let listener = tokio::net::TcpListener::bind("127.0.0.1:9464").await?;
     /// tokio::select! {
-    ///     served = axum::serve(listener, telemetry.router()) => served?,
+    ///     () = telemetry.serve::<String>(listener, []) => {}
     ///     consumed = consumer.run_until(shutdown_signal()) => consumed?,
     /// }
     /// # Ok(())

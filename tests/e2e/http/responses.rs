@@ -202,12 +202,12 @@ async fn a_response_without_end_is_recorded_before_its_first_byte() {
 #[tokio::test]
 async fn a_response_that_breaks_off_does_not_run_again() {
     let world = World::new().await;
-    assert!(
-        world.http1().try_send(told("k", &headers("break"))).await.is_err(),
-        "the client sees that it is broken"
-    );
-    assert_eq!(world.told("k", "charge").await.problem(), "response-not-kept");
-    assert_eq!(world.runs().len(), 1);
+    for (n, what) in ["break", "break-by-panic"].into_iter().enumerate() {
+        let broken = world.http1().try_send(told(what, &headers(what))).await;
+        assert!(broken.is_err(), "the client sees that it is broken: {what}");
+        assert_eq!(world.told(what, "charge").await.problem(), "response-not-kept", "{what}");
+        assert_eq!(world.runs().len(), n + 1, "{what}");
+    }
 }
 
 #[tokio::test]

@@ -263,6 +263,26 @@ async fn a_body_is_read_before_the_claim() {
 }
 
 #[tokio::test]
+async fn a_client_learns_that_its_connection_is_closed() {
+    let world = World::new().await;
+    for (head, expected) in [
+        ("x-user: unauthenticated\r\ncontent-length: 9", "HTTP/1.1 401 Unauthorized"),
+        ("content-length: 2000000", "HTTP/1.1 413 Payload Too Large"),
+    ] {
+        let (mut stream, line) = by_hand(&world, head, "").await;
+        assert_eq!(line, expected);
+        let mut headers = Vec::new();
+        while let Some(header) = Some(first_line(&mut stream).await).filter(|header| !header.is_empty()) {
+            headers.push(header.to_ascii_lowercase());
+        }
+        assert!(headers.contains(&"connection: close".to_owned()), "{headers:?}");
+    }
+    // Here the body has come, and the connection stays.
+    let (_stream, line) = by_hand(&world, "x-user: unauthenticated\r\ncontent-length: 0", "").await;
+    assert_eq!(line, "HTTP/1.1 401 Unauthorized");
+}
+
+#[tokio::test]
 async fn a_client_that_asks_before_it_sends_is_told_to_go_on() {
     let world = World::new().await;
     let (mut stream, line) = by_hand(&world, "content-length: 2\r\nexpect: 100-continue", "").await;

@@ -286,6 +286,13 @@ async fn act(work: &Work, what: &str, run: usize, body: &Bytes) -> Response {
             let pieces = [Ok(Bytes::from_static(b"half")), Err(std::io::Error::other("told to"))];
             Body::from_stream(futures_util::stream::iter(pieces)).into_response()
         }
+        "break-by-panic" => {
+            let pieces = futures_util::stream::iter([true, false]).map(|is_there| match is_there {
+                true => Ok::<_, Infallible>(Bytes::from_static(b"half")),
+                false => panic!("told to"),
+            });
+            Body::from_stream(pieces).into_response()
+        }
         "retry" => (Extension(Settle::Retry), "not yet").into_response(),
         "fail" => (StatusCode::GONE, Extension(Settle::Fail), "never").into_response(),
         "complete" => (StatusCode::BAD_GATEWAY, Extension(Settle::Complete), "final").into_response(),

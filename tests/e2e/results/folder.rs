@@ -5,7 +5,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
-use oncegate::results::{ObjectResults, Swept};
+use oncegate::results::{ObjectResults, ResultStore as _, Swept};
 use oncegate_testkit::unique;
 use tempfile::tempdir;
 
@@ -90,8 +90,12 @@ async fn a_damaged_file_is_never_an_answer() {
 async fn results_are_their_owners_alone_and_a_wrong_folder_is_refused_by_name() {
     let place = tempdir().unwrap();
     let folder = place.path().join("results");
-    ObjectResults::folder(&folder).unwrap();
+    drop(ObjectResults::folder(&folder).unwrap());
     assert_eq!(fs::metadata(&folder).unwrap().permissions().mode() & 0o777, 0o700);
+    let results = ObjectResults::folder(&folder).unwrap();
+    results.put("billing/ab/one", "a card number".into()).await.unwrap();
+    let mode = |path: &str| fs::metadata(folder.join(path)).unwrap().permissions().mode() & 0o777;
+    assert_eq!([mode("billing"), mode("billing/ab"), mode("billing/ab/one")], [0o700, 0o700, 0o600]);
     let missing = place.path().join("missing/results");
     let refused = ObjectResults::folder(&missing).unwrap_err().to_string();
     assert!(refused.contains("missing/results"), "{refused}");

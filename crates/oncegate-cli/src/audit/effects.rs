@@ -123,32 +123,64 @@ fn read_command(command: &str, column: &Column, each: &mut impl FnMut(&str) -> b
 }
 
 /// Calls `each` with the key of each line that is not empty, until it returns `false`. It keeps one field in memory,
-/// however long the lines are.
+/// however long the lines are. A line without a key gets a text that is none: its effect belongs to no message.
 fn read(mut input: impl BufRead, column: &Column, each: &mut impl FnMut(&str) -> bool) -> io::Result<()> {
     let mut fields = Fields::new(column);
     let mut field = [0; FIELD_BYTES];
     let (mut reader, mut kept) = (Reader::new(), 0);
+    let mut quotes = Quotes::default();
     loop {
         let available = input.fill_buf()?;
         let mut spill = [0; FIELD_BYTES];
         // What does not fit is read and dropped.
         let rest = field.get_mut(kept..).filter(|rest| !rest.is_empty()).unwrap_or(&mut spill);
         let (result, consumed, written) = reader.read_field(available, rest);
+        available.get(..consumed).unwrap_or_default().iter().for_each(|byte| quotes.take(*byte));
         input.consume(consumed);
         kept = (kept + written).min(FIELD_BYTES);
         match result {
             ReadFieldResult::InputEmpty | ReadFieldResult::OutputFull => {}
             ReadFieldResult::Field { record_end } => {
                 let text = String::from_utf8_lossy(field.get(..kept).unwrap_or_default());
-                if let Some(key) = fields.take(&text, record_end)
-                    && !each(key)
-                {
+                let key = fields.take(&text, record_end)?;
+                if key.is_some_and(|key| !each(&key)) {
                     return Ok(());
                 }
                 kept = 0;
             }
+            ReadFieldResult::End if quotes.are_open() => {
+                let text = "a quoted field does not end, so the lines after it were not read";
+                return Err(io::Error::new(io::ErrorKind::InvalidData, text));
+            }
             ReadFieldResult::End => return fields.finish(),
         }
+    }
+}
+
+/// Whether the reader is inside of a quoted field, which the CSV reader ends with the file in silence.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Quotes {
+    /// At the beginning of a field.
+    #[default]
+    Begin,
+    Plain,
+    Quoted,
+    /// After a quote in a quoted field: its end, or the first half of a quote that is meant.
+    Ended,
+}
+
+impl Quotes {
+    fn take(&mut self, byte: u8) {
+        *self = match (*self, byte) {
+            (Self::Quoted, b'"') => Self::Ended,
+            (Self::Quoted, _) | (Self::Begin | Self::Ended, b'"') => Self::Quoted,
+            (_, b',' | b'\n' | b'\r') => Self::Begin,
+            _ => Self::Plain,
+        };
+    }
+
+    fn are_open(self) -> bool {
+        self == Self::Quoted
     }
 }
 
@@ -160,26 +192,55 @@ struct Fields<'a> {
     /// Whether the line with the names is over.
     named: bool,
     number: usize,
+    /// The number of lines so far.
+    line: u64,
+    /// Whether this line has had its key.
+    has_key: bool,
 }
 
 impl<'a> Fields<'a> {
     fn new(column: &'a Column) -> Self {
         let is_first = matches!(column, Column::First);
-        Self { column, wanted: is_first.then_some(0), named: is_first, number: 0 }
+        Self { column, wanted: is_first.then_some(0), named: is_first, number: 0, line: 1, has_key: false }
     }
 
-    /// Takes the next field, and returns it if it is a key.
-    fn take<'f>(&mut self, field: &'f str, ends_line: bool) -> Option<&'f str> {
+    /// Takes the next field, and returns the key of the line if it is known now.
+    ///
+    /// # Errors
+    /// When the first line names the column twice.
+    fn take(&mut self, field: &str, ends_line: bool) -> io::Result<Option<String>> {
         let number = self.number;
         self.number = if ends_line { 0 } else { number + 1 };
-        if self.named {
-            return Some(field.trim()).filter(|key| self.wanted == Some(number) && !key.is_empty());
+        if !self.named {
+            self.find_column(field, number)?;
+            self.named = ends_line;
+            return Ok(None);
         }
-        if matches!(self.column, Column::Named(name) if name == field.trim_start_matches('\u{feff}').trim()) {
-            self.wanted.get_or_insert(number);
+        let key = Some(field.trim()).filter(|key| self.wanted == Some(number) && !key.is_empty());
+        let mut key = key.map(str::to_owned);
+        self.has_key |= key.is_some();
+        if ends_line {
+            self.line += 1;
+            if !std::mem::take(&mut self.has_key) && matches!(self.column, Column::Named(_)) {
+                key = Some(format!("(record {} of the effects has no key)", self.line));
+            }
         }
-        self.named = ends_line;
-        None
+        Ok(key)
+    }
+
+    /// Notes the column if this field of the first line is its name.
+    fn find_column(&mut self, field: &str, number: usize) -> io::Result<()> {
+        let Column::Named(name) = self.column else { return Ok(()) };
+        if name != field.trim_start_matches('\u{feff}').trim() {
+            return Ok(());
+        }
+        match self.wanted.replace(number) {
+            None => Ok(()),
+            Some(_) => {
+                let text = format!("its first line names the column {name:?} twice (--effects-column)");
+                Err(io::Error::new(io::ErrorKind::InvalidData, text))
+            }
+        }
     }
 
     fn finish(&self) -> io::Result<()> {
@@ -215,11 +276,26 @@ mod tests {
         );
         for buffer in [1, 7, 8_192] {
             let found = keys(&text, &Column::Named("key".to_owned()), buffer).unwrap();
-            assert_eq!(found, ["k1", "k2", "k3", "k5"], "with a buffer of {buffer}");
+            let short = "(record 5 of the effects has no key)";
+            assert_eq!(found, ["k1", "k2", "k3", short, "k5"], "with a buffer of {buffer}");
             assert_eq!(keys(&text, &Column::Named("id".to_owned()), buffer).unwrap().len(), 5);
         }
         let error = keys(&text, &Column::Named("none".to_owned()), 64).unwrap_err().to_string();
         assert!(error.contains("none") && !error.contains("note"), "{error}");
+    }
+
+    #[test]
+    fn nothing_is_left_out_in_silence() {
+        let named = Column::Named("key".to_owned());
+        for buffer in [1, 64] {
+            let found = keys("key,n\nk1,1\n,2\n \"\" ,3\n", &named, buffer).unwrap();
+            assert_eq!(found.len(), 3, "an effect without a key is one: {found:?}");
+            let open = keys("key,n\nk1,\"1\nk2,2\nk3,3\n", &named, buffer).unwrap_err().to_string();
+            assert!(open.contains("does not end"), "{open}");
+            let twice = keys("key,n,key\nk1,1,k2\n", &named, buffer).unwrap_err().to_string();
+            assert!(twice.contains("twice"), "{twice}");
+            assert_eq!(keys("key\n\"a \"\"b\"\"\"\n", &named, buffer).unwrap(), ["a \"b\""]);
+        }
     }
 
     #[test]

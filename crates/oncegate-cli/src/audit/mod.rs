@@ -239,6 +239,9 @@ impl AuditArgs {
         }
         let allowed = if self.passed(report) { ", which is allowed" } else { "" };
         match parts.is_empty() {
+            true if report.messages == 0 => {
+                "The window has no message, so nothing was compared: is it the right one?".to_owned()
+            }
             true => "Nothing was found.".to_owned(),
             false => format!("Of {} events: {}{allowed}.", grouped(report.events), parts.join(", ")),
         }

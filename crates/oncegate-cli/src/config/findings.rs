@@ -1,6 +1,7 @@
 //! The errors of a configuration, and how they are shown: with the line of the file and a caret.
 
 use std::fmt::Write as _;
+use std::ops::Range;
 
 use serde::Serialize;
 
@@ -32,7 +33,10 @@ pub(crate) struct Finding {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) column: Option<usize>,
     #[serde(skip)]
-    at: Option<std::ops::Range<usize>>,
+    at: Option<Range<usize>>,
+    /// The bytes of its line that hold the value that it is about.
+    #[serde(skip)]
+    shown: Option<Range<usize>>,
 }
 
 /// The findings so far, with the text that is needed to show them.
@@ -68,10 +72,15 @@ impl Findings {
             Some(Origin::Environment(name) | Origin::Flag(name)) => (Some(name.clone()), None),
         };
         self.push(text, severity, path, message.into(), origin, at);
+        if about == About::Value
+            && let Some(finding) = self.all.last_mut()
+        {
+            finding.shown = finding.at.as_ref().map(|at| within_line(text, at));
+        }
     }
 
     /// Adds the finding that the text is not TOML.
-    pub(super) fn add_broken(&mut self, text: &str, message: String, at: std::ops::Range<usize>) {
+    pub(super) fn add_broken(&mut self, text: &str, message: String, at: Range<usize>) {
         self.push(text, Severity::Error, &[], message, Some("file".to_owned()), Some(at));
     }
 
@@ -82,11 +91,20 @@ impl Findings {
         path: &[String],
         message: String,
         origin: Option<String>,
-        at: Option<std::ops::Range<usize>>,
+        at: Option<Range<usize>>,
     ) {
         let place = at.as_ref().map(|at| place(text, at.start));
         let (line, column) = (place.map(|(line, _)| line), place.map(|(_, column)| column));
-        self.all.push(Finding { severity, path: dotted(path), message, origin, line, column, at });
+        self.all.push(Finding {
+            severity,
+            path: dotted(path),
+            message,
+            origin,
+            line,
+            column,
+            at,
+            shown: None,
+        });
     }
 
     pub(super) fn spoil(&mut self, path: Path) {
@@ -126,7 +144,8 @@ impl Finding {
             return format!("{origin}{kind}: {whose}{}", self.message);
         };
         let mut out = format!("{file}:{line}:{column}: {kind}: {whose}{}\n", self.message);
-        let shown: String = redacted_line(text, line).chars().take(LINE_MOST).collect();
+        let whole = text.lines().nth(line - 1).unwrap_or_default();
+        let shown = redacted_line(whole, self.shown.clone()).chars().take(LINE_MOST).collect::<String>();
         let gutter = " ".repeat(line.to_string().len());
         let rest = shown.chars().count().saturating_sub(column - 1);
         let width = text.get(at.clone()).map_or(1, |what| what.lines().next().unwrap_or("").chars().count());
@@ -138,28 +157,51 @@ impl Finding {
     }
 }
 
-/// Masks the secrets of a line of the file. Its length stays the same, so that carets point to the right column.
-fn redacted_line(text: &str, line: usize) -> String {
-    let line = text.lines().nth(line - 1).unwrap_or_default();
-    let stars = |secret: &str| "*".repeat(secret.chars().count());
-    let lower = line.to_lowercase();
-    let secret = ["password", "secret", "token"].iter().any(|word| lower.contains(word));
-    if let Some((name, value)) = line.split_once('=')
-        && secret
-        && !lower.contains("file")
-        && !lower.contains("env")
-    {
-        let shape = |c: char| if c.is_whitespace() || "\"'{}[],".contains(c) { c } else { '*' };
-        return format!("{name}={}", value.chars().map(shape).collect::<String>());
-    }
-    match (line.find("://"), line.rfind('@')) {
-        (Some(scheme), Some(at)) if at > scheme + 3 => {
-            let (head, tail) =
-                (line.get(..scheme + 3).unwrap_or_default(), line.get(at..).unwrap_or_default());
-            format!("{head}{}{tail}", stars(line.get(scheme + 3..at).unwrap_or_default()))
+/// Masks what may be a secret in a line of the file. Its length stays the same, so that carets point to the right column.
+///
+/// Only a value that a finding is about is shown, `shown` in bytes of the line, unless the line speaks of a secret: beside a
+/// misspelled name may stand a password.
+fn redacted_line(line: &str, shown: Option<Range<usize>>) -> String {
+    let speaks_of_secrets = SECRETS.iter().any(|word| line.to_lowercase().contains(word));
+    let shown = shown.filter(|_| !speaks_of_secrets).unwrap_or_default();
+    let mut masked = String::with_capacity(line.len());
+    let mut is_value = !is_names(line);
+    let mut quote = None;
+    let end_of_login = line.rfind('@').unwrap_or_default();
+    for (at, c) in line.char_indices() {
+        match quote {
+            None if matches!(c, '"' | '\'') => quote = Some(c),
+            Some(open) if c == open => quote = None,
+            // The next name of an inline table.
+            None if matches!(c, ',' | '{') => is_value = !is_names(line.get(at + 1..).unwrap_or_default()),
+            None if c == '=' => is_value = true,
+            _ => {}
         }
-        _ => line.to_owned(),
+        let is_shape = c.is_whitespace() || "\"'{}[],=".contains(c);
+        let is_plain = shown.contains(&at) && (at >= end_of_login || !line.contains('@'));
+        masked.push(if !is_value || is_shape || is_plain { c } else { '*' });
     }
+    masked
+}
+
+/// Words of settings that hold secrets.
+const SECRETS: [&str; 8] =
+    ["password", "passphrase", "secret", "token", "jaas", "sasl.username", ".pem", "credential"];
+
+/// Whether this text begins with the name of a setting or of a table.
+fn is_names(text: &str) -> bool {
+    let text = text.trim_start();
+    let is_table = text.starts_with('[') && !text.contains('=');
+    let name = text.split_once('=').map(|(name, _)| name.trim());
+    let letters = |name: &str| name.chars().all(|c| c.is_alphanumeric() || "_-.\"' ".contains(c));
+    is_table || name.is_some_and(|name| !name.is_empty() && letters(name))
+}
+
+/// Bytes of the text, counted from the beginning of their line.
+fn within_line(text: &str, at: &Range<usize>) -> Range<usize> {
+    let before = text.get(..at.start.min(text.len())).unwrap_or_default();
+    let begins = before.rfind('\n').map_or(0, |end| end + 1);
+    at.start - begins..at.end - begins
 }
 
 /// Line and column of a byte, from 1; columns are characters.
@@ -182,15 +224,29 @@ mod tests {
 
     #[test]
     fn no_line_shows_a_password() {
-        let text = "url = \"redis://me:hunter2@cache\"\npassword = \"hunter2\"\npassword = { file = \"/x\" }\n\"sasl.password\" = 'hunter2'\n";
-        for line in 1..=4 {
-            let shown = redacted_line(text, line);
-            assert_eq!(shown.chars().count(), text.lines().nth(line - 1).unwrap().chars().count());
+        for (line, shown, expected) in [
+            (r#"url = "redis://me:hunter2@cache""#, Some(6..32), r#"url = "******************@cache""#),
+            (r#"password = "hunter2""#, Some(11..20), r#"password = "*******""#),
+            (r#""sasl.password" = 'hunter2'"#, Some(18..27), r#""sasl.password" = '*******'"#),
+            (r#"pasword = "hunter2""#, None, r#"pasword = "*******""#),
+            (r#"pasword = "hunter2"#, None, r#"pasword = "*******"#),
+            ("pasword hunter2", None, "******* *******"),
+            ("hunter2\"\"\"", None, "*******\"\"\""),
+            (
+                r#"a = { pasword = "hunter2", frm = "end" }"#,
+                None,
+                r#"a = { pasword = "*******", frm = "***" }"#,
+            ),
+            (
+                r#"a = { pasword = "hunter2", from = "ends" }"#,
+                Some(34..40),
+                r#"a = { pasword = "*******", from = "ends" }"#,
+            ),
+            (r#"lease = "30""#, Some(8..12), r#"lease = "30""#),
+            ("[consumer.billing]", None, "[consumer.billing]"),
+        ] {
+            assert_eq!(redacted_line(line, shown), expected, "{line}");
         }
-        assert!(!redacted_line(text, 1).contains("hunter2") && redacted_line(text, 1).contains("redis://"));
-        assert!(!redacted_line(text, 2).contains("hunter2"));
-        assert!(!redacted_line(text, 4).contains("hunter2"));
-        assert!(redacted_line(text, 3).contains("/x"));
     }
 
     #[test]

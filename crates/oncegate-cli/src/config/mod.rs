@@ -1,6 +1,6 @@
 //! One configuration: a file, the environment over it, and flags over both.
 //!
-//! `layers` merges them and records where each value came from, `shape` defines the settings, `values` parses values,
+//! `layers` merges them and records where each value came from, `paths` makes the paths of the file absolute, `shape` defines the settings, `values` parses values,
 //! `check` checks that they fit together, `findings` shows errors, and `table` makes the documentation's table, the
 //! JSON schema and the answer of `oncegate check --explain`.
 
@@ -9,6 +9,7 @@ mod defaults;
 mod findings;
 mod layers;
 mod outboxes;
+mod paths;
 pub(crate) mod shape;
 pub(crate) mod table;
 pub(crate) mod values;
@@ -69,8 +70,20 @@ pub(crate) fn load(
     secrets: Secrets,
 ) -> Result<Loaded, Problem> {
     let text = file.map(read_file).transpose()?.unwrap_or_default();
-    let name = file.map(|file| file.display().to_string()).unwrap_or_default();
-    Ok(Loaded::of(name, text, std::env::vars_os().filter_map(unicode), flags, secrets))
+    let source = Text {
+        name: file.map(|file| file.display().to_string()).unwrap_or_default(),
+        text,
+        folder: file.and_then(paths::folder),
+    };
+    Ok(Loaded::of(source, std::env::vars_os().filter_map(unicode), flags, secrets))
+}
+
+/// The text of a file of settings.
+struct Text {
+    name: String,
+    text: String,
+    /// The folder that relative paths begin in, if it is not the working directory.
+    folder: Option<std::path::PathBuf>,
 }
 
 fn unicode((name, value): (std::ffi::OsString, std::ffi::OsString)) -> Option<(String, String)> {
@@ -89,8 +102,7 @@ fn read_file(file: &FilePath) -> Result<String, Problem> {
 
 impl Loaded {
     fn of(
-        file: String,
-        text: String,
+        Text { name: file, text, folder }: Text,
         variables: impl IntoIterator<Item = (String, String)>,
         flags: impl FnOnce(&Layers) -> Vec<Setting>,
         secrets: Secrets,
@@ -103,6 +115,9 @@ impl Loaded {
         if findings.has_errors() {
             // Any further finding would only be a consequence.
             return Self { config: Config::default(), findings, layers, file, text };
+        }
+        if let Some(folder) = folder {
+            paths::resolve(&mut layers.table, &folder);
         }
         layers.add_environment(variables);
         for Setting { flag, path, value } in flags(&layers) {
@@ -168,7 +183,8 @@ fn read(layers: &mut Layers, text: &str, findings: &mut Findings) -> Config {
         if layers.reinterpret(&path) {
             continue;
         }
-        let message = error.inner().message();
+        let dotted_name = dotted_property(layers, &path);
+        let message = dotted_name.as_deref().unwrap_or_else(|| error.inner().message());
         let about = if message.starts_with("unknown field") { About::Name } else { About::Value };
         findings.add(layers, text, (Severity::Error, about), &path, in_words(message));
         if !layers.remove(&path) {
@@ -179,8 +195,30 @@ fn read(layers: &mut Layers, text: &str, findings: &mut Findings) -> Config {
     Config::default()
 }
 
-/// Adds the nearest known name to an "unknown" message; returns every other message unchanged.
+/// The message about a property of librdkafka whose name was written without quotes, so that its dots have made tables.
+fn dotted_property(layers: &Layers, path: &[String]) -> Option<String> {
+    let [.., table, first] = path else { return None };
+    let mut value = layers.value(path).filter(|_| table == "properties")?;
+    let mut name = first.clone();
+    while let Some((part, inner)) = value.as_table().and_then(|table| table.iter().next()) {
+        // A secret, of which something else is wrong.
+        if matches!(part.as_str(), "file" | "env") {
+            return None;
+        }
+        name = format!("{name}.{part}");
+        value = inner;
+    }
+    (name != *first).then(|| format!("the name has dots, so it needs quotes: \"{name}\" = …"))
+}
+
+/// Adds the nearest known name to an "unknown" message, and takes the text out of one about its type: a URL with a password
+/// may stand in the wrong place.
 fn in_words(message: &str) -> String {
+    if message.starts_with("invalid type: string")
+        && let Some((_, expected)) = message.rsplit_once(", expected ")
+    {
+        return format!("text where {expected} is expected");
+    }
     let kinds = [("unknown field ", "setting"), ("unknown variant ", "choice")];
     let Some((prefix, kind)) = kinds.into_iter().find(|(prefix, _)| message.starts_with(prefix)) else {
         return message.to_owned();

@@ -206,6 +206,8 @@ pub(crate) struct Kafka {
     /// The consumer group.
     #[schemars(extend("default" = "the consumer's name"))]
     pub(crate) group: Option<String>,
+    /// The static member of the group that this process is, another one for each process (`group.instance.id`).
+    pub(crate) static_member: Option<String>,
     /// Where a group without committed offsets starts: `beginning` or `end`.
     #[schemars(extend("default" = "beginning"))]
     pub(crate) from: Option<StartAt>,

@@ -190,10 +190,19 @@ fn shown(row: &SettingRow, value: &Value) -> String {
         Value::Table(properties) if row.path.last().is_some_and(|last| last == "properties") => {
             let property = |(name, value): (&String, &Value)| match value {
                 Value::String(_) if Property::is_secret(name) => format!("\"{name}\" = ***"),
-                value => format!("\"{name}\" = {value}"),
+                value => format!("\"{name}\" = {}", without_logins(value)),
             };
             format!("{{ {} }}", properties.iter().map(property).collect::<Vec<_>>().join(", "))
         }
-        value => value.to_string().trim_end().replace('\n', " "),
+        value => without_logins(value).to_string().trim_end().replace('\n', " "),
+    }
+}
+
+/// The same value with no login in any of its URLs.
+fn without_logins(value: &Value) -> Value {
+    match value {
+        Value::String(text) => Value::String(crate::store::redacted(text)),
+        Value::Array(values) => Value::Array(values.iter().map(without_logins).collect()),
+        other => other.clone(),
     }
 }

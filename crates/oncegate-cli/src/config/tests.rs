@@ -30,7 +30,8 @@ dead_letters = { kafka = "orders.dead" }
 
 fn loaded(text: &str, variables: &[(&str, &str)], flags: Vec<Setting>, secrets: Secrets) -> Loaded {
     let variables = variables.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
-    Loaded::of("oncegate.toml".to_owned(), text.to_owned(), variables, |_| flags, secrets)
+    let text = Text { name: "oncegate.toml".to_owned(), text: text.to_owned(), folder: None };
+    Loaded::of(text, variables, |_| flags, secrets)
 }
 
 fn of(text: &str) -> Loaded {
@@ -74,12 +75,42 @@ fn all_mistakes_are_found_at_once_by_line_with_a_caret() {
     assert_eq!(lines, [8, 9, 10, 17, 19].map(Some), "{}", loaded.render());
     let shown = loaded.render();
     let expected = "oncegate.toml:8:1: error: defaults.leese: `leese` is no setting; did you mean `lease`?\n\
-                    \x20 |\n8 | leese = \"30s\"\n  | ^^^^^";
+                    \x20 |\n8 | leese = \"***\"\n  | ^^^^^";
     assert!(shown.starts_with(expected), "{shown}");
     assert!(shown.contains("9 | retention = 7\n  |             ^"), "{shown}");
     assert!(shown.contains("with its unit, as \"30s\""), "{shown}");
     assert!(shown.contains("`decmal` is no normaliser"), "{shown}");
     assert!(shown.contains("did you mean `refuse`?"), "{shown}");
+}
+
+#[test]
+fn a_secret_in_the_wrong_place_is_not_shown() {
+    for (line, other) in [
+        ("password = { file = \"/run/secrets/redis\" }", "pasword = \"hunter2\""),
+        ("password = { file = \"/run/secrets/redis\" }", "password = \"hunter2"),
+        ("durability = { replicas = 1, timeout = \"200ms\" }", "durability = \"redis://:hunter2@cache\""),
+        ("\"redis://cache:6379\"", "\" redis://user:hunter2@cache\""),
+        ("\"redis://cache:6379\"", "\"user:hunter2@cache:6379\""),
+        ("\"b:9092\"", "\"billing:hunter2@b:9092\""),
+    ] {
+        let shown = of(&changed(line, other));
+        assert!(shown.findings.has_errors(), "{other}");
+        assert!(!shown.render().contains("hunter2"), "{}", shown.render());
+        assert!(!format!("{:?}", shown.explain()).contains("hunter2"), "{other}");
+    }
+}
+
+#[test]
+fn properties_that_would_fail_later_are_found_here() {
+    let properties = |given: &str| changed("\"security.protocol\" = \"SSL\"", given);
+    says(&properties("security.protocol = \"SSL\""), Some(16), "quotes: \"security.protocol\"");
+    says(&properties("ssl.ca.location = \"/ca.pem\""), Some(16), "quotes: \"ssl.ca.location\"");
+    says(&properties("\"sasl.jaas.config\" = \"x\""), Some(16), "sasl.username and sasl.password");
+    says(&properties("\"max.poll.records\" = 500"), Some(16), "in_flight_messages");
+    says(&properties("\"compression.type\" = \"gzip\""), Some(16), "no effect");
+    says(&properties("\"group.instance.id\" = \"billing-0\""), Some(16), "static_member");
+    let fine = changed("topics = [\"orders\"]", "topics = [\"orders\"], static_member = \"billing-0\"");
+    assert!(of(&fine).findings.all.is_empty(), "{}", of(&fine).render());
 }
 
 #[test]

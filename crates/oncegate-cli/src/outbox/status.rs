@@ -15,7 +15,8 @@ const SCHEMA: &str = "oncegate.outbox_status/1";
 
 /// Show how many messages of an outbox wait, since when, and whether a relay leads
 ///
-/// Exit code 1: a message has waited for longer than --older-than.
+/// Exit code 1: a message has waited for longer than --older-than, or nothing is known of such an outbox: no message is in it,
+/// and no relay leads it.
 #[derive(Debug, clap::Args)]
 pub(crate) struct StatusArgs {
     #[command(flatten)]
@@ -70,6 +71,13 @@ pub(super) async fn run(args: &StatusArgs) -> Result<Exit, Problem> {
         table.text("a relay leads", if led { "yes" } else { "no" });
         output::answer(&table.render())?;
     }
+    let is_unknown = unsent == 0 && sent == 0 && !led;
+    if is_unknown {
+        eprintln!(
+            "oncegate: nothing is known of an outbox {:?} here: it has no message, and no relay leads it; is it the right name?",
+            args.outbox
+        );
+    }
     let is_late = args.older_than.is_some_and(|limit| oldest_unsent.is_some_and(|age| age > limit));
-    Ok(if is_late { Exit::No } else { Exit::Yes })
+    Ok(if is_late || is_unknown { Exit::No } else { Exit::Yes })
 }

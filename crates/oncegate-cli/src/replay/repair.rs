@@ -18,6 +18,7 @@ use tracing::warn;
 
 use super::missing::{DeliveryCounts, Missing, ReplayLimits};
 use super::{ReplayArgs, examine};
+use crate::args;
 use crate::change::{ChangeArgs, Written};
 use crate::examined::Examined;
 use crate::exit::{Exit, Problem, not_opened};
@@ -53,7 +54,7 @@ pub(crate) struct RepairArgs {
     yes: bool,
 
     /// Why it is done, for the journal
-    #[arg(long, value_name = "TEXT", requires = "run")]
+    #[arg(long, value_name = "TEXT", requires = "run", value_parser = args::reason)]
     why: Option<String>,
 
     /// The journal, one JSON object per line: when, who, why and what [default: oncegate/journal.jsonl in
@@ -176,7 +177,10 @@ async fn plan(args: &ReplayArgs) -> Result<Option<Planned>, Problem> {
         output::answer(&dry_run)?;
     }
     if missing == 0 {
-        eprintln!("oncegate: nothing is missing, so nothing is run");
+        eprintln!(
+            "oncegate: nothing without a record, so nothing is run{}",
+            args.repair.overdue_hint(&report)
+        );
         if args.answer.json {
             output::answer_json(&RepairDocument::nothing(&examined, &report))?;
         }
@@ -327,6 +331,18 @@ impl RepairArgs {
 
     fn missing(&self, report: &ReplayReport) -> u64 {
         if self.overdue { report.would_run_again } else { report.without_record }
+    }
+
+    /// What to say of messages that a run without --overdue leaves alone, such as those of a replay that was killed.
+    fn overdue_hint(&self, report: &ReplayReport) -> String {
+        match report.would_run_again.saturating_sub(report.without_record) {
+            0 => String::new(),
+            _ if self.overdue => String::new(),
+            overdue => format!(
+                "; {} messages are overdue, because an attempt ended without an outcome: add --overdue to run them",
+                grouped(overdue)
+            ),
+        }
     }
 
     fn change(&self) -> ChangeArgs {

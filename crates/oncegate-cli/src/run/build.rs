@@ -138,6 +138,9 @@ fn kafka_source(name: &str, kafka: &shape::Kafka) -> Result<KafkaSource, String>
     let names = |names: &Option<crate::config::values::Names>| names.clone().unwrap_or_default().0;
     let group = kafka.group.clone().unwrap_or_else(|| name.to_owned());
     let mut source = KafkaSource::new(names(&kafka.brokers).join(","), group, names(&kafka.topics));
+    if let Some(member) = &kafka.static_member {
+        source = source.static_member(member);
+    }
     if let Some(Time(interval)) = kafka.commit_interval {
         source = source.commit_interval(interval);
     }

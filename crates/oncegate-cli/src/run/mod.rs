@@ -72,7 +72,7 @@ pub(crate) use worker::{BeforeRun, Limited, Worker};
 /// With --source stdin it ends by itself at the end of standard input; exit code 130 when lines are unfinished.
 #[derive(Debug, clap::Args)]
 pub(crate) struct RunArgs {
-    /// The configuration
+    /// The configuration [default: oncegate.toml in the working directory, if there are no flags with settings]
     #[arg(long = "config", value_name = "FILE", env = "ONCEGATE_CONFIG")]
     config: Option<PathBuf>,
 
@@ -88,6 +88,9 @@ pub(crate) struct RunArgs {
     flags: flags::Flags,
 }
 
+/// The configuration of a run without settings.
+const BESIDE: &str = "oncegate.toml";
+
 /// A consumer, its worker, and what must be stopped after it.
 struct Assembled {
     name: String,
@@ -102,8 +105,13 @@ struct Assembled {
 
 pub(crate) async fn run(args: &RunArgs) -> Result<Exit, Problem> {
     let secrets = if args.strict { Secrets::MustBeElsewhere } else { Secrets::MayBeLiteral };
+    let beside = args.config.is_none() && args.flags.settings(&[]).is_empty();
+    let beside = beside.then(|| PathBuf::from(BESIDE)).filter(|file| file.is_file());
+    if beside.is_some() {
+        info!("settings come from {BESIDE} in the working directory");
+    }
     let loaded = config::load(
-        args.config.as_deref(),
+        args.config.as_deref().or(beside.as_deref()),
         |layers| args.flags.settings(&layers.names("consumer")),
         secrets,
     )?;

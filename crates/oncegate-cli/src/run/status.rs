@@ -13,7 +13,7 @@ pub(crate) const OFF: &str = "off";
 
 /// A running status page.
 #[derive(Debug)]
-pub(crate) struct Served(Option<JoinHandle<std::io::Result<()>>>);
+pub(crate) struct Served(Option<JoinHandle<()>>);
 
 impl Served {
     /// Starts to serve the page, at `unset` or else the usual address unless the settings name one.
@@ -40,9 +40,10 @@ impl Served {
         info!(%address, "the status page is served");
         // The name to listen at is one of the page, too.
         let hosts = listen.rsplit_once(':').map(|(host, _)| host.to_owned());
-        let hosts = hosts.into_iter().chain(status.hosts.clone().unwrap_or_default().0);
-        let serving = axum::serve(listener, telemetry.router_for(hosts));
-        Ok(Self(Some(tokio::spawn(async move { serving.await }))))
+        let hosts: Vec<String> =
+            hosts.into_iter().chain(status.hosts.clone().unwrap_or_default().0).collect();
+        let telemetry = telemetry.clone();
+        Ok(Self(Some(tokio::spawn(async move { telemetry.serve(listener, hosts).await }))))
     }
 
     /// Stops serving, without waiting for slow readers.

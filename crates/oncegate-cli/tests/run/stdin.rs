@@ -109,6 +109,46 @@ fn order(id: &str) -> String {
 }
 
 // invariant: line-of-standard-input
+/// The settings of a run, beside which its records are.
+const SETTINGS: &str = r#"
+[store]
+url = "sqlite:once.db"
+[consumer.billing]
+source = { stdin = {} }
+key = "order_id"
+handler = { command = "cat" }
+dead_letters = { file = "dead.jsonl" }
+"#;
+
+#[tokio::test]
+async fn records_are_beside_the_settings_in_any_folder() {
+    let feed = Feed::of(&[r#"{"order_id":"A-1"}"#, "no JSON"]);
+    std::fs::write(feed.path("oncegate.toml"), SETTINGS).unwrap();
+    let other = tempfile::tempdir().unwrap();
+    let mut answers = Vec::new();
+    for (folder, config) in
+        [(feed.dir.path(), PathBuf::from("oncegate.toml")), (other.path(), feed.path("oncegate.toml"))]
+    {
+        let mut command = process::bound_to_parent(env!("CARGO_BIN_EXE_oncegate"), "KILL");
+        command.args(["run", "--json", "--config"]).arg(config).current_dir(folder);
+        command.stdin(File::open(feed.path("input")).unwrap());
+        command.stdout(File::create(feed.path("out")).unwrap());
+        command.stderr(File::create(feed.path("err")).unwrap());
+        let ended = feed.end(Process::spawn("oncegate run", command)).await;
+        assert_eq!(ended.code, Some(0), "{ended:?}");
+        answers.push(ended);
+    }
+    let completed = |ended: &Ended| {
+        serde_json::from_str::<Value>(&ended.out).unwrap()["consumers"][0]["duplicates"].clone()
+    };
+    assert_eq!((completed(&answers[0]), completed(&answers[1])), (json!(0), json!(1)), "{answers:?}");
+    let path = feed.path("once.db").display().to_string();
+    let made = |ended: &Ended| ended.err.lines().any(|line| line.contains("WARN") && line.contains(&path));
+    assert!(made(&answers[0]) && !made(&answers[1]), "{answers:?}");
+    assert!(answers[1].err.contains(&path), "the log names the store: {answers:?}");
+    assert_eq!(std::fs::read_dir(other.path()).unwrap().count(), 0, "no file is made elsewhere");
+}
+
 #[tokio::test]
 async fn an_order_in_three_spellings_is_charged_once_and_again_never() {
     let feed = Feed::of(&[

@@ -132,10 +132,26 @@ pub(crate) fn check(properties: &[Property]) -> Result<(), SourceError> {
     }
 }
 
+/// Takes the properties about tokens out of a client's configuration.
+pub(crate) fn remove(config: &mut ClientConfig) {
+    let is_ours = |name: &&&str| name.starts_with(PREFIX) || **name == AUTHORITIES;
+    let ours: Vec<String> =
+        config.config_map().keys().filter(is_ours).map(|name| (*name).to_owned()).collect();
+    for name in &ours {
+        config.remove(name);
+    }
+}
+
 /// The client's secret must not travel to another machine in plain text. A URL from a file is checked when it is used.
 fn check_endpoint(url: &str) -> Result<(), SourceError> {
     let (scheme, rest) = url.split_once("://").unwrap_or(("", url));
-    let host = rest.split(['/', '?']).next().unwrap_or_default();
+    let host = rest.split(['/', '?', '#', '\\']).next().unwrap_or_default();
+    if host.contains('@') {
+        // The host is what follows it, and what precedes it would be a part of errors.
+        return Err(SourceError::new(format!(
+            "the property {ENDPOINT} contains a user or a password: set {CLIENT_ID} and {CLIENT_SECRET} instead"
+        )));
+    }
     let host = host.rsplit_once(':').map_or(host, |(host, _)| host).trim_matches(['[', ']']);
     let is_here = || host == "localhost" || host.parse::<std::net::IpAddr>().is_ok_and(|ip| ip.is_loopback());
     match scheme {
@@ -162,10 +178,7 @@ impl Tokens {
         };
         let properties: Vec<Property> = names.into_iter().map(value).collect();
         check(&properties)?;
-        let about_tokens = |name: &str| name.starts_with(PREFIX) || name == AUTHORITIES;
-        for (name, _) in properties.iter().filter(|(name, _)| about_tokens(name)) {
-            config.remove(name);
-        }
+        remove(config);
         if !are_used(&properties) {
             return Ok(None);
         }
@@ -281,9 +294,14 @@ mod tests {
                 ("http://[::1]:8080/token", true),
                 ("http://id.example.org/token", false),
                 ("ftp://id.example.org", false),
+                ("http://localhost:80@id.example.org/token", false),
+                ("https://billing:hush@id.example.org/token", false),
+                ("http://localhost#@id.example.org/token", true),
             ] {
                 let given = [all[0], (ENDPOINT, url), all[2], all[3]];
-                assert_eq!(check(&properties(&given)).is_ok(), is_right, "{url}");
+                let checked = check(&properties(&given));
+                assert_eq!(checked.is_ok(), is_right, "{url}");
+                assert!(!checked.is_err_and(|error| error.to_string().contains("hush")), "{url}");
             }
         } else {
             assert!(refusal(&[(METHOD, "oidc")]).contains("kafka-oauth"));

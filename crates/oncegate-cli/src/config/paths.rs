@@ -1,0 +1,109 @@
+//! Relative paths in a file of settings are relative to the folder of that file: a service that is started from another
+//! folder must not find, or make, other files.
+
+use std::path::{self, Path, PathBuf};
+
+use toml::{Table, Value};
+
+/// Settings that are paths, wherever they stand. Secrets and dead letters in a file are both `file`.
+const PATHS: [&str; 6] = ["file", "journal", "large_results", "tls_certificate", "tls_key", "tls_root"];
+
+/// Properties of librdkafka that are paths.
+const PROPERTIES: [&str; 6] = [
+    "https.ca.location",
+    "ssl.ca.location",
+    "ssl.certificate.location",
+    "ssl.crl.location",
+    "ssl.key.location",
+    "ssl.keystore.location",
+];
+
+/// The value of `ssl.ca.location` for which librdkafka looks in the usual places.
+const PROBE: &str = "probe";
+
+/// The table whose names are not those of settings.
+const TOPICS: &str = "retry_topics";
+
+/// The folder that relative paths in `file` begin in. `None` for a pipe, which is in none.
+pub(super) fn folder(file: &Path) -> Option<PathBuf> {
+    let is_file = std::fs::metadata(file).is_ok_and(|facts| facts.is_file());
+    path::absolute(file).ok().filter(|_| is_file)?.parent().map(Path::to_owned)
+}
+
+/// Makes the relative paths in this table absolute.
+pub(super) fn resolve(table: &mut Table, folder: &Path) {
+    for (name, value) in table {
+        match value {
+            Value::String(text) if PATHS.contains(&name.as_str()) => *text = within(folder, text),
+            Value::String(text) if PROPERTIES.contains(&name.as_str()) && text != PROBE => {
+                *text = within(folder, text);
+            }
+            // Its names are those of topics.
+            Value::Table(_) if name == TOPICS => {}
+            Value::Table(inner) => {
+                if name == "store"
+                    && let Some(Value::String(url)) = inner.get_mut("url")
+                    && let Some(file) = crate::store::file_of(url)
+                {
+                    *url = format!("sqlite:{}", within(folder, &file.to_string_lossy()));
+                }
+                resolve(inner, folder);
+            }
+            _ => {}
+        }
+    }
+}
+
+fn within(folder: &Path, path: &str) -> String {
+    if path.is_empty() { String::new() } else { folder.join(path).to_string_lossy().into_owned() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_are_those_beside_the_file() {
+        let text = r#"
+            [store]
+            url = "sqlite:once.db"
+            password = { file = "secret" }
+            journal = true
+            [consumer.billing]
+            journal = "journal.jsonl"
+            large_results = "/var/results"
+            handler = { http = "unix:/run/worker", token = { env = "file" } }
+            dead_letters = { file = "../dead.jsonl" }
+            [consumer.billing.source.kafka]
+            retry_topics = { journal = "30s" }
+            [consumer.billing.source.kafka.properties]
+            "ssl.ca.location" = "probe"
+            "ssl.key.location" = "key.pem"
+            "sasl.password" = { file = "sasl" }
+        "#;
+        let mut table: Table = toml::from_str(text).unwrap();
+        resolve(&mut table, Path::new("/etc/oncegate"));
+        let shown = table.to_string();
+        for expected in [
+            r#"url = "sqlite:/etc/oncegate/once.db""#,
+            r#"file = "/etc/oncegate/secret""#,
+            "journal = true",
+            r#"journal = "30s""#,
+            r#"journal = "/etc/oncegate/journal.jsonl""#,
+            r#"large_results = "/var/results""#,
+            r#"http = "unix:/run/worker""#,
+            r#"env = "file""#,
+            r#"file = "/etc/oncegate/../dead.jsonl""#,
+            r#""ssl.ca.location" = "probe""#,
+            r#""ssl.key.location" = "/etc/oncegate/key.pem""#,
+            r#"file = "/etc/oncegate/sasl""#,
+        ] {
+            assert!(shown.contains(expected), "{expected}: {shown}");
+        }
+        for url in ["redis://cache:6379", "127.0.0.1:6379", "sqlite:/var/once.db"] {
+            let mut table: Table = toml::from_str(&format!("[store]\nurl = {url:?}")).unwrap();
+            resolve(&mut table, Path::new("/etc"));
+            assert_eq!(table["store"]["url"].as_str(), Some(url));
+        }
+    }
+}
