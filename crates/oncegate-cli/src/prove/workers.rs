@@ -51,7 +51,8 @@ impl Workers {
 fn with_variable(program: &Program, name: &str, value: &str) -> Program {
     let variable = format!("{name}={value}");
     match program {
-        Program::Shell(text) => Program::Shell(format!("env {} {text}", quoted(&variable))),
+        // For the whole text, which may be more than one command.
+        Program::Shell(text) => Program::Shell(format!("export {}\n{text}", quoted(&variable))),
         Program::Words(words) => {
             Program::Words(["env".to_owned(), variable].into_iter().chain(words.iter().cloned()).collect())
         }

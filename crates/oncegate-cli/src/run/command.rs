@@ -9,7 +9,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::process::Command;
 
 use super::exec::log;
-use super::process::{self, Process};
+use super::process::{self, Leftovers, Process};
 use super::worker::{AttemptInfo, Call, Reply, Work};
 use super::{attributes, origin};
 use crate::config::values::Program;
@@ -38,19 +38,24 @@ impl Commands {
             return Reply::not_run("the run was cancelled before the command was started");
         }
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let (mut process, (mut stdin, stdout, stderr)) = match Process::start(command).await {
-            Ok(started) => started,
-            // It would not fit in the next attempt either.
-            Err(error) if error.kind() == ErrorKind::ArgumentListTooLong => {
-                let reason = "the message's headers are larger than an environment may be".to_owned();
-                return Reply::DeadLetter { reason };
-            }
-            Err(error) => return Reply::not_run(format!("the command cannot be started: {error}")),
-        };
+        let (mut process, (mut stdin, stdout, stderr)) =
+            match Process::start(command, Leftovers::KilledUnlessDone).await {
+                Ok(started) => started,
+                // It would not fit in the next attempt either.
+                Err(error) if error.kind() == ErrorKind::ArgumentListTooLong => {
+                    let reason = "the message's headers are larger than an environment may be".to_owned();
+                    return Reply::DeadLetter { reason };
+                }
+                Err(error) => return Reply::not_run(format!("the command cannot be started: {error}")),
+            };
         let payload = message.payload_bytes().unwrap_or_default();
-        // A program does not have to read its input.
+        let ended = process.ended();
+        // A program does not have to read its input, and what it leaves behind may hold it.
         let feed = async move {
-            drop(stdin.write_all(&payload).await);
+            tokio::select! {
+                _ = stdin.write_all(&payload) => {}
+                () = ended => {}
+            }
         };
         let mut result = Vec::new();
         let most = self.result_max_bytes as u64;

@@ -23,7 +23,7 @@ use tracing::{info, warn};
 
 use super::batches::BatchReply;
 use super::lines::{Line, Ready, ReadyType, Said, parse, read_lines, write_lines};
-use super::process::{self, Process, Streams};
+use super::process::{self, Leftovers, Process, Streams};
 use super::session::{REMINDER, Session};
 use super::worker::{AttemptInfo, Call, Reply};
 use crate::config::values::Program;
@@ -224,7 +224,7 @@ impl Slot {
         let mut command = process::command(&self.program);
         command.env("ONCEGATE_WORKER", self.number.to_string());
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        Process::start(command).await
+        Process::start(command, Leftovers::Killed).await
     }
 
     /// Runs one process until it ends, and returns why it ended.

@@ -12,7 +12,7 @@ use super::super::exec::{END_GRACE, TERM_GRACE, log};
 use super::super::lines::{
     HandleLine, Line, Outgoing, Ready, ReadyType, Said, parse, read_lines, write_lines,
 };
-use super::super::process::{self, Process};
+use super::super::process::{self, Leftovers, Process};
 use super::super::worker::{AttemptInfo, Reply};
 use super::LEASE;
 use crate::config::values::Program;
@@ -163,7 +163,7 @@ impl Running {
         let mut command = process::command(program);
         command.env("ONCEGATE_WORKER", "1");
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let started = Process::start(command).await;
+        let started = Process::start(command, Leftovers::Killed).await;
         let (process, (stdin, stdout, stderr)) =
             started.map_err(|error| format!("it cannot be started: {error}"))?;
         let mut streams = JoinSet::new();
