@@ -331,7 +331,11 @@ impl Slot {
                 },
                 job = next, if below_limit => match job {
                     Some(job) => session.give(job),
-                    None => Err("it has nothing more to do".to_owned()),
+                    // The consumer has ended, and the stop follows.
+                    None => {
+                        self.stop.cancelled().await;
+                        Err(STOPPED.to_owned())
+                    }
                 },
             };
             if let Err(why) = gone_on {

@@ -50,7 +50,7 @@ use crate::config::shape;
 use crate::config::values::{Size, Time};
 use crate::config::{self, Loaded, Secrets};
 use crate::exit::{Exit, Problem, dead_letters_not_opened, not_opened};
-use crate::store;
+use crate::{signals, store};
 use build::AnySource;
 use exec::Crew;
 use start::Servers;
@@ -68,8 +68,8 @@ pub(crate) use worker::{BeforeRun, Limited, Worker};
 /// started for each message (--handler-command). docs/RUN.md describes its input and what its answers mean.
 ///
 /// Settings come from a file, from variables such as ONCEGATE_CONSUMER__BILLING__LEASE over it, and from flags over
-/// both. For one consumer the flags are enough. SIGTERM lets running work end; a second signal does not wait for it.
-/// With --source stdin it ends by itself at the end of standard input; exit code 130 when lines are unfinished.
+/// both. For one consumer the flags are enough. SIGTERM lets running work end; a second signal, a second
+/// later, does not wait for it. With --source stdin it ends by itself at the end of standard input; exit code 130 when lines are unfinished.
 #[derive(Debug, clap::Args)]
 pub(crate) struct RunArgs {
     /// The configuration
@@ -122,7 +122,7 @@ pub(crate) async fn run(args: &RunArgs) -> Result<Exit, Problem> {
     until_ended(consuming, &stop).await.map(|()| Exit::Yes)
 }
 
-/// Resolves at the first signal, which lets running work end; the second signal does not wait for it.
+/// Lets running work end at the first signal; another one, a second or more later, does not wait for it.
 pub(crate) async fn until_ended(
     consuming: impl Future<Output = Result<(), Problem>> + Send,
     stop: &CancellationToken,
@@ -131,24 +131,28 @@ pub(crate) async fn until_ended(
     tokio::select! {
         biased;
         ended = &mut consuming => return ended,
-        () = oncegate::shutdown_signal() => {}
+        () = signals::stop() => {}
     }
-    info!("stopping: running work may end; another signal does not wait for it");
+    info!("stopping: running work may end; another signal, a second from now, does not wait for it");
     stop.cancel();
     tokio::select! {
         biased;
         ended = consuming => ended,
-        () = oncegate::shutdown_signal() => Err(Problem::new(Exit::Interrupted, "interrupted while stopping")),
+        () = signals::at_once() => Err(Problem::new(Exit::Interrupted, "interrupted while stopping")),
     }
 }
 
 async fn consume_all(loaded: &Loaded, stop: &CancellationToken, json: bool) -> Result<(), Problem> {
     let telemetry = Telemetry::prometheus().map_err(|error| Problem::new(Exit::Bug, error.to_string()))?;
-    let (mut assembled, mut accounts) = (Vec::new(), Vec::new());
+    let mut assembled: Vec<Assembled> = Vec::new();
+    let mut accounts = Vec::new();
     for (name, settings) in loaded.consumers() {
         let mut ready = tokio::select! {
             biased;
-            () = stop.cancelled() => return stopped_early(loaded),
+            () = stop.cancelled() => {
+                dismiss(assembled.into_iter().filter_map(|ready| ready.foreman).collect()).await;
+                return stopped_early(loaded);
+            }
             ready = assemble(loaded, name, &settings, None) => ready.map_err(|problem| problem.of(name))?,
         };
         ready.consumer = telemetry.watch(ready.consumer);

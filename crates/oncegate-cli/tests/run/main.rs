@@ -24,6 +24,7 @@ mod raw;
 mod repair;
 mod request;
 mod retries;
+mod signals;
 mod start;
 mod stdin;
 mod stop;

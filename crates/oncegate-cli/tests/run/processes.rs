@@ -77,6 +77,23 @@ for line in sys.stdin:
     assert_eq!((ended.code, feed.ledger().len()), (Some(0), 3), "{ended:?}");
 }
 
+/// A worker whose input ends is done by itself, and not replaced.
+#[tokio::test]
+async fn the_end_of_a_run_is_no_restart_of_its_worker() {
+    let feed = three_orders();
+    let worker = r#"
+import json, sys
+print(json.dumps({"type": "ready", "v": 1}), flush=True)
+for line in sys.stdin:
+    print(json.dumps({"id": json.loads(line)["id"], "outcome": "complete"}), flush=True)
+open("ledger", "a").write("ended by itself\n")
+"#;
+    std::fs::write(feed.path("worker.py"), worker).unwrap();
+    let ended = feed.run(&["--handler-exec", "python3 worker.py"]).await;
+    assert_eq!((ended.code, feed.ledger()), (Some(0), vec!["ended by itself".to_owned()]), "{ended:?}");
+    assert!(!ended.err.contains("has ended"), "{}", ended.err);
+}
+
 /// The timeout reaches every process of a text, before the next attempt begins.
 #[tokio::test]
 async fn a_timeout_ends_what_a_text_has_started() {

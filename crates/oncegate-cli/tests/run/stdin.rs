@@ -60,7 +60,11 @@ impl Feed {
     }
 
     pub(super) fn start(&self, stdin: impl Into<Stdio>, flags: &[&str]) -> Process {
-        let mut command = process::bound_to_parent(program(), "KILL");
+        self.start_by(process::bound_to_parent(program(), "KILL"), stdin, flags)
+    }
+
+    /// Starts by this command, whose last argument is the program.
+    pub(super) fn start_by(&self, mut command: Command, stdin: impl Into<Stdio>, flags: &[&str]) -> Process {
         for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("ONCEGATE_")) {
             command.env_remove(name);
         }
