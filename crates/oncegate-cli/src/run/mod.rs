@@ -3,7 +3,8 @@
 //! `flags` has the settings of the command line, `build` builds the library's parts from a configuration, `worker`
 //! turns a worker into a handler, and `batches` into one for batches. Workers are called by `http` (`wire`, `tls`,
 //! `request`, `answer`), by JSON lines (`exec`,
-//! `session`, `lines`), or are started for each message (`command`). `process` starts and ends their processes.
+//! `session`, `lines`), or are started for each message (`command`). `process` starts and ends their processes, `program` looks for
+//! their files, and `report` has what they do.
 //! `start` has what a consumer needs before it starts: its store, its topics or queues, and its worker. `stdin` is the
 //! source that needs no broker, with its dead letters (`dead_letter_file`) and its answer (`summary`).
 
@@ -20,6 +21,8 @@ pub(crate) mod http;
 mod lines;
 mod origin;
 pub(crate) mod process;
+pub(crate) mod program;
+mod report;
 mod request;
 mod session;
 mod start;
@@ -59,6 +62,8 @@ use stdin::Input;
 use summary::Account;
 
 pub(crate) use exec::Foreman;
+pub(crate) use process::Runnable;
+pub(crate) use report::Report;
 pub(crate) use start::until_ready;
 pub(crate) use worker::{BeforeRun, Limited, Worker};
 
@@ -96,6 +101,9 @@ struct Assembled {
     input: Option<Input>,
     consumer: Consumer,
     worker: Arc<Worker>,
+    report: Report,
+    /// How long the worker may end before it is ready.
+    patience: Duration,
     concurrency: u32,
     foreman: Option<Foreman>,
 }
@@ -202,10 +210,10 @@ fn stopped_early(loaded: &Loaded) -> Result<(), Problem> {
 
 /// Consumes until the stop, once the servers and the worker are ready.
 async fn consume(ready: Assembled, stop: &CancellationToken) -> Result<(), Problem> {
-    let Assembled { name, servers, consumer, worker, concurrency, .. } = ready;
+    let Assembled { name, servers, consumer, worker, report, patience, concurrency, .. } = ready;
     let ready = async {
         servers.check(&name).await?;
-        Ok::<u32, Problem>(start::until_ready(&name, &worker).await)
+        start::until_ready(&name, &worker, &report, patience).await
     };
     let room = tokio::select! {
         biased;
@@ -310,8 +318,11 @@ async fn assemble(
             .max_large_result
             .map_or(Gate::DEFAULT_MAX_LARGE_RESULT_BYTES, |Size(bytes)| bytes),
         in_batches: settings.batch.is_some(),
+        hidden: loaded.variables(),
+        given: Vec::new(),
     };
-    let (worker, foreman) = worker(&handler, &limits).map_err(refuse)?;
+    let report = Report::default();
+    let (worker, foreman) = worker(&handler, &limits, &report).map_err(refuse)?;
     let worker = Arc::new(worker);
     let limited = Limited {
         worker: Arc::clone(&worker),
@@ -324,13 +335,15 @@ async fn assemble(
         None => Consumer::new(source, gate, limited),
         Some(limits) => Consumer::new(source, gate, Batched::new(limits, limited)),
     };
-    let consumer = build::with_settings(consumer, settings);
+    let reported = report.clone();
+    let consumer = build::with_settings(consumer, settings).worker_status(move || reported.status());
     let consumer = match dead_letters {
         Some(dead_letters) => consumer.dead_letters(dead_letters),
         None => consumer,
     };
     let concurrency = settings.concurrency.unwrap_or(Consumer::DEFAULT_CONCURRENCY);
-    Ok(Assembled { name: name.to_owned(), servers, input, consumer, worker, concurrency, foreman })
+    let name = name.to_owned();
+    Ok(Assembled { name, servers, input, consumer, worker, report, patience, concurrency, foreman })
 }
 
 /// What a worker is held to.
@@ -341,6 +354,10 @@ pub(crate) struct WorkerLimits {
     pub(crate) result_max_bytes: usize,
     /// Whether it gets batches.
     pub(crate) in_batches: bool,
+    /// The variables of this process that it does not get.
+    pub(crate) hidden: Vec<String>,
+    /// The variables that it gets besides.
+    pub(crate) given: Vec<(String, String)>,
 }
 
 /// The worker that a configuration names; processes of its own are started.
@@ -350,15 +367,21 @@ pub(crate) struct WorkerLimits {
 pub(crate) fn worker(
     handler: &shape::Handler,
     limits: &WorkerLimits,
+    report: &Report,
 ) -> Result<(Worker, Option<Foreman>), String> {
     let most = limits.result_max_bytes;
+    if let Some((_, absent)) = program::absent(handler) {
+        return Err(absent);
+    }
     if let Some(program) = &handler.exec {
-        let (crew, foreman) =
-            Crew::start(program, handler.workers.unwrap_or(1), limits.in_batches, limits.lease);
+        let (program, workers) =
+            (Runnable::new(program.clone(), &limits.hidden, &limits.given), handler.workers.unwrap_or(1));
+        let (crew, foreman) = Crew::start(&program, workers, limits.in_batches, limits.lease, report);
         return Ok((Worker::Exec(crew), Some(foreman)));
     }
     if let Some(program) = &handler.command {
-        return Ok((Worker::Command(command::Commands::new(program.clone(), most)), None));
+        let program = Runnable::new(program.clone(), &limits.hidden, &limits.given);
+        return Ok((Worker::Command(command::Commands::new(program, most, report.clone())), None));
     }
     let content_type = handler.content_type.as_deref().unwrap_or("application/octet-stream");
     let told = request::RequestParts {

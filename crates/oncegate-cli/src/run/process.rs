@@ -16,6 +16,7 @@ use std::os::fd::AsFd;
 use std::path::Path;
 use std::pin::Pin;
 use std::process::ExitStatus;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use rustix::io::ioctl_fionread;
@@ -27,6 +28,7 @@ use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 use tokio_util::task::AbortOnDropHandle;
 use tracing::debug;
 
+use super::program::is_one_command;
 use crate::config::values::Program;
 
 /// The internal first argument that makes this program a worker instead of a command line.
@@ -39,15 +41,37 @@ const THIS_PROGRAM: &str = "/proc/self/exe";
 #[cfg(target_os = "linux")]
 const CANNOT_START: u8 = 127;
 
+/// A program, with the variables of this process that it does not get, and those that it gets besides.
+#[derive(Clone, Debug)]
+pub(crate) struct Runnable {
+    program: Program,
+    hidden: Arc<[String]>,
+    given: Arc<[(String, String)]>,
+}
+
+impl Runnable {
+    /// `hidden` are variables with secrets of oncegate itself.
+    pub(crate) fn new(program: Program, hidden: &[String], given: &[(String, String)]) -> Self {
+        Self { program, hidden: hidden.into(), given: given.into() }
+    }
+}
+
 /// A command for the program. A text is the shell's, whole: its exit status is that of the text.
 ///
 /// The process is the leader of a new process group, which signals are sent to: they reach what a shell has started.
-pub(super) fn command(program: &Program) -> Command {
-    let words: Vec<String> = match program {
-        Program::Shell(text) => vec!["sh".to_owned(), "-c".to_owned(), text.clone()],
+pub(super) fn command(runnable: &Runnable) -> Command {
+    let words: Vec<String> = match &runnable.program {
+        Program::Shell(text) => {
+            let text = if is_one_command(text) { format!("exec {text}") } else { text.clone() };
+            vec!["sh".to_owned(), "-c".to_owned(), text]
+        }
         Program::Words(words) => words.clone(),
     };
     let mut command = bound_command(&words);
+    for variable in &*runnable.hidden {
+        command.env_remove(variable);
+    }
+    command.envs(runnable.given.iter().map(|(name, value)| (name, value)));
     command.process_group(0).kill_on_drop(true);
     command
 }

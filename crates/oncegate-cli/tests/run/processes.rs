@@ -2,11 +2,11 @@
 
 use std::fs::File;
 
-use oncegate_testkit::until;
+use oncegate_testkit::{HttpClient, LoopbackPort, Sent, process, until};
 
-use super::LIMIT;
 use super::orphans::runs;
 use super::stdin::{Feed, order};
+use super::{LIMIT, program};
 
 /// Charges: notes the order and how the attempt began.
 const CHARGE: &str = r#"printf '%s %s\n' "$(cut -d'"' -f4)" "$ONCEGATE_RECOVERED" >>ledger"#;
@@ -195,4 +195,146 @@ for line in sys.stdin:
     let orders: Vec<String> = feed.ledger().iter().map(|noted| noted[..3].to_owned()).collect();
     assert_eq!(orders, ["A-1", "A-2"], "the answer before the exit counts: {}", ended.err);
     feed.open_gate();
+}
+
+/// What does not exist is no outage, so a supervisor must not try it for ever.
+#[tokio::test]
+async fn a_worker_that_does_not_exist_ends_the_run_at_once() {
+    for (flag, command, named) in [
+        ("--handler-exec", "pyhton3 worker.py", "no program \"pyhton3\" in PATH"),
+        ("--handler-exec", "python3 forgotten.py", "no file \"forgotten.py\" in /"),
+        ("--handler-exec", "./worker", "no file \"./worker\" in /"),
+        ("--handler-exec", "true; no-such-program", "(exit status: 127): sh: 1: no-such-program: not found"),
+        ("--handler-command", "sh charge.sh", "no file \"charge.sh\" in /"),
+        ("--handler-command", "charge", "no program \"charge\" in PATH"),
+    ] {
+        let feed = three_orders();
+        let ended = feed.run(&[flag, command]).await;
+        assert_eq!(ended.code, Some(78), "{command}: {ended:?}");
+        let advice = format!("change `handler.{}`", flag.trim_start_matches("--handler-"));
+        assert!(ended.err.contains(named) && ended.err.contains(&advice), "{command}: {}", ended.err);
+    }
+}
+
+#[tokio::test]
+async fn a_worker_that_ends_before_it_is_ready_ends_the_run() {
+    let feed = three_orders();
+    std::fs::write(feed.path("worker.py"), "import no_such_module\n").unwrap();
+    let ended = feed.run(&["--handler-exec", "python3 worker.py", "--start-patience", "1s"]).await;
+    assert_eq!(ended.code, Some(69), "{ended:?}");
+    let why = "(exit status: 1): ModuleNotFoundError: No module named 'no_such_module'";
+    assert!(ended.err.contains("not ready within 1s (`start_patience`)"), "{}", ended.err);
+    assert!(ended.err.contains(&format!("why=\"it ended before it was ready {why}\"")), "{}", ended.err);
+}
+
+/// The status and the last line of standard error are in the log and in the dead letter.
+#[tokio::test]
+async fn a_dead_letter_says_how_the_worker_has_ended() {
+    let worker = r#"
+import json, sys
+print(json.dumps({"type": "ready", "v": 1}), flush=True)
+sys.stdin.readline()
+sys.exit("the licence has expired")
+"#;
+    let limits = ["--max-attempts", "1", "--lease", "1s", "--dead-letters", "dead.jsonl"];
+    for (flags, why) in [
+        (["--handler-exec", "python3 worker.py"], "(exit status: 1): the licence has expired"),
+        (["--handler-command", "echo no licence >&2; exit 7"], "the command ended with code 7: no licence"),
+        (["--handler-command", "echo no licence >&2; kill -9 $$"], "(signal: 9 (SIGKILL)): no licence"),
+    ] {
+        let feed = Feed::of(&[&order("A-1")]);
+        std::fs::write(feed.path("worker.py"), worker).unwrap();
+        let ended = feed.run(&[&flags[..], &limits].concat()).await;
+        assert_eq!(ended.code, Some(0), "{ended:?}");
+        let letter = feed.read("dead.jsonl");
+        assert!(letter.contains(why), "{flags:?}: {letter}\n{}", ended.err);
+    }
+}
+
+async fn answer_of(port: &LoopbackPort, path: &str) -> (u16, String) {
+    let client = HttpClient::http1(format!("127.0.0.1:{}", port.number()).parse().unwrap());
+    match client.try_send(Sent::post(path, "", "").method("GET").unkeyed().headers(&[])).await {
+        Ok(answer) => (answer.status.as_u16(), String::from_utf8_lossy(&answer.body).into_owned()),
+        Err(error) => (0, error.to_string()),
+    }
+}
+
+/// A worker that dies on every message handles nothing, and that is no health.
+#[tokio::test]
+async fn the_probe_names_a_worker_that_dies_on_every_message() {
+    let orders: Vec<String> = (0..10).map(|n| order(&format!("A-{n}"))).collect();
+    let orders: Vec<&str> = orders.iter().map(String::as_str).collect();
+    let feed = Feed::of(&orders);
+    let worker = r#"
+import json, sys
+print(json.dumps({"type": "ready", "v": 1}), flush=True)
+sys.stdin.readline()
+sys.exit("the licence has expired")
+"#;
+    std::fs::write(feed.path("worker.py"), worker).unwrap();
+    let port = LoopbackPort::reserve();
+    let listen = format!("127.0.0.1:{}", port.number());
+    let flags = ["--handler-exec", "python3 worker.py", "--listen", &listen];
+    let mut process = feed.start_on_input(&flags);
+    until("the probe to name the end", LIMIT, async || match answer_of(&port, "/readyz").await {
+        (503, body) if body.contains("\"worker_ends\"") && body.contains("the licence has expired") => Ok(()),
+        other => Err(format!("{other:?}\n{}", feed.read("err"))),
+    })
+    .await;
+    let (_, metrics) = answer_of(&port, "/metrics").await;
+    assert!(metrics.contains("oncegate_unwell{consumer=\"billing\",reason=\"worker_ends\"} 1"), "{metrics}");
+    assert!(metrics.contains("oncegate_worker_restarts{consumer=\"billing\"}"), "{metrics}");
+    process.kill();
+}
+
+#[tokio::test]
+async fn a_probe_at_the_start_says_why_the_worker_is_not_ready() {
+    let feed = three_orders();
+    std::fs::write(feed.path("worker.py"), "import no_such_module\n").unwrap();
+    let port = LoopbackPort::reserve();
+    let listen = format!("127.0.0.1:{}", port.number());
+    let mut process = feed.start_on_input(&["--handler-exec", "python3 worker.py", "--listen", &listen]);
+    until("the probe to say why", LIMIT, async || match answer_of(&port, "/readyz").await {
+        (503, body) if body.contains("No module named 'no_such_module'") => Ok(()),
+        other => Err(format!("{other:?}\n{}", feed.read("err"))),
+    })
+    .await;
+    process.kill();
+}
+
+/// What oncegate needs for itself is none of the worker's business.
+#[tokio::test]
+async fn a_worker_gets_no_secret_of_oncegate() {
+    let feed = Feed::of(&[&order("A-1")]);
+    // An outbox that no command of this test uses.
+    let file = r#"
+[outbox.shop.kafka]
+brokers = "127.0.0.1:1"
+properties = { "sasl.password" = { env = "THE_TOKEN" } }
+"#;
+    std::fs::write(feed.path("file.toml"), file).unwrap();
+    for (flag, worker) in [
+        ("--handler-command", "env >>environment"),
+        ("--handler-exec", "env >>environment; exec python3 worker.py"),
+    ] {
+        let answers = r#"
+import json, sys
+print(json.dumps({"type": "ready", "v": 1}), flush=True)
+for line in sys.stdin:
+    print(json.dumps({"id": json.loads(line)["id"], "outcome": "complete"}), flush=True)
+"#;
+        std::fs::write(feed.path("worker.py"), answers).unwrap();
+        let mut command = process::bound_to_parent("env", "KILL");
+        command.args(["ONCEGATE_CONSUMER__BILLING__LEASE=40s", "THE_TOKEN=hunter2", "OF_THE_WORKER=kept"]);
+        command.arg(program());
+        let input = File::open(feed.path("input")).unwrap();
+        let ended = feed.end(feed.start_by(command, input, &[flag, worker, "--config", "file.toml"])).await;
+        assert_eq!(ended.code, Some(0), "{ended:?}");
+        let environment = feed.read("environment");
+        assert!(!environment.contains("ONCEGATE_CONSUMER__BILLING__LEASE"), "{environment}");
+        assert!(!environment.contains("hunter2"), "{environment}");
+        assert!(environment.contains("OF_THE_WORKER=kept"), "{environment}");
+        std::fs::remove_file(feed.path("environment")).unwrap();
+        std::fs::remove_file(feed.path("records.db")).unwrap();
+    }
 }
