@@ -161,7 +161,7 @@ mod tests {
 
     #[test]
     fn only_one_command_replaces_its_shell() {
-        for one in ["sh work.sh", "python3 'a; b' \"$HOME/x\"", "work 2>&1 >>log", "sh -c 'a && b'", "a\\;b"]
+        for one in ["sh work.sh", "python3 'a; b' \"$HOME/x\"", "work 2>&1 >>log", "sh -c 'a && b'", "a \\;b"]
         {
             assert!(is_one_command(one), "{one}");
         }

@@ -53,7 +53,7 @@ use crate::backoff::Backoff;
 use crate::dead_letters::DeadLetters;
 use crate::gate::{Gate, OpenGate};
 use crate::handler::BoxFuture;
-use crate::health::{FailureLog, WorkerStatus};
+use crate::health::FailureLog;
 use crate::observe::{Counters, Observer};
 use crate::source::Source;
 
@@ -343,14 +343,6 @@ impl Consumer {
     #[cfg(feature = "otel")]
     pub fn trace_parent(mut self, trace_parent: TraceParent) -> Self {
         self.settings.trace_parent = trace_parent;
-        self
-    }
-
-    /// Reports the processes of a handler that has its own with the consumer's status: on the status page, in metrics, and
-    /// in the probes. `report` is called at each look, from any thread, so it must not block. The first one counts.
-    #[must_use]
-    pub fn worker_status(self, report: impl Fn() -> WorkerStatus + Send + Sync + 'static) -> Self {
-        _ = self.life.worker.set(monitor::WorkerReport(Box::new(report)));
         self
     }
 
