@@ -17,7 +17,8 @@ const SCHEMA: &str = "oncegate.check/1";
 /// Check a configuration without connecting to anything: lists all errors, each with its line
 ///
 /// Variables such as ONCEGATE_CONSUMER__BILLING__LEASE count, as they do for `oncegate run`. With --online, store and
-/// brokers are checked as by `oncegate doctor`, once there are no errors. Exit code 1: the configuration has errors, or
+/// brokers are checked as by `oncegate doctor`, once there are no errors, and a worker whose program or script is not on
+/// this machine is an error instead of a warning. Exit code 1: the configuration has errors, or
 /// there are findings; 69: a server cannot be reached.
 #[derive(Debug, clap::Args)]
 pub(crate) struct CheckArgs {
@@ -61,7 +62,9 @@ struct CheckDocument<'a> {
 pub(crate) async fn run(args: &CheckArgs) -> Result<Exit, Problem> {
     let secrets = if args.strict { Secrets::MustBeElsewhere } else { Secrets::MayBeLiteral };
     let file = args.config.as_ref().or(args.named.as_ref());
-    let loaded = config::load(file.map(PathBuf::as_path), |_| Vec::new(), secrets)?;
+    let mut loaded = config::load(file.map(PathBuf::as_path), |_| Vec::new(), secrets)?;
+    // A file may be checked on another machine than the one that runs it.
+    loaded.look_for_workers(if args.online { Severity::Error } else { Severity::Warning });
     let findings = &loaded.findings;
     let settings = if args.explain && !findings.has_errors() { loaded.explain() } else { Vec::new() };
     let ok = !findings.has_errors();

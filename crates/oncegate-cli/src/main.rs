@@ -12,6 +12,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand, ValueEnum};
+use tokio::runtime::Runtime;
 use tracing::{debug, error};
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
@@ -46,6 +47,7 @@ mod replay;
 mod reset;
 mod run;
 mod schema;
+mod signals;
 mod store;
 mod sweep;
 mod topics;
@@ -123,13 +125,19 @@ fn main() -> ExitCode {
     if let Some(failed) = run::process::become_worker() {
         return failed;
     }
+    let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => return Problem::new(Exit::Bug, format!("no runtime: {error}")).report(),
+    };
+    // First of all: a signal at the start must not end it in any other way than later ones.
+    signals::watch(&runtime);
     let cli = Cli::parse();
     // Dropped at the end: the remaining traces are sent then.
     let _traces = match start_logging(&cli.command, cli.log_format) {
         Ok(traces) => traces,
         Err(problem) => return problem.report(),
     };
-    let answered = catch_unwind(AssertUnwindSafe(|| answer(&cli.command)));
+    let answered = catch_unwind(AssertUnwindSafe(|| answer(runtime, &cli.command)));
     match answered {
         Ok(Ok(exit)) => exit.into(),
         Ok(Err(problem)) if cli.log_format == LogFormat::Json => {
@@ -142,9 +150,7 @@ fn main() -> ExitCode {
     }
 }
 
-fn answer(command: &Command) -> Result<Exit, Problem> {
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
-    let runtime = runtime.map_err(|error| Problem::new(Exit::Bug, format!("no runtime: {error}")))?;
+fn answer(runtime: Runtime, command: &Command) -> Result<Exit, Problem> {
     let interruptible = !command.stops_by_itself();
     let answer = runtime.block_on(async {
         let command = async {
@@ -180,7 +186,7 @@ fn answer(command: &Command) -> Result<Exit, Problem> {
         tokio::select! {
             // First, so that an interrupt never ends the process without a message.
             biased;
-            () = oncegate::shutdown_signal(), if interruptible => Err(Problem::new(Exit::Interrupted, "interrupted")),
+            () = signals::stop(), if interruptible => Err(Problem::new(Exit::Interrupted, "interrupted")),
             answer = command => answer,
         }
     });

@@ -93,6 +93,11 @@ impl GaugeValues {
         if let Some(polled_ago) = status.source.polled_ago {
             self.insert("poll_age_seconds", &consumer, polled_ago.as_secs_f64());
         }
+        if let Some(worker) = &status.worker {
+            self.insert("worker_processes", &consumer, f64::from(worker.processes));
+            self.insert("worker_processes_ready", &consumer, f64::from(worker.ready));
+            self.insert("worker_restarts", &consumer, count(worker.restarts));
+        }
         status.source.partitions.iter().for_each(|partition| self.partition(name, partition));
     }
 
@@ -136,7 +141,7 @@ mod tests {
 
     use super::*;
     use crate::Telemetry;
-    use oncegate_runtime::health::{PauseCause, SourceStatus};
+    use oncegate_runtime::health::{PauseCause, SourceStatus, WorkerStatus};
     use oncegate_runtime::observe::{CATALOGUE, Kind};
 
     fn telemetry() -> (Telemetry, PrometheusHandle) {
@@ -171,6 +176,9 @@ mod tests {
         status.scopes = vec![serde_json::from_value(scope).expect("a scope as the status page shows it")];
         status.paused = vec![PauseCause::StoreAway];
         status.source = source;
+        let mut worker = WorkerStatus::default();
+        (worker.processes, worker.ready, worker.restarts) = (4, 3, 7);
+        status.worker = Some(worker);
         status
     }
 
@@ -200,6 +208,9 @@ mod tests {
             r#"oncegate_paused{consumer="billing",cause="store_away"} 1"#,
             r#"oncegate_poll_age_seconds{consumer="billing"} 0.25"#,
             r#"oncegate_ready{consumer="billing"} 0"#,
+            r#"oncegate_worker_processes{consumer="billing"} 4"#,
+            r#"oncegate_worker_processes_ready{consumer="billing"} 3"#,
+            r#"oncegate_worker_restarts{consumer="billing"} 7"#,
             r#"oncegate_outbox_waiting{outbox="shop"} 12"#,
             r#"oncegate_outbox_oldest_seconds{outbox="shop"} 90.5"#,
             r#"oncegate_extra_runs_total{scope="billing",cause="store_loss"} 0"#,

@@ -10,8 +10,8 @@ use super::findings::About;
 use super::shape::{Consumer, DeadLetters, Handler, Source};
 use super::values::{Property, Secret, Time};
 use super::{Loaded, Path, Secrets, Severity};
-use crate::run::build;
 use crate::run::wire::Endpoint;
+use crate::run::{build, program};
 
 /// The longest time for which SQS lets a message stay in flight.
 const SQS_HOLDS_MOST: Duration = Duration::from_secs(12 * 3_600);
@@ -58,6 +58,20 @@ impl Loaded {
             true if self.layers.value(&inherited).is_some() => inherited,
             _ => own,
         }
+    }
+
+    /// Looks for the programs and scripts of the workers on this machine.
+    pub(crate) fn look_for_workers(&mut self, severity: Severity) {
+        let consumers: Vec<(String, Consumer)> =
+            self.consumers().map(|(name, consumer)| (name.to_owned(), consumer)).collect();
+        for (name, consumer) in consumers {
+            let Some((setting, absent)) = consumer.handler.as_ref().and_then(program::absent) else {
+                continue;
+            };
+            let place = self.place(&name, &["handler", setting]);
+            self.findings.add(&self.layers, &self.text, (severity, About::Value), &place, absent);
+        }
+        self.findings.sort();
     }
 
     pub(super) fn check(&mut self, secrets: Secrets) {

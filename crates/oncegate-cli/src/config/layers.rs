@@ -34,6 +34,18 @@ pub(crate) struct Layers {
     texts: Vec<Path>,
 }
 
+/// Adds the names of all secrets of the form `{ env = "NAME" }`.
+fn add_named(value: &Value, variables: &mut Vec<String>) {
+    match value {
+        Value::Table(table) => match table.get("env") {
+            Some(Value::String(name)) if table.len() == 1 => variables.push(name.clone()),
+            _ => table.values().for_each(|value| add_named(value, variables)),
+        },
+        Value::Array(values) => values.iter().for_each(|value| add_named(value, variables)),
+        _ => {}
+    }
+}
+
 /// The text is no TOML.
 #[derive(Debug)]
 pub(super) struct Broken {
@@ -85,6 +97,18 @@ impl Layers {
             Some(toml_edit::Value::Datetime(date)) => Value::Datetime(*date.value()),
             _ => Value::Table(Table::new()),
         }
+    }
+
+    /// The variables of the environment that hold settings, and those that settings name as places of secrets.
+    pub(super) fn variables(&self) -> Vec<String> {
+        // Also those that a flag overrides.
+        let names = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
+        let mut variables: Vec<String> =
+            names.filter(|name| name.starts_with(PREFIX) && name.contains(SEPARATOR)).collect();
+        add_named(&Value::Table(self.table.clone()), &mut variables);
+        variables.sort();
+        variables.dedup();
+        variables
     }
 
     /// Settings among these variables, over what is there already.

@@ -146,6 +146,11 @@ impl Loaded {
         Consumer::deserialize(table).unwrap_or_default()
     }
 
+    /// The variables of this process's environment that have settings and secrets of oncegate itself.
+    pub(crate) fn variables(&self) -> Vec<String> {
+        self.layers.variables()
+    }
+
     /// All findings as text.
     pub(crate) fn render(&self) -> String {
         self.findings.render(&self.file, &self.text)

@@ -230,7 +230,7 @@ pub(crate) async fn run(args: &ProveArgs) -> Result<Exit, Problem> {
 async fn interruptible<T: Send>(work: impl Future<Output = Result<T, Problem>> + Send) -> Result<T, Problem> {
     tokio::select! {
         biased;
-        () = oncegate::shutdown_signal() => Err(Problem::new(Exit::Interrupted, "interrupted")),
+        () = crate::signals::stop() => Err(Problem::new(Exit::Interrupted, "interrupted")),
         done = work => done,
     }
 }

@@ -23,6 +23,8 @@ pub(super) struct TriedConsumer {
     pub(super) handler: shape::Handler,
     /// The other settings of the consumer; those that a trial needs for itself are not used.
     pub(super) settings: shape::Consumer,
+    /// The variables of this process that the worker does not get.
+    pub(super) hidden: Vec<String>,
 }
 
 impl TriedConsumer {
@@ -56,7 +58,8 @@ impl TriedConsumer {
         let batch_of =
             |messages: u16| shape::Batch { messages: Some(messages.into()), ..shape::Batch::default() };
         let batch = args.batch_messages.map(batch_of);
-        Ok(Self { key, route, handler, settings: shape::Consumer { batch, ..shape::Consumer::default() } })
+        let settings = shape::Consumer { batch, ..shape::Consumer::default() };
+        Ok(Self { key, route, handler, settings, hidden: Vec::new() })
     }
 
     fn of_configuration(args: &ProveArgs) -> Result<Self, Problem> {
@@ -78,7 +81,7 @@ impl TriedConsumer {
             None => route_of(&settings).map_err(|why| refused(why).of(&name))?,
         };
         let handler = settings.handler.clone().unwrap_or_default();
-        Ok(Self { key, route, handler, settings })
+        Ok(Self { key, route, handler, settings, hidden: loaded.variables() })
     }
 
     /// Refuses what a trial cannot try, which would look like a defect of the worker.

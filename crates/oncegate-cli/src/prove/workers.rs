@@ -9,12 +9,10 @@ use oncegate::{BoxError, Consumer, Gate};
 use oncegate_testing::{Downstream, Launch, Launched, Service};
 
 use super::ProveArgs;
-use super::repeat::quoted;
 use super::tried::TriedConsumer;
 use super::witness::{FOLDER, WitnessCommand};
-use crate::config::shape;
-use crate::config::values::{Program, Size, Time};
-use crate::run::{Limited, WorkerLimits, until_ready, worker};
+use crate::config::values::{Size, Time};
+use crate::run::{Limited, Report, WorkerLimits, until_ready, worker};
 
 /// The longest time that a worker may take to become ready.
 const READY_LIMIT: Duration = Duration::from_secs(120);
@@ -47,17 +45,6 @@ impl Workers {
     }
 }
 
-/// The program with another variable in its environment, which this process must not have.
-fn with_variable(program: &Program, name: &str, value: &str) -> Program {
-    let variable = format!("{name}={value}");
-    match program {
-        Program::Shell(text) => Program::Shell(format!("env {} {text}", quoted(&variable))),
-        Program::Words(words) => {
-            Program::Words(["env".to_owned(), variable].into_iter().chain(words.iter().cloned()).collect())
-        }
-    }
-}
-
 /// How long a worker may at least take to end in a trial whose slowest worker has taken this long to start.
 fn end_grace(slowest_start: Duration) -> Duration {
     slowest_start.saturating_mul(ENDS_IN_STARTS).min(END_LIMIT)
@@ -73,33 +60,28 @@ impl Launch for Workers {
             None => self.service.place(downstream),
         };
         let folder = self.witness.as_ref().map(|witness| witness.folder(&round)).transpose()?;
-        let program = |program: &Program| {
-            let program = with_variable(program, DOWNSTREAM, place.url());
-            match &folder {
-                Some(folder) => with_variable(&program, FOLDER, &folder.to_string_lossy()),
-                None => program,
-            }
-        };
-        let handler = shape::Handler {
-            exec: handler.exec.as_ref().map(program),
-            command: handler.command.as_ref().map(program),
-            ..handler.clone()
-        };
+        let mut given = vec![(DOWNSTREAM.to_owned(), place.url().to_owned())];
+        given.extend(folder.map(|folder| (FOLDER.to_owned(), folder.to_string_lossy().into_owned())));
         let limits = WorkerLimits {
             lease: self.lease,
             result_max_bytes: (self.tried.settings.max_large_result)
                 .map_or(Gate::DEFAULT_MAX_LARGE_RESULT_BYTES, |Size(bytes)| bytes),
             in_batches: self.tried.batch_limits().is_some(),
+            hidden: self.tried.hidden.clone(),
+            given,
         };
+        let report = Report::default();
         let started = Instant::now();
-        let (worker, foreman) = worker(&handler, &limits)?;
+        let (worker, foreman) = worker(handler, &limits, &report)?;
         let worker = Arc::new(worker);
-        let ready = tokio::time::timeout(READY_LIMIT, until_ready("trial", &worker)).await;
+        let ready =
+            tokio::time::timeout(READY_LIMIT, until_ready("trial", &worker, &report, READY_LIMIT)).await;
         let most = ready.map_err(|_| {
             format!(
                 "the worker was not ready within {READY_LIMIT:?}; ONCEGATE_LOG=warn shows its standard error, and `oncegate worker-test` what is missing"
             )
         })?;
+        let most = most.map_err(|problem| problem.to_string())?;
         let took = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
         self.slowest_start.fetch_max(took, Ordering::Relaxed);
         let slowest_start = Arc::clone(&self.slowest_start);

@@ -118,7 +118,7 @@ pub(super) async fn run(args: &ReplayArgs) -> Result<Exit, Problem> {
     args.examined.check_unaltered()?;
     let planned = tokio::select! {
         biased;
-        () = oncegate::shutdown_signal() => return Err(Problem::new(Exit::Interrupted, "interrupted: nothing was run")),
+        () = crate::signals::stop() => return Err(Problem::new(Exit::Interrupted, "interrupted: nothing was run")),
         planned = plan(args) => planned?,
     };
     let Some(Planned { examined, offsets, report, journal }) = planned else { return Ok(Exit::Yes) };

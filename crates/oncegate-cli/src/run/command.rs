@@ -9,10 +9,10 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::process::Command;
 
 use super::exec::log;
-use super::process::{self, Process};
+use super::process::{self, Leftovers, Process, Runnable};
+use super::report::Report;
 use super::worker::{AttemptInfo, Call, Reply, Work};
 use super::{attributes, origin};
-use crate::config::values::Program;
 
 /// Exit codes of BSD's `sysexits`.
 const EX_DATAERR: i32 = 65;
@@ -21,13 +21,14 @@ const EX_TEMPFAIL: i32 = 75;
 /// Starts a program for each message.
 #[derive(Debug)]
 pub(crate) struct Commands {
-    program: Program,
+    program: Runnable,
     result_max_bytes: usize,
+    report: Report,
 }
 
 impl Commands {
-    pub(crate) fn new(program: Program, result_max_bytes: usize) -> Self {
-        Self { program, result_max_bytes }
+    pub(crate) fn new(program: Runnable, result_max_bytes: usize, report: Report) -> Self {
+        Self { program, result_max_bytes, report }
     }
 
     /// Runs the program to its end. Dropping the future kills it.
@@ -38,19 +39,24 @@ impl Commands {
             return Reply::not_run("the run was cancelled before the command was started");
         }
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let (mut process, (mut stdin, stdout, stderr)) = match Process::start(command).await {
-            Ok(started) => started,
-            // It would not fit in the next attempt either.
-            Err(error) if error.kind() == ErrorKind::ArgumentListTooLong => {
-                let reason = "the message's headers are larger than an environment may be".to_owned();
-                return Reply::DeadLetter { reason };
-            }
-            Err(error) => return Reply::not_run(format!("the command cannot be started: {error}")),
-        };
+        let (mut process, (mut stdin, stdout, stderr)) =
+            match Process::start(command, Leftovers::KilledUnlessDone).await {
+                Ok(started) => started,
+                // It would not fit in the next attempt either.
+                Err(error) if error.kind() == ErrorKind::ArgumentListTooLong => {
+                    let reason = "the message's headers are larger than an environment may be".to_owned();
+                    return Reply::DeadLetter { reason };
+                }
+                Err(error) => return Reply::not_run(format!("the command cannot be started: {error}")),
+            };
         let payload = message.payload_bytes().unwrap_or_default();
-        // A program does not have to read its input.
+        let ended = process.ended();
+        // A program does not have to read its input, and what it leaves behind may hold it.
         let feed = async move {
-            drop(stdin.write_all(&payload).await);
+            tokio::select! {
+                _ = stdin.write_all(&payload) => {}
+                () = ended => {}
+            }
         };
         let mut result = Vec::new();
         let most = self.result_max_bytes as u64;
@@ -61,31 +67,41 @@ impl Commands {
             drop(tokio::io::copy(&mut stdout, &mut tokio::io::sink()).await);
             read
         };
-        let ((), read, (), status) = tokio::join!(feed, read, log(0, stderr), process.wait());
-        let code = match status {
-            Ok(status) => status.code(),
+        let ((), read, last_line, status) = tokio::join!(feed, read, log(0, stderr), process.wait());
+        let status = match status {
+            Ok(status) => status,
             Err(error) => return Reply::unknown(format!("the command's exit status is unknown: {error}")),
         };
-        match (code, read) {
+        if status.code().is_some() {
+            self.report.answered();
+        }
+        match (status.code(), read) {
             (Some(0), Err(error)) => Reply::unknown(format!("the command's result cannot be read: {error}")),
             (Some(0), Ok(_)) if result.len() as u64 > most => {
                 Reply::Complete(Work::TooLarge { most: self.result_max_bytes })
             }
             (Some(0), Ok(_)) => Reply::Complete(Work::of_bytes(None, result.into())),
-            (Some(EX_DATAERR), _) => {
-                Reply::DeadLetter { reason: reason(&result, "the command ended with code 65") }
+            (Some(EX_DATAERR), _) => Reply::DeadLetter { reason: reason(&result, &last_line, EX_DATAERR) },
+            (Some(EX_TEMPFAIL), _) => Reply::retry(reason(&result, &last_line, EX_TEMPFAIL)),
+            (Some(code), _) => Reply::retry(reason(&[], &last_line, code)),
+            (None, _) => {
+                let why = with_detail(format!("the command was ended ({status})"), &last_line);
+                self.report.ended_without_outcome(&why);
+                Reply::unknown(why)
             }
-            (Some(EX_TEMPFAIL), _) => Reply::retry(reason(&result, "the command ended with code 75")),
-            (Some(code), _) => Reply::retry(format!("the command ended with code {code}")),
-            (None, _) => Reply::unknown("the command was ended by a signal"),
         }
     }
 }
 
-/// The command's output, or `words` if it has written nothing.
-fn reason(result: &[u8], words: &str) -> String {
+/// The exit code with the command's output, or else with the last line of its standard error.
+fn reason(result: &[u8], last_line: &str, code: i32) -> String {
     let said = String::from_utf8_lossy(result);
-    if said.trim().is_empty() { words.to_owned() } else { format!("{words}: {}", said.trim()) }
+    let detail = if said.trim().is_empty() { last_line } else { said.trim() };
+    with_detail(format!("the command ended with code {code}"), detail)
+}
+
+fn with_detail(what: String, detail: &str) -> String {
+    if detail.is_empty() { what } else { format!("{what}: {detail}") }
 }
 
 /// The environment variable of a header.

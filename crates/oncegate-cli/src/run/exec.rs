@@ -14,22 +14,28 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use oncegate::Message;
+use oncegate::core::reason::one_line;
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, BufReader};
 use tokio::sync::{Mutex, mpsc, oneshot, watch};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until, timeout, timeout_at};
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::AbortOnDropHandle;
 use tracing::{info, warn};
 
 use super::batches::BatchReply;
 use super::lines::{Line, Ready, ReadyType, Said, parse, read_lines, write_lines};
-use super::process::{self, Process, Streams};
+use super::process::{self, Leftovers, Process, Runnable, Streams};
+use super::report::{NotReady, Report};
 use super::session::{REMINDER, Session};
 use super::worker::{AttemptInfo, Call, Reply};
-use crate::config::values::Program;
 
 /// The longest line of a worker's standard error that is logged as one, in bytes.
 const LOG_LINE_MAX_BYTES: u64 = 8 * 1024;
+/// How much of the last line is told as the reason of an end, in characters.
+const LAST_LINE_MOST: usize = 300;
+/// The exit codes of shells, and of ours, for a program that cannot be started.
+const CANNOT_START: [i32; 2] = [126, 127];
 /// The largest `max_in_flight` that a worker may request.
 const MAX_IN_FLIGHT_MOST: usize = 10_000;
 /// How many lines may wait in either direction: messages and their cancellations.
@@ -39,6 +45,8 @@ const READY_LIMIT: Duration = Duration::from_secs(60);
 /// How long a worker whose input was closed may take to end, and how long after a SIGTERM.
 pub(super) const END_GRACE: Duration = Duration::from_secs(10);
 pub(super) const TERM_GRACE: Duration = Duration::from_secs(5);
+/// How long a worker that has closed its standard output may take to end by itself.
+const EXIT_GRACE: Duration = Duration::from_secs(1);
 /// The longest time that a worker may be silent about a cancelled message before it is killed and replaced: four fifths
 /// of the lease, and at most this. The message's handler is dropped a little later, and its lease expires only then.
 const CANCEL_GRACE: Duration = Duration::from_secs(4);
@@ -69,6 +77,7 @@ pub(crate) struct Crew {
     workers: u32,
     /// The `max_in_flight` of one worker, once the first worker has reported it.
     wanted: watch::Receiver<Option<usize>>,
+    report: Report,
 }
 
 /// Keeps the workers running until it is stopped.
@@ -87,10 +96,11 @@ impl Crew {
     ///
     /// With `in_batches`, a worker that does not report that it takes batches is not ready.
     pub(crate) fn start(
-        program: &Program,
+        program: &Runnable,
         workers: u32,
         in_batches: bool,
         lease: Duration,
+        report: &Report,
     ) -> (Self, Foreman) {
         let (jobs, queue) = mpsc::channel(1);
         let queue = Arc::new(Mutex::new(queue));
@@ -105,13 +115,14 @@ impl Crew {
                 in_batches,
                 queue: Arc::clone(&queue),
                 wants: wants.clone(),
+                report: report.clone(),
                 stop: stop.clone(),
                 forced: Arc::clone(&forced),
                 end_grace: Arc::clone(&end_grace),
             };
             tasks.spawn(slot.keep());
         }
-        (Self { jobs, workers, wanted }, Foreman { tasks, stop, forced, end_grace })
+        (Self { jobs, workers, wanted, report: report.clone() }, Foreman { tasks, stop, forced, end_grace })
     }
 
     /// Gives the message to the next worker below its limit, and waits for the answer.
@@ -149,11 +160,18 @@ impl Crew {
     }
 
     /// Waits for the first worker that is ready. Returns how many messages all workers take at a time.
-    pub(crate) async fn ready(&self) -> u32 {
+    ///
+    /// # Errors
+    /// When the program cannot be started, or, after `patience`, when its processes end before they are ready.
+    pub(crate) async fn ready(&self, patience: Duration) -> Result<u32, NotReady> {
         let mut wanted = self.wanted.clone();
-        let wanted = wanted.wait_for(Option::is_some).await.map(|wanted| wanted.unwrap_or(1));
+        let wanted = tokio::select! {
+            biased;
+            wanted = wanted.wait_for(Option::is_some) => wanted.map(|wanted| wanted.unwrap_or(1)),
+            never = self.report.never_ready(patience) => return Err(never),
+        };
         match wanted {
-            Ok(wanted) => self.workers.saturating_mul(u32::try_from(wanted).unwrap_or(u32::MAX)),
+            Ok(wanted) => Ok(self.workers.saturating_mul(u32::try_from(wanted).unwrap_or(u32::MAX))),
             // The workers' tasks were stopped before a worker was ready.
             Err(_) => std::future::pending().await,
         }
@@ -185,11 +203,12 @@ impl Foreman {
 /// One worker, whose process may be replaced.
 struct Slot {
     number: u32,
-    program: Program,
+    program: Runnable,
     lease: Duration,
     in_batches: bool,
     queue: Arc<Mutex<mpsc::Receiver<Job>>>,
     wants: watch::Sender<Option<usize>>,
+    report: Report,
     stop: CancellationToken,
     forced: Arc<AtomicBool>,
     /// How long a worker may take to end after its input was closed, if not `END_GRACE`.
@@ -201,13 +220,18 @@ impl Slot {
         let mut wait = RESTART_FIRST;
         while !self.stop.is_cancelled() {
             let started = Instant::now();
-            let why = match self.spawn().await {
-                Ok((process, streams)) => self.attend(process, streams).await,
-                Err(error) => format!("it cannot be started: {error}"),
+            let ended = match self.spawn().await {
+                Ok((process, streams)) => {
+                    self.report.started();
+                    self.attend(process, streams).await
+                }
+                Err(error) => Ended { why: format!("it cannot be started: {error}"), ..Ended::default() },
             };
             if self.stop.is_cancelled() {
                 return;
             }
+            self.report.ended(&ended);
+            let why = ended.why;
             if started.elapsed() > RESTART_FORGET {
                 wait = RESTART_FIRST;
             }
@@ -216,6 +240,7 @@ impl Slot {
                 () = self.stop.cancelled() => return,
                 () = tokio::time::sleep(wait) => {}
             }
+            self.report.restarts();
             wait = (wait * 2).min(RESTART_MOST);
         }
     }
@@ -224,14 +249,14 @@ impl Slot {
         let mut command = process::command(&self.program);
         command.env("ONCEGATE_WORKER", self.number.to_string());
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        Process::start(command).await
+        Process::start(command, Leftovers::Killed).await
     }
 
-    /// Runs one process until it ends, and returns why it ended.
-    async fn attend(&self, mut process: Process, (stdin, stdout, stderr): Streams) -> String {
+    /// Runs one process until it ends, and returns how it ended.
+    async fn attend(&self, mut process: Process, (stdin, stdout, stderr): Streams) -> Ended {
         let mut side = JoinSet::new();
         let number = self.number;
-        side.spawn(async move { log(number, stderr).await });
+        let last_line = AbortOnDropHandle::new(tokio::spawn(log(number, stderr)));
         // Input and output lines have tasks of their own. If one task wrote before it read, it would deadlock with a
         // worker that writes before it reads.
         let (lines, said) = mpsc::channel(LINES_WAITING);
@@ -240,7 +265,13 @@ impl Slot {
         side.spawn(async move { write_lines(stdin, lines).await });
         let grace = CANCEL_GRACE.min(self.lease * 4 / 5);
         let mut session = Session::new(number, self.lease, grace, tell, said);
-        let End { why, hangs } = self.converse(&mut session).await;
+        let mut was_ready = false;
+        let End { why, hangs } = self.converse(&mut session, &mut was_ready).await;
+        // A program closes its output a moment before it has ended.
+        let by_itself = match session.said.is_closed() {
+            true => timeout(EXIT_GRACE, process.ended()).await.is_ok(),
+            false => !process.is_running(),
+        };
         let unanswered = session.close();
         match (hangs, self.stop.is_cancelled()) {
             (true, _) => process.kill().await,
@@ -251,14 +282,23 @@ impl Slot {
             }
             (false, false) => drop(end(&mut process, Duration::ZERO).await),
         }
+        let status = process.wait().await.ok();
+        // Its last line is the reason of its end, most of the time.
+        let last_line = timeout(TERM_GRACE, last_line).await.ok().and_then(Result::ok).unwrap_or_default();
+        let why = match status.filter(|_| by_itself) {
+            Some(status) if last_line.is_empty() => format!("{why} ({status})"),
+            Some(status) => format!("{why} ({status}): {last_line}"),
+            None => why,
+        };
         // Not earlier: the next attempts must not run at the same time as these.
         unanswered.give_up(number, &why);
-        // Its last output is still read, because it may contain the reason of its end.
         drop(timeout(TERM_GRACE, async { while side.join_next().await.is_some() {} }).await);
-        why
+        let cannot_start = status.and_then(|status| status.code());
+        let cannot_start = by_itself && cannot_start.is_some_and(|code| CANNOT_START.contains(&code));
+        Ended { why, was_ready, cannot_start: cannot_start && !was_ready }
     }
 
-    async fn converse(&self, session: &mut Session) -> End {
+    async fn converse(&self, session: &mut Session, was_ready: &mut bool) -> End {
         let most = match self.first_line(session).await {
             Ok(Said::Ready(Ready { v: 1, batches: false, .. })) if self.in_batches => {
                 return "it takes no batches, and `batch` is set; its first line must have \"batches\":true"
@@ -277,6 +317,8 @@ impl Slot {
             Err(why) => return why.into(),
         };
         info!(worker = self.number, max_in_flight = most, "the worker is ready");
+        *was_ready = true;
+        self.report.ready();
         self.wants.send_if_modified(|wanted| wanted.replace(most).is_none());
         self.exchange(session, most).await
     }
@@ -319,7 +361,13 @@ impl Slot {
             };
             let gone_on = tokio::select! {
                 biased;
-                line = session.said.recv() => answered(session, line),
+                line = session.said.recv() => {
+                    let answered = answered(session, line);
+                    if answered.is_ok() {
+                        self.report.answered();
+                    }
+                    answered
+                }
                 () = self.stop.cancelled() => Err(STOPPED.to_owned()),
                 Some(withdrawn) = session.withdrawn.join_next() => match withdrawn {
                     Ok(ids) => ids.into_iter().try_for_each(|id| session.cancel(id)),
@@ -331,7 +379,11 @@ impl Slot {
                 },
                 job = next, if below_limit => match job {
                     Some(job) => session.give(job),
-                    None => Err("it has nothing more to do".to_owned()),
+                    // The consumer has ended, and the stop follows.
+                    None => {
+                        self.stop.cancelled().await;
+                        Err(STOPPED.to_owned())
+                    }
                 },
             };
             if let Err(why) = gone_on {
@@ -339,6 +391,15 @@ impl Slot {
             }
         }
     }
+}
+
+/// How a process ended that was to go on.
+#[derive(Debug, Default)]
+pub(super) struct Ended {
+    pub(super) why: String,
+    pub(super) was_ready: bool,
+    /// A shell has found no such program.
+    pub(super) cannot_start: bool,
 }
 
 /// The reason when a process is stopped on purpose.
@@ -375,17 +436,21 @@ fn answered(session: &mut Session, line: Option<Line>) -> Result<(), String> {
     }
 }
 
-/// Writes a worker's standard error to the log.
-pub(super) async fn log(worker: u32, stderr: impl tokio::io::AsyncRead + Unpin) {
+/// Writes a worker's standard error to the log. Returns the beginning of its last line that is not empty.
+pub(super) async fn log(worker: u32, stderr: impl tokio::io::AsyncRead + Unpin) -> String {
     let mut stderr = BufReader::new(stderr);
+    let mut last = String::new();
     loop {
         let mut line = Vec::new();
         let read = (&mut stderr).take(LOG_LINE_MAX_BYTES).read_until(b'\n', &mut line).await;
         if !matches!(read, Ok(1..)) {
-            return;
+            return last;
         }
         let line = String::from_utf8_lossy(&line);
         warn!(target: "oncegate::worker", worker, "{}", line.trim_end());
+        if !line.trim().is_empty() {
+            last = one_line(line.trim()).chars().take(LAST_LINE_MOST).collect();
+        }
     }
 }
 

@@ -3,7 +3,8 @@
 //! `flags` has the settings of the command line, `build` builds the library's parts from a configuration, `worker`
 //! turns a worker into a handler, and `batches` into one for batches. Workers are called by `http` (`wire`, `tls`,
 //! `request`, `answer`), by JSON lines (`exec`,
-//! `session`, `lines`), or are started for each message (`command`). `process` starts and ends their processes.
+//! `session`, `lines`), or are started for each message (`command`). `process` starts and ends their processes, `program` looks for
+//! their files, and `report` has what they do.
 //! `start` has what a consumer needs before it starts: its store, its topics or queues, and its worker. `stdin` is the
 //! source that needs no broker, with its dead letters (`dead_letter_file`) and its answer (`summary`).
 
@@ -20,6 +21,8 @@ pub(crate) mod http;
 mod lines;
 mod origin;
 pub(crate) mod process;
+pub(crate) mod program;
+mod report;
 mod request;
 mod session;
 mod start;
@@ -50,7 +53,7 @@ use crate::config::shape;
 use crate::config::values::{Size, Time};
 use crate::config::{self, Loaded, Secrets};
 use crate::exit::{Exit, Problem, dead_letters_not_opened, not_opened};
-use crate::store;
+use crate::{signals, store};
 use build::AnySource;
 use exec::Crew;
 use start::Servers;
@@ -59,6 +62,8 @@ use stdin::Input;
 use summary::Account;
 
 pub(crate) use exec::Foreman;
+pub(crate) use process::Runnable;
+pub(crate) use report::Report;
 pub(crate) use start::until_ready;
 pub(crate) use worker::{BeforeRun, Limited, Worker};
 
@@ -68,8 +73,8 @@ pub(crate) use worker::{BeforeRun, Limited, Worker};
 /// started for each message (--handler-command). docs/RUN.md describes its input and what its answers mean.
 ///
 /// Settings come from a file, from variables such as ONCEGATE_CONSUMER__BILLING__LEASE over it, and from flags over
-/// both. For one consumer the flags are enough. SIGTERM lets running work end; a second signal does not wait for it.
-/// With --source stdin it ends by itself at the end of standard input; exit code 130 when lines are unfinished.
+/// both. For one consumer the flags are enough. SIGTERM lets running work end; a second signal, a second
+/// later, does not wait for it. With --source stdin it ends by itself at the end of standard input; exit code 130 when lines are unfinished.
 #[derive(Debug, clap::Args)]
 pub(crate) struct RunArgs {
     /// The configuration [default: oncegate.toml in the working directory, if there are no flags with settings]
@@ -99,6 +104,9 @@ struct Assembled {
     input: Option<Input>,
     consumer: Consumer,
     worker: Arc<Worker>,
+    report: Report,
+    /// How long the worker may end before it is ready.
+    patience: Duration,
     concurrency: u32,
     foreman: Option<Foreman>,
 }
@@ -130,7 +138,7 @@ pub(crate) async fn run(args: &RunArgs) -> Result<Exit, Problem> {
     until_ended(consuming, &stop).await.map(|()| Exit::Yes)
 }
 
-/// Resolves at the first signal, which lets running work end; the second signal does not wait for it.
+/// Lets running work end at the first signal; another one, a second or more later, does not wait for it.
 pub(crate) async fn until_ended(
     consuming: impl Future<Output = Result<(), Problem>> + Send,
     stop: &CancellationToken,
@@ -139,24 +147,28 @@ pub(crate) async fn until_ended(
     tokio::select! {
         biased;
         ended = &mut consuming => return ended,
-        () = oncegate::shutdown_signal() => {}
+        () = signals::stop() => {}
     }
-    info!("stopping: running work may end; another signal does not wait for it");
+    info!("stopping: running work may end; another signal, a second from now, does not wait for it");
     stop.cancel();
     tokio::select! {
         biased;
         ended = consuming => ended,
-        () = oncegate::shutdown_signal() => Err(Problem::new(Exit::Interrupted, "interrupted while stopping")),
+        () = signals::at_once() => Err(Problem::new(Exit::Interrupted, "interrupted while stopping")),
     }
 }
 
 async fn consume_all(loaded: &Loaded, stop: &CancellationToken, json: bool) -> Result<(), Problem> {
     let telemetry = Telemetry::prometheus().map_err(|error| Problem::new(Exit::Bug, error.to_string()))?;
-    let (mut assembled, mut accounts) = (Vec::new(), Vec::new());
+    let mut assembled: Vec<Assembled> = Vec::new();
+    let mut accounts = Vec::new();
     for (name, settings) in loaded.consumers() {
         let mut ready = tokio::select! {
             biased;
-            () = stop.cancelled() => return stopped_early(loaded),
+            () = stop.cancelled() => {
+                dismiss(assembled.into_iter().filter_map(|ready| ready.foreman).collect()).await;
+                return stopped_early(loaded);
+            }
             ready = assemble(loaded, name, &settings, None) => ready.map_err(|problem| problem.of(name))?,
         };
         ready.consumer = telemetry.watch(ready.consumer);
@@ -206,10 +218,10 @@ fn stopped_early(loaded: &Loaded) -> Result<(), Problem> {
 
 /// Consumes until the stop, once the servers and the worker are ready.
 async fn consume(ready: Assembled, stop: &CancellationToken) -> Result<(), Problem> {
-    let Assembled { name, servers, consumer, worker, concurrency, .. } = ready;
+    let Assembled { name, servers, consumer, worker, report, patience, concurrency, .. } = ready;
     let ready = async {
         servers.check(&name).await?;
-        Ok::<u32, Problem>(start::until_ready(&name, &worker).await)
+        start::until_ready(&name, &worker, &report, patience).await
     };
     let room = tokio::select! {
         biased;
@@ -314,8 +326,11 @@ async fn assemble(
             .max_large_result
             .map_or(Gate::DEFAULT_MAX_LARGE_RESULT_BYTES, |Size(bytes)| bytes),
         in_batches: settings.batch.is_some(),
+        hidden: loaded.variables(),
+        given: Vec::new(),
     };
-    let (worker, foreman) = worker(&handler, &limits).map_err(refuse)?;
+    let report = Report::default();
+    let (worker, foreman) = worker(&handler, &limits, &report).map_err(refuse)?;
     let worker = Arc::new(worker);
     let limited = Limited {
         worker: Arc::clone(&worker),
@@ -328,13 +343,15 @@ async fn assemble(
         None => Consumer::new(source, gate, limited),
         Some(limits) => Consumer::new(source, gate, Batched::new(limits, limited)),
     };
-    let consumer = build::with_settings(consumer, settings);
+    let reported = report.clone();
+    let consumer = build::with_settings(consumer, settings).worker_status(move || reported.status());
     let consumer = match dead_letters {
         Some(dead_letters) => consumer.dead_letters(dead_letters),
         None => consumer,
     };
     let concurrency = settings.concurrency.unwrap_or(Consumer::DEFAULT_CONCURRENCY);
-    Ok(Assembled { name: name.to_owned(), servers, input, consumer, worker, concurrency, foreman })
+    let name = name.to_owned();
+    Ok(Assembled { name, servers, input, consumer, worker, report, patience, concurrency, foreman })
 }
 
 /// What a worker is held to.
@@ -345,6 +362,10 @@ pub(crate) struct WorkerLimits {
     pub(crate) result_max_bytes: usize,
     /// Whether it gets batches.
     pub(crate) in_batches: bool,
+    /// The variables of this process that it does not get.
+    pub(crate) hidden: Vec<String>,
+    /// The variables that it gets besides.
+    pub(crate) given: Vec<(String, String)>,
 }
 
 /// The worker that a configuration names; processes of its own are started.
@@ -354,15 +375,21 @@ pub(crate) struct WorkerLimits {
 pub(crate) fn worker(
     handler: &shape::Handler,
     limits: &WorkerLimits,
+    report: &Report,
 ) -> Result<(Worker, Option<Foreman>), String> {
     let most = limits.result_max_bytes;
+    if let Some((_, absent)) = program::absent(handler) {
+        return Err(absent);
+    }
     if let Some(program) = &handler.exec {
-        let (crew, foreman) =
-            Crew::start(program, handler.workers.unwrap_or(1), limits.in_batches, limits.lease);
+        let (program, workers) =
+            (Runnable::new(program.clone(), &limits.hidden, &limits.given), handler.workers.unwrap_or(1));
+        let (crew, foreman) = Crew::start(&program, workers, limits.in_batches, limits.lease, report);
         return Ok((Worker::Exec(crew), Some(foreman)));
     }
     if let Some(program) = &handler.command {
-        return Ok((Worker::Command(command::Commands::new(program.clone(), most)), None));
+        let program = Runnable::new(program.clone(), &limits.hidden, &limits.given);
+        return Ok((Worker::Command(command::Commands::new(program, most, report.clone())), None));
     }
     let content_type = handler.content_type.as_deref().unwrap_or("application/octet-stream");
     let told = request::RequestParts {

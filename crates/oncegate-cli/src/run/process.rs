@@ -5,16 +5,30 @@
 //!
 //! Linux sends a process its parent-death signal when the *thread* that started it ends. Threads of a runtime end
 //! before their process does, so all workers are started by one thread that lives as long as the process.
+//!
+//! A process that a worker leaves behind inherits its streams, so the end of a worker is never read from its pipes.
+//! The system reports it while the worker is kept as a zombie: as long as it is one, the number of its group belongs to
+//! it, and what is left of the group can be killed without hitting another.
 
 use std::io;
+use std::os::fd::AsFd;
 #[cfg(target_os = "linux")]
 use std::path::Path;
+use std::pin::Pin;
 use std::process::ExitStatus;
+use std::sync::Arc;
+use std::task::{Context, Poll};
 
-use rustix::process::{Pid, Signal, kill_process_group};
+use rustix::io::ioctl_fionread;
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
+use tokio::io::{AsyncRead, AsyncReadExt as _, ReadBuf, Take};
 use tokio::process::{Child, ChildStderr, ChildStdin, ChildStdout, Command};
+use tokio::signal::unix::{self, SignalKind};
+use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
+use tokio_util::task::AbortOnDropHandle;
 use tracing::debug;
 
+use super::program::is_one_command;
 use crate::config::values::Program;
 
 /// The internal first argument that makes this program a worker instead of a command line.
@@ -27,15 +41,37 @@ const THIS_PROGRAM: &str = "/proc/self/exe";
 #[cfg(target_os = "linux")]
 const CANNOT_START: u8 = 127;
 
-/// A command for the program. A shell replaces itself by the program (`exec`), so that signals reach the program.
+/// A program, with the variables of this process that it does not get, and those that it gets besides.
+#[derive(Clone, Debug)]
+pub(crate) struct Runnable {
+    program: Program,
+    hidden: Arc<[String]>,
+    given: Arc<[(String, String)]>,
+}
+
+impl Runnable {
+    /// `hidden` are variables with secrets of oncegate itself.
+    pub(crate) fn new(program: Program, hidden: &[String], given: &[(String, String)]) -> Self {
+        Self { program, hidden: hidden.into(), given: given.into() }
+    }
+}
+
+/// A command for the program. A text is the shell's, whole: its exit status is that of the text.
 ///
-/// The process is the leader of a new process group.
-pub(super) fn command(program: &Program) -> Command {
-    let words: Vec<String> = match program {
-        Program::Shell(text) => vec!["sh".to_owned(), "-c".to_owned(), format!("exec {text}")],
+/// The process is the leader of a new process group, which signals are sent to: they reach what a shell has started.
+pub(super) fn command(runnable: &Runnable) -> Command {
+    let words: Vec<String> = match &runnable.program {
+        Program::Shell(text) => {
+            let text = if is_one_command(text) { format!("exec {text}") } else { text.clone() };
+            vec!["sh".to_owned(), "-c".to_owned(), text]
+        }
         Program::Words(words) => words.clone(),
     };
     let mut command = bound_command(&words);
+    for variable in &*runnable.hidden {
+        command.env_remove(variable);
+    }
+    command.envs(runnable.given.iter().map(|(name, value)| (name, value)));
     command.process_group(0).kill_on_drop(true);
     command
 }
@@ -99,38 +135,75 @@ pub(crate) fn become_worker() -> Option<std::process::ExitCode> {
     None
 }
 
+/// What becomes of the processes that a process leaves behind in its group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Leftovers {
+    /// They are killed.
+    Killed,
+    /// They are left alone after exit code 0, and killed after every other end.
+    KilledUnlessDone,
+}
+
 /// A running worker. Dropping it kills its whole process group.
 #[derive(Debug)]
-pub(super) struct Process(Child);
+pub(super) struct Process {
+    child: Child,
+    leader: Pid,
+    leftovers: Leftovers,
+    /// Cancelled when the leader has ended. It stays a zombie until it is waited for.
+    ended: CancellationToken,
+    _watch: AbortOnDropHandle<()>,
+}
 
 /// The streams of a process: standard input, output and error.
-pub(super) type Streams = (ChildStdin, ChildStdout, ChildStderr);
+pub(super) type Streams = (ChildStdin, Output<ChildStdout>, Output<ChildStderr>);
 
 impl Process {
     /// Starts the command, and returns the process with its streams, which the command must have piped.
     ///
     /// # Errors
     /// When it cannot be started.
-    pub(super) async fn start(command: Command) -> io::Result<(Self, Streams)> {
-        let mut process = Self(launcher::launch(command).await?);
-        let Self(child) = &mut process;
-        match (child.stdin.take(), child.stdout.take(), child.stderr.take()) {
-            (Some(stdin), Some(stdout), Some(stderr)) => Ok((process, (stdin, stdout, stderr))),
+    pub(super) async fn start(command: Command, leftovers: Leftovers) -> io::Result<(Self, Streams)> {
+        // Before the start, so that no end is missed.
+        let children = unix::signal(SignalKind::child())?;
+        let mut child = launcher::launch(command).await?;
+        let leader = child.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw);
+        let leader = leader.ok_or_else(|| io::Error::other("it has no process number"))?;
+        let ended = CancellationToken::new();
+        let watch = tokio::spawn(until_ended(leader, children, ended.clone()));
+        let streams = (child.stdin.take(), child.stdout.take(), child.stderr.take());
+        let _watch = AbortOnDropHandle::new(watch);
+        let process = Self { child, leader, leftovers, ended, _watch };
+        match streams {
+            (Some(stdin), Some(stdout), Some(stderr)) => {
+                let outputs = (Output::of(stdout, &process.ended), Output::of(stderr, &process.ended));
+                Ok((process, (stdin, outputs.0, outputs.1)))
+            }
             _ => Err(io::Error::other("it has no standard streams")),
         }
     }
 
-    /// Waits until the process has ended.
+    /// Resolves when the process has ended, also while others hold its streams.
+    pub(super) fn ended(&self) -> WaitForCancellationFutureOwned {
+        self.ended.clone().cancelled_owned()
+    }
+
+    /// Waits until the process has ended, and deals with what it leaves behind.
     ///
     /// # Errors
     /// When the system does not report how it ended.
     pub(super) async fn wait(&mut self) -> io::Result<ExitStatus> {
-        self.0.wait().await
+        self.ended.cancelled().await;
+        let is_done = || matches!(look(self.leader), Ok(Some(status)) if status.exit_status() == Some(0));
+        if self.leftovers == Leftovers::Killed || !is_done() {
+            self.signal(Signal::KILL);
+        }
+        self.child.wait().await
     }
 
     /// Whether the process is still running.
-    pub(super) fn is_running(&mut self) -> bool {
-        matches!(self.0.try_wait(), Ok(None))
+    pub(super) fn is_running(&self) -> bool {
+        self.child.id().is_some() && matches!(look(self.leader), Ok(None))
     }
 
     /// Sends SIGTERM to the process group.
@@ -146,11 +219,10 @@ impl Process {
 
     /// Sends a signal to the group, unless its leader was waited for: by then the system may have reused the number.
     fn signal(&self, signal: Signal) {
-        let group = self.0.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw);
-        if let Some(group) = group
-            && let Err(error) = kill_process_group(group, signal)
+        if self.child.id().is_some()
+            && let Err(error) = kill_process_group(self.leader, signal)
         {
-            debug!(?group, ?signal, %error, "a worker's process group cannot be signalled");
+            debug!(group = ?self.leader, ?signal, %error, "a worker's process group cannot be signalled");
         }
     }
 }
@@ -158,6 +230,46 @@ impl Process {
 impl Drop for Process {
     fn drop(&mut self) {
         self.signal(Signal::KILL);
+    }
+}
+
+/// Asks how the process has ended, without taking it from the system; `None` while it runs.
+fn look(leader: Pid) -> rustix::io::Result<Option<rustix::process::WaitIdStatus>> {
+    waitid(WaitId::Pid(leader), WaitIdOptions::EXITED | WaitIdOptions::NOWAIT | WaitIdOptions::NOHANG)
+}
+
+/// Cancels `ended` when the process has ended.
+async fn until_ended(leader: Pid, mut children: unix::Signal, ended: CancellationToken) {
+    while matches!(look(leader), Ok(None)) {
+        children.recv().await;
+    }
+    ended.cancel();
+}
+
+/// An output of a process. It ends with the process: what was written until then is read, and nothing that another
+/// process writes later, which may hold the pipe for any time.
+pub(super) struct Output<T> {
+    pipe: Take<T>,
+    /// `None` once the process has ended.
+    ended: Option<Pin<Box<WaitForCancellationFutureOwned>>>,
+}
+
+impl<T: AsyncRead> Output<T> {
+    fn of(pipe: T, ended: &CancellationToken) -> Self {
+        Self { pipe: pipe.take(u64::MAX), ended: Some(Box::pin(ended.clone().cancelled_owned())) }
+    }
+}
+
+impl<T: AsyncRead + AsFd + Unpin> AsyncRead for Output<T> {
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let this = self.get_mut();
+        if let Some(ended) = &mut this.ended
+            && ended.as_mut().poll(cx).is_ready()
+        {
+            this.ended = None;
+            this.pipe.set_limit(ioctl_fionread(this.pipe.get_ref())?);
+        }
+        Pin::new(&mut this.pipe).poll_read(cx, buf)
     }
 }
 

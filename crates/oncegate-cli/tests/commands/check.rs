@@ -36,6 +36,28 @@ fn file(text: &str) -> File {
     File { path: path.to_str().unwrap().to_owned(), _dir: dir }
 }
 
+/// A file may be checked on another machine; --online is for the one that runs it.
+#[tokio::test]
+async fn a_worker_that_is_not_there_is_named() {
+    let of = |handler: &str| {
+        file(&format!(
+            "[store]\nurl = \"sqlite:records.db\"\n[consumer.billing]\nkey = \"order_id\"\n\
+             dead_letters = {{ file = \"dead.jsonl\" }}\nsource = {{ stdin = {{}} }}\nhandler = {{ {handler} }}\n"
+        ))
+    };
+    for (handler, named) in [
+        ("exec = \"python3 forgotten.py\"", "there is no file \"forgotten.py\""),
+        ("command = [\"no-such-program\"]", "there is no program \"no-such-program\" in PATH"),
+    ] {
+        let file = of(handler);
+        let warned = oncegate(&["check", &file.path], b"").await;
+        assert!(warned.ended(0).err.contains(named), "{}", warned.err);
+        assert!(warned.err.contains("handler.") && warned.err.contains("warning"), "{}", warned.err);
+        let refused = oncegate(&["check", &file.path, "--online"], b"").await;
+        assert!(refused.ended(1).err.contains(named), "{}", refused.err);
+    }
+}
+
 #[tokio::test]
 async fn the_documented_examples_are_fine_and_fit_the_schema() {
     let example = file(&documented());

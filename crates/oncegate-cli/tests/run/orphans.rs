@@ -19,7 +19,7 @@ for line in sys.stdin:
 "#;
 
 /// Whether the process runs. One that its parent has not waited for is still listed, as a zombie.
-fn runs(pid: u32) -> bool {
+pub(super) fn runs(pid: u32) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     stat.rsplit(") ").next().is_some_and(|rest| !rest.is_empty() && !rest.starts_with('Z'))
 }

@@ -286,8 +286,8 @@ impl Consumer {
         self
     }
 
-    /// Ends the stop at once when `again` resolves, for example on a second signal. `again` is polled only after the
-    /// stop has begun. Running handlers are then dropped, their leases lapse, and their messages run again elsewhere,
+    /// Ends the stop at once when `again` resolves, for example on a second signal. `again` is polled only from a second
+    /// after the stop has begun: supervisors send two signals for one stop. Running handlers are then dropped, their leases lapse, and their messages run again elsewhere,
     /// flagged as recovered. What is finished is still committed, within a second. By default a stop runs to its
     /// deadline.
     ///

@@ -7,11 +7,12 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use super::Consumer;
 use super::shared::{Route, Shared};
 use super::watch::{Look, PartitionName, Seen, SeenPartition, Underway, see};
 use crate::health::{
     FailureLog, Health, PartitionStatus, PauseCause, Permits, Phase, QUIET_LIMIT, Run, STORE_LIMIT,
-    ScopeStatus, SourceStatus, Stage, Status, StoreOutage, Unfinished,
+    ScopeStatus, SourceStatus, Stage, Status, StoreOutage, Unfinished, WorkerStatus,
 };
 use crate::source::Source;
 
@@ -43,10 +44,11 @@ impl Monitor {
     /// Returns the consumer's status. What waits in its lanes is counted every second, the rest at the moment of the
     /// call.
     pub fn status(&self) -> Status {
-        Status { name: self.name.to_string(), ..self.look() }
+        let worker = self.life.worker.get().map(|WorkerReport(report)| report());
+        Status { name: self.name.to_string(), worker, ..self.look() }
     }
 
-    /// Everything but the name.
+    /// Everything but the name and the worker.
     fn look(&self) -> Status {
         let (phase, error) = self.life.phase();
         if matches!(phase, Phase::Starting | Phase::Stopped) {
@@ -75,6 +77,27 @@ pub(super) struct Life {
     /// Failures that the start waits out.
     pub(super) opening: FailureLog,
     running: OnceLock<Running>,
+    /// Set when the consumer is made, if its handler has processes of its own.
+    pub(super) worker: OnceLock<WorkerReport>,
+}
+
+impl Consumer {
+    /// Reports the processes of a handler that has its own with the consumer's status: on the status page, in metrics, and
+    /// in the probes. `report` is called at each look, from any thread, so it must not block. The first one counts.
+    #[must_use]
+    pub fn worker_status(self, report: impl Fn() -> WorkerStatus + Send + Sync + 'static) -> Self {
+        _ = self.life.worker.set(WorkerReport(Box::new(report)));
+        self
+    }
+}
+
+/// Returns what the processes of a handler do.
+pub(super) struct WorkerReport(pub(super) Box<dyn Fn() -> WorkerStatus + Send + Sync>);
+
+impl fmt::Debug for WorkerReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("WorkerReport").finish_non_exhaustive()
+    }
 }
 
 struct Running {

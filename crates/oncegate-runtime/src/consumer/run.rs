@@ -24,18 +24,26 @@ use crate::source::{Source, SourceError};
 const CLOSE_AT_LEAST: Duration = Duration::from_secs(5);
 /// The same for a stop that ends at once.
 const CLOSE_AT_ONCE: Duration = Duration::from_secs(1);
+/// Requests to stop that come closer together are one: `timeout`, a shell with its job, and systemd with `SendSIGHUP`
+/// send two signals for one stop.
+const ONE_REQUEST: Duration = Duration::from_secs(1);
 /// How many batches wait between intake and engine.
 const INTAKE_DEPTH: usize = 4;
 
 /// Consumes from an open source until `shutdown` resolves, the source ends or a part fails. `at_once` is polled only
-/// after that, and ends the stop.
+/// from a second after that on, and ends the stop.
 pub(super) async fn run(
     shared: Arc<Shared>,
     source: Arc<dyn Source>,
     life: &Life,
     shutdown: impl Future<Output = ()> + Send,
-    mut at_once: BoxFuture<'static, ()>,
+    at_once: BoxFuture<'static, ()>,
 ) -> Result<(), ConsumerError> {
+    // Polled first when the stop has begun, so the time counts from there.
+    let mut at_once: BoxFuture<'static, ()> = Box::pin(async move {
+        tokio::time::sleep(ONE_REQUEST).await;
+        at_once.await;
+    });
     let stop_deadline = shared.settings.stop_deadline;
     let marks = BreakerMarks::begin(&shared);
     let (batches, receiver) = mpsc::channel(INTAKE_DEPTH);

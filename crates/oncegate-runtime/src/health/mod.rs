@@ -8,8 +8,8 @@
 //!
 //! - [`Health::is_live`], for `/healthz`: `false` only when a restart would help.
 //! - [`Health::is_ready`], for `/readyz`: `false` also while it starts or stops, while its store is away (also when no
-//!   message has asked it, after [`STORE_LIMIT`]), while its source delivers no messages because its calls fail ([`SOURCE_LIMIT`]), and while nothing proceeds because dead
-//!   letters cannot be written.
+//!   message has asked it, after [`STORE_LIMIT`]), while its source delivers no messages because its calls fail ([`SOURCE_LIMIT`]), while nothing proceeds because dead
+//!   letters cannot be written, and while the processes of its worker are not ready or end without an outcome.
 //!
 //! # What counts as a stall
 //!
@@ -39,7 +39,7 @@ use serde::{Deserialize, Serialize};
 pub use failures::FailureLog;
 pub use status::{
     Messages, PartitionStatus, PauseCause, Permits, Phase, Rates, Refusals, Run, ScopeStatus, SourceFailure,
-    SourceStatus, Stage, Status, StoreOutage, Unfinished, WaitCause,
+    SourceStatus, Stage, Status, StoreOutage, Unfinished, WaitCause, WorkerStatus,
 };
 
 /// The shortest time without any delivery or end, although there is work, that counts as a stall: 30 s.
@@ -277,6 +277,20 @@ pub enum Reason {
         /// How many dead letters cannot be written.
         letters: u32,
     },
+    /// No process of the worker is ready, so no message is handled.
+    WorkerNotReady {
+        /// Why not.
+        why: String,
+    },
+    /// Processes of the worker end one after another, and no message between them has an outcome.
+    WorkerEnds {
+        /// How many in a row.
+        in_a_row: u32,
+        /// How the last of them has ended.
+        why: String,
+        /// Whether they are so many that nothing is handled.
+        all: bool,
+    },
     /// Many messages were given up; at the dead-letter limit the consumer stops.
     Flood(Refusals),
 }
@@ -308,6 +322,8 @@ impl Reason {
                 | Self::HandlerPaused { all: true, .. }
                 | Self::SourceFails { stops_delivery: true, .. }
                 | Self::OnlyLettersLeft { .. }
+                | Self::WorkerNotReady { .. }
+                | Self::WorkerEnds { all: true, .. }
         )
     }
 
@@ -335,6 +351,8 @@ impl Reason {
             Self::Unreadable { .. } => "unreadable",
             Self::LetterNotWritten { .. } => "letter_not_written",
             Self::OnlyLettersLeft { .. } => "only_letters_left",
+            Self::WorkerNotReady { .. } => "worker_not_ready",
+            Self::WorkerEnds { .. } => "worker_ends",
             Self::Flood(_) => "flood",
         }
     }
@@ -428,6 +446,10 @@ impl fmt::Display for Reason {
                 f,
                 "{letters} dead letters cannot be written, and no other message can be handled before they are"
             ),
+            Self::WorkerNotReady { why } => write!(f, "the worker is not ready: {why}"),
+            Self::WorkerEnds { in_a_row, why, .. } => {
+                write!(f, "the worker has ended {in_a_row} times in a row without an outcome: {why}")
+            }
             Self::Flood(refusals) => write!(
                 f,
                 "{} messages in a row were given up; at {} the consumer stops",

@@ -11,6 +11,10 @@ use super::{COMMIT_LIMIT, CONNECTION_LIMIT, LOOP_LIMIT, POLL_LIMIT, QUIET_LIMIT,
 const SLOW_FACTOR: u32 = 3;
 /// A reason is reported from the dead-letter limit divided by this on.
 const REPORT_DIVISOR: u32 = 2;
+/// Of so many processes of a worker that end in a row without an outcome, it is no accident …
+const ENDS_REPORTED: u32 = 2;
+/// … and of so many, nothing is handled.
+const ENDS_OF_ALL: u32 = 3;
 /// The most reasons of one kind: a hundred slow handlers are one fact.
 const MOST_OF_A_KIND: usize = 3;
 
@@ -21,6 +25,7 @@ pub(super) fn reasons(status: &Status) -> Vec<Reason> {
         return reasons;
     }
     reasons.extend(failures::reasons(status));
+    reasons.extend(worker(status));
     if status.phase != Phase::Starting {
         reasons.extend(stalls(status));
         reasons.extend(stores(status));
@@ -46,6 +51,18 @@ fn life(status: &Status) -> Option<Reason> {
         Phase::Stopping => Some(Reason::Stopping),
         Phase::Stopped => Some(Reason::Stopped { error: status.error.clone() }),
     }
+}
+
+/// Processes of a worker that end while the consumer stops are no news.
+fn worker(status: &Status) -> Option<Reason> {
+    let worker = status.worker.as_ref().filter(|_| status.phase != Phase::Stopping)?;
+    let in_a_row = worker.ends_in_a_row;
+    if in_a_row >= ENDS_REPORTED && status.phase == Phase::Running {
+        let why = worker.last_end.clone().unwrap_or_default();
+        return Some(Reason::WorkerEnds { in_a_row, why, all: in_a_row >= ENDS_OF_ALL });
+    }
+    let why = worker.not_ready.clone()?;
+    Some(Reason::WorkerNotReady { why })
 }
 
 /// There is work, and none of it is done.

@@ -57,6 +57,28 @@ pub struct Status {
     pub looked_ago: Duration,
     /// The source's own status.
     pub source: SourceStatus,
+    /// The processes of a handler that has its own, as `oncegate run` does; see
+    /// [`Consumer::worker_status`](crate::Consumer::worker_status).
+    #[serde(default)]
+    pub worker: Option<WorkerStatus>,
+}
+
+/// The processes of a handler that calls a worker in another process. Created from [`Default`].
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct WorkerStatus {
+    /// Processes that run.
+    pub processes: u32,
+    /// Those of them that take messages.
+    pub ready: u32,
+    /// How often a process that has ended was started again.
+    pub restarts: u64,
+    /// How many processes have ended in a row, with no outcome of a message between them.
+    pub ends_in_a_row: u32,
+    /// How the last of them has ended.
+    pub last_end: Option<String>,
+    /// Why no message can be handled: no process is ready. `None` while one is.
+    pub not_ready: Option<String>,
 }
 
 impl Status {

@@ -366,6 +366,17 @@ pub const CATALOGUE: &[Metric] = &[
     )
     .of(&["running", "ready", "behind", "parked", "held_back"]),
     Metric::gauge("poll_age_seconds", CONSUMER, "since the broker's client was last polled"),
+    Metric::gauge(
+        "worker_processes",
+        CONSUMER,
+        "processes of the worker that run; of `oncegate run` with `exec`",
+    ),
+    Metric::gauge("worker_processes_ready", CONSUMER, "those of them that take messages"),
+    Metric::gauge(
+        "worker_restarts",
+        CONSUMER,
+        "how often a process that has ended was started again, since oncegate was started",
+    ),
     Metric::gauge("lag", PARTITION, "messages that are not finished, the broker's included"),
     Metric::gauge(
         "oldest_incomplete_age_seconds",

@@ -41,6 +41,23 @@ async fn a_second_signal_ends_the_stop_at_once() {
     assert_eq!(bench.list.acked(), [0_i64; 0]);
 }
 
+/// Supervisors send two signals for one stop: `timeout` does, and systemd with `SendSIGHUP`.
+#[tokio::test(start_paused = true)]
+async fn two_signals_at_once_are_one_stop() {
+    let bench = Bench::of(numbered(1));
+    let (tell, begun) = beginning();
+    let handler = move |_: Message, _: Attempt| {
+        tell();
+        async {
+            sleep(Duration::from_millis(900)).await;
+            Ok(())
+        }
+    };
+    let consumer = bench.consumer(handler).stop_at_once_on(async {});
+    consumer.run_until(async { begun.await.unwrap() }).await.unwrap();
+    assert_eq!(bench.list.acked(), [0_i64], "its handler may end");
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_second_signal_counts_only_after_the_first() {
     let bench = Bench::of(numbered(100));

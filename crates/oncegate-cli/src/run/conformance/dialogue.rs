@@ -12,17 +12,16 @@ use super::super::exec::{END_GRACE, TERM_GRACE, log};
 use super::super::lines::{
     HandleLine, Line, Outgoing, Ready, ReadyType, Said, parse, read_lines, write_lines,
 };
-use super::super::process::{self, Process};
+use super::super::process::{self, Leftovers, Process, Runnable};
 use super::super::worker::{AttemptInfo, Reply};
 use super::LEASE;
-use crate::config::values::Program;
 
 /// How many lines may wait in either direction.
 const LINES_WAITING: usize = 64;
 
 /// A worker that is started when it is not running.
 pub(super) struct Dialogue {
-    program: Program,
+    program: Runnable,
     patience: Duration,
     running: Option<Running>,
     next_id: u64,
@@ -37,7 +36,7 @@ struct Running {
 }
 
 impl Dialogue {
-    pub(super) fn new(program: Program, patience: Duration) -> Self {
+    pub(super) fn new(program: Runnable, patience: Duration) -> Self {
         Self { program, patience, running: None, next_id: 0 }
     }
 
@@ -159,11 +158,11 @@ impl Dialogue {
 }
 
 impl Running {
-    async fn start(program: &Program) -> Result<Self, String> {
+    async fn start(program: &Runnable) -> Result<Self, String> {
         let mut command = process::command(program);
         command.env("ONCEGATE_WORKER", "1");
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let started = Process::start(command).await;
+        let started = Process::start(command, Leftovers::Killed).await;
         let (process, (stdin, stdout, stderr)) =
             started.map_err(|error| format!("it cannot be started: {error}"))?;
         let mut streams = JoinSet::new();
@@ -171,7 +170,7 @@ impl Running {
         streams.spawn(async move { read_lines(stdout, lines).await });
         let (tell, lines) = mpsc::channel(LINES_WAITING);
         streams.spawn(async move { write_lines(stdin, lines).await });
-        streams.spawn(async move { log(1, stderr).await });
+        streams.spawn(async move { drop(log(1, stderr).await) });
         Ok(Self { process, tell, said, _streams: streams })
     }
 }

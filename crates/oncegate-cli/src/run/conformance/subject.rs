@@ -9,6 +9,8 @@ use tokio::time::{Instant, sleep, timeout};
 
 use super::super::command::Commands;
 use super::super::http::{Caller, Token};
+use super::super::process::Runnable;
+use super::super::report::Report;
 use super::super::request::RequestParts;
 use super::super::worker::{AttemptInfo, Call, Reply};
 use super::LEASE;
@@ -42,10 +44,13 @@ impl Subject {
     pub(super) fn of(handler: &shape::Handler, patience: Duration) -> Result<Self, String> {
         const MOST: usize = Gate::DEFAULT_MAX_LARGE_RESULT_BYTES;
         if let Some(program) = &handler.exec {
-            return Ok(Self::Exec(Dialogue::new(program.clone(), patience)));
+            return Ok(Self::Exec(Dialogue::new(Runnable::new(program.clone(), &[], &[]), patience)));
         }
         if let Some(program) = &handler.command {
-            return Ok(Self::Command(Commands::new(program.clone(), MOST), patience));
+            return Ok(Self::Command(
+                Commands::new(Runnable::new(program.clone(), &[], &[]), MOST, Report::default()),
+                patience,
+            ));
         }
         let content_type = handler.content_type.as_deref().unwrap_or_default();
         let told = RequestParts {

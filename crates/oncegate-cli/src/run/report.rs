@@ -1,0 +1,113 @@
+//! What the processes of a worker do, for the start, the probes and the status page.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use oncegate::health::WorkerStatus;
+use tokio::sync::watch;
+
+use super::exec::Ended;
+
+/// What a worker does now. All clones share it.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Report(Arc<watch::Sender<Worked>>);
+
+#[derive(Debug, Default)]
+struct Worked {
+    status: WorkerStatus,
+    /// Its program cannot be started.
+    cannot_start: bool,
+}
+
+/// Why no process of a worker is ready, and none will be.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum NotReady {
+    /// The program cannot be started.
+    CannotStart(String),
+    /// Its processes have ended before they were ready, until the patience was over.
+    Ends(String),
+}
+
+impl Report {
+    pub(crate) fn status(&self) -> WorkerStatus {
+        self.0.borrow().status.clone()
+    }
+
+    fn change(&self, change: impl FnOnce(&mut WorkerStatus)) {
+        self.0.send_modify(|worked| change(&mut worked.status));
+    }
+
+    /// Nothing is handled before the worker is ready, and this is why it is not.
+    pub(super) fn not_ready(&self, why: &str) {
+        self.change(|status| status.not_ready = Some(why.to_owned()));
+    }
+
+    pub(super) fn started(&self) {
+        self.change(|status| {
+            status.processes += 1;
+            status
+                .not_ready
+                .get_or_insert_with(|| "its processes have not reported that they are".to_owned());
+        });
+    }
+
+    /// A process is ready, or a worker that needs none.
+    pub(super) fn ready(&self) {
+        self.change(|status| {
+            status.ready += 1;
+            status.not_ready = None;
+        });
+    }
+
+    /// A process has ended that was to go on.
+    pub(super) fn ended(&self, ended: &Ended) {
+        self.0.send_modify(|worked| {
+            let status = &mut worked.status;
+            status.processes = status.processes.saturating_sub(1);
+            if ended.was_ready {
+                status.ready = status.ready.saturating_sub(1);
+            }
+            if status.ready == 0 {
+                status.not_ready = Some(ended.why.clone());
+            }
+            status.ends_in_a_row = status.ends_in_a_row.saturating_add(1);
+            status.last_end = Some(ended.why.clone());
+            worked.cannot_start |= ended.cannot_start;
+        });
+    }
+
+    /// A command has ended without an outcome.
+    pub(super) fn ended_without_outcome(&self, why: &str) {
+        self.change(|status| {
+            status.ends_in_a_row = status.ends_in_a_row.saturating_add(1);
+            status.last_end = Some(why.to_owned());
+        });
+    }
+
+    pub(super) fn restarts(&self) {
+        self.change(|status| status.restarts += 1);
+    }
+
+    /// A message has an outcome.
+    pub(super) fn answered(&self) {
+        self.0.send_if_modified(|worked| std::mem::take(&mut worked.status.ends_in_a_row) > 0);
+    }
+
+    /// Resolves when no process will be ready: at once when there is no such program, and after `patience` at the first
+    /// process that has ended without having been ready.
+    pub(super) async fn never_ready(&self, patience: Duration) -> NotReady {
+        let mut seen = self.0.subscribe();
+        let give_up = tokio::time::timeout(patience, seen.wait_for(|worked| worked.cannot_start));
+        if let Ok(Ok(worked)) = give_up.await {
+            return NotReady::CannotStart(last_end(&worked));
+        }
+        let mut seen = self.0.subscribe();
+        // This report is a sender, so the wait does not fail.
+        let ended = seen.wait_for(|worked| worked.status.last_end.is_some()).await;
+        NotReady::Ends(ended.map(|worked| last_end(&worked)).unwrap_or_default())
+    }
+}
+
+fn last_end(worked: &Worked) -> String {
+    worked.status.last_end.clone().unwrap_or_default()
+}
