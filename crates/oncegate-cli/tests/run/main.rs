@@ -18,6 +18,7 @@ mod mistakes;
 mod orphans;
 mod outage;
 mod outbox;
+mod protocol;
 mod queue;
 mod raw;
 mod repair;

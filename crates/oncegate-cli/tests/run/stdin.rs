@@ -20,31 +20,31 @@ printf 'charged %s' "$id"
 "#;
 
 /// A folder with an input, the records of a scope, and a ledger of what the worker did.
-struct Feed {
+pub(super) struct Feed {
     dir: TempDir,
 }
 
 /// What a run gave.
 #[derive(Debug)]
-struct Ended {
-    code: Option<i32>,
-    out: String,
-    err: String,
+pub(super) struct Ended {
+    pub(super) code: Option<i32>,
+    pub(super) out: String,
+    pub(super) err: String,
 }
 
 impl Feed {
-    fn of(lines: &[&str]) -> Self {
+    pub(super) fn of(lines: &[&str]) -> Self {
         let feed = Self { dir: tempfile::tempdir().unwrap() };
         std::fs::write(feed.path("worker.sh"), WORKER).unwrap();
         std::fs::write(feed.path("input"), lines.join("\n")).unwrap();
         feed
     }
 
-    fn path(&self, name: &str) -> PathBuf {
+    pub(super) fn path(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)
     }
 
-    fn read(&self, name: &str) -> String {
+    pub(super) fn read(&self, name: &str) -> String {
         std::fs::read_to_string(self.path(name)).unwrap_or_default()
     }
 
@@ -59,7 +59,7 @@ impl Feed {
         File::options().read(true).write(true).open(self.path("gate")).unwrap().write_all(b"\n").unwrap();
     }
 
-    fn start(&self, stdin: impl Into<Stdio>, flags: &[&str]) -> Process {
+    pub(super) fn start(&self, stdin: impl Into<Stdio>, flags: &[&str]) -> Process {
         let mut command = process::bound_to_parent(env!("CARGO_BIN_EXE_oncegate"), "KILL");
         for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("ONCEGATE_")) {
             command.env_remove(name);
@@ -68,7 +68,10 @@ impl Feed {
         if !flags.contains(&"--key") {
             command.args(["--key", "order_id"]);
         }
-        command.args(["--store", "sqlite:records.db", "--handler-command", "sh worker.sh"]).args(flags);
+        if !flags.contains(&"--handler-exec") && !flags.contains(&"--handler") {
+            command.args(["--handler-command", "sh worker.sh"]);
+        }
+        command.args(["--store", "sqlite:records.db"]).args(flags);
         let file = |name: &str| File::create(self.path(name)).unwrap();
         command.current_dir(self.dir.path());
         command.stdin(stdin).stdout(file("out")).stderr(file("err"));
@@ -76,26 +79,26 @@ impl Feed {
     }
 
     /// Starts with the input.
-    fn start_on_input(&self, flags: &[&str]) -> Process {
+    pub(super) fn start_on_input(&self, flags: &[&str]) -> Process {
         self.start(File::open(self.path("input")).unwrap(), flags)
     }
 
-    async fn end(&self, mut process: Process) -> Ended {
+    pub(super) async fn end(&self, mut process: Process) -> Ended {
         let code = process.end_within(LIMIT).await.code();
         Ended { code, out: self.read("out"), err: self.read("err") }
     }
 
     /// Feeds the whole input.
-    async fn run(&self, flags: &[&str]) -> Ended {
+    pub(super) async fn run(&self, flags: &[&str]) -> Ended {
         self.end(self.start_on_input(flags)).await
     }
 
     /// The calls of the worker: the order, and whether it was recovered.
-    fn ledger(&self) -> Vec<String> {
+    pub(super) fn ledger(&self) -> Vec<String> {
         self.read("ledger").lines().map(str::to_owned).collect()
     }
 
-    async fn until_in_ledger(&self, call: &str) {
+    pub(super) async fn until_in_ledger(&self, call: &str) {
         until(call, LIMIT, async || match self.ledger().iter().any(|noted| noted == call) {
             true => Ok(()),
             false => Err(format!("{:?}\n{}", self.ledger(), self.read("err"))),
@@ -104,7 +107,7 @@ impl Feed {
     }
 }
 
-fn order(id: &str) -> String {
+pub(super) fn order(id: &str) -> String {
     format!(r#"{{"order_id":"{id}"}}"#)
 }
 
