@@ -2,7 +2,7 @@
 //!
 //! `flags` has the settings of the command line, `build` builds the library's parts from a configuration, `worker`
 //! turns a worker into a handler, and `batches` into one for batches. Workers are called by `http` (`wire`, `tls`,
-//! `request`, `answer`), by JSON lines (`exec`, `hand_out`, `session`, `lines`, `values`, `violations`), or are started
+//! `trial`, `request`, `answer`), by JSON lines (`exec`, `hand_out`, `session`, `lines`, `values`, `violations`), or are started
 //! for each message (`command`). `process` starts and ends their processes.
 //! `start` has what a consumer needs before it starts: its store, its topics or queues, and its worker. `stdin` is the
 //! source that needs no broker, with its dead letters (`dead_letter_file`) and its answer (`summary`).
@@ -29,6 +29,7 @@ pub(crate) mod stdin;
 mod summary;
 mod tls;
 mod tracked;
+mod trial;
 mod values;
 mod violations;
 pub(crate) mod wire;

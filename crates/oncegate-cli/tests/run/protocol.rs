@@ -3,6 +3,7 @@
 use serde_json::Value;
 
 use super::example;
+use super::raw::{Answer, RawWorker};
 use super::stdin::{Feed, order};
 
 /// A worker that notes each message in the ledger, with its attempt, and then does what the test says.
@@ -219,4 +220,20 @@ async fn line_separators_of_unicode_end_no_line_in_the_examples() {
         ledger.sort();
         assert_eq!(ledger, ["U-1", "U-2"], "{command}: {ended:?}");
     }
+}
+
+/// It does not say that it closes its connections, so a request could be on its way to one.
+#[tokio::test]
+async fn a_worker_that_closes_its_connections_loses_no_request() {
+    const ORDERS: usize = 1_000;
+    let orders: Vec<String> = (0..ORDERS).map(|number| order(&format!("A-{number}"))).collect();
+    let feed = Feed::of(&orders.iter().map(String::as_str).collect::<Vec<_>>());
+    let worker =
+        RawWorker::start(|_| Answer::Bytes("HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}".to_owned()))
+            .await;
+    let ended = feed.run(&["--handler", &worker.url(), "--concurrency", "64", "--lease", "5s"]).await;
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    let asked = worker.asked();
+    assert!(asked.iter().all(|asked| asked.attempt() == 1), "{}", ended.err);
+    assert_eq!(asked.len(), ORDERS, "{}", ended.err);
 }
