@@ -115,8 +115,18 @@ function completed(result) {
   return { outcome: "complete", ...(result === null || result === undefined ? {} : { result }) };
 }
 
-/** The answer to a message whose handler has thrown this. The error is printed unless it is an outcome. */
+/** The answer to a message whose handler has thrown this. A message must be answered, whatever the error's own code does. */
 function failed(error, signal) {
+  try {
+    return told(error, signal);
+  } catch {
+    console.error("the handler has failed with an error that cannot be printed");
+    return { outcome: "retry", reason: "the handler has failed with an error that cannot be printed" };
+  }
+}
+
+/** The same, as far as the error can be read. It is printed unless it is an outcome. */
+function told(error, signal) {
   // A cancelled message is answered, too: until then it counts as one of `max_in_flight`.
   if (signal.aborted && error?.name === "AbortError") return { outcome: "retry", reason: "cancelled" };
   if (error instanceof DeadLetter) return { outcome: "dead-letter", reason: sendable(error.message) };
@@ -164,7 +174,8 @@ function reply(streams, id, answer) {
     streams.write({ id, ...answer });
   } catch (error) {
     // The effect has happened, so the message must not run again because of its result.
-    console.error(`the result cannot be kept, the message is completed without it: ${error.message}`);
+    const { reason } = failed(error, { aborted: false });
+    console.error(`the result cannot be kept, the message is completed without it: ${reason}`);
     streams.write({ id, outcome: answer.outcome });
   }
 }

@@ -1,5 +1,4 @@
-// A worker of oncegate. It gets each order once, as a line of JSON on standard input, and answers with a line on
-// standard output. So print to standard error; oncegate writes that into its log.
+// A worker of oncegate. It gets each order once, as a line of JSON on standard input, and answers with a line of JSON.
 package main
 
 import (
@@ -23,10 +22,10 @@ type order struct {
 }
 
 type answer struct {
-	ID      string            `json:"id"`
-	Outcome string            `json:"outcome"`
-	Reason  string            `json:"reason,omitempty"`
-	Result  map[string]string `json:"result,omitempty"`
+	ID      string `json:"id"`
+	Outcome string `json:"outcome"`
+	Reason  string `json:"reason,omitempty"`
+	Result  any    `json:"result,omitempty"`
 }
 
 // charge is your effect. The key is the same in every attempt for this order: pass it to the systems that you call.
@@ -52,10 +51,14 @@ func handle(m message) answer {
 }
 
 func main() {
-	fmt.Println(`{"type":"ready","v":1}`)
+	// The answers keep standard output for themselves. What else is printed goes to standard error, and oncegate writes
+	// that into its log.
+	answers := os.Stdout
+	os.Stdout = os.Stderr
+	fmt.Fprintln(answers, `{"type":"ready","v":1}`)
 	lines := bufio.NewScanner(os.Stdin)
 	lines.Buffer(nil, 16<<20) // the longest line of the protocol
-	say := json.NewEncoder(os.Stdout)
+	say := json.NewEncoder(answers)
 	for lines.Scan() {
 		var m message
 		if err := json.Unmarshal(lines.Bytes(), &m); err != nil {
@@ -65,7 +68,15 @@ func main() {
 		if m.Type != "message" {
 			continue
 		}
-		if err := say.Encode(handle(m)); err != nil {
+		outcome := handle(m)
+		err := say.Encode(outcome)
+		if err != nil && outcome.Result != nil {
+			// The order is charged, so it must not run again because its result is no JSON.
+			log.Print(err)
+			outcome.Result = nil
+			err = say.Encode(outcome)
+		}
+		if err != nil {
 			log.Fatal(err)
 		}
 	}

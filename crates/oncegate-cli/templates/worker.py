@@ -1,7 +1,8 @@
-# A worker of oncegate. It gets each order once, as a line of JSON on standard input, and answers with a line on
-# standard output. So print to standard error; oncegate writes that into its log.
+# A worker of oncegate. It gets each order once, as a line of JSON on standard input, and answers with a line of JSON.
 import json
+import os
 import sys
+import traceback
 
 
 def charge(order, idempotency_key):
@@ -14,16 +15,36 @@ def charge(order, idempotency_key):
 def answer(message):
     try:
         order = json.loads(message["payload"])
-        return {"outcome": "complete", "result": charge(order, message["idempotency_key"])}
-    except OSError as error:
-        return {"outcome": "retry", "reason": str(error)}
+        order = {"order_id": order["order_id"], "amount": order["amount"]}
     except (ValueError, KeyError, TypeError) as error:
         return {"outcome": "dead-letter", "reason": f"it is no order: {error!r}"}
+    try:
+        return {"outcome": "complete", "result": charge(order, message["idempotency_key"])}
+    except Exception as error:
+        traceback.print_exc()
+        return {"outcome": "retry", "reason": type(error).__name__}
 
 
-print(json.dumps({"type": "ready", "v": 1}), flush=True)
-for line in sys.stdin:
+# The answers keep standard output for themselves. What else is printed goes to standard error, and oncegate writes
+# that into its log.
+answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+os.dup2(2, 1)
+
+
+def say(line):
+    text = json.dumps(line, allow_nan=False)
+    print(text, file=answers, flush=True)
+
+
+say({"type": "ready", "v": 1})
+for line in sys.stdin.buffer:
     message = json.loads(line)
     # The other type is "cancel": this worker handles one message at a time, so it has answered by then.
     if message["type"] == "message":
-        print(json.dumps({"id": message["id"], **answer(message)}), flush=True)
+        outcome = answer(message)
+        try:
+            say({"id": message["id"], **outcome})
+        except Exception:
+            # The order is charged, so it must not run again because its result is no JSON.
+            traceback.print_exc()
+            say({"id": message["id"], "outcome": outcome["outcome"]})

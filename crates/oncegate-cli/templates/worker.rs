@@ -89,7 +89,20 @@ fn main() -> io::Result<()> {
         } = serde_json::from_str(&line?)?
         {
             let outcome = handle(&idempotency_key, payload.as_deref().unwrap_or_default());
-            say(&Answer { id, outcome })?;
+            let is_completed = matches!(outcome, Outcome::Complete { .. });
+            let answer = serde_json::to_value(Answer {
+                id: id.clone(),
+                outcome,
+            });
+            match answer {
+                Ok(answer) => say(&answer)?,
+                // The order is charged, so it must not run again because its result is no JSON.
+                Err(error) if is_completed => {
+                    eprintln!("the result is not kept: {error}");
+                    say(&serde_json::json!({ "id": id, "outcome": "complete" }))?;
+                }
+                Err(error) => return Err(error.into()),
+            }
         }
     }
     Ok(())

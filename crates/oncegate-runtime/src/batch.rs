@@ -1,12 +1,16 @@
 //! The trait that a user implements to handle many messages in one call.
 
+use std::fmt;
 use std::future::Future;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
 use bytes::Bytes;
+use tokio::sync::mpsc;
 
 use crate::attempt::Attempt;
-use crate::codec::{Codec, FromStored, Output, ToStored};
+use crate::codec::{Codec, FromStored, Output};
 use crate::failure::{BoxError, Failure};
 use crate::handler::{BoxFuture, Encoded, ErasedHandler};
 use crate::message::Message;
@@ -33,6 +37,9 @@ pub trait BatchHandler: Send + Sync + 'static {
     /// The outcome of a message is that of [`Handler::handle`](crate::Handler::handle): its result, another attempt, or
     /// [`Failure::permanent`], which sends it to the dead letters. If the number of outcomes is not that of the
     /// messages, they are all treated as [`Failure::unknown`].
+    ///
+    /// A handler that knows the outcome of one message before those of the others reports it by
+    /// [`BatchMessage::answer`]; it is recorded at once.
     ///
     /// # Errors
     /// An error for the whole batch states that none of its work is done: roll back before you return it. The
@@ -81,11 +88,12 @@ pub trait BatchHandler: Send + Sync + 'static {
 pub struct BatchMessage {
     message: Message,
     attempt: Attempt,
+    early: Option<Early>,
 }
 
 impl BatchMessage {
     pub(crate) fn new(message: Message, attempt: Attempt) -> Self {
-        Self { message, attempt }
+        Self { message, attempt, early: None }
     }
 
     /// The message.
@@ -97,6 +105,88 @@ impl BatchMessage {
     pub fn attempt(&self) -> &Attempt {
         &self.attempt
     }
+
+    /// Ends this message with its outcome before the call of its batch ends: the outcome is recorded at once, whatever
+    /// becomes of the others. `O` is the handler's [`Output`](BatchHandler::Output).
+    ///
+    /// The first outcome of a message counts: what [`handle`](BatchHandler::handle) returns for it later is ignored,
+    /// and so is an error for the whole batch. When every message has its outcome, the future of `handle` is dropped.
+    /// In a [`TransactionalBatchHandler`](crate::TransactionalBatchHandler) this does nothing: there an outcome counts
+    /// when the transaction is committed.
+    pub fn answer<O: Output>(&self, outcome: Result<O, Failure>) {
+        let Some(early) = &self.early else { return };
+        if early.is_answered.swap(true, Relaxed) {
+            return;
+        }
+        let outcome = outcome.map(|output| encoded(self, &output, early.codec));
+        if let Some(Listener(listen)) = &early.listener {
+            listen(&outcome);
+        }
+        // The call of the batch has ended when this fails, and the message has another outcome.
+        _ = early.answers.send(EarlyAnswer { place: early.place, outcome });
+    }
+
+    /// Calls `listen` with the outcome that [`answer`](Self::answer) is given, before it is recorded.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn listened(
+        mut self,
+        listen: impl Fn(&Result<Result<Bytes, BoxError>, Failure>) + Send + Sync + 'static,
+    ) -> Self {
+        if let Some(early) = &mut self.early {
+            early.listener = Some(Listener(Arc::new(listen)));
+        }
+        self
+    }
+
+    /// The same message in a call whose early answers are sent to `answers`.
+    pub(crate) fn in_call(
+        &self,
+        place: usize,
+        codec: Codec,
+        answers: &mpsc::UnboundedSender<EarlyAnswer>,
+    ) -> Self {
+        let early =
+            Early { place, codec, answers: answers.clone(), is_answered: Arc::default(), listener: None };
+        Self { early: Some(early), ..self.clone() }
+    }
+}
+
+/// The outcome of one message, before the call of its batch has ended.
+#[derive(Debug)]
+pub(crate) struct EarlyAnswer {
+    /// The place of the message in the batch of the call.
+    pub(crate) place: usize,
+    pub(crate) outcome: Result<Encoded, Failure>,
+}
+
+/// Takes the outcome of one message while the call of its batch goes on.
+#[derive(Clone, Debug)]
+struct Early {
+    place: usize,
+    codec: Codec,
+    /// Gets one answer for each message at most, so it needs no limit of its own.
+    answers: mpsc::UnboundedSender<EarlyAnswer>,
+    is_answered: Arc<AtomicBool>,
+    listener: Option<Listener>,
+}
+
+#[derive(Clone)]
+struct Listener(Arc<dyn Fn(&Result<Encoded, Failure>) + Send + Sync>);
+
+impl fmt::Debug for Listener {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Listener")
+    }
+}
+
+/// Encodes the result of a message for its record.
+fn encoded<O: Output>(one: &BatchMessage, output: &O, codec: Codec) -> Encoded {
+    if one.attempt.unit().is_attempted() {
+        // Its transaction has stored the result, or nothing was stored.
+        return Ok(Bytes::new());
+    }
+    output.to_stored(codec)
 }
 
 /// When a batch is full, and how long one that is not waits for more messages.
@@ -180,15 +270,8 @@ impl<H: BatchHandler> ErasedBatchHandler for ErasedBatches<H> {
             if outcomes.len() != batch.len() {
                 return Err(miscounted(outcomes.len(), batch.len()));
             }
-            let encode = |(one, outcome): (&BatchMessage, Result<H::Output, Failure>)| {
-                let output = outcome?;
-                if one.attempt.unit().is_attempted() {
-                    // Its transaction has stored the result, or nothing was stored.
-                    return Ok(Ok(Bytes::new()));
-                }
-                Ok(output.to_stored(codec))
-            };
-            Ok(batch.iter().zip(outcomes).map(encode).collect())
+            let each = batch.iter().zip(outcomes);
+            Ok(each.map(|(one, outcome)| Ok(encoded(one, &outcome?, codec))).collect())
         })
     }
 }
@@ -206,9 +289,18 @@ impl<H: BatchHandler> ErasedHandler for ErasedBatches<H> {
         codec: Codec,
     ) -> BoxFuture<'_, Result<Encoded, Failure>> {
         Box::pin(async move {
-            let batch = [BatchMessage::new(message, attempt)];
-            let mut outcomes = self.handle_batch(&batch, codec).await?;
-            outcomes.pop().unwrap_or_else(|| Err(miscounted(0, 1)))
+            let (answers, mut early) = mpsc::unbounded_channel();
+            let batch = [BatchMessage::new(message, attempt).in_call(0, codec, &answers)];
+            let ended = tokio::select! {
+                biased;
+                Some(answer) = early.recv() => return answer.outcome,
+                ended = self.handle_batch(&batch, codec) => ended,
+            };
+            // It was answered and has ended in the same poll.
+            if let Ok(answer) = early.try_recv() {
+                return answer.outcome;
+            }
+            ended?.pop().unwrap_or_else(|| Err(miscounted(0, 1)))
         })
     }
 

@@ -174,6 +174,29 @@ test("a result that cannot be kept is left out", async (context) => {
   assert.equal(process.err.match(/completed without it/g).length, 3);
 });
 
+test("whatever the result is, the message is completed", async (context) => {
+  const nested = "(() => { let a = []; for (let n = 0; n < 10_000; n++) a = [a]; return a; })()";
+  const process = await Process.worker(context, "(message) => eval(message.text())");
+  for (const result of [`({ toJSON() { throw null; } })`, `({ toJSON() { throw { get message() { throw 1; } }; } })`]) {
+    assert.deepEqual(await process.answer(`(${result})`), { outcome: "complete" }, result);
+  }
+  assert.equal((await process.answer(nested)).outcome, "complete");
+  assert.equal(await process.end(), 0);
+});
+
+test("an error without a text is an answer", async (context) => {
+  const process = await Process.worker(context, "(message) => { throw eval(message.text()); }");
+  for (const error of [
+    "Object.create(null)",
+    "({ [Symbol.for('nodejs.util.inspect.custom')]() { throw 1; } })",
+    "Object.defineProperty(new Error(), 'message', { get() { throw 1; } })",
+    "Object.assign(new Retry('x'), { message: { toString() { throw 1; } } })",
+  ]) {
+    assert.equal((await process.answer(error)).outcome, "retry", error);
+  }
+  assert.equal(await process.end(), 0);
+});
+
 test("messages run at the same time", async (context) => {
   const handler = `(() => {
     const waiting = [];

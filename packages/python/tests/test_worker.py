@@ -147,6 +147,26 @@ class WorkerTest(WorkerCase):
             self.assertEqual(process.answer(result), {"outcome": "complete"}, result)
         self.assertEqual(process.end()[2].count("completed without it"), 4)
 
+    def test_whatever_the_result_is_the_message_is_completed(self):
+        deep = "def nested():\n    result = []\n    for _ in range(10_000): result = [result]\n    return result\n"
+        hostile = "class Hostile(dict):\n    def items(self): raise ZeroDivisionError\n"
+        imports = "import datetime, decimal\n"
+        for handler in ("def handle(message)", "async def handle(message)"):
+            lines = f"{imports}{deep}{hostile}@worker\n{handler}: return eval(message.payload)"
+            process = self.start(lines, "")
+            for result in ("nested()", "Hostile(a=1)", "datetime.datetime.now()", "decimal.Decimal(1)", "{('a',): 1}"):
+                self.assertEqual(process.answer(result), {"outcome": "complete"}, result)
+            self.assertEqual(process.end()[2].count("completed without it"), 5)
+
+    def test_an_error_without_a_text_is_an_answer(self):
+        error = "class Silent(Exception):\n    def __str__(self): raise ValueError('no text')\n"
+        for handler in ("def handle(message)", "async def handle(message)"):
+            process = self.start(f"{error}@worker\n{handler}: raise eval(message.payload)", "")
+            self.assertEqual(process.answer("Silent()")["outcome"], "retry")
+            self.assertEqual(process.answer("DeadLetter(Silent())")["outcome"], "dead-letter")
+            self.assertEqual(process.answer("DeadLetter(7)"), {"outcome": "dead-letter", "reason": "7"})
+            self.assertEqual(process.end()[0], 0)
+
     def test_a_handler_that_returns_an_awaitable_has_not_run(self):
         process = self.start("def handle(message):\n    async def later(): pass\n    return later()")
         self.assertEqual(process.answer()["outcome"], "retry")

@@ -1,22 +1,24 @@
 //! Batches for a worker: many messages in one request or one line, with an outcome for each.
 //!
 //! Over HTTP, a batch is a JSON array of the objects that workers on standard streams get as lines, and the answer is a
-//! JSON array of their answers. On standard streams, a batch is one line with all of them.
+//! JSON array of their answers. On standard streams, a batch is one line with all of them, and each answer is recorded
+//! when it comes.
 
 use std::collections::HashMap;
 use std::time::SystemTime;
 
 use bytes::Bytes;
-use futures_util::future::join_all;
 use http_body_util::{BodyExt as _, Full, Limited as LimitedBody};
 use hyper::header::{AUTHORIZATION, CONTENT_TYPE};
 use hyper::{Method, Request};
 use oncegate::{BatchHandler, BatchMessage, Failure};
+use tokio_util::sync::CancellationToken;
+use tracing::warn;
 
 use super::answer::{self, ResponseBody};
 use super::exec::Order;
 use super::http::Caller;
-use super::lines::{Answer, HandleLine, LINE_MAX_BYTES};
+use super::lines::{self, HandleLine, LINE_MAX_BYTES};
 use super::worker::{AttemptInfo, Call, Limited, Reply, WithdrawOnDrop, Work, Worker};
 
 /// The reply of a worker to a batch.
@@ -52,16 +54,28 @@ impl Limited {
             .collect();
         let call = Call::default();
         let _withdrawn = WithdrawOnDrop(call.clone());
+        let answered: Vec<CancellationToken> = batch.iter().map(|_| CancellationToken::new()).collect();
         let work = async {
             match &*self.worker {
                 Worker::Http(caller) => caller.call_batch(&orders, &call).await,
-                Worker::Exec(crew) => crew.hand_out_batch(orders, &call).await,
+                Worker::Exec(crew) => {
+                    let each = |place, reply| self.answer_early(batch, &answered, place, reply);
+                    crew.hand_out_batch(orders, &call, each).await
+                }
                 Worker::Command(_) => {
                     BatchReply::Whole(Reply::not_run("a command takes no batches: remove `batch`"))
                 }
             }
         };
-        let discarded = async { drop(join_all(batch.iter().map(|one| one.attempt().discarded())).await) };
+        // Those that are answered need no cancellation.
+        let discarded = async {
+            for (one, answered) in batch.iter().zip(&answered) {
+                tokio::select! {
+                    () = one.attempt().discarded() => {}
+                    () = answered.cancelled() => {}
+                }
+            }
+        };
         let mut work = std::pin::pin!(work);
         let why = tokio::select! {
             biased;
@@ -77,6 +91,20 @@ impl Limited {
             drop(work.await);
         }
         BatchReply::Whole(Reply::unknown(why))
+    }
+
+    /// Ends a message whose outcome the worker has said before those of the others.
+    fn answer_early(
+        &self,
+        batch: &[BatchMessage],
+        answered: &[CancellationToken],
+        place: usize,
+        reply: Reply,
+    ) {
+        if let (Some(one), Some(answered)) = (batch.get(place), answered.get(place)) {
+            one.answer(self.outcome(reply));
+            answered.cancel();
+        }
     }
 }
 
@@ -136,17 +164,20 @@ fn replies(body: &Bytes, messages: usize) -> BatchReply {
     if body.is_empty() {
         return BatchReply::Each((0..messages).map(|_| Reply::Complete(Work::Nothing)).collect());
     }
-    let answers: Vec<Answer> = match serde_json::from_slice(body) {
-        Ok(answers) => answers,
-        Err(error) => {
-            let why = format!(
-                "the worker's answer to a batch is no array of objects with `id` and `outcome`: {error}"
-            );
-            return BatchReply::Whole(Reply::unknown(why));
-        }
+    let Some(answers) = lines::answers(body) else {
+        let why = "the worker's answer to a batch is no array of objects with `id` and `outcome`";
+        return BatchReply::Whole(Reply::unknown(why));
     };
-    let mut by_id: HashMap<String, Reply> =
-        answers.into_iter().map(|answer| (answer.id.clone(), Reply::from(answer))).collect();
+    let mut by_id: HashMap<String, Reply> = HashMap::new();
+    for answer in answers {
+        let id = answer.id.clone();
+        // Also when the second outcome is the same: a worker that answers twice may have done the work twice.
+        if by_id.contains_key(&id) {
+            warn!(id, "the worker's answer to a batch has two outcomes for a message; the first counts");
+            continue;
+        }
+        by_id.insert(id, answer.into());
+    }
     let reply = |number: usize| {
         let unknown = || Reply::unknown("the worker's answer to a batch has no outcome for this message");
         by_id.remove(&number.to_string()).unwrap_or_else(unknown)
@@ -170,6 +201,29 @@ mod tests {
             panic!("it is an answer to each")
         };
         assert!(matches!(&replies[..], [Reply::Complete(Work::Nothing), Reply::Retry { .. }]), "{replies:?}");
+    }
+
+    #[test]
+    fn the_first_of_two_outcomes_counts() {
+        let BatchReply::Each(replies) = replied(
+            r#"[{"id":"1","outcome":"complete"},{"id":"1","outcome":"dead-letter"},{"id":"2","outcome":"later"}]"#,
+        ) else {
+            panic!("it is an answer to each")
+        };
+        assert!(matches!(&replies[..], [Reply::Complete(_), Reply::Later { .. }]), "{replies:?}");
+    }
+
+    #[test]
+    fn a_result_that_is_no_json_costs_only_the_result() {
+        let BatchReply::Each(replies) = replied(
+            r#"[{"id":"1","outcome":"complete","result":NaN},{"id":"2","outcome":"complete","result":1}]"#,
+        ) else {
+            panic!("it is an answer to each")
+        };
+        assert!(
+            matches!(&replies[..], [Reply::Complete(Work::NoJson), Reply::Complete(Work::Result { .. })]),
+            "{replies:?}"
+        );
     }
 
     #[test]

@@ -2,9 +2,10 @@
 //!
 //! Each worker has a task, which owns its process and its streams. Messages wait in one queue. A worker takes a message
 //! when it has fewer than its limit in flight; a message is in flight until it is answered, also after it was
-//! cancelled. A worker that ends, breaks the protocol, or stays silent about a cancelled message is restarted. The
+//! cancelled. A worker that ends, damages an answer, or stays silent about a cancelled message is restarted. The
 //! outcome of its messages in flight is unknown, because they may have been handled in part. Messages it was not given
-//! have not begun.
+//! have not begun. A wrong answer that names its message costs only that message, and what is no answer at all costs
+//! none. The second wrong or damaged answer in a row is a mistake of the program, not of a message: the consumer stops.
 
 use std::fmt;
 use std::process::Stdio;
@@ -12,7 +13,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use futures_util::future::join_all;
 use oncegate::Message;
 use oncegate::core::reason::one_line;
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, BufReader};
@@ -23,11 +23,12 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 use tracing::{info, warn};
 
-use super::batches::BatchReply;
-use super::lines::{Line, Ready, ReadyType, Said, parse, read_lines, write_lines};
+use super::lines::{Line, Misread, Ready, ReadyType, Said, parse, write_lines};
 use super::process::{self, Leftovers, Process, Runnable, Streams};
 use super::report::{NotReady, Report};
 use super::session::{REMINDER, Session};
+use super::values::read_values;
+use super::violations::Violations;
 use super::worker::{AttemptInfo, Call, Reply};
 
 /// The longest line of a worker's standard error that is logged as one, in bytes.
@@ -73,11 +74,12 @@ pub(super) struct Job {
 
 /// Workers that share one queue.
 pub(crate) struct Crew {
-    jobs: mpsc::Sender<Job>,
+    pub(super) jobs: mpsc::Sender<Job>,
     workers: u32,
     /// The `max_in_flight` of one worker, once the first worker has reported it.
     wanted: watch::Receiver<Option<usize>>,
     report: Report,
+    pub(super) violations: Arc<Violations>,
 }
 
 /// Keeps the workers running until it is stopped.
@@ -107,6 +109,7 @@ impl Crew {
         let (wants, wanted) = watch::channel(None);
         let (stop, mut tasks) = (CancellationToken::new(), JoinSet::new());
         let (forced, end_grace) = (Arc::<AtomicBool>::default(), Arc::<OnceLock<Duration>>::default());
+        let violations = Arc::<Violations>::default();
         for number in 1..=workers {
             let slot = Slot {
                 number,
@@ -119,44 +122,21 @@ impl Crew {
                 stop: stop.clone(),
                 forced: Arc::clone(&forced),
                 end_grace: Arc::clone(&end_grace),
+                violations: Arc::clone(&violations),
             };
             tasks.spawn(slot.keep());
         }
-        (Self { jobs, workers, wanted, report: report.clone() }, Foreman { tasks, stop, forced, end_grace })
+        (Self { jobs, workers, wanted, report: report.clone(), violations }, Foreman { tasks, stop, forced, end_grace })
     }
 
-    /// Gives the message to the next worker below its limit, and waits for the answer.
-    ///
-    /// A call that is withdrawn after it has begun resolves when the worker has answered, or was replaced.
-    pub(super) async fn hand_out(&self, message: &Message, attempt: &AttemptInfo, call: &Call) -> Reply {
-        let order = Order { message: message.clone(), attempt: attempt.clone() };
-        let mut replies = self.hand_out_all(vec![order], false, call).await;
-        replies.pop().unwrap_or_else(|| Reply::not_run("the workers have been stopped"))
+    /// Resolves when a worker has broken the protocol so that the consumer must stop.
+    pub(super) async fn unfit(&self) {
+        self.violations.too_many().await;
     }
 
-    /// Gives the batch to the next worker below its limit, and waits for the answers to all its messages.
-    pub(super) async fn hand_out_batch(&self, orders: Vec<Order>, call: &Call) -> BatchReply {
-        let mut replies = self.hand_out_all(orders, true, call).await;
-        match replies.iter().position(|reply| matches!(reply, Reply::TooLong { .. })) {
-            Some(place) => BatchReply::Whole(replies.swap_remove(place)),
-            None => BatchReply::Each(replies),
-        }
-    }
-
-    async fn hand_out_all(&self, orders: Vec<Order>, is_batch: bool, call: &Call) -> Vec<Reply> {
-        let with_reply = |order| {
-            let (reply, answer) = oneshot::channel();
-            ((order, reply), answer)
-        };
-        let (orders, answers): (Vec<_>, Vec<_>) = orders.into_iter().map(with_reply).unzip();
-        if self.jobs.send(Job { orders, is_batch, call: call.clone() }).await.is_err() {
-            return answers.iter().map(|_| Reply::not_run("the workers have been stopped")).collect();
-        }
-        let ended = |_| match call.has_begun() {
-            true => Reply::unknown("the worker ended before it answered"),
-            false => Reply::not_run("the worker ended before it was given the message"),
-        };
-        join_all(answers).await.into_iter().map(|answer| answer.unwrap_or_else(ended)).collect()
+    /// Why the consumer must stop, if it must.
+    pub(super) fn why_unfit(&self) -> Option<String> {
+        self.violations.reason()
     }
 
     /// Waits for the first worker that is ready. Returns how many messages all workers take at a time.
@@ -213,6 +193,7 @@ struct Slot {
     forced: Arc<AtomicBool>,
     /// How long a worker may take to end after its input was closed, if not `END_GRACE`.
     end_grace: Arc<OnceLock<Duration>>,
+    violations: Arc<Violations>,
 }
 
 impl Slot {
@@ -260,7 +241,7 @@ impl Slot {
         // Input and output lines have tasks of their own. If one task wrote before it read, it would deadlock with a
         // worker that writes before it reads.
         let (lines, said) = mpsc::channel(LINES_WAITING);
-        side.spawn(async move { read_lines(stdout, lines).await });
+        side.spawn(async move { read_values(stdout, lines).await });
         let (tell, lines) = mpsc::channel(LINES_WAITING);
         side.spawn(async move { write_lines(stdin, lines).await });
         let grace = CANCEL_GRACE.min(self.lease * 4 / 5);
@@ -334,7 +315,11 @@ impl Slot {
                 line = timeout_at(wait_until, session.said.recv()) => line,
             };
             match line {
-                Ok(Some(line)) => return parse(&line),
+                Ok(Some(line)) => match parse(&line) {
+                    Err(Misread { why, is_noise: true, .. }) => session.ignore(&why),
+                    Err(misread) => return Err(misread.why),
+                    Ok(said) => return Ok(said),
+                },
                 Ok(None) => return Err("it ended before it was ready".to_owned()),
                 Err(_) if started.elapsed() < READY_LIMIT => {
                     wait_until = started + READY_LIMIT;
@@ -351,7 +336,7 @@ impl Slot {
     async fn exchange(&self, session: &mut Session, most: usize) -> End {
         loop {
             let below_limit = session.in_flight() < most;
-            let next = async { self.queue.lock().await.recv().await };
+            let next = self.next_job();
             let look_at = session.look_at();
             let look = async {
                 match look_at {
@@ -361,13 +346,7 @@ impl Slot {
             };
             let gone_on = tokio::select! {
                 biased;
-                line = session.said.recv() => {
-                    let answered = answered(session, line);
-                    if answered.is_ok() {
-                        self.report.answered();
-                    }
-                    answered
-                }
+                line = session.said.recv() => self.answered(session, line),
                 () = self.stop.cancelled() => Err(STOPPED.to_owned()),
                 Some(withdrawn) = session.withdrawn.join_next() => match withdrawn {
                     Ok(ids) => ids.into_iter().try_for_each(|id| session.cancel(id)),
@@ -390,6 +369,54 @@ impl Slot {
                 return why.into();
             }
         }
+    }
+
+    /// Waits for the next messages; for ever, once the consumer must stop because of its workers.
+    async fn next_job(&self) -> Option<Job> {
+        tokio::select! {
+            biased;
+            () = self.violations.too_many() => std::future::pending().await,
+            job = async { self.queue.lock().await.recv().await } => job,
+        }
+    }
+
+    /// Takes the next line of a worker that is ready.
+    fn answered(&self, session: &mut Session, line: Option<Line>) -> Result<(), String> {
+        let Some(line) = line else { return Err("it ended".to_owned()) };
+        let answers = match parse(&line) {
+            Ok(Said::Answer(answer)) => vec![answer],
+            Ok(Said::Answers(answers)) => answers,
+            Ok(Said::Ready(_)) => {
+                let number = line.number;
+                return Err(format!("line {number} of its standard output reports again that it is ready"));
+            }
+            Err(misread) => return self.misread(session, misread),
+        };
+        for answer in answers {
+            if session.answer(answer, line.number) {
+                self.violations.forget();
+                self.report.answered();
+            }
+        }
+        Ok(())
+    }
+
+    /// Judges what is no answer.
+    ///
+    /// # Errors
+    /// As text: the process must be replaced, because it is unknown which message was answered.
+    fn misread(&self, session: &mut Session, misread: Misread) -> Result<(), String> {
+        let Misread { why, id, is_noise } = misread;
+        if id.is_some_and(|id| session.spoil(&id, &why)) {
+            self.violations.note(&why);
+            return Ok(());
+        }
+        if is_noise {
+            session.ignore(&why);
+            return Ok(());
+        }
+        self.violations.note(&why);
+        Err(why)
     }
 }
 
@@ -415,24 +442,6 @@ struct End {
 impl From<String> for End {
     fn from(why: String) -> Self {
         Self { why, hangs: false }
-    }
-}
-
-/// Takes the next line of a worker that is ready.
-fn answered(session: &mut Session, line: Option<Line>) -> Result<(), String> {
-    let Some(line) = line else { return Err("it ended".to_owned()) };
-    match parse(&line)? {
-        Said::Ready(_) => {
-            Err(format!("line {} of its standard output reports again that it is ready", line.number))
-        }
-        Said::Answer(answer) => {
-            session.answer(answer, line.number);
-            Ok(())
-        }
-        Said::Answers(answers) => {
-            answers.into_iter().for_each(|answer| session.answer(answer, line.number));
-            Ok(())
-        }
     }
 }
 

@@ -1,4 +1,5 @@
-//! The protocol of standard streams: one JSON object per line, in both directions.
+//! The protocol of standard streams: one JSON object per line, in both directions. `values` finds the ends of what a
+//! worker writes.
 //!
 //! # Not obvious
 //!
@@ -13,7 +14,7 @@ use base64::engine::general_purpose::STANDARD as BASE64;
 use oncegate::{Header, Message};
 use serde::{Deserialize, Serialize};
 use serde_json::value::{RawValue, Value};
-use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
+use tokio::io::AsyncWriteExt as _;
 use tokio::process::ChildStdin;
 use tokio::sync::mpsc;
 
@@ -64,6 +65,9 @@ pub(super) struct Answer {
     pub(super) result: Option<Box<RawValue>>,
     pub(super) delay_ms: Option<u64>,
     pub(super) reason: Option<String>,
+    /// The result is no JSON, and is not kept.
+    #[serde(skip)]
+    pub(super) is_unreadable: bool,
 }
 
 #[derive(Debug, Deserialize)]
@@ -77,9 +81,11 @@ pub(super) enum Outcome {
 
 impl From<Answer> for Reply {
     fn from(answer: Answer) -> Self {
-        let Answer { outcome, result, delay_ms, reason, .. } = answer;
+        let Answer { outcome, result, delay_ms, reason, is_unreadable, .. } = answer;
         let reason = reason.unwrap_or_else(|| "the worker gives no reason".to_owned());
         match outcome {
+            // The effect has happened: the message must not run again because of its result.
+            Outcome::Complete if is_unreadable => Self::Complete(Work::NoJson),
             Outcome::Complete => Self::Complete(result.map_or(Work::Nothing, Work::of_json)),
             Outcome::Retry => Self::Retry { delay: delay_ms.map(Duration::from_millis), reason },
             Outcome::Later => Self::Later { delay: delay_ms.map(Duration::from_millis), reason },
@@ -179,32 +185,117 @@ impl<'a> HandleLine<'a> {
     }
 }
 
-/// A line with its number.
+/// What a worker has written, with the number of its line.
+#[derive(Debug)]
 pub(super) struct Line {
     pub(super) number: u64,
     pub(super) text: Vec<u8>,
 }
 
-/// Parses a line from a worker.
-///
-/// # Errors
-/// As text: the line's number, what is wrong with it, and its beginning.
-pub(super) fn parse(line: &Line) -> Result<Said, String> {
-    let answer = serde_json::from_slice(&line.text).map(Said::Answer);
-    let answer = answer.or_else(|_| serde_json::from_slice(&line.text).map(Said::Answers));
-    answer.or_else(|_| serde_json::from_slice(&line.text).map(Said::Ready)).map_err(|_| {
-        let (number, mistake, shown) = (line.number, mistake(&line.text), shown(&line.text));
-        format!("line {number} of its standard output {mistake}: {shown:?}")
+/// What is wrong with something that a worker has written.
+#[derive(Debug)]
+pub(super) struct Misread {
+    /// The line's number, what is wrong with it, and its beginning.
+    pub(super) why: String,
+    /// The id of the message that it means to answer, if it names one.
+    pub(super) id: Option<String>,
+    /// It is no attempt at the protocol, as what a `print` writes.
+    pub(super) is_noise: bool,
+}
+
+/// Parses what a worker has written.
+pub(super) fn parse(line: &Line) -> Result<Said, Misread> {
+    said(&line.text).or_else(|| said_around_results(&line.text)).ok_or_else(|| {
+        let value = serde_json::from_slice(&line.text).ok();
+        let (number, shown) = (line.number, shown(&line.text));
+        let mistake = mistake(&line.text, value.as_ref());
+        Misread {
+            why: format!("line {number} of its standard output {mistake}: {shown:?}"),
+            id: value.as_ref().and_then(answered_id),
+            is_noise: is_noise(&line.text, value.as_ref()),
+        }
     })
 }
 
+/// Parses an array of answers.
+pub(super) fn answers(text: &[u8]) -> Option<Vec<Answer>> {
+    match said(text).or_else(|| said_around_results(text))? {
+        Said::Answers(answers) => Some(answers),
+        Said::Answer(_) | Said::Ready(_) => None,
+    }
+}
+
+fn said(text: &[u8]) -> Option<Said> {
+    let answer = serde_json::from_slice(text).map(Said::Answer);
+    let answer = answer.or_else(|_| serde_json::from_slice(text).map(Said::Answers));
+    answer.or_else(|_| serde_json::from_slice(text).map(Said::Ready)).ok()
+}
+
+/// Stands for what is no JSON while a line is parsed around it.
+const NO_JSON: &str = "\"oncegate: no JSON\"";
+
+/// Parses answers whose results are not JSON: some libraries write `NaN` and `Infinity`, or text that is not UTF-8.
+fn said_around_results(text: &[u8]) -> Option<Said> {
+    let text = String::from_utf8_lossy(text);
+    let is_lossy = text.contains(char::REPLACEMENT_CHARACTER);
+    let mut said = said(without_odd_numbers(&text).as_bytes())?;
+    let answers = match &mut said {
+        Said::Answer(answer) => std::slice::from_mut(answer),
+        Said::Answers(answers) => answers,
+        Said::Ready(_) => return None,
+    };
+    for answer in answers {
+        answer.is_unreadable =
+            answer.result.as_ref().is_some_and(|result| is_lossy || result.get().contains(NO_JSON));
+    }
+    Some(said)
+}
+
+/// Replaces the numbers that JSON does not have, outside of strings.
+fn without_odd_numbers(text: &str) -> String {
+    let mut replaced = String::with_capacity(text.len());
+    // Every second part is within quotes, except for those that an escaped quote ends.
+    let mut is_in_string = false;
+    for part in text.split_inclusive('"') {
+        if is_in_string {
+            let before = part.strip_suffix('"').unwrap_or(part);
+            let escapes = before.len() - before.trim_end_matches('\\').len();
+            is_in_string = escapes % 2 == 1;
+            replaced.push_str(part);
+        } else {
+            is_in_string = true;
+            let part = ["-Infinity", "Infinity", "NaN"]
+                .into_iter()
+                .fold(part.to_owned(), |part, odd| part.replace(odd, NO_JSON));
+            replaced.push_str(&part);
+        }
+    }
+    replaced
+}
+
+/// The id of an answer that has something wrong.
+fn answered_id(value: &Value) -> Option<String> {
+    match (value.get("id")?, value.get("outcome")) {
+        (Value::String(id), _) => Some(id.clone()),
+        (Value::Number(id), Some(_)) => Some(id.to_string()),
+        _ => None,
+    }
+}
+
+/// Whether the text cannot be meant as an answer or as `ready`, not even a damaged one.
+fn is_noise(text: &[u8], value: Option<&Value>) -> bool {
+    const OUTCOME: &[u8] = b"\"outcome\"";
+    let is_ready = value.and_then(|value| value.get("type")).is_some_and(|kind| kind == "ready");
+    !is_ready && !text.windows(OUTCOME.len()).any(|part| part == OUTCOME)
+}
+
 /// Describes what is wrong with an invalid line.
-fn mistake(text: &[u8]) -> String {
+fn mistake(text: &[u8], value: Option<&Value>) -> String {
     const OUTCOMES: [&str; 4] = ["complete", "retry", "later", "dead-letter"];
     if text.len() as u64 >= LINE_MAX_BYTES && !text.ends_with(b"\n") {
         return format!("is longer than {LINE_MAX_BYTES} bytes");
     }
-    let Ok(value) = serde_json::from_slice::<Value>(text) else {
+    let Some(value) = value else {
         return "is no JSON; only the protocol belongs there, print to standard error".to_owned();
     };
     let Value::Object(fields) = value else {
@@ -241,18 +332,6 @@ fn mistake(text: &[u8]) -> String {
 pub(super) fn shown(text: &[u8]) -> String {
     let text = text.get(..text.len().min(4 * SHOWN_MOST)).unwrap_or_default();
     String::from_utf8_lossy(text).chars().take(SHOWN_MOST).collect()
-}
-
-/// Passes lines on until the end. A line that is too long is passed on in part, and is invalid.
-pub(super) async fn read_lines(stdout: impl tokio::io::AsyncRead + Unpin, lines: mpsc::Sender<Line>) {
-    let mut stdout = BufReader::new(stdout);
-    for number in 1.. {
-        let mut text = Vec::new();
-        let read = (&mut stdout).take(LINE_MAX_BYTES).read_until(b'\n', &mut text).await;
-        if !matches!(read, Ok(1..)) || lines.send(Line { number, text }).await.is_err() {
-            return;
-        }
-    }
 }
 
 /// A line for a worker.
@@ -322,13 +401,50 @@ mod tests {
             (r#"{"type":"ready","v":"1"}"#, "`v` and `max_in_flight` are whole numbers"),
             (r#"{"type":"message"}"#, "`type` that no worker writes"),
         ] {
-            let Err(why) = parse(&line(wrong)) else { panic!("{wrong}") };
+            let Err(Misread { why, .. }) = parse(&line(wrong)) else { panic!("{wrong}") };
             assert!(why.contains("line 7") && why.contains(mistake), "{wrong}: {why}");
             assert!(why.ends_with(&format!("{wrong:?}")), "{why}");
         }
         let long = Line { number: 7, text: b"x".repeat(usize::try_from(LINE_MAX_BYTES).unwrap()) };
-        let Err(why) = parse(&long) else { panic!("it is too long") };
+        let Err(Misread { why, .. }) = parse(&long) else { panic!("it is too long") };
         assert!(why.contains("longer than 16777216 bytes") && why.len() < 500, "{why}");
+    }
+
+    #[test]
+    fn a_result_that_is_no_json_costs_only_the_result() {
+        for result in ["NaN", "-Infinity", r#"{"fee":NaN,"note":"NaN \\\"","x":[Infinity,-Infinity]}"#] {
+            let answer = parse(&line(&format!(r#"{{"id":"1","outcome":"complete","result":{result}}}"#)));
+            let Ok(Said::Answer(answer)) = answer else { panic!("{result}: {answer:?}") };
+            assert!(matches!(Reply::from(answer), Reply::Complete(Work::NoJson)), "{result}");
+        }
+        let latin = b"{\"id\":\"1\",\"outcome\":\"complete\",\"result\":\"M\xfcller\"}".to_vec();
+        let answer = parse(&Line { number: 7, text: latin });
+        assert!(matches!(answer, Ok(Said::Answer(Answer { is_unreadable: true, .. }))), "{answer:?}");
+        let text =
+            r#"[{"id":"1","outcome":"complete","result":1},{"id":"2","outcome":"complete","result":NaN}]"#;
+        let Ok(Said::Answers(answers)) = parse(&line(text)) else { panic!("two answers") };
+        assert_eq!(answers.iter().map(|answer| answer.is_unreadable).collect::<Vec<_>>(), [false, true]);
+        let deep = format!("{}{}", "[".repeat(10_000), "]".repeat(10_000));
+        let text = format!(r#"{{"id":"1","outcome":"complete","result":{deep}}}"#);
+        assert!(matches!(parse(&line(&text)), Ok(Said::Answer(Answer { is_unreadable: false, .. }))));
+        assert!(parse(&line(r#"{"id":"1","outcome":"complete","delay_ms":NaN}"#)).is_err());
+    }
+
+    #[test]
+    fn noise_is_told_from_damaged_answers() {
+        for noise in ["charging", "", r#"{"level":30,"id":17,"msg":"charged"}"#, "17", "[1,2]", "{}"] {
+            let Err(misread) = parse(&line(noise)) else { panic!("{noise}") };
+            assert!(misread.is_noise && misread.id.is_none(), "{noise}: {misread:?}");
+        }
+        for damaged in [r#"{"id":"1","outcome":"compl"#, r#"x{"id":"1","outcome":"complete"}"#] {
+            let Err(misread) = parse(&line(damaged)) else { panic!("{damaged}") };
+            assert!(!misread.is_noise && misread.id.is_none(), "{damaged}: {misread:?}");
+        }
+        for (wrong, id) in [(r#"{"id":"1"}"#, "1"), (r#"{"id":2,"outcome":"complete"}"#, "2")] {
+            let Err(misread) = parse(&line(wrong)) else { panic!("{wrong}") };
+            assert_eq!(misread.id.as_deref(), Some(id), "{wrong}");
+        }
+        assert!(!parse(&line(r#"{"type":"ready"}"#)).unwrap_err().is_noise);
     }
 
     #[test]

@@ -2,9 +2,9 @@
 //!
 //! `flags` has the settings of the command line, `build` builds the library's parts from a configuration, `worker`
 //! turns a worker into a handler, and `batches` into one for batches. Workers are called by `http` (`wire`, `tls`,
-//! `request`, `answer`), by JSON lines (`exec`,
-//! `session`, `lines`), or are started for each message (`command`). `process` starts and ends their processes, `program` looks for
-//! their files, and `report` has what they do.
+//! `trial`, `request`, `answer`), by JSON lines (`exec`, `hand_out`, `session`, `lines`, `values`, `violations`), or are started
+//! for each message (`command`). `process` starts and ends their processes, `program` looks for their files, and `report` has what
+//! they do.
 //! `start` has what a consumer needs before it starts: its store, its topics or queues, and its worker. `stdin` is the
 //! source that needs no broker, with its dead letters (`dead_letter_file`) and its answer (`summary`).
 
@@ -17,6 +17,7 @@ pub(crate) mod conformance;
 mod dead_letter_file;
 mod exec;
 pub(crate) mod flags;
+mod hand_out;
 pub(crate) mod http;
 mod lines;
 mod origin;
@@ -31,6 +32,9 @@ pub(crate) mod stdin;
 mod summary;
 mod tls;
 mod tracked;
+mod trial;
+mod values;
+mod violations;
 pub(crate) mod wire;
 mod worker;
 
@@ -230,7 +234,17 @@ async fn consume(ready: Assembled, stop: &CancellationToken) -> Result<(), Probl
     };
     // A claimed message runs at once: no more messages are claimed than the workers take.
     let consumer = consumer.concurrency(concurrency.min(room));
-    consumer.run_until(stop.cancelled()).await.map_err(problem)
+    let stopped = async {
+        tokio::select! {
+            () = stop.cancelled() => {}
+            () = worker.unfit() => {}
+        }
+    };
+    consumer.run_until(stopped).await.map_err(problem)?;
+    match worker.why_unfit() {
+        Some(why) => Err(Problem::new(Exit::BadData, why)),
+        None => Ok(()),
+    }
 }
 
 /// Waits for all consumers; the first that fails stops the others.

@@ -37,6 +37,8 @@ pub(super) struct Session {
     remind_at: Option<Instant>,
     has_answered: bool,
     unknown_ids: u64,
+    /// How many lines had nothing to do with the protocol.
+    ignored: u64,
 }
 
 /// A message in flight at the process: until it is answered, cancelled or not.
@@ -73,6 +75,7 @@ impl Session {
             remind_at: None,
             has_answered: false,
             unknown_ids: 0,
+            ignored: 0,
         }
     }
 
@@ -180,12 +183,17 @@ impl Session {
         self.tell.try_send(line).map_err(|_| "it does not read its standard input".to_owned())
     }
 
-    /// Takes an answer, also to a cancelled message, which is no longer in flight then.
-    pub(super) fn answer(&mut self, answer: Answer, line: u64) {
+    /// Takes an answer, also to a cancelled message, which is no longer in flight then. Returns whether the message is
+    /// in flight; otherwise the answer is ignored, as is every one but the first.
+    pub(super) fn answer(&mut self, answer: Answer, line: u64) -> bool {
         (self.has_answered, self.remind_at) = (true, None);
         if let Some(message) = self.remove(&answer.id) {
+            if answer.is_unreadable {
+                let (worker, id) = (self.number, answer.id.as_str());
+                warn!(worker, line, id, "the result of the message is no JSON; it is completed without it");
+            }
             drop(message.reply.send(answer.into()));
-            return;
+            return true;
         }
         self.unknown_ids += 1;
         // A worker with only wrong ids must not fill the log.
@@ -197,6 +205,32 @@ impl Session {
                 id,
                 times,
                 "the worker has answered a message that it does not have; `id` must be that of the message, and each is answered once"
+            );
+        }
+        false
+    }
+
+    /// Takes a wrong answer to this message: what became of it is unknown. Returns whether the message is in flight.
+    pub(super) fn spoil(&mut self, id: &str, why: &str) -> bool {
+        let Some(message) = self.remove(id) else { return false };
+        (self.has_answered, self.remind_at) = (true, None);
+        warn!(
+            worker = self.number,
+            why, "the worker's answer is wrong; the outcome of the message is unknown"
+        );
+        drop(message.reply.send(Reply::unknown(format!("the worker's answer is wrong: {why}"))));
+        true
+    }
+
+    /// Notes a line that has nothing to do with the protocol.
+    pub(super) fn ignore(&mut self, why: &str) {
+        self.ignored += 1;
+        // A worker that prints for each message must not fill the log.
+        if self.ignored.is_power_of_two() {
+            let (worker, times) = (self.number, self.ignored);
+            warn!(
+                worker,
+                why, times, "the worker writes to standard output what is no answer; it is ignored"
             );
         }
     }

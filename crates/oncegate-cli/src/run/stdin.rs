@@ -22,6 +22,8 @@ use oncegate::{Message, Origin};
 use tokio::io::{AsyncRead, AsyncReadExt as _};
 use tokio::sync::Mutex as AsyncMutex;
 
+use super::values::BYTE_ORDER_MARK;
+
 /// The route of the lines, and the word before their numbers in origins.
 pub(crate) const STDIN: &str = "stdin";
 /// How many bytes are read at a time, unless a line is longer.
@@ -44,8 +46,13 @@ impl Input {
     }
 
     fn of(route: impl Into<Arc<str>>, reader: impl AsyncRead + Send + Unpin + 'static) -> Self {
-        let unread =
-            Unread { reader: Box::new(reader), buffer: BytesMut::new(), searched: 0, has_ended: false };
+        let unread = Unread {
+            reader: Box::new(reader),
+            buffer: BytesMut::new(),
+            searched: 0,
+            has_ended: false,
+            encoding_is_known: false,
+        };
         Self { route: route.into(), unread: Arc::new(AsyncMutex::new(unread)), lines: Arc::default() }
     }
 
@@ -75,6 +82,7 @@ impl Input {
     async fn next_lines(&self, most: usize) -> Result<Option<Vec<(u64, Bytes)>>, SourceError> {
         let mut unread = self.unread.lock().await;
         loop {
+            unread.check_encoding()?;
             let mut taken = Vec::new();
             while taken.len() < most
                 && let Some(line) = unread.take_line()
@@ -151,11 +159,42 @@ struct Unread {
     /// How many bytes of the buffer are known to have no line feed.
     searched: usize,
     has_ended: bool,
+    /// The beginning of the input was looked at.
+    encoding_is_known: bool,
 }
 
 impl Unread {
+    /// Skips a byte order mark at the beginning of the input, once that much of it was read.
+    ///
+    /// # Errors
+    /// When the input is UTF-16, in which a line feed has another byte beside it.
+    fn check_encoding(&mut self) -> Result<(), SourceError> {
+        if self.encoding_is_known || (self.buffer.len() < BYTE_ORDER_MARK.len() && !self.has_ended) {
+            return Ok(());
+        }
+        self.encoding_is_known = true;
+        match self.buffer.get(..) {
+            Some(
+                [0xff, 0xfe, ..]
+                | [0xfe, 0xff, ..]
+                | [b'{' | b'[' | b'"', 0, ..]
+                | [0, b'{' | b'[' | b'"', ..],
+            ) => Err(unreadable(
+                "it is UTF-16; convert it, for example by `iconv -f UTF-16 -t UTF-8`".to_owned(),
+            )),
+            Some(begin) if begin.starts_with(BYTE_ORDER_MARK) => {
+                drop(self.buffer.split_to(BYTE_ORDER_MARK.len()));
+                Ok(())
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// Takes the next line of the buffer, without its end. The last line of the input needs no line feed.
     fn take_line(&mut self) -> Option<Bytes> {
+        if !self.encoding_is_known {
+            return None;
+        }
         let rest = self.buffer.get(self.searched..).unwrap_or_default();
         let mut line = match rest.iter().position(|byte| *byte == b'\n') {
             Some(at) => {
@@ -301,6 +340,24 @@ mod tests {
         assert_eq!(received(&input, 10).await, None);
         let progress = input.progress();
         assert_eq!((progress.read, progress.messages, progress.is_at_end), (5, 3, true));
+    }
+
+    #[tokio::test]
+    async fn a_byte_order_mark_is_skipped_and_utf_16_is_an_error() {
+        for (begin, expected) in [("\u{feff}a\nb", ["a", "b"]), ("a\n\u{feff}b", ["a", "\u{feff}b"])] {
+            let input = Input::of("orders", io::Cursor::new(begin.as_bytes().to_vec()));
+            let first = received(&input, 1).await;
+            let second = received(&input, 1).await;
+            assert_eq!(first, Some(vec![line(1, expected[0])]), "{begin:?}");
+            assert_eq!(second, Some(vec![line(2, expected[1])]), "{begin:?}");
+        }
+        assert_eq!(received(&Input::of("orders", &b"\xef\xbb\xbf"[..]), 1).await, None);
+        assert_eq!(received(&Input::of("orders", &b"1"[..]), 1).await, Some(vec![line(1, "1")]));
+        for utf_16 in [&b"\xff\xfe{\0}\0\n\0"[..], b"\xfe\xff\0{\0}\0\n", b"{\0}\0\n\0"] {
+            let error = Input::of("orders", utf_16).receive(1).await.unwrap_err();
+            let cause = error.source().unwrap().downcast_ref::<BadInput>().unwrap().to_string();
+            assert!(cause.contains("UTF-16") && cause.contains("iconv"), "{cause}");
+        }
     }
 
     #[tokio::test]

@@ -40,21 +40,22 @@ pub(super) enum RequestError {
     },
 }
 
-/// Sends a request by `send`, and waits for its response no longer than its connection lives.
+/// Sends a request by `send`, and waits for its response no longer than its connection lives. Returns the connection,
+/// too.
 pub(super) async fn response<B>(
     mut request: Request<B>,
     send: impl FnOnce(Request<B>) -> ResponseFuture,
-) -> Result<Response<Incoming>, RequestError> {
+) -> Result<(Response<Incoming>, Option<Arc<Life>>), RequestError> {
     let mut captured = capture_connection(&mut request);
     let mut response = pin!(send(request));
     loop {
         let life = tokio::select! {
             biased;
-            response = &mut response => return Ok(response?),
+            response = &mut response => return Ok((response?, current(&captured))),
             life = ended(&mut captured) => life,
         };
         match tokio::time::timeout(ANSWER_AFTER_END, &mut response).await {
-            Ok(response) => return Ok(response?),
+            Ok(response) => return Ok((response?, current(&captured))),
             // It has been sent again on another connection, which may take longer to answer.
             Err(_) if current(&captured).is_some_and(|other| !Arc::ptr_eq(&other, &life)) => {}
             Err(_) => return Err(RequestError::Ended { was_used: life.was_used.load(Relaxed) }),
@@ -83,9 +84,15 @@ fn current(captured: &CaptureConnection) -> Option<Arc<Life>> {
 
 /// What is known about a connection.
 #[derive(Debug, Default)]
-struct Life {
+pub(super) struct Life {
     was_used: AtomicBool,
     ended: CancellationToken,
+}
+
+impl Life {
+    pub(super) fn has_ended(&self) -> bool {
+        self.ended.is_cancelled()
+    }
 }
 
 /// Tracks the connections that `C` makes.

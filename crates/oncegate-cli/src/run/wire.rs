@@ -5,6 +5,7 @@ use std::future::Future;
 use std::io;
 use std::path::PathBuf;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -12,8 +13,8 @@ use bytes::Bytes;
 use http_body_util::Full;
 use hyper::body::Incoming;
 use hyper::{Request, Response, Uri};
-use hyper_util::client::legacy::Client;
-use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::client::legacy::connect::{Connect, HttpConnector};
+use hyper_util::client::legacy::{Client, ResponseFuture};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use tokio::io::AsyncReadExt as _;
 use tokio::net::{TcpStream, UnixStream};
@@ -21,6 +22,7 @@ use tower_service::Service;
 
 use super::tls::{self, Tls, TlsFiles};
 use super::tracked::{self, RequestError, Tracking};
+use super::trial::{Part, Trial};
 
 /// The time limit for connecting, including the TLS handshake.
 pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -29,8 +31,8 @@ pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// later is found with the first message.
 const REFUSAL_TIMEOUT: Duration = Duration::from_millis(250);
 
-/// How long a connection may be idle before it is closed: less than servers usually allow.
-const IDLE_TIMEOUT: Duration = Duration::from_secs(4);
+/// How long a connection may be idle and be used again: less than servers usually allow. gunicorn closes after 2 s.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(1);
 
 pub(super) type Connecting<T> = Pin<Box<dyn Future<Output = io::Result<T>> + Send>>;
 
@@ -85,18 +87,51 @@ fn host(uri: &Uri) -> &str {
     uri.host().unwrap_or_default().trim_matches(['[', ']'])
 }
 
-/// The HTTP client. Redirects are not followed and proxies not used, because neither is built in.
+/// The HTTP clients. Redirects are not followed and proxies not used, because neither is built in.
 #[derive(Clone)]
 enum Wire {
-    Tcp(Client<Tracking<HttpConnector>, Full<Bytes>>),
-    Tls(Client<Tracking<Tls>, Full<Bytes>>, Tls),
-    Unix(Client<Tracking<Socket>, Full<Bytes>>, Socket),
+    Tcp(Clients<HttpConnector>),
+    Tls(Clients<Tls>, Tls),
+    Unix(Clients<Socket>, Socket),
+}
+
+/// Two clients of the same worker.
+#[derive(Clone)]
+struct Clients<C> {
+    /// Uses its connections again.
+    keeping: Client<Tracking<C>, Full<Bytes>>,
+    /// Makes a connection for each request.
+    single: Client<Tracking<C>, Full<Bytes>>,
+}
+
+impl<C> Clients<C>
+where
+    C: Clone,
+    Tracking<C>: Connect + Clone,
+{
+    fn of(connector: C, http2: bool) -> Self {
+        let mut builder = Client::builder(TokioExecutor::new());
+        builder.http2_only(http2).pool_idle_timeout(IDLE_TIMEOUT).pool_timer(TokioTimer::new());
+        let keeping = builder.build(Tracking(connector.clone()));
+        let single = builder.pool_max_idle_per_host(0).build(Tracking(connector));
+        Self { keeping, single }
+    }
+}
+
+impl<C> Clients<C>
+where
+    Tracking<C>: Connect + Clone + Send + Sync + 'static,
+{
+    fn request(&self, request: Request<Full<Bytes>>, keeps: bool) -> ResponseFuture {
+        if keeps { self.keeping.request(request) } else { self.single.request(request) }
+    }
 }
 
 /// A URL, and the client that reaches it.
 pub(crate) struct Way {
     uri: Uri,
     wire: Wire,
+    trial: Arc<Trial>,
 }
 
 impl Way {
@@ -105,27 +140,27 @@ impl Way {
     /// # Errors
     /// As text: a file holds no certificates or key, or this machine has no authorities.
     pub(super) fn to(endpoint: Endpoint, http2: bool, files: &TlsFiles) -> Result<Self, String> {
-        let mut builder = Client::builder(TokioExecutor::new());
-        builder.http2_only(http2).pool_idle_timeout(IDLE_TIMEOUT).pool_timer(TokioTimer::new());
-        Ok(match endpoint {
-            Endpoint::Tcp(uri) => Self { uri, wire: Wire::Tcp(builder.build(Tracking(tcp()))) },
+        let trial = Arc::new(Trial::new(http2));
+        let (uri, wire) = match endpoint {
+            Endpoint::Tcp(uri) => (uri, Wire::Tcp(Clients::of(tcp(), http2))),
             Endpoint::Tls(uri) => {
                 let tls = Tls::new(http2, files.clone())?;
-                Self { uri, wire: Wire::Tls(builder.build(Tracking(tls.clone())), tls) }
+                (uri, Wire::Tls(Clients::of(tls.clone(), http2), tls))
             }
             Endpoint::Unix(path) => {
                 // Every request names a host, and a Unix socket has none.
-                let uri = Uri::from_static("http://localhost/");
                 let socket = Socket(path);
-                Self { uri, wire: Wire::Unix(builder.build(Tracking(socket.clone())), socket) }
+                let wire = Wire::Unix(Clients::of(socket.clone(), http2), socket);
+                (Uri::from_static("http://localhost/"), wire)
             }
-        })
+        };
+        Ok(Self { uri, wire, trial })
     }
 
     /// Another URL of the same worker, over the same Unix socket if the worker has one.
     pub(super) fn over_socket(&self, uri: Uri) -> Option<Self> {
         let wire = self.wire.clone();
-        matches!(wire, Wire::Unix(..)).then_some(Self { uri, wire })
+        matches!(wire, Wire::Unix(..)).then_some(Self { uri, wire, trial: Arc::clone(&self.trial) })
     }
 
     pub(super) fn uri(&self) -> &Uri {
@@ -136,12 +171,19 @@ impl Way {
         &self,
         request: Request<Full<Bytes>>,
     ) -> Result<Response<Incoming>, RequestError> {
+        let part = self.trial.part();
+        let keeps = part != Part::Single;
         let send = |request| match &self.wire {
-            Wire::Tcp(client) => client.request(request),
-            Wire::Tls(client, _) => client.request(request),
-            Wire::Unix(client, _) => client.request(request),
+            Wire::Tcp(clients) => clients.request(request, keeps),
+            Wire::Tls(clients, _) => clients.request(request, keeps),
+            Wire::Unix(clients, _) => clients.request(request, keeps),
         };
-        tracked::response(request, send).await
+        let answered = tracked::response(request, send).await;
+        if part == Part::Trial {
+            let life = answered.as_ref().ok().and_then(|(_, life)| life.clone());
+            self.trial.answered(life);
+        }
+        answered.map(|(response, _)| response)
     }
 
     /// Whether the address accepts connections; over TLS, with a trusted certificate.

@@ -34,6 +34,24 @@ pub(crate) enum Worker {
     Command(Commands),
 }
 
+impl Worker {
+    /// Resolves when the worker has broken the protocol so that its consumer must stop.
+    pub(crate) async fn unfit(&self) {
+        match self {
+            Self::Exec(crew) => crew.unfit().await,
+            Self::Http(_) | Self::Command(_) => std::future::pending().await,
+        }
+    }
+
+    /// Why the consumer must stop.
+    pub(crate) fn why_unfit(&self) -> Option<String> {
+        match self {
+            Self::Exec(crew) => crew.why_unfit(),
+            Self::Http(_) | Self::Command(_) => None,
+        }
+    }
+}
+
 /// A worker with the limits on each of its runs.
 #[derive(Debug)]
 pub(crate) struct Limited {
@@ -97,6 +115,15 @@ impl Call {
         self.0.begun.get() == Some(&true)
     }
 
+    /// Prevents that the call begins. Returns whether it has not begun.
+    pub(super) fn forestall(&self) -> bool {
+        let begun = *self.0.begun.get_or_init(|| false);
+        if !begun {
+            self.0.withdrawn.cancel();
+        }
+        !begun
+    }
+
     /// Withdraws the call. Returns whether the worker has the message.
     pub(super) fn withdraw(&self) -> bool {
         let begun = *self.0.begun.get_or_init(|| false);
@@ -156,6 +183,14 @@ pub(crate) enum Reply {
 impl Reply {
     pub(crate) fn retry(reason: impl Into<String>) -> Self {
         Self::Retry { delay: None, reason: reason.into() }
+    }
+
+    /// Whether the worker has said what became of the message.
+    pub(super) fn is_answer(&self) -> bool {
+        match self {
+            Self::Complete(_) | Self::Retry { .. } | Self::Later { .. } | Self::DeadLetter { .. } => true,
+            Self::Unknown { .. } | Self::NotRun { .. } | Self::TooLong { .. } => false,
+        }
     }
 
     pub(crate) fn unknown(reason: impl Into<String>) -> Self {
@@ -292,6 +327,8 @@ pub(crate) enum Work {
     TooLarge {
         most: usize,
     },
+    /// The work is done, and its result is no JSON.
+    NoJson,
 }
 
 #[derive(Debug)]
@@ -328,6 +365,7 @@ impl Serialize for Work {
             Self::TooLarge { most } => {
                 return Err(S::Error::custom(format!("the worker's result is larger than {most} bytes")));
             }
+            Self::NoJson => return Err(S::Error::custom("the worker's result is no JSON")),
             Self::Result { content_type, body } => (content_type, body),
         };
         let mut map = serializer.serialize_map(None)?;

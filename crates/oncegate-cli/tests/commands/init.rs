@@ -98,6 +98,78 @@ async fn a_worker_in_bash_runs() {
     runs("bash").await;
 }
 
+/// The effect has happened whatever becomes of the result, and what the user's code prints is no answer.
+async fn survives(language: &str, file: &str, result: &str, changes: &[&str]) {
+    for change in changes {
+        let (dir, answer) = initialised(&["--language", language]).await;
+        answer.ended(0);
+        let folder = dir.path().join("billing");
+        let worker = std::fs::read_to_string(folder.join(file)).unwrap();
+        assert_eq!(worker.matches(result).count(), 1, "{worker}");
+        std::fs::write(folder.join(file), worker.replace(result, change)).unwrap();
+        build(language, &folder);
+        let run = ["run", "--config", "oncegate.toml"];
+        let ended = within(&folder, &run, Some("orders.jsonl")).await;
+        assert_eq!(ended.code, Some(0), "{change}: {ended:?}");
+        assert_eq!(ended.out, "billing: 4 messages, 1 handled, 2 duplicates, 1 dead letter\n", "{change}");
+        let charges = std::fs::read_to_string(folder.join("charges.txt")).unwrap();
+        assert_eq!(charges.lines().count(), 1, "{change}: {charges}\n{}", ended.err);
+    }
+}
+
+#[tokio::test]
+async fn a_worker_in_python_charges_once_whatever_it_returns() {
+    let result = "    return {\"charged\": order[\"order_id\"]}\n";
+    let deep = "    result = []\n    for _ in range(100_000): result = [result]\n    return result\n";
+    let changes = [
+        "    print('charging', flush=True)\n    return 1\n",
+        "    import subprocess; subprocess.run(['echo', 'charging'])\n    return 1\n",
+        "    import datetime; return datetime.datetime.now()\n",
+        "    import decimal; return {'amount': decimal.Decimal('10.50')}\n",
+        "    return float('nan')\n",
+        "    result = []; result.append(result); return result\n",
+        deep,
+    ];
+    survives("python", "worker.py", result, &changes).await;
+}
+
+#[tokio::test]
+async fn a_worker_in_node_charges_once_whatever_it_returns() {
+    let changes = [
+        "console.log('charging'); return 1;",
+        "return { amount: 1n };",
+        "const result = []; result.push(result); return result;",
+        "let result = []; for (let n = 0; n < 100_000; n++) result = [result]; return result;",
+        "return { toJSON() { throw new Error('no'); } };",
+    ];
+    survives("node", "worker.js", "return { charged: order.order_id };", &changes).await;
+}
+
+#[tokio::test]
+async fn a_worker_in_go_charges_once_whatever_it_returns() {
+    let changes = ["func() any { fmt.Println(`charging`); return 1 }()", "map[string]any{`fee`: func() {}}"];
+    survives("go", "worker.go", "map[string]string{\"charged\": o.OrderID}", &changes).await;
+}
+
+/// U+2028 and U+2029 end a line for some readers, and not in JSON.
+#[tokio::test]
+async fn line_separators_of_unicode_end_no_line() {
+    for language in ["python", "node", "go"] {
+        let (dir, answer) = initialised(&["--language", language]).await;
+        answer.ended(0);
+        let folder = dir.path().join("billing");
+        build(language, &folder);
+        let notes = ["one\u{2028}two", "one\u{2029}two", "one\u{85}two", "\u{2028}"].iter().zip(1..);
+        let order = |(note, number): (&&str, u32)| {
+            format!("{{\"order_id\":\"U-{number}\",\"amount\":1,\"note\":\"{note}\"}}\n")
+        };
+        std::fs::write(folder.join("orders.jsonl"), notes.map(order).collect::<String>()).unwrap();
+        let run = ["run", "--config", "oncegate.toml"];
+        let ended = within(&folder, &run, Some("orders.jsonl")).await;
+        assert_eq!(ended.ended(0).out, "billing: 4 messages, 4 handled, 0 duplicates\n", "{language}");
+    }
+}
+
 #[tokio::test]
 async fn every_source_gets_a_configuration_without_errors() {
     let kafka = ["--source", "kafka", "--brokers", "a:9092, b:9092", "--topic", "sales", "--scope", "a.b"];

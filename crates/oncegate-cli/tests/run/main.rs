@@ -19,6 +19,7 @@ mod orphans;
 mod outage;
 mod outbox;
 mod processes;
+mod protocol;
 mod queue;
 mod raw;
 mod repair;

@@ -107,9 +107,9 @@ async fn nothing_is_consumed_before_the_worker_is_ready_and_the_log_tells_no_pay
 }
 
 #[tokio::test]
-async fn workers_on_standard_streams_that_break_the_protocol_are_started_again() {
+async fn workers_on_standard_streams_that_damage_an_answer_are_started_again() {
     let stage = Stage::with_orders(4).await;
-    // The first process prints something that is no protocol; the second answers too much for another message.
+    // The first process prints into its answer; the second answers too much for another message.
     let script = r#"
 import json, os, sys
 def say(line): print(line, flush=True)
@@ -120,7 +120,7 @@ for line in sys.stdin:
     first = not os.path.exists(sys.argv[1])
     with open(sys.argv[1], "a") as log:
         log.write(json.dumps([json.loads(message["payload"])["order_id"], message["attempt"], message["recovered"]]) + "\n")
-    if first: say("charging the card")
+    if first: print("charging the card", end=" ")
     say(json.dumps({"id": "no such id", "outcome": "complete"}))
     say(json.dumps({"id": message["id"], "outcome": "complete"}))
 "#;

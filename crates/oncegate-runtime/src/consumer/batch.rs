@@ -9,6 +9,7 @@ use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
 use futures_util::FutureExt;
+use tokio::sync::mpsc;
 use tracing::{Instrument as _, info};
 
 use super::seats::{Member, Members, Seat};
@@ -16,7 +17,7 @@ use super::shared::{BatchCaller, Batches, Route};
 use super::trace;
 use super::work::{ConsumerHandler, Work, sealed};
 use crate::batch::{
-    BatchHandler, BatchLimits, BatchMessage, BatchOutcome, ErasedBatchHandler, ErasedBatches,
+    BatchHandler, BatchLimits, BatchMessage, BatchOutcome, EarlyAnswer, ErasedBatchHandler, ErasedBatches,
 };
 use crate::failure::{Advice, Failure};
 use crate::handler::{Encoded, ErasedHandler};
@@ -118,11 +119,13 @@ impl Batch {
             if part.is_empty() {
                 continue;
             }
+            // Those that are answered early are not in `part` when the call has failed for the rest.
+            let was_alone = part.len() == 1;
             let Called::Failed(failure) = self.call(&mut part, call).await else {
                 failed_alone = 0;
                 continue;
             };
-            if part.len() == 1 {
+            if was_alone {
                 failed_alone += 1;
                 settle_all(part, &failure, call == BatchCall::Split);
             } else if failure.may_be_of_one() {
@@ -140,41 +143,72 @@ impl Batch {
         }
     }
 
-    /// Calls the handler with one part of the batch, and settles its messages if it has an outcome for each.
+    /// Calls the handler with one part of the batch, and settles its messages if it has an outcome for each. A message
+    /// that is answered early is settled at once; `part` keeps those without an outcome.
     async fn call(&self, part: &mut Vec<BatchMember>, call: BatchCall) -> Called {
         let gate = &self.route.gate;
         gate.observe(Event::BatchCalled { scope: gate.scope(), call });
-        let batch: Vec<BatchMessage> = part.iter().map(|member| member.one.clone()).collect();
-        let work = self.handler.handle_batch(&batch, gate.settings().codec);
+        let codec = gate.settings().codec;
+        let (answers, mut early) = mpsc::unbounded_channel();
+        let members = part.iter().enumerate();
+        let batch: Vec<BatchMessage> =
+            members.map(|(place, member)| member.one.in_call(place, codec, &answers)).collect();
+        let mut waiting: Vec<Option<BatchMember>> = part.drain(..).map(Some).collect();
+        let work = self.handler.handle_batch(&batch, codec);
         let work = AssertUnwindSafe(work).catch_unwind().instrument(trace::batch(gate.scope(), batch.len()));
-        let unwanted = async {
-            for member in &mut *part {
-                member.gone().await;
+        let mut work = std::pin::pin!(work);
+        let ran: Option<Result<BatchOutcome, _>> = loop {
+            tokio::select! {
+                biased;
+                Some(answer) = early.recv() => settle_early(&mut waiting, answer),
+                ran = &mut work => break Some(ran),
+                // Every message was cancelled, and its attempt has ended, or is answered.
+                () = all_gone(&mut waiting) => break None,
             }
         };
-        let ran: Option<Result<BatchOutcome, _>> = tokio::select! {
-            biased;
-            ran = work => Some(ran),
-            // Every message was cancelled, and its attempt has ended.
-            () = unwanted => None,
-        };
-        match ran {
-            None => Called::Settled,
-            Some(Err(_panic)) => Called::Failed(BatchFailure::Panicked),
-            Some(Ok(Err(failure))) => Called::Failed(BatchFailure::Returned(failure)),
-            Some(Ok(Ok(outcomes))) => {
-                for (member, outcome) in part.drain(..).zip(outcomes) {
-                    member.end(Verdict { ran: MemberRan::Returned(outcome), fails_alone: false });
-                }
-                Called::Settled
-            }
+        // Some may be answered in the same poll in which the handler has ended.
+        while let Ok(answer) = early.try_recv() {
+            settle_early(&mut waiting, answer);
         }
+        let failure = match ran {
+            None => return Called::Settled,
+            Some(Ok(Ok(outcomes))) => {
+                for (member, outcome) in waiting.into_iter().zip(outcomes) {
+                    if let Some(member) = member {
+                        member.end(returned(outcome));
+                    }
+                }
+                return Called::Settled;
+            }
+            Some(Err(_panic)) => BatchFailure::Panicked,
+            Some(Ok(Err(failure))) => BatchFailure::Returned(failure),
+        };
+        part.extend(waiting.into_iter().flatten());
+        if part.is_empty() { Called::Settled } else { Called::Failed(failure) }
     }
 
     fn log_split(&self, part: &[BatchMember], failure: &BatchFailure) {
         let (scope, messages, reason) = (self.route.gate.scope(), part.len(), failure.reason());
         info!(scope, messages, reason, "a batch failed as a whole; each half of it is tried");
     }
+}
+
+/// Waits until the attempt of every message without an outcome has ended.
+async fn all_gone(waiting: &mut [Option<BatchMember>]) {
+    for member in waiting.iter_mut().flatten() {
+        member.gone().await;
+    }
+}
+
+/// Settles a message whose outcome is known before those of the others.
+fn settle_early(waiting: &mut [Option<BatchMember>], EarlyAnswer { place, outcome }: EarlyAnswer) {
+    if let Some(member) = waiting.get_mut(place).and_then(Option::take) {
+        member.end(returned(outcome));
+    }
+}
+
+fn returned(outcome: Result<Encoded, Failure>) -> Verdict {
+    Verdict { ran: MemberRan::Returned(outcome), fails_alone: false }
 }
 
 /// How a call ended.

@@ -319,3 +319,62 @@ async fn messages_that_wait_for_their_batch_are_no_stall() {
     consumer.run_until(trickle).await.unwrap();
     assert!(seen.calls().len() > 20 && others.calls().len() > 20);
 }
+
+/// The handler answers its first two messages and ends only when they are recorded; the outcome that it returns for them
+/// is another one.
+// invariant: batch-early-answer
+#[tokio::test(start_paused = true)]
+async fn an_answer_of_a_batch_is_recorded_before_the_others_come() {
+    let (bench, seen) = (Bench::of(numbered(3)), Seen::default());
+    let counters = Arc::clone(&bench.counters);
+    let consumer = seen.consumer(&bench, limits(3), move |batch| {
+        let counters = Arc::clone(&counters);
+        async move {
+            batch[0].answer(Ok("first".to_owned()));
+            batch[0].answer::<String>(Err(Failure::permanent("the first outcome counts")));
+            batch[1].answer(Ok("second".to_owned()));
+            while counters.total("completions") < 2 {
+                sleep(WAIT).await;
+            }
+            let late = || Err(Failure::permanent("it is answered already"));
+            Ok(vec![late(), late(), Ok("third".to_owned())])
+        }
+    });
+    bench.run(consumer, 3).await.unwrap();
+    assert_eq!(bench.counters.get("handler_runs", "succeeded"), 3);
+    assert_eq!(bench.letters.causes(), [""; 0]);
+    assert_eq!(seen.calls().len(), 1);
+}
+
+/// What was answered has its outcome, whatever the call says of its batch; the rest is tried alone.
+#[tokio::test(start_paused = true)]
+async fn an_error_of_a_batch_concerns_what_is_not_answered() {
+    let (bench, seen) = (Bench::of(numbered(3)), Seen::default());
+    let consumer = seen.consumer(&bench, limits(3), async |batch: Vec<BatchMessage>| {
+        if batch.len() == 1 {
+            return succeed(&batch);
+        }
+        batch.iter().take(2).for_each(|one| one.answer(Ok("done".to_owned())));
+        Err(Failure::retry("the rest is rolled back"))
+    });
+    bench.run(consumer, 3).await.unwrap();
+    assert_eq!(seen.calls(), [vec![0, 1, 2], vec![2]]);
+    assert_eq!(bench.counters.get("handler_runs", "succeeded"), 3);
+}
+
+/// The call hangs after two of its answers, and is cut off at `max_run`.
+// invariant: batch-early-answer
+#[tokio::test(start_paused = true)]
+async fn a_batch_that_is_cut_off_repeats_only_what_is_not_answered() {
+    let (bench, seen) = (Bench::of(numbered(3)), Seen::default());
+    let gate = bench.gate("runtime").max_run(LEASE * 2);
+    let consumer = seen.consumer_behind(&bench, gate, limits(3), async |batch: Vec<BatchMessage>| {
+        if batch.len() == 1 {
+            return succeed(&batch);
+        }
+        batch.iter().take(2).for_each(|one| one.answer(Ok("done".to_owned())));
+        std::future::pending().await
+    });
+    bench.run(consumer, 3).await.unwrap();
+    assert_eq!(seen.runs(), BTreeMap::from([(0, 1), (1, 1), (2, 2)]));
+}

@@ -2,6 +2,7 @@
 
 use std::future::Future;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use bytes::Bytes;
 use futures_util::StreamExt as _;
@@ -23,27 +24,43 @@ pub(crate) struct Watched<H> {
     pub(super) process: Arc<Process>,
 }
 
-/// Writes the end of a run down, also when the run is dropped.
-struct RunGuard<'a> {
+/// A run whose end is written down once.
+#[derive(Clone)]
+struct OpenRun {
     run: u64,
-    /// `None` when the message stands for no event.
-    sample: Option<usize>,
-    process: &'a Process,
-    round: &'a Round,
-    ended: Option<(Outcome, Option<String>)>,
+    process: Arc<Process>,
+    round: Arc<Round>,
+    is_over: Arc<AtomicBool>,
 }
 
-impl Drop for RunGuard<'_> {
-    fn drop(&mut self) {
+impl OpenRun {
+    fn end(&self, ended: Option<(Outcome, Option<String>)>) {
+        if self.is_over.swap(true, Relaxed) {
+            return;
+        }
         // A process that was killed in the middle of a call reports nothing any more.
-        let ended = self.ended.take().filter(|_| !self.process.is_killed());
+        let ended = ended.filter(|_| !self.process.is_killed());
         let (outcome, result) = ended.unwrap_or((Outcome::Dropped, None));
         self.round.active.end(self.run);
         self.round.recorder.note(self.process.number, What::Ended { run: self.run, outcome, result });
     }
 }
 
-impl RunGuard<'_> {
+/// Writes the end of a run down, also when the run is dropped.
+struct RunGuard {
+    open: OpenRun,
+    /// `None` when the message stands for no event.
+    sample: Option<usize>,
+    ended: Option<(Outcome, Option<String>)>,
+}
+
+impl Drop for RunGuard {
+    fn drop(&mut self) {
+        self.open.end(self.ended.take());
+    }
+}
+
+impl RunGuard {
     fn end<T: ToStored>(&mut self, ended: &Result<T, Failure>) {
         self.ended = Some(match ended {
             Ok(output) => {
@@ -52,6 +69,17 @@ impl RunGuard<'_> {
             Err(failure) => (outcome_of(failure), None),
         });
     }
+}
+
+/// The message of a batch, whose run ends when it is answered before the others.
+fn ending_early(one: &BatchMessage, open: &OpenRun) -> BatchMessage {
+    let open = open.clone();
+    one.clone().listened(move |outcome| {
+        open.end(Some(match outcome {
+            Ok(stored) => (Outcome::Completed, stored.as_ref().ok().map(|bytes| result_digest(bytes))),
+            Err(failure) => (outcome_of(failure), None),
+        }));
+    })
 }
 
 fn outcome_of(failure: &Failure) -> Outcome {
@@ -75,7 +103,7 @@ impl<H: Handler> Handler for Watched<H> {
                 biased;
                 ended = &mut work => ended,
                 () = attempt.cancelled() => {
-                    self.round.recorder.note(self.process.number, What::Cancelled { run: guard.run });
+                    self.round.recorder.note(self.process.number, What::Cancelled { run: guard.open.run });
                     work.await
                 }
             }
@@ -101,11 +129,13 @@ impl<H: BatchHandler> BatchHandler for Watched<H> {
 
     async fn handle(&self, batch: &[BatchMessage]) -> Result<Vec<Result<H::Output, Failure>>, Failure> {
         let begun = |one: &BatchMessage| self.begun(one.message(), one.attempt(), Some(batch.len()));
-        let mut guards: Vec<RunGuard<'_>> = batch.iter().map(begun).collect();
+        let mut guards: Vec<RunGuard> = batch.iter().map(begun).collect();
+        let batch: Vec<BatchMessage> =
+            batch.iter().zip(&guards).map(|(one, guard)| ending_early(one, &guard.open)).collect();
         // Those of the other messages begin with their next runs.
         let fault = guards.iter().find_map(|guard| self.round.run_fault(&self.process, guard.sample));
         let ended = {
-            let work = self.under_fault(fault, self.inner.handle(batch));
+            let work = self.under_fault(fault, self.inner.handle(&batch));
             let mut work = std::pin::pin!(work);
             let cancelled = async |one: &BatchMessage, run: u64| {
                 one.attempt().cancelled().await;
@@ -113,7 +143,7 @@ impl<H: BatchHandler> BatchHandler for Watched<H> {
             };
             let runs = batch.iter().zip(&guards);
             let mut cancelled: FuturesUnordered<_> =
-                runs.map(|(one, guard)| cancelled(one, guard.run)).collect();
+                runs.map(|(one, guard)| cancelled(one, guard.open.run)).collect();
             loop {
                 tokio::select! {
                     biased;
@@ -178,13 +208,19 @@ impl<H: BatchHandler> Watched<H> {
 
 impl<H: Send + Sync> Watched<H> {
     /// Writes the beginning of a run down; `batch` is the number of messages in its batch.
-    fn begun(&self, message: &Message, attempt: &Attempt, batch: Option<usize>) -> RunGuard<'_> {
+    fn begun(&self, message: &Message, attempt: &Attempt, batch: Option<usize>) -> RunGuard {
         let (number, process) = (self.round.number_of(message), self.process.number);
         let sample = self.round.sample_of(number);
         let run = self.round.active.begin(process, sample, false);
         let (attempt, recovered) = (attempt.number(), attempt.recovered());
         self.round.recorder.note(process, What::Began { run, message: number, attempt, recovered, batch });
-        RunGuard { run, sample, process: &self.process, round: &self.round, ended: None }
+        let open = OpenRun {
+            run,
+            process: Arc::clone(&self.process),
+            round: Arc::clone(&self.round),
+            is_over: Arc::default(),
+        };
+        RunGuard { open, sample, ended: None }
     }
 
     /// Runs the handler under a fault that begins with its run.

@@ -32,7 +32,7 @@ def failed(error: BaseException) -> Answer:
     if isinstance(error, asyncio.CancelledError):
         return {"outcome": "retry", "reason": "cancelled"}
     traceback.print_exception(type(error), error, error.__traceback__)
-    return {"outcome": "retry", "reason": _sendable(f"{type(error).__name__}: {error}")}
+    return {"outcome": "retry", "reason": _sendable(f"{type(error).__name__}: {_text(error)}")}
 
 
 def of_all(error: BaseException, messages: int) -> List[Answer]:
@@ -81,19 +81,30 @@ def _refuse_awaitable(result: Any) -> None:
         raise TypeError("the handler returned an awaitable; define it with `async def`, and await what it calls")
 
 
-def _sendable(reason: str) -> str:
+def _sendable(reason: object) -> str:
     """The beginning of a reason, without the lone surrogates that no JSON in UTF-8 can have."""
-    return reason[:REASON_MAX_CHARS].encode("utf-8", "replace").decode()
+    return _text(reason)[:REASON_MAX_CHARS].encode("utf-8", "replace").decode()
+
+
+def _text(value: object) -> str:
+    """The value as text. A message without an answer would stay in flight, so its own code may not prevent one."""
+    try:
+        return str(value)
+    except Exception as error:
+        return f"its text cannot be made: {type(error).__name__}"
 
 
 def reply(streams: Streams, id: str, answer: Answer) -> None:
     """Writes the answer to a message; without its result, when that is no JSON or too long."""
     try:
         streams.write({"id": id, **answer})
-    except (TypeError, ValueError) as error:
-        # The effect has happened, so the message must not run again because of its result.
-        print(f"the result cannot be kept, the message is completed without it: {error}", file=sys.stderr)
-        streams.write({"id": id, "outcome": answer["outcome"]})
     except BrokenPipeError:
         # oncegate has ended or has given this process up; it takes no answer any more.
         pass
+    # RecursionError, too, and what the code of the result's own types raises.
+    except Exception as error:
+        if "result" not in answer:
+            raise
+        # The effect has happened, so the message must not run again because of its result.
+        print(f"the result cannot be kept, the message is completed without it: {_text(error)}", file=sys.stderr)
+        reply(streams, id, {"outcome": answer["outcome"]})

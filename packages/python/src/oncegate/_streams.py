@@ -43,7 +43,7 @@ class Streams:
     def write(self, line: Mapping[str, Any]) -> None:
         """Writes one line and flushes it; any thread may call this.
 
-        Raises ``TypeError`` or ``ValueError``, before anything is written, when it cannot be JSON or is too long.
+        Raises an exception, before anything is written, when it cannot be JSON or is too long.
         """
         # Lone surrogates must fail here: as an escape they would be an invalid line for the reader.
         text = json.dumps(line, separators=(",", ":"), allow_nan=False, ensure_ascii=False).encode() + b"\n"

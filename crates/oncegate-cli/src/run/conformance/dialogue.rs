@@ -9,10 +9,9 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout};
 
 use super::super::exec::{END_GRACE, TERM_GRACE, log};
-use super::super::lines::{
-    HandleLine, Line, Outgoing, Ready, ReadyType, Said, parse, read_lines, write_lines,
-};
+use super::super::lines::{HandleLine, Line, Outgoing, Ready, ReadyType, Said, parse, write_lines};
 use super::super::process::{self, Leftovers, Process, Runnable};
+use super::super::values::read_values;
 use super::super::worker::{AttemptInfo, Reply};
 use super::LEASE;
 
@@ -53,7 +52,7 @@ impl Dialogue {
         match first {
             Err(_) => return Err(format!("it has not reported that it is ready within {:?}", self.patience)),
             Ok(None) => return Err("it ended before it was ready".to_owned()),
-            Ok(Some(line)) => match parse(&line)? {
+            Ok(Some(line)) => match parse(&line).map_err(|misread| misread.why)? {
                 Said::Ready(Ready { r#type: ReadyType::Ready, v: 1, .. }) => {}
                 Said::Ready(Ready { v, .. }) => {
                     return Err(format!("it speaks version {v} of the protocol, not 1"));
@@ -114,10 +113,10 @@ impl Dialogue {
                 Ok(Some(line)) => line,
             };
             match parse(&line) {
-                Err(why) => {
-                    // As `oncegate run` does with a worker that breaks the protocol.
+                Err(misread) => {
+                    // `oncegate run` goes on after some of these; a worker should write none of them.
                     self.running = None;
-                    return Reply::unknown(why);
+                    return Reply::unknown(misread.why);
                 }
                 Ok(Said::Ready(_)) => return Reply::unknown("it reported twice that it is ready"),
                 Ok(Said::Answer(answer)) if answer.id == id => return answer.into(),
@@ -167,7 +166,7 @@ impl Running {
             started.map_err(|error| format!("it cannot be started: {error}"))?;
         let mut streams = JoinSet::new();
         let (lines, said) = mpsc::channel(LINES_WAITING);
-        streams.spawn(async move { read_lines(stdout, lines).await });
+        streams.spawn(async move { read_values(stdout, lines).await });
         let (tell, lines) = mpsc::channel(LINES_WAITING);
         streams.spawn(async move { write_lines(stdin, lines).await });
         streams.spawn(async move { drop(log(1, stderr).await) });

@@ -1,0 +1,81 @@
+//! Finds out whether an HTTP worker keeps its connections.
+//!
+//! Some servers close each connection behind its answer and do not say so. A request that is sent meanwhile is lost with
+//! its connection, and nothing tells a client whether it was read: its outcome is unknown. So a connection is not used
+//! again before one has stayed open behind its answer. Until then, each request has a connection of its own.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::tracked::Life;
+
+/// How long a connection must stay open behind its answer.
+const STAYS_OPEN: Duration = Duration::from_millis(250);
+
+/// When a worker is tried again that closes its connections, because it may have been restarting, or that has not
+/// answered the trial.
+const TRY_AGAIN_AFTER: Duration = Duration::from_secs(60);
+
+/// The part of a request in the trial.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Part {
+    /// It has a connection of its own.
+    Single,
+    /// Its connection is the one that is watched.
+    Trial,
+    /// It may use a connection again.
+    Keeping,
+}
+
+/// What is known of a worker's connections.
+#[derive(Debug)]
+pub(super) struct Trial(Mutex<State>);
+
+#[derive(Debug)]
+enum State {
+    /// The next request is the trial.
+    Untried,
+    /// The trial was sent then, and is not answered.
+    Asked(Instant),
+    /// The trial was answered then, on this connection.
+    Answered(Arc<Life>, Instant),
+    /// The worker closes its connections, as was found then.
+    Closes(Instant),
+    Keeps,
+}
+
+impl Trial {
+    /// Connections of HTTP/2 are shared, and say which requests they have not taken.
+    pub(super) fn new(http2: bool) -> Self {
+        Self(Mutex::new(if http2 { State::Keeps } else { State::Untried }))
+    }
+
+    /// The part of the next request.
+    pub(super) fn part(&self) -> Part {
+        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        match &*state {
+            State::Answered(life, _) if life.has_ended() => *state = State::Closes(Instant::now()),
+            State::Answered(_, at) if at.elapsed() >= STAYS_OPEN => *state = State::Keeps,
+            State::Closes(at) | State::Asked(at) if at.elapsed() >= TRY_AGAIN_AFTER => {
+                *state = State::Untried
+            }
+            _ => {}
+        }
+        match &*state {
+            State::Untried => {
+                *state = State::Asked(Instant::now());
+                Part::Trial
+            }
+            State::Keeps => Part::Keeping,
+            State::Asked(_) | State::Answered(..) | State::Closes(_) => Part::Single,
+        }
+    }
+
+    /// Notes the answer to the trial and its connection; without one, the next request is the trial.
+    pub(super) fn answered(&self, life: Option<Arc<Life>>) {
+        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        *state = life.map_or(State::Untried, |life| State::Answered(life, Instant::now()));
+    }
+}
