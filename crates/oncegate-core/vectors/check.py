@@ -15,7 +15,8 @@ import re
 import struct
 import sys
 import unicodedata
-from datetime import datetime, timedelta, timezone
+from datetime import datetime, timezone
+from fractions import Fraction
 from pathlib import Path
 
 import blake3
@@ -52,6 +53,9 @@ class Members(list):
 def read_json(payload, limit):
     if len(payload) > limit:
         raise Bad("too_large")
+    if payload[:2] in (b"\xff\xfe", b"\xfe\xff") or b"\0" in payload[:2]:
+        raise Bad("not_utf8")
+    payload = payload.removeprefix(b"\xef\xbb\xbf")
     try:
         text = payload.decode("utf-8", "strict")
     except UnicodeDecodeError:
@@ -221,14 +225,19 @@ def has_substance(value, excepted=(), here=()):
 
 def timestamp(text, unit):
     found = re.fullmatch(
-        r"([0-9]{4})-([0-9]{2})-([0-9]{2})[Tt ]([0-9]{2}):([0-9]{2}):([0-9]{2})(?:\.([0-9]+))?(?:[Zz]|([+-])([0-9]{2}):([0-9]{2}))",
+        r"([0-9]{4})(?:-([0-9]{2})-([0-9]{2})|([0-9]{2})([0-9]{2}))"
+        r"[Tt ]([0-9]{2})(?::([0-9]{2})(?::([0-9]{2})(?:[.,]([0-9]+))?)?|([0-9]{2})(?:([0-9]{2})(?:[.,]([0-9]+))?)?)"
+        r" ?(?:UTC|[Zz]|([+-])([0-9]{2})(?::?([0-9]{2}))?)(?:\[[A-Za-z0-9/_.:+-]+\])?",
         text,
     )
     if not found:
         raise Bad("normaliser_failed")
-    year, month, day, hour, minute, second = (int(x) for x in found.groups()[:6])
-    fraction, sign, off_hour, off_minute = found.groups()[6:]
-    if off_hour and (int(off_hour) > 23 or int(off_minute) > 59):
+    g = found.groups()
+    year, month, day = int(g[0]), int(g[1] or g[3]), int(g[2] or g[4])
+    hour, minute, second = int(g[5]), int(g[6] or g[9]), int(g[7] or g[10] or 0)
+    fraction = g[8] or g[11] or ""
+    sign, off_hour, off_minute = g[12], int(g[13] or 0), int(g[14] or 0)
+    if off_hour > 23 or off_minute > 59:
         raise Bad("normaliser_failed")
     # datetime has no year 0; the calendar repeats every 400 years, which are 146097 days.
     try:
@@ -237,28 +246,67 @@ def timestamp(text, unit):
         raise Bad("normaliser_failed") from None
     span = then - datetime(1970, 1, 1, tzinfo=timezone.utc)
     seconds = span.days * 86400 + span.seconds - (146097 * 86400 if year == 0 else 0)
-    if off_hour:
-        offset = int(off_hour) * 3600 + int(off_minute) * 60
-        seconds -= offset if sign == "+" else -offset
+    offset = off_hour * 3600 + off_minute * 60
+    seconds -= offset if sign == "+" else -offset
+    return instant(Fraction(seconds) + Fraction(int(fraction or "0"), 10 ** len(fraction)), unit)
+
+
+def epoch(text, counted, unit):
+    """The instant of a count. Fraction is exact; huge exponents are kept away from it."""
+    try:
+        canonical = number(text).decode()
+    except OverflowError:
+        raise Bad("normaliser_failed") from None
+    digits, _, e = canonical.lstrip("-").partition("e")
+    if len(digits) + int(e or "0") > 30:
+        raise Bad("normaliser_failed")
+    if len(digits) + int(e or "0") < -30:
+        canonical = ("-" if canonical[0] == "-" else "") + "1e-30"
+    seconds = Fraction(canonical) / 10 ** {"seconds": 0, "millis": 3, "micros": 6, "nanos": 9}[counted]
+    if not -62167219200 <= seconds // 1 <= 253402300799:
+        raise Bad("normaliser_failed")
+    return instant(seconds, unit)
+
+
+def instant(seconds, unit):
     if unit == "days":
         return f"{seconds // 86400}d".encode()
     places, suffix = {"seconds": (0, "s"), "millis": (3, "ms"), "micros": (6, "us"), "nanos": (9, "ns")}[unit]
-    digits = ((fraction or "") + "0" * 9)[:places]
-    return f"{seconds * 10**places + int(digits or '0')}{suffix}".encode()
+    return f"{seconds * 10**places // 1}{suffix}".encode()
+
+
+DECIMAL = r"[+-]?[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+)?"
 
 
 def field(value, normalisers, excepted=()):
+    """The value of a field of a key; never blank."""
     if value is MISSING:
         raise Bad("missing_field")
     if value is None:
         raise Bad("null_field")
+    encoded, blank = present(value, normalisers, excepted)
+    if blank:
+        raise Bad("blank")
+    return encoded
+
+
+def present(value, normalisers, excepted=()):
+    """The value that is there, and whether it is blank."""
+    last = normalisers[-1] if normalisers else ""
+    counted = normalisers[-2].removeprefix("epoch-") if normalisers[-2:-1] and "epoch-" in normalisers[-2] else None
     if not isinstance(value, str) or isinstance(value, Number):
-        if any(n != "decimal" or not isinstance(value, Number) for n in normalisers):
-            raise Bad("normaliser_failed")
-        encoded = encode(value, excepted)
-        if not has_substance(value, excepted):
-            raise Bad("blank")
-        return encoded
+        if isinstance(value, Number) and counted and len(normalisers) == 2:
+            return tagged(b"t", epoch(value, counted, last.removeprefix("timestamp-"))), False
+        for n in normalisers:
+            is_list = isinstance(value, list) and not isinstance(value, Members)
+            if not (n == "decimal" and isinstance(value, Number) or n == "unordered" and is_list):
+                raise Bad("normaliser_failed")
+        if last == "unordered":
+            elements = sorted(encode(element) for element in value)
+            encoded = b"m" + struct.pack(">I", len(elements)) + b"".join(elements)
+        else:
+            encoded = encode(value, excepted)
+        return encoded, not has_substance(value, excepted)
     for n in normalisers:
         if n == "trim":
             value = value.strip(SPACE)
@@ -267,25 +315,29 @@ def field(value, normalisers, excepted=()):
         elif n == "nfc":
             value = unicodedata.normalize("NFC", value)
     if not value.strip(SPACE):
-        raise Bad("blank")
-    last = normalisers[-1] if normalisers else ""
+        return tagged(b"s", value.encode()), True
+    if last == "unordered":
+        raise Bad("normaliser_failed")
     if last == "decimal":
-        if not re.fullmatch(r"[+-]?[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+)?", value):
+        if not re.fullmatch(DECIMAL, value):
             raise Bad("normaliser_failed")
         try:
-            return tagged(b"n", number(value))
+            return tagged(b"n", number(value)), False
         except OverflowError:
             raise Bad("normaliser_failed") from None
     if last.startswith("timestamp-"):
-        return tagged(b"t", timestamp(value, last.removeprefix("timestamp-")))
-    return tagged(b"s", value.encode())
+        unit = last.removeprefix("timestamp-")
+        if counted and re.fullmatch(DECIMAL, value):
+            return tagged(b"t", epoch(value, counted, unit)), False
+        return tagged(b"t", timestamp(value, unit)), False
+    return tagged(b"s", value.encode()), False
 
 
 # --- specifications -----------------------------------------------------------------------------
 
-NORMALISERS = ["trim", "lowercase", "nfc", "decimal"] + [
-    f"timestamp-{unit}" for unit in ("days", "seconds", "millis", "micros", "nanos")
-]
+NORMALISERS = ["trim", "lowercase", "nfc", "decimal", "unordered", "text"] + [
+    f"epoch-{unit}" for unit in ("seconds", "millis", "micros", "nanos")
+] + [f"timestamp-{unit}" for unit in ("days", "seconds", "millis", "micros", "nanos")]
 
 
 def read_field(spec):
@@ -293,13 +345,19 @@ def read_field(spec):
         return parse_path(spec), []
     if not set(spec) <= {"path", "as"}:
         raise Refused(spec)
+    return parse_path(spec["path"]), read_normalisers(spec)
+
+
+def read_normalisers(spec):
     names = spec.get("as", [])
     names = [names] if isinstance(names, str) else names
     for i, name in enumerate(names):
-        final = any(n == "decimal" or n.startswith("timestamp") for n in names[:i])
+        final = any(n in ("decimal", "unordered") or n.startswith("timestamp") for n in names[:i])
         if name not in NORMALISERS or name in names[:i] or final:
             raise Refused(spec)
-    return parse_path(spec["path"]), names
+        if name.startswith("epoch-") and not "".join(names[i + 1 : i + 2]).startswith("timestamp-"):
+            raise Refused(spec)
+    return names
 
 
 def read_paths(texts):

@@ -97,6 +97,9 @@ pub enum KeyError {
         /// The first byte that is not UTF-8.
         offset: usize,
     },
+    /// The payload is text in UTF-16 or UTF-32.
+    #[error("payload is UTF-16 or UTF-32, and JSON must be UTF-8; correct the producer's encoding")]
+    Utf16,
     /// A number that belongs to the key has an exponent of more than 18 digits.
     #[error(
         "payload has a number at byte {offset} whose exponent has more than 18 digits; correct the producer"
@@ -157,7 +160,7 @@ impl KeyError {
             Self::DuplicateJsonKey { .. } => "duplicate_json_key",
             Self::TooDeep { .. } => "too_deep",
             Self::TooLarge { .. } => "too_large",
-            Self::NotUtf8 { .. } => "not_utf8",
+            Self::NotUtf8 { .. } | Self::Utf16 => "not_utf8",
             Self::ExponentTooLarge { .. } => "exponent_too_large",
             Self::NoPayload => "no_payload",
             Self::MissingHeader { .. } => "missing_header",
@@ -234,7 +237,7 @@ pub enum KeySpecError {
     },
     /// There is no normaliser of this name.
     #[error(
-        "`{name}` is no normaliser; there are trim, lowercase, nfc, decimal, and timestamp-days, -seconds, -millis, -micros, -nanos"
+        "`{name}` is no normaliser; there are trim, lowercase, nfc, decimal, epoch-seconds, -millis, -micros, -nanos, timestamp-days, -seconds, -millis, -micros, -nanos, unordered, and text"
     )]
     UnknownNormaliser {
         /// The name as it was given.

@@ -176,6 +176,10 @@ impl<'a> Reader<'a> {
             encode::TAG_INSTANT => write!(out, "instant {}", self.text()?).ok(),
             encode::TAG_BYTES => write!(out, "b\"{}\"", self.counted()?.escape_ascii()).ok(),
             encode::TAG_ARRAY => self.list(out, '[', ']', false),
+            encode::TAG_UNORDERED => {
+                out.push_str("unordered ");
+                self.list(out, '[', ']', false)
+            }
             encode::TAG_OBJECT => self.list(out, '{', '}', true),
             _ => None,
         }

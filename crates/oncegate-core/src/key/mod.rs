@@ -45,6 +45,7 @@ mod error;
 mod explain;
 mod fingerprint;
 mod input;
+mod instant;
 mod json;
 mod normalise;
 mod number;
@@ -292,8 +293,16 @@ impl Field {
         self.then(Normaliser::Decimal)
     }
 
-    /// Compares the instant of an RFC 3339 string, truncated to the unit.
+    /// Reads a number, or a string that holds one, as a count of these units since 1970. [`timestamp`](Self::timestamp)
+    /// must follow. A count outside of the years 0000 to 9999 is an error, so a count in a finer unit does not pass.
+    #[must_use]
+    pub fn epoch(self, counted: TimeUnit) -> Self {
+        self.then(Normaliser::Epoch(counted))
+    }
+
+    /// Compares the instant of an ISO 8601 string with an offset, truncated to the unit.
     ///
+    /// `2024-05-01T10:00:00Z`, `2024-05-01T12:00+02:00`, `2024-05-01 10:00:00+00` and `20240501T100000Z` are one instant.
     /// Use it for times of the business. A time that changes with every delivery makes every delivery a new message.
     #[must_use]
     pub fn timestamp(self, unit: TimeUnit) -> Self {

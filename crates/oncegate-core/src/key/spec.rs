@@ -95,20 +95,30 @@ fn checked_name(what: &'static str, name: &str) -> Result<String, KeySpecError> 
 impl Field {
     fn canonical(&self) -> Result<Self, KeySpecError> {
         let path = Path::parse(&self.path)?.text;
-        for (position, normaliser) in self.normalisers.iter().copied().enumerate() {
-            let refuse = |problem| Err(KeySpecError::Normalisers { path: path.clone(), normaliser, problem });
-            let mut earlier = self.normalisers.iter().take(position);
-            if earlier.clone().any(|other| *other == normaliser) {
-                return refuse("is given twice; remove one");
-            }
-            if earlier.any(|other| other.is_final()) {
-                return refuse(
-                    "comes after `decimal` or `timestamp`, whose result it cannot change; put it before, or remove it",
-                );
-            }
-        }
+        check_normalisers(&path, &self.normalisers)?;
         Ok(Self { path, normalisers: self.normalisers.clone() })
     }
+}
+
+/// Refuses normalisers that cannot stand in this order. `path` is for the error.
+pub(super) fn check_normalisers(path: &str, normalisers: &[Normaliser]) -> Result<(), KeySpecError> {
+    for (position, normaliser) in normalisers.iter().copied().enumerate() {
+        let refuse = |problem| Err(KeySpecError::Normalisers { path: path.to_owned(), normaliser, problem });
+        let mut earlier = normalisers.iter().take(position);
+        if earlier.clone().any(|other| *other == normaliser) {
+            return refuse("is given twice; remove one");
+        }
+        if earlier.any(|other| other.is_final()) {
+            return refuse(
+                "comes after `decimal`, `timestamp` or `unordered`, whose result it cannot change; put it before, or remove it",
+            );
+        }
+        let next = normalisers.get(position + 1);
+        if matches!(normaliser, Normaliser::Epoch(_)) && !matches!(next, Some(Normaliser::Timestamp(_))) {
+            return refuse("says the unit of a count; put `timestamp-…` right after it");
+        }
+    }
+    Ok(())
 }
 
 /// The form of a key in a file. `custom` is only written, for descriptors, and never read.
