@@ -23,6 +23,13 @@ pub(super) const SOURCE_HEADER: u8 = b'h';
 pub(super) const SOURCE_MESSAGE_KEY: u8 = b'k';
 pub(super) const SOURCE_MESSAGE_ID: u8 = b'i';
 pub(super) const SOURCE_CUSTOM: u8 = b'c';
+pub(super) const SOURCE_PARTS: u8 = b'm';
+pub(super) const SOURCE_CASES: u8 = b'w';
+/// The label of a part that is the first of several places; those of places are their sources.
+pub(super) const LABEL_FIRST_OF: u8 = b'f';
+pub(super) const WHEN_PRESENT: u8 = b'p';
+pub(super) const WHEN_EQUAL: u8 = b'e';
+pub(super) const WHEN_OTHERWISE: u8 = b'0';
 /// Only in fingerprints: the payload's bytes as they are.
 pub(super) const SOURCE_RAW: u8 = b'r';
 /// Only in fingerprints: there is no payload.
@@ -36,6 +43,8 @@ pub(super) const TAG_INSTANT: u8 = b't';
 pub(super) const TAG_BYTES: u8 = b'x';
 pub(super) const TAG_ARRAY: u8 = b'a';
 pub(super) const TAG_OBJECT: u8 = b'o';
+/// A part without a value, which its specification allows.
+pub(super) const TAG_ABSENT: u8 = b'u';
 /// An array without the order of its elements.
 pub(super) const TAG_UNORDERED: u8 = b'm';
 
@@ -63,6 +72,12 @@ pub(super) fn put_bytes(bytes: &[u8], out: &mut Vec<u8>) {
 pub(super) fn put_value(tag: u8, content: &[u8], out: &mut Vec<u8>) {
     out.push(tag);
     put_bytes(content, out);
+}
+
+pub(super) fn put_integer(number: i64, out: &mut Vec<u8>) {
+    let text = number.to_string();
+    put_measured(TAG_NUMBER, out, |out| number::write_canonical(text.as_bytes(), out))
+        .expect("an integer has no exponent");
 }
 
 /// Writes a value whose length is known only afterwards. If `write` fails, the content of the buffer is unspecified.

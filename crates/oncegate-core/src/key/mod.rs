@@ -49,6 +49,7 @@ mod instant;
 mod json;
 mod normalise;
 mod number;
+mod parts;
 mod path;
 mod spec;
 mod store_key;
@@ -68,6 +69,7 @@ pub use self::explain::Explanation;
 pub use self::fingerprint::{CompiledFingerprint, Fingerprint, FingerprintSpec};
 pub use self::input::{HeaderValue, KeyInput, KeySource};
 pub use self::normalise::{Normaliser, TimeUnit};
+pub use self::parts::{Blank, Case, Decoder, Literal, MAX_DECODERS, Part, Place, When};
 pub use self::store_key::{Digest, Scope, StoreKey};
 
 /// The version of the key format. Another version derives other keys from the same messages.
@@ -101,6 +103,8 @@ pub const MAX_NAME_BYTES: usize = 1024;
 /// key = { json = ["id", { path = "email", as = ["trim", "lowercase"] }], tenant = { header = "x-tenant" } }
 /// key = { payload = { except = ["sent_at", "trace.id"] } }
 /// key = { header = "x-request-id" }
+/// key = { parts = ["order_id", { path = "coupon", optional = true }, { header = "x-region" }] }
+/// key = { cases = [{ when = { path = "type", is = "refund" }, parts = ["refund_id"] }, { parts = ["order_id"] }] }
 /// key = "message_key"                     # or "message_id", "payload"
 /// ```
 ///
@@ -140,6 +144,8 @@ enum Source {
     MessageKey,
     MessageId,
     Custom(CustomKey),
+    Parts(Vec<Part>),
+    Cases(Vec<Case>),
 }
 
 impl Key {
@@ -199,6 +205,31 @@ impl Key {
         Self::of(Source::Custom(CustomKey::new(name.into(), version, function)))
     }
 
+    /// Makes a key from several parts of a message: payload, headers, message key and message id, some of which may be
+    /// absent. The order of the parts does not matter. At least one of them must have a value that is not blank.
+    ///
+    /// ```
+    /// use oncegate_core::key::{Key, KeyInput, Part, Place, Scope};
+    ///
+    /// let key = Key::parts([Part::from("order_id"), Place::path("coupon").optional(), Place::path("body|json.n").optional()]);
+    /// let key = key.compile(&Scope::new("billing")?)?;
+    /// let none = key.derive("orders", &KeyInput::payload(r#"{"order_id":7}"#))?;
+    /// let null = key.derive("orders", &KeyInput::payload(r#"{"order_id":7,"coupon":null}"#))?;
+    /// let some = key.derive("orders", &KeyInput::payload(r#"{"order_id":7,"coupon":"SAVE10"}"#))?;
+    /// assert_eq!(none, null);
+    /// assert_ne!(none, some);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn parts<P: Into<Part>>(parts: impl IntoIterator<Item = P>) -> Self {
+        Self::of(Source::Parts(parts.into_iter().map(Into::into).collect()))
+    }
+
+    /// Makes a key by cases: the first one whose condition holds names the parts. A message that no case takes is
+    /// [`KeyError::NoCase`]. The condition is a part of the key, so messages of two cases never share one.
+    pub fn cases(cases: impl IntoIterator<Item = Case>) -> Self {
+        Self::of(Source::Cases(cases.into_iter().collect()))
+    }
+
     /// Excludes these paths from [`Key::payload`]. A path that a message does not have is not an error.
     #[must_use]
     pub fn except<P: Into<String>>(mut self, paths: impl IntoIterator<Item = P>) -> Self {
@@ -233,8 +264,25 @@ impl Key {
     /// [`KeyError::NoPayload`].
     #[must_use]
     pub fn needs_payload(&self) -> bool {
-        matches!(self.source, Source::Json(_) | Source::Payload)
-            || matches!(self.tenant, Some(TenantSource::Json(_)))
+        let source = match &self.source {
+            Source::Json(_) | Source::Payload => true,
+            Source::Parts(parts) => parts::need_payload(parts),
+            Source::Cases(cases) => cases.iter().all(Case::needs_payload),
+            _ => false,
+        };
+        source || matches!(self.tenant, Some(TenantSource::Json(_)))
+    }
+
+    /// Whether a key may depend on the payload.
+    #[must_use]
+    pub fn reads_payload(&self) -> bool {
+        let source = match &self.source {
+            Source::Parts(parts) => parts::read_payload(parts),
+            Source::Cases(cases) => cases.iter().any(Case::reads_payload),
+            Source::Custom(_) => true,
+            _ => false,
+        };
+        source || self.needs_payload()
     }
 
     /// Whether the tenant is a part of the key.

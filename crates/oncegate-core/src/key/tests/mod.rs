@@ -1,5 +1,7 @@
 //! Tests that the table of test vectors in `vectors/keys.json` cannot express.
 
+mod parts;
+mod presets;
 mod properties;
 mod specification;
 
