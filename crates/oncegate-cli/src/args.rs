@@ -25,14 +25,18 @@ pub(crate) const KEY_FORMS: &str = r#"The key: the parts of a message that ident
 order_id,amount:decimal
     fields of a JSON payload, nested ones as customer.id or items.0.sku; each may have normalisers:
     trim, lowercase, nfc, decimal, timestamp-days, timestamp-seconds, timestamp-millis,
-    timestamp-micros, timestamp-nanos, as in email:trim:lowercase,taken_at:timestamp-seconds
+    timestamp-micros, timestamp-nanos, epoch-seconds (or millis, micros, nanos) before a timestamp,
+    unordered for arrays, as in email:trim:lowercase,taken_at:epoch-seconds:timestamp-seconds
 payload-except:sent_at,trace.id
     the JSON payload without these fields; payload is the whole of it
 header:x-id, message-key, message-id
     a header, the broker's key of the message, the queue's id of the message
 {"json":["order_id",{"path":"amount","as":"decimal"}],"tenant":{"header":"x-tenant"}}
     the same as JSON, as in a configuration file; only this form has a tenant, which is a header
-    or a field ({"json":"customer.tenant"})"#;
+    or a field ({"json":"customer.tenant"})
+{"parts":["order_id",{"path":"coupon","optional":true},{"header":"x-region"}]}
+    parts from payload, headers, message key and id, some absent by right; {"cases":[...]} for
+    parts that depend on a field: docs/WHICH_KEY.md"#;
 
 /// How the answer is printed.
 #[derive(Debug, clap::Args)]
@@ -99,7 +103,7 @@ pub(crate) struct MessageArgs {
 impl MessageArgs {
     /// The payload, if the key needs one.
     pub(crate) async fn read_payload(&self, key: &Key) -> Result<Option<Vec<u8>>, Problem> {
-        if self.payload.is_none() && !key.needs_payload() {
+        if self.payload.is_none() && !key.reads_payload() {
             return Ok(None);
         }
         read_file(self.payload.clone()).await.map(Some)

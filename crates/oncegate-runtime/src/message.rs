@@ -275,7 +275,10 @@ impl Message {
     /// Returns a permanent failure when it is not JSON of this shape: trying again would not help, so the message
     /// goes to the dead letters.
     pub fn json<T: DeserializeOwned>(&self) -> Result<T, Failure> {
-        serde_json::from_slice(self.payload()).map_err(|error| {
+        // A key skips a byte order mark too, so a message that has a key can be read.
+        let payload = self.payload();
+        let payload = payload.strip_prefix(b"\xEF\xBB\xBF").unwrap_or(payload);
+        serde_json::from_slice(payload).map_err(|error| {
             // serde's own text quotes the value, and a reason is written to logs and dead letters.
             let (line, column, category) = (error.line(), error.column(), error.classify());
             Failure::permanent(format!(

@@ -302,6 +302,30 @@ described! {
     };
 }
 
+/// The schema of the parts of a key.
+fn key_parts() -> serde_json::Value {
+    let normalisers = serde_json::json!({ "anyOf": [{ "type": "string" }, { "type": "array", "items": { "type": "string" } }] });
+    let place = serde_json::json!({
+        "path": { "type": "string" },
+        "header": { "type": "string" },
+        "message_key": { "type": "object", "additionalProperties": false },
+        "message_id": { "type": "object", "additionalProperties": false },
+        "as": normalisers
+    });
+    let mut part = place.clone();
+    let one_place =
+        serde_json::json!({ "type": "object", "properties": place, "additionalProperties": false });
+    part["first_of"] = serde_json::json!({
+        "type": "array",
+        "items": { "anyOf": [{ "type": "string" }, one_place] },
+        "minItems": 1
+    });
+    part["optional"] = serde_json::json!({ "type": "boolean" });
+    part["blank"] = serde_json::json!({ "enum": ["error", "absent", "value"] });
+    let part = serde_json::json!({ "type": "object", "properties": part, "additionalProperties": false });
+    serde_json::json!({ "type": "array", "items": { "anyOf": [{ "type": "string" }, part] }, "minItems": 1 })
+}
+
 impl JsonSchema for KeySetting {
     fn schema_name() -> Cow<'static, str> {
         "Key".into()
@@ -324,6 +348,19 @@ impl JsonSchema for KeySetting {
                 }
             ]
         });
+        let parts = key_parts();
+        let when = serde_json::json!({
+            "type": "object",
+            "properties": {
+                "path": { "type": "string" },
+                "header": { "type": "string" },
+                "message_key": { "type": "object", "additionalProperties": false },
+                "message_id": { "type": "object", "additionalProperties": false },
+                "as": { "anyOf": [{ "type": "string" }, { "type": "array", "items": { "type": "string" } }] },
+                "is": { "type": ["string", "integer", "boolean"] }
+            },
+            "additionalProperties": false
+        });
         json_schema!({
             "title": "key",
             "anyOf": [
@@ -336,6 +373,17 @@ impl JsonSchema for KeySetting {
                         "header": { "type": "string" },
                         "message_key": { "type": "object", "additionalProperties": false },
                         "message_id": { "type": "object", "additionalProperties": false },
+                        "parts": parts,
+                        "cases": {
+                            "type": "array",
+                            "items": {
+                                "type": "object",
+                                "properties": { "when": when, "parts": parts },
+                                "required": ["parts"],
+                                "additionalProperties": false
+                            },
+                            "minItems": 1
+                        },
                         "tenant": {
                             "type": "object",
                             "properties": { "json": field, "header": { "type": "string" } },

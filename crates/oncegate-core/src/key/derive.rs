@@ -11,6 +11,7 @@ use super::explain::Explanation;
 use super::input::{HeaderValue, KeySource};
 use super::json::Document;
 use super::normalise::Normaliser;
+use super::parts::{self, Composed, Reading};
 use super::path::{Node, Path};
 use super::store_key::{Digest, Scope, StoreKey};
 use super::{Domain, Field, KEY_FORMAT, Key, MAX_NAME_BYTES, Source, TenantSource};
@@ -44,6 +45,7 @@ enum KeyPlan {
     MessageKey,
     MessageId,
     Custom(CustomKey),
+    Composed(Composed),
 }
 
 #[derive(Clone, Debug)]
@@ -98,22 +100,14 @@ impl Key {
         let mut prefix = vec![KEY_FORMAT, domain];
         encode::put_bytes(scope.as_str().as_bytes(), &mut prefix);
 
-        let mut paths = Vec::new();
-        if let Source::Json(fields) = &key.source {
-            for field in fields {
-                paths.push(Path::parse(&field.path)?);
-            }
-        }
-        let tenant = match key.tenant {
-            Some(TenantSource::Json(field)) => {
-                paths.push(Path::parse(&field.path)?);
-                Some(Tenant::Json { field: field.into(), target: paths.len() - 1 })
-            }
-            Some(TenantSource::Header(name)) => Some(Tenant::Header(name)),
-            None => None,
-        };
+        let mut paths: Vec<Vec<String>> = Vec::new();
         let plan = match key.source {
-            Source::Json(fields) => KeyPlan::Json(fields.into_iter().map(Into::into).collect()),
+            Source::Json(fields) => {
+                for field in &fields {
+                    paths.push(Path::parse(&field.path)?.parts);
+                }
+                KeyPlan::Json(fields.into_iter().map(Into::into).collect())
+            }
             Source::Payload => {
                 let except =
                     key.except.iter().map(|path| Path::parse(path)).collect::<Result<Vec<_>, _>>()?;
@@ -123,13 +117,23 @@ impl Key {
             Source::MessageKey => KeyPlan::MessageKey,
             Source::MessageId => KeyPlan::MessageId,
             Source::Custom(custom) => KeyPlan::Custom(custom),
+            Source::Parts(parts) => KeyPlan::Composed(Composed::parts(&parts, &mut paths)?),
+            Source::Cases(cases) => KeyPlan::Composed(Composed::cases(&cases, &mut paths)?),
+        };
+        let tenant = match key.tenant {
+            Some(TenantSource::Json(field)) => {
+                let target = parts::target(&mut paths, Path::parse(&field.path)?.parts);
+                Some(Tenant::Json { field: field.into(), target })
+            }
+            Some(TenantSource::Header(name)) => Some(Tenant::Header(name)),
+            None => None,
         };
         Ok(CompiledKey {
             scope: scope.clone(),
             prefix,
             tenant,
             plan,
-            wanted: Node::of(&paths),
+            wanted: Node::of_names(paths.iter().map(Vec::as_slice)),
             targets: paths.len(),
             max_payload_bytes: key.max_payload_bytes,
             hasher: blake3::Hasher::new_derive_key(CONTEXT),
@@ -212,21 +216,37 @@ impl CompiledKey {
         encode::put_bytes(route.as_bytes(), &mut scratch.out);
 
         let whole = matches!(self.plan, KeyPlan::Payload { .. });
-        let payload = if whole || self.targets > 0 {
-            let payload = message.payload().ok_or(KeyError::NoPayload)?;
-            within("payload", payload.len(), self.max_payload_bytes)?;
-            scratch.doc.scan(payload, &self.wanted, self.targets, whole)?;
-            payload
-        } else {
-            b""
-        };
+        let payload = if whole || self.targets > 0 { self.scan(message, whole, scratch)? } else { None };
         let Scratch { doc, order, out } = scratch;
-        let mut writer = Writer { payload, doc, order, out, substance: false };
+        let mut writer = Writer { payload: payload.unwrap_or_default(), doc, order, out, substance: false };
         let start = writer.out.len();
         self.write_tenant(message, &mut writer)?;
         let tenant = start..writer.out.len();
-        self.write_source(message, &mut writer)?;
+        if let KeyPlan::Composed(composed) = &self.plan {
+            let limit = self.max_payload_bytes;
+            let Writer { doc, order, out, .. } = writer;
+            composed.write(&mut Reading { message, payload, doc, order, out, limit, decoded: Vec::new() })?;
+        } else {
+            self.write_source(message, &mut writer)?;
+        }
         Ok(tenant)
+    }
+
+    /// Scans the payload. Only keys of parts, which may be optional, go on without one.
+    fn scan<'m>(
+        &self,
+        message: &'m dyn KeySource,
+        whole: bool,
+        scratch: &mut Scratch,
+    ) -> Result<Option<&'m [u8]>, KeyError> {
+        let Some(payload) = message.payload() else {
+            let may_be_absent = matches!(self.plan, KeyPlan::Composed(_))
+                && !matches!(self.tenant, Some(Tenant::Json { .. }));
+            return if may_be_absent { Ok(None) } else { Err(KeyError::NoPayload) };
+        };
+        within("payload", payload.len(), self.max_payload_bytes)?;
+        scratch.doc.scan(payload, &self.wanted, self.targets, whole)?;
+        Ok(Some(payload))
     }
 
     fn write_tenant(&self, message: &dyn KeySource, writer: &mut Writer<'_>) -> Result<(), KeyError> {
@@ -273,6 +293,8 @@ impl CompiledKey {
                 let id = message.message_id().ok_or(KeyError::MissingMessageId)?;
                 self.write_bytes(|| "message id".to_owned(), id.as_bytes(), writer.out)
             }
+            // Written by `write`, which has what it reads from.
+            KeyPlan::Composed(_) => Ok(()),
             KeyPlan::Custom(custom) => {
                 writer.out.push(encode::SOURCE_CUSTOM);
                 custom.write(message, self.max_payload_bytes, writer.out)

@@ -6,6 +6,7 @@
 use std::borrow::Cow;
 
 use super::error::KeyError;
+use super::instant;
 use super::json::{Document, Kind, Span, Value, unescape};
 use super::normalise::{self, Normaliser};
 use super::number;
@@ -22,6 +23,13 @@ pub(super) const SOURCE_HEADER: u8 = b'h';
 pub(super) const SOURCE_MESSAGE_KEY: u8 = b'k';
 pub(super) const SOURCE_MESSAGE_ID: u8 = b'i';
 pub(super) const SOURCE_CUSTOM: u8 = b'c';
+pub(super) const SOURCE_PARTS: u8 = b'm';
+pub(super) const SOURCE_CASES: u8 = b'w';
+/// The label of a part that is the first of several places; those of places are their sources.
+pub(super) const LABEL_FIRST_OF: u8 = b'f';
+pub(super) const WHEN_PRESENT: u8 = b'p';
+pub(super) const WHEN_EQUAL: u8 = b'e';
+pub(super) const WHEN_OTHERWISE: u8 = b'0';
 /// Only in fingerprints: the payload's bytes as they are.
 pub(super) const SOURCE_RAW: u8 = b'r';
 /// Only in fingerprints: there is no payload.
@@ -35,6 +43,10 @@ pub(super) const TAG_INSTANT: u8 = b't';
 pub(super) const TAG_BYTES: u8 = b'x';
 pub(super) const TAG_ARRAY: u8 = b'a';
 pub(super) const TAG_OBJECT: u8 = b'o';
+/// A part without a value, which its specification allows.
+pub(super) const TAG_ABSENT: u8 = b'u';
+/// An array without the order of its elements.
+pub(super) const TAG_UNORDERED: u8 = b'm';
 
 /// Writes a length or count: four bytes, big-endian.
 pub(super) fn put_len(len: usize, out: &mut Vec<u8>) {
@@ -62,6 +74,12 @@ pub(super) fn put_value(tag: u8, content: &[u8], out: &mut Vec<u8>) {
     put_bytes(content, out);
 }
 
+pub(super) fn put_integer(number: i64, out: &mut Vec<u8>) {
+    let text = number.to_string();
+    put_measured(TAG_NUMBER, out, |out| number::write_canonical(text.as_bytes(), out))
+        .expect("an integer has no exponent");
+}
+
 /// Writes a value whose length is known only afterwards. If `write` fails, the content of the buffer is unspecified.
 fn put_measured<T>(tag: u8, out: &mut Vec<u8>, write: impl FnOnce(&mut Vec<u8>) -> T) -> T {
     out.push(tag);
@@ -70,6 +88,10 @@ fn put_measured<T>(tag: u8, out: &mut Vec<u8>, write: impl FnOnce(&mut Vec<u8>) 
     let result = write(out);
     patch_len(out.len() - len_at - 4, len_at, out);
     result
+}
+
+fn misfit(path: &str, normaliser: Normaliser, needs: &'static str) -> KeyError {
+    KeyError::NormaliserFailed { path: path.to_owned(), normaliser, needs }
 }
 
 /// A member or element that is still to be written: its position on the tape, and its index in its array.
@@ -99,46 +121,99 @@ impl<'a> Writer<'a> {
         value: Option<Value>,
         except: Option<&Node>,
     ) -> Result<(), KeyError> {
-        let path_of = || path.to_owned();
-        let value = value.ok_or_else(|| KeyError::MissingField { path: path_of() })?;
+        let value = value.ok_or_else(|| KeyError::MissingField { path: path.to_owned() })?;
         if value.kind == Kind::Null {
-            return Err(KeyError::NullField { path: path_of() });
+            return Err(KeyError::NullField { path: path.to_owned() });
         }
-        let misfit = |normaliser: Normaliser| KeyError::NormaliserFailed {
-            path: path_of(),
-            normaliser,
-            needs: normaliser.needs(),
-        };
-        if !matches!(value.kind, Kind::Text | Kind::EscapedText) {
-            // A number already is its exact decimal. Other values have no normalisers.
-            let unfit =
-                normalisers.iter().find(|n| !(**n == Normaliser::Decimal && value.kind == Kind::Number));
-            if let Some(normaliser) = unfit {
-                return Err(misfit(*normaliser));
-            }
-            self.substance = false;
-            self.value(value, except)?;
-            return if self.substance { Ok(()) } else { Err(KeyError::Blank { path: path_of() }) };
+        self.present(path, normalisers, value, except)?;
+        if self.substance { Ok(()) } else { Err(KeyError::Blank { path: path.to_owned() }) }
+    }
+
+    /// Writes a value that is not null, after its normalisers. `substance` says whether it can identify a message; a
+    /// blank string is written as a string, whatever its normalisers.
+    pub(super) fn present(
+        &mut self,
+        path: &str,
+        normalisers: &[Normaliser],
+        value: Value,
+        except: Option<&Node>,
+    ) -> Result<(), KeyError> {
+        self.substance = false;
+        if matches!(value.kind, Kind::Text | Kind::EscapedText) {
+            return self.string(path, normalisers, self.text(value));
         }
-        let text = self.text(value);
+        if let (Kind::Number, [Normaliser::Epoch(counted), Normaliser::Timestamp(unit)]) =
+            (value.kind, normalisers)
+        {
+            let text =
+                std::str::from_utf8(value.span.of(self.payload)).expect("the scanner has checked UTF-8");
+            self.substance = true;
+            return put_measured(TAG_INSTANT, self.out, |out| {
+                instant::write_epoch(text, *counted, *unit, out)
+            })
+            .map_err(|needs| misfit(path, Normaliser::Epoch(*counted), needs));
+        }
+        let unfit = normalisers.iter().find(|normaliser| !normaliser.fits(value.kind));
+        if let Some(normaliser) = unfit {
+            return Err(misfit(path, *normaliser, normaliser.needs()));
+        }
+        if normalisers.contains(&Normaliser::Unordered) {
+            return self.unordered(value, except);
+        }
+        self.value(value, except)
+    }
+
+    /// Writes a text after its normalisers.
+    pub(super) fn string(
+        &mut self,
+        path: &str,
+        normalisers: &[Normaliser],
+        text: Cow<'_, str>,
+    ) -> Result<(), KeyError> {
         let text = normalisers.iter().fold(text, |text, normaliser| normaliser.rewrite(text));
-        if text.trim().is_empty() {
-            return Err(KeyError::Blank { path: path_of() });
-        }
-        match normalisers.last().copied() {
-            Some(last @ Normaliser::Decimal) => {
+        self.substance = !text.trim().is_empty();
+        let last = normalisers.last().copied().filter(|last| self.substance && last.is_final());
+        let Some(last) = last else {
+            put_value(TAG_STRING, text.as_bytes(), self.out);
+            return Ok(());
+        };
+        match last {
+            Normaliser::Timestamp(unit) => put_measured(TAG_INSTANT, self.out, |out| match normalisers {
+                [.., Normaliser::Epoch(counted), _] if number::is_decimal(text.as_bytes()) => {
+                    instant::write_epoch(&text, *counted, unit, out)
+                }
+                _ => instant::write_timestamp(&text, unit, out),
+            }),
+            Normaliser::Decimal => {
                 put_measured(TAG_NUMBER, self.out, |out| normalise::write_decimal(&text, out))
-                    .ok_or_else(|| misfit(last))
+                    .ok_or_else(|| last.needs())
             }
-            Some(last @ Normaliser::Timestamp(unit)) => {
-                put_measured(TAG_INSTANT, self.out, |out| normalise::write_timestamp(&text, unit, out))
-                    .ok_or_else(|| misfit(last))
-            }
-            _ => {
-                put_value(TAG_STRING, text.as_bytes(), self.out);
-                Ok(())
-            }
+            other => Err(other.needs()),
         }
+        .map_err(|needs| misfit(path, last, needs))
+    }
+
+    /// Writes an array without the order of its elements: sorted by their bytes. None is left out, so how often an
+    /// element occurs counts.
+    fn unordered(&mut self, value: Value, except: Option<&Node>) -> Result<(), KeyError> {
+        let first = self.order.len();
+        self.collect(value.tape, value.kind, except);
+        let count = self.order.len() - first;
+        let mut elements = Vec::with_capacity(count);
+        let start = self.out.len();
+        for position in first..first + count {
+            let Some(child) = self.order.get(position).copied() else { break };
+            let Some(entry) = self.doc.tape.get(child.tape) else { break };
+            let node = except.and_then(|except| except.element(child.index));
+            self.value(Value { kind: entry.kind, span: entry.span, tape: child.tape }, node)?;
+            elements.push(self.out.split_off(start));
+        }
+        self.order.truncate(first);
+        elements.sort_unstable();
+        self.out.push(TAG_UNORDERED);
+        put_len(elements.len(), self.out);
+        self.out.extend(elements.into_iter().flatten());
+        Ok(())
     }
 
     /// Writes a value without normalising it. Skips the paths of `except`.

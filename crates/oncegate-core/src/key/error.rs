@@ -97,6 +97,24 @@ pub enum KeyError {
         /// The first byte that is not UTF-8.
         offset: usize,
     },
+    /// The payload is text in UTF-16 or UTF-32.
+    #[error("payload is UTF-16 or UTF-32, and JSON must be UTF-8; correct the producer's encoding")]
+    Utf16,
+    /// A value that a decoder of a path needs cannot be decoded.
+    #[error(
+        "key field `{path}`: {decoder} cannot be decoded: {what}; correct the path in the key, or the producer"
+    )]
+    DecodeFailed {
+        /// The path as the specification has it.
+        path: String,
+        /// `json`, `base64` or `gzip`.
+        decoder: &'static str,
+        /// What is wrong. Constant text, so it contains no payload data.
+        what: &'static str,
+    },
+    /// No case of the key takes the message.
+    #[error("no case of the key takes the message; add a case, or one without `when` at the end")]
+    NoCase,
     /// A number that belongs to the key has an exponent of more than 18 digits.
     #[error(
         "payload has a number at byte {offset} whose exponent has more than 18 digits; correct the producer"
@@ -157,7 +175,9 @@ impl KeyError {
             Self::DuplicateJsonKey { .. } => "duplicate_json_key",
             Self::TooDeep { .. } => "too_deep",
             Self::TooLarge { .. } => "too_large",
-            Self::NotUtf8 { .. } => "not_utf8",
+            Self::NotUtf8 { .. } | Self::Utf16 => "not_utf8",
+            Self::DecodeFailed { .. } => "decode_failed",
+            Self::NoCase => "no_case",
             Self::ExponentTooLarge { .. } => "exponent_too_large",
             Self::NoPayload => "no_payload",
             Self::MissingHeader { .. } => "missing_header",
@@ -219,6 +239,20 @@ pub enum KeySpecError {
         /// The limit.
         limit: usize,
     },
+    /// A path names a decoder that there is not, or too many.
+    #[error("path `{path}`: {problem}")]
+    BadDecoder {
+        /// The path as it was given.
+        path: String,
+        /// What is wrong.
+        problem: &'static str,
+    },
+    /// The cases of a key cannot stand like this.
+    #[error("the cases of the key: {problem}")]
+    BadCases {
+        /// What is wrong.
+        problem: &'static str,
+    },
     /// `.except(…)` was called on a key that is not made from the whole payload.
     #[error("`except` goes only with `payload`; a key of named fields leaves everything else out anyway")]
     ExceptWithoutPayload,
@@ -234,7 +268,7 @@ pub enum KeySpecError {
     },
     /// There is no normaliser of this name.
     #[error(
-        "`{name}` is no normaliser; there are trim, lowercase, nfc, decimal, and timestamp-days, -seconds, -millis, -micros, -nanos"
+        "`{name}` is no normaliser; there are trim, lowercase, nfc, decimal, epoch-seconds, -millis, -micros, -nanos, timestamp-days, -seconds, -millis, -micros, -nanos, unordered, and text"
     )]
     UnknownNormaliser {
         /// The name as it was given.
@@ -258,7 +292,7 @@ pub enum KeySpecError {
     },
     /// A specification from a file or the command line names no source or several.
     #[error(
-        "a key must name exactly one of json, payload, header, message_key, message_id; this one names {count}"
+        "a key must name exactly one of json, payload, header, message_key, message_id, parts, cases; this one names {count}"
     )]
     NotOneSource {
         /// The number of sources that it names.

@@ -111,7 +111,31 @@ fn source(bytes: &mut Reader<'_>, lines: &mut Vec<String>) -> Option<()> {
                 lines.push(format!("part       b\"{}\"", part.escape_ascii()));
             }
         }
+        encode::SOURCE_PARTS => parts(bytes, lines)?,
+        encode::SOURCE_CASES => {
+            lines.push(match bytes.byte()? {
+                encode::WHEN_OTHERWISE => "case       otherwise".to_owned(),
+                encode::WHEN_PRESENT => format!("case       {} is present", bytes.place()?),
+                encode::WHEN_EQUAL => format!("case       {} = {}", bytes.place()?, bytes.value()?),
+                _ => return None,
+            });
+            parts(bytes, lines)?;
+        }
         _ => return None,
+    }
+    Some(())
+}
+
+fn parts(bytes: &mut Reader<'_>, lines: &mut Vec<String>) -> Option<()> {
+    for _ in 0..bytes.len()? {
+        let label = if bytes.rest.first() == Some(&encode::LABEL_FIRST_OF) {
+            bytes.byte()?;
+            let places = (0..bytes.len()?).map(|_| bytes.place()).collect::<Option<Vec<_>>>()?;
+            format!("first of {}", places.join(", "))
+        } else {
+            bytes.place()?
+        };
+        lines.push(format!("part       {label} = {}", bytes.value()?));
     }
     Some(())
 }
@@ -148,6 +172,17 @@ impl<'a> Reader<'a> {
         std::str::from_utf8(self.counted()?).ok()
     }
 
+    /// The label of a place.
+    fn place(&mut self) -> Option<String> {
+        match self.byte()? {
+            encode::SOURCE_JSON => Some(self.text()?.to_owned()),
+            encode::SOURCE_HEADER => Some(format!("header {}", self.text()?)),
+            encode::SOURCE_MESSAGE_KEY => Some("message key".to_owned()),
+            encode::SOURCE_MESSAGE_ID => Some("message id".to_owned()),
+            _ => None,
+        }
+    }
+
     fn value(&mut self) -> Option<String> {
         let mut out = String::new();
         self.value_into(&mut out)?;
@@ -157,6 +192,7 @@ impl<'a> Reader<'a> {
     fn value_into(&mut self, out: &mut String) -> Option<()> {
         match self.byte()? {
             encode::TAG_NULL => self.counted()?.is_empty().then(|| out.push_str("null")),
+            encode::TAG_ABSENT => self.counted()?.is_empty().then(|| out.push_str("absent")),
             encode::TAG_BOOL => match self.counted()? {
                 [0] => {
                     out.push_str("false");
@@ -176,6 +212,10 @@ impl<'a> Reader<'a> {
             encode::TAG_INSTANT => write!(out, "instant {}", self.text()?).ok(),
             encode::TAG_BYTES => write!(out, "b\"{}\"", self.counted()?.escape_ascii()).ok(),
             encode::TAG_ARRAY => self.list(out, '[', ']', false),
+            encode::TAG_UNORDERED => {
+                out.push_str("unordered ");
+                self.list(out, '[', ']', false)
+            }
             encode::TAG_OBJECT => self.list(out, '{', '}', true),
             _ => None,
         }

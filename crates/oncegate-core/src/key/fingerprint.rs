@@ -10,6 +10,7 @@ use super::derive::{Scratch, with_scratch, within};
 use super::encode::{self, Writer};
 use super::error::{KeyError, KeySpecError};
 use super::input::KeySource;
+use super::parts::plain_paths;
 use super::path::{self, Node, Path};
 use super::spec::canonical_paths;
 use super::{KEY_FORMAT, Key, Source, TenantSource};
@@ -88,8 +89,14 @@ impl FingerprintSpec {
         let spec = self.canonical()?;
         let key = key.canonical()?;
         let mut left_out = spec.except.clone();
-        if let Source::Json(fields) = &key.source {
-            left_out.extend(fields.iter().map(|field| field.path.clone()));
+        match &key.source {
+            Source::Json(fields) => left_out.extend(fields.iter().map(|field| field.path.clone())),
+            Source::Parts(parts) => left_out.extend(plain_paths(parts)),
+            Source::Cases(cases) => {
+                let paths = cases.iter().flat_map(|case| plain_paths(case.parts()));
+                left_out.extend(paths);
+            }
+            _ => {}
         }
         if let Some(TenantSource::Json(field)) = &key.tenant {
             left_out.push(field.path.clone());

@@ -1,13 +1,16 @@
 //! Scans a JSON payload in one pass: validates the whole document and records the positions of the wanted values.
 //!
 //! The scanner is stricter than most parsers, because a key must not depend on how a parser resolves what the standard
-//! leaves open: repeated names, lone surrogates, a byte order mark and trailing content are errors. It builds no tree.
-//! The content of a wanted array or object (or of the whole document, when the key is the payload) is recorded on a
+//! leaves open: repeated names, lone surrogates and trailing content are errors. A byte order mark at the start
+//! is skipped. It builds no tree. The content of a wanted array or object (or of the whole document, when the key is the payload) is recorded on a
 //! flat tape, from which `encode` writes it in canonical order.
 
 use super::MAX_DEPTH;
 use super::error::KeyError;
 use super::path::Node;
+
+/// The byte order mark of UTF-8.
+const BYTE_ORDER_MARK: &[u8] = b"\xEF\xBB\xBF";
 
 /// Up to this many names, an object is searched linearly. With more names, they are sorted once, at its end.
 const LINEAR_NAMES: usize = 16;
@@ -106,13 +109,16 @@ impl Document {
         self.tape.clear();
         self.arena.clear();
         self.names.clear();
+        // No JSON document begins like this, but all of UTF-16 and UTF-32 do, with a byte order mark or without.
+        if matches!(payload, [0xFF, 0xFE, ..] | [0xFE, 0xFF, ..] | [0, ..] | [_, 0, ..]) {
+            return Err(KeyError::Utf16);
+        }
         if let Err(error) = std::str::from_utf8(payload) {
             return Err(KeyError::NotUtf8 { offset: error.valid_up_to() });
         }
-        let mut scanner = Scanner { bytes: payload, at: 0, depth: 0, recording: whole, doc: self };
-        if payload.starts_with(b"\xEF\xBB\xBF") {
-            return Err(scanner.malformed("a byte order mark; JSON starts with its value"));
-        }
+        // Windows programs write a byte order mark before UTF-8. It is no part of the document, wherever keys come from.
+        let start = if payload.starts_with(BYTE_ORDER_MARK) { BYTE_ORDER_MARK.len() } else { 0 };
+        let mut scanner = Scanner { bytes: payload, at: start, depth: 0, recording: whole, doc: self };
         scanner.skip_space();
         scanner.value(Some(wanted), NO_NAME)?;
         scanner.skip_space();

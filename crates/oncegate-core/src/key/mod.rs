@@ -45,9 +45,11 @@ mod error;
 mod explain;
 mod fingerprint;
 mod input;
+mod instant;
 mod json;
 mod normalise;
 mod number;
+mod parts;
 mod path;
 mod spec;
 mod store_key;
@@ -67,6 +69,7 @@ pub use self::explain::Explanation;
 pub use self::fingerprint::{CompiledFingerprint, Fingerprint, FingerprintSpec};
 pub use self::input::{HeaderValue, KeyInput, KeySource};
 pub use self::normalise::{Normaliser, TimeUnit};
+pub use self::parts::{Blank, Case, Decoder, Literal, MAX_DECODERS, Part, Place, When};
 pub use self::store_key::{Digest, Scope, StoreKey};
 
 /// The version of the key format. Another version derives other keys from the same messages.
@@ -100,6 +103,8 @@ pub const MAX_NAME_BYTES: usize = 1024;
 /// key = { json = ["id", { path = "email", as = ["trim", "lowercase"] }], tenant = { header = "x-tenant" } }
 /// key = { payload = { except = ["sent_at", "trace.id"] } }
 /// key = { header = "x-request-id" }
+/// key = { parts = ["order_id", { path = "coupon", optional = true }, { header = "x-region" }] }
+/// key = { cases = [{ when = { path = "type", is = "refund" }, parts = ["refund_id"] }, { parts = ["order_id"] }] }
 /// key = "message_key"                     # or "message_id", "payload"
 /// ```
 ///
@@ -139,6 +144,8 @@ enum Source {
     MessageKey,
     MessageId,
     Custom(CustomKey),
+    Parts(Vec<Part>),
+    Cases(Vec<Case>),
 }
 
 impl Key {
@@ -198,6 +205,31 @@ impl Key {
         Self::of(Source::Custom(CustomKey::new(name.into(), version, function)))
     }
 
+    /// Makes a key from several parts of a message: payload, headers, message key and message id, some of which may be
+    /// absent. The order of the parts does not matter. At least one of them must have a value that is not blank.
+    ///
+    /// ```
+    /// use oncegate_core::key::{Key, KeyInput, Part, Place, Scope};
+    ///
+    /// let key = Key::parts([Part::from("order_id"), Place::path("coupon").optional(), Place::path("body|json.n").optional()]);
+    /// let key = key.compile(&Scope::new("billing")?)?;
+    /// let none = key.derive("orders", &KeyInput::payload(r#"{"order_id":7}"#))?;
+    /// let null = key.derive("orders", &KeyInput::payload(r#"{"order_id":7,"coupon":null}"#))?;
+    /// let some = key.derive("orders", &KeyInput::payload(r#"{"order_id":7,"coupon":"SAVE10"}"#))?;
+    /// assert_eq!(none, null);
+    /// assert_ne!(none, some);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn parts<P: Into<Part>>(parts: impl IntoIterator<Item = P>) -> Self {
+        Self::of(Source::Parts(parts.into_iter().map(Into::into).collect()))
+    }
+
+    /// Makes a key by cases: the first one whose condition holds names the parts. A message that no case takes is
+    /// [`KeyError::NoCase`]. The condition is a part of the key, so messages of two cases never share one.
+    pub fn cases(cases: impl IntoIterator<Item = Case>) -> Self {
+        Self::of(Source::Cases(cases.into_iter().collect()))
+    }
+
     /// Excludes these paths from [`Key::payload`]. A path that a message does not have is not an error.
     #[must_use]
     pub fn except<P: Into<String>>(mut self, paths: impl IntoIterator<Item = P>) -> Self {
@@ -232,8 +264,25 @@ impl Key {
     /// [`KeyError::NoPayload`].
     #[must_use]
     pub fn needs_payload(&self) -> bool {
-        matches!(self.source, Source::Json(_) | Source::Payload)
-            || matches!(self.tenant, Some(TenantSource::Json(_)))
+        let source = match &self.source {
+            Source::Json(_) | Source::Payload => true,
+            Source::Parts(parts) => parts::need_payload(parts),
+            Source::Cases(cases) => cases.iter().all(Case::needs_payload),
+            _ => false,
+        };
+        source || matches!(self.tenant, Some(TenantSource::Json(_)))
+    }
+
+    /// Whether a key may depend on the payload.
+    #[must_use]
+    pub fn reads_payload(&self) -> bool {
+        let source = match &self.source {
+            Source::Parts(parts) => parts::read_payload(parts),
+            Source::Cases(cases) => cases.iter().any(Case::reads_payload),
+            Source::Custom(_) => true,
+            _ => false,
+        };
+        source || self.needs_payload()
     }
 
     /// Whether the tenant is a part of the key.
@@ -292,8 +341,16 @@ impl Field {
         self.then(Normaliser::Decimal)
     }
 
-    /// Compares the instant of an RFC 3339 string, truncated to the unit.
+    /// Reads a number, or a string that holds one, as a count of these units since 1970. [`timestamp`](Self::timestamp)
+    /// must follow. A count outside of the years 0000 to 9999 is an error, so a count in a finer unit does not pass.
+    #[must_use]
+    pub fn epoch(self, counted: TimeUnit) -> Self {
+        self.then(Normaliser::Epoch(counted))
+    }
+
+    /// Compares the instant of an ISO 8601 string with an offset, truncated to the unit.
     ///
+    /// `2024-05-01T10:00:00Z`, `2024-05-01T12:00+02:00`, `2024-05-01 10:00:00+00` and `20240501T100000Z` are one instant.
     /// Use it for times of the business. A time that changes with every delivery makes every delivery a new message.
     #[must_use]
     pub fn timestamp(self, unit: TimeUnit) -> Self {

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use unicode_normalization::{IsNormalized, UnicodeNormalization, is_nfc_quick};
 
 use super::error::KeySpecError;
+use super::json::Kind;
 use super::number;
 
 /// The precision with which timestamps are compared.
@@ -28,7 +29,7 @@ pub enum TimeUnit {
 /// A conversion of a field's value before it goes into the key.
 ///
 /// The text form (config, command line) is `trim`, `lowercase`, `nfc`, `decimal`,
-/// `timestamp-seconds` and so on. Steps run in the order given; `decimal` and `timestamp` come last.
+/// `timestamp-seconds` and so on. Steps run in the order given; `decimal`, `timestamp` and `unordered` come last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 #[non_exhaustive]
@@ -41,20 +42,34 @@ pub enum Normaliser {
     Nfc,
     /// Takes the exact decimal value of a number, or of a string that holds one: `10`, `"10.0"`, `"1e1"`.
     Decimal,
-    /// Takes the instant of an RFC 3339 string, truncated to the unit: offsets and finer fractions do not count.
+    /// Reads a number, or a string that holds one, as a count of these units since 1970-01-01T00:00:00Z. The normaliser
+    /// [`Timestamp`](Self::Timestamp) must follow. Other strings are left to it, so a field may have both spellings.
+    Epoch(TimeUnit),
+    /// Takes the instant of an ISO 8601 string with an offset, truncated to the unit: offsets and finer fractions do not
+    /// count.
     Timestamp(TimeUnit),
+    /// Takes an array without the order of its elements. How often each of them occurs counts.
+    Unordered,
+    /// Takes bytes (of a header, for example) as UTF-8 text, so that they equal the same string in JSON.
+    Text,
 }
 
-const NAMES: [(&str, Normaliser); 9] = [
+const NAMES: [(&str, Normaliser); 15] = [
     ("trim", Normaliser::Trim),
     ("lowercase", Normaliser::Lowercase),
     ("nfc", Normaliser::Nfc),
     ("decimal", Normaliser::Decimal),
+    ("epoch-seconds", Normaliser::Epoch(TimeUnit::Seconds)),
+    ("epoch-millis", Normaliser::Epoch(TimeUnit::Millis)),
+    ("epoch-micros", Normaliser::Epoch(TimeUnit::Micros)),
+    ("epoch-nanos", Normaliser::Epoch(TimeUnit::Nanos)),
     ("timestamp-days", Normaliser::Timestamp(TimeUnit::Days)),
     ("timestamp-seconds", Normaliser::Timestamp(TimeUnit::Seconds)),
     ("timestamp-millis", Normaliser::Timestamp(TimeUnit::Millis)),
     ("timestamp-micros", Normaliser::Timestamp(TimeUnit::Micros)),
     ("timestamp-nanos", Normaliser::Timestamp(TimeUnit::Nanos)),
+    ("unordered", Normaliser::Unordered),
+    ("text", Normaliser::Text),
 ];
 
 impl fmt::Display for Normaliser {
@@ -92,7 +107,16 @@ impl From<Normaliser> for String {
 impl Normaliser {
     /// Whether this must be the last normaliser of a field, because its result is not a string.
     pub(super) fn is_final(self) -> bool {
-        matches!(self, Self::Decimal | Self::Timestamp(_))
+        matches!(self, Self::Decimal | Self::Timestamp(_) | Self::Unordered)
+    }
+
+    /// Whether this normaliser takes a value of this kind, which is no string. A number already is its exact decimal.
+    pub(super) fn fits(self, kind: Kind) -> bool {
+        match self {
+            Self::Decimal => kind == Kind::Number,
+            Self::Unordered => kind == Kind::Array,
+            _ => false,
+        }
     }
 
     /// The kind of value that this normaliser needs, for error texts.
@@ -100,7 +124,12 @@ impl Normaliser {
         match self {
             Self::Trim | Self::Lowercase | Self::Nfc => "a string",
             Self::Decimal => "a number, or a string that holds one (with an exponent of at most 18 digits)",
-            Self::Timestamp(_) => "an RFC 3339 string, as 2026-11-21T10:00:00Z",
+            Self::Epoch(_) => "a number, or a string that holds one or a time of ISO 8601",
+            Self::Timestamp(_) => {
+                "a string, as 2026-11-21T10:00:00Z; for numbers put `epoch-seconds`, -millis, -micros or -nanos before it"
+            }
+            Self::Unordered => "an array",
+            Self::Text => "a string, or bytes that are UTF-8",
         }
     }
 
@@ -115,7 +144,7 @@ impl Normaliser {
             Self::Lowercase => Cow::Owned(text.to_lowercase()),
             Self::Nfc if is_nfc_quick(text.chars()) == IsNormalized::Yes => text,
             Self::Nfc => Cow::Owned(text.nfc().collect()),
-            Self::Decimal | Self::Timestamp(_) => text,
+            Self::Decimal | Self::Epoch(_) | Self::Timestamp(_) | Self::Unordered | Self::Text => text,
         }
     }
 }
@@ -128,184 +157,9 @@ pub(super) fn write_decimal(text: &str, out: &mut Vec<u8>) -> Option<()> {
     number::write_canonical(text.as_bytes(), out).ok()
 }
 
-/// Writes the instant of an RFC 3339 string as a count of units since 1970 with the unit's suffix,
-/// such as `1700000000s`; `None` when it is not an RFC 3339 string.
-///
-/// This uses no time crate: the accepted grammar is a part of the key format and must not change with the release of a
-/// dependency. Leap seconds (`:60`) are refused, because their count would equal that of another instant.
-pub(super) fn write_timestamp(text: &str, unit: TimeUnit, out: &mut Vec<u8>) -> Option<()> {
-    let (seconds, fraction) = parse_rfc3339(text.as_bytes())?;
-    let (digits, suffix) = match unit {
-        TimeUnit::Days => {
-            out.extend_from_slice(format!("{}d", seconds.div_euclid(86_400)).as_bytes());
-            return Some(());
-        }
-        TimeUnit::Seconds => (0, "s"),
-        TimeUnit::Millis => (3, "ms"),
-        TimeUnit::Micros => (6, "us"),
-        TimeUnit::Nanos => (9, "ns"),
-    };
-    let padded = fraction.iter().copied().chain(std::iter::repeat(b'0')).take(digits);
-    let count = padded.fold(i128::from(seconds), |count, digit| count * 10 + i128::from(digit - b'0'));
-    out.extend_from_slice(format!("{count}{suffix}").as_bytes());
-    Some(())
-}
-
-/// Returns the seconds since 1970 in UTC (rounded down), and the digits of the fraction.
-fn parse_rfc3339(text: &[u8]) -> Option<(i64, &[u8])> {
-    let (date_time, rest) = text.split_at_checked(19)?;
-    let &[
-        y1,
-        y2,
-        y3,
-        y4,
-        b'-',
-        mo1,
-        mo2,
-        b'-',
-        d1,
-        d2,
-        b'T' | b't' | b' ',
-        h1,
-        h2,
-        b':',
-        mi1,
-        mi2,
-        b':',
-        s1,
-        s2,
-    ] = date_time
-    else {
-        return None;
-    };
-    let year = digits(&[y1, y2, y3, y4])?;
-    let month = digits(&[mo1, mo2])?;
-    let day = digits(&[d1, d2])?;
-    let in_day =
-        time_of_day(digits(&[h1, h2])?, digits(&[mi1, mi2])?)? + digits(&[s1, s2]).filter(|s| *s <= 59)?;
-    let (fraction, zone) = split_fraction(rest)?;
-    let offset = match *zone {
-        [b'Z' | b'z'] => 0,
-        [sign @ (b'+' | b'-'), h1, h2, b':', m1, m2] => {
-            let offset = time_of_day(digits(&[h1, h2])?, digits(&[m1, m2])?)?;
-            if sign == b'-' { -offset } else { offset }
-        }
-        _ => return None,
-    };
-    let days = days_since_1970(year, month, day)?;
-    Some((days * 86_400 + in_day - offset, fraction))
-}
-
-fn split_fraction(rest: &[u8]) -> Option<(&[u8], &[u8])> {
-    let Some((b'.', rest)) = rest.split_first() else { return Some((&[], rest)) };
-    let end = rest.iter().position(|b| !b.is_ascii_digit())?;
-    (end > 0).then(|| rest.split_at(end))
-}
-
-fn digits(text: &[u8]) -> Option<i64> {
-    let mut value = 0;
-    for b in text {
-        value = value * 10 + i64::from(b.is_ascii_digit().then(|| b - b'0')?);
-    }
-    Some(value)
-}
-
-fn time_of_day(hours: i64, minutes: i64) -> Option<i64> {
-    (hours <= 23 && minutes <= 59).then_some(hours * 3_600 + minutes * 60)
-}
-
-/// Returns the days since 1970-01-01 in the proleptic Gregorian calendar; `None` for an invalid date.
-///
-/// It counts in years that begin in March, so that the leap day comes last.
-fn days_since_1970(year: i64, month: i64, day: i64) -> Option<i64> {
-    let leap = year % 4 == 0 && (year % 100 != 0 || year % 400 == 0);
-    let last_day = match month {
-        1 | 3 | 5 | 7 | 8 | 10 | 12 => 31,
-        4 | 6 | 9 | 11 => 30,
-        2 => 28 + i64::from(leap),
-        _ => return None,
-    };
-    if !(1..=last_day).contains(&day) {
-        return None;
-    }
-    let (year, month) = if month > 2 { (year, month - 3) } else { (year - 1, month + 9) };
-    let day_of_year = (153 * month + 2) / 5 + day - 1;
-    let days = year * 365 + year.div_euclid(4) - year.div_euclid(100) + year.div_euclid(400);
-    Some(days + day_of_year - 719_468)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[track_caller]
-    fn check(text: &str, unit: TimeUnit, expected: Option<&str>) {
-        let mut out = Vec::new();
-        let written = write_timestamp(text, unit, &mut out).map(|()| String::from_utf8(out).unwrap());
-        assert_eq!(written.as_deref(), expected, "{text}");
-    }
-
-    #[test]
-    fn instants() {
-        check("1970-01-01T00:00:00Z", TimeUnit::Seconds, Some("0s"));
-        check("2000-02-29T12:34:56.789Z", TimeUnit::Millis, Some("951827696789ms"));
-        check("2000-02-29T14:34:56.7890001+02:00", TimeUnit::Millis, Some("951827696789ms"));
-        check("2000-02-29 07:04:56.789-05:30", TimeUnit::Seconds, Some("951827696s"));
-        check("2024-12-31T23:59:59.999999999z", TimeUnit::Nanos, Some("1735689599999999999ns"));
-        check("2024-12-31t23:59:59.1Z", TimeUnit::Micros, Some("1735689599100000us"));
-        check("1969-12-31T23:59:59.5Z", TimeUnit::Millis, Some("-500ms"));
-        check("1969-12-31T23:59:59.5Z", TimeUnit::Seconds, Some("-1s"));
-        check("1969-12-31T23:59:59.5Z", TimeUnit::Days, Some("-1d"));
-        check("0000-01-01T00:00:00Z", TimeUnit::Days, Some("-719528d"));
-        check("9999-12-31T23:59:59Z", TimeUnit::Seconds, Some("253402300799s"));
-        check("1900-03-01T00:00:00Z", TimeUnit::Days, Some("-25508d"));
-    }
-
-    #[test]
-    fn what_is_no_instant() {
-        for text in [
-            "",
-            "2024-01-01",
-            "2024-01-01T00:00:00",
-            "2024-01-01T00:00:00.Z",
-            "2024-01-01T00:00:00.5",
-            "2023-02-29T00:00:00Z",
-            "1900-02-29T00:00:00Z",
-            "2024-13-01T00:00:00Z",
-            "2024-00-01T00:00:00Z",
-            "2024-04-31T00:00:00Z",
-            "2024-04-00T00:00:00Z",
-            "2016-12-31T23:59:60Z",
-            "2024-01-01T24:00:00Z",
-            "2024-01-01T00:60:00Z",
-            "2024-01-01T00:00:00+24:00",
-            "2024-01-01T00:00:00+0100",
-            "2024-01-01T00:00:00+01",
-            "+2024-01-01T00:00:00Z",
-            "2024-01-01T00:00:00Zx",
-            " 2024-01-01T00:00:00Z",
-            "2024-1-01T00:00:00Z",
-            "2024-01-01T00:00:0é",
-            "２024-01-01T00:00:00Z",
-        ] {
-            check(text, TimeUnit::Seconds, None);
-        }
-    }
-
-    #[test]
-    fn every_day_follows_the_one_before() {
-        let mut expected = -719_528;
-        for year in 0..=2400 {
-            for month in 1..=12 {
-                for day in 1..=31 {
-                    if let Some(days) = days_since_1970(year, month, day) {
-                        assert_eq!(days, expected, "{year}-{month}-{day}");
-                        expected += 1;
-                    }
-                }
-            }
-        }
-    }
 
     #[test]
     fn names_go_there_and_back() {

@@ -13,8 +13,13 @@ pub(super) struct Path {
 impl Path {
     /// Parses a path such as `a.b\.c.0`: parts between dots, with `\` as the escape for `.`, `\`, `,`, `:` and `*`.
     pub(super) fn parse(text: &str) -> Result<Self, KeySpecError> {
+        Self::parse_escaped(text, &['.', '\\', ',', ':', '*'], text)
+    }
+
+    /// Parses a path in which a backslash may stand before these characters. `whole` is the text for errors.
+    pub(super) fn parse_escaped(text: &str, escapes: &[char], whole: &str) -> Result<Self, KeySpecError> {
         if text.len() > MAX_PATH_BYTES {
-            return Err(too_long(text));
+            return Err(too_long(whole));
         }
         let mut parts = Vec::new();
         let mut part = String::new();
@@ -23,16 +28,16 @@ impl Path {
         loop {
             match chars.next() {
                 Some('\\') => {
-                    let next = chars.next().filter(|c| matches!(c, '.' | '\\' | ',' | ':' | '*'));
-                    part.push(next.ok_or_else(|| KeySpecError::BadEscape { path: text.to_owned() })?);
+                    let next = chars.next().filter(|c| escapes.contains(c));
+                    part.push(next.ok_or_else(|| KeySpecError::BadEscape { path: whole.to_owned() })?);
                     escaped = true;
                 }
                 end @ (Some('.') | None) => {
                     if part.trim().is_empty() {
-                        return Err(KeySpecError::BlankPath { path: text.to_owned() });
+                        return Err(KeySpecError::BlankPath { path: whole.to_owned() });
                     }
                     if part == "*" && !escaped {
-                        return Err(KeySpecError::Wildcard { path: text.to_owned() });
+                        return Err(KeySpecError::Wildcard { path: whole.to_owned() });
                     }
                     parts.push(std::mem::take(&mut part));
                     escaped = false;
@@ -44,7 +49,7 @@ impl Path {
             }
         }
         if parts.len() > MAX_DEPTH {
-            return Err(too_long(text));
+            return Err(too_long(whole));
         }
         let spelt: Vec<String> = parts.iter().map(|part| spell(part)).collect();
         Ok(Self { text: spelt.join("."), parts })
@@ -59,7 +64,7 @@ fn spell(part: &str) -> String {
     part.replace('\\', "\\\\").replace('.', "\\.")
 }
 
-fn too_long(text: &str) -> KeySpecError {
+pub(super) fn too_long(text: &str) -> KeySpecError {
     KeySpecError::PathTooLong {
         path: text.chars().take(64).collect(),
         max_bytes: MAX_PATH_BYTES,
@@ -87,6 +92,16 @@ pub(super) fn parse_all<'a>(
     Ok(paths)
 }
 
+/// Splits at a character that is not escaped. The backslashes stay, because the path is parsed later.
+pub(super) fn split_unescaped(text: &str, at: char) -> impl Iterator<Item = &str> {
+    let mut escaped = false;
+    text.split(move |c| {
+        let splits = c == at && !escaped;
+        escaped = c == '\\' && !escaped;
+        splits
+    })
+}
+
 /// A tree of paths. The scanner follows it in parallel with the document.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Node {
@@ -102,11 +117,22 @@ impl Node {
     /// Builds the tree. The n-th path gets target n.
     pub(super) fn of<'a>(paths: impl IntoIterator<Item = &'a Path>) -> Self {
         let mut root = Self::default();
-        for (target, path) in paths.into_iter().enumerate() {
-            root.insert(&path.parts, target);
-        }
-        root.index();
+        root.insert_all(paths.into_iter().map(|path| path.parts.as_slice()));
         root
+    }
+
+    /// Builds the tree of paths that are given by their parts. A path without parts is the document itself.
+    pub(super) fn of_names<'a>(paths: impl IntoIterator<Item = &'a [String]>) -> Self {
+        let mut root = Self::default();
+        root.insert_all(paths);
+        root
+    }
+
+    fn insert_all<'a>(&mut self, paths: impl IntoIterator<Item = &'a [String]>) {
+        for (target, parts) in paths.into_iter().enumerate() {
+            self.insert(parts, target);
+        }
+        self.index();
     }
 
     fn insert(&mut self, parts: &[String], target: usize) {

@@ -11,7 +11,8 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use super::custom::CustomKey;
 use super::error::KeySpecError;
 use super::normalise::Normaliser;
-use super::path::{self, Path};
+use super::parts::{Case, Part, canonical_cases, canonical_parts};
+use super::path::{self, Path, split_unescaped};
 use super::{
     DEFAULT_MAX_PAYLOAD_BYTES, Domain, Field, Key, MAX_NAME_BYTES, MAX_PATHS, MAX_PAYLOAD_BYTES_LIMIT,
     Source, TenantSource,
@@ -50,6 +51,8 @@ impl Key {
                 checked_name("custom key", &custom.name)?;
                 Source::Custom(custom.clone())
             }
+            Source::Parts(parts) => Source::Parts(canonical_parts(parts)?),
+            Source::Cases(cases) => Source::Cases(canonical_cases(cases)?),
             other => other.clone(),
         };
         let except = canonical_paths(&self.except)?;
@@ -85,7 +88,7 @@ fn canonical_fields(fields: &[Field], tenant: Option<&TenantSource>) -> Result<V
     Ok(fields)
 }
 
-fn checked_name(what: &'static str, name: &str) -> Result<String, KeySpecError> {
+pub(super) fn checked_name(what: &'static str, name: &str) -> Result<String, KeySpecError> {
     if name.trim().is_empty() || name.len() > MAX_NAME_BYTES {
         return Err(KeySpecError::BadName { what, limit: MAX_NAME_BYTES });
     }
@@ -95,20 +98,30 @@ fn checked_name(what: &'static str, name: &str) -> Result<String, KeySpecError> 
 impl Field {
     fn canonical(&self) -> Result<Self, KeySpecError> {
         let path = Path::parse(&self.path)?.text;
-        for (position, normaliser) in self.normalisers.iter().copied().enumerate() {
-            let refuse = |problem| Err(KeySpecError::Normalisers { path: path.clone(), normaliser, problem });
-            let mut earlier = self.normalisers.iter().take(position);
-            if earlier.clone().any(|other| *other == normaliser) {
-                return refuse("is given twice; remove one");
-            }
-            if earlier.any(|other| other.is_final()) {
-                return refuse(
-                    "comes after `decimal` or `timestamp`, whose result it cannot change; put it before, or remove it",
-                );
-            }
-        }
+        check_normalisers(&path, &self.normalisers)?;
         Ok(Self { path, normalisers: self.normalisers.clone() })
     }
+}
+
+/// Refuses normalisers that cannot stand in this order. `path` is for the error.
+pub(super) fn check_normalisers(path: &str, normalisers: &[Normaliser]) -> Result<(), KeySpecError> {
+    for (position, normaliser) in normalisers.iter().copied().enumerate() {
+        let refuse = |problem| Err(KeySpecError::Normalisers { path: path.to_owned(), normaliser, problem });
+        let mut earlier = normalisers.iter().take(position);
+        if earlier.clone().any(|other| *other == normaliser) {
+            return refuse("is given twice; remove one");
+        }
+        if earlier.any(|other| other.is_final()) {
+            return refuse(
+                "comes after `decimal`, `timestamp` or `unordered`, whose result it cannot change; put it before, or remove it",
+            );
+        }
+        let next = normalisers.get(position + 1);
+        if matches!(normaliser, Normaliser::Epoch(_)) && !matches!(next, Some(Normaliser::Timestamp(_))) {
+            return refuse("says the unit of a count; put `timestamp-…` right after it");
+        }
+    }
+    Ok(())
 }
 
 /// The form of a key in a file. `custom` is only written, for descriptors, and never read.
@@ -128,6 +141,10 @@ struct KeyMap {
     #[serde(skip_deserializing, skip_serializing_if = "Option::is_none")]
     custom: Option<CustomName>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    parts: Option<Vec<Part>>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    cases: Option<Vec<Case>>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     tenant: Option<TenantSource>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     domain: Option<Domain>,
@@ -144,7 +161,7 @@ struct Exceptions {
 
 #[derive(Serialize, Deserialize, Default)]
 #[serde(deny_unknown_fields)]
-struct Nothing {}
+pub(super) struct Nothing {}
 
 #[derive(Serialize)]
 struct CustomName {
@@ -162,6 +179,8 @@ impl KeyMap {
             Source::Header(name) => map.header = Some(name.clone()),
             Source::MessageKey => map.message_key = Some(Nothing {}),
             Source::MessageId => map.message_id = Some(Nothing {}),
+            Source::Parts(parts) => map.parts = Some(parts.clone()),
+            Source::Cases(cases) => map.cases = Some(cases.clone()),
             Source::Custom(CustomKey { name, version, .. }) => {
                 map.custom = Some(CustomName { name: name.clone(), version: *version });
             }
@@ -180,6 +199,8 @@ impl KeyMap {
             self.header.map(Source::Header),
             self.message_key.map(|Nothing {}| Source::MessageKey),
             self.message_id.map(|Nothing {}| Source::MessageId),
+            self.parts.map(Source::Parts),
+            self.cases.map(Source::Cases),
         ];
         let mut named: Vec<Source> = sources.into_iter().flatten().collect();
         let count = named.len();
@@ -225,7 +246,7 @@ impl<'de> Visitor<'de> for KeyVisitor {
     type Value = Key;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a key: { json = [...] }, { payload = { except = [...] } }, { header = \"...\" }, \"payload\", \"message_key\" or \"message_id\"")
+        f.write_str("a key: { json = [...] }, { payload = { except = [...] } }, { header = \"...\" }, { parts = [...] }, { cases = [...] }, \"payload\", \"message_key\" or \"message_id\"")
     }
 
     fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<Key, E> {
@@ -293,7 +314,19 @@ impl<'de> Visitor<'de> for FieldVisitor {
 
 /// `"decimal"` or `["trim", "lowercase"]`.
 #[derive(Default)]
-struct OneOrMany(Vec<Normaliser>);
+pub(super) struct OneOrMany(pub(super) Vec<Normaliser>);
+
+impl OneOrMany {
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
+impl Serialize for OneOrMany {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        self.0.serialize(serializer)
+    }
+}
 
 impl<'de> Deserialize<'de> for OneOrMany {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
@@ -354,16 +387,6 @@ fn field_from_text(text: &str) -> Result<Field, KeySpecError> {
     let mut parts = split_unescaped(text, ':').map(str::trim);
     let path = parts.next().unwrap_or_default();
     parts.try_fold(Field::path(path), |field, name| Ok(field.then(name.parse()?)))
-}
-
-/// Splits at a character that is not escaped. The backslashes stay, because the path is parsed later.
-fn split_unescaped(text: &str, at: char) -> impl Iterator<Item = &str> {
-    let mut escaped = false;
-    text.split(move |c| {
-        let splits = c == at && !escaped;
-        escaped = c == '\\' && !escaped;
-        splits
-    })
 }
 
 impl fmt::Display for Key {

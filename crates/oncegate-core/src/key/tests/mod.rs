@@ -1,5 +1,7 @@
 //! Tests that the table of test vectors in `vectors/keys.json` cannot express.
 
+mod parts;
+mod presets;
 mod properties;
 mod specification;
 
@@ -69,7 +71,11 @@ fn errors_say_where_and_what_to_change() {
     check("id", r#"{"id":1,"x":{"y":0,"\u0079":0}}"#, "byte 19, nesting level 2");
     check("id", &"[".repeat(10_000), "deeper than 64 levels at byte 64");
     check("id", r#"{"id":"\ud800"}"#, "byte 7: not four hex digits, or half of a surrogate pair");
-    check("id", "\u{feff}{}", "byte 0: a byte order mark");
+    check("id", "{\u{feff}}", "byte 1: the name of a member");
+    check("id", "{\0\"\0}\0", "payload is UTF-16");
+    check("at:timestamp-seconds", r#"{"at":"2024-05-01T10:00"}"#, "a local time is no instant");
+    check("at:timestamp-seconds", r#"{"at":1714557600}"#, "for numbers put `epoch-seconds`");
+    check("at:epoch-seconds:timestamp-seconds", r#"{"at":1714557600000}"#, "the unit of the count?");
     let error = compiled("id").derive("orders", &KeyInput::empty()).unwrap_err().to_string();
     assert!(error.contains("tombstone"), "{error}");
 }

@@ -321,7 +321,8 @@ fn no_bytes_make_it_panic() {
         let accepted = keys.iter().filter(|key| key.explain("orders", &input).is_ok()).count();
         // An independent parser accepts every document that the scanner accepts.
         if accepted > 0 || fingerprint.derive(&input).is_ok() {
-            let value = serde_json::from_slice::<serde::de::IgnoredAny>(&payload);
+            let document = payload.strip_prefix(b"\xEF\xBB\xBF").unwrap_or(&payload);
+            let value = serde_json::from_slice::<serde::de::IgnoredAny>(document);
             assert!(value.is_ok(), "seed {seed}: {}", payload.escape_ascii());
         }
     }

@@ -1,0 +1,200 @@
+//! Compiles parts and cases: each text to decode, and each path into it, stands once.
+
+use super::super::encode;
+use super::super::error::KeySpecError;
+use super::super::normalise::Normaliser;
+use super::super::path::Node;
+use super::decode::Decoder;
+use super::path::PlacePath;
+use super::{Blank, Case, Literal, MAX_DECODERS, Part, Place, PlaceSource, When};
+
+/// The compiled parts of a key.
+#[derive(Clone, Debug)]
+pub(in super::super) struct Composed {
+    /// Whether the cases are those of a specification, or the one set of parts.
+    pub(super) has_cases: bool,
+    pub(super) cases: Vec<CasePlan>,
+    /// The texts to decode. The n-th has the number n + 1: number 0 is the payload.
+    pub(super) texts: Vec<TextPlan>,
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct CasePlan {
+    pub(super) when: Option<WhenPlan>,
+    /// The condition in canonical bytes.
+    pub(super) label: Vec<u8>,
+    pub(super) parts: Vec<PartPlan>,
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct WhenPlan {
+    pub(super) place: PlacePlan,
+    /// The canonical bytes of the literal.
+    pub(super) is: Option<Vec<u8>>,
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct PartPlan {
+    pub(super) label: Vec<u8>,
+    pub(super) name: String,
+    pub(super) places: Vec<PlacePlan>,
+    pub(super) optional: bool,
+    pub(super) blank: Blank,
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct PlacePlan {
+    pub(super) name: String,
+    pub(super) source: PlannedSource,
+    pub(super) normalisers: Vec<Normaliser>,
+}
+
+#[derive(Clone, Debug)]
+pub(super) enum PlannedSource {
+    Payload(Slot),
+    Header(String),
+    MessageKey,
+    MessageId,
+}
+
+/// A value: the number of its text, and the target of its path in it. A text that is no JSON has no paths.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Slot {
+    pub(super) text: usize,
+    pub(super) target: usize,
+}
+
+/// A text that is decoded from a value.
+#[derive(Clone, Debug)]
+pub(super) struct TextPlan {
+    pub(super) decoder: Decoder,
+    pub(super) from: Slot,
+    /// The path up to here, for errors.
+    pub(super) name: String,
+    pub(super) wanted: Node,
+    pub(super) targets: usize,
+}
+
+/// Collects texts and their paths.
+struct Planner<'a> {
+    /// The paths into the payload, to which others may belong already.
+    payload_paths: &'a mut Vec<Vec<String>>,
+    texts: Vec<(Decoder, Slot, String, Vec<Vec<String>>)>,
+}
+
+impl Composed {
+    /// Compiles the parts of a key. Adds the paths that they need of the payload to `payload_paths`.
+    pub(in super::super) fn parts(
+        parts: &[Part],
+        payload_paths: &mut Vec<Vec<String>>,
+    ) -> Result<Self, KeySpecError> {
+        let mut planner = Planner { payload_paths, texts: Vec::new() };
+        let parts = planner.parts(parts)?;
+        let case = CasePlan { when: None, label: Vec::new(), parts };
+        Ok(Self { has_cases: false, cases: vec![case], texts: planner.finish() })
+    }
+
+    /// Compiles the cases of a key.
+    pub(in super::super) fn cases(
+        cases: &[Case],
+        payload_paths: &mut Vec<Vec<String>>,
+    ) -> Result<Self, KeySpecError> {
+        let mut planner = Planner { payload_paths, texts: Vec::new() };
+        let cases = cases.iter().map(|case| planner.case(case)).collect::<Result<_, _>>()?;
+        Ok(Self { has_cases: true, cases, texts: planner.finish() })
+    }
+}
+
+impl Planner<'_> {
+    fn case(&mut self, case: &Case) -> Result<CasePlan, KeySpecError> {
+        let mut label = Vec::new();
+        let when = match &case.when {
+            None => {
+                label.push(encode::WHEN_OTHERWISE);
+                None
+            }
+            Some(When { place, is }) => {
+                label.push(if is.is_some() { encode::WHEN_EQUAL } else { encode::WHEN_PRESENT });
+                place.label(&mut label);
+                let is = is.as_ref().map(literal_bytes);
+                label.extend(is.iter().flatten());
+                Some(WhenPlan { place: self.place(place)?, is })
+            }
+        };
+        Ok(CasePlan { when, label, parts: self.parts(&case.parts)? })
+    }
+
+    fn parts(&mut self, parts: &[Part]) -> Result<Vec<PartPlan>, KeySpecError> {
+        parts.iter().map(|part| self.part(part)).collect()
+    }
+
+    fn part(&mut self, part: &Part) -> Result<PartPlan, KeySpecError> {
+        Ok(PartPlan {
+            label: part.label(),
+            name: part.name(),
+            places: part.places.iter().map(|place| self.place(place)).collect::<Result<_, _>>()?,
+            optional: part.optional,
+            blank: part.blank,
+        })
+    }
+
+    fn place(&mut self, place: &Place) -> Result<PlacePlan, KeySpecError> {
+        let source = match &place.source {
+            PlaceSource::Payload(path) => PlannedSource::Payload(self.slot(path)?),
+            PlaceSource::Header(name) => PlannedSource::Header(name.clone()),
+            PlaceSource::MessageKey => PlannedSource::MessageKey,
+            PlaceSource::MessageId => PlannedSource::MessageId,
+        };
+        Ok(PlacePlan { name: place.name(), source, normalisers: place.normalisers.clone() })
+    }
+
+    fn slot(&mut self, text: &str) -> Result<Slot, KeySpecError> {
+        let path = PlacePath::parse(text)?;
+        let mut slot = Slot { text: 0, target: target(self.payload_paths, path.names) };
+        for (decoder, names) in path.steps {
+            let known = self.texts.iter().position(|(other, from, ..)| *other == decoder && *from == slot);
+            let at = known.unwrap_or_else(|| {
+                self.texts.push((decoder, slot, text.to_owned(), Vec::new()));
+                self.texts.len() - 1
+            });
+            if at >= MAX_DECODERS {
+                let problem = "the key has too many decoders; at most 16 different ones";
+                return Err(KeySpecError::BadDecoder { path: text.to_owned(), problem });
+            }
+            let Some((.., paths)) = self.texts.get_mut(at) else { break };
+            slot = Slot { text: at + 1, target: target(paths, names) };
+        }
+        Ok(slot)
+    }
+
+    fn finish(self) -> Vec<TextPlan> {
+        let texts = self.texts.into_iter();
+        texts
+            .map(|(decoder, from, name, paths)| TextPlan {
+                decoder,
+                from,
+                name,
+                wanted: Node::of_names(paths.iter().map(Vec::as_slice)),
+                targets: paths.len(),
+            })
+            .collect()
+    }
+}
+
+/// The position of a path among those of a text. A path that several places share has one target.
+pub(in super::super) fn target(paths: &mut Vec<Vec<String>>, names: Vec<String>) -> usize {
+    paths.iter().position(|known| *known == names).unwrap_or_else(|| {
+        paths.push(names);
+        paths.len() - 1
+    })
+}
+
+fn literal_bytes(literal: &Literal) -> Vec<u8> {
+    let mut out = Vec::new();
+    match literal {
+        Literal::Text(text) => encode::put_value(encode::TAG_STRING, text.as_bytes(), &mut out),
+        Literal::Integer(number) => encode::put_integer(*number, &mut out),
+        Literal::Bool(value) => encode::put_value(encode::TAG_BOOL, &[u8::from(*value)], &mut out),
+    }
+    out
+}

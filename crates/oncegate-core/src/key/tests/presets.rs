@@ -1,0 +1,106 @@
+//! The specifications of `docs/WHICH_KEY.md` for common envelopes, with messages of their shape.
+
+use super::super::*;
+use super::compiled;
+
+type Headers<'a> = &'a [(&'a str, &'a [u8])];
+
+/// Checks that the second message is a duplicate of the first, and the third is not.
+#[track_caller]
+fn check(spec: &str, messages: [(&str, Headers<'_>); 3]) {
+    let key = compiled(spec);
+    let [first, again, other] = messages.map(|(payload, headers)| {
+        key.derive("r", &KeyInput::payload(payload).with_headers(headers)).unwrap()
+    });
+    assert_eq!(first, again, "{spec}");
+    assert_ne!(first, other, "{spec}");
+}
+
+#[track_caller]
+fn check_payloads(spec: &str, payloads: [&str; 3]) {
+    check(spec, payloads.map(|payload| (payload, [].as_slice())));
+}
+
+#[track_caller]
+fn check_headers(spec: &str, headers: [Headers<'_>; 3]) {
+    check(spec, headers.map(|headers| ("{}", headers)));
+}
+
+#[test]
+fn cloud_events_are_known_by_source_and_id() {
+    check_payloads(
+        r#"{"json":["source","id"]}"#,
+        [
+            r#"{"specversion":"1.0","type":"order.placed","source":"/shop","id":"1","data":{"n":7}}"#,
+            r#"{"id":"1","specversion":"1.0","type":"order.placed","source":"/shop","time":"2026-11-21T10:00:00Z"}"#,
+            r#"{"specversion":"1.0","type":"order.placed","source":"/other","id":"1","data":{"n":7}}"#,
+        ],
+    );
+    check_headers(
+        r#"{"parts":[{"header":"ce_source"},{"header":"ce_id"}]}"#,
+        [
+            &[("ce_source", b"/shop"), ("ce_id", b"1"), ("ce_time", b"a")],
+            &[("ce_id", b"1"), ("ce_source", b"/shop"), ("ce_time", b"b")],
+            &[("ce_source", b"/shop1"), ("ce_id", b"1")],
+        ],
+    );
+}
+
+#[test]
+fn changes_of_debezium_are_known_by_position() {
+    let spec = r#"{"parts":["payload.op","payload.source.lsn",{"first_of":["payload.after.id","payload.before.id"]}]}"#;
+    check_payloads(
+        spec,
+        [
+            r#"{"payload":{"op":"d","before":{"id":41},"after":null,"source":{"lsn":101},"ts_ms":1}}"#,
+            r#"{"payload":{"op":"d","before":{"id":41},"after":null,"source":{"lsn":101},"ts_ms":2}}"#,
+            r#"{"payload":{"op":"u","before":{"id":41},"after":{"id":41},"source":{"lsn":100}}}"#,
+        ],
+    );
+    check_headers(r#"{"header":"id"}"#, [&[("id", b"o-1")], &[("id", b"o-1")], &[("id", b"o-2")]]);
+}
+
+#[test]
+fn buses_and_webhooks_are_known_by_their_ids() {
+    check_payloads(
+        r#"{"json":["messageId"]}"#,
+        [
+            r#"{"messageId":"a","messageType":["urn:message:Shop:Paid"],"message":{},"sentTime":"x"}"#,
+            r#"{"messageId":"a","messageType":["urn:message:Shop:Paid"],"message":{},"sentTime":"y"}"#,
+            r#"{"messageId":"b","messageType":["urn:message:Shop:Paid"],"message":{},"sentTime":"x"}"#,
+        ],
+    );
+    check_payloads(
+        r#"{"json":["id"]}"#,
+        [
+            r#"{"id":"evt_1","object":"event","type":"charge.succeeded","pending_webhooks":2}"#,
+            r#"{"id":"evt_1","object":"event","type":"charge.succeeded","pending_webhooks":1}"#,
+            r#"{"id":"evt_2","object":"event","type":"charge.succeeded","pending_webhooks":2}"#,
+        ],
+    );
+    for name in ["NServiceBus.MessageId", "X-GitHub-Delivery"] {
+        let spec = format!(r#"{{"header":"{name}"}}"#);
+        check_headers(&spec, [&[(name, b"1")], &[(name, b"1"), ("x", b"y")], &[(name, b"2")]]);
+    }
+}
+
+#[test]
+fn notifications_of_aws_are_known_by_their_content() {
+    check_payloads(
+        r#"{"parts":["Message|json.order_id"]}"#,
+        [
+            r#"{"Type":"Notification","MessageId":"m-1","TopicArn":"arn:a","Message":"{\"order_id\":7}"}"#,
+            r#"{"Type":"Notification","MessageId":"m-2","TopicArn":"arn:a","Message":"{ \"order_id\": 7.0 }"}"#,
+            r#"{"Type":"Notification","MessageId":"m-1","TopicArn":"arn:a","Message":"{\"order_id\":8}"}"#,
+        ],
+    );
+    let spec = r#"{"parts":["Records.0.eventName","Records.0.s3.bucket.name","Records.0.s3.object.key",
+        "Records.0.s3.object.sequencer",{"path":"Records.0.s3.object.versionId","optional":true}]}"#;
+    let event = |time: &str, sequencer: &str| {
+        format!(
+            r#"{{"Records":[{{"eventTime":"{time}","eventName":"ObjectCreated:Put","s3":{{"bucket":{{"name":"in"}},"object":{{"key":"a.csv","sequencer":"{sequencer}"}}}}}}]}}"#
+        )
+    };
+    let messages = [event("x", "E5"), event("y", "E5"), event("x", "E6")];
+    check_payloads(spec, [&messages[0], &messages[1], &messages[2]]);
+}
