@@ -86,7 +86,7 @@ enum Taken {
     /// Something was learned since the question: ask again.
     Overtaken,
     /// Nothing is lost; and whether the sequence number has risen.
-    Same(ScopeDescriptor, bool),
+    Same(Box<ScopeDescriptor>, bool),
     Halted,
     Accepted,
     /// Records are lost, with the reason.
@@ -289,7 +289,7 @@ impl LossWatch {
                     Taken::Halted => None,
                     Taken::Lost(why) => Some(Loss::new(why, Vec::new(), Evidence::Descriptor)),
                     Taken::Same(held, is_raised) => {
-                        self.advance(held, is_raised).await;
+                        self.advance(*held, is_raised).await;
                         self.missing_record().await
                     }
                     Taken::Accepted => self.missing_record().await,
@@ -327,7 +327,7 @@ impl LossWatch {
                 self.note_longest_lease(&held);
                 state.confirmed_sequence = held.sequence;
                 state.learn(held.clone());
-                Taken::Same(held, is_raised)
+                Taken::Same(Box::new(held), is_raised)
             }
         }
     }
