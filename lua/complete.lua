@@ -5,7 +5,7 @@
 -- ARGV[1]  the record of the caller's first attempt: "P", token (16 bytes), fingerprint (7), attempt 1
 -- ARGV[2]  the completed record: "C", the token's tag (4 bytes), fingerprint (7), result
 -- ARGV[3]  retention in milliseconds
--- Reply    "H" applied, "R" applied and the record recreated, because the store had lost the claim,
+-- Reply    "H" applied, "A" applied before by this token, "R" applied and the record recreated, because the store had lost the claim,
 --          "L" not the owner: nothing changed
 --          -UNREADABLE: the key holds no record of this format; nothing was written
 
@@ -40,6 +40,6 @@ end
 if kind == 'completed' then
   -- Written again, because WAIT covers only writes of its own connection.
   redis.call('SET', KEYS[1], old, 'KEEPTTL')
-  return string.sub(old, 2, 5) == string.sub(ARGV[2], 2, 5) and 'H' or 'L'
+  return string.sub(old, 2, 5) == string.sub(ARGV[2], 2, 5) and 'A' or 'L'
 end
 return kind and 'L' or unreadable()

@@ -3,8 +3,10 @@
 --
 -- KEYS[1]  the descriptor; it never expires
 -- ARGV[1]  the proposed descriptor
--- ARGV[2]  the expected one; absent when the caller expects none
+-- ARGV[2]  the expected one; absent when the caller expects none, and empty when it only reads
 -- Reply    the descriptor afterwards; nil when there still is none
+--
+-- The script is not marked no-writes: a replica refuses it instead of returning an earlier descriptor.
 
 local old = redis.call('GET', KEYS[1])
 if (old or nil) == ARGV[2] then

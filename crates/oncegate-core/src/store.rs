@@ -252,6 +252,15 @@ pub enum StoreError {
         /// What the store reported, without data.
         reason: Arc<str>,
     },
+    /// The command was not executed: this key cannot be asked about now, for it is being moved between servers. The other
+    /// keys of its shard can. Try again later.
+    #[error("the store cannot be asked about {key} now: {reason}")]
+    KeyUnavailable {
+        /// The key.
+        key: StoreKey,
+        /// What the store reported, without data.
+        reason: Arc<str>,
+    },
     /// The outcome is unknown: the command may have been executed, or may still be. Repeat it with the same token.
     #[error("the store's answer was lost: {reason}")]
     Unknown {
@@ -280,7 +289,7 @@ impl StoreError {
     /// Whether the server may not have been reached, so that the same call can succeed later without a change by an
     /// operator.
     pub fn is_away(&self) -> bool {
-        matches!(self, Self::Unavailable { .. } | Self::Unknown { .. })
+        matches!(self, Self::Unavailable { .. } | Self::KeyUnavailable { .. } | Self::Unknown { .. })
     }
 
     /// Creates [`Unavailable`](Self::Unavailable): not executed, try again later.
@@ -311,14 +320,14 @@ impl StoreError {
             Self::Unknown { reason } => Self::unknown(format_args!("{server}: {reason}")),
             Self::Refused { reason } => Self::refused(format_args!("{server}: {reason}")),
             // Its key says where it is.
-            Self::Unreadable { .. } => self,
+            Self::Unreadable { .. } | Self::KeyUnavailable { .. } => self,
         }
     }
 
     /// One lower-case word for metrics: `unavailable`, `unknown`, `unreadable` or `refused`.
     pub fn class(&self) -> &'static str {
         match self {
-            Self::Unavailable { .. } => "unavailable",
+            Self::Unavailable { .. } | Self::KeyUnavailable { .. } => "unavailable",
             Self::Unknown { .. } => "unknown",
             Self::Unreadable { .. } => "unreadable",
             Self::Refused { .. } => "refused",

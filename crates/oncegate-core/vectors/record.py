@@ -109,7 +109,7 @@ def run(redis, scripts, key, lease_ms, retention_ms, result):
     completed = b"C" + token[:4] + NO_FINGERPRINT + JSON + result.encode()
     held = redis.script(scripts, "complete", key, first_attempt(token), completed, retention_ms)
     # Whoever gets "L" has lost his lease, and acknowledges nothing.
-    return verdict | {"held": held in (b"H", b"R")}
+    return verdict | {"held": held in (b"H", b"A", b"R")}
 
 
 def main(host, port, scripts, verb, key, *rest):

@@ -91,7 +91,7 @@ pub(super) async fn serve<E: Send + 'static>(
 /// Whether the store cannot be asked now. An unreadable record, for example, is still a record: the request may have been
 /// handled.
 fn is_away(error: &StoreError) -> bool {
-    matches!(error, StoreError::Unavailable { .. } | StoreError::Unknown { .. })
+    error.is_away()
 }
 
 /// Whether the program must be changed before requests can be served.

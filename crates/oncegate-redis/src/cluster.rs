@@ -61,6 +61,8 @@ struct Map {
     primaries: BTreeMap<Host, Arc<Node>>,
     /// One entry per slot.
     owners: Box<[Option<Arc<Node>>]>,
+    /// The number of each primary's shard, by its address: in the order of their lowest slots, from 0.
+    shards: BTreeMap<Arc<str>, u64>,
     /// The other nodes that may know the slots.
     replicas: BTreeSet<Host>,
 }
@@ -88,8 +90,12 @@ impl Cluster {
         opener: Opener,
         shared: Shared,
     ) -> Result<Self, StoreError> {
-        let empty =
-            Map { primaries: BTreeMap::new(), owners: vec![None; SLOTS].into(), replicas: BTreeSet::new() };
+        let empty = Map {
+            primaries: BTreeMap::new(),
+            owners: vec![None; SLOTS].into(),
+            shards: BTreeMap::new(),
+            replicas: BTreeSet::new(),
+        };
         let map = RwLock::new(Arc::new(empty));
         let nodes = Arc::new(Nodes { map, jobs, shared, opener, seeds, doubt: Notify::new() });
         nodes.install(nodes.ask_around().await?);
@@ -157,9 +163,11 @@ impl Cluster {
         }
     }
 
-    /// The node that serves a slot.
+    /// The shard of a slot. It stays the same when a replica takes over.
     pub(super) fn shard(&self, slot: u16) -> u64 {
-        self.nodes.map().owner(slot).map_or(0, |node| node.shard)
+        let map = self.nodes.map();
+        let number = map.owner(slot).and_then(|node| map.shards.get(&node.address));
+        number.copied().unwrap_or_default()
     }
 }
 
@@ -191,6 +199,15 @@ fn settle(answers: &mut [Answer], position: usize, answer: Answer) {
 impl Map {
     fn owner(&self, slot: u16) -> Option<&Arc<Node>> {
         self.owners.get(usize::from(slot))?.as_ref()
+    }
+
+    /// Gives a slot to a node. One that had none has taken over the shard of the slot, as far as is known.
+    fn give(&mut self, slot: u16, node: Arc<Node>) {
+        let number = self.owner(slot).and_then(|before| self.shards.get(&before.address)).copied();
+        self.shards.entry(Arc::clone(&node.address)).or_insert(number.unwrap_or_default());
+        if let Some(owner) = self.owners.get_mut(usize::from(slot)) {
+            *owner = Some(node);
+        }
     }
 }
 
@@ -249,10 +266,8 @@ impl Nodes {
         if redirect.once {
             return Turn { to: Some(node), ..turn };
         }
-        if map.owner(redirect.slot).is_none_or(|owner| !Arc::ptr_eq(owner, &node))
-            && let Some(owner) = Arc::make_mut(&mut map).owners.get_mut(usize::from(redirect.slot))
-        {
-            *owner = Some(node);
+        if map.owner(redirect.slot).is_none_or(|owner| !Arc::ptr_eq(owner, &node)) {
+            Arc::make_mut(&mut map).give(redirect.slot, node);
         }
         Turn { to: None, ..turn }
     }
@@ -307,10 +322,12 @@ impl Nodes {
     }
 
     /// Builds a map from a node's answer. Known nodes keep their connections.
-    fn install(&self, ranges: Vec<Range>) {
+    fn install(&self, mut ranges: Vec<Range>) {
+        ranges.sort_unstable_by_key(|range| range.first);
         let mut map = self.map.write().unwrap_or_else(PoisonError::into_inner);
         let mut primaries: BTreeMap<Host, Arc<Node>> = BTreeMap::new();
         let mut owners: Box<[Option<Arc<Node>>]> = vec![None; SLOTS].into();
+        let mut shards = BTreeMap::new();
         let mut replicas = BTreeSet::new();
         for Range { first, last, primary, replicas: others } in ranges {
             let known = || map.primaries.get(&primary).cloned().unwrap_or_else(|| self.start_node(&primary));
@@ -318,9 +335,11 @@ impl Nodes {
             if let Some(owners) = owners.get_mut(usize::from(first)..=usize::from(last)) {
                 owners.fill(Some(Arc::clone(node)));
             }
+            let number = shards.len() as u64;
+            shards.entry(Arc::clone(&node.address)).or_insert(number);
             replicas.extend(others);
         }
-        *map = Arc::new(Map { primaries, owners, replicas });
+        *map = Arc::new(Map { primaries, owners, shards, replicas });
     }
 }
 

@@ -16,6 +16,8 @@ const MAX_DETAIL_CHARS: usize = 160;
 enum Class {
     /// Not executed: try again later.
     Unavailable,
+    /// Not executed, and other keys of the same server may be: try again later.
+    KeyUnavailable,
     /// Not executed: the configuration or the server must be changed first.
     Refused,
     /// The key holds data that is not a record.
@@ -50,7 +52,7 @@ const WRONG_PASSWORD: &str = "the server refuses the user name or password: corr
 /// How rustls begins the reason for which it does not accept a certificate.
 const NOT_ACCEPTED: &str = "invalid peer certificate: ";
 
-use Class::{Refused, Unavailable, Unreadable};
+use Class::{KeyUnavailable, Refused, Unavailable, Unreadable};
 use Connection::{Keep, Replace};
 
 /// Every error code that a server is known to return for a script or a read.
@@ -58,7 +60,7 @@ use Connection::{Keep, Replace};
 const MEANINGS: &[Meaning] = &[
     meaning("LOADING", Unavailable, Keep, "the server is loading its data"),
     meaning("BUSY", Unavailable, Keep, "a script keeps the server busy"),
-    meaning("TRYAGAIN", Unavailable, Keep, "the key is being moved between nodes"),
+    meaning("TRYAGAIN", KeyUnavailable, Keep, "the key is being moved between nodes"),
     meaning("CLUSTERDOWN", Unavailable, Keep, "the cluster is down"),
     meaning("OOM", Unavailable, Keep, "the server is full (maxmemory): it accepts no new records"),
     meaning("MISCONF", Unavailable, Keep, "the server cannot write its data to disk"),
@@ -98,7 +100,10 @@ pub(super) fn store_error(error: &ServerError, key: Option<&StoreKey>) -> StoreE
         return StoreError::refused(format!("the server answered an error: {}", words(error)));
     };
     match (meaning.class, key) {
-        (Unavailable, _) => StoreError::unavailable(meaning.text),
+        (KeyUnavailable, Some(key)) => {
+            StoreError::KeyUnavailable { key: key.clone(), reason: meaning.text.into() }
+        }
+        (Unavailable | KeyUnavailable, _) => StoreError::unavailable(meaning.text),
         (Unreadable, Some(key)) => StoreError::unreadable(key.clone(), meaning.text),
         (Unreadable, None) => StoreError::refused(meaning.text),
         (Refused, _) if meaning.code == "NOPERM" => {

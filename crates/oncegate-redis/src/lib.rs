@@ -400,7 +400,8 @@ impl Store for RedisStore {
     }
 
     async fn descriptor(&self, scope: &Scope) -> Result<Option<String>, StoreError> {
-        match self.ask_about(&descriptor_key(scope), |key| Request::get(key)).await? {
+        // A plain read would be answered by a replica that lags, too, behind an address that follows the primary.
+        match self.ask_about(&descriptor_key(scope), |key| self.inner.scripts.described(key)).await? {
             Value::Nil => Ok(None),
             Value::BulkString(kept) => {
                 unmarked(self.inner.scripts.buckets(), &String::from_utf8_lossy(&kept)).map(Some)

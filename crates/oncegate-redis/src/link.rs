@@ -4,7 +4,6 @@
 //! would cost the server three times as much. A lane without a connection answers at once that the store is
 //! unavailable, and reconnects by itself.
 
-use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
@@ -60,8 +59,6 @@ pub(super) type Answer = Result<Value, StoreError>;
 pub(super) struct Node {
     /// `host:port`, or empty when the caller supplied a pool.
     pub(super) address: Arc<str>,
-    /// The [`Store::shard`](oncegate_core::store::Store::shard) of the keys on this node.
-    pub(super) shard: u64,
     bulk: Joiner<Request, Answer>,
     heartbeats: Joiner<Request, Answer>,
     /// The way past the lane for bulk.
@@ -102,9 +99,6 @@ impl Node {
         connector: Connector,
         shared: Shared,
     ) -> (Self, [Up; 2]) {
-        let mut hasher = DefaultHasher::new();
-        address.hash(&mut hasher);
-        let shard = hasher.finish();
         let direct = |callers| Arc::new(Direct::new(shared.clone(), Arc::clone(&address), callers));
         let (for_bulk, for_heartbeats) = (direct(jobs.callers()), direct(None));
         let lane = |name, direct: &Arc<Direct>| {
@@ -123,7 +117,7 @@ impl Node {
         };
         let (bulk, bulk_is_up) = lane(LaneName::Bulk, &for_bulk);
         let (heartbeats, heartbeats_are_up) = lane(LaneName::Heartbeats, &for_heartbeats);
-        (Self { address, shard, bulk, heartbeats, direct: for_bulk }, [bulk_is_up, heartbeats_are_up])
+        (Self { address, bulk, heartbeats, direct: for_bulk }, [bulk_is_up, heartbeats_are_up])
     }
 
     /// Sends requests. Returns one answer for each, in their order.

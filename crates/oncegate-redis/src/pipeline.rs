@@ -315,7 +315,7 @@ impl PipelineBuilder {
         answers.into_iter().map(|answer| answer.unwrap_or_else(no_answer)).collect()
     }
 
-    /// The last completion that the server has applied.
+    /// The last completion that the server has applied. One that it had applied before is none: its retention began then.
     fn witness(&self, scripts: &Scripts, answers: &[Answer]) -> Option<Witness> {
         let is_held = |(place, _): &&(usize, Completed)| match answers.get(*place) {
             Some(Ok(Value::BulkString(said))) => matches!(said.as_slice(), b"H" | b"R"),

@@ -24,7 +24,8 @@ fn reply(operation: &Operation, bytes: Vec<u8>) -> Result<Reply, Garbage> {
         return verdict(&Bytes::from(bytes));
     }
     match bytes.as_slice() {
-        b"H" => Ok(Reply::Applied { recreated: false }),
+        // "A": the completion was executed before, and its answer was lost.
+        b"H" | b"A" => Ok(Reply::Applied { recreated: false }),
         b"R" => Ok(Reply::Applied { recreated: true }),
         b"L" => Ok(Reply::NotOwner),
         _ => Err("the script returned an unexpected answer"),

@@ -348,23 +348,25 @@ impl Scripts {
     /// The witness that shows whether a completion is lost.
     pub(super) fn witness(&self, completed: &Completed) -> Option<Witness> {
         let Completed { key, tag, retention_ms } = completed;
+        // Only a primary runs this script: a replica may not have the completion yet.
         let read = self.sources.get(Verb::Read as usize)?.sha.as_bytes();
-        let question = match self.buckets {
-            None => vec![b"GET".to_vec(), key.as_str().into()],
+        let mut question = vec![b"EVALSHA".to_vec(), read.to_vec()];
+        match self.buckets {
+            None => question.extend([b"1".to_vec(), key.as_str().into()]),
             // The record is in its bucket, or was.
             Some(buckets) => {
                 let Names { record, bucket, field } = buckets.names(key);
-                vec![
-                    b"EVALSHA".to_vec(),
-                    read.to_vec(),
-                    b"2".to_vec(),
-                    record.into(),
-                    bucket.into(),
-                    field.into(),
-                ]
+                question.extend([b"2".to_vec(), record.into(), bucket.into(), field.into()]);
             }
-        };
+        }
         Witness::new(self.slot(key), question, *tag, Duration::from_millis(*retention_ms))
+    }
+
+    /// The request that reads a descriptor, which only a primary answers: a comparison that nothing equals.
+    pub(super) fn described(&self, key: &str) -> Request {
+        let mut cmd = self.evalsha(Verb::Describe, 6, key.len());
+        cmd.arg("1").arg(key).arg("").arg("");
+        Request::new(cmd, OVERHEAD_BYTES + key.len())
     }
 
     /// The request that compares and sets a descriptor.

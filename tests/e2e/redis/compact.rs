@@ -229,7 +229,7 @@ async fn heartbeats_go_on_while_their_slot_moves() {
     assert_eq!(apply(&store, &running, extend.clone()).await.unwrap(), HELD);
     let stranger = Operation::Extend { token: token(), lease: Duration::from_secs(60) };
     let unclear = apply(&store, &running, stranger).await;
-    assert!(matches!(unclear, Err(StoreError::Unavailable { .. })), "{unclear:?}");
+    assert!(matches!(unclear, Err(StoreError::KeyUnavailable { .. })), "{unclear:?}");
     cluster.end_move(slot, from, to).await;
     assert_eq!(until_answered(&store, &running, &extend).await, HELD);
     assert_eq!(until_answered(&store, &running, &complete(owner, b"")).await, HELD);
@@ -256,7 +256,7 @@ async fn keys_of_a_slot_that_moves_wait_until_it_has_moved() {
     cluster.begin_move(slot, from, to).await;
     let waits = apply(&store, &fresh, claim(owner)).await;
     assert!(
-        matches!(&waits, Err(StoreError::Unavailable { reason }) if reason.contains("being moved")),
+        matches!(&waits, Err(StoreError::KeyUnavailable { reason, .. }) if reason.contains("being moved")),
         "{waits:?}"
     );
     cluster.move_keys(slot, from, to).await;

@@ -153,7 +153,7 @@ const MUTANTS: &[(&str, &str, &str)] = &[
     ("complete", "string.sub(old, 2, 17) ~= string.sub(ARGV[1], 2, 17)", "false"),
     ("complete", "  redis.call('SET', KEYS[1], ARGV[2], 'PX', ARGV[3])\n  return 'R'", "  return 'R'"),
     ("complete", "string.sub(old, 18, 24) .. string.sub(ARGV[2], 13)", "string.sub(ARGV[2], 6)"),
-    ("complete", "string.sub(ARGV[2], 2, 5) and 'H' or 'L'", "string.sub(ARGV[2], 2, 5) and 'L' or 'H'"),
+    ("complete", "string.sub(ARGV[2], 2, 5) and 'A' or 'L'", "string.sub(ARGV[2], 2, 5) and 'L' or 'A'"),
     // A release that is a plain DEL.
     ("release", "redis.call('SET', KEYS[1], new, 'PX', ARGV[2])", "redis.call('DEL', KEYS[1])"),
     // A release without an owner; one that counts what must not count; one that forgets a recovery or a fencing token.

@@ -3,13 +3,14 @@
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use oncegate::admin;
 use oncegate::redis::RedisStore;
 use oncegate::{Completion, Counters, Entry, Gate, Key, Message, OnStoreLoss, Origin};
 use oncegate_core::key::{Scope, StoreKey};
 use oncegate_core::record::{FencingToken, Token};
 use oncegate_core::rules::{Operation, Reply, Verdict};
 use oncegate_core::store::Store;
-use oncegate_testkit::{Proxy, RedisPair, RedisServer, unique, until};
+use oncegate_testkit::{Proxy, ProxyMode, RedisPair, RedisServer, unique, until};
 
 use crate::faults::until_answered;
 use crate::hand::{Hand, apply, claim, complete, key, scope, token};
@@ -272,6 +273,99 @@ async fn a_dead_owner_keeps_its_key_no_longer_than_the_longest_lease_of_the_scop
     let Entry::Granted(lease) = short.enter(&message).await.unwrap() else { panic!("its lease is over") };
     assert!(lease.attempt().recovered());
     assert_eq!(lease.complete(&()).await.unwrap(), Completion::Applied);
+}
+
+// invariant: halt-without-loss
+#[tokio::test]
+async fn a_replica_is_not_asked_for_descriptor_or_records() {
+    let pair = pair().await;
+    let store = store(&pair.front.url()).await;
+    let scope = scope();
+    store.describe(&scope, None, "{}").await.unwrap();
+    pair.caught_up().await;
+    pair.cut();
+    store.describe(&scope, Some("{}"), "{1}").await.unwrap();
+    finish(&store, &scope, 1).await;
+    // As an address does that follows the primary, when it lags itself.
+    pair.front.point_at(&pair.replica);
+    pair.front.set(ProxyMode::Refuse);
+    until("the connection to break", LIMIT, async || match store.descriptor(&scope).await {
+        Err(_) => Ok(()),
+        Ok(text) => Err(format!("{text:?}")),
+    })
+    .await;
+    pair.front.set(ProxyMode::Pass);
+    until("the replica to be asked", LIMIT, async || match store.descriptor(&scope).await {
+        Err(error) if error.to_string().contains("replica") => Ok(()),
+        Err(other) => Err(other.to_string()),
+        Ok(text) => {
+            assert_eq!(text.as_deref(), Some("{1}"), "an earlier descriptor");
+            Err("the primary has answered".to_owned())
+        }
+    })
+    .await;
+    assert_eq!(store.loss(), None);
+    pair.front.point_at(&pair.primary);
+    until("the primary to be asked", LIMIT, async || match store.descriptor(&scope).await {
+        Ok(text) if text.as_deref() == Some("{1}") => Ok(()),
+        other => Err(format!("{other:?}")),
+    })
+    .await;
+    assert_eq!(store.loss(), None);
+}
+
+// invariant: halt-without-loss
+#[tokio::test]
+async fn a_completion_that_was_repeated_late_may_expire() {
+    let server = RedisServer::start().await;
+    let (hand, first) = (Hand::on(&server).await, store(server.url()).await);
+    let (key, owner) = (key(&scope(), 1), token());
+    apply(&first, &key, claim(owner)).await.unwrap();
+    assert_eq!(apply(&first, &key, complete(owner, b"done")).await.unwrap(), HELD);
+    drop(first);
+    // Its answer was lost for most of the retention, and now it is over.
+    let store = store(server.url()).await;
+    assert_eq!(apply(&store, &key, complete(owner, b"done")).await.unwrap(), HELD);
+    hand.pass(&[(key, Duration::from_secs(7_200))]).await;
+    let before = server.times_looked_at().await;
+    let mut asked = 0;
+    until("a few looks", LIMIT, async || {
+        asked += 1;
+        let looks = server.times_looked_at().await - before - asked;
+        if looks >= 3 { Ok(()) } else { Err(format!("{looks} looks")) }
+    })
+    .await;
+    assert_eq!(store.loss(), None);
+}
+
+// invariant: halt-without-loss
+#[tokio::test]
+async fn a_store_that_outlives_its_gate_knows_that_a_loss_was_accepted() {
+    let server = RedisServer::start().await;
+    let (kept, operator) = (store(server.url()).await, store(server.url()).await);
+    let name = unique("outlived");
+    let scope = Scope::new(&name).unwrap();
+    let message = Message::new("orders", Origin::Other("test".into()), Some(r#"{"id":1}"#.into()));
+    let gate = Gate::new(&name, Key::json(["id"]), kept.clone());
+    let Entry::Granted(lease) = gate.enter(&message).await.unwrap() else { panic!("it is new") };
+    assert_eq!(lease.complete(&()).await.unwrap(), Completion::Applied);
+    let () = Hand::on(&server).await.ask(&["FLUSHALL"]).await;
+    loss_noticed(&kept).await;
+    let halt = until("the halt to be written", LIMIT, async || {
+        admin::halt_of(&operator, &scope).await.map_err(|error| error.to_string())?.ok_or("none".to_owned())
+    })
+    .await;
+    drop(gate);
+    let accepted = admin::accept_loss(&operator, &scope, &halt).await.unwrap();
+    assert!(matches!(accepted, admin::AcceptedLoss::Accepted(_)), "{accepted:?}");
+
+    for name in [unique("new"), name] {
+        let gate = Gate::new(&name, Key::json(["id"]), kept.clone());
+        let entered = gate.enter(&message).await;
+        assert!(matches!(entered, Ok(Entry::Granted(_))), "{name}: {entered:?}");
+        let scope = Scope::new(&name).unwrap();
+        assert_eq!(admin::halt_of(&operator, &scope).await.unwrap(), None, "{name}");
+    }
 }
 
 #[tokio::test]

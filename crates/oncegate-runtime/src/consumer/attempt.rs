@@ -32,6 +32,9 @@ use crate::handler::Encoded;
 use crate::health::{Stage, WaitCause};
 use crate::observe::{BatchCall, Event, RunOutcome};
 
+/// The time until a key is asked about again that is being moved between servers.
+const KEY_RECHECK: Duration = Duration::from_secs(1);
+
 /// The longest time between two reads of a record that cannot be read.
 const UNREADABLE_RECHECK: Duration = Duration::from_secs(30);
 
@@ -161,6 +164,11 @@ async fn follow(
         Err(StoreError::Unreadable { key, reason }) => {
             tracing::error!(%key, %reason, "the record cannot be read; its message waits");
             Ending::NotNow { ask_again_in: UNREADABLE_RECHECK, cause: WaitCause::Unreadable }
+        }
+        // Its shard answers for other keys, so this is no outage.
+        Err(error @ StoreError::KeyUnavailable { .. }) => {
+            tracing::debug!(%error, "the message waits");
+            Ending::NotNow { ask_again_in: KEY_RECHECK, cause: WaitCause::Retry }
         }
         Err(error) => Ending::NoAnswer { error },
     }

@@ -124,7 +124,7 @@ impl Lease {
             Committed::Yes => {
                 self.tell_if_not_kept();
                 self.gate.observe(Event::Completed { scope, result_bytes: self.result_bytes() });
-                self.gate.note_completed(&self.identity.key, &self.token);
+                self.gate.note_completed(&self.identity.key, &self.token, self.granted_at);
                 self.note_ended("completed", "");
             }
             Committed::NotOwner => {

@@ -270,7 +270,7 @@ impl Lease {
                     self.gate.observe(Event::ExtraRun { scope, cause: ExtraRunCause::StoreLoss });
                 }
                 self.gate.observe(Event::Completed { scope, result_bytes });
-                self.gate.note_completed(&self.identity.key, &self.token);
+                self.gate.note_completed(&self.identity.key, &self.token, self.granted_at);
                 self.note_ended("completed", "");
                 Completion::Applied
             }

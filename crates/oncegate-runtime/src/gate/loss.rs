@@ -5,7 +5,13 @@
 //! Marker records, one in each shard of a store that has several. Records that this process has completed, or has found
 //! completed. And the position that a broker stores with its commits, where a loss of the store has no effect.
 //!
-//! A halt is stored in the descriptor, so that every process of the scope obeys it, whenever it starts.
+//! A halt is stored in the descriptor, so that every process of the scope obeys it, whenever it starts. Before it is
+//! stored, another look must show the same loss: the first answer may have come from a copy of the store that lags.
+//!
+//! Checks overlap: an answer is judged only when it was asked for after what is known now.
+
+mod finding;
+mod writing;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -16,8 +22,10 @@ use oncegate_core::record::whole_millis;
 use oncegate_core::store::{DeadLetterStop, Epoch, ScopeDescriptor, Store, StoreError};
 use tokio::time::Instant;
 
+use self::finding::{Evidence, Loss, is_settled};
+use self::writing::Noticed;
 use super::GateError;
-use super::scope_descriptor::{Comparison, Loss, MAX_WRITES, at_start, compare, halted};
+use super::scope_descriptor::{Comparison, at_start, compare, halted};
 use super::shard_markers;
 use super::store_position::StorePosition;
 use super::witnesses::Witnesses;
@@ -27,6 +35,8 @@ use crate::observe::{Event, Observer};
 
 /// How often a gate checks for a loss, give or take half of it.
 pub(super) const LOOK_INTERVAL: Duration = Duration::from_secs(2);
+/// How often one check asks again because another one has learned something meanwhile.
+const MAX_QUESTIONS: u32 = 8;
 /// The shards are counted again after this many checks.
 const LOOKS_PER_SHARD_COUNT: u32 = 64;
 
@@ -63,6 +73,26 @@ pub(super) struct LossWatch {
     state: Mutex<LossState>,
 }
 
+/// What was known when the store was asked.
+#[derive(Clone, Copy, Debug)]
+struct AskedAt {
+    changes: u64,
+    epoch: Epoch,
+}
+
+/// What an answer of the store has led to.
+#[derive(Debug)]
+enum Taken {
+    /// Something was learned since the question: ask again.
+    Overtaken,
+    /// Nothing is lost; and whether the sequence number has risen.
+    Same(Box<ScopeDescriptor>, bool),
+    Halted,
+    Accepted,
+    /// Records are lost, with the reason.
+    Lost(&'static str),
+}
+
 /// The name of a check that was not answered.
 const CHECK: &str = "check";
 
@@ -72,6 +102,8 @@ struct LossState {
     known: ScopeDescriptor,
     /// The sequence number of the previous check: a store that shows a lower one was restored to an earlier state.
     confirmed_sequence: u64,
+    /// How often `known` has changed: an answer that was asked for before a change is not judged by it.
+    changes: u64,
     /// Why no claim is granted.
     halt: Option<Arc<str>>,
     lost_at: Option<SystemTime>,
@@ -105,15 +137,22 @@ impl LossWatch {
             longest_lease_ms: whole_millis(lease),
             ..ScopeDescriptor::new(keys, Epoch::from_bits(entropy.bits()))
         };
+        let noticed = store.loss();
         let known = at_start(&*store, &scope, &first).await?;
+        let settled = noticed.filter(|loss| is_settled(loss.at, &known, &first)).map(|loss| loss.at);
+        if settled.is_some() {
+            // The gate that would have said so is gone. Every other gate of the store refuses claims by itself.
+            store.accept_loss();
+        }
         let state = LossState {
             confirmed_sequence: known.sequence,
+            changes: 0,
             lost_at: known.lost_at_ms.map(time_of),
             // The first look finds the halt, and reports it.
             known: ScopeDescriptor { halt: None, ..known },
             halt: None,
             unwritten: None,
-            reported: None,
+            reported: settled,
             evidence: None,
             looks: 0,
             skipped: 0,
@@ -197,27 +236,22 @@ impl LossWatch {
         }
         self.try_look().await?;
         let known = self.lock().known.clone();
-        let is_ahead = |kept: &&StorePosition| match kept.epoch == known.epoch {
-            true => kept.sequence > known.sequence,
-            false => !known.knows(kept.epoch),
-        };
-        let Some(ahead) = kept.iter().find(is_ahead) else { return Ok(()) };
-        self.lock().evidence = Some(*ahead);
-        let unknown =
-            kept.iter().filter(is_ahead).map(|kept| kept.epoch).filter(|epoch| *epoch != known.epoch);
-        let unknown: Vec<Epoch> = unknown.fold(Vec::new(), |mut all, epoch| {
-            if !all.contains(&epoch) {
-                all.push(epoch);
+        let ahead: Vec<StorePosition> =
+            kept.iter().filter(|kept| kept.is_ahead_of(&known)).copied().collect();
+        let Some(first) = ahead.first() else { return Ok(()) };
+        self.lock().evidence = Some(*first);
+        let mut epochs: Vec<Epoch> = Vec::new();
+        for kept in ahead.iter().filter(|kept| kept.epoch != known.epoch) {
+            if !epochs.contains(&kept.epoch) {
+                epochs.push(kept.epoch);
             }
-            all
-        });
-        let reason = match unknown.is_empty() {
-            true => "the store is older than the offsets that the consumer group has committed",
-            false => {
-                "the consumer group has committed offsets with another store, or before this one was emptied"
-            }
+        }
+        let reason = if epochs.is_empty() {
+            "the store is older than the offsets that the consumer group has committed"
+        } else {
+            "the consumer group has committed offsets with another store, or before this one was emptied"
         };
-        self.lost(reason.to_owned(), unknown).await;
+        self.lost(known.epoch, Loss::new(reason, epochs, Evidence::Positions(ahead))).await;
         Ok(())
     }
 
@@ -238,37 +272,64 @@ impl LossWatch {
     async fn try_look(&self) -> Result<(), StoreError> {
         let unwritten = self.lock().unwritten.clone();
         if let Some(loss) = unwritten {
-            return self.write(&loss).await;
+            return self.write(&loss).await.map(drop);
         }
-        if let Some(loss) = self.store.loss().filter(|loss| self.is_news(loss.at)) {
-            self.lost(loss.reason.to_string(), Vec::new()).await;
+        if let Some(told) = self.store.loss().filter(|loss| self.is_news(loss.at)) {
+            let epoch = self.lock().known.epoch;
+            self.lost(epoch, Loss::new(&told.reason, Vec::new(), Evidence::Told)).await;
             return Ok(());
         }
-        let held = self.store.descriptor(&self.scope).await?;
-        let lost = match held.as_deref().map(|held| ScopeDescriptor::parse(&self.scope, held)).transpose() {
-            Ok(held) => self.compare(held).await,
-            Err(unreadable) => Some(unreadable.to_string()),
-        };
-        if let Some(why) = lost {
-            self.lost(why, Vec::new()).await;
+        for _ in 0..MAX_QUESTIONS {
+            let AskedAt { changes, epoch } = self.asked_at();
+            let held = self.store.descriptor(&self.scope).await?;
+            let held = held.as_deref().map(|held| ScopeDescriptor::parse(&self.scope, held)).transpose();
+            let lost = match held {
+                Ok(held) => match self.take(changes, held) {
+                    Taken::Overtaken => continue,
+                    Taken::Halted => None,
+                    Taken::Lost(why) => Some(Loss::new(why, Vec::new(), Evidence::Descriptor)),
+                    Taken::Same(held, is_raised) => {
+                        self.advance(*held, is_raised).await;
+                        self.missing_record().await
+                    }
+                    Taken::Accepted => self.missing_record().await,
+                },
+                Err(unreadable) => Some(Loss::new(&unreadable.to_string(), Vec::new(), Evidence::Descriptor)),
+            };
+            if let Some(loss) = lost {
+                self.lost(epoch, loss).await;
+            }
+            return Ok(());
         }
-        Ok(())
+        Err(StoreError::unavailable("the checks of this process keep overtaking each other"))
     }
 
-    /// Compares the store with what is known, and returns why records are lost, if they are.
-    async fn compare(&self, held: Option<ScopeDescriptor>) -> Option<String> {
-        match self.judge(held) {
-            Comparison::Lost(why) => return Some(why.to_owned()),
+    fn asked_at(&self) -> AskedAt {
+        let state = self.lock();
+        AskedAt { changes: state.changes, epoch: state.known.epoch }
+    }
+
+    /// Judges an answer that was asked for at `changes`, and takes over what it shows.
+    fn take(&self, changes: u64, held: Option<ScopeDescriptor>) -> Taken {
+        let mut state = self.lock();
+        if state.changes != changes {
+            return Taken::Overtaken;
+        }
+        match compare(&state.known, state.confirmed_sequence, held) {
+            Comparison::Lost(why) => Taken::Lost(why),
             Comparison::Adopt(held) => {
                 let is_halted = held.halt.is_some();
-                self.adopt(held, false);
-                if is_halted {
-                    return None;
-                }
+                self.adopt(state, held, Noticed::Elsewhere);
+                if is_halted { Taken::Halted } else { Taken::Accepted }
             }
-            Comparison::Same(held) => self.advance(held).await,
+            Comparison::Same(held) => {
+                let is_raised = held.sequence > state.known.sequence;
+                self.note_longest_lease(&held);
+                state.confirmed_sequence = held.sequence;
+                state.learn(held.clone());
+                Taken::Same(Box::new(held), is_raised)
+            }
         }
-        Some(self.missing_record().await?.to_owned())
     }
 
     /// Whether this loss is new: not reported before, and not the one that the descriptor holds.
@@ -283,22 +344,16 @@ impl LossWatch {
         self.store.loss().is_some_and(|loss| self.lock().reported != Some(loss.at))
     }
 
-    fn judge(&self, held: Option<ScopeDescriptor>) -> Comparison {
-        let state = self.lock();
-        compare(&state.known, state.confirmed_sequence, held)
-    }
-
     /// Takes over the descriptor from the store: halts with it, or continues with it.
-    ///
-    /// `noticed`: this process has reported the loss already.
-    fn adopt(&self, held: ScopeDescriptor, noticed: bool) {
-        let mut state = self.lock();
+    fn adopt(&self, mut state: MutexGuard<'_, LossState>, held: ScopeDescriptor, noticed: Noticed) {
         state.confirmed_sequence = held.sequence;
         state.lost_at = held.lost_at_ms.map(time_of).or(state.lost_at);
         state.looks = 0;
         let was_halted = state.known.halt.is_some();
         // Another process has noticed it first.
-        let is_news = !noticed && !was_halted && (held.halt.is_some() || held.epoch != state.known.epoch);
+        let is_news = noticed == Noticed::Elsewhere
+            && !was_halted
+            && (held.halt.is_some() || held.epoch != state.known.epoch);
         if let Some(halt) = &held.halt {
             state.lost_at = Some(time_of(halt.at_ms));
             state.halt = Some(halted(&self.scope, &halt.reason));
@@ -315,13 +370,14 @@ impl LossWatch {
                 scope = self.scope.as_str(),
                 "a loss of records was accepted; messages whose records are lost run again"
             );
-            (state.halt, state.evidence) = (None, None);
+            state.halt = None;
+            state.evidence = None;
             self.witnesses.clear();
             self.store.accept_loss();
             self.halted.store(false, Ordering::Release);
         }
         self.note_longest_lease(&held);
-        state.known = held;
+        state.learn(held);
         drop(state);
         if is_news {
             self.observer.observe(Event::StoreLost { scope: self.scope.as_str() });
@@ -333,21 +389,13 @@ impl LossWatch {
     }
 
     /// Raises the sequence number when a message was completed since, unless another process has raised it.
-    async fn advance(&self, held: ScopeDescriptor) {
-        let is_raised = {
-            let mut state = self.lock();
-            let is_raised = held.sequence > state.known.sequence;
-            self.note_longest_lease(&held);
-            state.confirmed_sequence = held.sequence;
-            state.known = held.clone();
-            is_raised
-        };
+    async fn advance(&self, held: ScopeDescriptor, is_raised: bool) {
         if is_raised || !self.completed.swap(false, Ordering::Relaxed) {
             return;
         }
         let next = ScopeDescriptor { sequence: held.sequence.saturating_add(1), ..held.clone() };
         if self.replace(Some(&held), &next).await.is_ok_and(|replaced| replaced) {
-            self.lock().known = next;
+            self.lock().follow(&held, next);
         } else {
             self.note_completed();
         }
@@ -364,66 +412,21 @@ impl LossWatch {
         Ok(self.store.describe(&self.scope, expected.as_deref(), &next).await? == next)
     }
 
-    /// Records a loss: halts this process if so configured, and writes the loss to the store.
-    async fn lost(&self, reason: String, epochs: Vec<Epoch>) {
-        let at = SystemTime::now();
-        let loss = Loss { at_ms: millis_of(at), reason, epochs };
-        tracing::error!(
-            scope = self.scope.as_str(), reason = loss.reason, on_store_loss = ?self.on_loss, "the store has lost records"
-        );
-        {
-            let mut state = self.lock();
-            state.lost_at = Some(at);
-            state.unwritten = Some(loss.clone());
-            if self.on_loss == OnStoreLoss::Halt {
-                state.halt = Some(halted(&self.scope, &loss.reason));
-                self.halted.store(true, Ordering::Release);
-            }
-        }
-        self.observer.observe(Event::StoreLost { scope: self.scope.as_str() });
-        if let Err(error) = self.write(&loss).await {
-            let scope = self.scope.as_str();
-            tracing::warn!(scope, %error, "the loss of records could not be written to the store; trying again");
-        }
-    }
-
-    /// Writes the halt, or the epoch in which work continues, into the descriptor.
-    async fn write(&self, loss: &Loss) -> Result<(), StoreError> {
-        for _ in 0..MAX_WRITES {
-            let known = self.lock().known.clone();
-            let text = self.store.descriptor(&self.scope).await?;
-            let held = text.as_deref().map(|held| ScopeDescriptor::parse(&self.scope, held)).transpose()?;
-            if let Some(held) = held.clone().filter(|held| loss.is_written_in(held, &known)) {
-                self.lock().unwritten = None;
-                self.adopt(held, true);
-                return Ok(());
-            }
-            let next_epoch =
-                (self.on_loss == OnStoreLoss::Continue).then(|| Epoch::from_bits(self.entropy.bits()));
-            let next = loss.written_into(held.as_ref(), &known, next_epoch);
-            if self.replace(held.as_ref(), &next).await? {
-                self.lock().unwritten = None;
-                self.adopt(next, true);
-                return Ok(());
-            }
-        }
-        Err(StoreError::unavailable("other processes keep changing the scope's descriptor"))
-    }
-
     /// Reads the records that must be there, and returns what is missing. With many processes on a store, few checks do
     /// so; each reads the scope's descriptor, so that a halt reaches every process soon.
-    async fn missing_record(&self) -> Option<&'static str> {
+    async fn missing_record(&self) -> Option<Loss> {
         let (known, looks) = {
             let mut state = self.lock();
             state.skipped = state.skipped.saturating_add(1);
             if state.skipped < self.store.check_spacing() {
                 return None;
             }
-            (state.skipped, state.looks) = (0, state.looks.wrapping_add(1));
+            state.skipped = 0;
+            state.looks = state.looks.wrapping_add(1);
             (state.known.clone(), state.looks)
         };
         if shard_markers::is_one_missing(&*self.store, &self.scope, &known).await {
-            return Some("a shard of the store was emptied");
+            return Some(Loss::new("a shard of the store was emptied", Vec::new(), Evidence::Marker));
         }
         if looks % LOOKS_PER_SHARD_COUNT == 1 {
             self.mark_shards(&known).await;
@@ -434,7 +437,15 @@ impl LossWatch {
         }
         let keys = asked.iter().map(|asked| asked.key.clone()).collect();
         let found = self.store.read(keys).await;
-        self.witnesses.check(asked, found).then_some("a completed record is missing")
+        let state = self.lock();
+        if state.known.epoch != known.epoch {
+            // A loss was accepted meanwhile: what was asked for may be lost.
+            return None;
+        }
+        let missing = self.witnesses.check(asked, found);
+        let lost =
+            || Loss::new("a completed record is missing", Vec::new(), Evidence::Records(missing.clone()));
+        (!missing.is_empty()).then(lost)
     }
 
     /// Notes new markers in the descriptor. A shard that gets none now gets one at the next count; until then the other
@@ -444,7 +455,24 @@ impl LossWatch {
         let Ok(Some(markers)) = markers else { return };
         let next = ScopeDescriptor { markers, ..known.clone() };
         if self.replace(Some(known), &next).await.is_ok_and(|replaced| replaced) {
-            self.lock().known = next;
+            self.lock().follow(known, next);
+        }
+    }
+}
+
+impl LossState {
+    /// Takes over a descriptor that the store holds.
+    fn learn(&mut self, held: ScopeDescriptor) {
+        if self.known != held {
+            self.known = held;
+            self.changes = self.changes.wrapping_add(1);
+        }
+    }
+
+    /// Notes that the store holds `next` in place of `before`, unless another check has learned of a later one.
+    fn follow(&mut self, before: &ScopeDescriptor, next: ScopeDescriptor) {
+        if self.known == *before {
+            self.learn(next);
         }
     }
 }

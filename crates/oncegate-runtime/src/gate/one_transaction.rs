@@ -193,7 +193,7 @@ impl TransactionRun {
         gate.note_extra_run(&self.message);
         gate.observe(Event::StoreCalled { scope, operation: "complete", took });
         gate.observe(Event::Completed { scope, result_bytes: attempted.result_bytes });
-        gate.note_completed(&self.identity.key, &self.token);
+        gate.note_completed(&self.identity.key, &self.token, self.began);
         gate.notes.note(|| self.entry("completed", ""));
     }
 

@@ -168,11 +168,11 @@ impl OpenGate {
         }
     }
 
-    /// Notes that this process has completed the key's record.
-    pub(super) fn note_completed(&self, key: &StoreKey, token: &Token) {
+    /// Notes that this process has completed the key's record, in an attempt that began at `begun`.
+    pub(super) fn note_completed(&self, key: &StoreKey, token: &Token, begun: Instant) {
         if let Some(losses) = &self.losses {
             losses.note_completed();
-            losses.witnesses.note_completed(key, token, self.settings.retention);
+            losses.witnesses.note_completed(key, token, begun, self.settings.retention);
         }
     }
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use oncegate_core::key::Scope;
-use oncegate_core::store::{Epoch, Halt, ScopeDescriptor, Store, StoreError};
+use oncegate_core::store::{ScopeDescriptor, Store, StoreError};
 
 use super::GateError;
 
@@ -103,55 +103,10 @@ pub(super) fn compare(
     }
 }
 
-/// A loss of records that was detected.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Loss {
-    pub(super) at_ms: u64,
-    pub(super) reason: String,
-    /// Epochs that the store no longer knows.
-    pub(super) epochs: Vec<Epoch>,
-}
-
-impl Loss {
-    /// Whether the descriptor in the store has it: another process was faster, or an operator has accepted it already.
-    pub(super) fn is_written_in(&self, held: &ScopeDescriptor, known: &ScopeDescriptor) -> bool {
-        let halt = held.halt.as_ref();
-        let is_settled = halt.is_some() || (held.epoch != known.epoch && held.knows(known.epoch));
-        let names =
-            |lost: &Epoch| held.knows(*lost) || halt.is_some_and(|halt| halt.lost_epochs.contains(lost));
-        is_settled && self.epochs.iter().all(names)
-    }
-
-    /// Returns the descriptor with the loss written into it: halted, or in `next_epoch` if work continues and no other
-    /// process has halted the scope.
-    pub(super) fn written_into(
-        &self,
-        held: Option<&ScopeDescriptor>,
-        known: &ScopeDescriptor,
-        next_epoch: Option<Epoch>,
-    ) -> ScopeDescriptor {
-        let base = held.unwrap_or(known);
-        let mut lost = self.epochs.clone();
-        if base.epoch != known.epoch && !base.knows(known.epoch) && !lost.contains(&known.epoch) {
-            lost.push(known.epoch);
-        }
-        if let Some(epoch) = next_epoch.filter(|_| base.halt.is_none()) {
-            return base.succeed(epoch, &lost, self.at_ms);
-        }
-        let mut halt = base.halt.clone().unwrap_or_else(|| Halt::new(self.at_ms, &self.reason, Vec::new()));
-        for epoch in lost {
-            if !halt.lost_epochs.contains(&epoch) {
-                halt.lost_epochs.push(epoch);
-            }
-        }
-        ScopeDescriptor { halt: Some(halt), ..base.clone() }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use oncegate_core::record::StoreTime;
-    use oncegate_core::store::MemoryStore;
+    use oncegate_core::store::{Epoch, Halt, MemoryStore};
 
     use super::*;
 

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use oncegate_core::store::Epoch;
+use oncegate_core::store::{Epoch, ScopeDescriptor};
 
 /// A position of the store that a broker stores with its commits: an epoch, and a sequence number reached in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -16,6 +16,11 @@ impl StorePosition {
     pub(crate) fn parse(text: &str) -> Option<Self> {
         let (epoch, sequence) = text.split_once(':')?;
         Some(Self { epoch: epoch.parse().ok()?, sequence: sequence.parse().ok()? })
+    }
+
+    /// Whether a store that holds this descriptor is older than the position, or another one.
+    pub(super) fn is_ahead_of(&self, held: &ScopeDescriptor) -> bool {
+        if self.epoch == held.epoch { self.sequence > held.sequence } else { !held.knows(self.epoch) }
     }
 }
 

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use oncegate_core::key::StoreKey;
 use oncegate_core::record::{State, Token, TokenTag};
-use oncegate_core::store::{RecordSnapshot, StoreError};
+use oncegate_core::store::{RecordSnapshot, Store, StoreError};
 use tokio::time::Instant;
 
 /// How many records of earlier checks are read again.
@@ -99,10 +99,11 @@ impl Witnesses {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Notes that the store has confirmed this completion. Only half of the retention is relied on.
-    pub(super) fn note_completed(&self, key: &StoreKey, token: &Token, retention: Duration) {
+    /// Notes that the store has confirmed this completion of an attempt that began at `begun`. Only half of the retention
+    /// is relied on, from then on: the completion may have been executed long before it was confirmed.
+    pub(super) fn note_completed(&self, key: &StoreKey, token: &Token, begun: Instant, retention: Duration) {
         let now = Instant::now();
-        let until = now.checked_add(retention / 2);
+        let until = begun.checked_add(retention / 2);
         let witness = Witness { key: key.clone(), by: Some(token.tag()), until };
         let mut kept = self.lock();
         kept.sample.note(now, &witness);
@@ -142,13 +143,13 @@ impl Witnesses {
         asked
     }
 
-    /// Whether what the store holds contradicts one of the witnesses. Each contradiction is reported once.
+    /// Returns the witnesses that what the store holds contradicts. Each contradiction is reported once.
     pub(super) fn check(
         &self,
         asked: Vec<Witness>,
         found: Vec<Result<Option<RecordSnapshot>, StoreError>>,
-    ) -> bool {
-        let mut is_contradicted = false;
+    ) -> Vec<Witness> {
+        let mut contradicted = Vec::new();
         let mut kept = self.lock();
         // Of the sample, only the newest is read again at later checks.
         let newest = asked.first().cloned();
@@ -157,15 +158,35 @@ impl Witnesses {
             let is_sampled = kept.sample.taken.contains(&witness) && newest.as_ref() != Some(&witness);
             kept.sample.drop_answered(&witness);
             if witness.is_contradicted_by(found.as_ref()) {
-                is_contradicted = true;
                 kept.last.take_if(|last| last.key == witness.key && last.by == witness.by);
                 kept.earlier.retain(|earlier| earlier.key != witness.key);
+                contradicted.push(witness);
             } else if let Some(found) = found.filter(|_| !is_sampled) {
                 kept.confirm(witness, &found);
             }
         }
-        is_contradicted
+        contradicted
     }
+}
+
+/// Whether the store contradicts one of these completions now.
+///
+/// # Errors
+/// When it does not answer. An error about a single record is no proof that the record is there.
+pub(super) async fn are_missing(store: &dyn Store, asked: &[Witness]) -> Result<bool, StoreError> {
+    if asked.is_empty() {
+        return Ok(false);
+    }
+    let keys = asked.iter().map(|asked| asked.key.clone()).collect();
+    for (witness, found) in asked.iter().zip(store.read(keys).await) {
+        match found {
+            Err(error) if error.is_away() => return Err(error),
+            Err(_) => return Ok(true),
+            Ok(found) if witness.is_contradicted_by(found.as_ref()) => return Ok(true),
+            Ok(_) => {}
+        }
+    }
+    Ok(false)
 }
 
 impl Kept {
@@ -233,7 +254,7 @@ mod tests {
         fn check(&self, witnesses: &Witnesses) -> bool {
             let asked = witnesses.ask();
             let found = asked.iter().map(|asked| Ok(self.0.get(&asked.key).cloned())).collect();
-            witnesses.check(asked, found)
+            !witnesses.check(asked, found).is_empty()
         }
     }
 
@@ -243,7 +264,7 @@ mod tests {
         let mut number = first;
         while Instant::now() < until {
             held.complete(number);
-            witnesses.note_completed(&key(number), &token(number), RETENTION);
+            witnesses.note_completed(&key(number), &token(number), Instant::now(), RETENTION);
             number += 1;
             tokio::time::advance(Duration::from_millis(10)).await;
         }
@@ -290,7 +311,7 @@ mod tests {
         let next = complete_for(&witnesses, &mut held, 0, Duration::from_secs(1)).await;
         let asked = witnesses.ask();
         let away = asked.iter().map(|_| Err(StoreError::unavailable("away"))).collect();
-        assert!(!witnesses.check(asked, away));
+        assert!(witnesses.check(asked, away).is_empty());
         let mut copy = Held::default();
         complete_for(&witnesses, &mut copy, next, Duration::from_millis(10)).await;
         assert!(copy.check(&witnesses));

@@ -10,6 +10,7 @@ mod fail_open;
 #[allow(dead_code, reason = "its other users need more of it")]
 mod list;
 mod monitor;
+mod moving_key;
 mod outage;
 mod results;
 mod retries;

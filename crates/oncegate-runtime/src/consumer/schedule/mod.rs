@@ -192,7 +192,7 @@ impl<T> Schedule<T> {
         })
     }
 
-    /// How many shards of the route's store were asked so far.
+    /// How many shards of the route's store were asked of late.
     pub(super) fn shards_asked(&self, route: usize) -> usize {
         self.outages.asked_of(route)
     }
@@ -387,6 +387,11 @@ impl<T> Schedule<T> {
             }
         };
         self.apply(place, event);
+        // The last message that waited may have been another consumer's, and asked nothing.
+        let shards = &self.index.shards;
+        let waits =
+            |shard| shards.get(&shard).is_some_and(|queue| queue.probes > 0 || !queue.waiting.is_empty());
+        self.outages.forget_without_messages(waits);
     }
 
     /// Notes that the shard did not answer the attempt of this message, which may have been the shard's probe. Returns

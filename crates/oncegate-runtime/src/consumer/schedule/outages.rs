@@ -1,7 +1,7 @@
 //! Which shards of the stores do not answer, and when one message asks them again. Pure: time and randomness are
 //! parameters.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -14,6 +14,9 @@ const PROBE_BACKOFF: Backoff = Backoff::new(Duration::from_millis(100), Duration
 
 /// The shortest delay before a probe that is sent early, because messages would otherwise run without the store.
 const SHORTEST_PROBE_WAIT: Duration = Duration::from_millis(100);
+
+/// A shard that was not asked for this long may have left its store: it no longer counts as one that answers.
+const FORGOTTEN_AFTER: Duration = Duration::from_secs(600);
 
 /// A shard of a route's store. Each route may have a store of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -49,23 +52,24 @@ pub(in crate::consumer) struct Outage {
     is_refusal: bool,
 }
 
-/// Every shard that was asked, and the outages.
+/// Every shard that was asked of late, and the outages.
 #[derive(Debug)]
 pub(super) struct Outages {
     /// After this time without an answer messages run without the store; `None`: never.
     patience: Option<Duration>,
-    asked: BTreeSet<Shard>,
+    asked: BTreeMap<Shard, Instant>,
     away: BTreeMap<Shard, Outage>,
 }
 
 impl Outages {
     pub(super) fn new(patience: Option<Duration>) -> Self {
-        Self { patience, asked: BTreeSet::new(), away: BTreeMap::new() }
+        Self { patience, asked: BTreeMap::new(), away: BTreeMap::new() }
     }
 
     /// Whether a message of this shard may ask it. `is_probed`: another one is asking it now.
     pub(super) fn access(&mut self, shard: Shard, now: Instant, is_probed: bool) -> StoreAccess {
-        self.asked.insert(shard);
+        self.asked.insert(shard, now);
+        self.asked.retain(|_, asked_at| now.saturating_duration_since(*asked_at) < FORGOTTEN_AFTER);
         match self.away.get(&shard) {
             None => StoreAccess::Open,
             Some(outage) if !is_probed && now >= outage.probe_at => StoreAccess::ProbeDue,
@@ -114,6 +118,12 @@ impl Outages {
         self.away.remove(&shard).is_some()
     }
 
+    /// Ends each outage for which no message waits, unless messages run without that shard: nothing would ask it again.
+    /// The next message asks, and the gate's own checks notice a store that is away meanwhile.
+    pub(super) fn forget_without_messages(&mut self, waits: impl Fn(Shard) -> bool) {
+        self.away.retain(|shard, outage| outage.is_bypassed || waits(*shard));
+    }
+
     /// Lets messages run without each shard that has been away for longer than the patience. Returns the outages for
     /// which that begins now.
     pub(super) fn bypass_overdue(&mut self, now: Instant) -> Vec<Outage> {
@@ -147,9 +157,9 @@ impl Outages {
         self.away.iter().map(|(shard, outage)| (*shard, outage))
     }
 
-    /// How many shards of the route were asked so far.
+    /// How many shards of the route were asked of late.
     pub(super) fn asked_of(&self, route: usize) -> usize {
-        self.asked.iter().filter(|shard| shard.route == route).count()
+        self.asked.keys().filter(|shard| shard.route == route).count()
     }
 }
 

@@ -283,6 +283,40 @@ fn an_answer_from_before_an_outage_does_not_end_it_and_the_shard_is_asked_at_onc
     assert!(start_next(&mut schedule, now, Some(shard)).is_some());
 }
 
+// invariant: outage-without-end
+#[test]
+fn an_outage_ends_when_nothing_waits_for_it() {
+    let (mut schedule, now) = (Schedule::new(None, None), Instant::now());
+    let shard = Shard { route: 0, number: 0 };
+    schedule.arrive(0, arrival(None));
+    let first = start_next(&mut schedule, now, Some(shard)).unwrap();
+    let error = StoreError::Unavailable { reason: Arc::from("test") };
+    assert!(schedule.no_answer(shard, first.place, &error, now, 0.5));
+    schedule.end(first.place, AttemptEnd::NoAnswer { content: first.content }, now);
+    assert!(schedule.is_every_store_away());
+    // Its partition has gone to another consumer, so it ends without asking.
+    let probe = start_next(&mut schedule, now + LONGEST_TIME, Some(shard)).unwrap();
+    schedule.end(probe.place, AttemptEnd::Finished, now);
+    assert!(!schedule.is_every_store_away(), "nothing would receive the message that ends it");
+    assert_eq!(schedule.outages().count(), 0);
+}
+
+// invariant: outage-without-end
+#[test]
+fn a_shard_that_has_left_does_not_count_as_one_that_answers() {
+    let (mut schedule, now) = (Schedule::new(None, None), Instant::now());
+    let shards = [0, 1].map(|number| Shard { route: 0, number });
+    (0..2).for_each(|number| schedule.arrive(number, arrival(None)));
+    let first = start_next(&mut schedule, now, Some(shards[0])).unwrap();
+    schedule.end(first.place, AttemptEnd::Finished, now);
+    let later = now + Duration::from_secs(3_600);
+    let second = start_next(&mut schedule, later, Some(shards[1])).unwrap();
+    let error = StoreError::Unavailable { reason: Arc::from("test") };
+    assert!(schedule.no_answer(shards[1], second.place, &error, later, 0.5));
+    schedule.end(second.place, AttemptEnd::NoAnswer { content: second.content }, later);
+    assert!(schedule.is_every_store_away());
+}
+
 #[test]
 fn a_message_of_a_full_tenant_starts_when_the_one_before_it_is_held_back() {
     let (mut schedule, now) = (Schedule::new(Some(1), None), Instant::now());

@@ -7,6 +7,7 @@ use oncegate_core::key::{Digest, StoreKey};
 use oncegate_core::record::{StoreTime, Token};
 use oncegate_core::store::{MemoryStore, RecordSnapshot};
 use oncegate_core::testing::wrapper::StoreWrapper;
+use tokio::sync::Notify;
 
 use super::*;
 use crate::observe::Counters;
@@ -18,6 +19,10 @@ struct Counting {
     is_away: AtomicBool,
     reads: AtomicU32,
     descriptors: AtomicU32,
+    /// The next answer about the descriptor waits for this.
+    holds_back: Mutex<Option<Arc<Notify>>>,
+    /// A copy that answers reads in place of the store.
+    copy: Mutex<Option<String>>,
 }
 
 #[async_trait]
@@ -33,10 +38,16 @@ impl StoreWrapper for Counting {
 
     async fn descriptor(&self, scope: &Scope) -> Result<Option<String>, StoreError> {
         self.descriptors.fetch_add(1, Ordering::SeqCst);
-        match self.is_away.load(Ordering::SeqCst) {
-            true => Err(StoreError::unavailable("connection refused")),
-            false => self.inner.descriptor(scope).await,
+        if self.is_away.load(Ordering::SeqCst) {
+            return Err(StoreError::unavailable("connection refused"));
         }
+        let copy = self.copy.lock().unwrap().clone();
+        let held = if copy.is_some() { Ok(copy) } else { self.inner.descriptor(scope).await };
+        let held_back = self.holds_back.lock().unwrap().take();
+        if let Some(held_back) = held_back {
+            held_back.notified().await;
+        }
+        held
     }
 
     fn check_spacing(&self) -> u32 {
@@ -50,6 +61,8 @@ async fn watched() -> (Arc<Counting>, LossWatch) {
         is_away: AtomicBool::new(false),
         reads: AtomicU32::new(0),
         descriptors: AtomicU32::new(0),
+        holds_back: Mutex::default(),
+        copy: Mutex::default(),
     });
     let watch = watching(&store).await;
     (store, watch)
@@ -78,7 +91,7 @@ async fn completed(watch: &LossWatch) -> StorePosition {
 async fn with_many_processes_each_check_reads_the_descriptor_and_few_read_records() {
     let (store, watch) = watched().await;
     let key = StoreKey::new(&watch.scope, Digest::from_bytes([7; 16]));
-    watch.witnesses.note_completed(&key, &Token::from_bits(1), Duration::from_secs(3_600));
+    watch.witnesses.note_completed(&key, &Token::from_bits(1), Instant::now(), Duration::from_secs(3_600));
     let before = store.descriptors.load(Ordering::SeqCst);
     // The first one was made when the gate opened.
     for _ in 0..3 {
@@ -90,7 +103,7 @@ async fn with_many_processes_each_check_reads_the_descriptor_and_few_read_record
     );
     assert!(watch.refusal().is_none());
     watch.look().await;
-    assert_eq!(store.reads.load(Ordering::SeqCst), 1);
+    assert_eq!(store.reads.load(Ordering::SeqCst), 2, "and once more before the halt is written");
     assert!(watch.refusal().is_some(), "the record is not there");
 }
 
@@ -128,4 +141,78 @@ async fn what_others_complete_and_commit_after_a_process_has_read_the_store_is_n
     store.is_away.store(false, Ordering::SeqCst);
     starting.compare_with(&[later]).await.unwrap();
     assert!(starting.refusal().is_some(), "the store is older than that commit");
+}
+
+/// The text of the scope's descriptor.
+async fn text(store: &Counting) -> String {
+    store.inner.descriptor(&Scope::new("billing").unwrap()).await.unwrap().unwrap()
+}
+
+// invariant: halt-without-loss
+#[tokio::test]
+async fn an_answer_that_a_newer_one_overtook_halts_nothing() {
+    let (store, watch) = watched().await;
+    let (watch, release) = (Arc::new(watch), Arc::new(Notify::new()));
+    *store.holds_back.lock().unwrap() = Some(Arc::clone(&release));
+    let early = tokio::spawn({
+        let watch = Arc::clone(&watch);
+        async move { watch.look().await }
+    });
+    while store.holds_back.lock().unwrap().is_some() {
+        tokio::task::yield_now().await;
+    }
+    let confirmed = completed(&watch).await;
+    release.notify_one();
+    early.await.unwrap();
+    assert!(watch.refusal().is_none(), "nothing is lost");
+    assert_eq!(watch.position(), confirmed);
+    assert!(!text(&store).await.contains("halt"));
+}
+
+// invariant: halt-without-loss
+#[tokio::test]
+async fn a_copy_that_lags_halts_only_while_it_answers() {
+    let (store, watch) = watched().await;
+    let earlier = text(&store).await;
+    completed(&watch).await;
+    *store.copy.lock().unwrap() = Some(earlier);
+    watch.look().await;
+    assert!(watch.refusal().is_some(), "as far as is known, the store was put back");
+    *store.copy.lock().unwrap() = None;
+    watch.look().await;
+    assert!(watch.refusal().is_none(), "the store has everything");
+    assert_eq!(watch.lost_at(), None);
+    assert!(!text(&store).await.contains("halt"));
+}
+
+// invariant: run-after-loss
+#[tokio::test]
+async fn a_restored_store_whose_number_others_have_raised_stays_lost() {
+    let (store, watch) = watched().await;
+    let earlier = text(&store).await;
+    let key = StoreKey::new(&watch.scope, Digest::from_bytes([7; 16]));
+    watch.witnesses.note_completed(&key, &Token::from_bits(1), Instant::now(), Duration::from_secs(3_600));
+    completed(&watch).await;
+    *store.copy.lock().unwrap() = Some(earlier);
+    watch.look().await;
+    // The record is not there, whatever the number says.
+    *store.copy.lock().unwrap() = None;
+    watch.look().await;
+    assert!(watch.refusal().is_some());
+    assert!(text(&store).await.contains("halt"), "and every process obeys");
+}
+
+// invariant: halt-without-loss
+#[tokio::test(start_paused = true)]
+async fn a_completion_confirmed_after_a_long_outage_may_have_expired() {
+    let (_, watch) = watched().await;
+    let key = StoreKey::new(&watch.scope, Digest::from_bytes([7; 16]));
+    let begun = Instant::now();
+    tokio::time::advance(Duration::from_secs(2_000)).await;
+    watch.witnesses.note_completed(&key, &Token::from_bits(1), begun, Duration::from_secs(3_600));
+    tokio::time::advance(Duration::from_secs(1_700)).await;
+    for _ in 0..5 {
+        watch.look().await;
+    }
+    assert!(watch.refusal().is_none(), "it expired an hour after its first execution");
 }
