@@ -12,7 +12,7 @@ use super::ProveArgs;
 use super::tried::TriedConsumer;
 use super::witness::{FOLDER, WitnessCommand};
 use crate::config::values::{Size, Time};
-use crate::run::{Limited, Report, WorkerLimits, until_ready, worker};
+use crate::run::{Limited, WorkerLimits, WorkerReport, until_ready, worker};
 
 /// The longest time that a worker may take to become ready.
 const READY_LIMIT: Duration = Duration::from_secs(120);
@@ -70,7 +70,7 @@ impl Launch for Workers {
             hidden: self.tried.hidden.clone(),
             given,
         };
-        let report = Report::default();
+        let report = WorkerReport::default();
         let started = Instant::now();
         let (worker, foreman) = worker(handler, &limits, &report)?;
         let worker = Arc::new(worker);

@@ -10,7 +10,7 @@ use tokio::process::Command;
 
 use super::exec::log;
 use super::process::{self, Leftovers, Process, Runnable};
-use super::report::Report;
+use super::report::WorkerReport;
 use super::worker::{AttemptInfo, Call, Reply, Work};
 use super::{attributes, origin};
 
@@ -23,11 +23,11 @@ const EX_TEMPFAIL: i32 = 75;
 pub(crate) struct Commands {
     program: Runnable,
     result_max_bytes: usize,
-    report: Report,
+    report: WorkerReport,
 }
 
 impl Commands {
-    pub(crate) fn new(program: Runnable, result_max_bytes: usize, report: Report) -> Self {
+    pub(crate) fn new(program: Runnable, result_max_bytes: usize, report: WorkerReport) -> Self {
         Self { program, result_max_bytes, report }
     }
 

@@ -25,7 +25,7 @@ use tracing::{info, warn};
 
 use super::lines::{Line, Misread, Ready, ReadyType, Said, parse, write_lines};
 use super::process::{self, Leftovers, Process, Runnable, Streams};
-use super::report::{NotReady, Report};
+use super::report::{NotReady, WorkerReport};
 use super::session::{REMINDER, Session};
 use super::values::read_values;
 use super::violations::Violations;
@@ -78,7 +78,7 @@ pub(crate) struct Crew {
     workers: u32,
     /// The `max_in_flight` of one worker, once the first worker has reported it.
     wanted: watch::Receiver<Option<usize>>,
-    report: Report,
+    report: WorkerReport,
     pub(super) violations: Arc<Violations>,
 }
 
@@ -102,7 +102,7 @@ impl Crew {
         workers: u32,
         in_batches: bool,
         lease: Duration,
-        report: &Report,
+        report: &WorkerReport,
     ) -> (Self, Foreman) {
         let (jobs, queue) = mpsc::channel(1);
         let queue = Arc::new(Mutex::new(queue));
@@ -126,7 +126,10 @@ impl Crew {
             };
             tasks.spawn(slot.keep());
         }
-        (Self { jobs, workers, wanted, report: report.clone(), violations }, Foreman { tasks, stop, forced, end_grace })
+        (
+            Self { jobs, workers, wanted, report: report.clone(), violations },
+            Foreman { tasks, stop, forced, end_grace },
+        )
     }
 
     /// Resolves when a worker has broken the protocol so that the consumer must stop.
@@ -188,7 +191,7 @@ struct Slot {
     in_batches: bool,
     queue: Arc<Mutex<mpsc::Receiver<Job>>>,
     wants: watch::Sender<Option<usize>>,
-    report: Report,
+    report: WorkerReport,
     stop: CancellationToken,
     forced: Arc<AtomicBool>,
     /// How long a worker may take to end after its input was closed, if not `END_GRACE`.

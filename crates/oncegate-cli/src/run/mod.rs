@@ -67,7 +67,7 @@ use summary::Account;
 
 pub(crate) use exec::Foreman;
 pub(crate) use process::Runnable;
-pub(crate) use report::Report;
+pub(crate) use report::WorkerReport;
 pub(crate) use start::until_ready;
 pub(crate) use worker::{BeforeRun, Limited, Worker};
 
@@ -108,7 +108,7 @@ struct Assembled {
     input: Option<Input>,
     consumer: Consumer,
     worker: Arc<Worker>,
-    report: Report,
+    report: WorkerReport,
     /// How long the worker may end before it is ready.
     patience: Duration,
     concurrency: u32,
@@ -343,7 +343,7 @@ async fn assemble(
         hidden: loaded.variables(),
         given: Vec::new(),
     };
-    let report = Report::default();
+    let report = WorkerReport::default();
     let (worker, foreman) = worker(&handler, &limits, &report).map_err(refuse)?;
     let worker = Arc::new(worker);
     let limited = Limited {
@@ -389,7 +389,7 @@ pub(crate) struct WorkerLimits {
 pub(crate) fn worker(
     handler: &shape::Handler,
     limits: &WorkerLimits,
-    report: &Report,
+    report: &WorkerReport,
 ) -> Result<(Worker, Option<Foreman>), String> {
     let most = limits.result_max_bytes;
     if let Some((_, absent)) = program::absent(handler) {

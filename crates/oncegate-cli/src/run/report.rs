@@ -10,7 +10,7 @@ use super::exec::Ended;
 
 /// What a worker does now. All clones share it.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Report(Arc<watch::Sender<Worked>>);
+pub(crate) struct WorkerReport(Arc<watch::Sender<Worked>>);
 
 #[derive(Debug, Default)]
 struct Worked {
@@ -28,7 +28,7 @@ pub(crate) enum NotReady {
     Ends(String),
 }
 
-impl Report {
+impl WorkerReport {
     pub(crate) fn status(&self) -> WorkerStatus {
         self.0.borrow().status.clone()
     }

@@ -10,7 +10,7 @@ use oncegate::source::SourceError;
 use tracing::{info, warn};
 
 use super::build::AnySource;
-use super::report::{NotReady, Report};
+use super::report::{NotReady, WorkerReport};
 use super::worker::Worker;
 use crate::exit::{Exit, Problem, dead_letters_not_opened, not_opened};
 
@@ -69,7 +69,7 @@ fn is_away(error: &BoxError) -> bool {
 pub(crate) async fn until_ready(
     name: &str,
     worker: &Worker,
-    report: &Report,
+    report: &WorkerReport,
     patience: Duration,
 ) -> Result<u32, Problem> {
     let mut tries = 0_u32;

@@ -31,10 +31,10 @@ pub(super) enum Part {
 
 /// What is known of a worker's connections.
 #[derive(Debug)]
-pub(super) struct Trial(Mutex<State>);
+pub(super) struct Trial(Mutex<TrialState>);
 
 #[derive(Debug)]
-enum State {
+enum TrialState {
     /// The next request is the trial.
     Untried,
     /// The trial was sent then, and is not answered.
@@ -49,33 +49,33 @@ enum State {
 impl Trial {
     /// Connections of HTTP/2 are shared, and say which requests they have not taken.
     pub(super) fn new(http2: bool) -> Self {
-        Self(Mutex::new(if http2 { State::Keeps } else { State::Untried }))
+        Self(Mutex::new(if http2 { TrialState::Keeps } else { TrialState::Untried }))
     }
 
     /// The part of the next request.
     pub(super) fn part(&self) -> Part {
         let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         match &*state {
-            State::Answered(life, _) if life.has_ended() => *state = State::Closes(Instant::now()),
-            State::Answered(_, at) if at.elapsed() >= STAYS_OPEN => *state = State::Keeps,
-            State::Closes(at) | State::Asked(at) if at.elapsed() >= TRY_AGAIN_AFTER => {
-                *state = State::Untried
+            TrialState::Answered(life, _) if life.has_ended() => *state = TrialState::Closes(Instant::now()),
+            TrialState::Answered(_, at) if at.elapsed() >= STAYS_OPEN => *state = TrialState::Keeps,
+            TrialState::Closes(at) | TrialState::Asked(at) if at.elapsed() >= TRY_AGAIN_AFTER => {
+                *state = TrialState::Untried
             }
             _ => {}
         }
         match &*state {
-            State::Untried => {
-                *state = State::Asked(Instant::now());
+            TrialState::Untried => {
+                *state = TrialState::Asked(Instant::now());
                 Part::Trial
             }
-            State::Keeps => Part::Keeping,
-            State::Asked(_) | State::Answered(..) | State::Closes(_) => Part::Single,
+            TrialState::Keeps => Part::Keeping,
+            TrialState::Asked(_) | TrialState::Answered(..) | TrialState::Closes(_) => Part::Single,
         }
     }
 
     /// Notes the answer to the trial and its connection; without one, the next request is the trial.
     pub(super) fn answered(&self, life: Option<Arc<Life>>) {
         let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        *state = life.map_or(State::Untried, |life| State::Answered(life, Instant::now()));
+        *state = life.map_or(TrialState::Untried, |life| TrialState::Answered(life, Instant::now()));
     }
 }

@@ -156,7 +156,7 @@ exit 1
     assert_eq!((ended.code, feed.ledger()), (Some(0), vec!["alone".to_owned()]), "{ended:?}");
 }
 
-/// The output that came before the end counts, however much it is and whoever holds the pipe.
+/// The output that came before the end counts, however much it is and whatever process holds the pipe.
 #[tokio::test]
 async fn what_was_written_before_the_exit_is_the_result() {
     let feed = Feed::of(&[&order("A-1")]);

@@ -115,7 +115,6 @@ pub(super) fn order(id: &str) -> String {
     format!(r#"{{"order_id":"{id}"}}"#)
 }
 
-// invariant: line-of-standard-input
 /// The settings of a run, beside which its records are.
 const SETTINGS: &str = r#"
 [store]
@@ -156,6 +155,7 @@ async fn records_are_beside_the_settings_in_any_folder() {
     assert_eq!(std::fs::read_dir(other.path()).unwrap().count(), 0, "no file is made elsewhere");
 }
 
+// invariant: line-of-standard-input
 #[tokio::test]
 async fn an_order_in_three_spellings_is_charged_once_and_again_never() {
     let feed = Feed::of(&[

@@ -69,7 +69,7 @@ pub use self::explain::Explanation;
 pub use self::fingerprint::{CompiledFingerprint, Fingerprint, FingerprintSpec};
 pub use self::input::{HeaderValue, KeyInput, KeySource};
 pub use self::normalise::{Normaliser, TimeUnit};
-pub use self::parts::{Blank, Case, Decoder, Literal, MAX_DECODERS, Part, Place, When};
+pub use self::parts::{Blank, Decoder, KeyCase, Literal, MAX_DECODERS, Part, Place, When};
 pub use self::store_key::{Digest, Scope, StoreKey};
 
 /// The version of the key format. Another version derives other keys from the same messages.
@@ -145,7 +145,7 @@ enum Source {
     MessageId,
     Custom(CustomKey),
     Parts(Vec<Part>),
-    Cases(Vec<Case>),
+    Cases(Vec<KeyCase>),
 }
 
 impl Key {
@@ -226,7 +226,7 @@ impl Key {
 
     /// Makes a key by cases: the first one whose condition holds names the parts. A message that no case takes is
     /// [`KeyError::NoCase`]. The condition is a part of the key, so messages of two cases never share one.
-    pub fn cases(cases: impl IntoIterator<Item = Case>) -> Self {
+    pub fn cases(cases: impl IntoIterator<Item = KeyCase>) -> Self {
         Self::of(Source::Cases(cases.into_iter().collect()))
     }
 
@@ -267,7 +267,7 @@ impl Key {
         let source = match &self.source {
             Source::Json(_) | Source::Payload => true,
             Source::Parts(parts) => parts::need_payload(parts),
-            Source::Cases(cases) => cases.iter().all(Case::needs_payload),
+            Source::Cases(cases) => cases.iter().all(KeyCase::needs_payload),
             _ => false,
         };
         source || matches!(self.tenant, Some(TenantSource::Json(_)))
@@ -278,7 +278,7 @@ impl Key {
     pub fn reads_payload(&self) -> bool {
         let source = match &self.source {
             Source::Parts(parts) => parts::read_payload(parts),
-            Source::Cases(cases) => cases.iter().any(Case::reads_payload),
+            Source::Cases(cases) => cases.iter().any(KeyCase::reads_payload),
             Source::Custom(_) => true,
             _ => false,
         };

@@ -11,7 +11,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use super::custom::CustomKey;
 use super::error::KeySpecError;
 use super::normalise::Normaliser;
-use super::parts::{Case, Part, canonical_cases, canonical_parts};
+use super::parts::{KeyCase, Part, canonical_cases, canonical_parts};
 use super::path::{self, Path, split_unescaped};
 use super::{
     DEFAULT_MAX_PAYLOAD_BYTES, Domain, Field, Key, MAX_NAME_BYTES, MAX_PATHS, MAX_PAYLOAD_BYTES_LIMIT,
@@ -143,7 +143,7 @@ struct KeyMap {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     parts: Option<Vec<Part>>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    cases: Option<Vec<Case>>,
+    cases: Option<Vec<KeyCase>>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     tenant: Option<TenantSource>,
     #[serde(default, skip_serializing_if = "Option::is_none")]

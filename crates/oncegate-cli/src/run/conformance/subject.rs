@@ -10,7 +10,7 @@ use tokio::time::{Instant, sleep, timeout};
 use super::super::command::Commands;
 use super::super::http::{Caller, Token};
 use super::super::process::Runnable;
-use super::super::report::Report;
+use super::super::report::WorkerReport;
 use super::super::request::RequestParts;
 use super::super::worker::{AttemptInfo, Call, Reply};
 use super::LEASE;
@@ -48,7 +48,7 @@ impl Subject {
         }
         if let Some(program) = &handler.command {
             return Ok(Self::Command(
-                Commands::new(Runnable::new(program.clone(), &[], &[]), MOST, Report::default()),
+                Commands::new(Runnable::new(program.clone(), &[], &[]), MOST, WorkerReport::default()),
                 patience,
             ));
         }

@@ -7,7 +7,7 @@ use serde::de::{Error as _, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::super::spec::{Nothing, OneOrMany};
-use super::{Blank, Case, Literal, Part, Place, PlaceSource, When};
+use super::{Blank, KeyCase, Literal, Part, Place, PlaceSource, When};
 
 /// All that a table of a place, a part or a condition may have. Each of them refuses what belongs to another.
 #[derive(Serialize, Deserialize, Default)]
@@ -167,13 +167,13 @@ struct CaseTable {
     parts: Vec<Part>,
 }
 
-impl Serialize for Case {
+impl Serialize for KeyCase {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         CaseTable { when: self.when.clone(), parts: self.parts.clone() }.serialize(serializer)
     }
 }
 
-impl<'de> Deserialize<'de> for Case {
+impl<'de> Deserialize<'de> for KeyCase {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let CaseTable { when, parts } = CaseTable::deserialize(deserializer)?;
         Ok(Self { when, parts })

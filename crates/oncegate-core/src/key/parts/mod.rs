@@ -223,12 +223,12 @@ impl<T: Into<Place>> From<T> for Part {
 ///
 /// In a file `{ when = { path = "type", is = "refund" }, parts = ["refund_id"] }`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Case {
+pub struct KeyCase {
     when: Option<When>,
     parts: Vec<Part>,
 }
 
-impl Case {
+impl KeyCase {
     /// The messages for which the condition holds, and no earlier one.
     pub fn when<P: Into<Part>>(when: When, parts: impl IntoIterator<Item = P>) -> Self {
         Self { when: Some(when), parts: parts.into_iter().map(Into::into).collect() }
@@ -315,7 +315,7 @@ pub(super) fn canonical_parts(parts: &[Part]) -> Result<Vec<Part>, KeySpecError>
 }
 
 /// The cases in their order, which counts.
-pub(super) fn canonical_cases(cases: &[Case]) -> Result<Vec<Case>, KeySpecError> {
+pub(super) fn canonical_cases(cases: &[KeyCase]) -> Result<Vec<KeyCase>, KeySpecError> {
     if cases.is_empty() {
         return Err(KeySpecError::BadCases { problem: "there is none" });
     }
@@ -323,7 +323,7 @@ pub(super) fn canonical_cases(cases: &[Case]) -> Result<Vec<Case>, KeySpecError>
     if count > MAX_PATHS {
         return Err(KeySpecError::TooManyPaths { count, limit: MAX_PATHS });
     }
-    let mut canonical: Vec<Case> = Vec::with_capacity(cases.len());
+    let mut canonical: Vec<KeyCase> = Vec::with_capacity(cases.len());
     for case in cases {
         let when = match &case.when {
             Some(when) => Some(When { place: when.place.canonical()?, is: when.is.clone() }),
@@ -335,7 +335,7 @@ pub(super) fn canonical_cases(cases: &[Case]) -> Result<Vec<Case>, KeySpecError>
         if canonical.iter().any(|earlier| earlier.when == when) {
             return Err(KeySpecError::BadCases { problem: "two of them have the same `when`" });
         }
-        canonical.push(Case { when, parts: canonical_parts(&case.parts)? });
+        canonical.push(KeyCase { when, parts: canonical_parts(&case.parts)? });
     }
     Ok(canonical)
 }
@@ -350,7 +350,7 @@ pub(super) fn read_payload(parts: &[Part]) -> bool {
     parts.iter().any(|part| part.places.iter().any(Place::is_in_payload))
 }
 
-impl Case {
+impl KeyCase {
     pub(super) fn needs_payload(&self) -> bool {
         need_payload(&self.parts) || self.when.as_ref().is_some_and(|when| when.place.is_in_payload())
     }

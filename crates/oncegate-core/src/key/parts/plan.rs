@@ -6,7 +6,7 @@ use super::super::normalise::Normaliser;
 use super::super::path::Node;
 use super::decode::Decoder;
 use super::path::PlacePath;
-use super::{Blank, Case, Literal, MAX_DECODERS, Part, Place, PlaceSource, When};
+use super::{Blank, KeyCase, Literal, MAX_DECODERS, Part, Place, PlaceSource, When};
 
 /// The compiled parts of a key.
 #[derive(Clone, Debug)]
@@ -96,7 +96,7 @@ impl Composed {
 
     /// Compiles the cases of a key.
     pub(in super::super) fn cases(
-        cases: &[Case],
+        cases: &[KeyCase],
         payload_paths: &mut Vec<Vec<String>>,
     ) -> Result<Self, KeySpecError> {
         let mut planner = Planner { payload_paths, texts: Vec::new() };
@@ -106,7 +106,7 @@ impl Composed {
 }
 
 impl Planner<'_> {
-    fn case(&mut self, case: &Case) -> Result<CasePlan, KeySpecError> {
+    fn case(&mut self, case: &KeyCase) -> Result<CasePlan, KeySpecError> {
         let mut label = Vec::new();
         let when = match &case.when {
             None => {

@@ -34,11 +34,11 @@ fn parts_from_rust_and_a_file_are_one() {
     );
     check(
         &Key::cases([
-            Case::when(When::is("type", "refund"), ["refund_id"]),
-            Case::when(When::is(Place::header("v"), 2), ["id"]),
-            Case::when(When::is("ok", true), ["id"]),
-            Case::when(When::present("body|json.id"), ["body|json.id"]),
-            Case::otherwise(["order_id"]),
+            KeyCase::when(When::is("type", "refund"), ["refund_id"]),
+            KeyCase::when(When::is(Place::header("v"), 2), ["id"]),
+            KeyCase::when(When::is("ok", true), ["id"]),
+            KeyCase::when(When::present("body|json.id"), ["body|json.id"]),
+            KeyCase::otherwise(["order_id"]),
         ]),
         r#"{"cases":[{"when":{"path":"type","is":"refund"},"parts":["refund_id"]},
             {"when":{"header":"v","is":2},"parts":["id"]},{"when":{"path":"ok","is":true},"parts":["id"]},
