@@ -153,20 +153,28 @@ impl IdempotencyLayer {
             Err(GateError::BadKey(_)) => {
                 Door::Answered(self.refuse(&Problem::KeyInvalid("no key can be made of it")))
             }
-            Err(error) if is_setting(&error) => {
-                error!(scope = self.gate.scope(), %error, "requests with an Idempotency-Key cannot be served");
-                Door::Answered(self.refuse(&Problem::Misconfigured))
+            Err(error) => Door::Answered(self.refuse_for(&error)),
+        }
+    }
+
+    /// The answer to a request whose claim the gate has refused.
+    fn refuse_for(&self, error: &GateError) -> Response<Body> {
+        let scope = self.gate.scope();
+        match error {
+            error if is_setting(error) => {
+                error!(scope, %error, "requests with an Idempotency-Key cannot be served");
+                self.refuse(&Problem::Misconfigured)
             }
-            Err(GateError::Store(error @ StoreError::Refused { .. })) => {
+            GateError::Store(error @ StoreError::Refused { .. }) => {
                 if self.store_breaker.refused(true) {
-                    warn!(scope = self.gate.scope(), %error, "requests are refused until this is changed");
+                    warn!(scope, %error, "requests are refused until this is changed");
                 }
-                Door::Answered(self.refuse(&Problem::StoreUnavailable))
+                self.refuse(&Problem::StoreUnavailable)
             }
-            Err(error) => {
+            error => {
                 // There may be a response that cannot be read now, so the handler must not run.
-                warn!(scope = self.gate.scope(), %error, "a request is refused because its record cannot be read");
-                Door::Answered(self.refuse(&Problem::StoreUnavailable))
+                warn!(scope, %error, "a request is refused because its record cannot be read");
+                self.refuse(&Problem::StoreUnavailable)
             }
         }
     }

@@ -171,8 +171,11 @@ struct Early {
     listener: Option<Listener>,
 }
 
+/// Is told of an early outcome.
+type Told = dyn Fn(&Result<Encoded, Failure>) + Send + Sync;
+
 #[derive(Clone)]
-struct Listener(Arc<dyn Fn(&Result<Encoded, Failure>) + Send + Sync>);
+struct Listener(Arc<Told>);
 
 impl fmt::Debug for Listener {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -65,6 +65,7 @@ async fn whatever_the_coordinator_says_to_a_commit_the_next_one_makes_up_for_it(
     join_all(codes.chunks(AT_A_TIME).map(each_is_made_up_for)).await;
 }
 
+#[expect(clippy::future_not_send, reason = "a mock cluster stays on the thread of its test")]
 async fn each_is_made_up_for(codes: &[RDKafkaRespErr]) {
     let mock = MockCluster::new(1).expect("a cluster in this process");
     let (kafka, topic, group) = (Kafka::at(mock.bootstrap_servers()), unique("refused"), unique("group"));

@@ -305,23 +305,25 @@ described! {
 /// The schema of the parts of a key.
 fn key_parts() -> serde_json::Value {
     let normalisers = serde_json::json!({ "anyOf": [{ "type": "string" }, { "type": "array", "items": { "type": "string" } }] });
-    let place = serde_json::json!({
-        "path": { "type": "string" },
-        "header": { "type": "string" },
-        "message_key": { "type": "object", "additionalProperties": false },
-        "message_id": { "type": "object", "additionalProperties": false },
-        "as": normalisers
-    });
-    let mut part = place.clone();
+    let places = [
+        ("path", serde_json::json!({ "type": "string" })),
+        ("header", serde_json::json!({ "type": "string" })),
+        ("message_key", serde_json::json!({ "type": "object", "additionalProperties": false })),
+        ("message_id", serde_json::json!({ "type": "object", "additionalProperties": false })),
+        ("as", normalisers),
+    ];
+    let mut part: serde_json::Map<String, serde_json::Value> =
+        places.into_iter().map(|(name, schema)| (name.to_owned(), schema)).collect();
     let one_place =
-        serde_json::json!({ "type": "object", "properties": place, "additionalProperties": false });
-    part["first_of"] = serde_json::json!({
+        serde_json::json!({ "type": "object", "properties": part, "additionalProperties": false });
+    let first_of = serde_json::json!({
         "type": "array",
         "items": { "anyOf": [{ "type": "string" }, one_place] },
         "minItems": 1
     });
-    part["optional"] = serde_json::json!({ "type": "boolean" });
-    part["blank"] = serde_json::json!({ "enum": ["error", "absent", "value"] });
+    part.insert("first_of".to_owned(), first_of);
+    part.insert("optional".to_owned(), serde_json::json!({ "type": "boolean" }));
+    part.insert("blank".to_owned(), serde_json::json!({ "enum": ["error", "absent", "value"] }));
     let part = serde_json::json!({ "type": "object", "properties": part, "additionalProperties": false });
     serde_json::json!({ "type": "array", "items": { "anyOf": [{ "type": "string" }, part] }, "minItems": 1 })
 }

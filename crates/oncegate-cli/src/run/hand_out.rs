@@ -110,6 +110,6 @@ impl Waiting {
 async fn forestalled(violations: &Violations, call: &Call) {
     violations.too_many().await;
     if !call.forestall() {
-        std::future::pending().await
+        std::future::pending::<()>().await;
     }
 }

@@ -81,9 +81,7 @@ fn is_program(path: &Path) -> bool {
 /// Whether the text is one command of a program, so that the shell can replace itself by it (`exec`) and nothing changes.
 /// It is so bound to the end of oncegate, which a child of the shell is not.
 pub(super) fn is_one_command(text: &str) -> bool {
-    let first = text.split_whitespace().next().unwrap_or_default();
-    let is_plain = |c: char| c.is_alphanumeric() || "-_./:,@%+".contains(c);
-    if first.is_empty() || !first.chars().all(is_plain) || BUILTINS.contains(&first) {
+    if !begins_with_a_program(text.trim_start()) {
         return false;
     }
     let mut quote = None;
@@ -108,6 +106,19 @@ pub(super) fn is_one_command(text: &str) -> bool {
         last = c;
     }
     quote.is_none()
+}
+
+/// Whether the first word of a text names a program, and neither a builtin of the shell nor an assignment.
+fn begins_with_a_program(text: &str) -> bool {
+    // A path in quotes, as of a folder with a blank in its name.
+    if let Some(quoted) = text.strip_prefix('\'') {
+        return quoted.split_once('\'').is_some_and(|(path, rest)| {
+            path.contains('/') && (rest.is_empty() || rest.starts_with(char::is_whitespace))
+        });
+    }
+    let first = text.split_whitespace().next().unwrap_or_default();
+    let is_plain = |c: char| c.is_alphanumeric() || "-_./:,@%+".contains(c);
+    !first.is_empty() && first.chars().all(is_plain) && !BUILTINS.contains(&first)
 }
 
 /// The words of a text that a shell takes as they are; `None` for a text that means more.
@@ -161,8 +172,14 @@ mod tests {
 
     #[test]
     fn only_one_command_replaces_its_shell() {
-        for one in ["sh work.sh", "python3 'a; b' \"$HOME/x\"", "work 2>&1 >>log", "sh -c 'a && b'", "a \\;b"]
-        {
+        for one in [
+            "sh work.sh",
+            "python3 'a; b' \"$HOME/x\"",
+            "work 2>&1 >>log",
+            "sh -c 'a && b'",
+            "a \\;b",
+            "'/my work/worker' stdio '{\"a\":1}'",
+        ] {
             assert!(is_one_command(one), "{one}");
         }
         for more in [

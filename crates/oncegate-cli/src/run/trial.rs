@@ -59,7 +59,7 @@ impl Trial {
             TrialState::Answered(life, _) if life.has_ended() => *state = TrialState::Closes(Instant::now()),
             TrialState::Answered(_, at) if at.elapsed() >= STAYS_OPEN => *state = TrialState::Keeps,
             TrialState::Closes(at) | TrialState::Asked(at) if at.elapsed() >= TRY_AGAIN_AFTER => {
-                *state = TrialState::Untried
+                *state = TrialState::Untried;
             }
             _ => {}
         }

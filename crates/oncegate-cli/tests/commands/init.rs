@@ -60,8 +60,8 @@ async fn runs(language: &str) {
     let (dir, answer) = initialised(&["--language", language]).await;
     answer.ended(0);
     let folder = dir.path().join("billing");
-    within(&folder, &["check", "oncegate.toml"], None).await.ended(0).line("oncegate.toml is fine.");
     build(language, &folder);
+    within(&folder, &["check", "oncegate.toml"], None).await.ended(0).line("oncegate.toml is fine.");
     let run = ["run", "--config", "oncegate.toml"];
     let first = within(&folder, &run, Some("orders.jsonl")).await;
     assert_eq!(first.ended(0).out, "billing: 4 messages, 1 handled, 2 duplicates, 1 dead letter\n");

@@ -45,7 +45,10 @@ async fn a_signal_lets_work_end_and_a_second_one_does_not_wait() {
     assert!(running.process.try_wait().is_none(), "it waits for what runs");
     // One that comes within a second of the first is a part of it.
     until("the end", LIMIT, async || match running.process.try_wait() {
-        Some(ended) => Ok(assert_eq!(ended.code(), Some(130), "{}", stage.log())),
+        Some(ended) => {
+            assert_eq!(ended.code(), Some(130), "{}", stage.log());
+            Ok(())
+        }
         None => {
             running.process.signal("INT");
             Err(stage.log())
