@@ -67,7 +67,7 @@ async fn apply(store: &SqliteStore, name: &str, operation: Operation) -> Result<
 fn started(name: &str, folder: &Path, lease: Duration) -> Process {
     let program = env::current_exe().expect("a program has a path");
     let mut command = bound_to_parent(program, "KILL");
-    command.args(["--exact", "a_child_works_on_all_keys", "--nocapture"]);
+    command.args(["--exact", "sqlite_processes::a_child_works_on_all_keys", "--nocapture"]);
     command.env(FOLDER, folder).env(LEASE_MS, lease.as_millis().to_string()).stdout(Stdio::piped());
     Process::spawn(name, command)
 }
