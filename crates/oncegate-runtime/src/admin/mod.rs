@@ -16,10 +16,12 @@ mod dead_letter_stop;
 pub mod dry_run;
 mod loss;
 mod redrive;
+mod redrive_action;
 
 pub use dead_letter_stop::{accept_dead_letters, dead_letter_stop_of};
 pub use loss::{AcceptedLoss, accept_loss, halt_of};
-pub use redrive::{Redrive, RedriveAction, RedriveError, Redriven, Step, Wanted};
+pub use redrive::{Redrive, RedriveError, Wanted};
+pub use redrive_action::{RedriveAction, Redriven, Step};
 
 /// How often a reopen whose answer was lost is repeated.
 const REPEATS: u32 = 5;

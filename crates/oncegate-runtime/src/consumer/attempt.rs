@@ -7,7 +7,6 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::FutureExt;
-use oncegate_core::record::TokenTag;
 use oncegate_core::store::StoreError;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::{Instant, sleep, timeout};
@@ -18,7 +17,7 @@ use super::batch::{BatchSeat, MemberRan, Verdict};
 use super::breaker::FailureCount;
 use super::ending::{BUSY_BACKOFF, Ending};
 use super::item::{Item, Probe, RolledBack};
-use super::settings::ReturnedLetters;
+use super::returned_letter;
 use super::shared::Shared;
 use super::trace;
 use super::transaction_batch::TransactionSeat;
@@ -148,8 +147,8 @@ async fn follow(
         Ok(Claimed::Granted(lease)) => granted(shared, item, lease, seat, permits).await,
         Ok(Claimed::Completed(stored)) => completed(shared, item, identity, stored).await,
         Ok(Claimed::Busy(retry_in)) => busy(shared, item, retry_in),
-        Ok(Claimed::Failed { reason, by, .. }) if is_own_letter(item) => {
-            letter_came_back(shared, item, identity, (reason, by)).await
+        Ok(Claimed::Failed { reason, by, .. }) if returned_letter::is_own(item) => {
+            returned_letter::follow(shared, item, identity, (reason, by)).await
         }
         Ok(Claimed::Failed { handed_over: true, .. }) => {
             let (scope, origin) = (item.route.gate.scope(), item.delivery.message.origin());
@@ -170,32 +169,6 @@ async fn follow(
             tracing::debug!(%error, "the message waits");
             Ending::NotNow { ask_again_in: KEY_RECHECK, cause: WaitCause::Retry }
         }
-        Err(error) => Ending::NoAnswer { error },
-    }
-}
-
-/// Whether the delivery is a dead letter that a consumer of this scope has written.
-fn is_own_letter(item: &Item) -> bool {
-    item.delivery.message.dead_letter_of() == Some(item.route.gate.scope())
-}
-
-/// The record says that the message has failed, and the delivery is its dead letter: an ack would lose the message.
-async fn letter_came_back(
-    shared: &Shared,
-    item: &Item,
-    identity: &Identity,
-    (reason, by): (String, TokenTag),
-) -> Ending {
-    let gate = &item.route.gate;
-    let (scope, origin) = (gate.scope(), item.delivery.message.origin());
-    if shared.settings.returned_letters == ReturnedLetters::WriteBack {
-        warn!(scope, %origin, "a dead letter has come back; it is written to the dead letters again");
-        return Ending::NotHandedOver { reason, by };
-    }
-    warn!(scope, %origin, "a dead letter has come back; its record is reopened, and its message runs again");
-    match gate.reopen_failed(&identity.key).await {
-        // The next claim is granted, or finds what has changed the record meanwhile.
-        Ok(()) => Ending::NotNow { ask_again_in: Duration::ZERO, cause: WaitCause::Retry },
         Err(error) => Ending::NoAnswer { error },
     }
 }

@@ -9,12 +9,11 @@
 //! | layer | files |
 //! |---|---|
 //! | the consumer and its life | `mod`, `start`, `run`, `monitor` |
-//! | what runs | `intake`, `engine`, `settle`, `attempt`, `batch`, `unclaimed`, `transaction_batch`, `answer`, `trace`, `breaker_mark` |
+//! | what runs | `intake`, `engine`, `settle`, `attempt`, `batch`, `unclaimed`, `transaction_batch`, `answer`, `returned_letter`, `trace`, `breaker_mark` |
 //! | what they share | `ending`, `item`, `shared`, `work`, `transactional`, `seats`, `session`, `in_flight` |
 //! | without I/O: rules and records | `settings`, `error`, `positions`, `watch`, `breaker`, `dead_letter_limit`, `schedule`, `lanes` |
 //!
-//! A message in the engine is in exactly one `MessageState`, and only `schedule` changes it.
-//! All counts are derived from the same change.
+//! A message in the engine is in exactly one `MessageState`; only `schedule` changes it, and all counts follow from that.
 //!
 //! # Not obvious
 //!
@@ -73,6 +72,7 @@ mod lanes;
 mod monitor;
 mod positions;
 mod retry_writes;
+mod returned_letter;
 mod run;
 mod schedule;
 mod seats;

@@ -1,0 +1,39 @@
+//! A dead letter of the consumer's own that is delivered again while its record says that the message has failed.
+
+use std::time::Duration;
+
+use oncegate_core::record::TokenTag;
+use tracing::warn;
+
+use super::ending::Ending;
+use super::item::Item;
+use super::settings::ReturnedLetters;
+use super::shared::Shared;
+use crate::gate::Identity;
+use crate::health::WaitCause;
+
+/// Whether the delivery is a dead letter that a consumer of this scope has written.
+pub(super) fn is_own(item: &Item) -> bool {
+    item.delivery.message.dead_letter_of() == Some(item.route.gate.scope())
+}
+
+/// The record says that the message has failed, and the delivery is its dead letter: an ack would lose the message.
+pub(super) async fn follow(
+    shared: &Shared,
+    item: &Item,
+    identity: &Identity,
+    (reason, by): (String, TokenTag),
+) -> Ending {
+    let gate = &item.route.gate;
+    let (scope, origin) = (gate.scope(), item.delivery.message.origin());
+    if shared.settings.returned_letters == ReturnedLetters::WriteBack {
+        warn!(scope, %origin, "a dead letter has come back; it is written to the dead letters again");
+        return Ending::NotHandedOver { reason, by };
+    }
+    warn!(scope, %origin, "a dead letter has come back; its record is reopened, and its message runs again");
+    match gate.reopen_failed(&identity.key).await {
+        // The next claim is granted, or finds what has changed the record meanwhile.
+        Ok(()) => Ending::NotNow { ask_again_in: Duration::ZERO, cause: WaitCause::Retry },
+        Err(error) => Ending::NoAnswer { error },
+    }
+}
