@@ -122,7 +122,10 @@ async fn a_payment_that_failed_in_its_batch_is_tried_again_alone_and_under_a_cla
         ];
         assert_eq!(events, expected, "{client}");
         let others: Vec<i64> = payments().into_iter().filter(|id| *id != POISON).collect();
-        assert_eq!(*pay.calls.lock().unwrap(), [payments(), others, vec![POISON], vec![POISON]], "{client}");
+        // The failed one is tried again while the transaction of the others may not have begun.
+        let mut calls = pay.calls.lock().unwrap().clone();
+        calls.sort_by_key(|call| std::cmp::Reverse(call.len()));
+        assert_eq!(calls, [payments(), others, vec![POISON], vec![POISON]], "{client}");
     }
 }
 

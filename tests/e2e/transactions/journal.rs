@@ -149,7 +149,7 @@ async fn every_change_of_state_has_its_entry_and_nothing_else_has_one() {
     let seed = fastrand::u64(..);
     println!("seed {seed}");
     // A server waits for its disk at each of them.
-    for (client, steps) in [(Client::Sqlite, 1_500), (Client::TokioPostgres, 250)] {
+    for (client, steps) in [(Client::Sqlite, 6_000), (Client::TokioPostgres, 250)] {
         let (place, mut rng) = (Place::journaled(client).await, Rng::with_seed(seed));
         let key = StoreKey::new(&Scope::new(&place.scope).unwrap(), Digest::from_bytes([7; 16]));
         let (mut told, mut reached) = (Vec::new(), std::collections::BTreeSet::new());
