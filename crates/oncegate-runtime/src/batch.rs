@@ -286,11 +286,11 @@ fn miscounted(outcomes: usize, messages: usize) -> Failure {
 
 impl<H: BatchHandler> ErasedHandler for ErasedBatches<H> {
     fn handle(
-        &self,
+        self: Arc<Self>,
         message: Message,
         attempt: Attempt,
         codec: Codec,
-    ) -> BoxFuture<'_, Result<Encoded, Failure>> {
+    ) -> BoxFuture<'static, Result<Encoded, Failure>> {
         Box::pin(async move {
             let (answers, mut early) = mpsc::unbounded_channel();
             let batch = [BatchMessage::new(message, attempt).in_call(0, codec, &answers)];

@@ -2,6 +2,7 @@
 
 use std::future::Future;
 use std::pin::Pin;
+use std::sync::Arc;
 
 use bytes::Bytes;
 
@@ -87,11 +88,11 @@ pub(crate) trait ErasedHandler: Send + Sync + 'static {
     /// Runs the handler and encodes its result. The effect has happened when it returns `Ok`: even if the result is
     /// unusable, the work must not run again.
     fn handle(
-        &self,
+        self: Arc<Self>,
         message: Message,
         attempt: Attempt,
         codec: Codec,
-    ) -> BoxFuture<'_, Result<Encoded, Failure>>;
+    ) -> BoxFuture<'static, Result<Encoded, Failure>>;
 
     /// Decodes the stored result and passes it to the handler; `lost` is the reason if the result is lost.
     fn duplicate(
@@ -107,13 +108,13 @@ pub(crate) type Encoded = Result<Bytes, BoxError>;
 
 impl<H: Handler> ErasedHandler for H {
     fn handle(
-        &self,
+        self: Arc<Self>,
         message: Message,
         attempt: Attempt,
         codec: Codec,
-    ) -> BoxFuture<'_, Result<Encoded, Failure>> {
+    ) -> BoxFuture<'static, Result<Encoded, Failure>> {
         Box::pin(async move {
-            let output = Handler::handle(self, &message, &attempt).await?;
+            let output = Handler::handle(&*self, &message, &attempt).await?;
             if attempt.unit().is_attempted() {
                 // Its transaction has stored the result, or nothing was stored.
                 return Ok(Ok(Bytes::new()));

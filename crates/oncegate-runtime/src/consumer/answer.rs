@@ -8,7 +8,7 @@ use futures_util::FutureExt;
 use tokio::time::sleep;
 use tracing::warn;
 
-use super::ending::Ending;
+use super::end::End;
 use super::item::Item;
 use crate::gate::Unfetched;
 use crate::health::WaitCause;
@@ -24,12 +24,12 @@ const DUPLICATE_BACKOFF: Duration = Duration::from_millis(100);
 const RESULT_RECHECK: Duration = Duration::from_secs(2);
 
 /// Passes the first result to the handler. Whatever the handler does with it, the message is done.
-pub(super) async fn answer(item: &Item, stored: Bytes) -> Ending {
+pub(super) async fn answer(item: &Item, stored: Bytes) -> End {
     let (result, lost) = match item.route.gate.fetch(&stored).await {
         Ok(result) => (result, None),
         Err(Unfetched::Lost(error)) => (stored, Some(error.to_string())),
         Err(Unfetched::NoAnswer(_)) => {
-            return Ending::NotNow { ask_again_in: RESULT_RECHECK, cause: WaitCause::Result };
+            return End::NotNow { ask_again_in: RESULT_RECHECK, cause: WaitCause::Result };
         }
     };
     let handler = &item.route.handler;
@@ -38,7 +38,7 @@ pub(super) async fn answer(item: &Item, stored: Bytes) -> Ending {
         let (result, lost) = (result.clone(), lost.clone().map(Into::into));
         let call = async move { handler.duplicate(message, result, lost).await };
         match AssertUnwindSafe(call).catch_unwind().await {
-            Ok(Ok(())) => return Ending::Duplicate,
+            Ok(Ok(())) => return End::Duplicate,
             Ok(Err(failure)) => {
                 warn!(origin = %item.delivery.message.origin(), %failure, "`Handler::duplicate` failed");
             }
@@ -47,5 +47,5 @@ pub(super) async fn answer(item: &Item, stored: Bytes) -> Ending {
         sleep(DUPLICATE_BACKOFF * failures).await;
     }
     item.route.gate.observe(Event::DuplicateHookFailed { scope: item.route.gate.scope() });
-    Ending::Duplicate
+    End::Duplicate
 }

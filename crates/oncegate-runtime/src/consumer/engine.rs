@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use oncegate_core::store::StoreError;
 use tokio::sync::mpsc;
-use tokio::task::{JoinError, JoinSet};
+use tokio::task::JoinError;
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
 use tracing::{error, info, warn};
 
@@ -16,15 +16,16 @@ use super::error::ConsumerError;
 use super::item::{Item, Probe};
 use super::lanes::PlaceId;
 use super::schedule::{AttemptEnd, NextStart, Schedule, Shard, Starting};
-use super::settle::Outcome;
+use super::settle::Next;
 use super::shared::{Route, Shared};
+use super::unit::{Ended, Member, Tasks};
 use crate::observe::Event;
 
 mod look;
+mod starts;
 mod stop;
-mod tasks;
 
-use tasks::{Done, EndedAttempt, NextAttempt, answer_all, attempt_batch, attempt_one};
+use starts::Starts;
 
 /// How often the engine counts everything that waits, for the monitor.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
@@ -39,12 +40,10 @@ const WORTH_GATHERING: usize = 8;
 /// Everything that waits or runs.
 pub(super) struct Engine {
     shared: Arc<Shared>,
-    schedule: Schedule<Item>,
-    running: JoinSet<Done>,
-    /// Messages of a batch whose attempts have ended before the others.
-    ended_early: mpsc::UnboundedReceiver<Vec<EndedAttempt>>,
-    /// Its sender, for the tasks.
-    ends_early: mpsc::UnboundedSender<Vec<EndedAttempt>>,
+    schedule: Schedule<Box<Item>>,
+    tasks: Arc<Tasks>,
+    /// Messages whose attempts have ended before others of their task.
+    ended_early: mpsc::UnboundedReceiver<Vec<Ended>>,
     /// Probes of shards that have had an answer.
     probes_answered: mpsc::UnboundedReceiver<(PlaceId, Shard)>,
     /// Its sender, for the probes.
@@ -57,16 +56,15 @@ pub(super) struct Engine {
 impl Engine {
     pub(super) fn new(shared: Arc<Shared>) -> Self {
         let settings = &shared.settings;
-        let limits = |route: &Arc<Route>| Some((route.number, route.batches.as_ref()?.limits));
+        let limits = |route: &Arc<Route>| Some((route.number, route.limits?));
         let limits = shared.routes().filter_map(limits).collect();
-        let (ends_early, ended_early) = mpsc::unbounded_channel();
+        let (tasks, ended_early) = Tasks::new(Arc::clone(&shared));
         let (probe_answers, probes_answered) = mpsc::unbounded_channel();
         Self {
             schedule: Schedule::new(settings.tenant_limit, settings.fail_open_after).with_batches(limits),
             shared,
-            running: JoinSet::new(),
+            tasks,
             ended_early,
-            ends_early,
             probes_answered,
             probe_answers,
             admitted: (0, 0),
@@ -75,7 +73,7 @@ impl Engine {
     }
 
     /// Runs until the consumer stops and everything started has ended, or the deadline is over.
-    pub(super) async fn run(mut self, mut intake: mpsc::Receiver<Vec<Item>>) -> Result<(), ConsumerError> {
+    pub(super) async fn run(mut self, mut intake: mpsc::Receiver<Vec<Box<Item>>>) -> Result<(), ConsumerError> {
         let (mut more, mut looks) = (true, interval(LOOK_EVERY));
         looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut looked: u32 = 0;
@@ -94,16 +92,16 @@ impl Engine {
             tokio::select! {
                 biased;
                 () = self.shared.stopping.cancelled() => break,
-                Some(done) = self.running.join_next() => {
-                    self.note(done);
-                    if self.running.len() >= WORTH_GATHERING {
+                Some(ended) = self.tasks.join_next() => {
+                    self.note_task(ended);
+                    if self.tasks.len() >= WORTH_GATHERING {
                         after_ready_tasks().await;
                     }
-                    while let Some(done) = self.running.try_join_next() {
-                        self.note(done);
+                    while let Some(ended) = self.tasks.try_join_next() {
+                        self.note_task(ended);
                     }
                 }
-                Some(ended) = self.ended_early.recv() => self.note_attempts(ended),
+                Some(ended) = self.ended_early.recv() => self.note_all(ended),
                 Some((place, shard)) = self.probes_answered.recv() => self.note_store_answered(place, shard),
                 batch = intake.recv(), if more => match batch {
                     Some(batch) => batch.into_iter().for_each(|item| self.admit(item)),
@@ -122,7 +120,7 @@ impl Engine {
         self.stop().await
     }
 
-    fn admit(&mut self, item: Item) {
+    fn admit(&mut self, item: Box<Item>) {
         self.admitted.0 += 1;
         self.admitted.1 += item.bytes;
         let arrival = item.arrival(self.shared.settings.ordering);
@@ -145,53 +143,48 @@ impl Engine {
         self.schedule
             .resume_handlers(|route| shared.breaker(route).map_or(usize::MAX, |breaker| breaker.admits()));
         self.schedule.advance(now);
+        let mut starts = Starts::new(&self.tasks);
         while self.schedule.can_start(now)
             && let Ok(permit) = Arc::clone(&self.shared.permits).try_acquire_owned()
         {
             let answers = self.schedule.start_answers(ANSWERS_PER_PERMIT);
             if !answers.is_empty() {
-                self.running.spawn(answer_all(Arc::clone(&self.shared), answers, permit));
+                starts.answers(answers, permit);
                 continue;
             }
             match self.schedule.next_start(now) {
-                None => return,
+                None => break,
                 Some(NextStart::One(place)) => {
-                    if let Some(NextAttempt { place, item, asks }) = self.admit_start(place, now) {
-                        let shared = Arc::clone(&self.shared);
-                        self.running.spawn(attempt_one(shared, place, item, asks, permit));
+                    if let Some(member) = self.admit_start(place, now) {
+                        starts.one(member, permit);
                     }
                 }
                 Some(NextStart::Batch(places)) => {
-                    let admitted = places.into_iter().filter_map(|place| self.admit_start(place, now));
-                    let members: Vec<NextAttempt> = admitted.collect();
-                    let shared = Arc::clone(&self.shared);
-                    if !members.is_empty() {
-                        self.running.spawn(attempt_batch(shared, members, permit, self.ends_early.clone()));
-                    }
+                    let members = places.into_iter().filter_map(|place| self.admit_start(place, now));
+                    starts.batch(members.collect(), permit);
                 }
             }
         }
+        starts.end();
     }
 
-    /// Makes a message ready for its task; `None` if it waits for something.
-    fn admit_start(&mut self, place: PlaceId, now: std::time::Instant) -> Option<NextAttempt> {
-        let shard = self.schedule.content(place).and_then(Item::shard);
+    /// Makes a message ready for its unit; `None` if it waits for something.
+    fn admit_start(&mut self, place: PlaceId, now: std::time::Instant) -> Option<Member> {
+        let shard = self.schedule.content(place).and_then(|item| item.shard());
         let Starting { place, content: mut item, asks, is_probe, without_store } =
             self.schedule.offer(place, shard, now)?;
-        if let Some(key) = item.breaker_key()
-            && item.route.breaker.admit(&item.route.gate, key) == Admission::Wait
-        {
-            self.schedule.refuse(place, item);
-            return None;
+        if let Some(key) = item.breaker_key() {
+            if item.route.breaker.admit(&item.route.gate, key) == Admission::Wait {
+                self.schedule.refuse(place, item);
+                return None;
+            }
+            item.admitted = Some(key);
         }
         item.without_store = without_store;
         let answered = &self.probe_answers;
         item.probe =
             asks.filter(|_| is_probe).map(|shard| Probe { answered: answered.clone(), place, shard });
-        let origin = item.delivery.message.origin();
-        item.attempt =
-            Some(self.shared.watch.begin(&item.route.gate, item.route.number, origin, item.received_at));
-        Some(NextAttempt { place, item, asks })
+        Some(Member { place, item, asks, permit: None })
     }
 
     /// When the loop must wake even if nothing else happens.
@@ -204,31 +197,26 @@ impl Engine {
         self.schedule.next_wake(now).into_iter().chain(probes).min().map(Instant::from_std)
     }
 
-    fn note(&mut self, done: Result<Done, JoinError>) {
-        match done {
-            Ok(Done::Attempted(attempted)) => self.note_attempt(attempted),
-            Ok(Done::Batch(ended)) => self.note_attempts(ended),
-            Ok(Done::Answered { places }) => {
-                places.into_iter().for_each(|place| self.schedule.end(place, AttemptEnd::Finished, now()));
-            }
+    /// Notes the end of a task.
+    fn note_task(&mut self, ended: Result<Vec<Ended>, JoinError>) {
+        match ended {
+            Ok(ended) => self.note_all(ended),
             Err(panic) => self.fail(ConsumerError::Bug(panic.to_string())),
         }
     }
 
-    fn note_attempts(&mut self, ended: Vec<EndedAttempt>) {
-        ended.into_iter().for_each(|attempted| self.note_attempt(attempted));
-    }
-
-    fn note_attempt(&mut self, EndedAttempt { place, asked, outcome }: EndedAttempt) {
-        self.note_answer(place, asked, &outcome);
-        self.note_outcome(place, outcome);
+    fn note_all(&mut self, ended: Vec<Ended>) {
+        for Ended { place, asked, next } in ended {
+            self.note_answer(place, asked, &next);
+            self.note_next(place, next);
+        }
     }
 
     /// Ends an outage when that shard of the store has answered, not when a message ended that never asked it. A probe
     /// whose claim was answered has ended it already.
-    fn note_answer(&mut self, place: PlaceId, asked: Option<Shard>, outcome: &Outcome) {
+    fn note_answer(&mut self, place: PlaceId, asked: Option<Shard>, next: &Next) {
         let Some(shard) = asked else { return };
-        let Outcome::NoAnswer { error, .. } = outcome else {
+        let Next::NoAnswer { error, .. } = next else {
             return self.note_store_answered(place, shard);
         };
         if !self.schedule.no_answer(shard, place, error, now(), self.shared.random()) {
@@ -253,17 +241,17 @@ impl Engine {
         }
     }
 
-    fn note_outcome(&mut self, place: PlaceId, outcome: Outcome) {
-        let end = match outcome {
-            Outcome::Acked | Outcome::NotOurs => AttemptEnd::Finished,
-            Outcome::NoAnswer { item, .. } => AttemptEnd::NoAnswer { content: waiting(item) },
-            Outcome::Again { item, after, cause } => {
+    fn note_next(&mut self, place: PlaceId, next: Next) {
+        let end = match next {
+            Next::Finished => AttemptEnd::Finished,
+            Next::NoAnswer { item, .. } => AttemptEnd::NoAnswer { content: item },
+            Next::Again { item, after, cause } => {
                 if item.past.runs_alone {
                     self.schedule.keep_out_of_batches(place);
                 }
-                AttemptEnd::TryAgain { content: waiting(item), after, cause }
+                AttemptEnd::TryAgain { content: item, after, cause }
             }
-            Outcome::Stop(error) => return self.fail(*error),
+            Next::Stop(error) => return self.fail(*error),
         };
         self.schedule.end(place, end, now());
     }
@@ -283,11 +271,11 @@ impl Engine {
     }
 }
 
-/// A message whose attempt has ended, for its next one.
-fn waiting(mut item: Item) -> Item {
-    item.attempt = None;
-    item.probe = None;
-    item
+impl Drop for Engine {
+    /// What runs ends with the consumer.
+    fn drop(&mut self) {
+        self.tasks.abort_all();
+    }
 }
 
 /// The time for the schedule: in tests it stands still while tokio's does.

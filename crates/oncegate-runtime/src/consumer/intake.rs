@@ -7,7 +7,8 @@ use tokio::sync::mpsc;
 use tokio::time::Instant;
 
 use super::in_flight::InFlight;
-use super::item::{Item, Past};
+use super::item::Item;
+use super::progress::Past;
 use super::shared::Shared;
 use crate::gate::Identity;
 use crate::observe::Event;
@@ -22,7 +23,7 @@ const FIRST_GUESS_BYTES: usize = 1024;
 pub(super) async fn intake(
     shared: Arc<Shared>,
     source: Arc<dyn Source>,
-    engine: mpsc::Sender<Vec<Item>>,
+    engine: mpsc::Sender<Vec<Box<Item>>>,
 ) -> Result<(), SourceError> {
     let ended = receive_all(&shared, &*source, engine).await;
     source.stop_receiving();
@@ -32,7 +33,7 @@ pub(super) async fn intake(
 async fn receive_all(
     shared: &Shared,
     source: &dyn Source,
-    engine: mpsc::Sender<Vec<Item>>,
+    engine: mpsc::Sender<Vec<Box<Item>>>,
 ) -> Result<(), SourceError> {
     let batches = received(shared, source).map(|batch| prefetch(shared, batch)).buffered(PREFETCHES);
     let mut batches = std::pin::pin!(batches);
@@ -58,7 +59,7 @@ async fn receive_all(
 fn received<'a>(
     shared: &'a Shared,
     source: &'a dyn Source,
-) -> impl Stream<Item = Result<Vec<Item>, SourceError>> + 'a {
+) -> impl Stream<Item = Result<Vec<Box<Item>>, SourceError>> + 'a {
     stream::unfold(Some(FIRST_GUESS_BYTES), move |typical_bytes| async move {
         match receive(&shared.in_flight, source, typical_bytes?).await {
             Ok(None) => None,
@@ -66,7 +67,7 @@ fn received<'a>(
             Ok(Some(deliveries)) => {
                 shared.watch.delivered(deliveries.len());
                 let now = Instant::now();
-                let items: Vec<Item> =
+                let items: Vec<Box<Item>> =
                     deliveries.into_iter().map(|delivery| identify(shared, delivery, now)).collect();
                 let bytes = items.iter().map(|item| item.bytes).sum::<usize>();
                 let typical_bytes = bytes / items.len().max(1);
@@ -95,7 +96,7 @@ async fn receive(
     }
 }
 
-fn identify(shared: &Shared, delivery: Delivery, received_at: Instant) -> Item {
+fn identify(shared: &Shared, delivery: Delivery, received_at: Instant) -> Box<Item> {
     let route = shared.route(delivery.message.route());
     let (identity, tenant) = match route.gate.identify_with_tenant(&delivery.message) {
         Ok((identity, tenant)) => (Ok(identity), tenant),
@@ -105,7 +106,7 @@ fn identify(shared: &Shared, delivery: Delivery, received_at: Instant) -> Item {
     let entry = key.and_then(|key| Some(route.transactional.as_ref()?.session.receive(key)));
     let bytes = delivery.message.size_bytes();
     shared.in_flight.receive(bytes);
-    Item {
+    Box::new(Item {
         delivery,
         route,
         identity,
@@ -119,11 +120,13 @@ fn identify(shared: &Shared, delivery: Delivery, received_at: Instant) -> Item {
         past: Past::default(),
         entry,
         attempt: None,
-    }
+        admitted: None,
+        is_started: false,
+    })
 }
 
 /// In a replay, asks the store in bulk which keys are completed. It only reads: every other key is claimed.
-async fn prefetch(shared: &Shared, batch: Result<Vec<Item>, SourceError>) -> Result<Vec<Item>, SourceError> {
+async fn prefetch(shared: &Shared, batch: Result<Vec<Box<Item>>, SourceError>) -> Result<Vec<Box<Item>>, SourceError> {
     let mut items = batch?;
     if !shared.mostly_duplicates() {
         return Ok(items);

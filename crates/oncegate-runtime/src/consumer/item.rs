@@ -5,13 +5,12 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use oncegate_core::key::KeyError;
-use oncegate_core::record::TokenTag;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
 use super::breaker::{FailureCount, RunResult};
 use super::lanes::{LaneId, PlaceId};
-use super::retry_writes::UnwrittenRetry;
+use super::progress::Past;
 use super::schedule::{Arrival, Shard};
 use super::session::SessionEntry;
 use super::settings::Ordering;
@@ -48,6 +47,16 @@ pub(super) struct Item {
     pub(super) entry: Option<SessionEntry>,
     /// The monitor's note of its attempt, while one is in progress.
     pub(super) attempt: Option<AttemptNote>,
+    /// The key by which the breaker of its handler has admitted its attempt, while one is in progress.
+    pub(super) admitted: Option<u64>,
+    /// Its ack handle has begun an attempt.
+    pub(super) is_started: bool,
+}
+
+impl Drop for Item {
+    fn drop(&mut self) {
+        self.end_attempt();
+    }
 }
 
 /// Tells the engine that a shard answers again as soon as the attempt that asks it knows. The attempt's handler may run
@@ -66,41 +75,35 @@ impl Probe {
     }
 }
 
-/// What earlier attempts of a message in this process leave behind that its record need not hold.
-#[derive(Debug, Default)]
-pub(super) struct Past {
-    /// The outcome of one is unknown. The record holds this too, unless it was lost since.
-    pub(super) effect_is_unknown: bool,
-    /// It must not be in a batch with others: it made a batch fail, or ended its process twice.
-    pub(super) runs_alone: bool,
-    /// How many times in a row its key was busy.
-    pub(super) busy: u32,
-    /// How many in a row were not counted.
-    pub(super) uncounted: u32,
-    /// Why the last one failed.
-    pub(super) last_failure: Option<Box<str>>,
-    /// It must be claimed before it runs: a transaction without a claim has lost its connection.
-    pub(super) needs_claim: bool,
-    /// Its transaction was rolled back because its handler has failed, and its record does not hold this yet.
-    pub(super) rolled_back: Option<RolledBack>,
-    /// The tag of a transaction whose commit was not answered.
-    pub(super) unanswered_commit: Option<TokenTag>,
-    /// It waits in this process because its retry topic could not be written.
-    pub(super) unwritten: Option<UnwrittenRetry>,
-}
-
-/// A failed run that left nothing in the store.
-#[derive(Debug)]
-pub(super) struct RolledBack {
-    pub(super) failure: Failure,
-    pub(super) count: FailureCount,
-}
-
 impl Item {
+    /// Begins an attempt. `false` when the delivery is no longer this consumer's.
+    pub(super) fn start(&mut self) -> bool {
+        self.is_started = self.delivery.ack_handle.start();
+        self.is_started
+    }
+
+    /// The message for its next attempt: this one is over.
+    pub(super) fn given_back(mut self: Box<Self>) -> Box<Self> {
+        self.end_attempt();
+        self
+    }
+
+    /// Tells its source and the breaker of its handler that the attempt is over, whatever its outcome and whether or not
+    /// the handler has run.
+    fn end_attempt(&mut self) {
+        if std::mem::take(&mut self.is_started) {
+            self.delivery.ack_handle.stop();
+        }
+        if let Some(key) = self.admitted.take() {
+            self.route.breaker.over(&self.route.gate, key);
+        }
+        (self.attempt, self.probe) = (None, None);
+    }
+
     /// Notes that the next stage of the attempt begins.
-    pub(super) fn enter(&self, stage: Stage) {
+    pub(super) fn enter(&self, stage: Stage, since: Instant) {
         if let Some(attempt) = &self.attempt {
-            attempt.enter(stage);
+            attempt.enter(stage, since);
         }
     }
 

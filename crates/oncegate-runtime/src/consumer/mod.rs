@@ -57,12 +57,10 @@ use crate::observe::{Counters, Observer};
 use crate::source::Source;
 
 mod answer;
-mod attempt;
-mod batch;
 mod breaker;
 mod breaker_mark;
 mod dead_letter_limit;
-mod ending;
+mod end;
 mod engine;
 mod error;
 mod in_flight;
@@ -71,24 +69,23 @@ mod item;
 mod lanes;
 mod monitor;
 mod positions;
+mod progress;
 mod retry_writes;
 mod returned_letter;
 mod run;
 mod schedule;
-mod seats;
 mod session;
 mod settings;
 mod settle;
 mod shared;
+mod split;
 mod start;
 mod trace;
-mod transaction_batch;
 mod transactional;
-mod unclaimed;
+mod unit;
 mod watch;
 mod work;
 
-pub use batch::Batched;
 pub use breaker::Breaker;
 pub use dead_letter_limit::DeadLetterLimit;
 pub use error::ConsumerError;
@@ -97,7 +94,7 @@ pub use monitor::Monitor;
 pub use settings::TraceParent;
 pub use settings::{BadKeys, Ordering, ReturnedLetters};
 pub use transactional::Transactional;
-pub use work::ConsumerHandler;
+pub use work::{Batched, ConsumerHandler};
 
 use breaker::Switch;
 use dead_letter_limit::DeadLetterGuard;
@@ -385,11 +382,11 @@ impl Consumer {
         let routes: Vec<_> = self.routes.iter().map(|(name, gate, _)| (name.as_deref(), gate)).collect();
         self.settings.check(&routes, self.source.retry_queue().is_some())?;
         let transactional = self.routes.iter().filter_map(|(_, gate, work)| {
-            Some(TransactionalTerms { gate, limit: work.limit()?, is_batched: work.batches.is_some() })
+            Some(TransactionalTerms { gate, limit: work.limit()?, is_batched: work.limits.is_some() })
         });
         self.settings.check_transactional(transactional)?;
-        let limits = self.routes.iter().filter_map(|(_, _, work)| work.batches.as_ref());
-        let mut defects = limits.filter_map(|batches| batches.limits.defect(self.settings.most_messages));
+        let limits = self.routes.iter().filter_map(|(_, _, work)| work.limits);
+        let mut defects = limits.filter_map(|limits| limits.defect(self.settings.most_messages));
         defects.next().map_or(Ok(()), |defect| Err(ConsumerError::Settings(defect)))
     }
 
@@ -433,12 +430,12 @@ impl Consumer {
                 warn!(scope = gate.scope(), store = checkup.store, "{warning}");
             }
             let (number, breaker) = (routes.len(), Switch::new(self.settings.breaker, &gate));
-            let Work { handler, transactional, batches } = work;
+            let Work { handler, limits, batches, transactional, transactional_batches } = work;
             let transactional = match transactional {
-                Some(work) => Some(TransactionalRoute::open(work, &gate).await?),
+                Some(work) => Some(TransactionalRoute::open(work, transactional_batches, &gate).await?),
                 None => None,
             };
-            let route = Route { number, gate, fail_open, handler, batches, transactional, breaker };
+            let route = Route { number, gate, fail_open, handler, limits, batches, transactional, breaker };
             routes.push((name, Arc::new(route)));
         }
         let earlier_stop = routes.iter().find_map(|(_, route)| stop_before(&route.gate));

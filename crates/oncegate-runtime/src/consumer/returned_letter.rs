@@ -5,11 +5,10 @@ use std::time::Duration;
 use oncegate_core::record::TokenTag;
 use tracing::warn;
 
-use super::ending::Ending;
+use super::end::End;
 use super::item::Item;
 use super::settings::ReturnedLetters;
 use super::shared::Shared;
-use crate::gate::Identity;
 use crate::health::WaitCause;
 
 /// Whether the delivery is a dead letter that a consumer of this scope has written.
@@ -21,19 +20,19 @@ pub(super) fn is_own(item: &Item) -> bool {
 pub(super) async fn follow(
     shared: &Shared,
     item: &Item,
-    identity: &Identity,
     (reason, by): (String, TokenTag),
-) -> Ending {
+) -> End {
     let gate = &item.route.gate;
     let (scope, origin) = (gate.scope(), item.delivery.message.origin());
     if shared.settings.returned_letters == ReturnedLetters::WriteBack {
         warn!(scope, %origin, "a dead letter has come back; it is written to the dead letters again");
-        return Ending::NotHandedOver { reason, by };
+        return End::NotHandedOver { reason, by };
     }
     warn!(scope, %origin, "a dead letter has come back; its record is reopened, and its message runs again");
+    let Ok(identity) = &item.identity else { return End::NotHandedOver { reason, by } };
     match gate.reopen_failed(&identity.key).await {
         // The next claim is granted, or finds what has changed the record meanwhile.
-        Ok(()) => Ending::NotNow { ask_again_in: Duration::ZERO, cause: WaitCause::Retry },
-        Err(error) => Ending::NoAnswer { error },
+        Ok(()) => End::NotNow { ask_again_in: Duration::ZERO, cause: WaitCause::Retry },
+        Err(error) => End::NoAnswer { error },
     }
 }

@@ -1,8 +1,8 @@
-//! The one place where an ending becomes an ack, a retry, a dead letter or a wait.
+//! The one place where an [`End`] becomes an ack, a retry, a dead letter or a wait.
 //!
-//! To check that the ack comes after COMPLETED, read this file alone: `ack` is called once, at the end,
-//! and every path to it goes through [`Ending::Completed`], [`Ending::Duplicate`], [`Ending::HandedOver`], or an
-//! awaited write of a dead letter or of a copy in a retry topic.
+//! To check that the ack comes after COMPLETED, read this file alone: `ack` is called once, in [`settle`], when
+//! [`after`] says that nothing is left to do; and every path to that goes through [`End::Completed`],
+//! [`End::Duplicate`], [`End::HandedOver`], or an awaited write of a dead letter or of a copy in a retry topic.
 
 use std::time::{Duration, SystemTime};
 
@@ -12,29 +12,28 @@ use tokio::time::Instant;
 use tracing::{debug, info, warn};
 
 use super::breaker::FailureCount;
-use super::ending::Ending;
+use super::end::End;
 use super::error::ConsumerError;
 use super::item::Item;
 use super::retry_writes::RETRY;
 use super::settings::BadKeys;
 use super::shared::Shared;
+use super::unit::{Ended, Member};
 use crate::backoff::Backoff;
 use crate::dead_letters::{DeadLetter, DeadLetterCause, DeadLetterRefused, DeadLetters, millis_since_1970};
 use crate::gate::{Completion, Identity, Lease};
 use crate::health::{Stage, WaitCause};
 use crate::observe::Event;
 
-/// What the engine does with the message next.
+/// What becomes of the message next.
 #[derive(Debug)]
-pub(super) enum Outcome {
-    /// Nothing: it was acknowledged.
-    Acked,
-    /// Nothing: the message no longer belongs to this consumer.
-    NotOurs,
+pub(super) enum Next {
+    /// Nothing: it was acknowledged, or no longer belongs to this consumer.
+    Finished,
     /// Another attempt after a delay. The message keeps its place, so none behind it overtakes.
-    Again { item: Item, after: Duration, cause: WaitCause },
+    Again { item: Box<Item>, after: Duration, cause: WaitCause },
     /// Another attempt as soon as the store answers again.
-    NoAnswer { item: Item, error: StoreError },
+    NoAnswer { item: Box<Item>, error: StoreError },
     /// The consumer cannot go on. The message was not acknowledged.
     Stop(Box<ConsumerError>),
 }
@@ -45,75 +44,108 @@ const DEAD_LETTER_BACKOFF: Backoff = Backoff::new(Duration::from_millis(100), Du
 /// The delays between tries to mark a record as handed over.
 const MARK_BACKOFF: Backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(2));
 
-pub(super) async fn settle(shared: &Shared, mut item: Item, ending: Ending) -> Outcome {
-    let mut age = None;
-    match ending {
-        Ending::Completed => {
+/// Settles a member whose attempt has ended. Its permit is free for others.
+pub(super) async fn settle(shared: &Shared, member: Member, end: End) -> Ended {
+    let Member { place, mut item, asks, permit } = member;
+    drop(permit);
+    let age = matches!(end, End::Completed).then(|| item.delivery.message.age()).flatten();
+    let next = match after(shared, &mut item, end).await {
+        After::Ack => {
+            item.delivery.ack_handle.ack();
+            shared.watch.ended();
+            shared.observer.observe(Event::Acked { scope: item.route.gate.scope(), count: 1, age });
+            Next::Finished
+        }
+        After::Drop => Next::Finished,
+        After::Again { after, cause } => Next::Again { item: item.given_back(), after, cause },
+        After::NoAnswer { error } => Next::NoAnswer { item: item.given_back(), error },
+        After::Stop(error) => Next::Stop(error),
+    };
+    Ended { place, asked: asks, next }
+}
+
+/// What is left to do for a message.
+enum After {
+    /// Nothing: it is to be acknowledged.
+    Ack,
+    /// Nothing: it no longer belongs to this consumer.
+    Drop,
+    Again { after: Duration, cause: WaitCause },
+    NoAnswer { error: StoreError },
+    Stop(Box<ConsumerError>),
+}
+
+/// Does what the end demands before the ack.
+async fn after(shared: &Shared, item: &mut Item, end: End) -> After {
+    item.past.ended(&end);
+    match end {
+        End::Completed => {
             if shared.noted(false) {
                 end_stop(shared).await;
             }
-            age = item.delivery.message.age();
+            After::Ack
         }
-        Ending::Duplicate => {
+        End::Duplicate => {
             // While a stop is kept, duplicates do not count.
             _ = shared.noted(true);
+            After::Ack
         }
-        Ending::HandedOver => {}
-        Ending::GiveUp { lease, cause, reason, attempts } => {
-            match give_up(shared, &item, lease, cause, reason, attempts).await {
-                Ok(Completion::Applied) => {}
-                Ok(Completion::NotOwner) => {
-                    return Outcome::Again { item, after: Duration::ZERO, cause: WaitCause::Busy };
-                }
-                Err(error) => return Outcome::Stop(Box::new(error)),
+        End::HandedOver => After::Ack,
+        End::GiveUp { lease, cause, reason, attempts } => {
+            match give_up(shared, item, lease, cause, reason, attempts).await {
+                Ok(Completion::Applied) => After::Ack,
+                Ok(Completion::NotOwner) => After::Again { after: Duration::ZERO, cause: WaitCause::Busy },
+                Err(error) => After::Stop(Box::new(error)),
             }
         }
-        Ending::NotHandedOver { reason, by } => {
+        End::NotHandedOver { reason, by } => {
             let cause = DeadLetterCause::NotHandedOver;
-            if let Err(error) = hand_over(shared, &item, cause, reason, 0, Some(by)).await {
-                return Outcome::Stop(Box::new(error));
+            match hand_over(shared, item, cause, reason, 0, Some(by)).await {
+                Ok(()) => After::Ack,
+                Err(error) => After::Stop(Box::new(error)),
             }
         }
-        Ending::Retry { lease, delay, count, reason } => {
-            match retry(shared, &mut item, lease, delay, count, reason).await {
-                Next::HandedOn => {}
-                Next::HandedBack => return Outcome::NotOurs,
-                Next::Here => return Outcome::Again { item, after: delay, cause: WaitCause::Retry },
-            }
+        End::Retry { lease, delay, count, reason } => {
+            let waits = retry(shared, item, *lease, delay, count, reason).await;
+            waits.after(delay, WaitCause::Retry)
         }
-        Ending::Later { lease, delay, reason } => match later(shared, &mut item, lease, delay, &reason).await
-        {
-            Next::HandedOn => {}
-            Next::HandedBack => return Outcome::NotOurs,
-            Next::Here => return Outcome::Again { item, after: delay, cause: WaitCause::Later },
-        },
-        Ending::Lapsing { attempt, lasts, reason } => {
+        End::Later { lease, delay, reason } => {
+            later(shared, item, *lease, delay, &reason).await.after(delay, WaitCause::Later)
+        }
+        End::Lapsing { attempt, lasts, reason } => {
             let (scope, origin) = (item.route.gate.scope(), item.delivery.message.origin());
             warn!(scope, %origin, attempt, reason, ?lasts, "the outcome of an attempt is unknown; the message is tried again when the lease of the attempt is over");
-            (item.past.effect_is_unknown, item.past.last_failure) = (true, Some(reason.into()));
-            return Outcome::Again { item, after: lasts, cause: WaitCause::Lapse };
+            item.past.last_failure = Some(reason.into());
+            After::Again { after: lasts, cause: WaitCause::Lapse }
         }
-        Ending::NotNow { ask_again_in, cause } => return Outcome::Again { item, after: ask_again_in, cause },
-        Ending::NotDue { due_in } => {
-            if hand_on(shared, &mut item, due_in).await.is_none() {
-                // A clock that jumped must not block a key: ask again after at most one lease.
+        End::NotNow { ask_again_in, cause } => After::Again { after: ask_again_in, cause },
+        End::NotDue { due_in } => match hand_on(shared, item, due_in).await {
+            Some(_) => After::Ack,
+            // A clock that jumped must not block a key: ask again after at most one lease.
+            None => {
                 let after = due_in.min(item.route.gate.settings().lease);
-                return Outcome::Again { item, after, cause: WaitCause::Retry };
+                After::Again { after, cause: WaitCause::Retry }
             }
-        }
-        Ending::NoAnswer { error } => return Outcome::NoAnswer { item, error },
+        },
+        End::NoAnswer { error } => After::NoAnswer { error },
     }
-    item.delivery.ack_handle.ack();
-    shared.watch.ended();
-    shared.observer.observe(Event::Acked { scope: item.route.gate.scope(), count: 1, age });
-    Outcome::Acked
 }
 
 /// Where a message waits for its retry.
-enum Next {
-    HandedOn,
-    HandedBack,
+enum Waits {
+    InRetryTopic,
+    AtBroker,
     Here,
+}
+
+impl Waits {
+    fn after(self, delay: Duration, cause: WaitCause) -> After {
+        match self {
+            Self::InRetryTopic => After::Ack,
+            Self::AtBroker => After::Drop,
+            Self::Here => After::Again { after: delay, cause },
+        }
+    }
 }
 
 /// Releases the claim of a failed attempt, and puts the message where it waits.
@@ -124,7 +156,7 @@ async fn retry(
     delay: Duration,
     count: FailureCount,
     reason: String,
-) -> Next {
+) -> Waits {
     let attempt = lease.attempt().number();
     {
         let (scope, origin) = (item.route.gate.scope(), item.delivery.message.origin());
@@ -144,7 +176,7 @@ async fn retry(
 
 /// Releases the claim of a message that cannot be done yet, and puts the message where it waits. That is no attempt and
 /// no failure: a handler may want a message later any number of times.
-async fn later(shared: &Shared, item: &mut Item, lease: Lease, delay: Duration, reason: &str) -> Next {
+async fn later(shared: &Shared, item: &mut Item, lease: Lease, delay: Duration, reason: &str) -> Waits {
     let (scope, origin) = (item.route.gate.scope(), item.delivery.message.origin());
     debug!(scope, %origin, ?delay, reason, "the handler wants the message later");
     wait(shared, item, lease, delay, NOT_COUNTED, reason).await
@@ -161,13 +193,13 @@ async fn wait(
     delay: Duration,
     counted: bool,
     reason: &str,
-) -> Next {
+) -> Waits {
     let handed_on = hand_on(shared, item, delay).await;
     lease.release(handed_on.unwrap_or(delay), counted, reason).await;
     match handed_on {
-        Some(_) => Next::HandedOn,
-        None if item.delivery.ack_handle.nack_after(delay) => Next::HandedBack,
-        None => Next::Here,
+        Some(_) => Waits::InRetryTopic,
+        None if item.delivery.ack_handle.nack_after(delay) => Waits::AtBroker,
+        None => Waits::Here,
     }
 }
 
@@ -178,7 +210,7 @@ async fn wait(
 async fn hand_on(shared: &Shared, item: &mut Item, wait: Duration) -> Option<Duration> {
     let queue = shared.retry_queue.as_ref()?;
     let wait = queue.wait(wait)?;
-    item.enter(Stage::Ending);
+    item.enter(Stage::Ending, Instant::now());
     match queue.send(&item.delivery.message, wait).await {
         Ok(()) => {
             shared.retry_writes.succeeded(wait);
@@ -198,7 +230,7 @@ async fn hand_on(shared: &Shared, item: &mut Item, wait: Duration) -> Option<Dur
 async fn give_up(
     shared: &Shared,
     item: &Item,
-    lease: Option<Lease>,
+    lease: Option<Box<Lease>>,
     cause: DeadLetterCause,
     reason: String,
     attempts: u32,
@@ -209,7 +241,7 @@ async fn give_up(
         }
         return Err(error);
     }
-    let failed_by = lease.as_ref().map(Lease::tag);
+    let failed_by = lease.as_ref().map(|lease| lease.tag());
     if let Some(lease) = lease
         && lease.fail(&reason).await == Completion::NotOwner
     {
@@ -308,7 +340,7 @@ async fn hand_over(
         first_failed_at,
         failed_at,
     };
-    item.enter(Stage::Burying);
+    item.enter(Stage::Burying, Instant::now());
     send(shared, item, &**dead_letters, &letter).await?;
     let (origin, reason) = (letter.message.origin(), letter.reason.as_str());
     item.route.gate.observe(Event::DeadLettered { scope, cause, origin, reason });

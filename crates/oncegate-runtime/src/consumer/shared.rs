@@ -31,32 +31,20 @@ pub(super) struct Route {
     /// The gate that runs messages without the store while it is away, if the consumer fails open.
     pub(super) fail_open: Option<Arc<OpenGate>>,
     pub(super) handler: Arc<dyn ErasedHandler>,
-    /// The same handler, if it takes batches.
-    pub(super) batches: Option<Batches>,
+    /// How large its batches are, if it takes batches.
+    pub(super) limits: Option<BatchLimits>,
+    /// The same handler, if it takes batches whose messages are claimed one by one.
+    pub(super) batches: Option<Arc<dyn ErasedBatchHandler>>,
     /// Its runs without a claim, if it is transactional.
     pub(super) transactional: Option<TransactionalRoute>,
     pub(super) breaker: Switch,
 }
 
-/// A batch handler, and how large its batches are.
-#[derive(Clone)]
-pub(super) struct Batches {
-    pub(super) caller: BatchCaller,
-    pub(super) limits: BatchLimits,
-}
-
-/// How a batch handler is called.
-#[derive(Clone)]
-pub(super) enum BatchCaller {
-    /// With messages that are claimed one by one.
-    Claimed(Arc<dyn ErasedBatchHandler>),
-    /// With messages whose keys are taken by the transaction of the batch.
-    InTransaction(Arc<dyn ErasedTransactionalBatches>),
-}
-
 /// What a route needs to run first attempts without a claim.
 pub(super) struct TransactionalRoute {
     pub(super) work: Arc<dyn ErasedTransactional>,
+    /// The same, if a transaction has many messages.
+    pub(super) batches: Option<Arc<dyn ErasedTransactionalBatches>>,
     pub(super) session: Arc<Session>,
 }
 
@@ -64,6 +52,7 @@ impl TransactionalRoute {
     /// Checks that its transactions are those of the gate's store, and begins a session.
     pub(super) async fn open(
         work: Arc<dyn ErasedTransactional>,
+        batches: Option<Arc<dyn ErasedTransactionalBatches>>,
         gate: &OpenGate,
     ) -> Result<Self, ConsumerError> {
         let theirs = work.descriptor(gate.scope_name().clone()).await.map_err(GateError::from)?;
@@ -77,7 +66,7 @@ impl TransactionalRoute {
         let session = Session::new(gate.scope_name().clone(), gate.random_number(), work.sessions());
         // A missing table or right is better found now than at the first message.
         session.beat().await.map_err(GateError::from)?;
-        Ok(Self { work, session })
+        Ok(Self { work, batches, session })
     }
 }
 
@@ -137,8 +126,7 @@ impl Shared {
 
     /// The most messages that run at once.
     pub(super) fn most_at_once(&self) -> usize {
-        let of_call =
-            |route: &Arc<Route>| route.batches.as_ref().map_or(1, |batches| batches.limits.messages);
+        let of_call = |route: &Arc<Route>| route.limits.map_or(1, |limits| limits.messages);
         let largest = self.routes().map(of_call).max().unwrap_or(1);
         largest.saturating_mul(self.settings.concurrency as usize)
     }

@@ -58,9 +58,11 @@ pub(super) fn batch(scope: &str, messages: usize) -> Span {
     )
 }
 
-/// Records in the current run's span how its handler ended.
-pub(super) fn ended(outcome: RunOutcome) {
-    let span = Span::current();
+/// Records in the span of a run how its handler ended.
+pub(super) fn ended(span: &Span, outcome: RunOutcome) {
+    if span.is_disabled() {
+        return;
+    }
     span.record("oncegate.outcome", outcome.as_str());
     // A message that its handler wants later has not failed.
     if !matches!(outcome, RunOutcome::Succeeded | RunOutcome::Later) {

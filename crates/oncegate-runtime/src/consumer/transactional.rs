@@ -12,7 +12,7 @@ use oncegate_core::store::StoreError;
 use tokio::runtime::Handle;
 use tokio::time::{Instant, timeout};
 
-use super::shared::{BatchCaller, Batches};
+use super::end::{PANICKED, outcome_of};
 use super::work::{ConsumerHandler, Work, sealed};
 use crate::attempt::Attempt;
 use crate::batch::BatchLimits;
@@ -84,7 +84,7 @@ impl Transactional {
     pub fn new<D: Transactions>(database: D, handler: impl TransactionalHandler<D::Transaction>) -> Self {
         Self::of(move |limit| {
             let work = Arc::new(Erased { pair: Arc::new(Pair { database, handler }), limit });
-            Work { handler: Arc::clone(&work) as _, transactional: Some(work), batches: None }
+            Work { transactional: Some(Arc::clone(&work) as _), ..Work::of(work) }
         })
     }
 
@@ -125,9 +125,12 @@ impl Transactional {
         Self::of(move |limit| {
             let pair = Arc::new(Pair { database, handler: OfOne(handler) });
             let work = Arc::new(Erased { pair, limit });
-            let caller = BatchCaller::InTransaction(Arc::clone(&work) as _);
-            let batches = Some(Batches { caller, limits });
-            Work { handler: Arc::clone(&work) as _, transactional: Some(work), batches }
+            Work {
+                limits: Some(limits),
+                transactional: Some(Arc::clone(&work) as _),
+                transactional_batches: Some(Arc::clone(&work) as _),
+                ..Work::of(work)
+            }
         })
     }
 
@@ -171,12 +174,12 @@ pub(super) trait ErasedTransactional: ErasedHandler {
     fn sessions(&self) -> Arc<dyn Sessions>;
 
     /// Runs the key's first attempt, which makes no claim.
-    fn run(&self, run: TransactionRun) -> BoxFuture<'_, RunEnd>;
+    fn run(&self, run: Arc<TransactionRun>) -> BoxFuture<'_, TransactionEnd>;
 }
 
 /// How a run without a claim ended.
 #[derive(Debug)]
-pub(super) enum RunEnd {
+pub(super) enum TransactionEnd {
     /// Effect and COMPLETED are committed.
     Committed,
     /// There is a record of the key. The handler has not run.
@@ -218,12 +221,12 @@ impl<D: Transactions, H: TransactionalHandler<D::Transaction>> ErasedTransaction
         self.pair.database.sessions()
     }
 
-    fn run(&self, run: TransactionRun) -> BoxFuture<'_, RunEnd> {
+    fn run(&self, run: Arc<TransactionRun>) -> BoxFuture<'_, TransactionEnd> {
         let (pair, limit) = (Arc::clone(&self.pair), self.limit);
         if D::BLOCKS {
             Box::pin(async move {
                 let ended = on_a_blocking_thread(async move { pair.run(&run, limit).await }).await;
-                ended.unwrap_or_else(|error| RunEnd::Unknown(StoreError::unknown(error)))
+                ended.unwrap_or_else(|error| TransactionEnd::Unknown(StoreError::unknown(error)))
             })
         } else {
             Box::pin(async move { pair.run(&run, limit).await })
@@ -234,11 +237,11 @@ impl<D: Transactions, H: TransactionalHandler<D::Transaction>> ErasedTransaction
 impl<D: Transactions, H: TransactionalHandler<D::Transaction>> ErasedHandler for Erased<D, H> {
     /// Runs under a claim: the transaction completes it, and the record is read back.
     fn handle(
-        &self,
+        self: Arc<Self>,
         message: Message,
         attempt: Attempt,
         _: Codec,
-    ) -> BoxFuture<'_, Result<Encoded, Failure>> {
+    ) -> BoxFuture<'static, Result<Encoded, Failure>> {
         let (pair, limit) = (Arc::clone(&self.pair), self.limit);
         let run = async move { pair.run_claimed(&message, &attempt, limit).await };
         Box::pin(async move {
@@ -288,18 +291,18 @@ enum Handled<T> {
 
 impl<D: Transactions, H: TransactionalHandler<D::Transaction>> Pair<D, H> {
     /// The first attempt of a key without a record.
-    async fn run(&self, run: &TransactionRun, limit: Duration) -> RunEnd {
+    async fn run(&self, run: &TransactionRun, limit: Duration) -> TransactionEnd {
         let unit = run.attempt().unit();
         let (mut transaction, hold) =
             match self.database.begin(&unit.beginning(), Ground::NoRecord, limit).await {
                 Ok(Begun::Open(transaction, hold)) => (transaction, hold),
-                Ok(Begun::RecordExists) => return RunEnd::RecordExists,
-                Ok(Begun::Held) => return RunEnd::Held,
-                Err(error) => return RunEnd::NotBegun(error),
+                Ok(Begun::RecordExists) => return TransactionEnd::RecordExists,
+                Ok(Begun::Held) => return TransactionEnd::Held,
+                Err(error) => return TransactionEnd::NotBegun(error),
             };
         if let Err(refused) = run.granted() {
             self.database.roll_back(transaction).await;
-            return RunEnd::NotBegun(refused);
+            return TransactionEnd::NotBegun(refused);
         }
         let started = Instant::now();
         let handled = tokio::select! {
@@ -307,7 +310,7 @@ impl<D: Transactions, H: TransactionalHandler<D::Transaction>> Pair<D, H> {
             handled = self.handle(run.message(), run.attempt(), &mut transaction, limit) => handled,
             () = run.discarded().cancelled() => Handled::Discarded,
         };
-        let outcome = outcome_of(&handled);
+        let outcome = outcome_of_run(&handled);
         let (gate, took) = (run.gate(), started.elapsed());
         gate.observe(Event::HandlerRan { scope: gate.scope(), outcome, took });
         let failure = match handled {
@@ -321,15 +324,15 @@ impl<D: Transactions, H: TransactionalHandler<D::Transaction>> Pair<D, H> {
             Handled::Discarded => {
                 self.database.roll_back(transaction).await;
                 run.rolled_back("cancelled");
-                return RunEnd::Discarded;
+                return TransactionEnd::Discarded;
             }
         };
         self.database.roll_back(transaction).await;
         let reason = failure.reason();
         run.rolled_back(&reason);
         match self.excuse(&failure) {
-            Some(excuse) => RunEnd::Excused { excuse, reason },
-            None => RunEnd::Failed { failure, outcome },
+            Some(excuse) => TransactionEnd::Excused { excuse, reason },
+            None => TransactionEnd::Failed { failure, outcome },
         }
     }
 
@@ -338,14 +341,14 @@ impl<D: Transactions, H: TransactionalHandler<D::Transaction>> Pair<D, H> {
         run: &TransactionRun,
         (transaction, hold): (D::Transaction, D::Hold),
         completing: Completing,
-    ) -> RunEnd {
+    ) -> TransactionEnd {
         let sent_at = Instant::now();
         let (excuse, error) = match self.database.commit(transaction, hold, &completing).await {
             Ok(()) => {
                 run.committed(sent_at.elapsed());
-                return RunEnd::Committed;
+                return TransactionEnd::Committed;
             }
-            Err(CommitError::Unknown(error)) => return RunEnd::Unknown(error),
+            Err(CommitError::Unknown(error)) => return TransactionEnd::Unknown(error),
             Err(CommitError::Conflict(error)) => (Some(Excuse::Conflict), error),
             Err(CommitError::RolledBack(error)) => (None, error),
         };
@@ -353,8 +356,8 @@ impl<D: Transactions, H: TransactionalHandler<D::Transaction>> Pair<D, H> {
         let reason = failure.reason();
         run.rolled_back(&reason);
         match excuse {
-            Some(excuse) => RunEnd::Excused { excuse, reason },
-            None => RunEnd::Failed { failure, outcome: RunOutcome::Failed },
+            Some(excuse) => TransactionEnd::Excused { excuse, reason },
+            None => TransactionEnd::Failed { failure, outcome: RunOutcome::Failed },
         }
     }
 
@@ -436,24 +439,12 @@ async fn within<T: Send>(
     }
 }
 
-const PANICKED: &str = "the handler panicked";
-
-fn outcome_of<T>(handled: &Handled<T>) -> RunOutcome {
+fn outcome_of_run<T>(handled: &Handled<T>) -> RunOutcome {
     match handled {
         Handled::Returned(Ok(_)) => RunOutcome::Succeeded,
-        Handled::Returned(Err(failure)) => outcome_of_failure(failure),
+        Handled::Returned(Err(failure)) => outcome_of(failure),
         Handled::Panicked => RunOutcome::Panicked,
         Handled::TooLong | Handled::Discarded => RunOutcome::Cancelled,
-    }
-}
-
-fn outcome_of_failure(failure: &Failure) -> RunOutcome {
-    if failure.is_permanent() {
-        RunOutcome::GaveUp
-    } else if failure.is_later() {
-        RunOutcome::Later
-    } else {
-        RunOutcome::Failed
     }
 }
 

@@ -10,7 +10,7 @@ use tokio::time::Instant;
 
 use crate::gate::OpenGate;
 use crate::health::{Messages, Rates, Stage};
-use crate::message::Origin;
+use crate::message::{Message, Origin};
 
 /// How many handlers must have run before their usual time is reported.
 const ENOUGH_RUNS: u64 = 100;
@@ -31,8 +31,8 @@ pub(super) struct Watch {
     delivered: AtomicU64,
     ended: AtomicU64,
     pub(super) handler_times: HandlerTimes,
-    attempts: Mutex<HashMap<u64, Underway>>,
-    next_attempt: AtomicU64,
+    units: Mutex<HashMap<u64, Arc<Unit>>>,
+    next_unit: AtomicU64,
     look: Mutex<Look>,
 }
 
@@ -137,8 +137,8 @@ impl Watch {
             delivered: AtomicU64::new(0),
             ended: AtomicU64::new(0),
             handler_times: HandlerTimes::default(),
-            attempts: Mutex::default(),
-            next_attempt: AtomicU64::new(0),
+            units: Mutex::default(),
+            next_unit: AtomicU64::new(0),
             look: Mutex::default(),
         }
     }
@@ -199,29 +199,18 @@ impl Watch {
         self.look().clone()
     }
 
-    /// Records an attempt until the returned guard is dropped.
-    pub(super) fn begin(
-        self: &Arc<Self>,
-        gate: &Arc<OpenGate>,
-        route: usize,
-        origin: &Origin,
-        received_at: Instant,
-    ) -> AttemptNote {
-        let number = self.next_attempt.fetch_add(1, Relaxed);
-        let underway = Underway {
-            gate: Arc::clone(gate),
-            route,
-            origin: origin.clone(),
-            received_at,
-            stage: Stage::Claiming,
-            since: Instant::now(),
-        };
-        self.attempts().insert(number, underway);
-        AttemptNote { watch: Arc::clone(self), number }
+    /// Records a unit, until the [note](UnitNote::begin) of its last attempt is dropped.
+    pub(super) fn begin(self: &Arc<Self>, gate: &Arc<OpenGate>, route: usize) -> UnitNote {
+        let number = self.next_unit.fetch_add(1, Relaxed);
+        let (watch, gate) = (Arc::clone(self), Arc::clone(gate));
+        let unit = Arc::new(Unit { watch, number, gate, route, attempts: Mutex::default() });
+        self.units().insert(number, Arc::clone(&unit));
+        UnitNote { unit, began: Instant::now() }
     }
 
     pub(super) fn underway(&self) -> Vec<Underway> {
-        self.attempts().values().cloned().collect()
+        let units: Vec<Arc<Unit>> = self.units().values().cloned().collect();
+        units.iter().flat_map(|unit| unit.underway()).collect()
     }
 
     /// The attempts in progress, by origin and scope, the longest first.
@@ -235,8 +224,8 @@ impl Watch {
         underway.iter().take(MOST_NAMED).map(name).collect()
     }
 
-    fn attempts(&self) -> MutexGuard<'_, HashMap<u64, Underway>> {
-        self.attempts.lock().unwrap_or_else(PoisonError::into_inner)
+    fn units(&self) -> MutexGuard<'_, HashMap<u64, Arc<Unit>>> {
+        self.units.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn look(&self) -> MutexGuard<'_, Look> {
@@ -244,25 +233,96 @@ impl Watch {
     }
 }
 
+/// The record of a unit, to which its attempts are added.
+#[derive(Debug)]
+pub(super) struct UnitNote {
+    unit: Arc<Unit>,
+    began: Instant,
+}
+
+/// A unit whose attempts are in progress.
+#[derive(Debug)]
+struct Unit {
+    watch: Arc<Watch>,
+    number: u64,
+    gate: Arc<OpenGate>,
+    /// The number of its route.
+    route: usize,
+    attempts: Mutex<Attempts>,
+}
+
+#[derive(Debug, Default)]
+struct Attempts {
+    /// `None` for one that is over.
+    notes: Vec<Option<NotedAttempt>>,
+    /// How many are in progress.
+    left: usize,
+}
+
+#[derive(Debug)]
+struct NotedAttempt {
+    message: Message,
+    received_at: Instant,
+    stage: Stage,
+    since: Instant,
+}
+
+impl UnitNote {
+    /// Records an attempt until the returned note is dropped.
+    pub(super) fn begin(&self, message: &Message, received_at: Instant) -> AttemptNote {
+        let mut attempts = self.unit.attempts();
+        let note =
+            NotedAttempt { message: message.clone(), received_at, stage: Stage::Claiming, since: self.began };
+        attempts.notes.push(Some(note));
+        attempts.left += 1;
+        AttemptNote { unit: Arc::clone(&self.unit), position: attempts.notes.len() - 1 }
+    }
+}
+
+impl Unit {
+    fn underway(&self) -> Vec<Underway> {
+        let underway = |note: &NotedAttempt| Underway {
+            gate: Arc::clone(&self.gate),
+            route: self.route,
+            origin: note.message.origin().clone(),
+            received_at: note.received_at,
+            stage: note.stage,
+            since: note.since,
+        };
+        self.attempts().notes.iter().flatten().map(underway).collect()
+    }
+
+    fn attempts(&self) -> MutexGuard<'_, Attempts> {
+        self.attempts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 /// The record of an attempt in progress; the attempt is over when this is dropped.
 #[derive(Debug)]
 pub(super) struct AttemptNote {
-    watch: Arc<Watch>,
-    number: u64,
+    unit: Arc<Unit>,
+    position: usize,
 }
 
 impl AttemptNote {
-    /// Notes that the next stage of the attempt begins.
-    pub(super) fn enter(&self, stage: Stage) {
-        if let Some(underway) = self.watch.attempts().get_mut(&self.number) {
-            (underway.stage, underway.since) = (stage, Instant::now());
+    /// Notes that the next stage of the attempt has begun.
+    pub(super) fn enter(&self, stage: Stage, since: Instant) {
+        if let Some(Some(note)) = self.unit.attempts().notes.get_mut(self.position) {
+            (note.stage, note.since) = (stage, since);
         }
     }
 }
 
 impl Drop for AttemptNote {
     fn drop(&mut self) {
-        self.watch.attempts().remove(&self.number);
+        let left = {
+            let mut attempts = self.unit.attempts();
+            attempts.left -= attempts.notes.get_mut(self.position).and_then(Option::take).iter().len();
+            attempts.left
+        };
+        if left == 0 {
+            self.unit.watch.units().remove(&self.unit.number);
+        }
     }
 }
 

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::shared::Batches;
-use super::transactional::ErasedTransactional;
+use super::transactional::{ErasedTransactional, ErasedTransactionalBatches};
+use crate::batch::{BatchHandler, BatchLimits, ErasedBatchHandler, ErasedBatches};
 use crate::handler::{ErasedHandler, Handler};
 
 /// What a consumer runs for the messages of a route: a [`Handler`], a [`Batched`](crate::Batched) or a
@@ -28,18 +28,22 @@ pub(super) mod sealed {
 
 impl<H: Handler> sealed::Sealed for H {
     fn into_work(self) -> Work {
-        Work { handler: Arc::new(self), transactional: None, batches: None }
+        Work::of(Arc::new(self))
     }
 }
 
 /// A handler of any kind, with its type erased.
 pub struct Work {
-    /// For duplicates, and for runs under a claim.
+    /// For duplicates, and for runs of one message under a claim.
     pub(super) handler: Arc<dyn ErasedHandler>,
-    /// For runs without a claim.
+    /// How large its batches are, if it takes batches.
+    pub(super) limits: Option<BatchLimits>,
+    /// For calls with many messages under their claims.
+    pub(super) batches: Option<Arc<dyn ErasedBatchHandler>>,
+    /// For runs without a claim, in a transaction.
     pub(super) transactional: Option<Arc<dyn ErasedTransactional>>,
-    /// For calls with many messages.
-    pub(super) batches: Option<Batches>,
+    /// The same with many messages.
+    pub(super) transactional_batches: Option<Arc<dyn ErasedTransactionalBatches>>,
 }
 
 impl std::fmt::Debug for Work {
@@ -49,8 +53,63 @@ impl std::fmt::Debug for Work {
 }
 
 impl Work {
+    /// A handler for one message at a time, which runs under claims.
+    pub(super) fn of(handler: Arc<dyn ErasedHandler>) -> Self {
+        Self { handler, limits: None, batches: None, transactional: None, transactional_batches: None }
+    }
+
     /// The limit of its transactions, if it is transactional.
     pub(super) fn limit(&self) -> Option<Duration> {
         self.transactional.as_ref().map(|work| work.limit())
+    }
+}
+
+/// A [`BatchHandler`] with the limits of its batches; pass it to [`Consumer::new`](crate::Consumer::new) or
+/// [`route`](crate::Consumer::route) in the place of a handler.
+///
+/// ```
+/// use oncegate::{BatchHandler, BatchLimits, BatchMessage, Batched, Failure};
+///
+/// struct Ledger;
+///
+/// impl BatchHandler for Ledger {
+///     type Output = ();
+///
+///     async fn handle(&self, batch: &[BatchMessage]) -> Result<Vec<Result<(), Failure>>, Failure> {
+///         Ok(batch.iter().map(|_| Ok(())).collect())
+///     }
+/// }
+///
+/// let hundreds = Batched::new(BatchLimits::new(100), Ledger);
+/// ```
+pub struct Batched {
+    limits: BatchLimits,
+    work: Work,
+}
+
+impl Batched {
+    /// The handler, with batches within these limits.
+    pub fn new(limits: BatchLimits, handler: impl BatchHandler) -> Self {
+        let handler = Arc::new(ErasedBatches(handler));
+        let work = Work {
+            limits: Some(limits),
+            batches: Some(Arc::clone(&handler) as _),
+            ..Work::of(handler)
+        };
+        Self { limits, work }
+    }
+}
+
+impl std::fmt::Debug for Batched {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Batched").field("limits", &self.limits).finish_non_exhaustive()
+    }
+}
+
+impl ConsumerHandler for Batched {}
+
+impl sealed::Sealed for Batched {
+    fn into_work(self) -> Work {
+        self.work
     }
 }

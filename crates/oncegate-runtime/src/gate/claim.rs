@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime};
 use bytes::Bytes;
 use oncegate_core::record::{Recovery, Token, TokenTag};
 use oncegate_core::rules::{Grant, Operation, Reply, Verdict};
-use oncegate_core::store::StoreError;
+use oncegate_core::store::{Command, StoreError};
 use tokio::time::Instant;
 
 use super::{Identity, Lease, OpenGate};
@@ -26,6 +26,8 @@ pub(crate) struct OpenClaim {
     first_sent_at: Instant,
     /// The store may have granted it, and its answer is not known.
     is_in_doubt: bool,
+    /// The same before it was last sent.
+    was_in_doubt: bool,
 }
 
 /// The answer to one claim.
@@ -46,27 +48,78 @@ impl OpenClaim {
 
     /// Sends the claim once.
     pub(crate) async fn send(&mut self, message: &Message) -> Result<Claimed, StoreError> {
-        let gate = Arc::clone(&self.gate);
+        let operation = self.begin()?;
+        let reply = self.gate.execute(&self.identity.key, operation).await;
+        self.end(message, reply)
+    }
+
+    /// Sends the claims of these messages in one call of the store, and returns the answers in their order.
+    pub(crate) async fn send_all(
+        claims: &mut [(&mut Self, &Message)],
+    ) -> Vec<Result<Claimed, StoreError>> {
+        let Some(gate) = claims.first().map(|(claim, _)| Arc::clone(&claim.gate)) else { return Vec::new() };
+        let begun: Result<Vec<Command>, StoreError> = claims
+            .iter_mut()
+            .map(|(claim, _)| Ok(Command { operation: claim.begin()?, key: claim.identity.key.clone() }))
+            .collect();
+        let replies = match begun {
+            Ok(commands) => gate.execute_all(commands).await,
+            // The gate grants nothing at all.
+            Err(refused) => return claims.iter().map(|_| Err(refused.clone())).collect(),
+        };
+        let answered = claims.iter_mut().zip(replies);
+        answered.map(|((claim, message), reply)| claim.end(message, reply)).collect()
+    }
+
+    /// The operation to send. From here on the store may grant the claim.
+    fn begin(&mut self) -> Result<Operation, StoreError> {
+        let gate = &self.gate;
         if let Some(refused) = gate.refusal() {
             gate.observe(Event::StoreError { scope: gate.scope(), class: refused.class() });
             return Err(refused);
         }
-        let was_in_doubt = std::mem::replace(&mut self.is_in_doubt, true);
-        let reply = gate.send_claim(&self.identity, self.token).await;
-        let is_granted = matches!(&reply, Ok(Verdict::Granted(_)));
-        if is_granted && gate.is_grant_in_doubt() {
+        self.was_in_doubt = std::mem::replace(&mut self.is_in_doubt, true);
+        Ok(Operation::Claim {
+            token: self.token,
+            lease: gate.settings.lease,
+            fingerprint: self.identity.fingerprint,
+            fenced: gate.settings.fenced,
+            longest_lease: gate.longest_lease(),
+        })
+    }
+
+    /// Turns the store's reply into the answer to the claim.
+    fn end(&mut self, message: &Message, reply: Result<Reply, StoreError>) -> Result<Claimed, StoreError> {
+        let gate = Arc::clone(&self.gate);
+        let scope = gate.scope();
+        let verdict = match reply {
+            Ok(Reply::Verdict { verdict, uncompared }) => {
+                if uncompared {
+                    gate.observe(Event::FingerprintUncompared { scope });
+                }
+                Ok(verdict)
+            }
+            Ok(Reply::Applied { .. } | Reply::NotOwner) => {
+                Err(StoreError::unknown("the store answered a claim with something else"))
+            }
+            Err(error) => {
+                gate.observe(Event::StoreError { scope, class: error.class() });
+                Err(error)
+            }
+        };
+        if matches!(verdict, Ok(Verdict::Granted(_))) && gate.is_grant_in_doubt() {
             // The grant is released, and the next one has a token of its own.
             *self = gate.new_claim(&self.identity);
             let refused = gate.refusal().unwrap_or_else(|| StoreError::refused("the store has lost records"));
-            gate.observe(Event::StoreError { scope: gate.scope(), class: refused.class() });
+            gate.observe(Event::StoreError { scope, class: refused.class() });
             return Err(refused);
         }
-        self.is_in_doubt = match &reply {
+        self.is_in_doubt = match &verdict {
             Ok(_) => false,
             Err(StoreError::Unknown { .. }) => true,
-            Err(_) => was_in_doubt,
+            Err(_) => self.was_in_doubt,
         };
-        Ok(gate.note_verdict(message, self, reply?))
+        Ok(gate.note_verdict(message, self, verdict?))
     }
 }
 
@@ -87,32 +140,7 @@ impl OpenGate {
             token: self.entropy.token(),
             first_sent_at: Instant::now(),
             is_in_doubt: false,
-        }
-    }
-
-    async fn send_claim(&self, identity: &Identity, token: Token) -> Result<Verdict, StoreError> {
-        let operation = Operation::Claim {
-            token,
-            lease: self.settings.lease,
-            fingerprint: identity.fingerprint,
-            fenced: self.settings.fenced,
-            longest_lease: self.longest_lease(),
-        };
-        let scope = self.scope();
-        match self.execute(&identity.key, operation).await {
-            Ok(Reply::Verdict { verdict, uncompared }) => {
-                if uncompared {
-                    self.observe(Event::FingerprintUncompared { scope });
-                }
-                Ok(verdict)
-            }
-            Ok(Reply::Applied { .. } | Reply::NotOwner) => {
-                Err(StoreError::unknown("the store answered a claim with something else"))
-            }
-            Err(error) => {
-                self.observe(Event::StoreError { scope, class: error.class() });
-                Err(error)
-            }
+            was_in_doubt: false,
         }
     }
 

@@ -8,7 +8,7 @@ use bytes::Bytes;
 use oncegate_core::key::StoreKey;
 use oncegate_core::record::{Recovery, Token, TokenTag};
 use oncegate_core::rules::{Grant, Operation, ReleaseCause, Reply};
-use oncegate_core::store::StoreError;
+use oncegate_core::store::{Command, StoreError};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
@@ -263,6 +263,43 @@ impl Lease {
     pub(crate) async fn record_result(&self, result: Bytes) -> Completion {
         let result_bytes = result.len() as u64;
         let finished = self.finish(self.completion(result)).await;
+        self.note_recorded(finished, result_bytes)
+    }
+
+    /// Completes the records of these leases of one gate in one call of the store. A lease whose completion has no answer
+    /// comes back with the error: [`record_again`](Self::record_again) must follow.
+    pub(crate) async fn record_results(
+        leases: &[(&Self, &Bytes)],
+    ) -> Vec<Result<Completion, StoreError>> {
+        let guards: Vec<OperationGuard<'_>> = leases
+            .iter()
+            .map(|(lease, result)| OperationGuard::new(lease, lease.completion(Bytes::clone(result))))
+            .collect();
+        let Some(gate) = leases.first().map(|(lease, _)| &lease.gate) else { return Vec::new() };
+        let replies = gate.execute_all(guards.iter().map(OperationGuard::command).collect()).await;
+        guards
+            .into_iter()
+            .zip(leases.iter().zip(replies))
+            .map(|(guard, ((_, result), reply))| {
+                let lease = guard.lease;
+                guard.finished();
+                reply.map(|reply| lease.note_recorded(Some(reply), result.len() as u64))
+            })
+            .collect()
+    }
+
+    /// Completes the record after a completion, sent at `began`, that had no answer but this error.
+    pub(crate) async fn record_again(&self, result: Bytes, began: Instant, error: StoreError) -> Completion {
+        let result_bytes = result.len() as u64;
+        let unfinished = OperationGuard::new(self, self.completion(result));
+        let finished = self.repeat(&unfinished, began, error).await;
+        if finished.is_some() {
+            unfinished.finished();
+        }
+        self.note_recorded(finished, result_bytes)
+    }
+
+    fn note_recorded(&self, finished: Option<Reply>, result_bytes: u64) -> Completion {
         let scope = self.gate.scope();
         match finished {
             Some(Reply::Applied { recreated }) => {
@@ -386,6 +423,10 @@ impl<'a> OperationGuard<'a> {
     /// Sends the operation to the store, once.
     fn ask(&self) -> impl Future<Output = Result<Reply, StoreError>> + Send {
         self.lease.gate.execute(&self.lease.identity.key, self.operation.clone())
+    }
+
+    fn command(&self) -> Command {
+        Command { key: self.lease.identity.key.clone(), operation: self.operation.clone() }
     }
 
     pub(super) fn finished(mut self) {

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use oncegate_core::key::Scope;
+use oncegate_core::key::{Scope, StoreKey};
 use oncegate_core::record::{Recovery, State, Token, TokenTag};
 use oncegate_core::rules::Grant;
 use oncegate_core::store::{ScopeDescriptor, StoreError};
@@ -152,6 +152,10 @@ impl TransactionRun {
 
     pub(crate) fn attempt(&self) -> &Attempt {
         &self.attempt
+    }
+
+    pub(crate) fn store_key(&self) -> &StoreKey {
+        &self.identity.key
     }
 
     /// Fires when the run must end, and is rolled back.

@@ -223,6 +223,23 @@ impl OpenGate {
         self.transactions.cancel();
     }
 
+    /// Sends operations of one kind to the store in one call. Returns the replies in their order.
+    pub(super) async fn execute_all(&self, commands: Vec<Command>) -> Vec<Result<Reply, StoreError>> {
+        let count = commands.len();
+        let Some(called) = commands.first().map(|command| command.operation.as_str()) else {
+            return Vec::new();
+        };
+        let sent_at = Instant::now();
+        let mut replies = self.store.execute(commands).await;
+        // A store answers every command; one that does not has not answered this one.
+        replies.resize_with(count, || Err(StoreError::unknown("the store gave no answer")));
+        if !self.is_fail_open {
+            let took = sent_at.elapsed();
+            self.observe(Event::StoreCalled { scope: self.scope(), operation: called, took });
+        }
+        replies
+    }
+
     /// Sends one operation to the store.
     pub(super) fn execute(
         &self,

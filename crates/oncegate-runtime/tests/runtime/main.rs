@@ -388,8 +388,13 @@ async fn a_gate_that_was_opened_before_tells_the_consumers_observer() {
 
 #[tokio::test(start_paused = true)]
 async fn an_outage_is_not_over_because_a_bad_key_was_buried() {
-    let bad = (0..20).map(|_| ("", "{not json".to_owned()));
-    let bench = Bench::of(numbered(2).into_iter().chain(bad));
+    const CONCURRENCY: u32 = 32;
+    // Messages that start together are claimed together: the second good one must not start with the first.
+    let bad = |count: usize| std::iter::repeat_n(("", "{not json".to_owned()), count);
+    let mut good = numbered(2).into_iter();
+    let (first, second) = (good.by_ref().take(1).collect::<Vec<_>>(), good);
+    let messages = first.into_iter().chain(bad(7)).chain(second).chain(bad(13));
+    let bench = Bench::of(messages);
     let store = Arc::new(FaultStore::new(Arc::clone(&bench.store) as _, Faults::default(), 1));
     let gate = Gate::new("runtime", Key::json(["id"]), Arc::clone(&store)).lease(LEASE * 60).simulated(7);
     let down = Arc::clone(&store);
@@ -400,7 +405,7 @@ async fn an_outage_is_not_over_because_a_bad_key_was_buried() {
         }
         std::future::ready(Ok(()))
     };
-    let consumer = bench.consumer_behind(gate, handler).concurrency(32);
+    let consumer = bench.consumer_behind(gate, handler).concurrency(CONCURRENCY);
     let (list, counters) = (Arc::clone(&bench.list), Arc::clone(&bench.counters));
     let outage = async move {
         list.until_acked(20).await;

@@ -7,10 +7,9 @@ use tokio::time::{Instant, interval, sleep_until};
 use tracing::warn;
 
 use super::super::error::ConsumerError;
-use super::super::lanes::PlaceId;
 use super::super::schedule::AttemptEnd;
-use super::super::settle::Outcome;
-use super::tasks::{Done, EndedAttempt};
+use super::super::settle::Next;
+use super::super::unit::Ended;
 use super::{Engine, LOOK_EVERY, now};
 
 /// How long handlers get between their cancellation and their end when the stop deadline is over.
@@ -27,7 +26,7 @@ impl Engine {
         if !self.drain_until(deadline).await {
             self.cut_short().await;
         }
-        self.failed.map_or(Ok(()), Err)
+        self.failed.take().map_or(Ok(()), Err)
     }
 
     /// Cancels what has not ended in time. A handler that blocks its thread cannot be ended, so it is named.
@@ -40,7 +39,7 @@ impl Engine {
         }
         let handlers = self.shared.watch.named();
         warn!(?handlers, "handlers ignore their cancellation; their leases will lapse");
-        self.running.abort_all();
+        self.tasks.abort_all();
         if !self.drain(Instant::now() + ABORT_GRACE).await {
             let handlers = self.shared.watch.named();
             self.failed.get_or_insert(ConsumerError::StillRunning { handlers });
@@ -52,7 +51,7 @@ impl Engine {
         let at_once = self.shared.at_once.clone();
         tokio::select! {
             biased;
-            () = at_once.cancelled() => self.running.is_empty(),
+            () = at_once.cancelled() => self.tasks.len() == 0,
             drained = self.drain(deadline) => drained,
         }
     }
@@ -65,39 +64,25 @@ impl Engine {
             tokio::select! {
                 biased;
                 _ = looks.tick() => self.look(),
-                Some(ended) = self.ended_early.recv() => {
-                    ended.into_iter().for_each(|attempted| self.note_last_attempt(attempted));
-                    self.publish();
-                }
-                done = self.running.join_next() => match done {
+                Some(ended) = self.ended_early.recv() => self.note_last(ended),
+                ended = self.tasks.join_next() => match ended {
                     None => return true,
-                    Some(Ok(done)) => self.note_last(done),
+                    Some(Ok(ended)) => self.note_last(ended),
                     Some(Err(_)) => {}
                 },
-                () = sleep_until(deadline) => return self.running.is_empty(),
+                () = sleep_until(deadline) => return self.tasks.len() == 0,
             }
         }
     }
 
-    /// Notes the end of a task during the stop.
-    fn note_last(&mut self, done: Done) {
-        match done {
-            Done::Attempted(attempted) => self.note_last_attempt(attempted),
-            Done::Batch(ended) => ended.into_iter().for_each(|attempted| self.note_last_attempt(attempted)),
-            Done::Answered { places } => places.into_iter().for_each(|place| self.finish(place)),
+    /// Notes ends during the stop. Whatever becomes of a message, it does not start again.
+    fn note_last(&mut self, ended: Vec<Ended>) {
+        for Ended { place, next, .. } in ended {
+            if let Next::Stop(error) = next {
+                self.failed.get_or_insert(*error);
+            }
+            self.schedule.end(place, AttemptEnd::Finished, now());
         }
         self.publish();
-    }
-
-    fn note_last_attempt(&mut self, EndedAttempt { place, outcome, .. }: EndedAttempt) {
-        if let Outcome::Stop(error) = outcome {
-            self.failed.get_or_insert(*error);
-        }
-        self.finish(place);
-    }
-
-    /// Whatever its outcome, the message does not start again.
-    fn finish(&mut self, place: PlaceId) {
-        self.schedule.end(place, AttemptEnd::Finished, now());
     }
 }

@@ -9,11 +9,11 @@ use tokio::time::Instant;
 use tracing::Instrument as _;
 
 use super::{
-    Erased, Handled, PANICKED, Pair, RunEnd, on_a_blocking_thread, outcome_of, outcome_of_failure, too_long,
-    within,
+    Erased, Handled, Pair, TransactionEnd, on_a_blocking_thread, outcome_of_run, too_long, within,
 };
 use crate::attempt::Attempt;
 use crate::batch::BatchMessage;
+use crate::consumer::end::{PANICKED, outcome_of};
 use crate::consumer::trace;
 use crate::failure::{BoxError, Failure};
 use crate::gate::TransactionRun;
@@ -34,7 +34,7 @@ pub(in crate::consumer) trait ErasedTransactionalBatches: Send + Sync {
 /// How one transaction of a batch ended.
 pub(in crate::consumer) struct BatchEnd {
     /// In the order of the messages; `None` for a message that belongs to the rest.
-    pub(in crate::consumer) ends: Vec<Option<RunEnd>>,
+    pub(in crate::consumer) ends: Vec<Option<TransactionEnd>>,
     /// Nothing of the rest is done, and its transaction is rolled back.
     pub(in crate::consumer) rest: Rest,
     /// How long the handler ran.
@@ -55,7 +55,7 @@ pub(in crate::consumer) enum Rest {
 }
 
 impl BatchEnd {
-    fn all(count: usize, end: impl Fn() -> RunEnd) -> Self {
+    fn all(count: usize, end: impl Fn() -> TransactionEnd) -> Self {
         let ends = std::iter::repeat_with(|| Some(end())).take(count).collect();
         Self { ends, rest: Rest::RunAgain, took: Duration::ZERO }
     }
@@ -68,7 +68,7 @@ impl BatchEnd {
     /// Adds the messages that the transaction has not taken, because there is a record of their keys.
     fn with_left_out(self, is_taken: &[bool]) -> Self {
         let mut ends = self.ends.into_iter();
-        let end = |taken: &bool| if *taken { ends.next().flatten() } else { Some(RunEnd::RecordExists) };
+        let end = |taken: &bool| if *taken { ends.next().flatten() } else { Some(TransactionEnd::RecordExists) };
         Self { ends: is_taken.iter().map(end).collect(), ..self }
     }
 }
@@ -125,7 +125,7 @@ impl<D: Transactions, H: TransactionalBatchHandler<D::Transaction>> ErasedTransa
             Box::pin(async move {
                 let work = async move { pair.run_batch(&runs, call, limit).await };
                 let ended = on_a_blocking_thread(work).await.map_err(StoreError::unknown);
-                ended.unwrap_or_else(|error| BatchEnd::all(count, || RunEnd::Unknown(error.clone())))
+                ended.unwrap_or_else(|error| BatchEnd::all(count, || TransactionEnd::Unknown(error.clone())))
             })
         } else {
             Box::pin(async move { pair.run_batch(&runs, call, limit).await })
@@ -143,9 +143,9 @@ impl<D: Transactions, H: TransactionalBatchHandler<D::Transaction>> Pair<D, OfOn
         let keys: Vec<Completing> = runs.iter().map(|run| run.attempt().unit().beginning()).collect();
         let (transaction, holds) = match self.database.begin_batch(&keys, limit).await {
             Ok(Begun::Open(transaction, holds)) => (transaction, holds),
-            Ok(Begun::RecordExists) => return BatchEnd::all(count, || RunEnd::RecordExists),
+            Ok(Begun::RecordExists) => return BatchEnd::all(count, || TransactionEnd::RecordExists),
             Ok(Begun::Held) => return BatchEnd::none(count, Rest::Held),
-            Err(error) => return BatchEnd::all(count, || RunEnd::NotBegun(error.clone())),
+            Err(error) => return BatchEnd::all(count, || TransactionEnd::NotBegun(error.clone())),
         };
         let is_taken: Vec<bool> = holds.iter().map(Option::is_some).collect();
         let taken = runs.iter().zip(holds).filter_map(|(run, hold)| Some((&**run, hold?)));
@@ -165,7 +165,7 @@ impl<D: Transactions, H: TransactionalBatchHandler<D::Transaction>> Pair<D, OfOn
         let count = runs.len();
         if let Some(refused) = runs.iter().find_map(|run| run.granted().err()) {
             self.database.roll_back(transaction).await;
-            return BatchEnd::all(count, || RunEnd::NotBegun(refused.clone()));
+            return BatchEnd::all(count, || TransactionEnd::NotBegun(refused.clone()));
         }
         let message = |run: &&TransactionRun| BatchMessage::new(run.message().clone(), run.attempt().clone());
         let batch: Vec<BatchMessage> = runs.iter().map(message).collect();
@@ -191,10 +191,10 @@ impl<D: Transactions, H: TransactionalBatchHandler<D::Transaction>> Pair<D, OfOn
             Handled::Discarded => {
                 self.database.roll_back(transaction).await;
                 runs.iter().for_each(|run| run.rolled_back("cancelled"));
-                BatchEnd::all(count, || RunEnd::Discarded)
+                BatchEnd::all(count, || TransactionEnd::Discarded)
             }
             failed => {
-                let outcome = outcome_of(&failed);
+                let outcome = outcome_of_run(&failed);
                 let failure = match failed {
                     Handled::Returned(Err(failure)) => failure,
                     Handled::TooLong => too_long(limit),
@@ -235,8 +235,8 @@ impl<D: Transactions, H: TransactionalBatchHandler<D::Transaction>> Pair<D, OfOn
                 return None;
             };
             run.rolled_back(&failure.reason());
-            let outcome = outcome_of_failure(&failure);
-            Some(RunEnd::Failed { failure, outcome })
+            let outcome = outcome_of(&failure);
+            Some(TransactionEnd::Failed { failure, outcome })
         };
         let ends = runs.iter().zip(failures).map(end).collect();
         BatchEnd { ends, rest: Rest::RunAgain, took: Duration::ZERO }
@@ -252,10 +252,10 @@ impl<D: Transactions, H: TransactionalBatchHandler<D::Transaction>> Pair<D, OfOn
         let (excuse, error) = match self.database.commit_batch(transaction, batch).await {
             Ok(()) => {
                 runs.iter().for_each(|run| run.committed(sent_at.elapsed()));
-                return BatchEnd::all(count, || RunEnd::Committed);
+                return BatchEnd::all(count, || TransactionEnd::Committed);
             }
             Err(CommitError::Unknown(error)) => {
-                return BatchEnd::all(count, || RunEnd::Unknown(error.clone()));
+                return BatchEnd::all(count, || TransactionEnd::Unknown(error.clone()));
             }
             Err(CommitError::Conflict(error)) => (Some(Excuse::Conflict), error),
             Err(CommitError::RolledBack(error)) => (None, error),

@@ -1,0 +1,95 @@
+//! Gathers what starts at one time into units.
+
+use std::sync::Arc;
+
+use tokio::sync::OwnedSemaphorePermit;
+
+use super::super::item::Item;
+use super::super::lanes::PlaceId;
+use super::super::unit::{Member, Permit, Tasks};
+
+/// The most messages of a unit.
+const UNIT_MOST: usize = 256;
+
+/// How many units share the permits at least, so that several threads have work.
+const UNITS_AT_LEAST: usize = 4;
+
+/// Messages that start now, by route and by the shard of the store that they ask.
+pub(super) struct Starts {
+    tasks: Arc<Tasks>,
+    units: Vec<Vec<Member>>,
+}
+
+impl Starts {
+    pub(super) fn new(tasks: &Arc<Tasks>) -> Self {
+        Self { tasks: Arc::clone(tasks), units: Vec::new() }
+    }
+
+    /// A message that starts under its own permit.
+    pub(super) fn one(&mut self, mut member: Member, permit: OwnedSemaphorePermit) {
+        member.permit = Some(Permit::Own(permit));
+        let most = self.most(&member);
+        let is_of = |unit: &&mut Vec<Member>| {
+            unit.first().is_some_and(|first| {
+                first.asks == member.asks && first.item.route.number == member.item.route.number
+            })
+        };
+        let Some(unit) = self.units.iter_mut().find(is_of) else {
+            let mut unit = Vec::with_capacity(most);
+            unit.push(member);
+            self.units.push(unit);
+            return;
+        };
+        unit.push(member);
+        if unit.len() >= most {
+            let unit = std::mem::take(unit);
+            self.units.retain(|unit| !unit.is_empty());
+            self.start(unit);
+        }
+    }
+
+    /// A batch, under one permit.
+    pub(super) fn batch(&mut self, mut members: Vec<Member>, permit: OwnedSemaphorePermit) {
+        let permit = Arc::new(permit);
+        for member in &mut members {
+            member.permit = Some(Permit::OfBatch(Arc::clone(&permit)));
+        }
+        self.start(members);
+    }
+
+    /// Messages that were found completed, and are answered under one permit.
+    pub(super) fn answers(&mut self, found: Vec<(PlaceId, Box<Item>)>, permit: OwnedSemaphorePermit) {
+        let permit = Arc::new(permit);
+        let member = |(place, item)| {
+            let permit = Some(Permit::OfBatch(Arc::clone(&permit)));
+            Member { place, item, asks: None, permit }
+        };
+        self.tasks.start_answers(found.into_iter().map(member).collect());
+    }
+
+    /// Starts what is gathered.
+    pub(super) fn end(mut self) {
+        for unit in std::mem::take(&mut self.units) {
+            self.start(unit);
+        }
+    }
+
+    /// A unit whose members run in transactions of their own has one member: all of them wait for the database.
+    fn most(&self, member: &Member) -> usize {
+        if member.item.route.transactional.is_some() {
+            return 1;
+        }
+        let share = self.tasks.shared.settings.concurrency as usize / UNITS_AT_LEAST;
+        share.clamp(1, UNIT_MOST)
+    }
+
+    fn start(&self, mut members: Vec<Member>) {
+        let Some(route) = members.first().map(|member| Arc::clone(&member.item.route)) else { return };
+        let note = self.tasks.shared.watch.begin(&route.gate, route.number);
+        for member in &mut members {
+            let Item { delivery, received_at, .. } = &*member.item;
+            member.item.attempt = Some(note.begin(&delivery.message, *received_at));
+        }
+        self.tasks.start(members);
+    }
+}

@@ -1,0 +1,219 @@
+//! One call of a batch handler with the granted members of a unit, and what follows when it fails as a whole.
+
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+
+use futures_util::stream::FuturesUnordered;
+use futures_util::{FutureExt as _, StreamExt as _};
+use tokio::sync::mpsc;
+use tokio::time::{Instant, sleep};
+use tracing::{Instrument as _, info};
+
+use super::super::end::{PANICKED, Ran};
+use super::super::split::{After, Blame, Part, Split, blame};
+use super::super::trace;
+use super::calls::discarded;
+use super::finish::{Finished, finish};
+use super::{Ended, Granted, Tasks};
+use crate::attempt::CANCELLATION_GRACE;
+use crate::batch::{BatchMessage, EarlyAnswer, ErasedBatchHandler};
+use crate::failure::Failure;
+use crate::handler::BoxFuture;
+use crate::health::Stage;
+use crate::observe::{BatchCall, Event};
+
+/// The number of the attempt from which a message is called alone: two have failed, and it may fail again.
+const ALONE_FROM_ATTEMPT: u32 = 3;
+
+/// Calls the handler with all members, and splits a batch that fails. Finishes each member as soon as its end is known.
+pub(super) async fn run(
+    tasks: &Arc<Tasks>,
+    handler: &dyn ErasedBatchHandler,
+    granted: Vec<Granted>,
+    mut ended: Vec<Ended>,
+) -> Vec<Ended> {
+    tasks.report(&mut ended);
+    let fails_again = |place: &usize| {
+        granted.get(*place).is_some_and(|one| one.lease.attempt().number() >= ALONE_FROM_ATTEMPT)
+    };
+    let (alone, together) = (0..granted.len()).partition(fails_again);
+    let mut split = Split::new(together, alone);
+    let mut batch = Batch::of(tasks, handler, granted);
+    while let Some((mut part, call)) = split.next_part() {
+        part.members.retain(|place| batch.has(*place));
+        if part.members.is_empty() {
+            continue;
+        }
+        let Some(failure) = batch.call(&mut part, call).await else {
+            split.succeeded();
+            continue;
+        };
+        let (messages, reason) = (part.members.len(), failure.reason());
+        match split.failed(part, failure.blame()) {
+            After::GoOn | After::BackOff(_) => batch.log_split(messages, &reason),
+            After::Fail { members, is_cause } => batch.fail(members, &failure, is_cause),
+            After::Outage { members, is_cause, rest } => {
+                batch.fail(members, &failure, is_cause);
+                batch.fail(rest, &Failed::Returned(Failure::not_run(reason)), false);
+            }
+        }
+    }
+    finish(tasks, batch.finished).await
+}
+
+/// Why a call failed for all its messages.
+enum Failed {
+    Returned(Failure),
+    Panicked,
+}
+
+impl Failed {
+    fn blame(&self) -> Blame {
+        match self {
+            Self::Panicked => Blame::One,
+            Self::Returned(failure) => blame(failure),
+        }
+    }
+
+    fn reason(&self) -> String {
+        match self {
+            Self::Panicked => PANICKED.to_owned(),
+            Self::Returned(failure) => failure.reason(),
+        }
+    }
+
+    fn of_one(&self) -> Ran {
+        match self {
+            Self::Panicked => Ran::Panicked,
+            Self::Returned(failure) => Ran::Returned(Err(failure.copied())),
+        }
+    }
+}
+
+/// The members of a batch, each until its end is known.
+struct Batch<'a> {
+    tasks: &'a Arc<Tasks>,
+    handler: &'a dyn ErasedBatchHandler,
+    members: Vec<Option<Granted>>,
+    /// Resolves with the place of a member that was cancelled and whose time to end is over.
+    cancelled: FuturesUnordered<BoxFuture<'static, usize>>,
+    began: Instant,
+    /// Those that the last call has ended.
+    finished: Vec<Finished>,
+}
+
+impl<'a> Batch<'a> {
+    fn of(tasks: &'a Arc<Tasks>, handler: &'a dyn ErasedBatchHandler, granted: Vec<Granted>) -> Self {
+        let began = Instant::now();
+        let cancelled = granted.iter().enumerate().map(|(place, one)| {
+            one.member.item.enter(Stage::Running, began);
+            let grace = one.member.item.route.gate.settings().lease.min(CANCELLATION_GRACE);
+            let discarded = discarded(one);
+            Box::pin(async move {
+                discarded.await;
+                sleep(grace).await;
+                place
+            }) as BoxFuture<'static, usize>
+        });
+        let cancelled = cancelled.collect();
+        let members = granted.into_iter().map(Some).collect();
+        Self { tasks, handler, members, cancelled, began, finished: Vec::new() }
+    }
+
+    fn has(&self, place: usize) -> bool {
+        self.members.get(place).is_some_and(Option::is_some)
+    }
+
+    /// Calls the handler with one part of the batch, and ends its messages if it has an outcome for each. A message that is
+    /// answered early is finished at once. Returns the failure of those that are left in `part`.
+    async fn call(&mut self, part: &mut Part<usize>, call: BatchCall) -> Option<Failed> {
+        // What the call before has ended does not wait for this one.
+        self.finish_apart();
+        let route = self.members.iter().flatten().next().map(|one| Arc::clone(&one.member.item.route))?;
+        let (gate, codec) = (&route.gate, route.gate.settings().codec);
+        gate.observe(Event::BatchCalled { scope: gate.scope(), call });
+        let (answers, mut early) = mpsc::unbounded_channel();
+        let batch: Vec<BatchMessage> =
+            part.members.iter().filter_map(|place| self.message(*place)?.in_call(*place, codec, &answers).into()).collect();
+        let work = self.handler.handle_batch(&batch, codec);
+        let work = AssertUnwindSafe(work).catch_unwind().instrument(trace::batch(gate.scope(), batch.len()));
+        let mut work = std::pin::pin!(work);
+        let ran = loop {
+            if !part.members.iter().any(|place| self.has(*place)) {
+                // Every message was cancelled, or is answered.
+                return None;
+            }
+            tokio::select! {
+                biased;
+                Some(answer) = early.recv() => {
+                    self.answered(answer);
+                    self.finish_apart();
+                }
+                ran = &mut work => break ran,
+                Some(place) = self.cancelled.next() => {
+                    self.end(place, Ran::Cancelled);
+                    self.finish_apart();
+                }
+            }
+        };
+        // Some may be answered in the same poll in which the handler has ended.
+        while let Ok(answer) = early.try_recv() {
+            self.answered(answer);
+        }
+        match ran {
+            Ok(Ok(outcomes)) => {
+                for (place, outcome) in part.members.iter().zip(outcomes) {
+                    self.end(*place, Ran::Returned(outcome));
+                }
+                None
+            }
+            failed => {
+                part.members.retain(|place| self.has(*place));
+                let failed = match failed {
+                    Ok(Err(failure)) => Failed::Returned(failure),
+                    _ => Failed::Panicked,
+                };
+                (!part.members.is_empty()).then_some(failed)
+            }
+        }
+    }
+
+    fn message(&self, place: usize) -> Option<BatchMessage> {
+        let lease = &self.members.get(place)?.as_ref()?.lease;
+        Some(BatchMessage::new(lease.message().clone(), lease.attempt().clone()))
+    }
+
+    fn answered(&mut self, EarlyAnswer { place, outcome }: EarlyAnswer) {
+        self.end(place, Ran::Returned(outcome));
+    }
+
+    /// Ends a member, unless it has ended before.
+    fn end(&mut self, place: usize, ran: Ran) {
+        if let Some(granted) = self.members.get_mut(place).and_then(Option::take) {
+            self.finished.push(Finished { granted, ran, began: self.began });
+        }
+    }
+
+    fn fail(&mut self, members: Vec<usize>, failure: &Failed, is_cause: bool) {
+        for place in members {
+            if let Some(granted) = self.members.get_mut(place).and_then(Option::as_mut) {
+                granted.member.item.past.runs_alone |= is_cause;
+            }
+            self.end(place, failure.of_one());
+        }
+    }
+
+    /// Finishes those that have ended in a task of their own.
+    fn finish_apart(&mut self) {
+        if !self.finished.is_empty() {
+            let (tasks, finished) = (Arc::clone(self.tasks), std::mem::take(&mut self.finished));
+            self.tasks.spawn(async move { finish(&tasks, finished).await });
+        }
+    }
+
+    fn log_split(&self, messages: usize, reason: &str) {
+        let Some(one) = self.members.iter().flatten().next() else { return };
+        let scope = one.member.item.route.gate.scope();
+        info!(scope, messages, reason, "a batch failed as a whole; each half of it is tried");
+    }
+}

@@ -1,0 +1,199 @@
+//! Ends the attempts whose handlers have ended: those that succeeded together by one call of the store.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use tokio::time::Instant;
+use tracing::warn;
+
+use super::super::breaker::FailureCount;
+use super::super::end::{CANCELLED, End, PANICKED, Ran};
+use super::super::item::Item;
+use super::super::settle::settle;
+use super::super::shared::Shared;
+use super::super::trace;
+use super::{Ended, Granted, Tasks};
+use crate::dead_letters::DeadLetterCause;
+use crate::failure::{Advice, Failure};
+use crate::gate::{Committed, Completion, Lease};
+use crate::handler::Encoded;
+use crate::health::Stage;
+use crate::observe::Event;
+
+/// The reason of a retry that a transactional gate demands.
+const WITHOUT_TRANSACTION: &str = "the handler returned without `Attempt::commit_with` or `Attempt::completing`, \
+                                   and its gate is `transactional()`";
+
+/// A member whose handler has ended.
+#[derive(Debug)]
+pub(super) struct Finished {
+    pub(super) granted: Granted,
+    pub(super) ran: Ran,
+    /// When the handler was called.
+    pub(super) began: Instant,
+}
+
+/// Ends the attempts of these members. Those whose results are stored as they are are completed by one call.
+pub(super) async fn finish(tasks: &Arc<Tasks>, finished: Vec<Finished>) -> Vec<Ended> {
+    let mut ended = Vec::with_capacity(finished.len());
+    let mut results: Vec<(Granted, Bytes)> = Vec::with_capacity(finished.len());
+    let now = Instant::now();
+    for Finished { granted, ran, began } in finished {
+        let count = note(&tasks.shared, &granted, &ran, (began, now));
+        match ran {
+            Ran::Returned(Ok(Ok(stored))) if is_stored_as_it_is(&granted, &stored) => {
+                results.push((granted, stored));
+            }
+            ran => {
+                let tasks_of_end = Arc::clone(tasks);
+                tasks.apart(&mut ended, async move { finish_one(&tasks_of_end.shared, granted, ran, count).await });
+            }
+        }
+    }
+    record(tasks, results, &mut ended).await;
+    ended
+}
+
+/// Tells the observer, the breaker and the span how the handler ended. Returns whether it counts if it failed.
+fn note(shared: &Shared, granted: &Granted, ran: &Ran, (began, now): (Instant, Instant)) -> FailureCount {
+    let Granted { member, lease, span } = granted;
+    let (gate, outcome) = (&member.item.route.gate, ran.outcome());
+    let took = now.saturating_duration_since(began);
+    shared.watch.handler_times.note(took);
+    gate.observe(Event::HandlerRan { scope: gate.scope(), outcome, took });
+    trace::ended(span, outcome);
+    member.item.enter(Stage::Ending, now);
+    member.item.tell_breaker(lease.was_cut_short(), outcome, ran.failure())
+}
+
+/// Whether the record of this run holds its result and nothing else is to be done: no transaction of the handler's, no
+/// result store.
+fn is_stored_as_it_is(Granted { member, lease, .. }: &Granted, stored: &Bytes) -> bool {
+    let settings = member.item.route.gate.settings();
+    stored.len() <= settings.max_result_bytes
+        && !settings.transactional
+        && !lease.attempt().is_fail_open()
+        && !lease.is_attempted()
+}
+
+/// Completes the records of these members by one call, and settles them.
+async fn record(tasks: &Arc<Tasks>, results: Vec<(Granted, Bytes)>, ended: &mut Vec<Ended>) {
+    if results.is_empty() {
+        return;
+    }
+    tasks.report(ended);
+    let began = Instant::now();
+    let leases: Vec<(&Lease, &Bytes)> = results.iter().map(|(granted, stored)| (&granted.lease, stored)).collect();
+    let recorded = Lease::record_results(&leases).await;
+    for ((Granted { member, lease, span }, stored), recorded) in results.into_iter().zip(recorded) {
+        match recorded {
+            Ok(completion) => {
+                drop((lease, span));
+                tasks.settle(ended, member, end_of(completion));
+            }
+            Err(error) => {
+                let tasks_of_end = Arc::clone(tasks);
+                tasks.apart(ended, async move {
+                    let end = end_of(lease.record_again(stored, began, error).await);
+                    drop((lease, span));
+                    settle(&tasks_of_end.shared, member, end).await
+                });
+            }
+        }
+    }
+}
+
+fn end_of(completion: Completion) -> End {
+    match completion {
+        Completion::Applied => End::Completed,
+        Completion::NotOwner => End::TAKEN_OVER,
+    }
+}
+
+/// Ends the attempt of one member, and settles it.
+async fn finish_one(shared: &Shared, granted: Granted, ran: Ran, count: FailureCount) -> Ended {
+    let Granted { member, lease, span } = granted;
+    let item = &member.item;
+    let end = if lease.is_attempted() {
+        read_back(shared, item, lease, ran, count).await
+    } else {
+        match ran {
+            Ran::Returned(Ok(_)) if item.route.gate.settings().transactional => {
+                failed(shared, item, lease, &Failure::retry(WITHOUT_TRANSACTION), count)
+            }
+            Ran::Returned(Ok(encoded)) => complete(lease, encoded).await,
+            Ran::Returned(Err(failure)) => failed(shared, item, lease, &failure, count),
+            Ran::Panicked => failed(shared, item, lease, &Failure::retry(PANICKED), count),
+            Ran::Cancelled => End::lapsing(&lease, CANCELLED.to_owned()),
+        }
+    };
+    drop(span);
+    settle(shared, member, end).await
+}
+
+async fn complete(lease: Lease, encoded: Encoded) -> End {
+    let storable = lease.storable(encoded).await;
+    end_of(lease.record_result(storable.stored).await)
+}
+
+/// Reads the record after the handler tried to complete the message in its own transaction. The record decides, not
+/// what the handler returned.
+async fn read_back(shared: &Shared, item: &Item, lease: Lease, ran: Ran, count: FailureCount) -> End {
+    match (lease.read_back().await, ran) {
+        (Committed::Yes, ran) => {
+            if let Ran::Returned(Err(failure)) = ran {
+                warn!(origin = %item.delivery.message.origin(), %failure, "the handler failed after its transaction was committed");
+            }
+            End::Completed
+        }
+        (Committed::NotOwner, _) => End::TAKEN_OVER,
+        (Committed::No, Ran::Returned(Err(failure))) => failed(shared, item, lease, &failure, count),
+        (Committed::No, Ran::Panicked) => failed(shared, item, lease, &Failure::retry(PANICKED), count),
+        (Committed::No, Ran::Returned(Ok(_))) => {
+            let failure = lease.not_committed();
+            failed(shared, item, lease, &failure, count)
+        }
+        // Its effects outside the transaction may have happened.
+        (Committed::No, Ran::Cancelled) => End::lapsing(&lease, CANCELLED.to_owned()),
+    }
+}
+
+/// Gives the message up because the grant is over the limit of attempts. Nothing runs under it.
+pub(super) fn used_up(item: &Item, lease: Lease) -> End {
+    let attempts = lease.attempt().number().saturating_sub(1);
+    let reason = match &item.past.last_failure {
+        Some(last) => format!("{attempts} attempts have failed or ended their process; the last one: {last}"),
+        // They ran in other processes, or their processes ended.
+        None => format!("{attempts} attempts have failed or ended their process"),
+    };
+    give_up(lease, DeadLetterCause::AttemptsUsedUp, reason, attempts)
+}
+
+fn give_up(lease: Lease, cause: DeadLetterCause, reason: String, attempts: u32) -> End {
+    End::GiveUp { lease: Some(Box::new(lease)), cause, reason, attempts }
+}
+
+/// The end of an attempt that has failed.
+pub(super) fn failed(shared: &Shared, item: &Item, lease: Lease, failure: &Failure, count: FailureCount) -> End {
+    let reason = failure.reason();
+    let attempt = lease.attempt().number();
+    // One that is due starts before messages that came later, so one without a delay would leave them no permit.
+    let delayed = |delay: Duration| delay.max(shared.settings.backoff.first() / 2);
+    let (after, count) = match failure.advice() {
+        Advice::GiveUp => return give_up(lease, DeadLetterCause::Permanent, reason, attempt),
+        Advice::Retry { after } => (after, count),
+        Advice::NotRun => (None, FailureCount::Uncounted),
+        Advice::Later { after } => {
+            return End::Later { lease: Box::new(lease), delay: delayed(after), reason };
+        }
+        Advice::Unknown => return End::lapsing(&lease, reason),
+    };
+    if count == FailureCount::Counted && attempt >= shared.settings.max_attempts {
+        return give_up(lease, DeadLetterCause::AttemptsUsedUp, reason, attempt);
+    }
+    // Attempts that are not counted get the same delays as those that are.
+    let failures = attempt.saturating_add(item.past.uncounted);
+    let delay = delayed(after.unwrap_or_else(|| shared.settings.backoff.wait(failures, shared.random())));
+    End::Retry { lease: Box::new(lease), delay, count, reason }
+}
