@@ -1,16 +1,23 @@
 //! Measures the path from a Kafka topic through the gate to the commit, on a real broker and a real Redis.
 
+use std::pin::Pin;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use bytes::Bytes;
 use oncegate::OnStoreLoss;
+use oncegate::core::key::{CompiledKey, Scope};
+use oncegate::core::record::Token;
+use oncegate::core::rules::{Operation, Reply, Verdict};
+use oncegate::core::store::{Command, Store as _};
 use oncegate::kafka::KafkaSource;
 use oncegate::redis::RedisStore;
-use oncegate::source::Source;
+use oncegate::source::{Delivery, Source};
 use oncegate::{Attempt, Consumer, Counters, Failure, Gate, Message, Observer};
 use oncegate_testkit::{Kafka, KafkaBroker, Record, Redis, RedisServer, unique};
 use rdkafka::consumer::{BaseConsumer, CommitMode, Consumer as _};
 use rdkafka::message::{BorrowedMessage, Message as _};
+use tokio::task::JoinSet;
 
 use crate::bare::Bare;
 use crate::by_hand::ByHand;
@@ -47,8 +54,17 @@ async fn run(plan: &Plan) -> Vec<Figure> {
     broker.produce(&topic, records).await;
     let alone: Arc<[Message]> = messages(count).into();
 
-    let contestants =
-        ["gate alone", "unique", "replay", "by hand", "by hand, replay", "no gate", "poll and commit"];
+    let contestants = [
+        "gate alone",
+        "unique",
+        "replay",
+        "units",
+        "units, replay",
+        "by hand",
+        "by hand, replay",
+        "no gate",
+        "poll and commit",
+    ];
     let mut rounds = plan.rounds("kafka", &contestants);
     while rounds.next() {
         bare.flush().await;
@@ -61,6 +77,13 @@ async fn run(plan: &Plan) -> Vec<Figure> {
         let cpu = own_cpu_micros();
         rounds.measure("replay", work.through_the_gate(0)).await;
         rounds.note("CPU, replay", (own_cpu_micros() - cpu) / count as f64);
+        bare.flush().await;
+        let units = Work { scope: &fresh_scope(), ..work };
+        for (contestant, cpu) in [("units", "CPU, units"), ("units, replay", "CPU, units, replay")] {
+            let before = own_cpu_micros();
+            rounds.measure(contestant, units.in_units()).await;
+            rounds.note(cpu, (own_cpu_micros() - before) / count as f64);
+        }
         let by_hand = Arc::new(Mutex::new(ByHand::connect(redis.url())));
         for (contestant, cpu) in [("by hand", "CPU, by hand"), ("by hand, replay", "CPU, by hand, replay")] {
             let by_hand = Arc::clone(&by_hand);
@@ -80,16 +103,28 @@ async fn run(plan: &Plan) -> Vec<Figure> {
     vec![
         rounds.against("unique", rate, "gate alone").target(Bound::RatioAtLeast, 0.7),
         rounds.against("replay", rate, "unique").target(Bound::RatioAtLeast, 2.5),
-        rounds.against("unique", rate, "by hand"),
-        rounds.against("replay", rate, "by hand, replay"),
+        rounds.against("unique", rate, "by hand").target(Bound::RatioAtLeast, 1.2),
+        rounds.against("unique", rate, "units").target(Bound::RatioAtLeast, 0.8),
+        rounds.against("units", rate, "by hand"),
+        rounds.against("replay", rate, "by hand, replay").target(Bound::RatioAtLeast, 1.3),
+        rounds.against("replay", rate, "units, replay"),
         rounds.against("no gate", rate, "poll and commit"),
         rounds.against("unique", rate, "no gate"),
-        rounds.against("CPU, unique", Unit::MicrosPerMessage, "CPU, by hand"),
+        rounds.against("CPU, unique", Unit::MicrosPerMessage, "CPU, by hand").target(Bound::RatioAtMost, 1.7),
+        rounds.against("CPU, unique", Unit::MicrosPerMessage, "CPU, units"),
         rounds.against("CPU, replay", Unit::MicrosPerMessage, "CPU, by hand, replay"),
     ]
 }
 
+/// How many messages a unit without an engine has at most, and how many units run at once.
+const UNIT_MOST: usize = 256;
+const UNITS_AT_ONCE: usize = 4;
+/// The lease and the retention of a unit without an engine.
+const LEASE: Duration = Duration::from_secs(30);
+const RETENTION: Duration = Duration::from_secs(3_600);
+
 /// A topic to consume from its beginning, with a new consumer group.
+#[derive(Clone, Copy)]
 struct Work<'a> {
     kafka: &'a Kafka,
     redis: &'a Redis,
@@ -126,6 +161,31 @@ impl Work<'_> {
         looped.await.expect("the loop ends")
     }
 
+    /// The bound of a consumer: its source, keys, store and acks in a loop without an engine. A unit has one claim call, a
+    /// boxed handler for each message, and one completion call. No failure is handled.
+    async fn in_units(&self) -> f64 {
+        let stopwatch = Stopwatch::new(self.count);
+        let store = Arc::new(RedisStore::connect(self.redis.url()).await.expect("the server may be used"));
+        let scope = Scope::new(self.scope).expect("the scope is valid");
+        let key = Arc::new(key().compile(&scope).expect("the key is valid"));
+        let source = self.source(&stopwatch);
+        source.open(Arc::new(Counters::default())).await.expect("the source opens");
+        let mut left = self.count;
+        let mut running = JoinSet::new();
+        while left > 0 {
+            let deliveries = source.receive(UNIT_MOST).await.expect("the source goes on");
+            let deliveries = deliveries.expect("the topic has more");
+            left -= deliveries.len();
+            while running.len() >= UNITS_AT_ONCE {
+                running.join_next().await;
+            }
+            running.spawn(unit(Arc::clone(&store), Arc::clone(&key), deliveries));
+        }
+        while running.join_next().await.is_some() {}
+        source.close(CLOSE_LIMIT).await.expect("the last commit arrives");
+        stopwatch.rate()
+    }
+
     /// The same source without a gate: each message is acknowledged when it is received.
     async fn without_gate(&self) -> f64 {
         let stopwatch = Stopwatch::new(self.count);
@@ -143,6 +203,42 @@ impl Work<'_> {
         }
         source.close(CLOSE_LIMIT).await.expect("the last commit arrives");
         stopwatch.rate()
+    }
+}
+
+/// Claims the keys of these messages, runs an empty handler for each that is granted, completes them, and acknowledges all.
+async fn unit(store: Arc<RedisStore>, key: Arc<CompiledKey>, deliveries: Vec<Delivery>) {
+    let claim = |delivery: &Delivery| {
+        let key = key.derive(ROUTE, &delivery.message).expect("the message has a key");
+        let (token, lease, longest_lease) = (Token::from_bits(fastrand::u128(..)), LEASE, LEASE);
+        Command {
+            key,
+            operation: Operation::Claim { token, lease, fingerprint: None, fenced: false, longest_lease },
+        }
+    };
+    let claims: Vec<Command> = deliveries.iter().map(claim).collect();
+    let answers = store.execute(claims.clone()).await;
+    let mut completions = Vec::with_capacity(claims.len());
+    for (answer, Command { key, operation }) in answers.into_iter().zip(claims) {
+        match (answer.expect("the store answers"), operation) {
+            (Reply::Verdict { verdict: Verdict::Granted(_), .. }, Operation::Claim { token, .. }) => {
+                let handler: Pin<Box<dyn Future<Output = ()> + Send>> = Box::pin(async {});
+                handler.await;
+                let (fingerprint, result, retention) = (None, Bytes::new(), RETENTION);
+                let operation = Operation::Complete { token, fingerprint, result, retention };
+                completions.push(Command { key, operation });
+            }
+            (Reply::Verdict { verdict: Verdict::Completed { .. }, .. }, _) => {}
+            (other, _) => panic!("{other:?}"),
+        }
+    }
+    if !completions.is_empty() {
+        let answers = store.execute(completions).await;
+        assert!(answers.iter().all(|answer| matches!(answer, Ok(Reply::Applied { .. }))), "{answers:?}");
+    }
+    for delivery in deliveries {
+        assert!(delivery.ack_handle.start(), "the group has no other member");
+        delivery.ack_handle.ack();
     }
 }
 

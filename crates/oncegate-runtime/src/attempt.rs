@@ -2,12 +2,13 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
-use oncegate_core::record::{FencingToken, Recovery};
+use oncegate_core::record::FencingToken;
 use oncegate_core::rules::Grant;
-use tokio_util::sync::CancellationToken;
 
+use crate::cancellation::Cancellation;
 use crate::transaction::Unit;
 
 /// The longest time that a handler may continue after its cancellation, before its future is dropped.
@@ -59,34 +60,28 @@ pub struct Attempt {
 #[derive(Debug)]
 struct GrantedRun {
     grant: Grant,
-    cancelled: CancellationToken,
-    discarded: CancellationToken,
+    /// An earlier attempt may have had its effect, although the record does not hold one.
+    recovered: AtomicBool,
+    cancellation: Cancellation,
     unit: Unit,
     /// It runs without the store.
     fail_open: bool,
 }
 
 impl Attempt {
-    pub(crate) fn new(
-        grant: Grant,
-        cancelled: CancellationToken,
-        discarded: CancellationToken,
-        unit: Unit,
-        fail_open: bool,
-    ) -> Self {
-        Self { run: Arc::new(GrantedRun { grant, cancelled, discarded, unit, fail_open }) }
+    pub(crate) fn new(grant: Grant, cancellation: Cancellation, unit: Unit, fail_open: bool) -> Self {
+        let recovered = AtomicBool::new(grant.recovery.recovered());
+        Self { run: Arc::new(GrantedRun { grant, recovered, cancellation, unit, fail_open }) }
     }
 
     /// Flags the attempt as recovered: an earlier attempt may have had its effect, although the record does not hold
     /// one.
-    ///
-    /// It must be called before the attempt is cloned; afterwards it does nothing.
-    pub(crate) fn mark_recovered(&mut self) {
-        if let Some(run) = Arc::get_mut(&mut self.run)
-            && !run.grant.recovery.recovered()
-        {
-            run.grant.recovery = Recovery::Earlier;
-        }
+    pub(crate) fn mark_recovered(&self) {
+        self.run.recovered.store(true, Relaxed);
+    }
+
+    pub(crate) fn cancellation(&self) -> &Cancellation {
+        &self.run.cancellation
     }
 
     pub(crate) fn unit(&self) -> &Unit {
@@ -108,7 +103,7 @@ impl Attempt {
     /// It is true of every attempt that [runs without its store](Self::is_fail_open), because the record is unknown
     /// then.
     pub fn recovered(&self) -> bool {
-        self.run.fail_open || self.run.grant.recovery.recovered()
+        self.run.fail_open || self.run.recovered.load(Relaxed)
     }
 
     /// Whether it runs without its store, which is away, because the consumer
@@ -139,18 +134,18 @@ impl Attempt {
     /// little later. It is not certain while the store gives no answer: another process may have taken over by now. A
     /// handler that goes on and returns `Ok` completes its message when the store answers, if none has.
     pub async fn cancelled(&self) {
-        self.run.cancelled.cancelled().await;
+        self.run.cancellation.cancelled().cancelled().await;
     }
 
     /// Resolves when the run should stop and its result would not be used; then [`cancelled`](Self::cancelled) has
     /// resolved, too. For a handler that waits for the answer of another program, and would throw it away.
     pub async fn discarded(&self) {
-        self.run.discarded.cancelled().await;
+        self.run.cancellation.discarded().cancelled().await;
     }
 
     /// Whether [`cancelled`](Self::cancelled) would resolve at once; for handlers that block their thread.
     pub fn is_cancelled(&self) -> bool {
-        self.run.cancelled.is_cancelled()
+        self.run.cancellation.is_cancelled()
     }
 }
 

@@ -14,6 +14,7 @@ pub mod admin;
 pub mod attempt;
 pub mod backoff;
 pub mod batch;
+mod cancellation;
 pub mod codec;
 pub mod consumer;
 pub mod dead_letters;

@@ -47,8 +47,7 @@ pub(super) enum End {
 
 impl End {
     /// Another owner took over. Its outcome counts, so the key is claimed again to learn it.
-    pub(super) const TAKEN_OVER: Self =
-        Self::NotNow { ask_again_in: Duration::ZERO, cause: WaitCause::Busy };
+    pub(super) const TAKEN_OVER: Self = Self::NotNow { ask_again_in: Duration::ZERO, cause: WaitCause::Busy };
 
     /// The end without a write: the lease lapses, and the next attempt is flagged as recovered.
     pub(super) fn lapsing(lease: &Lease, reason: String) -> Self {
@@ -75,7 +74,6 @@ pub(super) enum Ran {
 }
 
 impl Ran {
-
     pub(super) fn failure(&self) -> Option<&Failure> {
         match self {
             Self::Returned(Err(failure)) => Some(failure),

@@ -15,10 +15,10 @@ use super::breaker::Admission;
 use super::error::ConsumerError;
 use super::item::{Item, Probe};
 use super::lanes::PlaceId;
+use super::member::{Ended, Member, Next};
 use super::schedule::{AttemptEnd, NextStart, Schedule, Shard, Starting};
-use super::settle::Next;
 use super::shared::{Route, Shared};
-use super::unit::{Ended, Member, Tasks};
+use super::unit::Tasks;
 use crate::observe::Event;
 
 mod look;
@@ -73,7 +73,10 @@ impl Engine {
     }
 
     /// Runs until the consumer stops and everything started has ended, or the deadline is over.
-    pub(super) async fn run(mut self, mut intake: mpsc::Receiver<Vec<Box<Item>>>) -> Result<(), ConsumerError> {
+    pub(super) async fn run(
+        mut self,
+        mut intake: mpsc::Receiver<Vec<Box<Item>>>,
+    ) -> Result<(), ConsumerError> {
         let (mut more, mut looks) = (true, interval(LOOK_EVERY));
         looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut looked: u32 = 0;

@@ -126,7 +126,10 @@ fn identify(shared: &Shared, delivery: Delivery, received_at: Instant) -> Box<It
 }
 
 /// In a replay, asks the store in bulk which keys are completed. It only reads: every other key is claimed.
-async fn prefetch(shared: &Shared, batch: Result<Vec<Box<Item>>, SourceError>) -> Result<Vec<Box<Item>>, SourceError> {
+async fn prefetch(
+    shared: &Shared,
+    batch: Result<Vec<Box<Item>>, SourceError>,
+) -> Result<Vec<Box<Item>>, SourceError> {
     let mut items = batch?;
     if !shared.mostly_duplicates() {
         return Ok(items);

@@ -1,17 +1,18 @@
 //! The runtime: receives messages from a source, claims their keys, runs handlers, and acknowledges.
 //!
 //! A message's way through the files of this module: `intake` (limits, key, prefetch) → `schedule` (order, and what
-//! starts next) → `engine` (permits, `breaker`, stop) → `attempt` (claim, run, complete) → `settle` (ack, retry, dead
-//! letter).
+//! starts next) → `engine` (permits, `breaker`, stop) → `unit` (claim, call, finish) → `settle` (ack, retry, dead letter).
+//! Three tables decide everything, and are pure: `schedule::state` (when a message starts), `split` (what runs next after
+//! a part of a batch has failed) and `progress` (what its earlier attempts have left behind).
 //!
 //! The files form layers. A file imports files of lower layers, and of its own layer those to its right:
 //!
 //! | layer | files |
 //! |---|---|
 //! | the consumer and its life | `mod`, `start`, `run`, `monitor` |
-//! | what runs | `intake`, `engine`, `settle`, `attempt`, `batch`, `unclaimed`, `transaction_batch`, `answer`, `returned_letter`, `trace`, `breaker_mark` |
-//! | what they share | `ending`, `item`, `shared`, `work`, `transactional`, `seats`, `session`, `in_flight` |
-//! | without I/O: rules and records | `settings`, `error`, `positions`, `watch`, `breaker`, `dead_letter_limit`, `schedule`, `lanes` |
+//! | what runs | `intake`, `engine`, `unit`, `settle`, `answer`, `returned_letter`, `trace`, `breaker_mark` |
+//! | what they share | `member`, `item`, `progress`, `shared`, `session`, `transactional`, `work`, `erased`, `end`, `in_flight` |
+//! | without I/O: rules and records | `split`, `settings`, `error`, `positions`, `watch`, `breaker`, `dead_letter_limit`, `schedule`, `lanes` |
 //!
 //! A message in the engine is in exactly one `MessageState`; only `schedule` changes it, and all counts follow from that.
 //!
@@ -62,11 +63,13 @@ mod breaker_mark;
 mod dead_letter_limit;
 mod end;
 mod engine;
+mod erased;
 mod error;
 mod in_flight;
 mod intake;
 mod item;
 mod lanes;
+mod member;
 mod monitor;
 mod positions;
 mod progress;

@@ -4,8 +4,8 @@ use oncegate_core::record::TokenTag;
 
 use super::breaker::FailureCount;
 use super::end::End;
+use super::erased::TransactionEnd;
 use super::retry_writes::UnwrittenRetry;
-use super::transactional::TransactionEnd;
 use crate::failure::Failure;
 use crate::transactional::Excuse;
 
@@ -197,10 +197,7 @@ mod tests {
             (name(&past.progress), failure.is_some())
         });
         let claimed = ("needs claim", false);
-        assert_eq!(
-            granted,
-            [claimed, claimed, ("needs claim", true), claimed, ("effect unknown", false)]
-        );
+        assert_eq!(granted, [claimed, claimed, ("needs claim", true), claimed, ("effect unknown", false)]);
     }
 
     #[test]

@@ -17,11 +17,7 @@ pub(super) fn is_own(item: &Item) -> bool {
 }
 
 /// The record says that the message has failed, and the delivery is its dead letter: an ack would lose the message.
-pub(super) async fn follow(
-    shared: &Shared,
-    item: &Item,
-    (reason, by): (String, TokenTag),
-) -> End {
+pub(super) async fn follow(shared: &Shared, item: &Item, (reason, by): (String, TokenTag)) -> End {
     let gate = &item.route.gate;
     let (scope, origin) = (gate.scope(), item.delivery.message.origin());
     if shared.settings.returned_letters == ReturnedLetters::WriteBack {

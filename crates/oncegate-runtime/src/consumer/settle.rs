@@ -15,28 +15,15 @@ use super::breaker::FailureCount;
 use super::end::End;
 use super::error::ConsumerError;
 use super::item::Item;
+use super::member::{Ended, Member, Next};
 use super::retry_writes::RETRY;
 use super::settings::BadKeys;
 use super::shared::Shared;
-use super::unit::{Ended, Member};
 use crate::backoff::Backoff;
 use crate::dead_letters::{DeadLetter, DeadLetterCause, DeadLetterRefused, DeadLetters, millis_since_1970};
 use crate::gate::{Completion, Identity, Lease};
 use crate::health::{Stage, WaitCause};
 use crate::observe::Event;
-
-/// What becomes of the message next.
-#[derive(Debug)]
-pub(super) enum Next {
-    /// Nothing: it was acknowledged, or no longer belongs to this consumer.
-    Finished,
-    /// Another attempt after a delay. The message keeps its place, so none behind it overtakes.
-    Again { item: Box<Item>, after: Duration, cause: WaitCause },
-    /// Another attempt as soon as the store answers again.
-    NoAnswer { item: Box<Item>, error: StoreError },
-    /// The consumer cannot go on. The message was not acknowledged.
-    Stop(Box<ConsumerError>),
-}
 
 /// The delays between tries to write a dead letter.
 const DEAD_LETTER_BACKOFF: Backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(10));
@@ -70,8 +57,13 @@ enum After {
     Ack,
     /// Nothing: it no longer belongs to this consumer.
     Drop,
-    Again { after: Duration, cause: WaitCause },
-    NoAnswer { error: StoreError },
+    Again {
+        after: Duration,
+        cause: WaitCause,
+    },
+    NoAnswer {
+        error: StoreError,
+    },
     Stop(Box<ConsumerError>),
 }
 

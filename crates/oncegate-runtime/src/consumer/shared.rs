@@ -8,12 +8,12 @@ use tokio_util::sync::CancellationToken;
 
 use super::breaker::Switch;
 use super::dead_letter_limit::DeadLetterGuard;
+use super::erased::{ErasedTransactional, ErasedTransactionalBatches};
 use super::error::ConsumerError;
 use super::in_flight::InFlight;
 use super::retry_writes::RetryWrites;
 use super::session::Session;
 use super::settings::ConsumerSettings;
-use super::transactional::{ErasedTransactional, ErasedTransactionalBatches};
 use super::watch::Watch;
 use crate::batch::{BatchLimits, ErasedBatchHandler};
 use crate::dead_letters::DeadLetters;

@@ -125,7 +125,9 @@ impl<T> Split<T> {
 pub(super) fn blame(failure: &Failure) -> Blame {
     match failure.advice() {
         Advice::GiveUp | Advice::Retry { after: None } => Blame::One,
-        Advice::Retry { after: Some(_) } | Advice::Later { .. } | Advice::Unknown | Advice::NotRun => Blame::None,
+        Advice::Retry { after: Some(_) } | Advice::Later { .. } | Advice::Unknown | Advice::NotRun => {
+            Blame::None
+        }
     }
 }
 
@@ -152,7 +154,9 @@ mod tests {
                 }
                 match split.failed(part, Blame::One) {
                     After::GoOn => {}
-                    After::Fail { members, is_cause } => assert_eq!((members, is_cause), (vec![poison], true)),
+                    After::Fail { members, is_cause } => {
+                        assert_eq!((members, is_cause), (vec![poison], true))
+                    }
                     other => panic!("{other:?}"),
                 }
             }

@@ -13,6 +13,7 @@ use tokio::runtime::Handle;
 use tokio::time::{Instant, timeout};
 
 use super::end::{PANICKED, outcome_of};
+use super::erased::{ErasedTransactional, TransactionEnd};
 use super::work::{ConsumerHandler, Work, sealed};
 use crate::attempt::Attempt;
 use crate::batch::BatchLimits;
@@ -31,7 +32,6 @@ use crate::transactional::{
 mod batches;
 
 use batches::OfOne;
-pub(super) use batches::{BatchEnd, ErasedTransactionalBatches, Rest};
 
 /// A [`TransactionalHandler`] with the database that opens its transactions; pass it to
 /// [`Consumer::new`](crate::Consumer::new) or [`route`](crate::Consumer::route) in the place of a handler.
@@ -163,39 +163,6 @@ impl sealed::Sealed for Transactional {
     fn into_work(self) -> Work {
         (self.make)(self.limit)
     }
-}
-
-/// A [`Transactional`] with its types erased.
-pub(super) trait ErasedTransactional: ErasedHandler {
-    fn limit(&self) -> Duration;
-
-    fn descriptor(&self, scope: Scope) -> BoxFuture<'_, Result<Option<String>, StoreError>>;
-
-    fn sessions(&self) -> Arc<dyn Sessions>;
-
-    /// Runs the key's first attempt, which makes no claim.
-    fn run(&self, run: Arc<TransactionRun>) -> BoxFuture<'_, TransactionEnd>;
-}
-
-/// How a run without a claim ended.
-#[derive(Debug)]
-pub(super) enum TransactionEnd {
-    /// Effect and COMPLETED are committed.
-    Committed,
-    /// There is a record of the key. The handler has not run.
-    RecordExists,
-    /// Another transaction holds the key. The handler has not run.
-    Held,
-    /// No transaction could be opened. The handler has not run.
-    NotBegun(StoreError),
-    /// It was rolled back because of another transaction, or because its connection was lost.
-    Excused { excuse: Excuse, reason: String },
-    /// The handler has failed, and its transaction is rolled back.
-    Failed { failure: Failure, outcome: RunOutcome },
-    /// The run was ended from outside, and its transaction is rolled back.
-    Discarded,
-    /// The commit was sent and not answered.
-    Unknown(StoreError),
 }
 
 struct Erased<D, H> {

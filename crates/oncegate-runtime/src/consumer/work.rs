@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::transactional::{ErasedTransactional, ErasedTransactionalBatches};
+use super::erased::{ErasedTransactional, ErasedTransactionalBatches};
 use crate::batch::{BatchHandler, BatchLimits, ErasedBatchHandler, ErasedBatches};
 use crate::handler::{ErasedHandler, Handler};
 
@@ -91,11 +91,8 @@ impl Batched {
     /// The handler, with batches within these limits.
     pub fn new(limits: BatchLimits, handler: impl BatchHandler) -> Self {
         let handler = Arc::new(ErasedBatches(handler));
-        let work = Work {
-            limits: Some(limits),
-            batches: Some(Arc::clone(&handler) as _),
-            ..Work::of(handler)
-        };
+        let work =
+            Work { limits: Some(limits), batches: Some(Arc::clone(&handler) as _), ..Work::of(handler) };
         Self { limits, work }
     }
 }

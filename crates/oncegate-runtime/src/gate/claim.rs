@@ -54,9 +54,7 @@ impl OpenClaim {
     }
 
     /// Sends the claims of these messages in one call of the store, and returns the answers in their order.
-    pub(crate) async fn send_all(
-        claims: &mut [(&mut Self, &Message)],
-    ) -> Vec<Result<Claimed, StoreError>> {
+    pub(crate) async fn send_all(claims: &mut [(&mut Self, &Message)]) -> Vec<Result<Claimed, StoreError>> {
         let Some(gate) = claims.first().map(|(claim, _)| Arc::clone(&claim.gate)) else { return Vec::new() };
         let begun: Result<Vec<Command>, StoreError> = claims
             .iter_mut()

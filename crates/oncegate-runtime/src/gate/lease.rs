@@ -17,6 +17,7 @@ use super::lease_renewer::REPEAT_BACKOFF;
 use super::leases::LeaseGuard;
 use super::{Claimed, Gate, GateError, Identity, OpenGate, Unfetched};
 use crate::attempt::Attempt;
+use crate::cancellation::Cancellation;
 use crate::codec::{FromStored, ToStored};
 use crate::failure::BoxError;
 use crate::message::Message;
@@ -149,7 +150,6 @@ impl Lease {
         grant: Grant,
         sent_at: Instant,
     ) -> Self {
-        let kept = gate.lease_renewer.keep(identity.key.clone(), token, sent_at);
         let unit = Unit {
             key: identity.key.clone(),
             token,
@@ -160,8 +160,8 @@ impl Lease {
             max_result_bytes: gate.settings.max_result_bytes,
             attempted: Mutex::default(),
         };
-        let attempt =
-            Attempt::new(grant, kept.cancelled().clone(), kept.discarded().clone(), unit, gate.is_fail_open);
+        let attempt = Attempt::new(grant, Cancellation::default(), unit, gate.is_fail_open);
+        let kept = gate.lease_renewer.keep(&attempt, sent_at);
         Self {
             gate: Arc::clone(gate),
             identity: identity.clone(),
@@ -206,7 +206,7 @@ impl Lease {
 
     /// Flags the attempt as recovered: an earlier attempt of this process may have had its effect, although the record,
     /// which was lost since, does not hold this.
-    pub(crate) fn mark_recovered(&mut self) {
+    pub(crate) fn mark_recovered(&self) {
         self.attempt.mark_recovered();
     }
 
@@ -222,19 +222,19 @@ impl Lease {
 
     /// Whether the run was cancelled for an external reason: an outage of the store, or a stop.
     pub fn was_cut_short(&self) -> bool {
-        self.kept.cancelled().is_cancelled() && self.granted_at.elapsed() < self.gate.settings.max_run
+        self.attempt.cancellation().is_cancelled() && self.granted_at.elapsed() < self.gate.settings.max_run
     }
 
     /// Fires when the run should stop.
     pub fn cancelled(&self) -> &CancellationToken {
-        self.kept.cancelled()
+        self.attempt.cancellation().cancelled()
     }
 
     /// Fires when the run should stop and its result would not be used: another process owns the record, the run has
     /// taken too long, or its consumer stops. Then [`cancelled`](Self::cancelled) has fired, too. While the store gives no
     /// answer, that fires alone: the result is recorded later, unless another process has taken over.
     pub fn discarded(&self) -> &CancellationToken {
-        self.kept.discarded()
+        self.attempt.cancellation().discarded()
     }
 
     /// Stores the result and completes the record. Repeats until the store has answered. If this future is dropped
@@ -268,9 +268,7 @@ impl Lease {
 
     /// Completes the records of these leases of one gate in one call of the store. A lease whose completion has no answer
     /// comes back with the error: [`record_again`](Self::record_again) must follow.
-    pub(crate) async fn record_results(
-        leases: &[(&Self, &Bytes)],
-    ) -> Vec<Result<Completion, StoreError>> {
+    pub(crate) async fn record_results(leases: &[(&Self, &Bytes)]) -> Vec<Result<Completion, StoreError>> {
         let guards: Vec<OperationGuard<'_>> = leases
             .iter()
             .map(|(lease, result)| OperationGuard::new(lease, lease.completion(Bytes::clone(result))))

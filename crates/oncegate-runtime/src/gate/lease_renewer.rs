@@ -20,6 +20,7 @@ use super::GateError;
 use super::journal::Notes;
 use super::leases::{Held, LeaseGuard, Leases};
 use super::loss::{LOOK_INTERVAL, LossWatch};
+use crate::attempt::Attempt;
 use crate::backoff::Backoff;
 use crate::entropy::Entropy;
 use crate::observe::{Event, Observer};
@@ -111,14 +112,9 @@ impl LeaseRenewer {
     }
 
     /// Renews a lease, whose claim was sent at `sent_at`, until the returned guard is dropped.
-    pub(super) fn keep(&self, key: StoreKey, token: Token, sent_at: Instant) -> LeaseGuard {
-        let discarded = CancellationToken::new();
-        let cancelled = discarded.child_token();
+    pub(super) fn keep(&self, attempt: &Attempt, sent_at: Instant) -> LeaseGuard {
         let held = Held {
-            key,
-            token,
-            cancelled: cancelled.clone(),
-            discarded: discarded.clone(),
+            attempt: attempt.clone(),
             valid_until: sent_at + self.lease,
             extend_at: sent_at + self.lease / EXTENDS_PER_LEASE,
             run_until: sent_at + self.max_run,
@@ -131,9 +127,7 @@ impl LeaseRenewer {
         LeaseGuard {
             leases: Arc::clone(&self.leases),
             slot,
-            token,
-            cancelled,
-            discarded,
+            token: attempt.unit().token,
             extended_from,
             margin: self.lease / MARGIN_OF_LEASE,
         }
@@ -166,7 +160,7 @@ impl LeaseRenewer {
 
     pub(super) fn cancel_all(&self) {
         for held in self.leases.lock().iter().flatten() {
-            held.discarded.cancel();
+            held.attempt.cancellation().discard();
         }
     }
 }
@@ -289,7 +283,7 @@ impl Rounds {
             }
             if !too_long && !held.waiting && now >= held.extend_at {
                 held.waiting = true;
-                due.push((slot, held.token, held.key.clone()));
+                due.push((slot, held.token(), held.key().clone()));
             }
         }
         // A shard of the store that hangs delays only the answers of its own keys.
@@ -316,13 +310,21 @@ impl Rounds {
     }
 
     fn cancel(&self, held: &mut Held, cause: Cause) {
-        let signal = if cause == Cause::Unconfirmed { &held.cancelled } else { &held.discarded };
-        if signal.is_cancelled() {
-            return;
+        let cancellation = held.attempt.cancellation();
+        if cause == Cause::Unconfirmed {
+            if cancellation.is_cancelled() {
+                return;
+            }
+            cancellation.cancel();
+        } else {
+            if cancellation.is_discarded() {
+                return;
+            }
+            cancellation.discard();
         }
-        signal.cancel();
         let scope = self.duty.scope.as_str();
-        let (key, completing) = (&held.key, held.completing);
+        let completing = held.completing;
+        let key = held.key().clone();
         match cause {
             Cause::TooLong => {
                 warn!(scope, %key, max_run = ?self.duty.max_run, "a handler has run for too long; its lease will lapse");

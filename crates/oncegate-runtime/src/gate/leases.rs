@@ -8,8 +8,8 @@ use std::time::Duration;
 use oncegate_core::key::StoreKey;
 use oncegate_core::record::Token;
 use tokio::time::Instant;
-use tokio_util::sync::CancellationToken;
 
+use crate::attempt::Attempt;
 use crate::observe::ExtraRunCause;
 
 /// The leases of a gate, each in a slot that is reused.
@@ -36,7 +36,7 @@ impl Slots {
 
     /// The lease in this slot, if it is still the one of this token.
     pub(super) fn get_mut(&mut self, slot: usize, token: Token) -> Option<&mut Held> {
-        self.held.get_mut(slot)?.as_mut().filter(|held| held.token == token)
+        self.held.get_mut(slot)?.as_mut().filter(|held| held.token() == token)
     }
 }
 
@@ -69,12 +69,8 @@ impl Leases {
 /// One lease, by the owner's monotonic clock.
 #[derive(Debug)]
 pub(super) struct Held {
-    pub(super) key: StoreKey,
-    pub(super) token: Token,
-    /// Told to stop. A child of `discarded`.
-    pub(super) cancelled: CancellationToken,
-    /// Told to stop, and its result will not be used.
-    pub(super) discarded: CancellationToken,
+    /// The run under the lease.
+    pub(super) attempt: Attempt,
     /// Counted from before the claim or extend was sent: the lease never ends earlier in the store.
     pub(super) valid_until: Instant,
     pub(super) extend_at: Instant,
@@ -88,6 +84,14 @@ pub(super) struct Held {
 }
 
 impl Held {
+    pub(super) fn key(&self) -> &StoreKey {
+        &self.attempt.unit().key
+    }
+
+    pub(super) fn token(&self) -> Token {
+        self.attempt.unit().token
+    }
+
     /// The cause of another run, if another process owns the record.
     pub(super) fn cause(&self) -> ExtraRunCause {
         let now = if self.completing { ExtraRunCause::CompleteUnknown } else { ExtraRunCause::LeaseLost };
@@ -101,8 +105,6 @@ pub(super) struct LeaseGuard {
     pub(super) leases: Arc<Leases>,
     pub(super) slot: usize,
     pub(super) token: Token,
-    pub(super) cancelled: CancellationToken,
-    pub(super) discarded: CancellationToken,
     /// Until then the lease cannot have changed, and no lock is needed.
     pub(super) extended_from: Instant,
     pub(super) margin: Duration,
@@ -128,23 +130,16 @@ impl LeaseGuard {
         valid_until.map_or(Duration::ZERO, |end| end.saturating_duration_since(Instant::now()))
     }
 
-    pub(super) fn cancelled(&self) -> &CancellationToken {
-        &self.cancelled
-    }
-
-    pub(super) fn discarded(&self) -> &CancellationToken {
-        &self.discarded
-    }
-
     /// Notes that the completion was refused, because another process owns the record. Returns the cause of the other
     /// run, unless the run had to end before or a heartbeat was refused as well.
     pub(super) fn refused(&self) -> Option<ExtraRunCause> {
         let mut slots = self.leases.lock();
         let held = slots.get_mut(self.slot, self.token)?;
-        if held.discarded.is_cancelled() {
+        let cancellation = held.attempt.cancellation();
+        if cancellation.is_discarded() {
             return None;
         }
-        held.discarded.cancel();
+        cancellation.discard();
         Some(held.cause())
     }
 

@@ -13,6 +13,7 @@ use tracing::warn;
 
 use super::{GateError, Identity, OpenGate};
 use crate::attempt::Attempt;
+use crate::cancellation::Cancellation;
 use crate::journal::JournalEntry;
 use crate::message::Message;
 use crate::observe::Event;
@@ -29,7 +30,6 @@ pub(crate) struct TransactionRun {
     token: Token,
     message: Message,
     attempt: Attempt,
-    discarded: CancellationToken,
     on_grant: Option<OnGrant>,
     began: Instant,
 }
@@ -65,7 +65,6 @@ impl OpenGate {
             self.observe(Event::StoreError { scope: self.scope(), class: refused.class() });
             return Err(refused);
         }
-        let discarded = self.transactions.child_token();
         let token = self.entropy.token();
         let unit = Unit {
             key: identity.key.clone(),
@@ -77,14 +76,13 @@ impl OpenGate {
             max_result_bytes: self.settings.max_result_bytes,
             attempted: Mutex::default(),
         };
-        let attempt = Attempt::new(FIRST, discarded.child_token(), discarded.clone(), unit, false);
+        let attempt = Attempt::new(FIRST, Cancellation::under(&self.transactions), unit, false);
         Ok(TransactionRun {
             gate: Arc::clone(self),
             identity: identity.clone(),
             token,
             message: message.clone(),
             attempt,
-            discarded,
             on_grant,
             began: Instant::now(),
         })
@@ -160,7 +158,7 @@ impl TransactionRun {
 
     /// Fires when the run must end, and is rolled back.
     pub(crate) fn discarded(&self) -> &CancellationToken {
-        &self.discarded
+        self.attempt.cancellation().discarded()
     }
 
     /// The tag of the record that its transaction writes.

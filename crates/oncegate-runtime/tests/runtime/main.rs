@@ -389,12 +389,10 @@ async fn a_gate_that_was_opened_before_tells_the_consumers_observer() {
 #[tokio::test(start_paused = true)]
 async fn an_outage_is_not_over_because_a_bad_key_was_buried() {
     const CONCURRENCY: u32 = 32;
-    // Messages that start together are claimed together: the second good one must not start with the first.
-    let bad = |count: usize| std::iter::repeat_n(("", "{not json".to_owned()), count);
-    let mut good = numbered(2).into_iter();
-    let (first, second) = (good.by_ref().take(1).collect::<Vec<_>>(), good);
-    let messages = first.into_iter().chain(bad(7)).chain(second).chain(bad(13));
-    let bench = Bench::of(messages);
+    // A unit has a quarter of the permits, and its keys are claimed together: one message more is claimed after them.
+    const GOOD: usize = CONCURRENCY as usize / 4 + 1;
+    let bad = (0..20).map(|_| ("", "{not json".to_owned()));
+    let bench = Bench::of(numbered(GOOD).into_iter().chain(bad));
     let store = Arc::new(FaultStore::new(Arc::clone(&bench.store) as _, Faults::default(), 1));
     let gate = Gate::new("runtime", Key::json(["id"]), Arc::clone(&store)).lease(LEASE * 60).simulated(7);
     let down = Arc::clone(&store);
@@ -411,7 +409,7 @@ async fn an_outage_is_not_over_because_a_bad_key_was_buried() {
         list.until_acked(20).await;
         assert_eq!(counters.get("store_paused", "resumed"), 0, "the store has not answered once");
         store.end_outage();
-        list.until_acked(22).await;
+        list.until_acked(20 + GOOD).await;
     };
     consumer.run_until(outage).await.unwrap();
     let paused =

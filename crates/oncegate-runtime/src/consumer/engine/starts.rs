@@ -6,7 +6,8 @@ use tokio::sync::OwnedSemaphorePermit;
 
 use super::super::item::Item;
 use super::super::lanes::PlaceId;
-use super::super::unit::{Member, Permit, Tasks};
+use super::super::member::{Member, Permit};
+use super::super::unit::Tasks;
 
 /// The most messages of a unit.
 const UNIT_MOST: usize = 256;

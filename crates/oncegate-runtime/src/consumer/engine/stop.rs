@@ -7,9 +7,8 @@ use tokio::time::{Instant, interval, sleep_until};
 use tracing::warn;
 
 use super::super::error::ConsumerError;
+use super::super::member::{Ended, Next};
 use super::super::schedule::AttemptEnd;
-use super::super::settle::Next;
-use super::super::unit::Ended;
 use super::{Engine, LOOK_EVERY, now};
 
 /// How long handlers get between their cancellation and their end when the stop deadline is over.

@@ -8,12 +8,11 @@ use oncegate_core::store::StoreError;
 use tokio::time::Instant;
 use tracing::Instrument as _;
 
-use super::{
-    Erased, Handled, Pair, TransactionEnd, on_a_blocking_thread, outcome_of_run, too_long, within,
-};
+use super::{Erased, Handled, Pair, on_a_blocking_thread, outcome_of_run, too_long, within};
 use crate::attempt::Attempt;
 use crate::batch::BatchMessage;
 use crate::consumer::end::{PANICKED, outcome_of};
+use crate::consumer::erased::{BatchEnd, ErasedTransactionalBatches, Rest, TransactionEnd};
 use crate::consumer::trace;
 use crate::failure::{BoxError, Failure};
 use crate::gate::TransactionRun;
@@ -24,54 +23,6 @@ use crate::transaction::Completing;
 use crate::transactional::{
     Begun, CommitError, Excuse, TransactionalBatchHandler, TransactionalHandler, Transactions,
 };
-
-/// A [`Transactional::batched`](super::Transactional::batched) with its types erased.
-pub(in crate::consumer) trait ErasedTransactionalBatches: Send + Sync {
-    /// Runs first attempts, which make no claims, in one transaction.
-    fn run_batch(&self, runs: Vec<Arc<TransactionRun>>, call: BatchCall) -> BoxFuture<'_, BatchEnd>;
-}
-
-/// How one transaction of a batch ended.
-pub(in crate::consumer) struct BatchEnd {
-    /// In the order of the messages; `None` for a message that belongs to the rest.
-    pub(in crate::consumer) ends: Vec<Option<TransactionEnd>>,
-    /// Nothing of the rest is done, and its transaction is rolled back.
-    pub(in crate::consumer) rest: Rest,
-    /// How long the handler ran.
-    pub(in crate::consumer) took: Duration,
-}
-
-/// Why the rest of a batch has not ended by a transaction.
-#[derive(Debug)]
-pub(in crate::consumer) enum Rest {
-    /// Other messages have failed: the rest runs again without them.
-    RunAgain,
-    /// Another transaction holds one of the keys. The handler has not run.
-    Held,
-    /// Another transaction was in the way, or the connection was lost.
-    Excused { excuse: Excuse, reason: String },
-    /// The handler, or the commit, has failed for all of them.
-    Failed { failure: Failure, outcome: RunOutcome },
-}
-
-impl BatchEnd {
-    fn all(count: usize, end: impl Fn() -> TransactionEnd) -> Self {
-        let ends = std::iter::repeat_with(|| Some(end())).take(count).collect();
-        Self { ends, rest: Rest::RunAgain, took: Duration::ZERO }
-    }
-
-    fn none(count: usize, rest: Rest) -> Self {
-        let ends = std::iter::repeat_with(|| None).take(count).collect();
-        Self { ends, rest, took: Duration::ZERO }
-    }
-
-    /// Adds the messages that the transaction has not taken, because there is a record of their keys.
-    fn with_left_out(self, is_taken: &[bool]) -> Self {
-        let mut ends = self.ends.into_iter();
-        let end = |taken: &bool| if *taken { ends.next().flatten() } else { Some(TransactionEnd::RecordExists) };
-        Self { ends: is_taken.iter().map(end).collect(), ..self }
-    }
-}
 
 /// A batch handler as one for single messages: a message that runs alone is a batch of one.
 pub(super) struct OfOne<H>(pub(super) H);

@@ -10,11 +10,12 @@ use tokio::time::{Instant, sleep};
 use tracing::{Instrument as _, info};
 
 use super::super::end::{PANICKED, Ran};
+use super::super::member::Ended;
 use super::super::split::{After, Blame, Part, Split, blame};
 use super::super::trace;
 use super::calls::discarded;
 use super::finish::{Finished, finish};
-use super::{Ended, Granted, Tasks};
+use super::{Granted, Tasks};
 use crate::attempt::CANCELLATION_GRACE;
 use crate::batch::{BatchMessage, EarlyAnswer, ErasedBatchHandler};
 use crate::failure::Failure;
@@ -133,8 +134,11 @@ impl<'a> Batch<'a> {
         let (gate, codec) = (&route.gate, route.gate.settings().codec);
         gate.observe(Event::BatchCalled { scope: gate.scope(), call });
         let (answers, mut early) = mpsc::unbounded_channel();
-        let batch: Vec<BatchMessage> =
-            part.members.iter().filter_map(|place| self.message(*place)?.in_call(*place, codec, &answers).into()).collect();
+        let batch: Vec<BatchMessage> = part
+            .members
+            .iter()
+            .filter_map(|place| self.message(*place)?.in_call(*place, codec, &answers).into())
+            .collect();
         let work = self.handler.handle_batch(&batch, codec);
         let work = AssertUnwindSafe(work).catch_unwind().instrument(trace::batch(gate.scope(), batch.len()));
         let mut work = std::pin::pin!(work);

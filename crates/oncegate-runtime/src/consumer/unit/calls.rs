@@ -14,8 +14,9 @@ use tokio::time::{Instant, timeout};
 use tracing::Instrument as _;
 
 use super::super::end::Ran;
+use super::super::member::Ended;
 use super::finish::{Finished, finish};
-use super::{Ended, Granted, Tasks};
+use super::{Granted, Tasks};
 use crate::attempt::CANCELLATION_GRACE;
 use crate::failure::Failure;
 use crate::handler::{BoxFuture, Encoded};

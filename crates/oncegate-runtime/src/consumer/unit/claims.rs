@@ -13,13 +13,14 @@ use tracing::{Instrument as _, info, warn};
 use super::super::answer::answer;
 use super::super::end::{BUSY_BACKOFF, End};
 use super::super::item::{Item, Probe};
+use super::super::member::{Ended, Member, Permit};
 use super::super::returned_letter;
 use super::super::schedule::Shard;
 use super::super::settle::settle;
 use super::super::shared::Shared;
 use super::super::trace;
 use super::finish::{failed, used_up};
-use super::{Ended, Granted, Member, Permit, Tasks, batch, calls};
+use super::{Granted, Tasks, batch, calls};
 use crate::dead_letters::DeadLetterCause;
 use crate::gate::{Claimed, Lease, OpenClaim};
 use crate::handler::BoxFuture;
@@ -68,9 +69,7 @@ pub(super) async fn run(
     let Some(first) = granted.first() else { return ended };
     let route = Arc::clone(&first.member.item.route);
     match &route.batches {
-        Some(handler) if first.member.is_in_batch() => {
-            batch::run(tasks, &**handler, granted, ended).await
-        }
+        Some(handler) if first.member.is_in_batch() => batch::run(tasks, &**handler, granted, ended).await,
         _ => calls::run(tasks, granted, ended).await,
     }
 }
@@ -149,7 +148,7 @@ fn follow(
 fn granted(
     tasks: &Arc<Tasks>,
     shared: &Shared,
-    (mut member, mut lease): (Member, Lease),
+    (mut member, lease): (Member, Lease),
     purpose: Purpose,
     ended: &mut Vec<Ended>,
 ) -> Option<Granted> {
@@ -198,11 +197,7 @@ fn is_used_up(shared: &Shared, item: &Item, lease: &Lease) -> bool {
 }
 
 /// The end of a message whose key was not granted.
-async fn not_granted(
-    shared: &Shared,
-    item: &mut Item,
-    claimed: Result<Claimed, StoreError>,
-) -> End {
+async fn not_granted(shared: &Shared, item: &mut Item, claimed: Result<Claimed, StoreError>) -> End {
     match claimed {
         Ok(Claimed::Granted(lease)) => {
             debug_assert!(false, "it was granted");
@@ -220,7 +215,8 @@ async fn not_granted(
         }
         Ok(Claimed::Failed { handed_over: false, reason, by }) => End::NotHandedOver { reason, by },
         Ok(Claimed::Mismatch) => {
-            let (cause, reason) = (DeadLetterCause::Mismatch, "the key is known with other content".to_owned());
+            let (cause, reason) =
+                (DeadLetterCause::Mismatch, "the key is known with other content".to_owned());
             End::GiveUp { lease: None, cause, reason, attempts: 0 }
         }
         Err(StoreError::Unreadable { key, reason }) => {

@@ -10,10 +10,11 @@ use tracing::warn;
 use super::super::breaker::FailureCount;
 use super::super::end::{CANCELLED, End, PANICKED, Ran};
 use super::super::item::Item;
+use super::super::member::Ended;
 use super::super::settle::settle;
 use super::super::shared::Shared;
 use super::super::trace;
-use super::{Ended, Granted, Tasks};
+use super::{Granted, Tasks};
 use crate::dead_letters::DeadLetterCause;
 use crate::failure::{Advice, Failure};
 use crate::gate::{Committed, Completion, Lease};
@@ -47,7 +48,9 @@ pub(super) async fn finish(tasks: &Arc<Tasks>, finished: Vec<Finished>) -> Vec<E
             }
             ran => {
                 let tasks_of_end = Arc::clone(tasks);
-                tasks.apart(&mut ended, async move { finish_one(&tasks_of_end.shared, granted, ran, count).await });
+                tasks.apart(&mut ended, async move {
+                    finish_one(&tasks_of_end.shared, granted, ran, count).await
+                });
             }
         }
     }
@@ -84,7 +87,8 @@ async fn record(tasks: &Arc<Tasks>, results: Vec<(Granted, Bytes)>, ended: &mut 
     }
     tasks.report(ended);
     let began = Instant::now();
-    let leases: Vec<(&Lease, &Bytes)> = results.iter().map(|(granted, stored)| (&granted.lease, stored)).collect();
+    let leases: Vec<(&Lease, &Bytes)> =
+        results.iter().map(|(granted, stored)| (&granted.lease, stored)).collect();
     let recorded = Lease::record_results(&leases).await;
     for ((Granted { member, lease, span }, stored), recorded) in results.into_iter().zip(recorded) {
         match recorded {
@@ -175,7 +179,13 @@ fn give_up(lease: Lease, cause: DeadLetterCause, reason: String, attempts: u32) 
 }
 
 /// The end of an attempt that has failed.
-pub(super) fn failed(shared: &Shared, item: &Item, lease: Lease, failure: &Failure, count: FailureCount) -> End {
+pub(super) fn failed(
+    shared: &Shared,
+    item: &Item,
+    lease: Lease,
+    failure: &Failure,
+    count: FailureCount,
+) -> End {
     let reason = failure.reason();
     let attempt = lease.attempt().number();
     // One that is due starts before messages that came later, so one without a delay would leave them no permit.

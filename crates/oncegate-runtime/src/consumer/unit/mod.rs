@@ -16,16 +16,14 @@ use std::task::{Context, Poll, Waker};
 
 use bytes::Bytes;
 use futures_util::future::poll_fn;
-use tokio::sync::{OwnedSemaphorePermit, mpsc};
+use tokio::sync::mpsc;
 use tokio::task::{JoinError, JoinSet};
 use tracing::Span;
 
 use super::answer::answer;
 use super::end::End;
-use super::item::Item;
-use super::lanes::PlaceId;
-use super::schedule::Shard;
-use super::settle::{Next, settle};
+use super::member::{Ended, Member};
+use super::settle::settle;
 use super::shared::{Shared, TransactionalRoute};
 use crate::dead_letters::DeadLetterCause;
 use crate::gate::Lease;
@@ -38,53 +36,12 @@ mod transaction;
 
 use claims::Purpose;
 
-/// A message that is about to start.
-#[derive(Debug)]
-pub(super) struct Member {
-    pub(super) place: PlaceId,
-    pub(super) item: Box<Item>,
-    /// The shard of the store that its attempt asks.
-    pub(super) asks: Option<Shard>,
-    /// The right to run its handler. It is given back before the message is settled.
-    pub(super) permit: Option<Permit>,
-}
-
-/// The right to run handlers.
-#[derive(Debug)]
-#[expect(dead_code, reason = "held for their drop")]
-pub(super) enum Permit {
-    /// One of a message alone, or all of them.
-    Own(OwnedSemaphorePermit),
-    /// The one of its batch.
-    OfBatch(Arc<OwnedSemaphorePermit>),
-}
-
-/// A member whose attempt has ended.
-#[derive(Debug)]
-pub(super) struct Ended {
-    pub(super) place: PlaceId,
-    /// The shard of the store that was asked, if any.
-    pub(super) asked: Option<Shard>,
-    pub(super) next: Next,
-}
-
 /// A member whose claim was granted.
 #[derive(Debug)]
 struct Granted {
     member: Member,
     lease: Lease,
     span: Span,
-}
-
-impl Member {
-    fn is_in_batch(&self) -> bool {
-        matches!(self.permit, Some(Permit::OfBatch(_)))
-    }
-
-    /// The end of a member that has not started.
-    fn not_ours(self) -> Ended {
-        Ended { place: self.place, asked: None, next: Next::Finished }
-    }
 }
 
 /// The tasks of a consumer's units.

@@ -14,14 +14,15 @@ use tokio::time::{Instant, sleep};
 use tracing::{Instrument as _, Span, debug, info, warn};
 
 use super::super::end::{BUSY_BACKOFF, End};
+use super::super::erased::{BatchEnd, ErasedTransactionalBatches, Rest, TransactionEnd};
 use super::super::item::Item;
+use super::super::member::{Ended, Member};
 use super::super::progress::{Progress, RolledBack, after_transaction};
 use super::super::shared::{Shared, TransactionalRoute};
 use super::super::split::{After, Blame, Part, Split, blame};
 use super::super::trace;
-use super::super::transactional::{BatchEnd, ErasedTransactionalBatches, Rest, TransactionEnd};
+use super::Tasks;
 use super::claims::{self, Purpose};
-use super::{Ended, Member, Tasks};
 use crate::gate::{OnGrant, TransactionRun};
 use crate::handler::BoxFuture;
 use crate::health::{Stage, WaitCause};
@@ -110,7 +111,11 @@ struct Batch<'a> {
 }
 
 impl<'a> Batch<'a> {
-    fn of(tasks: &'a Arc<Tasks>, caller: &'a Arc<dyn ErasedTransactionalBatches>, begun: Vec<Running>) -> Self {
+    fn of(
+        tasks: &'a Arc<Tasks>,
+        caller: &'a Arc<dyn ErasedTransactionalBatches>,
+        begun: Vec<Running>,
+    ) -> Self {
         let began = Instant::now();
         let lost = begun.iter().map(|Running { member, run, .. }| {
             member.item.enter(Stage::Running, began);
@@ -221,7 +226,10 @@ impl<'a> Batch<'a> {
     fn log_split(&self, messages: usize, rest: &Rest) {
         let Some(running) = self.members.iter().flatten().next() else { return };
         let (scope, reason) = (running.run.gate().scope(), rest.reason());
-        info!(scope, messages, reason, "the transaction of a batch was rolled back; each half of it is tried");
+        info!(
+            scope,
+            messages, reason, "the transaction of a batch was rolled back; each half of it is tried"
+        );
     }
 }
 
@@ -280,7 +288,8 @@ async fn prepare(item: &mut Item) -> ControlFlow<End, Option<TransactionRun>> {
         Err(error) => return ControlFlow::Break(End::NoAnswer { error }),
     }
     let Ok(identity) = &item.identity else { return ControlFlow::Continue(None) };
-    let Some(limit) = item.route.transactional.as_ref().map(|transactional| transactional.work.limit()) else {
+    let Some(limit) = item.route.transactional.as_ref().map(|transactional| transactional.work.limit())
+    else {
         return ControlFlow::Continue(None);
     };
     let on_grant = item.probe.clone().map(|probe| OnGrant::new(move || probe.answered()));

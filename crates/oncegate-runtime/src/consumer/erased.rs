@@ -1,0 +1,95 @@
+//! Transactional handlers with their types erased: how they are run, and how a run in a transaction ends.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use oncegate_core::key::Scope;
+use oncegate_core::store::StoreError;
+
+use crate::failure::Failure;
+use crate::gate::TransactionRun;
+use crate::handler::{BoxFuture, ErasedHandler};
+use crate::observe::{BatchCall, RunOutcome};
+use crate::transactional::{Excuse, Sessions};
+
+/// A [`Transactional`](crate::Transactional) with its types erased.
+pub(super) trait ErasedTransactional: ErasedHandler {
+    fn limit(&self) -> Duration;
+
+    fn descriptor(&self, scope: Scope) -> BoxFuture<'_, Result<Option<String>, StoreError>>;
+
+    fn sessions(&self) -> Arc<dyn Sessions>;
+
+    /// Runs the key's first attempt, which makes no claim.
+    fn run(&self, run: Arc<TransactionRun>) -> BoxFuture<'_, TransactionEnd>;
+}
+
+/// How a run without a claim ended.
+#[derive(Debug)]
+pub(super) enum TransactionEnd {
+    /// Effect and COMPLETED are committed.
+    Committed,
+    /// There is a record of the key. The handler has not run.
+    RecordExists,
+    /// Another transaction holds the key. The handler has not run.
+    Held,
+    /// No transaction could be opened. The handler has not run.
+    NotBegun(StoreError),
+    /// It was rolled back because of another transaction, or because its connection was lost.
+    Excused { excuse: Excuse, reason: String },
+    /// The handler has failed, and its transaction is rolled back.
+    Failed { failure: Failure, outcome: RunOutcome },
+    /// The run was ended from outside, and its transaction is rolled back.
+    Discarded,
+    /// The commit was sent and not answered.
+    Unknown(StoreError),
+}
+
+/// A [`Transactional::batched`](crate::Transactional::batched) with its types erased.
+pub(super) trait ErasedTransactionalBatches: Send + Sync {
+    /// Runs first attempts, which make no claims, in one transaction.
+    fn run_batch(&self, runs: Vec<Arc<TransactionRun>>, call: BatchCall) -> BoxFuture<'_, BatchEnd>;
+}
+
+/// How one transaction of a batch ended.
+pub(super) struct BatchEnd {
+    /// In the order of the messages; `None` for a message that belongs to the rest.
+    pub(super) ends: Vec<Option<TransactionEnd>>,
+    /// Nothing of the rest is done, and its transaction is rolled back.
+    pub(super) rest: Rest,
+    /// How long the handler ran.
+    pub(super) took: Duration,
+}
+
+/// Why the rest of a batch has not ended by a transaction.
+#[derive(Debug)]
+pub(super) enum Rest {
+    /// Other messages have failed: the rest runs again without them.
+    RunAgain,
+    /// Another transaction holds one of the keys. The handler has not run.
+    Held,
+    /// Another transaction was in the way, or the connection was lost.
+    Excused { excuse: Excuse, reason: String },
+    /// The handler, or the commit, has failed for all of them.
+    Failed { failure: Failure, outcome: RunOutcome },
+}
+
+impl BatchEnd {
+    pub(super) fn all(count: usize, end: impl Fn() -> TransactionEnd) -> Self {
+        let ends = std::iter::repeat_with(|| Some(end())).take(count).collect();
+        Self { ends, rest: Rest::RunAgain, took: Duration::ZERO }
+    }
+
+    pub(super) fn none(count: usize, rest: Rest) -> Self {
+        let ends = std::iter::repeat_with(|| None).take(count).collect();
+        Self { ends, rest, took: Duration::ZERO }
+    }
+
+    /// Adds the messages that the transaction has not taken, because there is a record of their keys.
+    pub(super) fn with_left_out(self, is_taken: &[bool]) -> Self {
+        let mut ends = self.ends.into_iter();
+        let end =
+            |taken: &bool| if *taken { ends.next().flatten() } else { Some(TransactionEnd::RecordExists) };
+        Self { ends: is_taken.iter().map(end).collect(), ..self }
+    }
+}
