@@ -6,16 +6,19 @@ use std::time::Duration;
 use rdkafka::TopicPartitionList;
 use rdkafka::config::ClientConfig;
 use rdkafka::error::KafkaError;
+use rdkafka::metadata::{MetadataPartition, MetadataTopic};
 
 use super::inquiry;
 use super::trouble::is_refusal;
 use oncegate_runtime::source::SourceError;
 
-/// Time limit of one request to the brokers.
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
-
-/// Returns the metadata of the group's commits of these topics, without duplicates. It joins no group.
-pub(super) fn read(config: &ClientConfig, topics: &[String]) -> Result<Vec<String>, SourceError> {
+/// Returns the metadata of the group's commits of these topics, without duplicates. It joins no group. Each request may
+/// take `timeout`.
+pub(super) fn read(
+    config: &ClientConfig,
+    topics: &[String],
+    timeout: Duration,
+) -> Result<Vec<String>, SourceError> {
     let failed = |error: KafkaError| {
         let is_refusal = is_refusal(&error);
         let failed = SourceError::caused(
@@ -25,20 +28,22 @@ pub(super) fn read(config: &ClientConfig, topics: &[String]) -> Result<Vec<Strin
         );
         if is_refusal { failed } else { failed.away() }
     };
-    let consumer = inquiry::client(config.clone())?;
+    let consumer = inquiry::offsets_client(config.clone())?;
     let mut partitions = TopicPartitionList::new();
-    for topic in topics {
-        let metadata = inquiry::metadata(&consumer, topic, ANSWER_TIMEOUT, failed)?;
-        for described in metadata.topics() {
-            for partition in described.partitions() {
-                partitions.add_partition(described.name(), partition.id());
-            }
+    let described = inquiry::of_each(topics, |topic| {
+        let metadata = inquiry::metadata(&consumer, topic, timeout, failed)?;
+        let partitions = metadata.topics().iter().flat_map(MetadataTopic::partitions);
+        Ok(partitions.map(MetadataPartition::id).collect::<Vec<_>>())
+    })?;
+    for (topic, numbers) in topics.iter().zip(described) {
+        for number in numbers {
+            partitions.add_partition(topic, number);
         }
     }
     if partitions.count() == 0 {
         return Ok(Vec::new());
     }
-    let committed = inquiry::committed_offsets(&consumer, &partitions, ANSWER_TIMEOUT)?.map_err(failed)?;
+    let committed = inquiry::committed_offsets(&consumer, &partitions, timeout)?.map_err(failed)?;
     let mut annotations: Vec<String> = Vec::new();
     for partition in committed.elements() {
         // The client panics on text that is not UTF-8. Such metadata is not ours.

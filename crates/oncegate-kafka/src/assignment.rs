@@ -254,6 +254,7 @@ impl Assignment {
         ledger.end = report.end.or(ledger.end);
         if report.has_begun {
             ledger.unread_at_ms = None;
+            ledger.is_read = true;
         } else {
             ledger.unread_at_ms.get_or_insert(self.now_ms());
         }
@@ -284,6 +285,11 @@ impl Assignment {
     pub(super) fn unread_for(&self) -> Option<Duration> {
         let unread_at_ms = self.ledger().unread_at_ms?;
         Some(Duration::from_millis(self.now_ms().saturating_sub(unread_at_ms)))
+    }
+
+    /// Whether the client has reported that it reads the partition.
+    pub(super) fn is_read(&self) -> bool {
+        self.ledger().is_read
     }
 
     /// Returns the milliseconds since the assignment.

@@ -7,14 +7,14 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use super::assignment::{Assignment, Begin, Due, Partition, Shared};
 #[cfg(test)]
 use super::clock::Clock;
 use super::fetch_limits::Totals;
 use super::partition_map::PartitionMap;
-use super::standing::{PartitionReport, Standing};
+use super::standing::{PartitionReport, Reading, Standing};
 use super::watermark::Watermark;
 
 /// The partitions that this member owns now.
@@ -25,8 +25,8 @@ pub(crate) struct Assignments {
     generation: AtomicU64,
     /// Whether a partition may have only offsets without messages after those received.
     may_pass: AtomicBool,
-    /// Whether the client may have not begun to read a partition.
-    may_be_unread: AtomicBool,
+    /// Whether the client has reported something of our partitions.
+    has_reports: AtomicBool,
     shared: Arc<Shared>,
 }
 
@@ -134,19 +134,26 @@ impl Assignments {
             if assignment.reported(report) {
                 self.may_pass.store(true, Ordering::Release);
             }
-            if !report.has_begun {
-                self.may_be_unread.store(true, Ordering::Release);
-            }
+            self.has_reports.store(true, Ordering::Release);
         }
     }
 
-    /// Returns for how long the client has not begun to read one of our partitions, the longest of these times; `None` when
-    /// it reads them all, or has reported nothing since the last call.
-    pub(crate) fn unread_for(&self) -> Option<Duration> {
-        if !self.may_be_unread.swap(false, Ordering::AcqRel) {
+    /// Returns what the client has reported since the last call; `None` when that is not enough to say anything.
+    ///
+    /// Partitions whose position the client must not decide do not count.
+    pub(crate) fn reading(&self) -> Option<Reading> {
+        if !self.has_reports.swap(false, Ordering::AcqRel) {
             return None;
         }
-        self.current().values().filter(|one| !one.is_revoked()).filter_map(|one| one.unread_for()).max()
+        let current = self.current();
+        let ours: Vec<_> = current.values().filter(|one| !one.is_revoked() && one.has_begun()).collect();
+        let unread = ours.iter().filter_map(|one| Some((one.unread_for()?, one.partition())));
+        let count = unread.clone().count();
+        if let Some((lasts, partition)) = unread.max_by_key(|(lasts, _)| *lasts) {
+            return Some(Reading::Unread { partition: partition.clone(), count, lasts });
+        }
+        let is_all = !ours.is_empty() && ours.iter().all(|one| one.is_read());
+        is_all.then_some(Reading::All)
     }
 
     /// Whether the client's positions should be read, since the last call.

@@ -1,8 +1,16 @@
-//! Decides where a partition without a committed offset begins, when the source begins at the end.
+//! Decides where partitions begin whose position the client must not decide. They are paused until the broker has the
+//! position and the client has sought to it. There are two kinds.
+//!
+//! # The brokers withhold the committed offset of a partition
+//!
+//! A transaction that commits it is open. The client would wait for it with all partitions that it was assigned
+//! together with, and later ones ([`committed`]). So each of these is asked about alone, and costs only itself.
+//! Without a committed offset it begins at its first message.
+//!
+//! # The source begins at the end
 //!
 //! The client alone would begin at the end at every assignment until an offset is committed, and skip messages that
-//! came meanwhile. So the position is decided here once, and the partition is paused until the broker has it and the
-//! client has sought to it:
+//! came meanwhile. So the position is decided here once:
 //!
 //! | the group has | the partition begins |
 //! |---|---|
@@ -25,57 +33,120 @@ use rdkafka::consumer::{BaseConsumer, CommitMode, Consumer};
 use rdkafka::error::KafkaError;
 use rdkafka::topic_partition_list::Offset;
 
-use super::assignment::Assignment;
+use super::assignment::{Assignment, Partition};
+use super::committed::{self, ANSWER_TIMEOUT, Committed, Inquirer, Offsets};
+use super::log;
 use super::member::MemberContext;
 use super::topics;
+use oncegate_runtime::observe::Event;
 use oncegate_runtime::source::SourceError;
-
-/// Time limit of one request to the broker. A revoke's commit waits for it.
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Stands for the addresses of the brokers in errors.
 const CLUSTER: &str = "the cluster";
 
 /// Delay before a request is repeated.
-pub(crate) const ASK_AGAIN: Duration = Duration::from_millis(100);
+const ASK_AGAIN: Duration = Duration::from_millis(100);
+
+/// The same for an offset that the brokers withhold, possibly for as long as a transaction may last.
+const ASK_AGAIN_WITHHELD: Duration = Duration::from_secs(1);
+
+/// The time for the topics of one round. Commits wait for it.
+const ROUND_MAX: Duration = Duration::from_secs(4);
+
+/// The name of the operation that fails while the brokers withhold an offset, in metrics and in the status.
+pub(crate) const OFFSET: &str = "offset";
 
 /// How long to wait for the owner of the first partition. After that, the owner is taken for a program without this
 /// rule, and each member decides for itself.
 const FIRST_OWNER_PATIENCE: Duration = Duration::from_secs(60);
-
-type Offsets = BTreeMap<i32, i64>;
 
 /// Decides where partitions begin, on the commit thread, which may wait for the broker.
 #[derive(Debug, Default)]
 pub(crate) struct Beginnings {
     /// Since when we have waited for another member to commit the ends.
     waiting_since: Option<Instant>,
+    committed: Inquirer,
+    /// The topic that was asked about last: the next round begins after it.
+    last_topic: Option<Arc<str>>,
+    /// The withheld partitions that the log has named.
+    named: Vec<Partition>,
 }
 
 impl Beginnings {
+    /// Returns the delay before the next round, which is `interval` if nothing is left to decide.
+    pub(crate) fn pause(&self, interval: Duration, unresolved: usize) -> Duration {
+        match unresolved {
+            0 => interval,
+            _ if unresolved > self.committed.withheld().len() => interval.min(ASK_AGAIN),
+            _ => interval.min(ASK_AGAIN_WITHHELD),
+        }
+    }
+
     /// Resolves the partitions that can be resolved now; returns whether there is something new to commit. Failures are
     /// retried.
     pub(crate) fn resolve(&mut self, consumer: &BaseConsumer<MemberContext>) -> bool {
-        let unresolved = consumer.context().member().assignments.unresolved();
+        let member = consumer.context().member();
+        let unresolved = member.assignments.unresolved();
+        self.committed.retain(|one| unresolved.iter().any(|ours| ours.partition() == one));
         if unresolved.is_empty() {
             self.waiting_since = None;
+            self.tell(consumer);
             return false;
         }
         let mut topics: BTreeMap<Arc<str>, Vec<Arc<Assignment>>> = BTreeMap::new();
         for assignment in unresolved {
             topics.entry(Arc::clone(&assignment.partition().topic)).or_default().push(assignment);
         }
+        let begun = Instant::now();
+        let mut topics: Vec<_> = topics.into_iter().collect();
+        let after = topics.iter().position(|(topic, _)| Some(topic) > self.last_topic.as_ref());
+        topics.rotate_left(after.unwrap_or_default());
         let mut any = false;
         for (topic, ours) in topics {
             match self.resolve_topic(consumer, &topic, ours) {
                 Ok(resolved) => any |= resolved,
                 Err(error) => {
                     let why = std::error::Error::source(&error).map(ToString::to_string);
-                    tracing::warn!(%error, why, "cannot decide yet where {topic} begins; retrying");
+                    if let Some(left_out) = log::worth_logging(&format!("begin {topic}: {error}: {why:?}")) {
+                        tracing::warn!(%error, why, left_out, "cannot decide yet where {topic} begins; retrying");
+                    }
                 }
             }
+            self.last_topic = Some(topic);
+            if begun.elapsed() >= ROUND_MAX {
+                break;
+            }
         }
+        self.tell(consumer);
         any
+    }
+
+    /// Puts the withheld partitions into the status, and into the log when they change.
+    fn tell(&mut self, consumer: &BaseConsumer<MemberContext>) {
+        let member = consumer.context().member();
+        let withheld = self.committed.withheld();
+        let Some(first) = withheld.first() else {
+            self.named.clear();
+            if !member.assignments.is_empty() {
+                member.failures.succeeded(OFFSET);
+            }
+            return;
+        };
+        let others = match withheld.len() {
+            1 => String::new(),
+            count => format!(" and of {} more partitions", count - 1),
+        };
+        let why = format!(
+            "the brokers withhold the group's committed offset of {first}{others}: a transaction that commits it is \
+             open. Each such partition is read when its transaction ends, by its producer or after its \
+             transaction.timeout.ms; kafka-transactions.sh lists and aborts transactions"
+        );
+        member.failures.failed(Instant::now(), OFFSET, &why);
+        if withheld.iter().any(|one| !self.named.contains(one)) {
+            tracing::warn!(why, "partitions wait");
+            member.observer.observe(Event::SourceError { operation: OFFSET });
+        }
+        self.named = withheld.to_vec();
     }
 
     fn resolve_topic(
@@ -85,19 +156,28 @@ impl Beginnings {
         mut ours: Vec<Arc<Assignment>>,
     ) -> Result<bool, SourceError> {
         let numbers: Vec<i32> = ours.iter().map(|one| one.partition().number).collect();
-        go_on(&mut ours, &committed(consumer, topic, &numbers)?);
+        let known = self.ask(consumer, topic, &numbers)?;
+        go_on(&mut ours, &known.offsets);
+        ours.retain(|one| !known.withheld.contains(&one.partition().number));
         if ours.is_empty() {
             return Ok(false);
+        }
+        if !consumer.context().member().begins_at_end() {
+            return begin_first(consumer, topic, &ours);
         }
         let metadata = consumer.fetch_metadata(Some(topic), ANSWER_TIMEOUT);
         let unreachable = |error| topics::unreachable(CLUSTER, ANSWER_TIMEOUT, error);
         let all = topics::described(&metadata.map_err(unreachable)?, CLUSTER, topic)?;
         let ends = offsets(consumer, topic, &all, Offset::End)?;
         // This must follow the request for the ends; see the module's documentation.
-        let known = committed(consumer, topic, &all)?;
-        go_on(&mut ours, &known);
-        if !known.is_empty() {
-            return begin_new(consumer, topic, &ours);
+        let known = self.ask(consumer, topic, &all)?;
+        go_on(&mut ours, &known.offsets);
+        if !known.offsets.is_empty() {
+            return begin_first(consumer, topic, &ours);
+        }
+        if !known.withheld.is_empty() {
+            // The transaction decides whether the group has an offset of the topic.
+            return Ok(false);
         }
         let first = all.iter().min().copied();
         if ours.iter().any(|one| Some(one.partition().number) == first) {
@@ -127,6 +207,17 @@ impl Beginnings {
         }
         Ok(true)
     }
+
+    fn ask(
+        &mut self,
+        consumer: &BaseConsumer<MemberContext>,
+        topic: &str,
+        numbers: &[i32],
+    ) -> Result<Committed, SourceError> {
+        self.committed.ask(consumer, topic, numbers).map_err(|error| {
+            SourceError::caused(format!("cannot read the committed offsets of {topic}"), error)
+        })
+    }
 }
 
 /// Resolves the partitions with a committed offset to that offset.
@@ -137,8 +228,9 @@ fn go_on(ours: &mut Vec<Arc<Assignment>>, committed: &Offsets) {
     });
 }
 
-/// Resolves partitions that the topic has gained since the group began: none of their messages may be skipped.
-fn begin_new(
+/// Resolves partitions without a committed offset to their first message: none may be skipped. The topic may have
+/// gained them since the group began.
+fn begin_first(
     consumer: &BaseConsumer<MemberContext>,
     topic: &str,
     ours: &[Arc<Assignment>],
@@ -154,18 +246,6 @@ fn begin_new(
     Ok(!ours.is_empty())
 }
 
-/// Returns the group's committed offsets of these partitions; partitions without one are absent.
-fn committed(
-    consumer: &BaseConsumer<MemberContext>,
-    topic: &str,
-    numbers: &[i32],
-) -> Result<Offsets, SourceError> {
-    let asked = list(topic, numbers.iter().map(|number| (*number, Offset::Invalid)));
-    let answer = asked.and_then(|list| consumer.committed_offsets(list, ANSWER_TIMEOUT));
-    read(answer)
-        .map_err(|error| SourceError::caused(format!("cannot read the committed offsets of {topic}"), error))
-}
-
 /// Returns the first or last offsets of these partitions.
 fn offsets(
     consumer: &BaseConsumer<MemberContext>,
@@ -179,7 +259,7 @@ fn offsets(
     let asked = list(topic, numbers.iter().map(|number| (*number, which)));
     // In the protocol, the beginning and the end are special timestamps.
     let answer = asked.and_then(|list| consumer.offsets_for_times(list, ANSWER_TIMEOUT));
-    read(answer).map_err(|error| {
+    committed::read(answer).map_err(|error| {
         SourceError::caused(format!("cannot read the first or last offsets of {topic}"), error)
     })
 }
@@ -190,17 +270,4 @@ fn list(topic: &str, offsets: impl Iterator<Item = (i32, Offset)>) -> Result<Top
         list.add_partition(topic, number).set_offset(offset)?;
     }
     Ok(list)
-}
-
-/// Returns the offsets in an answer, or the first error in it.
-fn read(answer: Result<TopicPartitionList, KafkaError>) -> Result<Offsets, KafkaError> {
-    let answer = answer?;
-    let mut offsets = Offsets::new();
-    for element in answer.elements() {
-        element.error()?;
-        if let Offset::Offset(offset) = element.offset() {
-            offsets.insert(element.partition(), offset);
-        }
-    }
-    Ok(offsets)
 }

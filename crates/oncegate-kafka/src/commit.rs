@@ -14,7 +14,7 @@ use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 use rdkafka::topic_partition_list::Offset;
 
 use super::assignment::Due;
-use super::begin::{ASK_AGAIN, Beginnings};
+use super::begin::Beginnings;
 use super::member::MemberContext;
 use oncegate_runtime::observe::Event;
 use oncegate_runtime::source::CommitAnnotation;
@@ -169,7 +169,7 @@ fn run(consumer: &BaseConsumer<MemberContext>, interval: Duration) {
         if beginnings.resolve(consumer) {
             commit_due(consumer);
         }
-        pause = if assignments.unresolved().is_empty() { interval } else { interval.min(ASK_AGAIN) };
+        pause = beginnings.pause(interval, assignments.unresolved().len());
     }
 }
 

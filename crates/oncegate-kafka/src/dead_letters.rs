@@ -29,9 +29,6 @@ pub(crate) const SCOPE_HEADER: &str = "oncegate-scope";
 /// The longest `oncegate-reason`, in bytes.
 const REASON_MAX_BYTES: usize = 1024;
 
-/// Time limit for opening to wait for the brokers.
-const OPEN_TIMEOUT: Duration = Duration::from_secs(10);
-
 /// Writes dead letters to a topic: payload, key and headers unchanged, and headers with their origin and cause (see
 /// [`kafka`](super)).
 ///
@@ -44,6 +41,7 @@ pub struct KafkaDeadLetters {
     properties: Properties,
     /// Topics that a source consumes. Our topic must not be one of them.
     consumed: Vec<String>,
+    open_timeout: Duration,
     producer: Mutex<Option<Arc<DurableProducer>>>,
 }
 
@@ -58,6 +56,7 @@ impl KafkaDeadLetters {
             topic: topic.into(),
             properties: Properties::default(),
             consumed: Vec::new(),
+            open_timeout: super::KafkaSource::DEFAULT_OPEN_TIMEOUT,
             producer: Mutex::default(),
         }
     }
@@ -75,6 +74,14 @@ impl KafkaDeadLetters {
     #[must_use]
     pub fn property_file(mut self, name: impl Into<String>, path: impl Into<PathBuf>) -> Self {
         self.properties.set_file(name, path);
+        self
+    }
+
+    /// Time limit for one attempt to open, in which the brokers must answer; default 10 s, or that of the
+    /// [source](super::KafkaSource::open_timeout) that they are made of.
+    #[must_use]
+    pub fn open_timeout(mut self, timeout: Duration) -> Self {
+        self.open_timeout = timeout;
         self
     }
 
@@ -114,9 +121,10 @@ impl DeadLetters for KafkaDeadLetters {
         config.extend(connection.iter().cloned());
         config.set("bootstrap.servers", &self.brokers);
         let (brokers, topic) = (self.brokers.clone(), self.topic.clone());
+        let timeout = self.open_timeout;
         let asking = tokio::task::spawn_blocking(move || {
             let client = inquiry::client(config)?;
-            topics::check(&client, &brokers, &[topic], OPEN_TIMEOUT)
+            topics::check(&client, &brokers, &[topic], timeout)
         });
         asking.await??;
         let missing = rights::to_write(&self.brokers, std::slice::from_ref(&self.topic), &connection).await?;

@@ -83,7 +83,7 @@ pub(crate) async fn layouts(
     let (names, at) = (topics.to_vec(), brokers.to_owned());
     let asking = tokio::task::spawn_blocking(move || {
         let client = inquiry::client(config)?;
-        names.into_iter().map(|name| layout(&client, &at, name)).collect::<Result<Vec<_>, _>>()
+        inquiry::of_each(&names, |name| layout(&client, &at, name.to_owned()))
     });
     let asked = asking.await;
     asked.map_err(|error| SourceError::caused("the Kafka client has panicked", error))?

@@ -18,7 +18,7 @@ use rdkafka::topic_partition_list::TopicPartitionList;
 
 use super::tokens::{self, TokenError, Tokens};
 use super::trouble::login_refusal;
-use super::{member, settings};
+use super::{log, settings};
 use oncegate_runtime::source::SourceError;
 
 /// A client that asks.
@@ -30,6 +30,9 @@ const LISTEN_AFTER: Duration = Duration::from_millis(500);
 
 /// The pause before a request that has failed is repeated.
 const ASK_AGAIN: Duration = Duration::from_millis(100);
+
+/// How many topics are asked about at the same time.
+const AT_ONCE: usize = 32;
 
 /// The group of a client that asks about none: without a group, a client hears no callback.
 const NO_GROUP: &str = "oncegate-asks";
@@ -54,6 +57,13 @@ pub(crate) fn client(mut config: ClientConfig) -> Result<InquiryClient, SourceEr
     Ok(client)
 }
 
+/// Returns a client that asks about committed offsets. It gets the last ones that are settled, also of partitions whose
+/// next offset is in an open transaction, for which others wait.
+pub(crate) fn offsets_client(mut config: ClientConfig) -> Result<InquiryClient, SourceError> {
+    config.set("isolation.level", "read_uncommitted");
+    client(config)
+}
+
 /// Returns what the brokers know about `topic`, or an error: the brokers' refusal, or else what `failed` makes of it.
 pub(crate) fn metadata(
     client: &InquiryClient,
@@ -63,6 +73,32 @@ pub(crate) fn metadata(
 ) -> Result<Metadata, SourceError> {
     let answer = ask(client, timeout, |limit| client.fetch_metadata(Some(topic), limit), |_| false)?;
     answer.map_err(failed)
+}
+
+/// Calls `ask` for each topic, for many at the same time, and returns the answers in the order of the topics.
+///
+/// # Errors
+/// The first error in the order of the topics.
+pub(crate) fn of_each<T: Send>(
+    topics: &[String],
+    ask: impl Fn(&str) -> Result<T, SourceError> + Sync,
+) -> Result<Vec<T>, SourceError> {
+    if let [only] = topics {
+        return Ok(vec![ask(only)?]);
+    }
+    let mut answers = Vec::with_capacity(topics.len());
+    for some in topics.chunks(AT_ONCE) {
+        let ask = &ask;
+        std::thread::scope(|scope| {
+            let asking: Vec<_> = some.iter().map(|topic| scope.spawn(move || ask(topic))).collect();
+            for answer in asking {
+                let answer = answer.join();
+                answers.push(answer.map_err(|_| SourceError::new("the Kafka client has panicked"))??);
+            }
+            Ok::<_, SourceError>(())
+        })?;
+    }
+    Ok(answers)
 }
 
 /// Sends a request until it is answered, its error `is_final`, or `timeout` is over. Returns the last answer.
@@ -182,7 +218,7 @@ impl InquiryContext {
 
 impl ClientContext for InquiryContext {
     fn log(&self, level: RDKafkaLogLevel, facility: &str, line: &str) {
-        member::log(level, facility, line);
+        log::log(level, facility, line);
     }
 
     fn error(&self, error: KafkaError, reason: &str) {

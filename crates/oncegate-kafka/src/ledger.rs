@@ -18,6 +18,8 @@ pub(super) struct Ledger {
     pub(super) end: Option<LogEnd>,
     /// Since when the client has reported that it has not begun to read.
     pub(super) unread_at_ms: Option<u64>,
+    /// Whether the client has reported that it reads the partition.
+    pub(super) is_read: bool,
     pub(super) begin: Begin,
     /// Whether the client's position in this partition is known to be from this epoch.
     pub(super) is_position_ours: bool,
@@ -45,6 +47,7 @@ impl Ledger {
             crowded: false,
             end: None,
             unread_at_ms: None,
+            is_read: false,
             begin: Begin::Begun,
             is_position_ours: false,
         }

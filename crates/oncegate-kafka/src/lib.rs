@@ -3,10 +3,11 @@
 //! | what | where |
 //! |---|---|
 //! | when an offset is committed | `watermark`, `assignment` (the rules), `commit` (the request) |
-//! | where a partition without a committed offset begins | `begin` |
+//! | where a partition begins whose position the client must not decide | `begin`; `committed` asks for the group's offsets |
 //! | what happens when partitions are assigned and revoked | `member` |
 //! | where messages wait for a retry that is far off | `retries` (the topics), `retry_tier` (the wait in one) |
-//! | whether the client is connected | `connection` |
+//! | whether the client is connected, and reads its partitions | `connection`, `unread` |
+//! | which lines of the client are logged | `log` |
 //! | what happens when the client fails | `trouble` (the rules), `membership` (the replacement) |
 //! | recreated topics, offsets out of range | `notices` (detection), `poll` (reaction) |
 //! | back-pressure, client errors | `fetch_limits` (when a partition is paused), `poll`, `buffer` |
@@ -83,6 +84,10 @@
 //!   client then leaves the group.
 //! - A fatal `FENCED_INSTANCE_ID` is no reason to join again: a member that joins with a static id removes the one
 //!   that had it, so two of them would remove each other forever.
+//! - While a transaction that commits an offset is open, the brokers do not tell it, and the client repeats its whole
+//!   request: all partitions of an assignment wait for one of them. So a callback asks first. Partitions about which it
+//!   gets no answer are assigned at an offset and paused, and the commit thread asks about each alone.
+//! - A commit that waits for a coordinator ends only when its client is closed. So a failed client is closed under it.
 //! - A seek works in every protocol; `incremental_assign` fails in an eager group.
 //! - librdkafka takes its log level from the crate `log` unless it is set. That level is *off* in a program that uses
 //!   `tracing`.
@@ -106,6 +111,7 @@ mod begin;
 mod buffer;
 mod clock;
 mod commit;
+mod committed;
 mod connection;
 mod convert;
 mod dead_letter_reader;
@@ -116,6 +122,7 @@ mod group_offsets;
 mod inquiry;
 mod java_names;
 mod ledger;
+mod log;
 mod member;
 mod membership;
 mod new_topics;
@@ -138,6 +145,7 @@ mod status;
 mod tokens;
 mod topics;
 mod trouble;
+mod unread;
 mod wake;
 mod watermark;
 mod window;

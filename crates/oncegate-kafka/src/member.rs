@@ -14,19 +14,27 @@ use rdkafka::topic_partition_list::Offset;
 
 use super::assignment::{Assignment, Begin, Partition};
 use super::assignments::Assignments;
+use super::begin::OFFSET;
 use super::buffer::Buffer;
 use super::commit::{CommitDesk, CommitOutcome};
+use super::committed;
 use super::connection::Connection;
 use super::fetch_limits::Totals;
+use super::log;
 use super::notices::Notices;
-use super::partition_map::PartitionMap;
+use super::partition_map::{PartitionMap, list_of};
 use super::settings::Start;
 use super::statistics;
 use super::tokens::{self, Tokens};
-use super::trouble::{LOGIN, LoginFailure, TOKEN};
+use super::trouble::{JOIN, LOGIN, LoginFailure, TOKEN};
+use super::unread::READ;
 use oncegate_runtime::health::FailureLog;
 use oncegate_runtime::observe::{Event, Observer};
 use oncegate_runtime::source::CommitAnnotation;
+
+/// After this time without a partition, others read the partitions that this member could not read. It is longer than a
+/// session, in which the group may wait for a member that has gone.
+const IDLE_SETTLES: Duration = Duration::from_secs(60);
 
 /// The state shared by the poll thread, the commit thread and the source. It outlives a failed client, and its
 /// replacement uses it as well.
@@ -56,6 +64,8 @@ pub(crate) struct Member {
     leave_by: OnceLock<Instant>,
     /// Why the member left without the last commit, for `close` to report.
     uncommitted: Mutex<Option<String>>,
+    /// Since when the group has had no partition for this member.
+    idle_since: Mutex<Option<Instant>>,
     /// Why the last login has failed, until the poll thread has reported it.
     login_failure: Mutex<Option<LoginFailure>>,
 }
@@ -94,6 +104,7 @@ impl Member {
             responses: AtomicU64::new(0),
             leave_by: OnceLock::new(),
             uncommitted: Mutex::default(),
+            idle_since: Mutex::default(),
             login_failure: Mutex::default(),
         }
     }
@@ -165,15 +176,38 @@ impl Member {
         }
     }
 
-    fn assigned(&self, partitions: Vec<Partition>) {
+    /// Whether a group without committed offsets begins at the end.
+    pub(crate) fn begins_at_end(&self) -> bool {
+        self.start == Start::End
+    }
+
+    /// Begins epochs. The commit thread decides where the `held` ones of these partitions begin, the client the others.
+    fn assigned(&self, partitions: &[Partition], held: &PartitionMap<()>) {
+        self.failures.succeeded(JOIN);
         if partitions.is_empty() {
             return;
         }
         let assigned = partitions.len();
-        tracing::info!(partitions = %Names(&partitions), "partitions assigned");
-        let begin = if self.start == Start::End { Begin::Unresolved } else { Begin::Begun };
-        self.assignments.assign(partitions, begin);
+        tracing::info!(partitions = %Names(partitions), "partitions assigned");
+        let (held, read): (Vec<_>, Vec<_>) =
+            partitions.iter().cloned().partition(|one| held.of(one).is_some());
+        self.assignments.assign(read, Begin::Begun);
+        self.assignments.assign(held, Begin::Unresolved);
         self.observer.observe(Event::Rebalanced { assigned, revoked: 0 });
+    }
+
+    /// Records whether the client is a member of the group that waits for nothing.
+    fn settled(&self, is_settled: bool) {
+        let mut idle_since = self.idle_since.lock().unwrap_or_else(PoisonError::into_inner);
+        if is_settled {
+            self.failures.succeeded(JOIN);
+        }
+        if !is_settled || !self.assignments.is_empty() {
+            *idle_since = None;
+        } else if idle_since.get_or_insert_with(Instant::now).elapsed() >= IDLE_SETTLES {
+            self.failures.succeeded(OFFSET);
+            self.failures.succeeded(READ);
+        }
     }
 
     /// Gives up partitions: no further handler starts for them, running handlers may finish, their positions are
@@ -313,7 +347,7 @@ impl ClientContext for MemberContext {
             self.member.notices.hear(level, line);
         }
         if self.debug || !matches!(level, RDKafkaLogLevel::Debug) {
-            log(level, facility, line);
+            log::log(level, facility, line);
         }
     }
 
@@ -327,7 +361,9 @@ impl ClientContext for MemberContext {
 
     fn stats_raw(&self, statistics: &[u8]) {
         if !self.is_retired() {
-            self.member.heard(statistics::responses(statistics));
+            let summary = statistics::summary(statistics);
+            self.member.heard(summary.responses);
+            self.member.settled(summary.is_settled);
             let connected = statistics::each_report(statistics, |topic, number, report| {
                 self.member.assignments.reported(topic, number, report);
             });
@@ -349,9 +385,18 @@ impl ConsumerContext for MemberContext {
                 self.member.revoked(&partitions(list), consumer.assignment_lost(), commit);
             }
             Rebalance::Assign(list) => {
-                self.member.assigned(partitions(list));
-                if self.member.start == Start::End {
-                    hold(consumer, list);
+                let assigned = partitions(list);
+                let held = match self.member.begins_at_end() {
+                    true => assigned.clone(),
+                    false => committed::unanswered(consumer, &assigned),
+                };
+                let held = held.iter().fold(PartitionMap::default(), |mut all, one| {
+                    all.insert(one, ());
+                    all
+                });
+                self.member.assigned(&assigned, &held);
+                if !held.is_empty() {
+                    hold(consumer, list, &held);
                     self.desk.ask();
                 }
             }
@@ -362,56 +407,46 @@ impl ConsumerContext for MemberContext {
     fn post_rebalance(&self, consumer: &BaseConsumer<Self>, rebalance: &Rebalance<'_>) {
         // A pause survives revocation and re-assignment: a partition that comes back paused would stall without an
         // error.
-        if let Rebalance::Assign(list) = rebalance {
+        if let Rebalance::Assign(list) = rebalance
+            && !self.is_retired()
+        {
             let assigned = partitions(list);
-            let names = list_of(assigned.iter());
-            // The poll thread resumes those that are held.
-            let done = if self.member.start == Start::End {
-                consumer.pause(&names)
-            } else {
-                consumer.resume(&names)
+            let is_held = |partition: &&Partition| {
+                self.member.assignments.get(partition).is_some_and(|one| !one.has_begun())
             };
-            if let Err(error) = done {
+            let (held, read): (Vec<_>, Vec<_>) = assigned.iter().partition(is_held);
+            // The poll thread resumes those that are held.
+            let paused = if held.is_empty() { Ok(()) } else { consumer.pause(&list_of(held.into_iter())) };
+            let resumed = if read.is_empty() { Ok(()) } else { consumer.resume(&list_of(read.into_iter())) };
+            if let Err(error) = paused.and(resumed) {
                 tracing::warn!(%error, "cannot pause or resume assigned partitions");
             }
-            if !self.is_retired() {
-                self.note_positions(consumer, &assigned);
-            }
+            self.note_positions(consumer, &assigned);
         }
     }
 
     fn commit_callback(&self, _result: KafkaResult<()>, _offsets: &TopicPartitionList) {}
 }
 
-/// Lets the client fetch nothing from partitions whose starting position it must not decide.
+/// Lets the client fetch nothing from the `held` partitions, whose starting position it must not decide.
 ///
 /// They get an offset, whichever it is, because without one the client asks for the committed one, and then for the log's
 /// beginning: a late answer to that puts the client there, even after a seek to the right position (librdkafka 2.12).
 /// They are paused again after the assignment, because the client may not know them before.
-fn hold(consumer: &BaseConsumer<MemberContext>, assigned: &TopicPartitionList) {
+fn hold(consumer: &BaseConsumer<MemberContext>, assigned: &TopicPartitionList, held: &PartitionMap<()>) {
+    let mut paused = TopicPartitionList::new();
     for mut partition in assigned.elements() {
+        if held.get(partition.topic(), partition.partition()).is_none() {
+            continue;
+        }
         if let Err(error) = partition.set_offset(Offset::Offset(0)) {
             tracing::warn!(%error, "cannot set the offset of an assigned partition");
         }
+        paused.add_partition(partition.topic(), partition.partition());
     }
-    // A copy, because errors are written into the list.
-    if let Err(error) = consumer.pause(&list_of(partitions(assigned).iter())) {
+    // A list of its own, because errors are written into it.
+    if let Err(error) = consumer.pause(&paused) {
         tracing::warn!(%error, "cannot pause assigned partitions");
-    }
-}
-
-/// Passes librdkafka's log lines to `tracing`.
-pub(crate) fn log(level: RDKafkaLogLevel, facility: &str, line: &str) {
-    match level {
-        RDKafkaLogLevel::Emerg
-        | RDKafkaLogLevel::Alert
-        | RDKafkaLogLevel::Critical
-        | RDKafkaLogLevel::Error => tracing::error!(target: "librdkafka", facility, "{line}"),
-        RDKafkaLogLevel::Warning => tracing::warn!(target: "librdkafka", facility, "{line}"),
-        RDKafkaLogLevel::Notice | RDKafkaLogLevel::Info => {
-            tracing::info!(target: "librdkafka", facility, "{line}");
-        }
-        RDKafkaLogLevel::Debug => tracing::debug!(target: "librdkafka", facility, "{line}"),
     }
 }
 
@@ -421,15 +456,6 @@ fn partitions(list: &TopicPartitionList) -> Vec<Partition> {
         number: element.partition(),
     };
     list.elements().iter().map(partition).collect()
-}
-
-/// Returns a list for a single call. It must not outlive the call: a consumer whose lists are alive cannot be dropped.
-pub(crate) fn list_of<'a>(partitions: impl Iterator<Item = &'a Partition>) -> TopicPartitionList {
-    let mut list = TopicPartitionList::new();
-    for partition in partitions {
-        list.add_partition(&partition.topic, partition.number);
-    }
-    list
 }
 
 /// Formats partitions for a log line.
@@ -461,7 +487,7 @@ mod tests {
     /// Revokes a partition, and returns until when its commit may take.
     fn commit_deadline(member: &Member) -> Instant {
         let partition = Partition { topic: "orders".into(), number: 0 };
-        member.assigned(vec![partition.clone()]);
+        member.assigned(std::slice::from_ref(&partition), &PartitionMap::default());
         let mut deadline = None;
         member.revoked(&[partition], false, |by| {
             deadline = Some(by);

@@ -17,8 +17,8 @@ use super::properties::FileContents;
 use super::rotation::Rotation;
 use super::settings::{self, Settings};
 use super::tokens::Tokens;
-use super::trouble::Trouble;
-use super::{commit, inquiry};
+use super::trouble::{JoinTerms, Trouble};
+use super::{commit, inquiry, log};
 use oncegate_runtime::observe::Event;
 use oncegate_runtime::source::SourceError;
 
@@ -34,20 +34,22 @@ const REPLACE_AFTER_MAX: Duration = Duration::from_secs(5);
 /// A client that has worked for so long has not failed in vain, even if the group had no partition for it.
 const STANDBY_WORKS: Duration = Duration::from_secs(600);
 
-/// How long a client may take to begin to read a partition, while it is connected. Doubled for each client that took longer
-/// since one did not, because the cause may be one that a new client does not mend: the group's coordinator is away, or a
-/// transaction that commits the group's offsets is open.
-const UNREAD_LIMIT: Duration = Duration::from_secs(60);
-
-/// How often that time is doubled.
-const UNREAD_DOUBLED: u32 = 4;
-
 /// How long to wait while another member holds our static id: longer than a session, which is at most 60 s by a
 /// broker's default.
 const HELD_MAX: Duration = Duration::from_secs(90);
 
-/// How many failed clients may be closing at the same time, which can take forever.
-const RETIRED_MAX: usize = 4;
+/// How many failed clients may be closing at the same time before the next one is delayed.
+const CLOSING_MAX: usize = 4;
+
+/// That delay: each client that never closes keeps its threads, connections and memory. It is shorter than the time
+/// without a poll that counts as a stall.
+const CLOSING_DELAY: Duration = Duration::from_secs(30);
+
+/// How long a commit may take to end before the client is closed under it.
+const COMMIT_ENDS: Duration = Duration::from_secs(2);
+
+/// The name of the operation that fails while more clients are closing than expected, in metrics and in the status.
+const CLOSE: &str = "close";
 
 /// How often a wait checks whether the source is closing.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
@@ -76,20 +78,13 @@ pub(crate) fn run(
     if opened.send(Ok(())).is_err() {
         member.leave(Instant::now());
     }
-    let terms = Terms {
-        limits: FetchLimits::new(settings.unfinished_messages),
-        routes: settings.routes,
-        keeps_positions: settings.keeps_positions,
-        new_protocol: settings::new_protocol(&config),
-        unread_limit: UNREAD_LIMIT,
-    };
     let mut line = Succession::default();
     let mut client = first;
     loop {
         let joined_at = Instant::now();
         let watch = Watch::new(config.clone());
         let rotation = Rotation::new(settings.clone(), contents);
-        let terms = Terms { unread_limit: line.unread_limit(), ..terms };
+        let terms = terms(settings, &config, line.may_replace_unread());
         let mut poller =
             Poller::new(Arc::clone(&client.consumer), Arc::clone(member), terms, watch, rotation);
         let trouble = match poller.run() {
@@ -130,6 +125,17 @@ pub(crate) fn run(
     line.end();
 }
 
+fn terms(settings: &Settings, config: &ClientConfig, may_replace_unread: bool) -> Terms {
+    Terms {
+        limits: FetchLimits::new(settings.unfinished_messages),
+        routes: settings.routes,
+        keeps_positions: settings.keeps_positions,
+        new_protocol: settings::new_protocol(config),
+        join: JoinTerms::of(config),
+        may_replace_unread,
+    }
+}
+
 /// Ends the source without a replacement client. Other members already own the failed client's partitions.
 fn give_up(member: &Member, error: &SourceError) -> Result<(), String> {
     if member.leaving().is_some() {
@@ -148,7 +154,7 @@ impl Client {
         config: &ClientConfig,
         member: &Arc<Member>,
     ) -> Result<Self, SourceError> {
-        let asking = inquiry::client(config.clone())?;
+        let asking = inquiry::offsets_client(config.clone())?;
         settings.check_cluster(&asking)?;
         Self::join(settings, config, member)
     }
@@ -170,8 +176,25 @@ impl Client {
 
     /// Ends the commit thread and drops the consumer. Either may take long or forever, so every wait for this has a
     /// time limit.
+    ///
+    /// A commit that waits for a coordinator ends only when the client is closed: by itself, such a client would never
+    /// end.
     fn dismantle(self) {
         self.consumer.context().desk().stop();
+        let until = Instant::now() + COMMIT_ENDS;
+        while !self.commits.is_finished() && Instant::now() < until {
+            std::thread::sleep(LOOK_EVERY);
+        }
+        if !self.commits.is_finished() {
+            tracing::warn!("a commit does not end; closing its Kafka client under it");
+            if let Err(error) = self.consumer.close_queue() {
+                tracing::warn!(%error, "the Kafka client cannot be closed");
+            }
+            while !self.commits.is_finished() {
+                // Its callbacks have no effect, and its messages come again.
+                drop(self.consumer.poll(LOOK_EVERY));
+            }
+        }
         if self.commits.join().is_err() {
             tracing::error!("the commit thread has panicked");
         }
@@ -193,8 +216,8 @@ fn make(config: &ClientConfig, member: &Arc<Member>) -> Result<BaseConsumer<Memb
 struct Succession {
     /// How many clients have failed since one was assigned a partition, or has worked for long without one.
     fruitless: u32,
-    /// How many clients in a row have not begun to read a partition in time.
-    unread: u32,
+    /// Whether the last client has failed because it did not begin to read a partition.
+    was_unread: bool,
     /// Since when another member holds our static id.
     held_since: Option<Instant>,
     /// Threads that close failed clients.
@@ -202,20 +225,19 @@ struct Succession {
 }
 
 impl Succession {
-    /// How long the next client may take to begin to read a partition.
-    fn unread_limit(&self) -> Duration {
-        UNREAD_LIMIT * 2_u32.pow(self.unread.min(UNREAD_DOUBLED))
+    /// Whether the next client is replaced if it does not begin to read a partition.
+    fn may_replace_unread(&self) -> bool {
+        !self.was_unread && self.closing() < CLOSING_MAX
+    }
+
+    /// Returns how many failed clients are closing.
+    fn closing(&self) -> usize {
+        self.retired.iter().filter(|thread| !thread.is_finished()).count()
     }
 
     /// Notes that a client has failed: why, after it had partitions or not, and after how long.
     fn note_failure(&mut self, trouble: &Trouble, had_partitions: bool, worked_for: Duration) {
-        // One that has read for long first is not the next in a row.
-        let is_next = worked_for < self.unread_limit() * 2;
-        self.unread = match trouble.is_unread() {
-            true if is_next => self.unread + 1,
-            true => 1,
-            false => 0,
-        };
+        self.was_unread = trouble.is_unread();
         if had_partitions {
             self.held_since = None;
         }
@@ -231,7 +253,7 @@ impl Succession {
         context.retire();
         member.dropped();
         member.connection.begin_anew();
-        self.retire(client)?;
+        self.retire(client, member)?;
         let (cause, why) = match trouble {
             Trouble::Hopeless(why) => return Err(SourceError::new(why)),
             Trouble::Held(why) => {
@@ -270,19 +292,31 @@ impl Succession {
         wait(member, doubled.min(REPLACE_AFTER_MAX))
     }
 
-    /// Closes a client on a thread of its own, because closing may hang. The number of such threads is limited.
-    fn retire(&mut self, client: Client) -> Result<(), SourceError> {
-        self.retired.retain(|thread| !thread.is_finished());
-        if self.retired.len() >= RETIRED_MAX {
-            return Err(SourceError::new(format!(
-                "{RETIRED_MAX} failed Kafka clients have not closed; restart the process"
-            )));
-        }
+    /// Closes a client on a thread of its own, because closing may hang. While many are closing, it delays the next
+    /// one: how fast clients that never close can add up has a limit, and how many may be needed has none.
+    fn retire(&mut self, client: Client, member: &Member) -> Result<(), SourceError> {
         let thread = std::thread::Builder::new().name("oncegate-retired".to_owned());
         let thread = thread.spawn(move || client.dismantle());
         self.retired.push(thread.map_err(|error| {
             SourceError::caused("cannot start the thread that closes a failed client", error)
         })?);
+        self.retired.retain(|thread| !thread.is_finished());
+        let until = Instant::now() + CLOSING_DELAY;
+        while self.closing() > CLOSING_MAX && Instant::now() < until {
+            let closing = self.closing();
+            let why = format!(
+                "{closing} replaced Kafka clients have not closed, each with its threads and connections; restart \
+                 the process if they do not"
+            );
+            member.failures.failed(Instant::now(), CLOSE, &why);
+            if let Some(left_out) = log::worth_logging(&why) {
+                tracing::error!(why, left_out, "the next Kafka client is delayed");
+            }
+            wait(member, LOOK_EVERY)?;
+        }
+        if self.closing() <= CLOSING_MAX {
+            member.failures.succeeded(CLOSE);
+        }
         Ok(())
     }
 
@@ -319,6 +353,7 @@ impl Drop for EndOnDrop<'_> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::assignment::{Begin, Partition};
     use super::super::source::KafkaSource;
     use super::*;
     use oncegate_runtime::observe::Counters;
@@ -342,19 +377,46 @@ mod tests {
 
     // invariant: stall-unreported
     #[test]
-    fn clients_that_do_not_begin_to_read_one_after_the_other_get_longer_and_longer() {
+    fn a_replacement_that_did_not_help_is_not_repeated() {
         let mut line = Succession::default();
-        let mut limits = Vec::new();
-        for _ in 0..6 {
-            limits.push(line.unread_limit().as_secs() / UNREAD_LIMIT.as_secs());
-            let trouble = Trouble::unread(line.unread_limit());
-            line.note_failure(&trouble, true, line.unread_limit());
+        assert!(line.may_replace_unread());
+        line.note_failure(&Trouble::unread(Duration::from_secs(60)), true, Duration::from_secs(60));
+        assert!(!line.may_replace_unread(), "the next one shows whether it helped");
+        line.note_failure(&DROPPED, true, Duration::from_secs(1));
+        assert!(line.may_replace_unread(), "this one had another reason to fail");
+    }
+
+    // invariant: stall-unreported
+    #[test]
+    fn clients_that_do_not_close_are_not_added_to_without_need() {
+        let mut line = Succession::default();
+        let (hold, held) = std::sync::mpsc::channel::<()>();
+        let held = Arc::new(std::sync::Mutex::new(held));
+        for _ in 0..CLOSING_MAX {
+            assert!(line.may_replace_unread());
+            let held = Arc::clone(&held);
+            line.retired.push(std::thread::spawn(move || drop(held.lock().map(|held| held.recv()))));
         }
-        assert_eq!(limits, [1, 2, 4, 8, 16, 16]);
-        line.note_failure(&Trouble::unread(UNREAD_LIMIT), true, Duration::from_secs(86_400));
-        assert_eq!(line.unread_limit(), UNREAD_LIMIT * 2, "it had read before");
-        line.note_failure(&DROPPED, true, UNREAD_LIMIT);
-        assert_eq!(line.unread_limit(), UNREAD_LIMIT);
+        assert!(!line.may_replace_unread());
+        drop(hold);
+        line.end();
+    }
+
+    /// Nothing listens at the address, so the commit waits for a coordinator.
+    #[test]
+    fn a_client_closes_though_its_commit_waits() {
+        let source = KafkaSource::new("127.0.0.1:1", "group", ["orders"]);
+        let (config, _) = source.settings.config().unwrap();
+        let member = source.settings.member(Arc::default(), Arc::new(Counters::default()), None).unwrap();
+        let member = Arc::new(member);
+        let client = Client::join(&source.settings, &config, &member).unwrap();
+        let partition = Partition { topic: "orders".into(), number: 0 };
+        member.assignments.assign([partition.clone()], Begin::Begun);
+        let assignment = member.assignments.get(&partition).unwrap();
+        assignment.complete(assignment.receive(0).unwrap().receipt);
+        client.consumer.context().desk().ask();
+        client.dismantle();
+        assert_eq!(member.assignments.due().len(), 1, "nothing was committed");
     }
 
     // invariant: consumption-without-commits
@@ -367,13 +429,7 @@ mod tests {
         let consumer = Arc::new(make(&config, &member).unwrap());
         // What the thread does when it panics.
         consumer.context().desk().stop();
-        let terms = Terms {
-            limits: FetchLimits::new(1),
-            keeps_positions: false,
-            routes: source.settings.routes,
-            new_protocol: false,
-            unread_limit: UNREAD_LIMIT,
-        };
+        let terms = terms(&source.settings, &config, true);
         let rotation = Rotation::new(source.settings.clone(), contents);
         let mut poller = Poller::new(consumer, Arc::clone(&member), terms, Watch::new(config), rotation);
         let trouble = poller.run();

@@ -94,6 +94,15 @@ impl<T> PartitionMap<T> {
     }
 }
 
+/// Returns a list for a single call. It must not outlive the call: a consumer whose lists are alive cannot be dropped.
+pub(crate) fn list_of<'a>(partitions: impl Iterator<Item = &'a Partition>) -> TopicPartitionList {
+    let mut list = TopicPartitionList::new();
+    for partition in partitions {
+        list.add_partition(&partition.topic, partition.number);
+    }
+    list
+}
+
 #[cfg(test)]
 mod tests {
     use std::cell::Cell;

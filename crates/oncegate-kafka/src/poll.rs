@@ -14,11 +14,13 @@ use super::buffer::{End, Fetched};
 use super::connection::Watch;
 use super::convert::{self, Routes};
 use super::fetch_limits::{Excess, FetchLimits};
-use super::member::{Member, MemberContext, list_of};
+use super::log;
+use super::member::{Member, MemberContext};
 use super::notices::Notice;
-use super::partition_map::PartitionMap;
+use super::partition_map::{PartitionMap, list_of};
 use super::rotation::Rotation;
-use super::trouble::{Trouble, failed_operation};
+use super::trouble::{JOIN, JoinTerms, Trouble, failed_operation};
+use super::unread::UnreadWatch;
 use oncegate_runtime::observe::Event;
 
 /// The most messages that are moved to the buffer at once.
@@ -65,10 +67,12 @@ pub(crate) struct Poller {
     watch: Watch,
     /// Watches whether its password or certificate has changed.
     rotation: Rotation,
+    /// Watches whether it begins to read its partitions.
+    unread: UnreadWatch,
 }
 
 /// The source's settings for the poll thread.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Terms {
     /// How much may be received and not finished.
     pub(crate) limits: FetchLimits,
@@ -77,8 +81,10 @@ pub(crate) struct Terms {
     pub(crate) keeps_positions: bool,
     /// Whether the group uses the new protocol, in which a poll that comes too late ends the membership for good.
     pub(crate) new_protocol: bool,
-    /// How long the client may take to begin to read a partition, while it is connected.
-    pub(crate) unread_limit: Duration,
+    /// What the member asks its group for.
+    pub(crate) join: JoinTerms,
+    /// Whether the client is replaced if it does not begin to read a partition.
+    pub(crate) may_replace_unread: bool,
 }
 
 impl Poller {
@@ -92,6 +98,7 @@ impl Poller {
         Self {
             consumer,
             member,
+            unread: UnreadWatch::new(terms.may_replace_unread),
             terms,
             batch: Vec::with_capacity(BATCH_MAX),
             batch_bytes: 0,
@@ -122,7 +129,7 @@ impl Poller {
                 return Some(trouble);
             }
             let looks = self.watch.look(&self.member).or_else(|| self.rotation.look());
-            if let Some(trouble) = looks.or_else(|| self.unread()) {
+            if let Some(trouble) = looks.or_else(|| self.unread.look(&self.member)) {
                 return Some(trouble);
             }
             if self.consumer.context().desk().is_stopped() {
@@ -130,17 +137,6 @@ impl Poller {
             }
         }
         None
-    }
-
-    /// Returns the reason if the client does not begin to read a partition.
-    ///
-    /// librdkafka 2.12 asks for committed offsets one assignment after the other, each after all commits and stops of
-    /// partitions before it. If one of their answers never comes, as after a broker that came and went, the client heartbeats and
-    /// reads nothing, or only the partitions that it had before. It raises no error.
-    fn unread(&self) -> Option<Trouble> {
-        let lasts = self.member.assignments.unread_for()?;
-        let is_connected = self.member.connection.lost_for().is_none();
-        (is_connected && lasts >= self.terms.unread_limit).then(|| Trouble::unread(lasts))
     }
 
     /// Takes the available messages, at most a batch; waits only when there are none.
@@ -435,10 +431,18 @@ impl Poller {
             }
             _ => {}
         }
-        let operation = failed_operation(error, login.as_ref());
-        let error = login.map_or_else(|| error.to_string(), |login| login.text);
+        let refused = self.terms.join.refusal(error);
+        let operation = if refused.is_some() { JOIN } else { failed_operation(error, login.as_ref()) };
+        let error = refused.or(login.map(|login| login.text)).unwrap_or_else(|| error.to_string());
         self.member.failures.failed(Instant::now(), operation, &error);
-        tracing::warn!(error, operation, "the Kafka client reports an error; polling continues");
+        if let Some(left_out) = log::worth_logging(&format!("{operation}: {error}")) {
+            tracing::warn!(
+                error,
+                operation,
+                left_out,
+                "the Kafka client reports an error; polling continues"
+            );
+        }
         self.member.observer.observe(Event::SourceError { operation });
         Ok(())
     }

@@ -15,7 +15,7 @@ use super::properties::{FileContents, Properties};
 use super::settings::{self, Property};
 use super::tokens::{self, Tokens};
 use super::trouble::login_refusal;
-use super::{member, rotation};
+use super::{log, rotation};
 use oncegate_runtime::message::{Header as OwnHeader, Message};
 use oncegate_runtime::source::SourceError;
 
@@ -356,11 +356,13 @@ impl ClientContext for ProducerContext {
     }
 
     fn log(&self, level: RDKafkaLogLevel, facility: &str, line: &str) {
-        member::log(level, facility, line);
+        log::log(level, facility, line);
     }
 
     fn error(&self, error: KafkaError, reason: &str) {
-        tracing::warn!(%error, reason, "the producer's Kafka client reports an error");
+        if let Some(left_out) = log::worth_logging(&format!("producer: {reason}")) {
+            tracing::warn!(%error, reason, left_out, "the producer's Kafka client reports an error");
+        }
         if let Some(refusal) = login_refusal(&error, reason, self.tokens.is_some()) {
             *self.refusal() = Some(refusal);
         }

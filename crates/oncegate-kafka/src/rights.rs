@@ -130,7 +130,7 @@ pub async fn missing_rights(
         config.set("group.id", group);
     }
     let asking = tokio::task::spawn_blocking(move || {
-        let client = inquiry::client(config)?;
+        let client = inquiry::offsets_client(config)?;
         match group {
             Some(group) => to_consume(&client, &group, &read, ANSWER_TIMEOUT),
             None => Ok(Vec::new()),
@@ -173,10 +173,13 @@ pub(crate) fn to_consume(
         Coordinator::Denies => return Ok(read_group()),
         Coordinator::Away => return Ok(Vec::new()),
     }
+    let refusals = inquiry::of_each(topics, |topic| {
+        let refused = client.commit(&nowhere(&[topic.to_owned()])?, CommitMode::Sync).err();
+        Ok(refused.and_then(|error| error.rdkafka_error_code()))
+    })?;
     let mut missing = Vec::new();
-    for topic in topics {
-        let refused = client.commit(&nowhere(std::slice::from_ref(topic))?, CommitMode::Sync).err();
-        match refused.and_then(|error| error.rdkafka_error_code()) {
+    for (topic, refusal) in topics.iter().zip(refusals) {
+        match refusal {
             Some(RDKafkaErrorCode::GroupAuthorizationFailed) => return Ok(read_group()),
             Some(RDKafkaErrorCode::TopicAuthorizationFailed) => {
                 missing.push(MissingRight::on_topic("READ", topic));
@@ -219,11 +222,18 @@ pub(crate) async fn to_write(
     let context = ProducerContext::new(Tokens::take(&mut config)?);
     let producer: FutureProducer<ProducerContext> =
         config.create_with_context(context).map_err(settings::unusable)?;
-    for topic in topics {
-        let record = FutureRecord::<[u8], [u8]>::to(topic).payload(b"oncegate: may this user write?");
-        let report = match producer.send_result(record) {
+    // All are sent before the first answer is awaited.
+    let sent: Vec<_> = topics
+        .iter()
+        .map(|topic| {
+            let record = FutureRecord::<[u8], [u8]>::to(topic).payload(b"oncegate: may this user write?");
+            (topic, producer.send_result(record).map_err(|(error, _)| error))
+        })
+        .collect();
+    for (topic, sent) in sent {
+        let report = match sent {
             Ok(report) => report.await.ok().and_then(Result::err).map(|(error, _)| error),
-            Err((error, _)) => Some(error),
+            Err(error) => Some(error),
         };
         if report.and_then(|error| error.rdkafka_error_code())
             == Some(RDKafkaErrorCode::TopicAuthorizationFailed)

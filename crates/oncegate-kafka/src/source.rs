@@ -56,6 +56,9 @@ struct RunningMember {
 const COMMIT_PATIENCE_MAX: Duration = Duration::from_secs(10);
 
 impl KafkaSource {
+    /// 10 seconds.
+    pub const DEFAULT_OPEN_TIMEOUT: Duration = Duration::from_secs(10);
+
     /// Creates a member of `group` that consumes `topics` from the cluster at `brokers` (`"host:port,host:port"`).
     ///
     /// It does not connect and checks nothing before [`open`](Source::open).
@@ -73,7 +76,7 @@ impl KafkaSource {
             start: Start::Beginning,
             commit_interval: Duration::from_secs(1),
             drain_timeout: Duration::from_secs(10),
-            open_timeout: Duration::from_secs(10),
+            open_timeout: Self::DEFAULT_OPEN_TIMEOUT,
             buffered_messages: 10_000,
             buffered_bytes: 32 << 20,
             unfinished_messages: 100_000,
@@ -241,7 +244,7 @@ impl KafkaSource {
     pub async fn check_topics(&self) -> Result<(), SourceError> {
         let ((config, _), settings) = (self.settings.config()?, self.settings.clone());
         let asking = tokio::task::spawn_blocking(move || {
-            let client = inquiry::client(config)?;
+            let client = inquiry::offsets_client(config)?;
             settings.check_cluster(&client)
         });
         asking.await.map_err(|panic| SourceError::caused("the topics could not be checked", panic))?
@@ -250,6 +253,7 @@ impl KafkaSource {
     /// Returns dead letters that write to `topic` in the same cluster, with the same connection properties.
     pub fn dead_letters(&self, topic: impl Into<String>) -> KafkaDeadLetters {
         KafkaDeadLetters::new(self.settings.brokers.clone(), topic)
+            .open_timeout(self.settings.open_timeout)
             .beside(self.settings.topics.clone(), &self.settings.properties)
     }
 
@@ -324,8 +328,10 @@ impl Settings {
 #[async_trait]
 impl Source for KafkaSource {
     async fn commit_annotations(&self) -> Result<Vec<String>, SourceError> {
-        let ((config, _), topics) = (self.settings.config()?, self.settings.topics.clone());
-        let read = tokio::task::spawn_blocking(move || annotations::read(&config, &topics));
+        let ((config, _), settings) = (self.settings.config()?, self.settings.clone());
+        let read = tokio::task::spawn_blocking(move || {
+            annotations::read(&config, &settings.topics, settings.open_timeout)
+        });
         read.await.map_err(|panic| SourceError::caused("the committed offsets could not be read", panic))?
     }
 

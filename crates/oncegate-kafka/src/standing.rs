@@ -24,6 +24,20 @@ pub(crate) struct PartitionReport {
     pub(crate) has_begun: bool,
 }
 
+/// What the client reports of all partitions that it should read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Reading {
+    /// It reads them.
+    All,
+    /// It has not begun to read `count` of them.
+    Unread {
+        /// The one for which it has lasted longest.
+        partition: Partition,
+        count: usize,
+        lasts: Duration,
+    },
+}
+
 /// The progress of a partition.
 #[derive(Clone, Debug)]
 pub(crate) struct Standing {

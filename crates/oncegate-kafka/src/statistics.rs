@@ -73,13 +73,31 @@ pub(crate) fn each_report(json: &[u8], mut tell: impl FnMut(&str, i32, Partition
     (!statistics.brokers.is_empty()).then_some(connected)
 }
 
-/// Returns how many responses the client has received from its brokers, closed connections included.
-pub(crate) fn responses(json: &[u8]) -> Option<u64> {
-    #[derive(Deserialize)]
-    struct Total {
-        rx: u64,
+/// What the statistics say about the client as a whole.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Summary {
+    /// How many responses it has received from its brokers, closed connections included.
+    pub(crate) responses: Option<u64>,
+    /// Whether it is a member of its group, and no rebalance is under way.
+    pub(crate) is_settled: bool,
+}
+
+/// Returns what the statistics say about the client as a whole.
+pub(crate) fn summary(json: &[u8]) -> Summary {
+    #[derive(Default, Deserialize)]
+    struct Client<'a> {
+        rx: Option<u64>,
+        #[serde(borrow)]
+        cgrp: Option<Group<'a>>,
     }
-    serde_json::from_slice(json).ok().map(|Total { rx }| rx)
+    #[derive(Deserialize)]
+    struct Group<'a> {
+        #[serde(borrow, default)]
+        join_state: Cow<'a, str>,
+    }
+    let client: Client<'_> = serde_json::from_slice(json).unwrap_or_default();
+    let is_settled = client.cgrp.is_some_and(|group| group.join_state == "steady");
+    Summary { responses: client.rx, is_settled }
 }
 
 #[cfg(test)]
@@ -88,9 +106,20 @@ mod tests {
 
     #[test]
     fn responses_are_counted_over_all_brokers() {
-        assert_eq!(responses(br#"{"name":"a","rx":17,"brokers":{"b":{"rx":3}},"topics":{}}"#), Some(17));
-        assert_eq!(responses(b"{}"), None);
-        assert_eq!(responses(b"none"), None);
+        let json = br#"{"name":"a","rx":17,"brokers":{"b":{"rx":3}},"topics":{}}"#;
+        assert_eq!(summary(json), Summary { responses: Some(17), is_settled: false });
+        assert_eq!(summary(b"{}"), Summary::default());
+        assert_eq!(summary(b"none"), Summary::default());
+    }
+
+    #[test]
+    fn a_member_is_settled_when_no_rebalance_is_under_way() {
+        let settled = |state: &str| {
+            let json = format!(r#"{{"rx":1,"cgrp":{{"state":"up","join_state":"{state}"}}}}"#);
+            summary(json.as_bytes()).is_settled
+        };
+        assert!(settled("steady"));
+        assert!(!settled("wait-join") && !settled("init"));
     }
 
     fn reports(json: &str) -> Vec<(i32, PartitionReport)> {

@@ -28,13 +28,10 @@ pub(crate) fn check(
     let begun = Instant::now();
     let patience = NEW_TOPIC_PATIENCE.min(timeout);
     loop {
-        let mut missing = Vec::new();
-        for topic in topics {
-            let left = timeout.saturating_sub(begun.elapsed()).max(LOOK_AGAIN);
-            if partitions(client, brokers, topic, left)?.is_empty() {
-                missing.push(topic.as_str());
-            }
-        }
+        let left = timeout.saturating_sub(begun.elapsed()).max(LOOK_AGAIN);
+        let found = inquiry::of_each(topics, |topic| partitions(client, brokers, topic, left))?;
+        let missing = topics.iter().zip(&found).filter(|(_, partitions)| partitions.is_empty());
+        let missing: Vec<&str> = missing.map(|(topic, _)| topic.as_str()).collect();
         if missing.is_empty() {
             return Ok(());
         }

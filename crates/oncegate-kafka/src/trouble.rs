@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use rdkafka::config::ClientConfig;
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 
 /// The label of a client that does not begin to read a partition.
@@ -127,6 +128,51 @@ pub(crate) fn failed_operation(error: &KafkaError, login: Option<&LoginFailure>)
             _ => LOGIN,
         },
         _ => "fetch",
+    }
+}
+
+/// The name of the operation that fails while the group refuses the member. It succeeds when the group accepts it.
+pub(crate) const JOIN: &str = "join";
+
+/// What a member asks its group for, in properties of librdkafka.
+#[derive(Clone, Debug)]
+pub(crate) struct JoinTerms {
+    group: String,
+    assignors: String,
+    session_timeout_ms: String,
+}
+
+impl JoinTerms {
+    pub(crate) fn of(config: &ClientConfig) -> Self {
+        Self {
+            group: config.get("group.id").unwrap_or_default().to_owned(),
+            assignors: config.get("partition.assignment.strategy").unwrap_or("range,roundrobin").to_owned(),
+            session_timeout_ms: config.get("session.timeout.ms").unwrap_or("45000").to_owned(),
+        }
+    }
+
+    /// Returns why the group refuses the member, and what to change; `None` when the error means something else.
+    ///
+    /// A classic client asks again and again, because the answer may be another one when other members have left.
+    pub(crate) fn refusal(&self, error: &KafkaError) -> Option<String> {
+        let Self { group, assignors, session_timeout_ms } = self;
+        let change = match error.rdkafka_error_code()? {
+            RDKafkaErrorCode::InvalidSessionTimeout => format!(
+                "session.timeout.ms is {session_timeout_ms}; set the property to a value between \
+                 group.min.session.timeout.ms and group.max.session.timeout.ms of the brokers"
+            ),
+            RDKafkaErrorCode::InconsistentGroupProtocol => format!(
+                "partition.assignment.strategy is {assignors} here, and the other members have none of these, or \
+                 another group.protocol; set the property to theirs, such as range: docs/KAFKA.md describes how an \
+                 existing group is moved"
+            ),
+            RDKafkaErrorCode::GroupMaxSizeReached => {
+                "it has as many members as group.max.size of the brokers allows; raise that, or run fewer members"
+                    .to_owned()
+            }
+            _ => return None,
+        };
+        Some(format!("the group {group} refuses this member: {change}"))
     }
 }
 
@@ -260,6 +306,23 @@ mod tests {
         {
             assert_eq!(failed_operation(&KafkaError::Global(code), None), named);
         }
+    }
+
+    #[test]
+    fn a_refused_member_learns_which_setting_to_change() {
+        let mut config = ClientConfig::new();
+        config.set("group.id", "billing").set("partition.assignment.strategy", "cooperative-sticky");
+        let terms = JoinTerms::of(&config);
+        for (code, named) in [
+            (RDKafkaErrorCode::InvalidSessionTimeout, "session.timeout.ms is 45000"),
+            (RDKafkaErrorCode::InconsistentGroupProtocol, "assignment.strategy is cooperative-sticky"),
+            (RDKafkaErrorCode::GroupMaxSizeReached, "group.max.size"),
+        ] {
+            let text = terms.refusal(&KafkaError::MessageConsumption(code)).expect("it is refused");
+            assert!(text.contains(named) && text.contains("billing"), "{text}");
+        }
+        let other = KafkaError::MessageConsumption(RDKafkaErrorCode::AllBrokersDown);
+        assert_eq!(terms.refusal(&other), None);
     }
 
     #[test]

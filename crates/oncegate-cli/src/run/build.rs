@@ -21,6 +21,9 @@ use super::stdin::{Input, STDIN};
 use crate::config::shape::{self, StartAt};
 use crate::config::values::{Property, Secret, Size, Time};
 
+/// Brokers get this time to answer, however impatient the start is.
+const OPEN_TIMEOUT_MIN: Duration = Duration::from_secs(1);
+
 /// A source of any kind.
 pub(crate) enum AnySource {
     Kafka(KafkaSource),
@@ -33,8 +36,20 @@ impl AnySource {
     /// # Errors
     /// When the file or variable of a secret cannot be read, or the configuration names no source.
     pub(crate) fn of(name: &str, source: &shape::Source) -> Result<Self, String> {
+        Self::opened_within(KafkaSource::DEFAULT_OPEN_TIMEOUT, name, source)
+    }
+
+    /// The same for a start that waits for its servers no longer than `patience`.
+    pub(crate) fn opened_within(
+        patience: Duration,
+        name: &str,
+        source: &shape::Source,
+    ) -> Result<Self, String> {
         match source {
-            shape::Source { kafka: Some(kafka), .. } => Ok(with_retries(kafka_source(name, kafka)?, kafka)),
+            shape::Source { kafka: Some(kafka), .. } => {
+                let limit = patience.clamp(OPEN_TIMEOUT_MIN, KafkaSource::DEFAULT_OPEN_TIMEOUT);
+                Ok(with_retries(kafka_source(name, kafka)?.open_timeout(limit), kafka))
+            }
             shape::Source { sqs: Some(sqs), .. } => Ok(Self::Sqs(sqs_source(sqs))),
             shape::Source { stdin: Some(stdin), .. } => {
                 Ok(Self::Stdin(Input::standard(stdin.route.clone().unwrap_or_else(|| STDIN.to_owned()))))

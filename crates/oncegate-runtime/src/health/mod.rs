@@ -154,14 +154,15 @@ pub enum Reason {
     },
     /// An operation of the source fails repeatedly: the broker is away, does not answer, or refuses.
     SourceFails {
-        /// Which: `receive`, `delete`, `visibility`, `broker`, `fetch`, `dead_letter`, or `open` at the start.
+        /// Which: `receive`, `delete`, `visibility`, `broker`, `fetch`, `join`, `offset`, `read`, `dead_letter`, or `open`
+        /// at the start.
         operation: String,
         /// The last error.
         error: String,
         /// Since the first failure.
         #[serde(rename = "for_seconds", with = "status::seconds")]
         lasts: Duration,
-        /// Whether no message is delivered because of it.
+        /// Whether messages are not delivered because of it, those of some partitions at least.
         stops_delivery: bool,
     },
     /// A handler fails for all messages alike: its circuit breaker is open, and one message at a time probes.

@@ -422,8 +422,8 @@ pub struct SourceStatus {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct SourceFailure {
-    /// Which: `receive`, `delete` or `visibility` of a queue, `broker` or `fetch` of Kafka, `dead_letter`, or `open` at the
-    /// start.
+    /// Which: `receive`, `delete` or `visibility` of a queue, `broker`, `fetch`, `join`, `offset` or `read` of Kafka,
+    /// `dead_letter`, or `open` at the start.
     pub operation: String,
     /// The last error.
     pub error: String,
@@ -435,7 +435,7 @@ pub struct SourceFailure {
     pub failed_ago: Duration,
     /// How often it has failed in a row.
     pub failures: u64,
-    /// Whether no message is delivered while it fails.
+    /// Whether messages are not delivered while it fails, those of some partitions at least.
     pub stops_delivery: bool,
 }
 
