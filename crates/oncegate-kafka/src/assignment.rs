@@ -5,7 +5,6 @@
 //!
 //! This file does not depend on a broker.
 
-use std::fmt;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -14,21 +13,9 @@ use super::clock::Clock;
 use super::fetch_limits::{Backlog, Totals};
 pub(crate) use super::ledger::Begin;
 use super::ledger::Ledger;
+use super::partition::Partition;
 use super::standing::{PartitionReport, Standing};
 use super::watermark::Watermark;
-
-/// A partition of a topic.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Partition {
-    pub(crate) topic: Arc<str>,
-    pub(crate) number: i32,
-}
-
-impl fmt::Display for Partition {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}/{}", self.topic, self.number)
-    }
-}
 
 /// What all partitions of a member share.
 #[derive(Debug, Default)]

@@ -9,12 +9,13 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use super::assignment::{Assignment, Begin, Due, Partition, Shared};
+use super::assignment::{Assignment, Begin, Due, Shared};
 #[cfg(test)]
 use super::clock::Clock;
 use super::fetch_limits::Totals;
+use super::partition::Partition;
 use super::partition_map::PartitionMap;
-use super::standing::{PartitionReport, Reading, Standing};
+use super::standing::{PartitionReport, ReadState, Standing};
 use super::watermark::Watermark;
 
 /// The partitions that this member owns now.
@@ -141,7 +142,7 @@ impl Assignments {
     /// Returns what the client has reported since the last call; `None` when that is not enough to say anything.
     ///
     /// Partitions whose position the client must not decide do not count.
-    pub(crate) fn reading(&self) -> Option<Reading> {
+    pub(crate) fn reading(&self) -> Option<ReadState> {
         if !self.has_reports.swap(false, Ordering::AcqRel) {
             return None;
         }
@@ -150,10 +151,10 @@ impl Assignments {
         let unread = ours.iter().filter_map(|one| Some((one.unread_for()?, one.partition())));
         let count = unread.clone().count();
         if let Some((lasts, partition)) = unread.max_by_key(|(lasts, _)| *lasts) {
-            return Some(Reading::Unread { partition: partition.clone(), count, lasts });
+            return Some(ReadState::Unread { partition: partition.clone(), count, lasts });
         }
         let is_all = !ours.is_empty() && ours.iter().all(|one| one.is_read());
-        is_all.then_some(Reading::All)
+        is_all.then_some(ReadState::All)
     }
 
     /// Whether the client's positions should be read, since the last call.

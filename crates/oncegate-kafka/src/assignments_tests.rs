@@ -260,7 +260,7 @@ fn a_partition_is_unread_from_the_first_report_that_says_so_until_one_says_that_
         passed.store(second, Ordering::Relaxed);
         (0..2).for_each(|number| report(number, number == 0));
         match assignments.reading() {
-            Some(Reading::Unread { lasts, .. }) => Some(lasts.as_secs()),
+            Some(ReadState::Unread { lasts, .. }) => Some(lasts.as_secs()),
             _ => None,
         }
     };
@@ -268,7 +268,7 @@ fn a_partition_is_unread_from_the_first_report_that_says_so_until_one_says_that_
     assert_eq!((unread_at(5), unread_at(10), unread_at(65)), (Some(0), Some(5), Some(60)));
     assert_eq!(assignments.reading(), None, "there is no new report");
     report(1, true);
-    assert_eq!(assignments.reading(), Some(Reading::All));
+    assert_eq!(assignments.reading(), Some(ReadState::All));
     assert_eq!((unread_at(70), unread_at(75)), (Some(0), Some(5)), "it was read meanwhile");
 
     let revoked = assignments.begin_revoke(&[partition(1)]);

@@ -33,11 +33,13 @@ use rdkafka::consumer::{BaseConsumer, CommitMode, Consumer};
 use rdkafka::error::KafkaError;
 use rdkafka::topic_partition_list::Offset;
 
-use super::assignment::{Assignment, Partition};
+use super::assignment::Assignment;
+use super::commit_desk::CommitContext;
 use super::committed::{self, ANSWER_TIMEOUT, Committed, Inquirer, Offsets};
 use super::log;
-use super::member::MemberContext;
+use super::partition::Partition;
 use super::topics;
+use super::trouble::OFFSET;
 use oncegate_runtime::observe::Event;
 use oncegate_runtime::source::SourceError;
 
@@ -52,9 +54,6 @@ const ASK_AGAIN_WITHHELD: Duration = Duration::from_secs(1);
 
 /// The time for the topics of one round. Commits wait for it.
 const ROUND_MAX: Duration = Duration::from_secs(4);
-
-/// The name of the operation that fails while the brokers withhold an offset, in metrics and in the status.
-pub(crate) const OFFSET: &str = "offset";
 
 /// How long to wait for the owner of the first partition. After that, the owner is taken for a program without this
 /// rule, and each member decides for itself.
@@ -84,9 +83,9 @@ impl Beginnings {
 
     /// Resolves the partitions that can be resolved now; returns whether there is something new to commit. Failures are
     /// retried.
-    pub(crate) fn resolve(&mut self, consumer: &BaseConsumer<MemberContext>) -> bool {
-        let member = consumer.context().member();
-        let unresolved = member.assignments.unresolved();
+    pub(crate) fn resolve<C: CommitContext>(&mut self, consumer: &BaseConsumer<C>) -> bool {
+        let context = consumer.context();
+        let unresolved = context.assignments().unresolved();
         self.committed.retain(|one| unresolved.iter().any(|ours| ours.partition() == one));
         if unresolved.is_empty() {
             self.waiting_since = None;
@@ -122,13 +121,13 @@ impl Beginnings {
     }
 
     /// Puts the withheld partitions into the status, and into the log when they change.
-    fn tell(&mut self, consumer: &BaseConsumer<MemberContext>) {
-        let member = consumer.context().member();
+    fn tell<C: CommitContext>(&mut self, consumer: &BaseConsumer<C>) {
+        let context = consumer.context();
         let withheld = self.committed.withheld();
         let Some(first) = withheld.first() else {
             self.named.clear();
-            if !member.assignments.is_empty() {
-                member.failures.succeeded(OFFSET);
+            if !context.assignments().is_empty() {
+                context.failures().succeeded(OFFSET);
             }
             return;
         };
@@ -141,17 +140,17 @@ impl Beginnings {
              open. Each such partition is read when its transaction ends, by its producer or after its \
              transaction.timeout.ms; kafka-transactions.sh lists and aborts transactions"
         );
-        member.failures.failed(Instant::now(), OFFSET, &why);
+        context.failures().failed(Instant::now(), OFFSET, &why);
         if withheld.iter().any(|one| !self.named.contains(one)) {
             tracing::warn!(why, "partitions wait");
-            member.observer.observe(Event::SourceError { operation: OFFSET });
+            context.observer().observe(Event::SourceError { operation: OFFSET });
         }
         self.named = withheld.to_vec();
     }
 
-    fn resolve_topic(
+    fn resolve_topic<C: CommitContext>(
         &mut self,
-        consumer: &BaseConsumer<MemberContext>,
+        consumer: &BaseConsumer<C>,
         topic: &str,
         mut ours: Vec<Arc<Assignment>>,
     ) -> Result<bool, SourceError> {
@@ -162,7 +161,7 @@ impl Beginnings {
         if ours.is_empty() {
             return Ok(false);
         }
-        if !consumer.context().member().begins_at_end() {
+        if !consumer.context().begins_at_end() {
             return begin_first(consumer, topic, &ours);
         }
         let metadata = consumer.fetch_metadata(Some(topic), ANSWER_TIMEOUT);
@@ -208,9 +207,9 @@ impl Beginnings {
         Ok(true)
     }
 
-    fn ask(
+    fn ask<C: CommitContext>(
         &mut self,
-        consumer: &BaseConsumer<MemberContext>,
+        consumer: &BaseConsumer<C>,
         topic: &str,
         numbers: &[i32],
     ) -> Result<Committed, SourceError> {
@@ -230,8 +229,8 @@ fn go_on(ours: &mut Vec<Arc<Assignment>>, committed: &Offsets) {
 
 /// Resolves partitions without a committed offset to their first message: none may be skipped. The topic may have
 /// gained them since the group began.
-fn begin_first(
-    consumer: &BaseConsumer<MemberContext>,
+fn begin_first<C: CommitContext>(
+    consumer: &BaseConsumer<C>,
     topic: &str,
     ours: &[Arc<Assignment>],
 ) -> Result<bool, SourceError> {
@@ -247,8 +246,8 @@ fn begin_first(
 }
 
 /// Returns the first or last offsets of these partitions.
-fn offsets(
-    consumer: &BaseConsumer<MemberContext>,
+fn offsets<C: CommitContext>(
+    consumer: &BaseConsumer<C>,
     topic: &str,
     numbers: &[i32],
     which: Offset,

@@ -165,8 +165,9 @@ mod tests {
     use bytes::Bytes;
 
     use super::*;
-    use crate::assignment::{Begin, Partition};
+    use crate::assignment::Begin;
     use crate::assignments::Assignments;
+    use crate::partition::Partition;
     use oncegate_runtime::message::Origin;
 
     struct Feed {

@@ -12,7 +12,7 @@ use rdkafka::consumer::{BaseConsumer, Consumer, ConsumerContext};
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 use rdkafka::topic_partition_list::Offset;
 
-use super::assignment::Partition;
+use super::partition::Partition;
 use super::partition_map::list_of;
 
 /// Time limit of one request. A revoke's commit waits for it.

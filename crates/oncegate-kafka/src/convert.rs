@@ -7,8 +7,7 @@ use bytes::Bytes;
 use rdkafka::Message as _;
 use rdkafka::message::{BorrowedHeaders, BorrowedMessage, Headers as _};
 
-use super::ROUTE_HEADER;
-use super::dead_letters::{ID_HEADER, SCOPE_HEADER};
+use super::headers::{ID_HEADER, ROUTE_HEADER, SCOPE_HEADER};
 use oncegate_runtime::message::{Header, Message, Origin};
 
 /// The name of a header whose own name is not UTF-8.

@@ -13,12 +13,14 @@ use rdkafka::error::KafkaError;
 use rdkafka::message::Header as OwnedHeader;
 use rdkafka::topic_partition_list::Offset;
 
-use super::dead_letters::{self, PREFIX};
+use super::dead_letters;
+use super::group_offsets;
+use super::headers::{PREFIX, ROUTE_HEADER};
 use super::inquiry::{self, InquiryClient};
 use super::producer::DurableProducer;
+use super::reader::TopicReader;
 use super::settings::{self, Property};
 use super::window::TopicWindow;
-use super::{ROUTE_HEADER, TopicReader, group_offsets};
 use oncegate_runtime::admin::dead_letter_reader::{DeadLetterReader, Disposition, StoredDeadLetter};
 use oncegate_runtime::dead_letters::{DeadLetter, time_of};
 use oncegate_runtime::failure::BoxError;

@@ -9,22 +9,15 @@ use async_trait::async_trait;
 use rdkafka::config::ClientConfig;
 use rdkafka::message::{Header, OwnedHeaders};
 
+use super::headers::{FIRST_FAILED_HEADER, ID_HEADER, PREFIX, ROUTE_HEADER, SCOPE_HEADER};
 use super::producer::{self, DurableProducer, is_connection};
 use super::properties::Properties;
 use super::settings;
-use super::{FIRST_FAILED_HEADER, ROUTE_HEADER, inquiry, rights, topics};
+use super::{inquiry, rights, topics};
 use oncegate_core::reason::one_line;
 use oncegate_runtime::dead_letters::{DeadLetter, DeadLetterRefused, DeadLetters, millis_since_1970};
 use oncegate_runtime::failure::BoxError;
 use oncegate_runtime::message::{Message, Origin};
-
-/// The prefix of all our headers.
-pub(crate) const PREFIX: &str = "oncegate-";
-
-/// The header with the id of a dead letter. A message that was sent back by a redrive has none.
-pub(crate) const ID_HEADER: &str = "oncegate-id";
-/// The header with the scope that has written a dead letter.
-pub(crate) const SCOPE_HEADER: &str = "oncegate-scope";
 
 /// The longest `oncegate-reason`, in bytes.
 const REASON_MAX_BYTES: usize = 1024;
@@ -56,7 +49,7 @@ impl KafkaDeadLetters {
             topic: topic.into(),
             properties: Properties::default(),
             consumed: Vec::new(),
-            open_timeout: super::KafkaSource::DEFAULT_OPEN_TIMEOUT,
+            open_timeout: settings::OPEN_TIMEOUT,
             producer: Mutex::default(),
         }
     }

@@ -6,22 +6,13 @@ use std::time::Duration;
 use rdkafka::error::RDKafkaErrorCode;
 use rdkafka::types::RDKafkaRespErr;
 
-use super::admin::{self, Admin, TopicSettings};
+use super::admin::{self, Admin, CLEANUP, MAX_MESSAGE_BYTES, MIN_INSYNC_REPLICAS, RETENTION, TopicSettings};
 use super::inquiry::{self, InquiryClient};
 use super::settings::{self, Property};
 use oncegate_runtime::source::SourceError;
 
 /// Time limit of one request to the brokers.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
-
-const MIN_INSYNC_REPLICAS: &str = "min.insync.replicas";
-const RETENTION: &str = "retention.ms";
-const CLEANUP: &str = "cleanup.policy";
-const MAX_MESSAGE_BYTES: &str = "max.message.bytes";
-
-/// The settings of a topic that are looked at.
-#[cfg(any(feature = "oauth", feature = "msk-iam"))]
-pub(crate) const SETTINGS: [&str; 4] = [MIN_INSYNC_REPLICAS, RETENTION, CLEANUP, MAX_MESSAGE_BYTES];
 
 /// The description of a topic by its cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -109,8 +109,9 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::assignment::{Assignment, Begin, Partition};
+    use crate::assignment::{Assignment, Begin};
     use crate::assignments::Assignments;
+    use crate::partition::Partition;
 
     fn partition(number: i32) -> Partition {
         Partition { topic: "orders".into(), number }

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | when an offset is committed | `watermark`, `assignment` (the rules), `commit` (the request) |
 //! | where a partition begins whose position the client must not decide | `begin`; `committed` asks for the group's offsets |
-//! | what happens when partitions are assigned and revoked | `member` |
+//! | what happens when partitions are assigned and revoked | `member`; `callbacks` calls it |
 //! | where messages wait for a retry that is far off | `retries` (the topics), `retry_tier` (the wait in one) |
 //! | whether the client is connected, and reads its partitions | `connection`, `unread` |
 //! | which lines of the client are logged | `log` |
@@ -109,16 +109,20 @@ mod assignment;
 mod assignments;
 mod begin;
 mod buffer;
+mod callbacks;
 mod clock;
 mod commit;
+mod commit_desk;
 mod committed;
 mod connection;
+mod connection_watch;
 mod convert;
 mod dead_letter_reader;
 mod dead_letters;
 mod facts;
 mod fetch_limits;
 mod group_offsets;
+mod headers;
 mod inquiry;
 mod java_names;
 mod ledger;
@@ -127,6 +131,7 @@ mod member;
 mod membership;
 mod new_topics;
 mod notices;
+mod partition;
 mod partition_map;
 mod poll;
 mod producer;
@@ -135,6 +140,7 @@ mod publisher;
 mod reader;
 mod removal;
 mod retries;
+mod retry_headers;
 mod retry_tier;
 mod rights;
 mod rotation;
@@ -151,11 +157,12 @@ mod watermark;
 mod window;
 mod writer;
 
+pub use admin::TopicPlan;
 pub use dead_letter_reader::KafkaDeadLetterReader;
 pub use dead_letters::KafkaDeadLetters;
 pub use facts::{TopicFacts, describe_topics};
 pub use group_offsets::committed_offsets;
-pub use new_topics::{TopicCreation, TopicPlan, create_topics};
+pub use new_topics::{TopicCreation, create_topics};
 pub use publisher::KafkaPublisher;
 pub use reader::TopicReader;
 pub use removal::remove_topics;
@@ -164,9 +171,3 @@ pub use rights::{MissingRight, Needs, Resource, missing_rights};
 pub use source::KafkaSource;
 pub use window::TopicWindow;
 pub use writer::TopicWriter;
-
-/// The header with the route of a message that was retried or redriven.
-pub(crate) const ROUTE_HEADER: &str = "oncegate-route";
-
-/// The header with the time of the first failed attempt, in milliseconds since 1970.
-pub(crate) const FIRST_FAILED_HEADER: &str = "oncegate-first-failed-at";

@@ -47,11 +47,11 @@ pub(crate) fn log(level: RDKafkaLogLevel, facility: &str, line: &str) {
 /// Remembers which lines were logged, and when.
 #[derive(Debug, Default)]
 struct Repeats {
-    lines: HashMap<String, Line>,
+    lines: HashMap<String, LoggedLine>,
 }
 
 #[derive(Debug)]
-struct Line {
+struct LoggedLine {
     logged_at: Instant,
     left_out: u64,
 }
@@ -71,7 +71,7 @@ impl Repeats {
             self.lines.retain(|_, known| now.saturating_duration_since(known.logged_at) < PERIOD);
         }
         if self.lines.len() < LINES_MAX {
-            self.lines.insert(line.to_owned(), Line { logged_at: now, left_out: 0 });
+            self.lines.insert(line.to_owned(), LoggedLine { logged_at: now, left_out: 0 });
         }
         Some(0)
     }

@@ -9,9 +9,11 @@ use rdkafka::consumer::{BaseConsumer, Consumer};
 use tokio::sync::oneshot;
 
 use super::buffer::End;
-use super::connection::Watch;
+use super::callbacks::MemberContext;
+use super::commit_desk::CommitContext as _;
+use super::connection_watch::Watch;
 use super::fetch_limits::FetchLimits;
-use super::member::{Member, MemberContext};
+use super::member::Member;
 use super::poll::{Poller, Terms};
 use super::properties::FileContents;
 use super::rotation::Rotation;
@@ -353,7 +355,8 @@ impl Drop for EndOnDrop<'_> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::assignment::{Begin, Partition};
+    use super::super::assignment::Begin;
+    use super::super::partition::Partition;
     use super::super::source::KafkaSource;
     use super::*;
     use oncegate_runtime::observe::Counters;

@@ -5,63 +5,16 @@ use std::time::Duration;
 use rdkafka::error::RDKafkaErrorCode;
 use tokio::time::{Instant, sleep};
 
-use super::admin;
+use super::admin::{self, TopicPlan};
 use super::facts;
 use super::settings::{self, Property};
 use oncegate_runtime::source::SourceError;
-
-/// The number that stands for a broker's default.
-const BROKER_DEFAULT: i16 = -1;
 
 /// How long a broker may take to learn of the topics that were created.
 const KNOWN_WITHIN: Duration = Duration::from_secs(10);
 
 /// The pause before it is asked again.
 const ASK_AGAIN: Duration = Duration::from_millis(100);
-
-/// A topic to create. What is not set has the brokers' default.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct TopicPlan {
-    name: String,
-    partitions: Option<u16>,
-    replication_factor: Option<u16>,
-}
-
-impl TopicPlan {
-    /// A topic of this name.
-    pub fn new(name: impl Into<String>) -> Self {
-        Self { name: name.into(), partitions: None, replication_factor: None }
-    }
-
-    /// The number of partitions; by default `num.partitions` of the brokers.
-    #[must_use]
-    pub fn partitions(mut self, partitions: u16) -> Self {
-        self.partitions = Some(partitions);
-        self
-    }
-
-    /// The number of replicas of each partition; by default `default.replication.factor` of the brokers.
-    #[must_use]
-    pub fn replication_factor(mut self, replicas: u16) -> Self {
-        self.replication_factor = Some(replicas);
-        self
-    }
-
-    /// The name of the topic.
-    pub fn name(&self) -> &str {
-        &self.name
-    }
-
-    /// The number of partitions as the brokers are asked for it.
-    pub(crate) fn partition_number(&self) -> i32 {
-        self.partitions.map_or(BROKER_DEFAULT.into(), i32::from)
-    }
-
-    /// The number of replicas as the brokers are asked for it; one that is too large for the protocol is for them as well.
-    pub(crate) fn replica_number(&self) -> i16 {
-        self.replication_factor.map_or(BROKER_DEFAULT, |given| i16::try_from(given).unwrap_or(i16::MAX))
-    }
-}
 
 /// What became of a [`TopicPlan`].
 #[derive(Debug)]
@@ -91,7 +44,7 @@ pub async fn create_topics(
     plans: &[TopicPlan],
     properties: &[(String, String)],
 ) -> Result<Vec<TopicCreation>, SourceError> {
-    plans.iter().try_for_each(|plan| settings::check_topic(&plan.name))?;
+    plans.iter().try_for_each(|plan| settings::check_topic(plan.name()))?;
     let mut admin = admin::of(brokers, properties)?;
     if plans.is_empty() {
         return Ok(Vec::new());

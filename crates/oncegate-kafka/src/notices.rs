@@ -13,7 +13,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use rdkafka::config::RDKafkaLogLevel;
 
-use super::assignment::Partition;
+use super::partition::Partition;
 
 /// The context of librdkafka's debug log that contains topic ids. It logs metadata changes, not each fetch.
 pub(crate) const DEBUG_CONTEXT: &str = "metadata";

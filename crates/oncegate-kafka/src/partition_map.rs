@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use rdkafka::topic_partition_list::{TopicPartitionList, TopicPartitionListElem};
 
-use super::assignment::Partition;
+use super::partition::Partition;
 
 /// A map from partitions to values, in which a partition is found by the name of its topic and its number.
 ///

@@ -5,8 +5,10 @@ use std::fmt;
 use std::hash::{Hash as _, Hasher as _};
 use std::path::{Path, PathBuf};
 
-use super::settings::Property;
 use oncegate_runtime::source::SourceError;
+
+/// A setting of librdkafka by name.
+pub(crate) type Property = (String, String);
 
 /// Properties whose value is the name of a file that the client reads when it is made.
 const LOCATIONS: &[&str] = &[

@@ -8,9 +8,9 @@ use std::time::{Duration, SystemTime};
 
 use tokio::time::{Instant, sleep_until};
 
-use super::KafkaSource;
 use super::ack_handle;
 use super::buffer::Fetched;
+use super::source::KafkaSource;
 use oncegate_runtime::source::{Delivery, SourceError};
 
 /// The most messages that are taken from the topic's source at once.
@@ -78,7 +78,7 @@ impl WaitingMessages {
     fn add(&mut self, fetched: Vec<Fetched>, wait_max: Duration) {
         let (now, time) = (Instant::now(), SystemTime::now());
         for mut fetched in fetched {
-            let due = super::retries::restore(&mut fetched.message);
+            let due = super::retry_headers::restore(&mut fetched.message);
             let wait = due.and_then(|due| due.duration_since(time).ok()).unwrap_or_default();
             self.last_number += 1;
             fetched.assignment.waits();
@@ -113,9 +113,10 @@ mod tests {
     use bytes::Bytes;
 
     use super::*;
-    use crate::assignment::{Begin, Partition};
+    use crate::assignment::Begin;
     use crate::assignments::Assignments;
-    use crate::retries::DUE_HEADER;
+    use crate::partition::Partition;
+    use crate::retry_headers::DUE_HEADER;
     use oncegate_runtime::dead_letters::millis_since_1970;
     use oncegate_runtime::message::{Header, Message, Origin};
 

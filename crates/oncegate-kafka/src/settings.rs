@@ -9,12 +9,10 @@ use rdkafka::error::KafkaError;
 use super::convert::Routes;
 use super::java_names;
 use super::notices::DEBUG_CONTEXT;
+pub(crate) use super::properties::Property;
 use super::properties::{FileContents, Properties};
 use super::tokens;
 use oncegate_runtime::source::SourceError;
-
-/// A setting of librdkafka by name.
-pub(crate) type Property = (String, String);
 
 /// Where a group without committed offsets begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,6 +40,9 @@ pub(crate) struct Settings {
     /// Whether the position is kept when a topic's id changes.
     pub(crate) keeps_positions: bool,
 }
+
+/// Time limit for one attempt to open, unless another one is set.
+pub(crate) const OPEN_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The shortest time between two commits.
 const COMMIT_INTERVAL_MIN: Duration = Duration::from_millis(10);

@@ -57,7 +57,7 @@ const COMMIT_PATIENCE_MAX: Duration = Duration::from_secs(10);
 
 impl KafkaSource {
     /// 10 seconds.
-    pub const DEFAULT_OPEN_TIMEOUT: Duration = Duration::from_secs(10);
+    pub const DEFAULT_OPEN_TIMEOUT: Duration = settings::OPEN_TIMEOUT;
 
     /// Creates a member of `group` that consumes `topics` from the cluster at `brokers` (`"host:port,host:port"`).
     ///

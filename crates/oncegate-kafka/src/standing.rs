@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::assignment::Partition;
+use super::partition::Partition;
 
 /// The end of a partition's log, as the client last knew it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,7 +26,7 @@ pub(crate) struct PartitionReport {
 
 /// What the client reports of all partitions that it should read.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Reading {
+pub(crate) enum ReadState {
     /// It reads them.
     All,
     /// It has not begun to read `count` of them.

@@ -85,17 +85,17 @@ pub(crate) struct Summary {
 /// Returns what the statistics say about the client as a whole.
 pub(crate) fn summary(json: &[u8]) -> Summary {
     #[derive(Default, Deserialize)]
-    struct Client<'a> {
+    struct ClientStatistics<'a> {
         rx: Option<u64>,
         #[serde(borrow)]
-        cgrp: Option<Group<'a>>,
+        cgrp: Option<GroupStatistics<'a>>,
     }
     #[derive(Deserialize)]
-    struct Group<'a> {
+    struct GroupStatistics<'a> {
         #[serde(borrow, default)]
         join_state: Cow<'a, str>,
     }
-    let client: Client<'_> = serde_json::from_slice(json).unwrap_or_default();
+    let client: ClientStatistics<'_> = serde_json::from_slice(json).unwrap_or_default();
     let is_settled = client.cgrp.is_some_and(|group| group.join_state == "steady");
     Summary { responses: client.rx, is_settled }
 }

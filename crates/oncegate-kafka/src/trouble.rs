@@ -134,6 +134,12 @@ pub(crate) fn failed_operation(error: &KafkaError, login: Option<&LoginFailure>)
 /// The name of the operation that fails while the group refuses the member. It succeeds when the group accepts it.
 pub(crate) const JOIN: &str = "join";
 
+/// The name of the operation that fails while the brokers withhold a committed offset.
+pub(crate) const OFFSET: &str = "offset";
+
+/// The name of the operation that fails while the client does not begin to read a partition.
+pub(crate) const READ: &str = "read";
+
 /// What a member asks its group for, in properties of librdkafka.
 #[derive(Clone, Debug)]
 pub(crate) struct JoinTerms {

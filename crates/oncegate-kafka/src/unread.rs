@@ -8,12 +8,9 @@
 use std::time::{Duration, Instant};
 
 use super::member::Member;
-use super::standing::Reading;
-use super::trouble::Trouble;
+use super::standing::ReadState;
+use super::trouble::{READ, Trouble};
 use oncegate_runtime::observe::Event;
-
-/// The name of the operation that fails while a partition is not read, in metrics and in the status.
-pub(crate) const READ: &str = "read";
 
 /// The time after which a partition that is not read is in the status. Shorter ones are in every rebalance.
 const REPORT_AFTER: Duration = Duration::from_secs(10);
@@ -39,12 +36,12 @@ impl UnreadWatch {
     /// Returns the reason if the client should be replaced; never waits.
     pub(crate) fn look(&mut self, member: &Member) -> Option<Trouble> {
         let (partition, count, lasts) = match member.assignments.reading()? {
-            Reading::All => {
+            ReadState::All => {
                 *self = Self::new(true);
                 member.failures.succeeded(READ);
                 return None;
             }
-            Reading::Unread { partition, count, lasts } => (partition, count, lasts),
+            ReadState::Unread { partition, count, lasts } => (partition, count, lasts),
         };
         // Without a connection, that is the reason.
         if lasts < REPORT_AFTER || member.connection.lost_for().is_some() {

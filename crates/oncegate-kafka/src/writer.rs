@@ -2,9 +2,10 @@
 
 use std::fmt;
 
+use super::headers::ROUTE_HEADER;
 use super::producer::{self, Content, DurableProducer};
 use super::properties::Properties;
-use super::{ROUTE_HEADER, settings};
+use super::settings;
 use oncegate_runtime::message::Message;
 use oncegate_runtime::source::SourceError;
 

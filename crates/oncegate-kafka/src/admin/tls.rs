@@ -30,7 +30,7 @@ use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
-use super::connection::{Address, Failure};
+use super::address::{Address, Failure};
 use crate::trouble::RefusedLogin;
 use oncegate_runtime::source::SourceError;
 

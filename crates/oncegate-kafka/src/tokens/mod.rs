@@ -21,7 +21,7 @@ use std::sync::Arc;
 use rdkafka::client::OAuthToken;
 use rdkafka::config::ClientConfig;
 
-use super::settings::Property;
+use super::properties::Property;
 use oncegate_runtime::source::SourceError;
 
 const METHOD: &str = "sasl.oauthbearer.method";
