@@ -1,23 +1,35 @@
 //! Kafka: a source, dead letters, and a reader for whole topics.
 //!
+//! Each folder uses those below it in this table, and no file uses itself by way of others.
+//!
+//! | folder | what it has |
+//! |---|---|
+//! | `consume` | the source that a consumer receives from, and its retry topics |
+//! | `group` | a member of a consumer group: poll thread, commit thread, callbacks, the replacement of its client |
+//! | `read` | readers of whole topics and of dead letters |
+//! | `produce` | dead letters, the publisher of an outbox, copies |
+//! | `admin` | topics are created, removed and described, with tokens too |
+//! | `ask` | questions about topics, rights and committed offsets |
+//! | `client` | settings, logins, errors and log lines of every client; those that ask and that produce |
+//! | `partitions` | epochs, watermarks, what may be committed; no broker |
+//!
 //! | what | where |
 //! |---|---|
-//! | when an offset is committed | `watermark`, `assignment` (the rules), `commit` (the request) |
-//! | where a partition begins whose position the client must not decide | `begin`; `committed` asks for the group's offsets |
-//! | what happens when partitions are assigned and revoked | `member`; `callbacks` calls it |
-//! | where messages wait for a retry that is far off | `retries` (the topics), `retry_tier` (the wait in one) |
-//! | whether the client is connected, and reads its partitions | `connection`, `unread` |
-//! | which lines of the client are logged | `log` |
-//! | what happens when the client fails | `trouble` (the rules), `membership` (the replacement) |
-//! | recreated topics, offsets out of range | `notices` (detection), `poll` (reaction) |
-//! | back-pressure, client errors | `fetch_limits` (when a partition is paused), `poll`, `buffer` |
-//! | how dead letters, copies in retry topics and messages of an outbox are written; which errors a wait does not end | `producer` |
-//! | how a message of an outbox becomes one of a topic | `publisher` |
-//! | which client settings are set or rejected | `settings` |
-//! | which rights a consumer lacks | `rights` |
-//! | where login tokens come from (SASL OAUTHBEARER) | `tokens` |
-//! | how topics are created, removed and described, with tokens too | `admin` |
-//! | when a changed password or certificate is used | `properties` (the files), `rotation` (the replacement) |
+//! | when an offset is committed | `partitions::{watermark, assignment}` (the rules), `group::commit` (the request) |
+//! | where a partition begins whose position the client must not decide | `group::begin`; `ask::committed` asks for the group's offsets |
+//! | what happens when partitions are assigned and revoked | `group::member`; `group::callbacks` calls it |
+//! | where messages wait for a retry that is far off | `consume::retries` (the topics), `consume::retry_tier` (the wait in one) |
+//! | whether the client is connected, and reads its partitions | `group::{connection, connection_watch, unread}` |
+//! | which lines of the client are logged | `client::log` |
+//! | what happens when the client fails | `client::trouble` (the rules), `group::membership` (the replacement) |
+//! | recreated topics, offsets out of range | `client::notices` (detection), `group::poll` (reaction) |
+//! | back-pressure, client errors | `partitions::fetch_limits` (when a partition is paused), `group::{poll, buffer}` |
+//! | how dead letters, copies in retry topics and messages of an outbox are written; which errors a wait does not end | `client::producer` |
+//! | how a message of an outbox becomes one of a topic | `produce::publisher` |
+//! | which client settings are set or rejected | `client::settings` |
+//! | which rights a consumer lacks | `ask::rights` |
+//! | where login tokens come from (SASL OAUTHBEARER) | `client::tokens` |
+//! | when a changed password or certificate is used | `client::properties` (the files), `client::rotation` (the replacement) |
 //!
 //! # Headers
 //!
@@ -100,74 +112,26 @@
 //! - A producer that requests a topic's metadata creates the topic where brokers allow that; a consumer does not. So
 //!   the dead-letter topic is checked with a consumer.
 
-mod source;
-
-mod ack_handle;
 mod admin;
-mod annotations;
-mod assignment;
-mod assignments;
-mod begin;
-mod buffer;
-mod callbacks;
-mod clock;
-mod commit;
-mod commit_desk;
-mod committed;
-mod connection;
-mod connection_watch;
-mod convert;
-mod dead_letter_reader;
-mod dead_letters;
-mod facts;
-mod fetch_limits;
-mod group_offsets;
-mod headers;
-mod inquiry;
-mod java_names;
-mod ledger;
-mod log;
-mod member;
-mod membership;
-mod new_topics;
-mod notices;
-mod partition;
-mod partition_map;
-mod poll;
-mod producer;
-mod properties;
-mod publisher;
-mod reader;
-mod removal;
-mod retries;
-mod retry_headers;
-mod retry_tier;
-mod rights;
-mod rotation;
-mod settings;
-mod standing;
-mod statistics;
-mod status;
-mod tokens;
-mod topics;
-mod trouble;
-mod unread;
-mod wake;
-mod watermark;
-mod window;
-mod writer;
+mod ask;
+mod client;
+mod consume;
+mod group;
+mod partitions;
+mod produce;
+mod read;
 
 pub use admin::TopicPlan;
-pub use dead_letter_reader::KafkaDeadLetterReader;
-pub use dead_letters::KafkaDeadLetters;
-pub use facts::{TopicFacts, describe_topics};
-pub use group_offsets::committed_offsets;
-pub use new_topics::{TopicCreation, create_topics};
-pub use publisher::KafkaPublisher;
-pub use reader::TopicReader;
-pub use removal::remove_topics;
-pub use retries::KafkaRetries;
-pub use rights::{MissingRight, Needs, Resource, missing_rights};
-pub use source::KafkaSource;
-pub use window::TopicWindow;
-pub use writer::TopicWriter;
+pub use admin::facts::{TopicFacts, describe_topics};
+pub use admin::new_topics::{TopicCreation, create_topics};
+pub use admin::removal::remove_topics;
+pub use ask::group_offsets::committed_offsets;
+pub use ask::rights::{MissingRight, Needs, Resource, missing_rights};
+pub use consume::retries::KafkaRetries;
+pub use consume::source::KafkaSource;
+pub use produce::dead_letters::KafkaDeadLetters;
+pub use produce::publisher::KafkaPublisher;
+pub use produce::writer::TopicWriter;
+pub use read::dead_letter_reader::KafkaDeadLetterReader;
+pub use read::reader::TopicReader;
+pub use read::window::TopicWindow;

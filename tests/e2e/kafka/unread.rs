@@ -131,7 +131,7 @@ async fn is_unready(kafka: &Kafka, properties: &'static [(&'static str, &'static
     let monitor = consumer.monitor();
     let (stop, stopped) = oneshot::channel();
     let ended = tokio::spawn(consumer.run_until(async { _ = stopped.await }));
-    let until_status = async |what: &str, so: &dyn Fn(&Status, &Health) -> bool| {
+    let until_status = async |what: &str, so: fn(&Status, &Health) -> bool| {
         until(what, LIMIT, async || {
             let status = monitor.status();
             let health = Health::of(&status);
@@ -139,7 +139,7 @@ async fn is_unready(kafka: &Kafka, properties: &'static [(&'static str, &'static
         })
         .await
     };
-    let health = until_status("unready", &|_, health| {
+    let health = until_status("unready", |_, health| {
         health
             .reasons()
             .iter()
@@ -149,7 +149,7 @@ async fn is_unready(kafka: &Kafka, properties: &'static [(&'static str, &'static
     assert!(!health.is_ready() && health.is_live(), "{health}");
     assert!(health.to_string().contains("/3") && health.to_string().contains("transaction"), "{health}");
     abort(transaction).await;
-    until_status("ready", &|status, health| health.is_ready() && status.source.failures.is_empty()).await;
+    until_status("ready", |status, health| health.is_ready() && status.source.failures.is_empty()).await;
     stop.send(()).expect("it runs");
     ended.await.unwrap().unwrap();
 }

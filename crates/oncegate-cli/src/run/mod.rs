@@ -139,7 +139,7 @@ pub(crate) async fn run(args: &RunArgs) -> Result<Exit, Problem> {
     }
     let stop = CancellationToken::new();
     let consuming = consume_all(&loaded, &stop, args.json);
-    until_ended(consuming, &stop).await.map(|()| Exit::Yes)
+    Box::pin(until_ended(consuming, &stop)).await.map(|()| Exit::Yes)
 }
 
 /// Lets running work end at the first signal; another one, a second or more later, does not wait for it.

@@ -17,7 +17,7 @@ use tokio::time::timeout;
 use super::address::{Address, Failure};
 use super::messages::Call;
 use super::tls::{self, Tls};
-use crate::tokens::Tokens;
+use crate::client::tokens::Tokens;
 use oncegate_runtime::failure::BoxError;
 
 /// Time limit of a connection without its login, so that one broker that is away does not use up a request's limit.

@@ -9,7 +9,7 @@ use rdkafka::error::RDKafkaErrorCode;
 use super::request::{
     Admin, BROKERS_TIMEOUT, CHANGE_TIMEOUT, Outcome, SETTINGS_TIMEOUT, TopicPlan, TopicSettings, unanswered,
 };
-use crate::settings;
+use crate::client::settings;
 use oncegate_runtime::source::SourceError;
 
 /// Sends requests with librdkafka.

@@ -8,8 +8,13 @@
 //! librdkafka asks for a token through the main queue of a client, which rdkafka's `AdminClient` never polls. Without
 //! unsafe code, there is no other way to give it one: its requests would wait until their time limit.
 
-mod library_admin;
 mod request;
+
+pub(crate) mod facts;
+pub(crate) mod new_topics;
+pub(crate) mod removal;
+
+mod library_admin;
 
 #[cfg(any(feature = "oauth", feature = "msk-iam"))]
 mod token_admin;
@@ -31,8 +36,8 @@ pub(crate) use self::request::{
 };
 
 use self::library_admin::LibraryAdmin;
-use super::settings::{self, Property};
-use super::tokens::Tokens;
+use crate::client::settings::{self, Property};
+use crate::client::tokens::Tokens;
 use oncegate_runtime::source::SourceError;
 
 /// Returns what sends the requests to the cluster at `brokers`, with properties of librdkafka. Nothing is sent yet.

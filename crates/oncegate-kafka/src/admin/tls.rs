@@ -31,7 +31,7 @@ use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
 use super::address::{Address, Failure};
-use crate::trouble::RefusedLogin;
+use crate::client::trouble::RefusedLogin;
 use oncegate_runtime::source::SourceError;
 
 const AUTHORITIES: &str = "ssl.ca";

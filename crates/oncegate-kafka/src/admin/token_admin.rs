@@ -23,8 +23,8 @@ use super::request::{
     unanswered,
 };
 use super::tls::Tls;
-use crate::settings;
-use crate::tokens::Tokens;
+use crate::client::settings;
+use crate::client::tokens::Tokens;
 use oncegate_runtime::source::SourceError;
 
 /// The pause before a request that was not answered is repeated.
