@@ -69,10 +69,10 @@ impl OccupiedMemory {
         let mut used = self.memory.lock();
         let all = used.bytes.saturating_add(bytes);
         let of_caller = used.callers.get(&self.caller).copied().unwrap_or_default().saturating_add(bytes);
-        self.refused = if of_caller > self.caller_bytes {
-            Some(Refused::Caller)
-        } else if all > self.memory.most_bytes {
+        self.refused = if all > self.memory.most_bytes {
             Some(Refused::All)
+        } else if of_caller > self.caller_bytes {
+            Some(Refused::Caller)
         } else {
             used.bytes = all;
             used.callers.insert(Arc::clone(&self.caller), of_caller);

@@ -328,8 +328,8 @@ impl BreakerState {
 pub enum ExtraRunCause {
     /// A claim was taken over whose owner had ended without an outcome.
     CrashTakeover,
-    /// A claim was taken over whose handler this process itself has dropped: it did not end in time after its cancellation,
-    /// because of `max_run` or because the source has taken the message back.
+    /// A claim was taken over whose handler this process itself has dropped, because it had not ended in time after its
+    /// cancellation (`max_run`). A message that its queue has delivered again since is a [takeover](Self::CrashTakeover).
     Discarded,
     /// This process lost its lease while its handler ran: the record was deleted, or another process has taken over.
     LeaseLost,
