@@ -7,7 +7,7 @@ use oncegate::MemoryStore;
 use oncegate::core::key::Scope;
 
 use super::findings::About;
-use super::shape::{Consumer, DeadLetters, Handler, Source};
+use super::shape::{Consumer, DeadLetters, Handler, Source, Store};
 use super::values::{Property, Secret, Time};
 use super::{Loaded, Path, Secrets, Severity};
 use crate::run::wire::Endpoint;
@@ -127,6 +127,29 @@ impl Loaded {
             if in_url {
                 self.error(&at, "the URL contains a password as well");
             }
+        }
+        self.check_redis_settings(&store, url, secrets);
+    }
+
+    /// What is set for a Redis, or for its sentinels, must find one: nothing else would use it.
+    fn check_redis_settings(&mut self, store: &Store, url: &str, secrets: Secrets) {
+        let has_sentinels = url.split("://").next().is_some_and(|scheme| scheme.ends_with("+sentinel"));
+        if let Some(password) = &store.sentinel_password {
+            self.check_secret(&path(["store", "sentinel_password"]), password, secrets);
+        }
+        for (setting, is_set) in [
+            ("sentinel_user", store.sentinel_user.is_some()),
+            ("sentinel_password", store.sentinel_password.is_some()),
+        ] {
+            if is_set && !has_sentinels {
+                self.error(&path(["store", setting]), "only a store at redis+sentinel:// has sentinels");
+            }
+        }
+        if store.sentinel_user.is_some() && store.sentinel_password.is_none() {
+            self.error(&path(["store", "sentinel_user"]), "it needs `sentinel_password`");
+        }
+        if store.durable_service == Some(true) && !url.starts_with("redis") {
+            self.error(&path(["store", "durable_service"]), "only a Redis may be such a service");
         }
     }
 

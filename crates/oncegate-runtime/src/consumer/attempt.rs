@@ -222,14 +222,16 @@ async fn completed(shared: &Shared, item: &mut Item, identity: &Identity, stored
 
 /// Claims the item's key. After a lost answer the same claim is sent again: it may have been granted.
 async fn claim(item: &mut Item, identity: &Identity) -> Result<Claimed, StoreError> {
-    let Item { route, delivery, claim, probe, .. } = item;
+    let Item { route, delivery, claim, probe, past, .. } = item;
     if item.without_store
         && let Some(fail_open) = &route.fail_open
     {
         *claim = None;
         return fail_open.new_claim(identity).send(&delivery.message).await;
     }
-    let claimed = claim.get_or_insert_with(|| route.gate.new_claim(identity)).send(&delivery.message).await;
+    let claim_now =
+        claim.get_or_insert_with(|| route.gate.new_claim(identity).after_discard(past.was_discarded));
+    let claimed = claim_now.send(&delivery.message).await;
     if claimed.is_ok() {
         *claim = None;
     }
@@ -287,6 +289,7 @@ async fn run(
         Ran::Panicked => RunOutcome::Panicked,
         Ran::Cancelled => RunOutcome::Cancelled,
     };
+    item.past.was_discarded = matches!(ran, Ran::Cancelled);
     let scope = item.route.gate.scope();
     let took = started.elapsed();
     shared.watch.handler_times.note(took);

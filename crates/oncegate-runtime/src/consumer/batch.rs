@@ -15,13 +15,14 @@ use tracing::{Instrument as _, info};
 use super::seats::{Member, Members, Seat};
 use super::shared::{BatchCaller, Batches, Route};
 use super::trace;
+use super::transactional::outcome_of_failure;
 use super::work::{ConsumerHandler, Work, sealed};
 use crate::batch::{
     BatchHandler, BatchLimits, BatchMessage, BatchOutcome, EarlyAnswer, ErasedBatchHandler, ErasedBatches,
 };
 use crate::failure::{Advice, Failure};
 use crate::handler::{Encoded, ErasedHandler};
-use crate::observe::{BatchCall, Event};
+use crate::observe::{BatchCall, Event, RunOutcome};
 
 /// A [`BatchHandler`] with the limits of its batches; pass it to [`Consumer::new`](crate::Consumer::new) or
 /// [`route`](crate::Consumer::route) in the place of a handler.
@@ -155,7 +156,7 @@ impl Batch {
             members.map(|(place, member)| member.one.in_call(place, codec, &answers)).collect();
         let mut waiting: Vec<Option<BatchMember>> = part.drain(..).map(Some).collect();
         let work = self.handler.handle_batch(&batch, codec);
-        let work = AssertUnwindSafe(work).catch_unwind().instrument(trace::batch(gate.scope(), batch.len()));
+        let work = AssertUnwindSafe(work).catch_unwind().instrument(trace::batch(gate.scope(), &batch));
         let mut work = std::pin::pin!(work);
         let ran: Option<Result<BatchOutcome, _>> = loop {
             tokio::select! {
@@ -170,6 +171,7 @@ impl Batch {
         while let Ok(answer) = early.try_recv() {
             settle_early(&mut waiting, answer);
         }
+        trace::batch_ended(work.span(), outcome_of_call(ran.as_ref(), waiting.iter().any(Option::is_some)));
         let failure = match ran {
             None => return Called::Settled,
             Some(Ok(Ok(outcomes))) => {
@@ -209,6 +211,18 @@ fn settle_early(waiting: &mut [Option<BatchMember>], EarlyAnswer { place, outcom
 
 fn returned(outcome: Result<Encoded, Failure>) -> Verdict {
     Verdict { ran: MemberRan::Returned(outcome), fails_alone: false }
+}
+
+/// How a call ended, for its span. `None`: it was dropped, because every message was answered, or cancelled: then it is
+/// missing an outcome.
+fn outcome_of_call<P>(ran: Option<&Result<BatchOutcome, P>>, is_missing_one: bool) -> RunOutcome {
+    match ran {
+        None if is_missing_one => RunOutcome::Cancelled,
+        None => RunOutcome::Succeeded,
+        Some(Err(_panic)) => RunOutcome::Panicked,
+        Some(Ok(Ok(_))) => RunOutcome::Succeeded,
+        Some(Ok(Err(failure))) => outcome_of_failure(failure),
+    }
 }
 
 /// How a call ended.

@@ -71,6 +71,8 @@ impl Probe {
 pub(super) struct Past {
     /// The outcome of one is unknown. The record holds this too, unless it was lost since.
     pub(super) effect_is_unknown: bool,
+    /// The handler of the last one did not end after its cancellation and was dropped.
+    pub(super) was_discarded: bool,
     /// It must not be in a batch with others: it made a batch fail, or ended its process twice.
     pub(super) runs_alone: bool,
     /// How many times in a row its key was busy.

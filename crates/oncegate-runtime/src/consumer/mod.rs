@@ -274,9 +274,9 @@ impl Consumer {
         self
     }
 
-    /// How long the start waits when the server of a store, of the source, or of the dead letters is away: 5 minutes by
-    /// default. After that the consumer ends with the server's error. It does not wait for a server that answers and
-    /// refuses.
+    /// How long the start waits when the server of the source or of the dead letters, or that of a store that has connected
+    /// before, is away: 5 minutes by default. After that the consumer ends with the server's error. It does not wait for a
+    /// server that answers and refuses.
     ///
     /// While it waits the consumer is live but not ready, and its status has the error. This includes
     /// SQS. A store connects before the consumer has it: its builder has a `start_patience` of its own.

@@ -447,7 +447,7 @@ fn outcome_of<T>(handled: &Handled<T>) -> RunOutcome {
     }
 }
 
-fn outcome_of_failure(failure: &Failure) -> RunOutcome {
+pub(super) fn outcome_of_failure(failure: &Failure) -> RunOutcome {
     if failure.is_permanent() {
         RunOutcome::GaveUp
     } else if failure.is_later() {

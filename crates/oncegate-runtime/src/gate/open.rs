@@ -212,6 +212,11 @@ impl OpenGate {
         self.lease_renewer.least_remaining()
     }
 
+    /// The least time that a running handler has left until `max_run`; the whole of it when none runs.
+    pub(crate) fn least_run_remaining(&self) -> Duration {
+        self.lease_renewer.least_run_remaining()
+    }
+
     /// Waits until no operation is left whose caller is gone, such as the release of an abandoned claim.
     pub(crate) async fn operations_finished(&self) {
         self.lease_renewer.operations_finished().await;

@@ -135,6 +135,9 @@ pub struct ScopeStatus {
     /// How long one run may take.
     #[serde(rename = "max_run_seconds", with = "seconds")]
     pub max_run: Duration,
+    /// The least time that a running handler has left until `max_run`; the whole of it when none runs.
+    #[serde(rename = "run_remaining_seconds", with = "seconds", default)]
+    pub run_remaining: Duration,
     /// How long ago the oldest expired record that its store may still hold expired; zero when there is none, and
     /// `None` where the server removes them by itself, or another process does.
     #[serde(rename = "oldest_expired_seconds", with = "optional_seconds", default)]
@@ -142,6 +145,12 @@ pub struct ScopeStatus {
     /// The size of the write-ahead log of an embedded store, in bytes.
     #[serde(default)]
     pub log_bytes: Option<u64>,
+    /// The memory that the server of its store uses, in bytes; of several servers, of the one with the least room.
+    #[serde(default)]
+    pub memory_bytes: Option<u64>,
+    /// The limit of that memory, in bytes; `None` when the server has none.
+    #[serde(default)]
+    pub max_memory_bytes: Option<u64>,
     /// How many shards of its store were asked so far; a store that is not sharded has one.
     pub shards: u32,
     /// The shards that do not answer.
