@@ -37,8 +37,9 @@ impl Encoding {
         }
     }
 
-    /// The encoding of this name; `None` when there is none. The name of a header may be in any case.
-    fn named(name: &str) -> Option<Self> {
+    /// The encoding of this name, in any case; `None` when there is none.
+    #[must_use]
+    pub fn named(name: &str) -> Option<Self> {
         let all = [Self::Gzip, Self::Zstd, Self::Base64];
         all.into_iter().find(|encoding| encoding.as_str().eq_ignore_ascii_case(name))
     }

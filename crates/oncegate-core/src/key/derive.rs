@@ -250,6 +250,12 @@ impl CompiledKey {
         })
     }
 
+    /// Whether the key has a [format](Key::format), so that messages must be [prepared](Self::prepare).
+    #[must_use]
+    pub fn has_format(&self) -> bool {
+        self.format.is_some()
+    }
+
     /// Gets what the format needs for the document of this message. Returns at once when there is nothing to get. A key
     /// that is derived without it may be [`KeyError::NotPrepared`].
     ///

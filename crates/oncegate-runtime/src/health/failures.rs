@@ -12,7 +12,7 @@ use super::{Phase, Reason, SOURCE_LIMIT, SourceFailure, Status};
 const ERROR_MAX_BYTES: usize = 500;
 
 /// Operations without which no message is delivered.
-const DELIVERING: [&str; 5] = ["open", "receive", "broker", "fetch", "login"];
+const DELIVERING: [&str; 6] = ["open", "receive", "broker", "fetch", "login", "schema"];
 
 /// The operations that have failed and not succeeded since. Shared by the code that calls a broker and the code that
 /// reads a status.

@@ -22,8 +22,9 @@ use crate::avro::AvroSchema;
 use crate::framing::SchemaName;
 use crate::protobuf::{ProtoFile, ProtobufSchema};
 
-/// The most schemas that are kept. When there are more, those that were fetched first are fetched again.
-const MAX_SCHEMAS: usize = 10_000;
+/// The most ids without a usable schema that are remembered. Schemas are never forgotten: the registry bounds their number,
+/// while a producer may send any id.
+const MAX_REFUSED: usize = 10_000;
 /// The most schemas that one schema uses, directly or not.
 const MAX_REFERENCES: usize = 1_000;
 /// How long a schema that does not exist is not asked for again: it may be registered yet.
@@ -98,8 +99,8 @@ pub(crate) struct Schemas {
 #[derive(Default)]
 struct Kept {
     schemas: HashMap<SchemaName, Answer>,
-    /// In the order in which they came.
-    order: std::collections::VecDeque<SchemaName>,
+    /// Those without a usable schema, in the order in which they came.
+    refused: std::collections::VecDeque<SchemaName>,
 }
 
 /// What the registry has said of a schema.
@@ -181,11 +182,14 @@ impl Schemas {
 
     fn keep(&self, name: SchemaName, answer: Answer) {
         let mut kept = self.kept.write().unwrap_or_else(PoisonError::into_inner);
-        if kept.schemas.insert(name, answer).is_none() {
-            kept.order.push_back(name);
+        let is_refused = !matches!(answer, Answer::Schema(_));
+        if kept.schemas.insert(name, answer).is_none() && is_refused {
+            kept.refused.push_back(name);
         }
-        while kept.order.len() > MAX_SCHEMAS {
-            if let Some(oldest) = kept.order.pop_front() {
+        while kept.refused.len() > MAX_REFUSED {
+            let Some(oldest) = kept.refused.pop_front() else { break };
+            // It may have been registered since.
+            if !matches!(kept.schemas.get(&oldest), Some(Answer::Schema(_))) {
                 kept.schemas.remove(&oldest);
             }
         }
