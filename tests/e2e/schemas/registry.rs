@@ -2,9 +2,13 @@
 
 use std::sync::Arc;
 
+use axum::Router;
+use axum::extract::Path;
+use axum::http::{HeaderMap, StatusCode};
+use axum::routing::get;
 use oncegate::core::key::{CompiledKey, Field, Key, KeyInput, KeySource as _, Scope};
 use oncegate::schema::{Registry, SchemaFormat};
-use oncegate_testkit::{Kafka, SchemaRegistry};
+use oncegate_testkit::{HttpServer, Kafka, SchemaRegistry};
 use rdkafka::Message as _;
 
 use super::produce;
@@ -37,7 +41,15 @@ async fn has_the_keys_of_json(kind: &str, kinds: &[&str]) {
         let input = KeyInput::payload(message.payload().unwrap());
         assert!(input.payload().is_some_and(|payload| payload.starts_with(&[0])), "it is not framed");
         framed.prepare(&input).await.unwrap();
-        assert_eq!(framed.derive(&topic, &input), json.derive(&topic, &KeyInput::payload(twin)), "{twin}");
+        let expected = json.derive(&topic, &KeyInput::payload(twin));
+        assert_eq!(framed.derive(&topic, &input), expected, "{twin}");
+        // Newer serialisers put the same bytes into a header: of Protobuf, with the indexes of the second message.
+        let length = if kinds == ["protobuf"] { 7 } else { 5 };
+        let (name, rest) = message.payload().unwrap().split_at(length);
+        let headers = [("__value_schema_id", name)];
+        let input = KeyInput::payload(rest).with_headers(&headers);
+        framed.prepare(&input).await.unwrap();
+        assert_eq!(framed.derive(&topic, &input), expected, "in a header: {twin}");
     }
 }
 
@@ -98,4 +110,46 @@ async fn a_wrong_address_never_makes_a_bad_payload() {
     let key = compiled(&key().format(format));
     key.prepare(&input).await.unwrap();
     assert_eq!(key.derive("orders", &input).unwrap_err().kind(), "unknown_schema");
+}
+
+/// A registry that knows GUIDs, which the real one does not, and asks for a login.
+async fn guids(login: &'static str) -> HttpServer {
+    let answer = move |Path(guid): Path<String>, headers: HeaderMap| async move {
+        if headers.get("authorization").is_none_or(|given| given != login) {
+            return (StatusCode::UNAUTHORIZED, r#"{"error_code": 401}"#.to_owned());
+        }
+        if guid != "00112233-4455-6677-8899-aabbccddeeff" {
+            return (StatusCode::NOT_FOUND, r#"{"error_code": 40403}"#.to_owned());
+        }
+        let schema = r#"{"type": "record", "name": "A", "fields": [{"name": "order_id", "type": "string"}]}"#;
+        (StatusCode::OK, serde_json::json!({ "schema": schema }).to_string())
+    };
+    HttpServer::start(Router::new().route("/schemas/guids/{guid}", get(answer))).await
+}
+
+#[tokio::test]
+async fn a_header_may_name_a_schema_by_its_guid() {
+    let mut name = vec![1];
+    name.extend((0..16_u8).map(|n| n * 0x11));
+    let headers = [("__value_schema_id", name.as_slice())];
+    let input = KeyInput::payload(b"\x06A-7").with_headers(&headers);
+    let by_id = Key::json(["order_id"]);
+    let twin = compiled(&by_id).derive("orders", &KeyInput::payload(r#"{"order_id": "A-7"}"#));
+    for login in ["Basic dXNlcjpwYXNz", "Bearer secret"] {
+        let server = guids(login).await;
+        let registry = || Registry::new(&format!("http://{}/", server.address()));
+        let logged_in = if login.starts_with("Basic") {
+            registry().basic_auth("user", "pass").unwrap()
+        } else {
+            registry().bearer("secret").unwrap()
+        };
+        let key = compiled(&by_id.clone().format(Arc::new(SchemaFormat::registry(logged_in).unwrap())));
+        key.prepare(&input).await.unwrap();
+        assert_eq!(key.derive("orders", &input), twin);
+        // A refused login says nothing about the message.
+        let key = compiled(&by_id.clone().format(Arc::new(SchemaFormat::registry(registry()).unwrap())));
+        let error = key.prepare(&input).await.unwrap_err();
+        assert!(error.what.contains("401"), "{error}");
+        server.stop().await;
+    }
 }
