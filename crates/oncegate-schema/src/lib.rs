@@ -34,7 +34,7 @@ use std::borrow::Cow;
 
 use async_trait::async_trait;
 use oncegate_core::key::{
-    Document, Format, HeaderValue, KeyError, KeySource, PrepareError, Wanted, foreign_form,
+    DocumentPlace, Format, HeaderValue, KeyError, KeySource, PrepareError, Wanted, foreign_form,
 };
 
 use self::avro::AvroSchema;
@@ -66,7 +66,7 @@ enum Body {
     Json,
     Avro(AvroSchema),
     Protobuf { schema: ProtobufSchema, message: usize },
-    Registry(Schemas),
+    Registry(Box<Schemas>),
 }
 
 impl SchemaFormat {
@@ -106,7 +106,7 @@ impl SchemaFormat {
     /// # Errors
     /// When the address cannot be read, or there are no certificate authorities. It connects to nothing.
     pub fn registry(registry: Registry) -> Result<Self, SchemaError> {
-        Ok(Self::of(Body::Registry(registry.open()?)))
+        Ok(Self::of(Body::Registry(Box::new(registry.open()?))))
     }
 
     /// Undoes these encodings of every payload, the first one first.
@@ -193,7 +193,7 @@ impl Format for SchemaFormat {
         wanted: Wanted<'_>,
         limit: usize,
         out: &mut Vec<u8>,
-    ) -> Result<Document<'m>, KeyError> {
+    ) -> Result<DocumentPlace<'m>, KeyError> {
         let payload = self.decoded(message, limit)?;
         // Where the document is in the payload, if it is a part of it.
         let plain = match &self.body {
@@ -216,13 +216,13 @@ impl Format for SchemaFormat {
             }
         };
         match (plain, payload) {
-            (None, _) => Ok(Document::Written),
+            (None, _) => Ok(DocumentPlace::Written),
             (Some(start), Cow::Borrowed(payload)) => {
-                Ok(Document::Borrowed(payload.get(start..).unwrap_or_default()))
+                Ok(DocumentPlace::Borrowed(payload.get(start..).unwrap_or_default()))
             }
             (Some(start), Cow::Owned(payload)) => {
                 out.extend_from_slice(payload.get(start..).unwrap_or_default());
-                Ok(Document::Written)
+                Ok(DocumentPlace::Written)
             }
         }
     }

@@ -1,4 +1,4 @@
-//! Bytes that nobody meant: errors, quickly and in bounded memory, and never a panic.
+//! Random and damaged bytes: errors, in bounded memory, and never a panic.
 
 use std::path::Path;
 use std::sync::Arc;

@@ -9,7 +9,7 @@ use super::custom::CustomKey;
 use super::encode::{self, Child, Writer};
 use super::error::{KeyError, KeySpecError};
 use super::explain::Explanation;
-use super::format::{Document as FormatDocument, PrepareError, SharedFormat, Wanted, foreign_form};
+use super::format::{DocumentPlace, PrepareError, SharedFormat, Wanted, foreign_form};
 use super::input::{HeaderValue, KeySource};
 use super::json::Document;
 use super::normalise::Normaliser;
@@ -94,11 +94,11 @@ impl Scratch {
         self.text.clear();
         let parts = if whole { Wanted::all() } else { Wanted::of(wanted) };
         match format.document(message, parts, limit, &mut self.text)? {
-            FormatDocument::Borrowed(document) => {
+            DocumentPlace::Borrowed(document) => {
                 self.doc.scan(document, wanted, targets, whole)?;
                 Ok(Some(document))
             }
-            FormatDocument::Written => {
+            DocumentPlace::Written => {
                 within("document", self.text.len(), limit)?;
                 self.doc.scan(&self.text, wanted, targets, whole)?;
                 Ok(None)
@@ -280,8 +280,8 @@ impl CompiledKey {
         within("payload", payload.len(), self.max_payload_bytes)?;
         let mut text = Vec::new();
         match format.document(message, Wanted::all(), self.max_payload_bytes, &mut text)? {
-            FormatDocument::Borrowed(document) => Ok(Cow::Borrowed(document)),
-            FormatDocument::Written => Ok(Cow::Owned(text)),
+            DocumentPlace::Borrowed(document) => Ok(Cow::Borrowed(document)),
+            DocumentPlace::Written => Ok(Cow::Owned(text)),
         }
     }
 

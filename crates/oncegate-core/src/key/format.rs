@@ -28,7 +28,7 @@ pub trait Format: Send + Sync + fmt::Debug {
         wanted: Wanted<'_>,
         limit: usize,
         out: &mut Vec<u8>,
-    ) -> Result<Document<'m>, KeyError>;
+    ) -> Result<DocumentPlace<'m>, KeyError>;
 
     /// Gets what the document of this message needs from elsewhere, such as its schema. Returns at once when there is
     /// nothing to get. `limit` is that of [`document`](Self::document).
@@ -40,14 +40,14 @@ pub trait Format: Send + Sync + fmt::Debug {
 
 /// Where a format has put the document.
 #[derive(Clone, Copy)]
-pub enum Document<'m> {
+pub enum DocumentPlace<'m> {
     /// A part of the message is the document.
     Borrowed(&'m [u8]),
     /// The document was written.
     Written,
 }
 
-impl fmt::Debug for Document<'_> {
+impl fmt::Debug for DocumentPlace<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Borrowed(document) => write!(f, "Borrowed({} bytes)", document.len()),

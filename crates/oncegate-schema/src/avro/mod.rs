@@ -8,7 +8,7 @@ mod schema;
 use oncegate_core::key::{KeyError, MAX_DEPTH, Wanted};
 
 pub(crate) use self::schema::AvroSchema;
-use self::schema::{Field, Type, TypeId};
+use self::schema::{RecordField, Type, TypeId};
 use crate::json::Json;
 use crate::time;
 
@@ -23,10 +23,10 @@ impl AvroSchema {
         wanted: Wanted<'_>,
         json: Json<'_>,
     ) -> Result<(), KeyError> {
-        let mut decoder = Decoder { schema: self, bytes, at: 0, offset, depth: 0, json };
-        decoder.write(self.root, wanted)?;
-        if decoder.at < bytes.len() {
-            return Err(decoder.malformed("something follows the value"));
+        let mut reader = AvroReader { schema: self, bytes, at: 0, offset, depth: 0, json };
+        reader.write(self.root, wanted)?;
+        if reader.at < bytes.len() {
+            return Err(reader.malformed("something follows the value"));
         }
         Ok(())
     }
@@ -36,7 +36,7 @@ impl AvroSchema {
     }
 }
 
-struct Decoder<'a> {
+struct AvroReader<'a> {
     schema: &'a AvroSchema,
     bytes: &'a [u8],
     at: usize,
@@ -46,7 +46,7 @@ struct Decoder<'a> {
     json: Json<'a>,
 }
 
-impl<'a> Decoder<'a> {
+impl<'a> AvroReader<'a> {
     /// Reads a value and writes what is wanted of it.
     fn write(&mut self, id: TypeId, wanted: Wanted<'_>) -> Result<(), KeyError> {
         let schema = self.schema;
@@ -90,11 +90,11 @@ impl<'a> Decoder<'a> {
             }
             Type::Union(branches) => {
                 let branch = self.branch(branches)?;
-                self.nested(|decoder| decoder.write(branch, wanted))
+                self.nested(|reader| reader.write(branch, wanted))
             }
-            Type::Record(fields) => self.nested(|decoder| decoder.record(fields, wanted)),
-            Type::Array(items) => self.nested(|decoder| decoder.array(*items, wanted)),
-            Type::Map(values) => self.nested(|decoder| decoder.map(*values, wanted)),
+            Type::Record(fields) => self.nested(|reader| reader.record(fields, wanted)),
+            Type::Array(items) => self.nested(|reader| reader.array(*items, wanted)),
+            Type::Map(values) => self.nested(|reader| reader.map(*values, wanted)),
             logical => self.logical(logical),
         }
     }
@@ -139,7 +139,7 @@ impl<'a> Decoder<'a> {
         }
     }
 
-    fn record(&mut self, fields: &[Field], wanted: Wanted<'_>) -> Result<(), KeyError> {
+    fn record(&mut self, fields: &[RecordField], wanted: Wanted<'_>) -> Result<(), KeyError> {
         self.json.open(b'{');
         for field in fields {
             let start = self.at;
@@ -221,16 +221,16 @@ impl<'a> Decoder<'a> {
             Type::Enum(symbols) => self.symbol(symbols).map(drop),
             Type::Union(branches) => {
                 let branch = self.branch(branches)?;
-                self.nested(|decoder| decoder.skip(branch))
+                self.nested(|reader| reader.skip(branch))
             }
             Type::Record(fields) => {
-                self.nested(|decoder| fields.iter().try_for_each(|field| decoder.skip(field.of)))
+                self.nested(|reader| fields.iter().try_for_each(|field| reader.skip(field.of)))
             }
-            Type::Array(items) => self.skip_blocks(|decoder, count| decoder.skip_items(*items, count)),
-            Type::Map(values) => self.skip_blocks(|decoder, count| {
+            Type::Array(items) => self.skip_blocks(|reader, count| reader.skip_items(*items, count)),
+            Type::Map(values) => self.skip_blocks(|reader, count| {
                 for _ in 0..count {
-                    decoder.counted()?;
-                    decoder.skip(*values)?;
+                    reader.counted()?;
+                    reader.skip(*values)?;
                 }
                 Ok(())
             }),
@@ -241,11 +241,11 @@ impl<'a> Decoder<'a> {
         &mut self,
         items: impl Fn(&mut Self, usize) -> Result<(), KeyError>,
     ) -> Result<(), KeyError> {
-        self.nested(|decoder| {
-            while let Some(block) = decoder.block()? {
+        self.nested(|reader| {
+            while let Some(block) = reader.block()? {
                 match block.end {
-                    Some(end) => decoder.at = end,
-                    None => items(decoder, block.count)?,
+                    Some(end) => reader.at = end,
+                    None => items(reader, block.count)?,
                 }
             }
             Ok(())

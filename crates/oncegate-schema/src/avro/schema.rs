@@ -1,6 +1,6 @@
-//! Reads an Avro schema: the types that the decoder follows.
+//! Reads an Avro schema: the types that the reader follows.
 //!
-//! A decoder of keys needs the shape of the bytes, the names and the aliases of fields, and nothing of schema resolution.
+//! A reader of keys needs the shape of the bytes, the names and the aliases of fields, and nothing of schema resolution.
 
 use std::collections::HashMap;
 
@@ -33,7 +33,7 @@ pub(super) enum Type {
     Array(TypeId),
     Map(TypeId),
     Union(Vec<TypeId>),
-    Record(Vec<Field>),
+    Record(Vec<RecordField>),
     /// `size` is that of a fixed.
     Decimal {
         scale: usize,
@@ -56,7 +56,7 @@ pub(super) enum Type {
 
 /// A field of a record.
 #[derive(Debug)]
-pub(super) struct Field {
+pub(super) struct RecordField {
     pub(super) name: String,
     /// Former names, without those that another field of the record has.
     pub(super) aliases: Vec<String>,
@@ -168,7 +168,7 @@ impl Parser {
         // Defined before its fields, which may refer to it.
         let id = self.define(map, namespace, Type::Null)?;
         let own = namespace_of(map, namespace)?;
-        let mut fields: Vec<Field> = Vec::new();
+        let mut fields: Vec<RecordField> = Vec::new();
         for field in list(map, "fields")? {
             let field = field.as_object().ok_or("a field is no object")?;
             let name = text(field, "name").ok_or("a field has no name")?.to_owned();
@@ -179,7 +179,7 @@ impl Parser {
             if fields.iter().any(|field| field.name == name) {
                 return Err(format!("a record has two fields `{name}`"));
             }
-            fields.push(Field { name, aliases, of });
+            fields.push(RecordField { name, aliases, of });
         }
         let mut taken: Vec<String> = fields.iter().map(|field| field.name.clone()).collect();
         for field in &mut fields {

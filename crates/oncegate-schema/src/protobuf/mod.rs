@@ -22,7 +22,7 @@ use std::collections::HashSet;
 
 use oncegate_core::key::{KeyError, MAX_DEPTH, Wanted};
 
-use self::schema::{Field, Kind, Message, MessageId, Shape, WellKnown};
+use self::schema::{Kind, Message, MessageField, MessageId, Shape, WellKnown};
 pub(crate) use self::schema::{ProtoFile, ProtobufSchema};
 use self::wire::{PROTOBUF, Raw, Wire};
 use crate::json::Json;
@@ -37,11 +37,11 @@ impl ProtobufSchema {
         wanted: Wanted<'_>,
         json: Json<'_>,
     ) -> Result<(), KeyError> {
-        Decoder { schema: self, offset, depth: 0, json }.message(message, bytes, wanted)
+        MessageReader { schema: self, offset, depth: 0, json }.message(message, bytes, wanted)
     }
 }
 
-struct Decoder<'a> {
+struct MessageReader<'a> {
     schema: &'a ProtobufSchema,
     /// Where the message begins in the payload.
     offset: usize,
@@ -56,7 +56,7 @@ struct Found<'b> {
     raw: Raw<'b>,
 }
 
-impl<'a> Decoder<'a> {
+impl<'a> MessageReader<'a> {
     /// Writes a message.
     fn message(&mut self, id: MessageId, bytes: &[u8], wanted: Wanted<'_>) -> Result<(), KeyError> {
         if self.depth == MAX_DEPTH {
@@ -141,7 +141,7 @@ impl<'a> Decoder<'a> {
     /// Writes a member, if it is there.
     fn member(
         &mut self,
-        field: &Field,
+        field: &MessageField,
         name: &str,
         own: Own<'_, '_>,
         wanted: Wanted<'_>,

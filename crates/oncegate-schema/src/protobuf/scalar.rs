@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use oncegate_core::key::KeyError;
 
-use super::Decoder;
+use super::MessageReader;
 use super::schema::Kind;
 use super::wire::{Raw, Wire, zigzag};
 
@@ -52,7 +52,7 @@ fn integer(kind: Kind, raw: Raw<'_>) -> Option<i128> {
     })
 }
 
-impl Decoder<'_> {
+impl MessageReader<'_> {
     /// Writes a value that is no message.
     pub(super) fn scalar(&mut self, kind: Kind, raw: Raw<'_>) -> Result<(), KeyError> {
         match (kind, raw) {

@@ -44,7 +44,7 @@ struct Nested {
 #[derive(Debug)]
 pub(super) struct Message {
     /// Sorted by number.
-    pub(super) fields: Vec<Field>,
+    pub(super) fields: Vec<MessageField>,
     pub(super) well_known: WellKnown,
 }
 
@@ -63,7 +63,7 @@ pub(super) enum WellKnown {
 }
 
 #[derive(Debug)]
-pub(super) struct Field {
+pub(super) struct MessageField {
     pub(super) number: u32,
     /// The name in the source.
     pub(super) name: String,
@@ -149,12 +149,13 @@ impl ProtobufSchema {
     }
 
     fn message(&self, descriptor: &MessageDescriptor, enums: &HashMap<String, usize>) -> Message {
-        let mut fields: Vec<Field> = descriptor.fields().map(|field| self.field(&field, enums)).collect();
+        let mut fields: Vec<MessageField> =
+            descriptor.fields().map(|field| self.field(&field, enums)).collect();
         fields.sort_by_key(|field| field.number);
         Message { fields, well_known: well_known(descriptor.full_name()) }
     }
 
-    fn field(&self, field: &FieldDescriptor, enums: &HashMap<String, usize>) -> Field {
+    fn field(&self, field: &FieldDescriptor, enums: &HashMap<String, usize>) -> MessageField {
         let shape = match field.cardinality() {
             _ if field.is_map() => Shape::Map,
             Cardinality::Repeated => Shape::List,
@@ -163,7 +164,7 @@ impl ProtobufSchema {
         let oneof = field.containing_oneof().filter(|oneof| !oneof.is_synthetic());
         let oneof =
             oneof.map(|oneof| oneof.path().last().copied().unwrap_or_default().unsigned_abs() as usize);
-        Field {
+        MessageField {
             number: field.number(),
             name: field.name().to_owned(),
             json_name: field.json_name().to_owned(),

@@ -4,13 +4,13 @@ use oncegate_core::key::{KeyError, Wanted};
 
 use super::schema::{Kind, Message, Shape, WellKnown};
 use super::wire::Raw;
-use super::{Content, Decoder};
+use super::{Content, MessageReader};
 use crate::time;
 
 /// The position of the only member of `Struct` and `ListValue`.
 const ONLY: usize = 0;
 
-impl<'a> Decoder<'a> {
+impl<'a> MessageReader<'a> {
     pub(super) fn well_known(
         &mut self,
         message: &'a Message,
