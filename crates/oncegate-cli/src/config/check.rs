@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use oncegate::MemoryStore;
 use oncegate::core::key::Scope;
+use oncegate::{Key, MemoryStore};
 
 use super::findings::About;
 use super::shape::{Consumer, DeadLetters, Handler, Source, Store};
@@ -170,6 +170,18 @@ impl Loaded {
         }
     }
 
+    fn check_format(&mut self, name: &str, consumer: &Consumer, secrets: Secrets) {
+        let Some(format) = &consumer.format else { return };
+        for (setting, secret) in [("password", &format.password), ("token", &format.token)] {
+            if let Some(secret) = secret {
+                self.check_secret(&self.place(name, &["format", setting]), secret, secrets);
+            }
+        }
+        if let Err(why) = format.apply(Key::payload()) {
+            self.error(&self.place(name, &["format"]), why);
+        }
+    }
+
     fn check_consumer(&mut self, name: &str, consumer: &Consumer, secrets: Secrets) {
         let own = path(["consumer", name]);
         if let Err(error) = Scope::new(name) {
@@ -179,6 +191,7 @@ impl Loaded {
         if consumer.key.is_none() {
             self.missing(&at("key"), "the fields that identify a message, as { json = [\"order_id\"] }");
         }
+        self.check_format(name, consumer, secrets);
         match &consumer.source {
             None => self.missing(&at("source"), "{ kafka = { brokers, topics } } or { sqs = { queue } }"),
             Some(source) => self.check_source(name, source, secrets),
@@ -418,7 +431,8 @@ impl Loaded {
             let at = self.place(name, &["source", "kafka", "properties"]);
             self.warn(&at, "the login is sent to another machine in plain text; set \"security.protocol\" to \"SASL_SSL\"");
         }
-        let Some(gate) = build::gate(name, consumer, MemoryStore::new()) else { return };
+        // What is wrong with the format is reported already.
+        let Ok(Some(gate)) = build::gate(name, consumer, MemoryStore::new()) else { return };
         if let Err(error) = build::check(consumer, source, gate) {
             // The library uses the configuration's names for settings.
             let known = [

@@ -16,6 +16,7 @@ use serde::Deserialize;
 
 pub(crate) use self::store::{Durability, Store};
 use super::defaults::{size, time};
+use super::format::Format;
 use super::values::{FingerprintSetting, KeySetting, Names, Program, Property, Secret, Size, Time};
 
 /// The configuration of `oncegate run`.
@@ -48,6 +49,8 @@ pub(crate) struct Consumer {
     pub(crate) source: Option<Source>,
     /// The fields that identify a message.
     pub(crate) key: Option<KeySetting>,
+    /// What payloads are, if they are not JSON: Avro, Protobuf, compressed. Keys are those of the JSON with the same values.
+    pub(crate) format: Option<Format>,
     /// What else must be equal besides the key: `"payload"`, `{ except = […] }` or `"raw"`. Without it, contents are not compared.
     pub(crate) fingerprint: Option<FingerprintSetting>,
     /// What happens to a message without a derivable key: `dead-letter` gives it up, `refuse` stops the consumer.

@@ -332,7 +332,8 @@ async fn assemble(
     let store = store::open_configured(&store, patience).await?;
     let input = source.input();
     let servers = Servers { source: examined, dead_letters: dead_letters.clone(), store: Arc::clone(&store) };
-    let gate = build::gate(name, settings, store).ok_or_else(|| refuse("there is no key".to_owned()))?;
+    let gate = build::gate(name, settings, store).map_err(refuse)?;
+    let gate = gate.ok_or_else(|| refuse("there is no key".to_owned()))?;
     let gate = build::with_files(gate, settings).map_err(refuse)?;
     let handler = settings.handler.clone().unwrap_or_default();
     let limits = WorkerLimits {

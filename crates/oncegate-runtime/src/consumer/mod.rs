@@ -71,6 +71,7 @@ mod item;
 mod lanes;
 mod monitor;
 mod positions;
+mod prepare;
 mod retry_writes;
 mod returned_letter;
 mod run;
