@@ -374,8 +374,8 @@ impl ClientContext for ProducerContext {
 
 #[cfg(test)]
 mod tests {
-    use super::crate::KafkaSource;
     use super::*;
+    use crate::KafkaSource;
 
     #[test]
     fn a_producer_takes_over_every_property_of_the_connection_and_no_other() {
