@@ -64,7 +64,7 @@ pub(crate) struct GateArgs {
     #[arg(long, value_name = "SPEC", env = "ONCEGATE_KEY", help = KEY_HELP, long_help = KEY_FORMS)]
     pub(crate) key: Key,
 
-    /// What payloads are, if they are not JSON: registry:URL, avro:FILE, protobuf:FILE#MESSAGE, gzip, zstd or base64
+    /// The format of payloads that are not JSON: registry:URL, avro:FILE, protobuf:FILE#MESSAGE, gzip, zstd or base64
     #[arg(long, value_name = "FORMAT")]
     pub(crate) format: Option<crate::config::format::Format>,
 

@@ -60,7 +60,7 @@ pub(crate) struct ExaminedArgs {
     )]
     pub(crate) key: Option<Key>,
 
-    /// What payloads are, if they are not JSON: registry:URL, avro:FILE, protobuf:FILE#MESSAGE, gzip, zstd or base64
+    /// The format of payloads that are not JSON: registry:URL, avro:FILE, protobuf:FILE#MESSAGE, gzip, zstd or base64
     #[arg(long, value_name = "FORMAT")]
     pub(crate) format: Option<Format>,
 

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use oncegate::MemoryStore;
 use oncegate::core::key::Scope;
-use oncegate::{Key, MemoryStore};
 
 use super::findings::About;
 use super::shape::{Consumer, DeadLetters, Handler, Source, Store};
@@ -49,7 +49,7 @@ impl Loaded {
     }
 
     /// The path of a consumer's setting: its own, or the one that it inherits.
-    fn place(&self, consumer: &str, setting: &[&str]) -> Path {
+    pub(super) fn place(&self, consumer: &str, setting: &[&str]) -> Path {
         let at = |above: Path| [above, setting.iter().map(|part| (*part).to_owned()).collect()].concat();
         let own = at(path(["consumer", consumer]));
         let inherited = at(path(["defaults"]));
@@ -131,7 +131,7 @@ impl Loaded {
         self.check_redis_settings(&store, url, secrets);
     }
 
-    /// What is set for a Redis, or for its sentinels, must find one: nothing else would use it.
+    /// Refuses settings of a Redis, or of its sentinels, where there is none: nothing else would use them.
     fn check_redis_settings(&mut self, store: &Store, url: &str, secrets: Secrets) {
         let has_sentinels = url.split("://").next().is_some_and(|scheme| scheme.ends_with("+sentinel"));
         if let Some(password) = &store.sentinel_password {
@@ -167,18 +167,6 @@ impl Loaded {
         match secrets {
             Secrets::MayBeLiteral => self.warn(at, what),
             Secrets::MustBeElsewhere => self.error(at, what),
-        }
-    }
-
-    fn check_format(&mut self, name: &str, consumer: &Consumer, secrets: Secrets) {
-        let Some(format) = &consumer.format else { return };
-        for (setting, secret) in [("password", &format.password), ("token", &format.token)] {
-            if let Some(secret) = secret {
-                self.check_secret(&self.place(name, &["format", setting]), secret, secrets);
-            }
-        }
-        if let Err(why) = format.apply(Key::payload()) {
-            self.error(&self.place(name, &["format"]), why);
         }
     }
 

@@ -9,12 +9,14 @@ use oncegate::schema::{Encoding, Registry, SchemaFormat};
 use schemars::JsonSchema;
 use serde::Deserialize;
 
+use super::shape::Consumer;
 use super::values::{Names, Secret};
+use super::{Loaded, Secrets};
 
 /// The largest schema file that is read, in bytes.
 const SCHEMA_MAX_BYTES: u64 = 4 * 1024 * 1024;
 
-/// What payloads are, if they are not JSON: at most one of `registry`, `avro` and `protobuf`, and how the whole is encoded.
+/// The format of payloads that are not JSON: at most one of `registry`, `avro` and `protobuf`, and how the whole is encoded.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Format {
@@ -35,7 +37,7 @@ pub(crate) struct Format {
     pub(crate) protobuf: Option<PathBuf>,
     /// The full name of that message. A file with one message needs none.
     pub(crate) message: Option<String>,
-    /// How whole payloads are compressed or encoded, the outermost first: `gzip`, `zstd`, `base64`.
+    /// The compressions or encodings of whole payloads, the outermost first: `gzip`, `zstd`, `base64`.
     pub(crate) encoding: Option<Names>,
     /// A header that names how a payload is compressed or encoded, such as `content-encoding`.
     pub(crate) encoding_header: Option<String>,
@@ -151,6 +153,21 @@ fn read(setting: &str, file: &Path) -> Result<String, String> {
         return Err(refuse(&"it is too large for a schema"));
     }
     std::fs::read_to_string(file).map_err(|error| refuse(&error))
+}
+
+impl Loaded {
+    /// Checks the format of a consumer's payloads: its secrets, and that its schema can be read.
+    pub(super) fn check_format(&mut self, name: &str, consumer: &Consumer, secrets: Secrets) {
+        let Some(format) = &consumer.format else { return };
+        for (setting, secret) in [("password", &format.password), ("token", &format.token)] {
+            if let Some(secret) = secret {
+                self.check_secret(&self.place(name, &["format", setting]), secret, secrets);
+            }
+        }
+        if let Err(why) = format.apply(Key::payload()) {
+            self.error(&self.place(name, &["format"]), why);
+        }
+    }
 }
 
 #[cfg(test)]

@@ -49,7 +49,7 @@ pub(crate) struct Consumer {
     pub(crate) source: Option<Source>,
     /// The fields that identify a message.
     pub(crate) key: Option<KeySetting>,
-    /// What payloads are, if they are not JSON: Avro, Protobuf, compressed. Keys are those of the JSON with the same values.
+    /// The format of payloads that are not JSON: Avro, Protobuf, compressed. Keys are those of the JSON with the same values.
     pub(crate) format: Option<Format>,
     /// What else must be equal besides the key: `"payload"`, `{ except = […] }` or `"raw"`. Without it, contents are not compared.
     pub(crate) fingerprint: Option<FingerprintSetting>,

@@ -487,16 +487,3 @@ impl std::fmt::Debug for Consumer {
             .finish_non_exhaustive()
     }
 }
-
-impl Default for crate::source::Terms {
-    /// The defaults of a consumer and a gate.
-    fn default() -> Self {
-        Self {
-            max_attempts: Consumer::DEFAULT_MAX_ATTEMPTS,
-            lease: Gate::DEFAULT_LEASE,
-            retention: Gate::DEFAULT_RETENTION,
-            stop_deadline: Consumer::DEFAULT_STOP_DEADLINE,
-            max_run: Gate::DEFAULT_MAX_RUN,
-        }
-    }
-}

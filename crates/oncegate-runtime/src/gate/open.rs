@@ -236,9 +236,13 @@ impl OpenGate {
         self.lease_renewer.least_run_remaining()
     }
 
-    /// Waits until no operation is left whose caller is gone, such as the release of an abandoned claim.
+    /// Waits until no operation is left whose caller is gone, such as the release of an abandoned claim, and no loss of
+    /// records that only this process knows.
     pub(crate) async fn operations_finished(&self) {
         self.lease_renewer.operations_finished().await;
+        if let Some(losses) = &self.losses {
+            losses.losses_written().await;
+        }
     }
 
     /// Cancels every running handler.

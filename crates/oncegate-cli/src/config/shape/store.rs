@@ -15,7 +15,7 @@ pub(crate) struct Store {
     pub(crate) url: Option<String>,
     /// The password that belongs into the URL. From a file, it is read for each new connection.
     pub(crate) password: Option<Secret>,
-    /// How durable a record must be before it counts, in Redis.
+    /// The durability that a record must have before it counts, in Redis.
     pub(crate) durability: Option<Durability>,
     /// How long the server may take to answer. Keep it well below the lease.
     #[schemars(extend("default" = "2s for Redis, 5s for PostgreSQL"))]
