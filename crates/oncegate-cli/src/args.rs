@@ -12,6 +12,7 @@ use oncegate::core::key::{MAX_PAYLOAD_BYTES_LIMIT, Scope};
 use oncegate::core::store::Store;
 use oncegate::{FingerprintSpec, Key};
 
+use crate::examined::formatted;
 use crate::exit::{Exit, Problem};
 use crate::store::StoreArgs;
 
@@ -63,6 +64,10 @@ pub(crate) struct GateArgs {
     #[arg(long, value_name = "SPEC", env = "ONCEGATE_KEY", help = KEY_HELP, long_help = KEY_FORMS)]
     pub(crate) key: Key,
 
+    /// The format of payloads that are not JSON: registry:URL, avro:FILE, protobuf:FILE#MESSAGE, gzip, zstd or base64
+    #[arg(long, value_name = "FORMAT")]
+    pub(crate) format: Option<crate::config::format::Format>,
+
     /// The fingerprint of the consumer's gate: payload, payload-except:sent_at, or raw [default: contents are not
     /// compared]
     #[arg(long, value_name = "SPEC", value_parser = fingerprint)]
@@ -71,12 +76,13 @@ pub(crate) struct GateArgs {
 
 impl GateArgs {
     /// Returns a replay report for messages of this gate.
-    pub(crate) fn proof(&self, store: Arc<dyn Store>) -> DryRun {
-        let proof = DryRun::new(self.scope.as_str(), self.key.clone(), store);
-        match &self.fingerprint {
+    pub(crate) fn proof(&self, store: Arc<dyn Store>) -> Result<DryRun, Problem> {
+        let key = formatted(Some(self.key.clone()), self.format.as_ref())?;
+        let proof = DryRun::new(self.scope.as_str(), key.unwrap_or_else(|| self.key.clone()), store);
+        Ok(match &self.fingerprint {
             Some(fingerprint) => proof.fingerprint(fingerprint.clone()),
             None => proof,
-        }
+        })
     }
 }
 

@@ -14,6 +14,7 @@ use oncegate::{FingerprintSpec, Key};
 use tracing::warn;
 
 use crate::args::{KEY_FORMS, KEY_HELP, Moment, fingerprint, pair};
+use crate::config::format::Format;
 use crate::config::{self, Loaded, Secrets, shape};
 use crate::doctor::{Topics, configured_topics};
 use crate::exit::{Exit, Problem, not_opened};
@@ -58,6 +59,10 @@ pub(crate) struct ExaminedArgs {
         required_unless_present = "config"
     )]
     pub(crate) key: Option<Key>,
+
+    /// The format of payloads that are not JSON: registry:URL, avro:FILE, protobuf:FILE#MESSAGE, gzip, zstd or base64
+    #[arg(long, value_name = "FORMAT")]
+    pub(crate) format: Option<Format>,
 
     /// The fingerprint of the consumer's gate: payload, payload-except:sent_at, or raw [default: contents are not
     /// compared]
@@ -141,6 +146,7 @@ impl ExaminedArgs {
             ("--brokers (ONCEGATE_BROKERS)", self.brokers.is_some()),
             ("--store (ONCEGATE_STORE)", self.store.is_some()),
             ("--key (ONCEGATE_KEY)", self.key.is_some()),
+            ("--format", self.format.is_some()),
             ("--fingerprint", self.fingerprint.is_some()),
             ("--property", !self.properties.is_empty()),
         ];
@@ -196,7 +202,8 @@ impl ExaminedArgs {
         if let Some(other) = self.topics.iter().find(|topic| !consumed.contains(topic)) {
             return Err(refuse(format!("{name} does not consume the topic {other}")));
         }
-        let key = self.key.clone().or(consumer.key.map(|key| key.0));
+        let key = self.key.clone().or_else(|| consumer.key.clone().map(|key| key.0));
+        let key = formatted(key, self.format.as_ref().or(consumer.format.as_ref()))?;
         let own = consumer.fingerprint.map(|fingerprint| fingerprint.0);
         let (store_name, store) = match &self.store {
             Some(url) => (store::named(url), StoreArgs { url: url.clone() }.open().await?),
@@ -232,12 +239,23 @@ impl ExaminedArgs {
             routes_from_headers: self.routes_from_headers,
             group: scope.as_str().to_owned(),
             scope,
-            key: self.key.clone().ok_or_else(|| missing("--key"))?,
+            key: formatted(self.key.clone(), self.format.as_ref())?.ok_or_else(|| missing("--key"))?,
             fingerprint: self.fingerprint.clone(),
             dead_letters: None,
             store_name: store.redacted(),
             store: store.open().await?,
         })
+    }
+}
+
+/// The key with its format.
+pub(crate) fn formatted(key: Option<Key>, format: Option<&Format>) -> Result<Option<Key>, Problem> {
+    match (key, format) {
+        (Some(key), Some(format)) => {
+            let key = format.apply(key);
+            key.map(Some).map_err(|why| Problem::new(Exit::Configuration, format!("the format: {why}")))
+        }
+        (key, _) => Ok(key),
     }
 }
 

@@ -6,6 +6,8 @@ use serde::Serialize;
 use tracing::warn;
 
 use crate::args::{KEY_FORMS, KEY_HELP, MessageArgs};
+use crate::config::format::Format;
+use crate::examined::formatted;
 use crate::exit::{Exit, Problem};
 use crate::output;
 
@@ -29,6 +31,10 @@ pub(crate) struct KeyArgs {
         long_help = KEY_FORMS
     )]
     key: Option<Key>,
+
+    /// What the payload is, if it is not JSON: registry:URL, avro:FILE, protobuf:FILE#MESSAGE, gzip, zstd or base64
+    #[arg(long, value_name = "FORMAT")]
+    format: Option<Format>,
 
     /// The scope of the consumer's gate
     #[arg(long, value_name = "NAME", env = "ONCEGATE_SCOPE")]
@@ -73,7 +79,7 @@ pub(crate) async fn run(args: &KeyArgs) -> Result<Exit, Problem> {
     if args.vectors {
         return check_vectors(args.json);
     }
-    let Some(key) = &args.key else {
+    let Some(key) = formatted(args.key.clone(), args.format.as_ref())? else {
         return Err(Problem::new(Exit::Usage, "--key is missing"));
     };
     let scope = match &args.scope {
@@ -86,7 +92,7 @@ pub(crate) async fn run(args: &KeyArgs) -> Result<Exit, Problem> {
             warn!("without --{name}, this is the key of the {name} `{EXAMPLE}`; others have another digest");
         }
     }
-    let explanation = explain(key, &scope, route, &args.message).await?;
+    let explanation = explain(&key, &scope, route, &args.message).await?;
     if args.json {
         let canonical_hex = explanation.canonical().iter().map(|byte| format!("{byte:02x}")).collect();
         output::answer_json(&KeyDocument {
@@ -121,6 +127,8 @@ pub(crate) async fn explain(
     if let Some(id) = &message.message_id {
         input = input.with_message_id(id);
     }
+    let prepared = compiled.prepare(&input).await;
+    prepared.map_err(|error| Problem::caused(Exit::Unreachable, &error))?;
     compiled.explain(route, &input).map_err(|error| Problem::caused(Exit::BadData, &error))
 }
 

@@ -117,7 +117,7 @@ pub(crate) async fn run(args: &PeekArgs) -> Result<Exit, Problem> {
 /// Returns the report, and whether all messages of the queue were examined.
 async fn examine(args: &PeekArgs) -> Result<(ReplayReport, bool), Problem> {
     args.check()?;
-    let mut examination = args.gate.proof(args.gate.store.open().await?).open().await?;
+    let mut examination = args.gate.proof(args.gate.store.open().await?)?.open().await?;
     if examination.known() == Known::Nothing {
         warn!(scope = %args.gate.scope, "no gate has ever opened this scope in this store: is it the right scope, and the right store?");
     }

@@ -10,6 +10,8 @@ use oncegate::core::store::{RecordSnapshot, Store};
 use tracing::warn;
 
 use crate::args::{KEY_FORMS, KEY_HELP, MessageArgs};
+use crate::config::format::Format;
+use crate::examined::formatted;
 use crate::exit::{Exit, Problem};
 use crate::key::explain;
 use crate::store::StoreArgs;
@@ -35,6 +37,10 @@ pub(crate) struct RecordArgs {
 
     #[arg(long, value_name = "SPEC", requires = "route", help = KEY_HELP, long_help = KEY_FORMS)]
     key: Option<Key>,
+
+    /// What the payload is, if it is not JSON: registry:URL, avro:FILE, protobuf:FILE#MESSAGE, gzip, zstd or base64
+    #[arg(long, value_name = "FORMAT", requires = "key")]
+    format: Option<Format>,
 
     /// The route of the message that --key is for: its topic or the name of its queue, unless it was retried or redriven
     #[arg(long, value_name = "NAME", aliases = ["topic", "queue"], requires = "key")]
@@ -71,6 +77,8 @@ impl RecordArgs {
             warn!(%scope, "no gate has ever opened this scope in this store: is it the right scope, and the right store?");
         }
         let route = self.route.as_deref().unwrap_or_default();
+        let key = formatted(Some(spec.clone()), self.format.as_ref())?;
+        let spec = key.as_ref().unwrap_or(spec);
         Ok(explain(spec, scope, route, &self.message).await?.store_key().clone())
     }
 }

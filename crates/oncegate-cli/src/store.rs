@@ -1,5 +1,7 @@
 //! Parses `--store` and connects to the store. No other module parses store URLs.
 
+mod builders;
+
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,13 +9,14 @@ use std::time::Duration;
 use oncegate::core::key::{Scope, StoreKey};
 use oncegate::core::store::{Store, StoreError};
 use oncegate::journal::JournalEntry;
-use oncegate::postgres::{PostgresBuilder, PostgresStore};
-use oncegate::redis::{Durability, RedisBuilder, RedisStore};
+use oncegate::postgres::PostgresStore;
+use oncegate::redis::RedisStore;
 use oncegate::sqlite::SqliteStore;
 
 use crate::config::shape;
-use crate::config::values::{Secret, Time};
+use crate::config::values::Secret;
 use crate::exit::{Exit, Problem};
+use builders::{Access, Purpose};
 
 /// The known forms, for errors about an unknown one.
 const KNOWN: &str = "known are redis://host:port, redis+cluster://host:port,host:port, \
@@ -150,19 +153,6 @@ pub(crate) fn named(url: &str) -> String {
     file.map_or_else(|| redacted(url), |path| format!("sqlite:{}", path.display()))
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Purpose {
-    Consume,
-    Read,
-}
-
-/// How a store is used, and what is not in its URL.
-struct Access<'a> {
-    purpose: Purpose,
-    /// The file with the password, which the store reads itself whenever it connects.
-    password_file: Option<&'a PathBuf>,
-}
-
 async fn open(store: &shape::Store, purpose: Purpose, patience: Duration) -> Result<Opened, Problem> {
     let refuse = |why: String| Problem::new(Exit::Configuration, format!("store: {why}"));
     let (password, password_file) = match &store.password {
@@ -170,7 +160,11 @@ async fn open(store: &shape::Store, purpose: Purpose, patience: Duration) -> Res
         other => (other.as_ref().map(Secret::resolve).transpose().map_err(refuse)?, None),
     };
     let url = with_password(store.url.as_deref().unwrap_or_default(), password.as_deref());
-    let access = Access { purpose, password_file };
+    let sentinel_password = match &store.sentinel_password {
+        Some(Secret::File(_)) => None,
+        other => other.as_ref().map(Secret::resolve).transpose().map_err(refuse)?,
+    };
+    let access = Access { purpose, password_file, sentinel_password };
     match address(&url)? {
         Address::Sqlite(path) => {
             let mut builder = SqliteStore::builder(path);
@@ -183,84 +177,13 @@ async fn open(store: &shape::Store, purpose: Purpose, patience: Duration) -> Res
             Ok(Opened::sqlite(builder.open().await?))
         }
         Address::Postgres(url) => {
-            let builder = postgres_builder(&url, store, &access).start_patience(patience);
+            let builder = builders::postgres(&url, store, &access).start_patience(patience);
             Ok(Opened::postgres(builder.connect().await?))
         }
         Address::Redis(url) => {
-            let builder = redis_builder(&url, store, &access).start_patience(patience);
+            let builder = builders::redis(&url, store, &access).start_patience(patience);
             Ok(Opened::redis(builder.connect().await?))
         }
-    }
-}
-
-fn postgres_builder(url: &str, store: &shape::Store, access: &Access<'_>) -> PostgresBuilder {
-    let mut builder = PostgresStore::builder(url);
-    if access.purpose == Purpose::Read {
-        builder = builder.without_purge();
-    }
-    if store.journal == Some(true) {
-        builder = builder.journaled();
-    }
-    if store.allow_asynchronous_commit == Some(true) {
-        builder = builder.allow_asynchronous_commit();
-    }
-    if store.allow_fsync_off == Some(true) {
-        builder = builder.allow_fsync_off();
-    }
-    if let Some(Time(time)) = store.response_timeout {
-        builder = builder.response_timeout(time);
-    }
-    if let Some(Time(time)) = store.connect_timeout {
-        builder = builder.connect_timeout(time);
-    }
-    if let Some(path) = &store.tls_root {
-        builder = builder.tls_root(path);
-    }
-    if let (Some(certificate), Some(key)) = (&store.tls_certificate, &store.tls_key) {
-        builder = builder.tls_client(certificate, key);
-    }
-    match access.password_file {
-        Some(path) => builder.password_file(path),
-        None => builder,
-    }
-}
-
-fn redis_builder(url: &str, store: &shape::Store, access: &Access<'_>) -> RedisBuilder {
-    let mut builder = RedisStore::builder(url).durability(durability(store.durability.as_ref()));
-    // A command that inspects reports such a policy with everything else, instead of it alone.
-    if store.allow_evicting_policy == Some(true) || access.purpose == Purpose::Read {
-        builder = builder.allow_evicting_policy();
-    }
-    if store.allow_no_replica == Some(true) {
-        builder = builder.allow_no_replica();
-    }
-    if let Some(Time(time)) = store.response_timeout {
-        builder = builder.response_timeout(time);
-    }
-    if let Some(Time(time)) = store.connect_timeout {
-        builder = builder.connect_timeout(time);
-    }
-    if let Some(path) = &store.tls_root {
-        builder = builder.tls_root_file(path);
-    }
-    if let (Some(certificate), Some(key)) = (&store.tls_certificate, &store.tls_key) {
-        builder = builder.tls_client(certificate, key);
-    }
-    match access.password_file {
-        Some(path) => builder.password_file(path),
-        None => builder,
-    }
-}
-
-fn durability(given: Option<&shape::Durability>) -> Durability {
-    /// The default time limit for replicas or disks.
-    const TIMEOUT: Duration = Duration::from_secs(1);
-    let Some(given) = given else { return Durability::Primary };
-    let timeout = given.timeout.map_or(TIMEOUT, |Time(time)| time);
-    match (given.fsync.unwrap_or(false), given.replicas.unwrap_or(0)) {
-        (true, replicas) => Durability::Fsync { replicas, timeout },
-        (false, 0) => Durability::Primary,
-        (false, count) => Durability::Replicas { count, timeout },
     }
 }
 

@@ -218,7 +218,7 @@ impl Completed {
     }
 }
 
-/// Figures about a store's cleanup while it runs. Each is `None` if it does not apply to the store or this process does
+/// Figures about a store's cleanup and room while it runs. Each is `None` if it does not apply to the store or this process does
 /// not know it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Upkeep {
@@ -227,6 +227,17 @@ pub struct Upkeep {
     pub oldest_expired: Option<Duration>,
     /// The size of the write-ahead log of an embedded store, in bytes.
     pub log_bytes: Option<u64>,
+    /// The memory of a server that keeps its records there; of several, of the one with the least room.
+    pub memory: Option<StoreMemory>,
+}
+
+/// The memory of a store's server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StoreMemory {
+    /// What the server uses, in bytes.
+    pub used_bytes: u64,
+    /// What it may use, in bytes; `None` when it has no limit of its own.
+    pub max_bytes: Option<u64>,
 }
 
 /// The result of a store's start-up check.

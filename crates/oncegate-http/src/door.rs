@@ -14,13 +14,13 @@ use tracing::{error, info, warn};
 
 use super::IdempotencyLayer;
 use super::body::{Body, Cut, collect};
+use super::body_memory::OccupiedMemory;
 use super::key;
 use super::problem::{Cause, GivenUp, Problem};
 use super::request::{Caller, Duty, Form, message};
 use super::response::Kept;
 use super::run;
 use super::store_breaker::BreakerChange;
-use super::tasks::OccupiedMemory;
 use oncegate_runtime::codec::Raw;
 use oncegate_runtime::gate::{Entry, GateError, Lease, Stored};
 use oncegate_runtime::message::Message;
@@ -57,7 +57,7 @@ pub(super) async fn serve<E: Send + 'static>(
         Ok(None) => return handle(Request::from_parts(parts, body)).await,
         Err(problem) => return Ok(layer.refuse_unread(&problem, &parts, body.is_end_stream())),
     };
-    let (body, memory) = match layer.read(body).await {
+    let (body, memory) = match layer.read(body, &caller).await {
         Ok(read) => read,
         Err(problem) => return Ok(layer.refuse_unread(&problem, &parts, false)),
     };
@@ -115,14 +115,15 @@ impl IdempotencyLayer {
     }
 
     /// Reads the body before the claim: a slow upload holds no lease.
-    async fn read(&self, body: Body) -> Result<(Bytes, OccupiedMemory), Problem> {
+    async fn read(&self, body: Body, caller: &Caller) -> Result<(Bytes, OccupiedMemory), Problem> {
         let limit_bytes = self.settings.max_request_bytes;
-        let mut memory = OccupiedMemory::default();
-        let room = |bytes| self.body_memory.occupy(&mut memory, bytes);
+        let mut memory = self.body_memory.none(&caller.principal, self.caller_bytes());
+        let room = |bytes| memory.occupy(bytes);
         let collected = collect(body, limit_bytes, self.settings.request_timeout, room).await;
+        let refusal = memory.refusal();
         collected.whole.map(|body| (body, memory)).map_err(|cut| match cut {
             Cut::TooLarge => Problem::RequestTooLarge { limit_bytes },
-            Cut::NoRoom => Problem::Overloaded,
+            Cut::NoRoom => refusal,
             Cut::TooSlow => Problem::RequestTooSlow,
             Cut::Broken => Problem::RequestBroken,
         })

@@ -74,6 +74,8 @@
 //! # overloaded
 //! 503 with `Retry-After`. Too many handlers are running, the bodies of the current requests leave no memory for this
 //! one, or the service stops. Nothing was done.
+//! # caller-overloaded
+//! 429 with `Retry-After`. The bodies of this caller's current requests take up what one caller may have. Nothing was done.
 //! # handler-panicked
 //! 500. The handler has panicked. Another request with the same key runs it again.
 //! # not-committed
@@ -109,6 +111,7 @@ use oncegate_core::store::Checkup;
 use oncegate_runtime::gate::{Gate, GateError};
 
 mod body;
+mod body_memory;
 mod commit;
 mod door;
 mod key;
@@ -130,9 +133,10 @@ pub use principal::Principal;
 pub use request::request_gate;
 pub use service::Idempotency;
 
+use body_memory::BodyMemory;
 use policy::Policy;
 use store_breaker::StoreBreaker;
-use tasks::{BodyMemory, Tasks};
+use tasks::Tasks;
 
 /// The highest value for [`IdempotencyLayer::max_request_bytes`]: 64 MiB.
 const MAX_REQUEST_BYTES_LIMIT: usize = 64 * 1024 * 1024;
@@ -173,6 +177,7 @@ struct Settings {
     wait: Duration,
     max_attempts: u32,
     fail_open: bool,
+    max_caller_bytes: Option<usize>,
     problems_at: Arc<str>,
 }
 
@@ -206,6 +211,7 @@ impl IdempotencyLayer {
             wait: Duration::ZERO,
             max_attempts: Self::DEFAULT_MAX_ATTEMPTS,
             fail_open: false,
+            max_caller_bytes: None,
             problems_at: problem::DEFAULT_PROBLEMS_AT.into(),
         };
         let tasks = Arc::new(Tasks::new(Self::DEFAULT_MAX_IN_FLIGHT));
@@ -320,6 +326,15 @@ impl IdempotencyLayer {
         self
     }
 
+    /// The most bytes of request bodies of one caller in memory at once: half of
+    /// [`max_buffered_bytes`](Self::max_buffered_bytes) by default, so that no caller takes the memory of all others; with
+    /// [`Principal::single_tenant`] all of it. A request whose body does not fit gets 429 `caller-overloaded`. Must be at
+    /// least [`max_request_bytes`](Self::max_request_bytes).
+    pub fn max_caller_bytes(mut self, bytes: usize) -> Self {
+        self.settings.max_caller_bytes = Some(bytes);
+        self
+    }
+
     /// Runs requests *without protection* when the store does not answer their claim. By default they get 503,
     /// and nothing runs. Each is counted as the answer `fail_open`, and as `extra_runs{fail_open}`.
     pub fn fail_open(mut self) -> Self {
@@ -358,6 +373,14 @@ impl IdempotencyLayer {
         self.settings.max_response_bytes.unwrap_or(Self::DEFAULT_MAX_RESPONSE_BYTES.min(of_gate))
     }
 
+    /// The most bytes of request bodies of one caller in memory at once.
+    fn caller_bytes(&self) -> usize {
+        let Settings { max_caller_bytes, max_request_bytes, principal, .. } = &self.settings;
+        let most = self.body_memory.bytes();
+        let default = if principal.is_one() { most } else { (most / 2).max(*max_request_bytes) };
+        max_caller_bytes.unwrap_or(default)
+    }
+
     fn check(&self) -> Result<(), GateError> {
         let Settings { max_request_bytes, max_attempts, .. } = self.settings;
         let max_response_bytes = self.kept_response_bytes();
@@ -373,6 +396,9 @@ impl IdempotencyLayer {
         }
         if max_request_bytes > self.body_memory.bytes() {
             return refuse("`max_buffered_bytes` must be at least `max_request_bytes`");
+        }
+        if max_request_bytes > self.caller_bytes() {
+            return refuse("`max_caller_bytes` must be at least `max_request_bytes`");
         }
         if max_response_bytes > MAX_RESPONSE_BYTES_LIMIT {
             return refuse("`max_response_bytes` must be at most 8 MiB");

@@ -15,6 +15,8 @@ type Function = dyn Fn(&Parts) -> Option<String> + Send + Sync;
 #[derive(Clone)]
 pub struct Principal {
     of: Arc<Function>,
+    /// Whether all requests come from one caller.
+    is_one: bool,
 }
 
 impl Principal {
@@ -42,13 +44,20 @@ impl Principal {
 
     /// The text that `of` returns for a request; `None` and blank texts are answered with 401.
     pub fn from_fn(of: impl Fn(&Parts) -> Option<String> + Send + Sync + 'static) -> Self {
-        Self { of: Arc::new(move |request| of(request).filter(|text| !text.trim().is_empty()).map(named)) }
+        Self {
+            of: Arc::new(move |request| of(request).filter(|text| !text.trim().is_empty()).map(named)),
+            is_one: false,
+        }
     }
 
     /// All requests come from one caller. Any client that knows or guesses a key gets its response, so use this only
     /// for services with a single client.
     pub fn single_tenant() -> Self {
-        Self { of: Arc::new(|_| Some("single tenant".to_owned())) }
+        Self { of: Arc::new(|_| Some("single tenant".to_owned())), is_one: true }
+    }
+
+    pub(super) fn is_one(&self) -> bool {
+        self.is_one
     }
 
     pub(super) fn of(&self, request: &Parts) -> Option<String> {

@@ -33,6 +33,7 @@ pub(super) enum Problem {
     ResponseNotKept { status: Option<StatusCode> },
     StoreUnavailable,
     Overloaded,
+    CallerOverloaded,
     HandlerPanicked,
     NotCommitted,
     Failed(GivenUp),
@@ -63,6 +64,7 @@ impl Problem {
             Self::ResponseNotKept { .. } => "response-not-kept",
             Self::StoreUnavailable => "store-unavailable",
             Self::Overloaded => "overloaded",
+            Self::CallerOverloaded => "caller-overloaded",
             Self::HandlerPanicked => "handler-panicked",
             Self::NotCommitted => "not-committed",
             Self::Failed(GivenUp { cause: Cause::AttemptsExhausted, .. }) => "attempts-exhausted",
@@ -82,6 +84,7 @@ impl Problem {
             Self::OutcomeUnknown | Self::StoreUnavailable | Self::Overloaded | Self::NotCommitted => {
                 StatusCode::SERVICE_UNAVAILABLE
             }
+            Self::CallerOverloaded => StatusCode::TOO_MANY_REQUESTS,
             Self::HandlerPanicked | Self::Misconfigured => StatusCode::INTERNAL_SERVER_ERROR,
             Self::Failed(given_up) => given_up.status,
         }
@@ -95,6 +98,7 @@ impl Problem {
                 | Self::OutcomeUnknown
                 | Self::StoreUnavailable
                 | Self::Overloaded
+                | Self::CallerOverloaded
                 | Self::NotCommitted
         )
     }
@@ -113,6 +117,7 @@ impl Problem {
             Self::ResponseNotKept { .. } => "Done before; the response was not kept",
             Self::StoreUnavailable => "The request cannot be made safe at the moment",
             Self::Overloaded => "Too many requests are running",
+            Self::CallerOverloaded => "Too many requests of this caller are running",
             Self::HandlerPanicked => "The request failed",
             Self::NotCommitted => "The transaction of the request was not committed",
             Self::Failed(GivenUp { cause: Cause::AttemptsExhausted, .. }) => "Every attempt has failed",
@@ -156,7 +161,7 @@ impl Problem {
                 "The request was handled once, and is not handled again."
             }
             Self::StoreUnavailable => "Nothing was done. Send it again with the same key.",
-            Self::Overloaded => "Nothing was done. Send it again with the same key.",
+            Self::Overloaded | Self::CallerOverloaded => "Nothing was done. Send it again with the same key.",
             Self::HandlerPanicked => "Send it again with the same key.",
             Self::NotCommitted => "Nothing of it was done. Send it again with the same key.",
             Self::Failed(_) => "The request is not handled again under this key.",

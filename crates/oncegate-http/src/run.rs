@@ -15,12 +15,13 @@ use tracing::{info, warn};
 
 use super::IdempotencyLayer;
 use super::body::{Body, collect};
+use super::body_memory::OccupiedMemory;
 use super::commit::{CommittedResponse, ResponseCommit};
 use super::door::Handle;
 use super::policy::{Decision, Settle};
 use super::problem::{Cause, GivenUp, Problem};
 use super::response::{Kept, mark_expiry};
-use super::tasks::{OccupiedMemory, Place};
+use super::tasks::Place;
 use oncegate_runtime::attempt::CANCELLATION_GRACE;
 use oncegate_runtime::codec::Raw;
 use oncegate_runtime::gate::{Completion, Entry, Lease};

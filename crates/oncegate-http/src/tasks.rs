@@ -1,4 +1,4 @@
-//! The running handlers, independent of whether their clients still wait, and the memory for request bodies.
+//! The running handlers, independent of whether their clients still wait.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -19,42 +19,6 @@ const CUT_OFF_GRACE: Duration = Duration::from_secs(1);
 pub(super) struct Place {
     _permit: OwnedSemaphorePermit,
     _tracked: TaskTrackerToken,
-}
-
-/// The memory for request bodies, shared by all requests of a layer: one permit for each byte.
-#[derive(Debug)]
-pub(super) struct BodyMemory {
-    free: Arc<Semaphore>,
-    bytes: usize,
-}
-
-/// The memory that one request's body occupies. It is free again when this is dropped.
-#[derive(Debug, Default)]
-pub(super) struct OccupiedMemory {
-    permit: Option<OwnedSemaphorePermit>,
-}
-
-impl BodyMemory {
-    pub(super) fn new(bytes: usize) -> Self {
-        let bytes = bytes.min(Semaphore::MAX_PERMITS);
-        Self { free: Arc::new(Semaphore::new(bytes)), bytes }
-    }
-
-    /// The size of the whole.
-    pub(super) fn bytes(&self) -> usize {
-        self.bytes
-    }
-
-    /// Occupies so many bytes more; `false` when there are not so many left.
-    pub(super) fn occupy(&self, occupied: &mut OccupiedMemory, bytes: usize) -> bool {
-        let bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
-        let Ok(more) = Arc::clone(&self.free).try_acquire_many_owned(bytes) else { return false };
-        match &mut occupied.permit {
-            Some(permit) => permit.merge(more),
-            None => occupied.permit = Some(more),
-        }
-        true
-    }
 }
 
 /// Runs handlers in tasks, so that a client that disconnects does not stop its handler.

@@ -13,7 +13,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
-use http::{Request, Response, StatusCode};
+use http::{HeaderValue, Request, Response, StatusCode};
 use http_body::{Body as HttpBody, Frame};
 use http_body_util::{BodyExt as _, Empty, Full};
 use oncegate::core::rules::{Operation, Reply};
@@ -90,6 +90,31 @@ async fn bodies_that_do_not_fit_into_memory_are_refused_until_others_have_ended(
     assert_eq!(call(&service, second()).await.status(), StatusCode::OK);
 }
 
+// invariant: stalled-upload
+#[tokio::test(start_paused = true)]
+async fn one_caller_cannot_take_the_memory_of_all_others() {
+    let principal =
+        Principal::from_fn(|request| Some(request.headers.get("caller")?.to_str().ok()?.to_owned()));
+    let layer = IdempotencyLayer::new(request_gate("payments", MemoryStore::new()), principal);
+    let service = layer.max_request_bytes(10).max_buffered_bytes(20).layer(Limited::new(9));
+    let second = || post("second", Full::new(Bytes::from_static(b"12345")));
+    let stalled = Pieces::new(6);
+    let (sent, end) = (Arc::clone(&stalled.sent), stalled.end.clone());
+    let first = {
+        let (service, request) = (service.clone(), of("greedy", post("first", stalled)));
+        tokio::spawn(async move { call(&service, request).await })
+    };
+    drop(sent.acquire().await.unwrap());
+    // Half of the memory is its share, and half of that is left.
+    let refused = call(&service, of("greedy", second())).await;
+    assert_eq!(refused.status(), StatusCode::TOO_MANY_REQUESTS);
+    assert!(refused.headers().contains_key("retry-after"));
+    assert_eq!(call(&service, of("other", second())).await.status(), StatusCode::OK);
+    end.add_permits(1);
+    assert_eq!(first.await.unwrap().status(), StatusCode::OK);
+    assert_eq!(call(&service, of("greedy", second())).await.status(), StatusCode::OK);
+}
+
 /// A store that can be away: then claims get no answer. Counts the claims.
 #[derive(Debug, Default)]
 struct AwayStore {
@@ -147,6 +172,12 @@ async fn a_body_has_a_default() {
         timed_out.into_body().size_hint().exact().and_then(|bytes| usize::try_from(bytes).ok()).unwrap()
     }
     assert_eq!(status(layer().layer(Limited::new(1))).await, 0);
+}
+
+/// The request of this caller.
+fn of<B>(caller: &'static str, mut request: Request<B>) -> Request<B> {
+    request.headers_mut().insert("caller", HeaderValue::from_static(caller));
+    request
 }
 
 fn post<B>(key: &str, body: B) -> Request<B> {

@@ -1,22 +1,35 @@
 //! Kafka: a source, dead letters, and a reader for whole topics.
 //!
+//! Each folder uses those below it in this table, and no file uses itself by way of others.
+//!
+//! | folder | what it has |
+//! |---|---|
+//! | `consume` | the source that a consumer receives from, and its retry topics |
+//! | `group` | a member of a consumer group: poll thread, commit thread, callbacks, the replacement of its client |
+//! | `read` | readers of whole topics and of dead letters |
+//! | `produce` | dead letters, the publisher of an outbox, copies |
+//! | `admin` | topics are created, removed and described, with tokens too |
+//! | `ask` | questions about topics, rights and committed offsets |
+//! | `client` | settings, logins, errors and log lines of every client; those that ask and that produce |
+//! | `partitions` | epochs, watermarks, what may be committed; no broker |
+//!
 //! | what | where |
 //! |---|---|
-//! | when an offset is committed | `watermark`, `assignment` (the rules), `commit` (the request) |
-//! | where a partition without a committed offset begins | `begin` |
-//! | what happens when partitions are assigned and revoked | `member` |
-//! | where messages wait for a retry that is far off | `retries` (the topics), `retry_tier` (the wait in one) |
-//! | whether the client is connected | `connection` |
-//! | what happens when the client fails | `trouble` (the rules), `membership` (the replacement) |
-//! | recreated topics, offsets out of range | `notices` (detection), `poll` (reaction) |
-//! | back-pressure, client errors | `fetch_limits` (when a partition is paused), `poll`, `buffer` |
-//! | how dead letters, copies in retry topics and messages of an outbox are written; which errors a wait does not end | `producer` |
-//! | how a message of an outbox becomes one of a topic | `publisher` |
-//! | which client settings are set or rejected | `settings` |
-//! | which rights a consumer lacks | `rights` |
-//! | where login tokens come from (SASL OAUTHBEARER) | `tokens` |
-//! | how topics are created, removed and described, with tokens too | `admin` |
-//! | when a changed password or certificate is used | `properties` (the files), `rotation` (the replacement) |
+//! | when an offset is committed | `partitions::{watermark, assignment}` (the rules), `group::commit` (the request) |
+//! | where a partition begins whose position the client must not decide | `group::begin`; `ask::committed` asks for the group's offsets |
+//! | what happens when partitions are assigned and revoked | `group::member`; `group::callbacks` calls it |
+//! | where messages wait for a retry that is far off | `consume::retries` (the topics), `consume::retry_tier` (the wait in one) |
+//! | whether the client is connected, and reads its partitions | `group::{connection, connection_watch, unread}` |
+//! | which lines of the client are logged | `client::log` |
+//! | what happens when the client fails | `client::trouble` (the rules), `group::membership` (the replacement) |
+//! | recreated topics, offsets out of range | `client::notices` (detection), `group::poll` (reaction) |
+//! | back-pressure, client errors | `partitions::fetch_limits` (when a partition is paused), `group::{poll, buffer}` |
+//! | how dead letters, copies in retry topics and messages of an outbox are written; which errors a wait does not end | `client::producer` |
+//! | how a message of an outbox becomes one of a topic | `produce::publisher` |
+//! | which client settings are set or rejected | `client::settings` |
+//! | which rights a consumer lacks | `ask::rights` |
+//! | where login tokens come from (SASL OAUTHBEARER) | `client::tokens` |
+//! | when a changed password or certificate is used | `client::properties` (the files), `client::rotation` (the replacement) |
 //!
 //! # Headers
 //!
@@ -83,6 +96,10 @@
 //!   client then leaves the group.
 //! - A fatal `FENCED_INSTANCE_ID` is no reason to join again: a member that joins with a static id removes the one
 //!   that had it, so two of them would remove each other forever.
+//! - While a transaction that commits an offset is open, the brokers do not tell it, and the client repeats its whole
+//!   request: all partitions of an assignment wait for one of them. So a callback asks first. Partitions about which it
+//!   gets no answer are assigned at an offset and paused, and the commit thread asks about each alone.
+//! - A commit that waits for a coordinator ends only when its client is closed. So a failed client is closed under it.
 //! - A seek works in every protocol; `incremental_assign` fails in an eager group.
 //! - librdkafka takes its log level from the crate `log` unless it is set. That level is *off* in a program that uses
 //!   `tracing`.
@@ -95,70 +112,26 @@
 //! - A producer that requests a topic's metadata creates the topic where brokers allow that; a consumer does not. So
 //!   the dead-letter topic is checked with a consumer.
 
-mod source;
-
-mod ack_handle;
 mod admin;
-mod annotations;
-mod assignment;
-mod assignments;
-mod begin;
-mod buffer;
-mod clock;
-mod commit;
-mod connection;
-mod convert;
-mod dead_letter_reader;
-mod dead_letters;
-mod facts;
-mod fetch_limits;
-mod group_offsets;
-mod inquiry;
-mod java_names;
-mod ledger;
-mod member;
-mod membership;
-mod new_topics;
-mod notices;
-mod partition_map;
-mod poll;
-mod producer;
-mod properties;
-mod publisher;
-mod reader;
-mod removal;
-mod retries;
-mod retry_tier;
-mod rights;
-mod rotation;
-mod settings;
-mod standing;
-mod statistics;
-mod status;
-mod tokens;
-mod topics;
-mod trouble;
-mod wake;
-mod watermark;
-mod window;
-mod writer;
+mod ask;
+mod client;
+mod consume;
+mod group;
+mod partitions;
+mod produce;
+mod read;
 
-pub use dead_letter_reader::KafkaDeadLetterReader;
-pub use dead_letters::KafkaDeadLetters;
-pub use facts::{TopicFacts, describe_topics};
-pub use group_offsets::committed_offsets;
-pub use new_topics::{TopicCreation, TopicPlan, create_topics};
-pub use publisher::KafkaPublisher;
-pub use reader::TopicReader;
-pub use removal::remove_topics;
-pub use retries::KafkaRetries;
-pub use rights::{MissingRight, Needs, Resource, missing_rights};
-pub use source::KafkaSource;
-pub use window::TopicWindow;
-pub use writer::TopicWriter;
-
-/// The header with the route of a message that was retried or redriven.
-pub(crate) const ROUTE_HEADER: &str = "oncegate-route";
-
-/// The header with the time of the first failed attempt, in milliseconds since 1970.
-pub(crate) const FIRST_FAILED_HEADER: &str = "oncegate-first-failed-at";
+pub use admin::TopicPlan;
+pub use admin::facts::{TopicFacts, describe_topics};
+pub use admin::new_topics::{TopicCreation, create_topics};
+pub use admin::removal::remove_topics;
+pub use ask::group_offsets::committed_offsets;
+pub use ask::rights::{MissingRight, Needs, Resource, missing_rights};
+pub use consume::retries::KafkaRetries;
+pub use consume::source::KafkaSource;
+pub use produce::dead_letters::KafkaDeadLetters;
+pub use produce::publisher::KafkaPublisher;
+pub use produce::writer::TopicWriter;
+pub use read::dead_letter_reader::KafkaDeadLetterReader;
+pub use read::reader::TopicReader;
+pub use read::window::TopicWindow;

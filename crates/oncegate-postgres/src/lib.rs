@@ -292,7 +292,7 @@ impl Store for PostgresStore {
     }
 
     fn upkeep(&self) -> Upkeep {
-        Upkeep { oldest_expired: self.inner.backlog.age(), log_bytes: None }
+        Upkeep { oldest_expired: self.inner.backlog.age(), ..Upkeep::default() }
     }
 
     async fn check(&self) -> Result<Checkup, StoreError> {

@@ -18,6 +18,7 @@ use super::durability::Durability;
 use super::link::{Node, Shared};
 use super::login::Login;
 use super::losses::Losses;
+use super::memory::FullestServer;
 use super::scripts::Scripts;
 use super::sentinel::Sentinels;
 #[cfg(feature = "tls")]
@@ -44,10 +45,19 @@ pub struct RedisBuilder {
     grants_after_loss: bool,
     durability: Durability,
     watch_interval: Duration,
-    sentinel_login: Option<(String, String)>,
+    sentinel: SentinelLogin,
     login: Login,
     expected_keys: Option<u64>,
     scripts: Scripts,
+}
+
+/// What sentinels want to know of their clients.
+#[derive(Clone, Default)]
+struct SentinelLogin {
+    /// Empty: the default user.
+    user: String,
+    password: Option<String>,
+    file: Option<PathBuf>,
 }
 
 /// The source of the connections.
@@ -74,7 +84,7 @@ impl RedisBuilder {
             grants_after_loss: false,
             durability: Durability::Primary,
             watch_interval: WATCH_INTERVAL,
-            sentinel_login: None,
+            sentinel: SentinelLogin::default(),
             login: Login::default(),
             expected_keys: None,
             scripts: Scripts::default(),
@@ -203,9 +213,27 @@ impl RedisBuilder {
         self
     }
 
-    /// The user name and password for the sentinels, if they need them. Those in the URL are for the primary.
-    pub fn sentinel_login(self, user: impl Into<String>, password: impl Into<String>) -> Self {
-        Self { sentinel_login: Some((user.into(), password.into())), ..self }
+    /// The user name and password for the sentinels, if they need them. Those in the URL are for the primary. An empty
+    /// user is the default one.
+    pub fn sentinel_login(mut self, user: impl Into<String>, password: impl Into<String>) -> Self {
+        self.sentinel = SentinelLogin { user: user.into(), password: Some(password.into()), file: None };
+        self
+    }
+
+    /// The same with the file that holds the password, which is read for each new connection.
+    pub fn sentinel_password_file(mut self, user: impl Into<String>, path: impl Into<PathBuf>) -> Self {
+        self.sentinel = SentinelLogin { user: user.into(), password: None, file: Some(path.into()) };
+        self
+    }
+
+    /// States that the server is a managed service that answers a write only when it is durable by its own means, not by an
+    /// append-only file: Amazon MemoryDB, or ElastiCache with synchronous durability. Default: off.
+    ///
+    /// The store cannot check this: it reports the row `declared` of `docs/STORES.md`, and warns neither of the missing
+    /// append-only file nor of a missing replica. A service that is durable by replicas alone needs
+    /// [`durability`](Self::durability).
+    pub fn durable_service(self) -> Self {
+        Self { accepted: Accepted { durable_service: true, ..self.accepted }, ..self }
     }
 
     /// How long [`connect`](Self::connect) tries again while the server is away: a server that is starting, or is not there
@@ -254,12 +282,16 @@ impl RedisBuilder {
         let mut warnings = Vec::new();
         let (topology, address) = self.reach(target, &driver, opener, shared, &mut warnings).await?;
         let (watched, jobs) = (Arc::clone(&losses), driver.jobs());
+        let memory = Arc::new(FullestServer::default());
+        let sized = Arc::clone(&memory);
         match &topology {
             Topology::One(node) => {
                 let node = Arc::clone(node);
-                jobs.run(watch(watched, watch_interval, move || vec![Primary::alone(Arc::clone(&node))]));
+                jobs.run(watch(watched, sized, watch_interval, move || {
+                    vec![Primary::alone(Arc::clone(&node))]
+                }));
             }
-            Topology::Cluster(cluster) => jobs.run(watch(watched, watch_interval, cluster.lister())),
+            Topology::Cluster(cluster) => jobs.run(watch(watched, sized, watch_interval, cluster.lister())),
         }
         let inner = Inner {
             topology,
@@ -269,6 +301,7 @@ impl RedisBuilder {
             durability,
             accepted,
             losses,
+            memory,
             tried: Mutex::default(),
             _driver: driver,
         };
@@ -304,12 +337,13 @@ impl RedisBuilder {
                 Ok((Topology::Cluster(cluster), address))
             }
             Address::Sentinels { sentinels, name, primary } => {
-                let login = self.login.without_password();
+                let login = self.login.with_password(self.sentinel.file.clone());
                 let sentinels =
                     sentinels.into_iter().map(|info| self.prepared(self.logged_in(info), &login, warnings));
                 let sentinels = sentinels.collect::<Result<_, _>>()?;
                 let primary = self.prepared(primary, &self.login, warnings)?;
-                let watched = Sentinels { sentinels, name: name.clone(), primary, opener };
+                let of_sentinels = Opener { login: Arc::new(login), ..opener.clone() };
+                let watched = Sentinels { sentinels, name: name.clone(), primary, opener, of_sentinels };
                 let connector = Connector::Sentinels(Arc::new(watched));
                 Ok((one(driver, connector, &name, shared).await?, name))
             }
@@ -335,8 +369,9 @@ impl RedisBuilder {
     }
 
     fn logged_in(&self, sentinel: ConnectionInfo) -> ConnectionInfo {
-        let Some((user, password)) = &self.sentinel_login else { return sentinel };
-        let settings = sentinel.redis_settings().clone().set_password(password);
+        let SentinelLogin { user, password, .. } = &self.sentinel;
+        let settings = sentinel.redis_settings().clone();
+        let settings = password.as_ref().map_or(settings.clone(), |password| settings.set_password(password));
         let settings = if user.is_empty() { settings } else { settings.set_username(user) };
         sentinel.set_redis_settings(settings)
     }

@@ -21,6 +21,8 @@ pub(super) struct Accepted {
     pub(super) evicting_policy: bool,
     /// A server without a replica.
     pub(super) no_replica: bool,
+    /// A service that is durable by its own means, as the caller has declared.
+    pub(super) durable_service: bool,
 }
 
 /// The server's settings, if this user may read them.
@@ -74,7 +76,7 @@ pub(super) fn read(
              to {SAFE_POLICY}."
         ));
     }
-    if info.get("aof_enabled") != Some("1") {
+    if info.get("aof_enabled") != Some("1") && !accepted.durable_service {
         warnings.push(
             "The append-only file is off: a crash of the server forgets every record since its last snapshot, \
              and their messages will run again. Set appendonly yes."
@@ -99,24 +101,33 @@ pub(super) fn read(
     }
     if let Some(warning) = durability.warning(info) {
         warnings.push(warning);
-    } else if !accepted.no_replica && info.get("connected_slaves").is_none_or(|count| count == "0") {
+    } else if !accepted.no_replica
+        && !accepted.durable_service
+        && info.get("connected_slaves").is_none_or(|count| count == "0")
+    {
         warnings.push(
             "The server has no replica: if its disk is lost, so are the records. Add a replica, or accept it with \
              `allow_no_replica`."
                 .to_owned(),
         );
     }
-    Ok(Checkup { store, survives: survives(info, persistence, durability), warnings })
+    Ok(Checkup { store, survives: survives(info, persistence, durability, accepted), warnings })
 }
 
 /// A setting that the user may not read counts as the default, and an unknown snapshot schedule as none.
-fn survives(info: &Info<'_>, persistence: &Persistence, durability: Durability) -> Survives {
+fn survives(
+    info: &Info<'_>,
+    persistence: &Persistence,
+    durability: Durability,
+    accepted: Accepted,
+) -> Survives {
     if info.get("maxmemory_policy") != Some(SAFE_POLICY) {
         return Survives::Evictable;
     }
     match durability {
         Durability::Fsync { replicas: 0, .. } => return Survives::Disk,
         Durability::Fsync { .. } => return Survives::Replicated,
+        _ if accepted.durable_service => return Survives::Declared,
         // A power cut may erase the memory of a server and of its replicas at once.
         Durability::Primary | Durability::Replicas { .. } => {}
     }
@@ -204,7 +215,7 @@ mod tests {
         address: &str,
         allowed: bool,
     ) -> Result<Checkup, StoreError> {
-        let accepted = Accepted { evicting_policy: allowed, no_replica: false };
+        let accepted = Accepted { evicting_policy: allowed, ..Accepted::default() };
         super::read(&Info(info), persistence, address, Durability::Primary, accepted)
     }
 
@@ -259,6 +270,22 @@ mod tests {
         };
         assert_eq!(read(&GOOD.replace("slaves:1", "slaves:0")).warnings, Vec::<String>::new());
         assert_eq!(read(&weak).warnings.len(), 1);
+    }
+
+    #[test]
+    fn a_service_that_is_declared_durable_has_a_row_of_its_own() {
+        let service = GOOD.replace("aof_enabled:1", "aof_enabled:0").replace("slaves:1", "slaves:0");
+        let accepted = Accepted { durable_service: true, ..Accepted::default() };
+        let read = |info: &str, accepted: Accepted| {
+            super::read(&Info(info), &Persistence::default(), "", Durability::Primary, accepted)
+        };
+        let checkup = read(&service, accepted).unwrap();
+        assert_eq!((checkup.survives, checkup.warnings), (Survives::Declared, Vec::new()));
+        // What the service does not change is still checked.
+        let evicting = service.replace("noeviction", "allkeys-lru");
+        assert_eq!(read(&evicting, accepted).unwrap_err().class(), "refused");
+        let both = Accepted { evicting_policy: true, ..accepted };
+        assert_eq!(read(&evicting, both).unwrap().survives, Survives::Evictable);
     }
 
     #[test]

@@ -66,11 +66,6 @@ pub(super) struct Opener {
 }
 
 impl Opener {
-    /// The same for servers that have no use for the password.
-    pub(super) fn without_password(&self) -> Self {
-        Self { login: Arc::new(self.login.without_password()), ..self.clone() }
-    }
-
     pub(super) async fn open(&self, info: ConnectionInfo) -> Result<MultiplexedConnection, StoreError> {
         let server = format!("Redis at {}", info.addr());
         let info = self.login.applied(info).map_err(|error| error.at(&server))?;

@@ -67,9 +67,11 @@ mod layout;
 mod link;
 mod login;
 mod losses;
+mod memory;
 mod pipeline;
 mod removal;
 mod replies;
+mod report;
 mod rights;
 mod scripts;
 mod sentinel;
@@ -90,7 +92,9 @@ use deadpool_redis::Pool;
 use futures_util::future::join;
 use oncegate_core::key::{Scope, StoreKey};
 use oncegate_core::rules::{Operation, Reply};
-use oncegate_core::store::{Checkup, Command, Completed, RecordSnapshot, Store, StoreError, StoreLoss};
+use oncegate_core::store::{
+    Checkup, Command, Completed, RecordSnapshot, Store, StoreError, StoreLoss, Upkeep,
+};
 use redis::Value;
 
 use self::buckets::{marked, unmarked};
@@ -100,12 +104,14 @@ use self::cluster::Cluster;
 use self::driver::Driver;
 use self::link::{Answer, LaneName, Node};
 use self::losses::Losses;
+use self::memory::FullestServer;
 use self::scripts::{Request, Scripts};
 use oncegate_store_toolkit::batch::MAX_BATCH_ITEMS;
 use oncegate_store_toolkit::clock;
 
 pub use self::builder::RedisBuilder;
 pub use self::durability::Durability;
+pub use self::report::{ServerReport, SlowCall};
 
 /// Records in Redis or Valkey, version 7.0 or later: one server, a primary that Sentinel watches over, or a cluster.
 ///
@@ -146,6 +152,7 @@ struct Inner {
     durability: Durability,
     accepted: Accepted,
     losses: Arc<Losses>,
+    memory: Arc<FullestServer>,
     /// The scopes whose rights have been checked and are sufficient.
     tried: Mutex<BTreeSet<Scope>>,
     _driver: Driver,
@@ -427,6 +434,10 @@ impl Store for RedisStore {
 
     fn check_spacing(&self) -> u32 {
         self.inner.losses.spacing()
+    }
+
+    fn upkeep(&self) -> Upkeep {
+        Upkeep { memory: self.inner.memory.get(), ..Upkeep::default() }
     }
 
     async fn check(&self) -> Result<Checkup, StoreError> {

@@ -18,10 +18,10 @@ pub(super) struct Login {
 }
 
 impl Login {
-    /// The same for a server that has no use for the password.
-    pub(super) fn without_password(&self) -> Self {
+    /// The same certificates with another password, or none.
+    pub(super) fn with_password(&self, password: Option<PathBuf>) -> Self {
         let mut login = self.clone();
-        login.password = None;
+        login.password = password;
         login
     }
 

@@ -50,6 +50,22 @@ pub(super) enum Verb {
 
 const VERBS: usize = 12;
 
+/// The files without their ending, in the order of `Verb`.
+const NAMES: [&str; VERBS] = [
+    "claim",
+    "extend",
+    "complete",
+    "release",
+    "fail",
+    "hand_over",
+    "reopen",
+    "read",
+    "describe",
+    "first_claims",
+    "first_completions",
+    "extend",
+];
+
 /// The scripts as they are sent.
 #[derive(Clone, Debug)]
 pub(super) struct Scripts {
@@ -122,6 +138,12 @@ impl Scripts {
         Self { buckets: Some(buckets), shortcuts: false, ..self }
     }
 
+    /// The name of the script with this digest, if it is one of these.
+    pub(super) fn name_of(&self, sha: &str) -> Option<&'static str> {
+        let mut named = NAMES.into_iter().zip(&self.sources);
+        named.find(|(_, source)| source.sha.eq_ignore_ascii_case(sha)).map(|(name, _)| name)
+    }
+
     /// Uses the rules' scripts for everything, to prove that shortcuts give the same answers.
     #[cfg(feature = "testing")]
     pub(super) fn alone(self) -> Self {
@@ -134,21 +156,6 @@ impl Scripts {
     /// When there is no such script, or the script does not contain the text exactly once.
     #[cfg(feature = "testing")]
     pub(super) fn rewrite(&mut self, name: &str, from: &str, to: &str) -> Result<(), String> {
-        /// The files without their ending, in the order of `Verb`.
-        const NAMES: [&str; VERBS] = [
-            "claim",
-            "extend",
-            "complete",
-            "release",
-            "fail",
-            "hand_over",
-            "reopen",
-            "read",
-            "describe",
-            "first_claims",
-            "first_completions",
-            "extend",
-        ];
         let rewritten = |text: &str| match text.matches(from).count() {
             1 => Ok(text.replace(from, to)),
             found => Err(format!("{name}.lua has `{from}` {found} times")),
@@ -176,10 +183,13 @@ impl Scripts {
     }
 
     pub(super) fn evalsha(&self, verb: Verb, words: usize, bytes: usize) -> Cmd {
-        let source = self.sources.get(verb as usize).expect("there is a source for each verb");
         let mut cmd = Cmd::with_capacity(words, OVERHEAD_BYTES + bytes);
-        cmd.arg("EVALSHA").arg(&*source.sha);
+        cmd.arg("EVALSHA").arg(self.sha(verb));
         cmd
+    }
+
+    pub(super) fn sha(&self, verb: Verb) -> &str {
+        &self.sources.get(verb as usize).expect("there is a source for each verb").sha
     }
 
     fn call(&self, verb: Verb, key: &StoreKey, payload_bytes: usize) -> Cmd {

@@ -19,6 +19,8 @@ pub(super) struct Sentinels {
     pub(super) name: String,
     pub(super) primary: ConnectionInfo,
     pub(super) opener: Opener,
+    /// Opens connections to the sentinels, which have a login of their own.
+    pub(super) of_sentinels: Opener,
 }
 
 /// The answer of one sentinel.
@@ -56,7 +58,7 @@ impl Sentinels {
     }
 
     async fn ask(&self, sentinel: &ConnectionInfo) -> Result<Opinion, StoreError> {
-        let mut connection = self.opener.without_password().open(sentinel.clone()).await?;
+        let mut connection = self.of_sentinels.open(sentinel.clone()).await?;
         let mut question = redis::cmd("SENTINEL");
         question.arg("MASTER").arg(&self.name);
         let asking = question.query_async::<HashMap<String, String>>(&mut connection);

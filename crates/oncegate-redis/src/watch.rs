@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::join_all;
+use oncegate_core::store::StoreMemory;
 use redis::Value;
 use tokio::time::sleep;
 
@@ -16,6 +17,7 @@ use super::checkup::Info;
 use super::cluster::Primary;
 use super::link::LaneName;
 use super::losses::Losses;
+use super::memory::{self, FullestServer};
 use super::scripts::Request;
 
 /// The time between two checks, plus or minus a quarter: a loss without a broken connection is detected by then.
@@ -30,6 +32,7 @@ const MAX_INTERVALS: u64 = 15;
 /// Checks the servers that `primaries` returns, again and again. It never ends.
 pub(super) async fn watch(
     losses: Arc<Losses>,
+    memory: Arc<FullestServer>,
     interval: Duration,
     primaries: impl Fn() -> Vec<Primary> + Send,
 ) {
@@ -37,7 +40,9 @@ pub(super) async fn watch(
     loop {
         sleep(interval.saturating_mul(spacing(clients)).mul_f64(0.75 + fastrand::f64() / 2.0)).await;
         let checks = join_all(primaries().iter().map(|primary| check(&losses, primary))).await;
-        clients = checks.into_iter().flatten().max().unwrap_or(clients);
+        let checks: Vec<Checked> = checks.into_iter().flatten().collect();
+        clients = checks.iter().filter_map(|checked| checked.clients).max().unwrap_or(clients);
+        memory.note(checks.iter().filter_map(|checked| checked.memory));
         losses.set_spacing(spacing(clients));
     }
 }
@@ -47,8 +52,14 @@ fn spacing(clients: u64) -> u32 {
     clients.div_ceil(CLIENTS_PER_INTERVAL).clamp(1, MAX_INTERVALS).try_into().unwrap_or(1)
 }
 
-/// Checks a server. Returns the number of its clients, if it answers.
-async fn check(losses: &Losses, primary: &Primary) -> Option<u64> {
+/// What a server has said about itself.
+struct Checked {
+    clients: Option<u64>,
+    memory: Option<StoreMemory>,
+}
+
+/// Checks a server. Returns what it says about itself, if it answers.
+async fn check(losses: &Losses, primary: &Primary) -> Option<Checked> {
     let question = losses.question(|slot| primary.holds(slot));
     let requests = std::iter::once(Request::info()).chain(question.commands().map(Request::plain)).collect();
     let answers = primary.node.ask(LaneName::Heartbeats, requests).await;
@@ -58,7 +69,7 @@ async fn check(losses: &Losses, primary: &Primary) -> Option<u64> {
     let info = String::from_utf8_lossy(info);
     let info = Info(&info);
     losses.judge(&question, &primary.node.address, &info, held);
-    info.number("connected_clients")
+    Some(Checked { clients: info.number("connected_clients"), memory: memory::of(&info) })
 }
 
 #[cfg(test)]

@@ -252,11 +252,16 @@ impl Message {
         self.delivered.first_failed_at
     }
 
-    /// How long ago the broker received it, by this machine's clock; `None` without a timestamp.
+    /// How long ago the broker received it, by this machine's clock; `None` without a timestamp, and with one of 0,
+    /// which producers send that set none.
     pub fn age(&self) -> Option<Duration> {
-        let millis = u64::try_from(self.timestamp_ms()?).ok()?;
-        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-        Some(now.saturating_sub(Duration::from_millis(millis)))
+        Some(SystemTime::now().duration_since(self.produced_at()?).unwrap_or_default())
+    }
+
+    /// The broker's timestamp, unless there is none or it says 1970.
+    pub(crate) fn produced_at(&self) -> Option<SystemTime> {
+        let millis = u64::try_from(self.timestamp_ms()?).ok().filter(|millis| *millis > 0)?;
+        SystemTime::UNIX_EPOCH.checked_add(Duration::from_millis(millis))
     }
 
     /// The approximate size of this message in memory, in bytes, as counted by the limits on bytes.
@@ -317,5 +322,22 @@ impl fmt::Debug for Message {
             .field("origin", &format_args!("{}", self.origin()))
             .field("payload_bytes", &self.payload().len())
             .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn produced_at(timestamp_ms: i64) -> Message {
+        Message::new("orders", Origin::Other("test".into()), None).with_timestamp_ms(timestamp_ms)
+    }
+
+    #[test]
+    fn a_timestamp_of_zero_gives_no_age() {
+        assert_eq!(produced_at(0).age(), None, "its age would be that of 1970");
+        assert_eq!(produced_at(-1).age(), None);
+        assert_eq!(produced_at(i64::MAX).age(), Some(Duration::ZERO), "this clock is behind the broker's");
+        assert!(produced_at(1_700_000_000_000).age() > Some(Duration::from_secs(3_600)));
     }
 }

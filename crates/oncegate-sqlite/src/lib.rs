@@ -339,7 +339,8 @@ impl Store for SqliteStore {
     }
 
     fn upkeep(&self) -> Upkeep {
-        Upkeep { oldest_expired: self.inner.backlog.age(), log_bytes: Some(log::bytes(self.path())) }
+        let log_bytes = Some(log::bytes(self.path()));
+        Upkeep { oldest_expired: self.inner.backlog.age(), log_bytes, memory: None }
     }
 
     async fn check(&self) -> Result<Checkup, StoreError> {

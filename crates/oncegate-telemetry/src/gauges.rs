@@ -68,12 +68,21 @@ impl GaugeValues {
             let named = [("scope", scope.scope.as_str())];
             self.insert("store_up", &named, flag(scope.is_store_up()));
             self.insert("lease_remaining_seconds", &named, scope.lease_remaining.as_secs_f64());
+            self.insert("lease_seconds", &named, scope.lease.as_secs_f64());
+            self.insert("run_remaining_seconds", &named, scope.run_remaining.as_secs_f64());
+            self.insert("max_run_seconds", &named, scope.max_run.as_secs_f64());
             self.insert("record_retention_seconds", &named, scope.retention.as_secs_f64());
             if let Some(age) = scope.oldest_expired {
                 self.insert("oldest_expired_seconds", &named, age.as_secs_f64());
             }
             if let Some(bytes) = scope.log_bytes {
                 self.insert("store_log_bytes", &named, count(bytes));
+            }
+            if let Some(bytes) = scope.memory_bytes {
+                self.insert("store_memory_bytes", &named, count(bytes));
+            }
+            if let Some(bytes) = scope.max_memory_bytes {
+                self.insert("store_memory_max_bytes", &named, count(bytes));
             }
         }
         self.insert("permits", &consumer, f64::from(status.permits.total));
@@ -167,7 +176,7 @@ mod tests {
         let scope = serde_json::json!({
             "scope": "billing", "route": null, "store": "a store", "promise": "disk", "holds": "it is on the disk",
             "warnings": [], "lease_seconds": 30.0, "lease_remaining_seconds": 6.5, "retention_seconds": 604_800.0,
-            "max_run_seconds": 900.0, "oldest_expired_seconds": 75.0, "log_bytes": 4_096, "shards": 1,
+            "max_run_seconds": 900.0, "run_remaining_seconds": 840.5, "memory_bytes": 1_024, "max_memory_bytes": 8_192, "oldest_expired_seconds": 75.0, "log_bytes": 4_096, "shards": 1,
             "outages": [{ "shard": 0, "for_seconds": 5.0, "error": "away", "waiting": 1, "open": false }],
             "handler_paused": false,
         });
@@ -202,6 +211,11 @@ mod tests {
             r#"oncegate_oldest_incomplete_age_seconds{consumer="billing",topic="orders",partition="0"} 2.5"#,
             r#"oncegate_store_up{scope="billing"} 0"#,
             r#"oncegate_lease_remaining_seconds{scope="billing"} 6.5"#,
+            r#"oncegate_lease_seconds{scope="billing"} 30"#,
+            r#"oncegate_run_remaining_seconds{scope="billing"} 840.5"#,
+            r#"oncegate_max_run_seconds{scope="billing"} 900"#,
+            r#"oncegate_store_memory_bytes{scope="billing"} 1024"#,
+            r#"oncegate_store_memory_max_bytes{scope="billing"} 8192"#,
             r#"oncegate_record_retention_seconds{scope="billing"} 604800"#,
             r#"oncegate_oldest_expired_seconds{scope="billing"} 75"#,
             r#"oncegate_store_log_bytes{scope="billing"} 4096"#,

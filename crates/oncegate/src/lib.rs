@@ -56,6 +56,7 @@
 //! | `http` | `http`: `Idempotency-Key` for tower and axum | no |
 //! | `sqs` | `sqs`: source and dead letters on Amazon SQS | no |
 //! | `sqlx` | [`Attempt::commit_with`] takes sqlx's transactions on PostgreSQL | no |
+//! | `schema` | `schema`: keys of Avro, Protobuf and compressed payloads, with a schema registry or a file | no |
 //! | `results-fs` | [`results`]: large results in files, or behind a client of `object_store` | no |
 //! | `results-s3` | the same in S3 | no |
 //! | `metrics` | [`telemetry`]: metrics through the `metrics` facade | no |
@@ -88,6 +89,8 @@ pub use oncegate_kafka as kafka;
 pub use oncegate_postgres as postgres;
 #[cfg(feature = "redis")]
 pub use oncegate_redis as redis;
+#[cfg(feature = "schema")]
+pub use oncegate_schema as schema;
 #[cfg(feature = "sqlite-system")]
 pub use oncegate_sqlite as sqlite;
 #[cfg(feature = "sqs")]

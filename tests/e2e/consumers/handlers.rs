@@ -322,7 +322,7 @@ async fn handlers_that_wait_for_ever_and_ignore_their_cancellation_hold_up_neith
     // It is cancelled, ignores that, is dropped, and its next attempt is marked.
     running.watched.until("acks", 40).await;
     assert_eq!(running.watched.get("handler_runs", "cancelled"), 1);
-    assert_eq!(running.watched.get("extra_runs", "crash_takeover"), 1);
+    assert_eq!(running.watched.get("extra_runs", "discarded"), 1);
     committed_reaches(&stage, &running.group, 40).await.unwrap();
     assert_eq!(running.watched.total("rebalances"), 1, "the group never missed it");
 

@@ -15,7 +15,9 @@ fn table() -> Vec<Vec<String>> {
     let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/STORES.md");
     let page = std::fs::read_to_string(page).unwrap();
     let cells = |line: &str| line.trim_matches('|').split('|').map(|cell| cell.trim().to_owned()).collect();
-    page.lines().filter(|line| line.starts_with('|')).skip(2).map(cells).collect()
+    // The first table of the page.
+    let from_table = page.lines().skip_while(|line| !line.starts_with('|'));
+    from_table.take_while(|line| line.starts_with('|')).skip(2).map(cells).collect()
 }
 
 // invariant: documented-promise

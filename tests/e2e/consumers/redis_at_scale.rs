@@ -9,7 +9,7 @@ use oncegate::admin::{self, AcceptedLoss};
 use oncegate::core::key::Scope;
 use oncegate::kafka::KafkaSource;
 use oncegate::redis::RedisStore;
-use oncegate::{Attempt, Consumer, ConsumerError, Gate, Key, Message, OnStoreLoss, Ordering};
+use oncegate::{Attempt, Consumer, ConsumerError, Gate, Key, Message, Monitor, OnStoreLoss, Ordering};
 use oncegate_testkit::{
     Kafka, Record, RedisCluster, RedisPair, RedisSentinels, RedisServer, Watched, unique, until,
 };
@@ -84,8 +84,9 @@ impl Payments {
             .ordering(Ordering::Unordered)
             .observer(Arc::clone(&watched) as _);
         let (stop, stopped) = oneshot::channel::<()>();
+        let monitor = consumer.monitor();
         let running = tokio::spawn(consumer.run_until(async { _ = stopped.await }));
-        Load { payments: self, watched, stop, running }
+        Load { payments: self, watched, monitor, stop, running }
     }
 
     /// Starts a consumer that goes on when its store has lost records: a killed primary may lose its last writes, which
@@ -118,6 +119,7 @@ impl Payments {
 struct Load<'p> {
     payments: &'p Payments,
     watched: Arc<Watched>,
+    monitor: Monitor,
     stop: oneshot::Sender<()>,
     running: JoinHandle<Result<(), ConsumerError>>,
 }
@@ -125,6 +127,18 @@ struct Load<'p> {
 impl Load<'_> {
     async fn acks(&self, count: u64) {
         self.watched.until("acks", count).await;
+    }
+
+    /// Waits until so many claims are refused.
+    async fn refused(&self, at_least: u64) {
+        until("claims to be refused", LIMIT, async || {
+            assert!(!self.running.is_finished(), "the consumer has ended");
+            match self.watched.get("store_errors", "refused") {
+                count if count >= at_least => Ok(()),
+                count => Err(format!("{count} are; {:?}", self.monitor.health())),
+            }
+        })
+        .await;
     }
 
     async fn stop(self) {
@@ -269,11 +283,7 @@ async fn after_a_stale_failover_under_load_nothing_runs_until_the_loss_is_accept
     let gate = payments.gate(&pair.front.url(), OnStoreLoss::Halt).await;
     let load = payments.consume(gate.lease(LEFT_BEHIND));
     a_stale_replica_takes_over(&mut pair, &load).await;
-    until("claims to be refused", LIMIT, async || match load.watched.get("store_errors", "refused") {
-        count @ ..3 => Err(format!("{count} are")),
-        _ => Ok(()),
-    })
-    .await;
+    load.refused(3).await;
     load.stop().await;
     assert_eq!(payments.extra(), 0, "it ran again");
     let committed = payments.committed().await;
@@ -282,11 +292,7 @@ async fn after_a_stale_failover_under_load_nothing_runs_until_the_loss_is_accept
     // A process that starts later notices the halt, and runs nothing either.
     let gate = payments.gate(&pair.front.url(), OnStoreLoss::Halt).await;
     let load = payments.consume(gate.lease(LEFT_BEHIND));
-    until("claims to be refused", LIMIT, async || match load.watched.get("store_errors", "refused") {
-        0 => Err("none is".to_owned()),
-        _ => Ok(()),
-    })
-    .await;
+    load.refused(1).await;
     assert_eq!((payments.extra(), payments.committed().await), (0, committed), "it ran again");
 
     let store = RedisStore::connect(&pair.front.url()).await.unwrap();

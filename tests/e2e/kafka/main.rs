@@ -14,6 +14,7 @@ mod letters;
 mod membership;
 mod oauth;
 mod outage;
+mod refused;
 mod secured;
 mod source;
 mod storm;

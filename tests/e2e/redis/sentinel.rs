@@ -59,6 +59,14 @@ async fn sentinels_that_want_a_login_get_their_own() {
     let store = login("watcher", "right").connect().await.unwrap();
     let granted = apply(&store, &key(&scope(), 1), claim(token())).await.unwrap();
     assert!(matches!(granted, Reply::Verdict { verdict: Verdict::Granted(_), .. }), "{granted:?}");
+    // A password in a file is read for each connection.
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("sentinel");
+    std::fs::write(&file, "right\n").unwrap();
+    let from_file = RedisStore::builder(&watched.url()).sentinel_password_file("watcher", &file);
+    from_file.clone().connect().await.unwrap();
+    std::fs::write(&file, "canary").unwrap();
+    assert_eq!(from_file.connect().await.unwrap_err().class(), "refused");
     // They do not know the primary's user, and reject a wrong password.
     for refused in [RedisStore::connect(&watched.url()).await, login("watcher", "canary").connect().await] {
         let refused = refused.unwrap_err();

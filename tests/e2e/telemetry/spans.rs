@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 use std::time::Duration;
 
 use oncegate::consumer::TraceParent;
-use oncegate::{Attempt, Failure, Message};
+use oncegate::{Attempt, BatchHandler, BatchLimits, BatchMessage, Batched, Failure, Message};
 use oncegate_testkit::{Record, Redis, until};
 use opentelemetry::trace::{SpanKind, Status};
 use opentelemetry_sdk::trace::SpanData;
@@ -118,4 +118,56 @@ async fn a_span_may_be_linked_instead_and_has_a_trace_of_its_own_without_a_produ
         assert!(span.span_context.is_valid());
     }
     assert_ne!(spans[0].span_context.trace_id(), spans[1].span_context.trace_id());
+}
+
+/// Fails the first call for all of its messages.
+#[derive(Default)]
+struct FailsOnce(AtomicU32);
+
+impl BatchHandler for FailsOnce {
+    type Output = ();
+
+    async fn handle(&self, batch: &[BatchMessage]) -> Result<Vec<Result<(), Failure>>, Failure> {
+        match self.0.fetch_add(1, SeqCst) {
+            0 => Err(Failure::retry_after(Duration::from_millis(1), "closed")),
+            _ => Ok(batch.iter().map(|_| Ok(())).collect()),
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_call_of_a_batch_has_a_span_that_is_linked_to_its_producers() {
+    seen();
+    let (stage, redis) = (Stage::new("batch-spans").await, Redis::shared().await);
+    stage.produce(vec![traced(order(1)).partition(0), traced(order(2)).partition(0)]).await;
+    let limits = BatchLimits::new(2).wait(BatchLimits::LONGEST_WAIT);
+    let running = stage.start(redis.url(), Batched::new(limits, FailsOnce::default()), |one| one).await;
+    stage.acked(2).await;
+    running.stop().await;
+
+    let spans: Vec<SpanData> = seen()
+        .spans(&format!("process {}", stage.topic))
+        .into_iter()
+        .filter(|span| attribute(span, "messaging.batch.message_count").is_some())
+        .collect();
+    let expected = [(Some("failed"), Some("failed")), (Some("succeeded"), None)];
+    for (outcome, error) in expected {
+        let of_outcome = |span: &&SpanData| attribute(span, "oncegate.outcome").as_deref() == outcome;
+        let span = spans.iter().find(of_outcome).unwrap_or_else(|| panic!("{outcome:?} in {spans:?}"));
+        for (name, value) in [
+            ("messaging.system", Some("kafka")),
+            ("messaging.operation.name", Some("process")),
+            ("messaging.operation.type", Some("process")),
+            ("messaging.destination.name", Some(&*stage.topic)),
+            ("oncegate.scope", Some(&*stage.scope)),
+            ("error.type", error),
+        ] {
+            assert_eq!(attribute(span, name).as_deref(), value, "{name} of {span:?}");
+        }
+        assert_eq!(span.span_kind, SpanKind::Consumer);
+        assert_eq!(matches!(span.status, Status::Error { .. }), error.is_some(), "{span:?}");
+    }
+    let linked = spans.iter().flat_map(|span| &span.links.links).map(|link| &link.span_context);
+    assert!(linked.clone().count() >= 2, "each call is linked to the producers of its messages");
+    linked.for_each(|linked| assert_eq!(linked.trace_id().to_string(), TRACE));
 }

@@ -2,10 +2,11 @@
 
 use std::time::Duration;
 
+use oncegate::consumer::ConsumerHandler;
 use oncegate::kafka::KafkaSource;
 use oncegate::redis::RedisStore;
 use oncegate::telemetry::Telemetry;
-use oncegate::{Backoff, Consumer, ConsumerError, Gate, Handler, Key, Message};
+use oncegate::{Backoff, Consumer, ConsumerError, Gate, Key, Message};
 use oncegate_testkit::{HttpClient, HttpServer, Kafka, Record, Sent, unique, until};
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
@@ -46,7 +47,7 @@ impl Stage {
     pub(crate) async fn start(
         &self,
         redis: &str,
-        handler: impl Handler,
+        handler: impl ConsumerHandler,
         set: impl FnOnce(Consumer) -> Consumer,
     ) -> Running {
         let store = RedisStore::connect(redis).await.unwrap();
@@ -56,7 +57,7 @@ impl Stage {
     pub(crate) async fn start_with(
         &self,
         gate: Gate,
-        handler: impl Handler,
+        handler: impl ConsumerHandler,
         set: impl FnOnce(Consumer) -> Consumer,
     ) -> Running {
         let source = KafkaSource::new(self.kafka.bootstrap(), self.scope.as_str(), [self.topic.as_str()]);

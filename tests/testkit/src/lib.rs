@@ -10,7 +10,7 @@
 //!   like; without the variable, the test process starts its own on first use. Tests keep apart by
 //!   [`unique`] scopes, topics, groups and queues.
 //! - [`RedisServer::start`], [`PostgresServer::start`], [`KafkaBroker::start`], [`KafkaCluster::start`],
-//!   [`ElasticmqServer::start`] and [`MotoServer::start`] give a server for one test, for tests that stop
+//!   [`ElasticmqServer::start`], [`SchemaRegistry::start`] and [`MotoServer::start`] give a server for one test, for tests that stop
 //!   it, kill it or change its settings. [`SqsProxy`] is a proxy before a shared SQS server, and makes calls fail.
 
 pub mod fire;
@@ -38,6 +38,7 @@ mod redis;
 mod redis_cluster;
 mod redis_pair;
 mod redis_sentinel;
+mod registry;
 mod secured_broker;
 mod sqs;
 mod sqs_proxy;
@@ -65,6 +66,7 @@ pub use redis::{Redis, RedisServer, VARIABLE as REDIS_VARIABLE};
 pub use redis_cluster::RedisCluster;
 pub use redis_pair::RedisPair;
 pub use redis_sentinel::RedisSentinels;
+pub use registry::{SchemaRegistry, schema_python};
 pub use secured_broker::SecuredKafka;
 pub use sqs::{Depth, Queue, Sqs, VARIABLE as SQS_VARIABLE};
 pub use sqs_proxy::{Fault, SqsProxy};

@@ -7,7 +7,7 @@ use oncegate::MemoryStore;
 use oncegate::core::key::Scope;
 
 use super::findings::About;
-use super::shape::{Consumer, DeadLetters, Handler, Source};
+use super::shape::{Consumer, DeadLetters, Handler, Source, Store};
 use super::values::{Property, Secret, Time};
 use super::{Loaded, Path, Secrets, Severity};
 use crate::run::wire::Endpoint;
@@ -49,7 +49,7 @@ impl Loaded {
     }
 
     /// The path of a consumer's setting: its own, or the one that it inherits.
-    fn place(&self, consumer: &str, setting: &[&str]) -> Path {
+    pub(super) fn place(&self, consumer: &str, setting: &[&str]) -> Path {
         let at = |above: Path| [above, setting.iter().map(|part| (*part).to_owned()).collect()].concat();
         let own = at(path(["consumer", consumer]));
         let inherited = at(path(["defaults"]));
@@ -128,6 +128,29 @@ impl Loaded {
                 self.error(&at, "the URL contains a password as well");
             }
         }
+        self.check_redis_settings(&store, url, secrets);
+    }
+
+    /// Refuses settings of a Redis, or of its sentinels, where there is none: nothing else would use them.
+    fn check_redis_settings(&mut self, store: &Store, url: &str, secrets: Secrets) {
+        let has_sentinels = url.split("://").next().is_some_and(|scheme| scheme.ends_with("+sentinel"));
+        if let Some(password) = &store.sentinel_password {
+            self.check_secret(&path(["store", "sentinel_password"]), password, secrets);
+        }
+        for (setting, is_set) in [
+            ("sentinel_user", store.sentinel_user.is_some()),
+            ("sentinel_password", store.sentinel_password.is_some()),
+        ] {
+            if is_set && !has_sentinels {
+                self.error(&path(["store", setting]), "only a store at redis+sentinel:// has sentinels");
+            }
+        }
+        if store.sentinel_user.is_some() && store.sentinel_password.is_none() {
+            self.error(&path(["store", "sentinel_user"]), "it needs `sentinel_password`");
+        }
+        if store.durable_service == Some(true) && !url.starts_with("redis") {
+            self.error(&path(["store", "durable_service"]), "only a Redis may be such a service");
+        }
     }
 
     pub(super) fn check_secret(&mut self, at: &[String], secret: &Secret, secrets: Secrets) {
@@ -156,6 +179,7 @@ impl Loaded {
         if consumer.key.is_none() {
             self.missing(&at("key"), "the fields that identify a message, as { json = [\"order_id\"] }");
         }
+        self.check_format(name, consumer, secrets);
         match &consumer.source {
             None => self.missing(&at("source"), "{ kafka = { brokers, topics } } or { sqs = { queue } }"),
             Some(source) => self.check_source(name, source, secrets),
@@ -395,7 +419,8 @@ impl Loaded {
             let at = self.place(name, &["source", "kafka", "properties"]);
             self.warn(&at, "the login is sent to another machine in plain text; set \"security.protocol\" to \"SASL_SSL\"");
         }
-        let Some(gate) = build::gate(name, consumer, MemoryStore::new()) else { return };
+        // What is wrong with the format is reported already.
+        let Ok(Some(gate)) = build::gate(name, consumer, MemoryStore::new()) else { return };
         if let Err(error) = build::check(consumer, source, gate) {
             // The library uses the configuration's names for settings.
             let known = [

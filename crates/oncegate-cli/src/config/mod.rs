@@ -7,6 +7,7 @@
 mod check;
 mod defaults;
 mod findings;
+pub(crate) mod format;
 mod layers;
 mod outboxes;
 mod paths;

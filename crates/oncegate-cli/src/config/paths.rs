@@ -6,7 +6,8 @@ use std::path::{self, Path, PathBuf};
 use toml::{Table, Value};
 
 /// Settings that are paths, wherever they stand. Secrets and dead letters in a file are both `file`.
-const PATHS: [&str; 6] = ["file", "journal", "large_results", "tls_certificate", "tls_key", "tls_root"];
+const PATHS: [&str; 8] =
+    ["avro", "file", "journal", "large_results", "protobuf", "tls_certificate", "tls_key", "tls_root"];
 
 /// Properties of librdkafka that are paths.
 const PROPERTIES: [&str; 6] = [

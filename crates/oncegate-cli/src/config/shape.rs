@@ -3,6 +3,8 @@
 //!
 //! Every setting is optional here, so that one that is wrong does not hide the others; `check` knows what is missing.
 
+mod store;
+
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
@@ -12,7 +14,9 @@ use oncegate::{BatchLimits, Consumer as Runtime, Gate};
 use schemars::JsonSchema;
 use serde::Deserialize;
 
+pub(crate) use self::store::{Durability, Store};
 use super::defaults::{size, time};
+use super::format::Format;
 use super::values::{FingerprintSetting, KeySetting, Names, Program, Property, Secret, Size, Time};
 
 /// The configuration of `oncegate run`.
@@ -37,63 +41,6 @@ pub(crate) struct Config {
     pub(crate) status: Option<Status>,
 }
 
-/// The store of the records.
-#[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct Store {
-    /// `redis://`, `redis+cluster://`, `redis+sentinel://` (`rediss` for TLS), `postgres://`, or an SQLite file as `sqlite:path`.
-    pub(crate) url: Option<String>,
-    /// The password that belongs into the URL. From a file, it is read for each new connection.
-    pub(crate) password: Option<Secret>,
-    /// How durable a record must be before it counts, in Redis.
-    pub(crate) durability: Option<Durability>,
-    /// How long the server may take to answer. Keep it well below the lease.
-    #[schemars(extend("default" = "2s for Redis, 5s for PostgreSQL"))]
-    pub(crate) response_timeout: Option<Time>,
-    /// The time limit of one attempt to connect.
-    #[schemars(extend("default" = "2s"))]
-    pub(crate) connect_timeout: Option<Time>,
-    /// The authority that has signed the servers' certificates, a file in PEM, for `rediss` and `postgres` URLs. It is read
-    /// again when it changes.
-    pub(crate) tls_root: Option<PathBuf>,
-    /// The certificate that the servers require of clients, a file in PEM, for `rediss` and `postgres` URLs. It belongs to
-    /// `tls_key`; both are read again when they change.
-    pub(crate) tls_certificate: Option<PathBuf>,
-    /// The key of `tls_certificate`, a file in PEM.
-    pub(crate) tls_key: Option<PathBuf>,
-    /// Accept a Redis that may evict records: messages of evicted records run again.
-    #[schemars(extend("default" = false))]
-    pub(crate) allow_evicting_policy: Option<bool>,
-    /// Accept a Redis without a replica: if its disk is lost, so are the records. Otherwise that is a warning, and a finding of `check --online`.
-    #[schemars(extend("default" = false))]
-    pub(crate) allow_no_replica: Option<bool>,
-    /// Accept a PostgreSQL with `synchronous_commit = off`: a crash of the server takes back the last completions.
-    #[schemars(extend("default" = false))]
-    pub(crate) allow_asynchronous_commit: Option<bool>,
-    /// Accept a PostgreSQL with `fsync = off`, for test data alone: a power cut may damage or lose every record.
-    #[schemars(extend("default" = false))]
-    pub(crate) allow_fsync_off: Option<bool>,
-    /// Keep a journal of every change in the store itself, in the transaction of the change: SQLite, and PostgreSQL after
-    /// `oncegate migrate --journal`. For Redis see the consumer's `journal`.
-    #[schemars(extend("default" = false))]
-    pub(crate) journal: Option<bool>,
-}
-
-/// Waiting for replicas or disks.
-#[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct Durability {
-    /// How many replicas must have the record.
-    #[schemars(extend("default" = 0))]
-    pub(crate) replicas: Option<u32>,
-    /// Whether the record must be on the disk (Redis 7.2 or later).
-    #[schemars(extend("default" = false))]
-    pub(crate) fsync: Option<bool>,
-    /// How long to wait for that.
-    #[schemars(extend("default" = "1s"))]
-    pub(crate) timeout: Option<Time>,
-}
-
 /// A source, a gate and a handler.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
@@ -102,6 +49,8 @@ pub(crate) struct Consumer {
     pub(crate) source: Option<Source>,
     /// The fields that identify a message.
     pub(crate) key: Option<KeySetting>,
+    /// The format of payloads that are not JSON: Avro, Protobuf, compressed. Keys are those of the JSON with the same values.
+    pub(crate) format: Option<Format>,
     /// What else must be equal besides the key: `"payload"`, `{ except = […] }` or `"raw"`. Without it, contents are not compared.
     pub(crate) fingerprint: Option<FingerprintSetting>,
     /// What happens to a message without a derivable key: `dead-letter` gives it up, `refuse` stops the consumer.

@@ -336,3 +336,17 @@ fn a_certificate_needs_its_key() {
         "belongs to `http`",
     );
 }
+
+#[test]
+fn what_only_a_redis_uses_is_refused_elsewhere() {
+    let url = "url = \"redis://cache:6379\"";
+    let set = |address: &str, more: &str| changed(url, &format!("url = \"{address}\"\n{more}"));
+    let sentinels = "rediss+sentinel://a,b,c/primary";
+    let login = "sentinel_user = \"watcher\"\nsentinel_password = { file = \"/run/secrets/sentinel\" }";
+    let fine = of(&set(sentinels, &format!("{login}\ndurable_service = true")));
+    assert!(fine.findings.all.is_empty(), "{}", fine.render());
+    says(&set("redis://cache:6379", login), Some(4), "only a store at redis+sentinel:// has sentinels");
+    says(&set(sentinels, "sentinel_user = \"watcher\""), Some(4), "it needs `sentinel_password`");
+    says(&set(sentinels, "sentinel_password = \"hunter2\""), Some(4), "the secret itself");
+    says(&set("postgres://db/once", "durable_service = true"), Some(4), "only a Redis");
+}

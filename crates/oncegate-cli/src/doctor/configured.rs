@@ -1,6 +1,7 @@
 //! The checks of `oncegate doctor` for the consumers of a configuration.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use oncegate::core::key::{Descriptor, Scope};
 use oncegate::core::store::{ScopeDescriptor, Store};
@@ -27,7 +28,14 @@ pub(crate) async fn examine(loaded: &Loaded) -> Report {
         }
         None => report.store(store::open_to_read(&settings).await).await,
     };
+    let redis = opened.as_ref().and_then(|opened| opened.redis.as_ref());
+    let first = match redis {
+        Some(redis) => report.servers(redis).await,
+        None => None,
+    };
+    let mut longest = Duration::ZERO;
     for (name, consumer) in loaded.consumers() {
+        longest = longest.max(retention(&consumer));
         report.about(name);
         if let (Some(opened), Ok(scope)) = (&opened, Scope::new(name)) {
             same_key(&scope, &consumer, &opened.store, &mut report).await;
@@ -37,6 +45,10 @@ pub(crate) async fn examine(loaded: &Loaded) -> Report {
             Ok(questions) => questions.ask(&mut report).await,
             Err(why) => report.problem("source", &Problem::new(Exit::Configuration, why)),
         }
+    }
+    if let (Some(redis), Some(first)) = (redis, first) {
+        report.about_all();
+        report.forecast(redis, first, longest).await;
     }
     report
 }
@@ -76,7 +88,7 @@ fn questions(name: &str, consumer: &shape::Consumer) -> Result<Questions, String
     let source = consumer.source.clone().unwrap_or_default();
     let kafka = source.kafka.as_ref().map(|kafka| topics(name, kafka, consumer)).transpose()?;
     Ok(Questions {
-        retention: consumer.retention.map_or(Gate::DEFAULT_RETENTION, |Time(time)| time),
+        retention: retention(consumer),
         lease: consumer.lease.map_or(Gate::DEFAULT_LEASE, |Time(time)| time),
         max_attempts: consumer.max_attempts.unwrap_or(Consumer::DEFAULT_MAX_ATTEMPTS),
         max_run: consumer.max_run.map_or(Gate::DEFAULT_MAX_RUN, |Time(time)| time),
@@ -84,6 +96,10 @@ fn questions(name: &str, consumer: &shape::Consumer) -> Result<Questions, String
         queue: source.sqs.as_ref().map(sqs_source),
         letters: letters(&source, consumer),
     })
+}
+
+fn retention(consumer: &shape::Consumer) -> Duration {
+    consumer.retention.map_or(Gate::DEFAULT_RETENTION, |Time(time)| time)
 }
 
 /// The dead-letter queue, reached as a consumer reaches it.

@@ -78,6 +78,11 @@ impl Report {
         self.consumer = Some(consumer.to_owned());
     }
 
+    /// Later findings are about all consumers.
+    pub(crate) fn about_all(&mut self) {
+        self.consumer = None;
+    }
+
     pub(crate) fn saw(&mut self, what: impl Into<String>) {
         self.looked_at.push(what.into());
     }
@@ -102,7 +107,7 @@ impl Report {
         });
     }
 
-    fn unreachable(&mut self, what: &str, found: impl Into<String>) {
+    pub(super) fn unreachable(&mut self, what: &str, found: impl Into<String>) {
         let (what, found) = (what.to_owned(), found.into());
         self.findings.push(Weakness {
             consumer: self.consumer.clone(),

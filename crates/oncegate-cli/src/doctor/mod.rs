@@ -4,6 +4,7 @@
 
 mod configured;
 mod examine;
+mod redis;
 
 use std::time::Duration;
 
@@ -120,7 +121,15 @@ impl DoctorArgs {
         if let (Some(opened), Some(scope)) = (&opened, &self.scope) {
             report.rights(opened, scope).await;
         }
+        let redis = opened.as_ref().and_then(|opened| opened.redis.as_ref());
+        let first = match redis {
+            Some(redis) => report.servers(redis).await,
+            None => None,
+        };
         self.questions().ask(&mut report).await;
+        if let (Some(redis), Some(first)) = (redis, first) {
+            report.forecast(redis, first, self.retention).await;
+        }
         report
     }
 

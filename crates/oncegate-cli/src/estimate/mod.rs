@@ -158,7 +158,8 @@ async fn sample(args: &EstimateArgs) -> Result<Option<Sample>, Problem> {
     while let Some(batch) = reader.next_batch().await? {
         for message in &batch {
             bytes += message.payload().len() as u64;
-            if let Some(at) = message.timestamp_ms() {
+            // 0 is what producers send that set no timestamp.
+            if let Some(at) = message.timestamp_ms().filter(|at| *at > 0) {
                 (first, last) = (first.min(at), last.max(at));
             }
         }

@@ -5,7 +5,7 @@ use serde_json::Value;
 
 use super::ProveArgs;
 use super::witness::WitnessCommand;
-use crate::config::values::{KeySetting, Program};
+use crate::config::values::Program;
 use crate::config::{self, Loaded, Secrets, Setting, shape};
 use crate::exit::{Exit, Problem};
 use crate::run::build;
@@ -73,7 +73,8 @@ impl TriedConsumer {
             return Err(refused("the configuration has errors"));
         }
         let (name, settings) = consumer(&loaded, args.scope.as_deref())?;
-        let Some(KeySetting(key)) = settings.key.clone() else {
+        let key = build::key(&settings).map_err(|why| refused(why).of(&name))?;
+        let Some(key) = key else {
             return Err(refused("there is no key").of(&name));
         };
         let route = match &args.route {

@@ -12,14 +12,17 @@ use oncegate::results::ObjectResults;
 use oncegate::source::{Source, SourceError, Terms};
 use oncegate::sqs::{Body, SqsDeadLetters, SqsSource};
 use oncegate::{
-    Attempt, Backoff, BatchHandler, BatchLimits, BatchMessage, Batched, Consumer, Failure, Gate, Message,
-    OnStoreLoss, Ordering,
+    Attempt, Backoff, BatchHandler, BatchLimits, BatchMessage, Batched, Consumer, Failure, Gate, Key,
+    Message, OnStoreLoss, Ordering,
 };
 
 use super::dead_letter_file::DeadLetterFile;
 use super::stdin::{Input, STDIN};
 use crate::config::shape::{self, StartAt};
-use crate::config::values::{Property, Secret, Size, Time};
+use crate::config::values::{KeySetting, Property, Secret, Size, Time};
+
+/// Brokers get this time to answer, however impatient the start is.
+const OPEN_TIMEOUT_MIN: Duration = Duration::from_secs(1);
 
 /// A source of any kind.
 pub(crate) enum AnySource {
@@ -33,8 +36,20 @@ impl AnySource {
     /// # Errors
     /// When the file or variable of a secret cannot be read, or the configuration names no source.
     pub(crate) fn of(name: &str, source: &shape::Source) -> Result<Self, String> {
+        Self::opened_within(KafkaSource::DEFAULT_OPEN_TIMEOUT, name, source)
+    }
+
+    /// The same for a start that waits for its servers no longer than `patience`.
+    pub(crate) fn opened_within(
+        patience: Duration,
+        name: &str,
+        source: &shape::Source,
+    ) -> Result<Self, String> {
         match source {
-            shape::Source { kafka: Some(kafka), .. } => Ok(with_retries(kafka_source(name, kafka)?, kafka)),
+            shape::Source { kafka: Some(kafka), .. } => {
+                let limit = patience.clamp(OPEN_TIMEOUT_MIN, KafkaSource::DEFAULT_OPEN_TIMEOUT);
+                Ok(with_retries(kafka_source(name, kafka)?.open_timeout(limit), kafka))
+            }
             shape::Source { sqs: Some(sqs), .. } => Ok(Self::Sqs(sqs_source(sqs))),
             shape::Source { stdin: Some(stdin), .. } => {
                 Ok(Self::Stdin(Input::standard(stdin.route.clone().unwrap_or_else(|| STDIN.to_owned()))))
@@ -202,9 +217,29 @@ pub(crate) fn sqs_source(sqs: &shape::Sqs) -> SqsSource {
     source
 }
 
+/// The key of a consumer with its format; `None` without a key.
+///
+/// # Errors
+/// When a file or secret of the format cannot be read.
+pub(crate) fn key(consumer: &shape::Consumer) -> Result<Option<Key>, String> {
+    let Some(KeySetting(key)) = consumer.key.clone() else { return Ok(None) };
+    match &consumer.format {
+        Some(format) => format.apply(key).map(Some).map_err(|why| format!("`format`: {why}")),
+        None => Ok(Some(key)),
+    }
+}
+
 /// The gate of a consumer; `None` without a key. Settings that are not given have the library's defaults.
-pub(crate) fn gate(name: &str, consumer: &shape::Consumer, store: impl Store + 'static) -> Option<Gate> {
-    Some(with_gate_settings(Gate::new(name, consumer.key.clone()?.0, store), consumer))
+///
+/// # Errors
+/// When a file or secret of the format cannot be read.
+pub(crate) fn gate(
+    name: &str,
+    consumer: &shape::Consumer,
+    store: impl Store + 'static,
+) -> Result<Option<Gate>, String> {
+    let key = key(consumer)?;
+    Ok(key.map(|key| with_gate_settings(Gate::new(name, key, store), consumer)))
 }
 
 /// Applies every setting of a consumer that concerns its gate, without files of its own.

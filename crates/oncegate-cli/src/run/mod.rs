@@ -139,7 +139,7 @@ pub(crate) async fn run(args: &RunArgs) -> Result<Exit, Problem> {
     }
     let stop = CancellationToken::new();
     let consuming = consume_all(&loaded, &stop, args.json);
-    until_ended(consuming, &stop).await.map(|()| Exit::Yes)
+    Box::pin(until_ended(consuming, &stop)).await.map(|()| Exit::Yes)
 }
 
 /// Lets running work end at the first signal; another one, a second or more later, does not wait for it.
@@ -224,7 +224,7 @@ fn stopped_early(loaded: &Loaded) -> Result<(), Problem> {
 async fn consume(ready: Assembled, stop: &CancellationToken) -> Result<(), Problem> {
     let Assembled { name, servers, consumer, worker, report, patience, concurrency, .. } = ready;
     let ready = async {
-        servers.check(&name).await?;
+        servers.check(&name, patience).await?;
         start::until_ready(&name, &worker, &report, patience).await
     };
     let room = tokio::select! {
@@ -322,16 +322,18 @@ async fn assemble(
     feed: Option<Feed>,
 ) -> Result<Assembled, Problem> {
     let refuse = |why: String| Problem::new(Exit::Configuration, why);
-    let of_source = || AnySource::of(name, &settings.source.clone().unwrap_or_default()).map_err(refuse);
-    let (source, examined) = (of_source()?, of_source()?);
-    let dead_letters = settings.dead_letters.as_ref().and_then(|to| source.dead_letters(to));
-    let store = loaded.config.store.clone().unwrap_or_default();
     let patience =
         settings.start_patience.map_or(Consumer::DEFAULT_START_PATIENCE, |Time(patience)| patience);
+    let given = settings.source.clone().unwrap_or_default();
+    let source = AnySource::opened_within(patience, name, &given).map_err(refuse)?;
+    let examined = AnySource::opened_within(patience, name, &given).map_err(refuse)?;
+    let dead_letters = settings.dead_letters.as_ref().and_then(|to| source.dead_letters(to));
+    let store = loaded.config.store.clone().unwrap_or_default();
     let store = store::open_configured(&store, patience).await?;
     let input = source.input();
     let servers = Servers { source: examined, dead_letters: dead_letters.clone(), store: Arc::clone(&store) };
-    let gate = build::gate(name, settings, store).ok_or_else(|| refuse("there is no key".to_owned()))?;
+    let gate = build::gate(name, settings, store).map_err(refuse)?;
+    let gate = gate.ok_or_else(|| refuse("there is no key".to_owned()))?;
     let gate = build::with_files(gate, settings).map_err(refuse)?;
     let handler = settings.handler.clone().unwrap_or_default();
     let limits = WorkerLimits {

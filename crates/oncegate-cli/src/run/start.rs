@@ -1,7 +1,7 @@
 //! What a consumer needs before it starts: its store, its topics or queues, and its worker.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use oncegate::BoxError;
 use oncegate::core::store::Store;
@@ -31,15 +31,17 @@ impl Servers {
     ///
     /// # Errors
     /// When a topic or queue does not exist or cannot be used, or the store must not be used with its settings. A
-    /// server that is away is no error: the start waits for it.
-    pub(super) async fn check(&self, name: &str) -> Result<(), Problem> {
+    /// server that is away is an error once the check has taken longer than `patience`; until then the start waits for
+    /// it.
+    pub(super) async fn check(&self, name: &str, patience: Duration) -> Result<(), Problem> {
+        let begun = Instant::now();
         match self.store.check().await {
             Err(error) if error.is_away() => warn!(consumer = name, %error, "the store is away"),
             Err(error) => return Err(error.into()),
             Ok(_) => {}
         }
         match self.source.check_servers().await {
-            Err(error) if error.is_away() => {
+            Err(error) if error.is_away() && begun.elapsed() < patience => {
                 warn!(consumer = name, %error, "the server of the source is away");
             }
             Err(error) => return Err(not_opened(&error)),
@@ -47,7 +49,7 @@ impl Servers {
         }
         let Some(dead_letters) = &self.dead_letters else { return Ok(()) };
         match dead_letters.open().await {
-            Err(error) if is_away(&error) => {
+            Err(error) if is_away(&error) && begun.elapsed() < patience => {
                 warn!(consumer = name, %error, "the server of the dead letters is away");
             }
             Err(error) => return Err(dead_letters_not_opened(&error)),

@@ -87,6 +87,44 @@ async fn a_redis_without_a_replica_can_be_accepted() {
     assert_eq!(findings(answer.ended(0), "store"), [""; 0]);
 }
 
+#[tokio::test]
+async fn memory_that_will_run_short_is_found_before_it_does() {
+    let server = RedisServer::start_with(&["--maxmemory", "64mb"]).await;
+    let answer = doctor(server.url(), &["--allow-no-replica"]).await;
+    let idle = &answer.ended(0).out;
+    assert!(idle.contains("of 64.0 MiB used") && idle.contains("so no forecast"), "{idle}");
+    let growing = async {
+        for n in 0_u64.. {
+            server.command(&["SET", &n.to_string(), "record", "EX", "3600"]).await;
+        }
+    };
+    let answer = tokio::select! {
+        answer = doctor(server.url(), &["--allow-no-replica"]) => answer,
+        () = growing => unreachable!("it goes on for ever"),
+    };
+    let found = findings(answer.ended(1), "store");
+    assert!(says(&found, "with a retention of 7 d 0 h") && says(&found, "raise maxmemory"), "{found:?}");
+}
+
+#[tokio::test]
+async fn calls_of_ours_in_the_slow_log_are_found() {
+    // Its slow log is off.
+    let fast = RedisServer::start_with(&["--slowlog-log-slower-than", "-1"]).await;
+    let scope = unique("billing");
+    let flags = ["--allow-no-replica", "--scope", &scope];
+    let answer = doctor(fast.url(), &flags).await;
+    assert!(answer.ended(0).out.contains("no script of oncegate in its slow log"), "{answer:?}");
+    let slow = RedisServer::start_with(&["--slowlog-log-slower-than", "0"]).await;
+    let answer = doctor(slow.url(), &flags).await;
+    let found = findings(answer.ended(1), "store");
+    assert!(says(&found, "calls of oncegate's scripts") && says(&found, "SLOWLOG GET"), "{found:?}");
+    // A user without the right is told what is missing, and that is no finding.
+    slow.command(&["ACL", "SETUSER", "billing", "on", ">right", "~*", "+@all", "-slowlog"]).await;
+    let url = slow.url().replace("redis://", "redis://billing:right@");
+    let answer = doctor(&url, &flags).await;
+    assert!(answer.ended(0).out.contains("+slowlog|get"), "{answer:?}");
+}
+
 /// Without credentials no call can be made: the queue cannot be reached.
 #[tokio::test]
 async fn a_queue_without_credentials_is_out_of_reach_and_its_error_is_readable() {

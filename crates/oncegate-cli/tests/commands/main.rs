@@ -9,6 +9,7 @@ mod check;
 mod dead_letters;
 mod doctor;
 mod estimate;
+mod formats;
 mod generated;
 mod health;
 mod init;

@@ -54,3 +54,18 @@ async fn the_start_waits_for_a_store_that_is_away_as_long_as_it_is_told() {
     stage.until_consumed(&running.group).await;
     running.stop().await;
 }
+
+/// A new user has mistyped the address: the reason is on the screen, and nothing hides it.
+#[tokio::test]
+async fn brokers_that_do_not_answer_end_an_impatient_start_quietly() {
+    let stage = Stage::with_orders(1).await;
+    let port = LoopbackPort::reserve();
+    let brokers = format!("127.0.0.1:{}", port.number());
+    let set = format!("consumer.{}.source.kafka.brokers={brokers}", stage.scope);
+    let mut running = stage.start(&["--handler-command", "true", "--set", &set, "--start-patience", "4s"]);
+    assert_eq!(running.process.end_within(LIMIT).await.code(), Some(69), "{}", stage.log());
+    let log = stage.log();
+    assert!(log.contains(&format!("no Kafka broker answers at {brokers} within 4.0s")), "{log}");
+    assert!(!log.contains("trying again"), "the patience was over: {log}");
+    assert!(log.lines().count() < 20, "{} lines: {log}", log.lines().count());
+}

@@ -1,5 +1,6 @@
 //! Derives the key of a message.
 
+use std::borrow::Cow;
 use std::cell::Cell;
 use std::hash::{BuildHasher as _, BuildHasherDefault, DefaultHasher};
 use std::ops::Range;
@@ -8,6 +9,7 @@ use super::custom::CustomKey;
 use super::encode::{self, Child, Writer};
 use super::error::{KeyError, KeySpecError};
 use super::explain::Explanation;
+use super::format::{DocumentPlace, PrepareError, SharedFormat, Wanted, foreign_form};
 use super::input::{HeaderValue, KeySource};
 use super::json::Document;
 use super::normalise::Normaliser;
@@ -34,6 +36,8 @@ pub struct CompiledKey {
     wanted: Node,
     targets: usize,
     max_payload_bytes: usize,
+    /// `None`: the payload is the document.
+    format: Option<SharedFormat>,
     hasher: blake3::Hasher,
 }
 
@@ -66,6 +70,52 @@ pub(super) struct Scratch {
     pub(super) doc: Document,
     pub(super) order: Vec<Child>,
     pub(super) out: Vec<u8>,
+    /// The document that a format has written.
+    pub(super) text: Vec<u8>,
+}
+
+impl Scratch {
+    /// Makes the document of a message and scans it. Returns the document if it is a part of the message; otherwise it is
+    /// `text`.
+    pub(super) fn scan<'m>(
+        &mut self,
+        message: &'m dyn KeySource,
+        payload: &'m [u8],
+        reading: Scanning<'_>,
+    ) -> Result<Option<&'m [u8]>, KeyError> {
+        let Scanning { format, wanted, targets, whole, limit } = reading;
+        let Some(SharedFormat(format)) = format else {
+            if let Some(what) = foreign_form(payload) {
+                return Err(KeyError::Framed { what });
+            }
+            self.doc.scan(payload, wanted, targets, whole)?;
+            return Ok(Some(payload));
+        };
+        self.text.clear();
+        let parts = if whole { Wanted::all() } else { Wanted::of(wanted) };
+        match format.document(message, parts, limit, &mut self.text)? {
+            DocumentPlace::Borrowed(document) => {
+                self.doc.scan(document, wanted, targets, whole)?;
+                Ok(Some(document))
+            }
+            DocumentPlace::Written => {
+                within("document", self.text.len(), limit)?;
+                self.doc.scan(&self.text, wanted, targets, whole)?;
+                Ok(None)
+            }
+        }
+    }
+}
+
+/// What is read of a document.
+#[derive(Clone, Copy)]
+pub(super) struct Scanning<'a> {
+    pub(super) format: Option<&'a SharedFormat>,
+    pub(super) wanted: &'a Node,
+    pub(super) targets: usize,
+    pub(super) whole: bool,
+    /// The most bytes of the document.
+    pub(super) limit: usize,
 }
 
 thread_local! {
@@ -82,6 +132,7 @@ pub(super) fn with_scratch<T>(work: impl FnOnce(&mut Scratch) -> T) -> T {
     scratch.doc.shrink(KEEP);
     scratch.order.shrink_to(KEEP);
     scratch.out.shrink_to(KEEP);
+    scratch.text.shrink_to(KEEP);
     SCRATCH.set(Some(scratch));
     result
 }
@@ -136,6 +187,7 @@ impl Key {
             wanted: Node::of_names(paths.iter().map(Vec::as_slice)),
             targets: paths.len(),
             max_payload_bytes: key.max_payload_bytes,
+            format: key.format,
             hasher: blake3::Hasher::new_derive_key(CONTEXT),
         })
     }
@@ -198,6 +250,41 @@ impl CompiledKey {
         })
     }
 
+    /// Whether the key has a [format](Key::format), so that messages must be [prepared](Self::prepare).
+    #[must_use]
+    pub fn has_format(&self) -> bool {
+        self.format.is_some()
+    }
+
+    /// Gets what the format needs for the document of this message. Returns at once when there is nothing to get. A key
+    /// that is derived without it may be [`KeyError::NotPrepared`].
+    ///
+    /// # Errors
+    /// When it cannot be got now, such as a schema from a registry that is away: call it again later.
+    pub async fn prepare(&self, message: &(impl KeySource + Sync)) -> Result<(), PrepareError> {
+        match &self.format {
+            Some(SharedFormat(format)) if self.reads_document() => {
+                format.prepare(message, self.max_payload_bytes).await
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Returns the whole document of a message as JSON text. Without a [format](Key::format) it is the payload.
+    ///
+    /// # Errors
+    /// Why the message has no document.
+    pub fn document<'m>(&self, message: &'m impl KeySource) -> Result<Cow<'m, [u8]>, KeyError> {
+        let payload = message.payload().ok_or(KeyError::NoPayload)?;
+        let Some(SharedFormat(format)) = &self.format else { return Ok(Cow::Borrowed(payload)) };
+        within("payload", payload.len(), self.max_payload_bytes)?;
+        let mut text = Vec::new();
+        match format.document(message, Wanted::all(), self.max_payload_bytes, &mut text)? {
+            DocumentPlace::Borrowed(document) => Ok(Cow::Borrowed(document)),
+            DocumentPlace::Written => Ok(Cow::Owned(text)),
+        }
+    }
+
     fn digest(&self, canonical: &[u8]) -> Digest {
         let hash = self.hasher.clone().update(canonical).finalize();
         let (first, _) = hash.as_bytes().split_first_chunk().expect("a BLAKE3 hash has 32 bytes");
@@ -215,9 +302,13 @@ impl CompiledKey {
         scratch.out.extend_from_slice(&self.prefix);
         encode::put_bytes(route.as_bytes(), &mut scratch.out);
 
-        let whole = matches!(self.plan, KeyPlan::Payload { .. });
-        let payload = if whole || self.targets > 0 { self.scan(message, whole, scratch)? } else { None };
-        let Scratch { doc, order, out } = scratch;
+        let scanned = if self.reads_document() { self.scan(message, scratch)? } else { Scanned::Nothing };
+        let Scratch { doc, order, out, text } = scratch;
+        let payload = match scanned {
+            Scanned::Nothing => None,
+            Scanned::InMessage(document) => Some(document),
+            Scanned::Written => Some(text.as_slice()),
+        };
         let mut writer = Writer { payload: payload.unwrap_or_default(), doc, order, out, substance: false };
         let start = writer.out.len();
         self.write_tenant(message, &mut writer)?;
@@ -233,20 +324,29 @@ impl CompiledKey {
     }
 
     /// Scans the payload. Only keys of parts, which may be optional, go on without one.
-    fn scan<'m>(
-        &self,
-        message: &'m dyn KeySource,
-        whole: bool,
-        scratch: &mut Scratch,
-    ) -> Result<Option<&'m [u8]>, KeyError> {
+    fn scan<'m>(&self, message: &'m dyn KeySource, scratch: &mut Scratch) -> Result<Scanned<'m>, KeyError> {
         let Some(payload) = message.payload() else {
             let may_be_absent = matches!(self.plan, KeyPlan::Composed(_))
                 && !matches!(self.tenant, Some(Tenant::Json { .. }));
-            return if may_be_absent { Ok(None) } else { Err(KeyError::NoPayload) };
+            return if may_be_absent { Ok(Scanned::Nothing) } else { Err(KeyError::NoPayload) };
         };
         within("payload", payload.len(), self.max_payload_bytes)?;
-        scratch.doc.scan(payload, &self.wanted, self.targets, whole)?;
-        Ok(Some(payload))
+        let reading = Scanning {
+            format: self.format.as_ref(),
+            wanted: &self.wanted,
+            targets: self.targets,
+            whole: self.reads_all(),
+            limit: self.max_payload_bytes,
+        };
+        Ok(scratch.scan(message, payload, reading)?.map_or(Scanned::Written, Scanned::InMessage))
+    }
+
+    fn reads_all(&self) -> bool {
+        matches!(self.plan, KeyPlan::Payload { .. })
+    }
+
+    fn reads_document(&self) -> bool {
+        self.reads_all() || self.targets > 0
     }
 
     fn write_tenant(&self, message: &dyn KeySource, writer: &mut Writer<'_>) -> Result<(), KeyError> {
@@ -338,8 +438,16 @@ pub(super) fn within(what: &str, bytes: usize, limit: usize) -> Result<(), KeyEr
     Ok(())
 }
 
+/// Where the scanned document is.
+enum Scanned<'m> {
+    Nothing,
+    InMessage(&'m [u8]),
+    /// In the buffers.
+    Written,
+}
+
 /// Wraps an unsized source so that it can be used as `&dyn KeySource`.
-struct ByRef<'a, T: ?Sized>(&'a T);
+pub(super) struct ByRef<'a, T: ?Sized>(pub(super) &'a T);
 
 impl<T: KeySource + ?Sized> KeySource for ByRef<'_, T> {
     fn payload(&self) -> Option<&[u8]> {

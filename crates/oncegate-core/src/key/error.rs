@@ -7,8 +7,8 @@ use super::normalise::Normaliser;
 
 /// Why no key (or fingerprint) could be made from a message.
 ///
-/// Every variant is permanent for the message: it becomes a dead letter. It is neither processed without a gate nor
-/// given a constant key.
+/// Every variant but [`NotPrepared`](Self::NotPrepared) is permanent for the message: it becomes a dead letter. It is
+/// neither processed without a gate nor given a constant key.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum KeyError {
@@ -112,6 +112,53 @@ pub enum KeyError {
         /// What is wrong. Constant text, so it contains no payload data.
         what: &'static str,
     },
+    /// The payload is not what the format says.
+    #[error(
+        "payload is not valid {format} at byte {offset}: {what}; correct the producer, or the consumer's `format`"
+    )]
+    MalformedPayload {
+        /// `avro` or `protobuf`, or the framing of one.
+        format: &'static str,
+        /// The position of the error, in bytes from the start of the payload.
+        offset: usize,
+        /// What is wrong. Constant text, so it contains no payload data.
+        what: &'static str,
+    },
+    /// The payload carries its document in a form that no format is set for.
+    #[error("payload has another form than JSON: {what}")]
+    Framed {
+        /// What it is, and what to set.
+        what: &'static str,
+    },
+    /// The payload could not be decompressed or decoded.
+    #[error(
+        "payload cannot be decoded as {encoding}: {what}; correct the producer, or the `encoding` of the consumer's `format`"
+    )]
+    BadEncoding {
+        /// `gzip`, `zstd` or `base64`, or the name of the header that names another.
+        encoding: &'static str,
+        /// What is wrong. Constant text, so it contains no payload data.
+        what: &'static str,
+    },
+    /// The schema that the payload names does not exist.
+    #[error(
+        "the schema registry has no schema {schema}, which the payload names; correct the producer, or the registry's address"
+    )]
+    UnknownSchema {
+        /// The schema's id.
+        schema: String,
+    },
+    /// The schema of the payload cannot be used.
+    #[error("schema {schema} cannot be used: {why}")]
+    UnusableSchema {
+        /// The schema's id.
+        schema: String,
+        /// What is wrong with it. A schema contains no payload data.
+        why: String,
+    },
+    /// What the format needs has not been got. It says nothing about the message: prepare it, and derive the key again.
+    #[error("the schema of the payload has not been fetched yet")]
+    NotPrepared,
     /// No case of the key takes the message.
     #[error("no case of the key takes the message; add a case, or one without `when` at the end")]
     NoCase,
@@ -177,6 +224,12 @@ impl KeyError {
             Self::TooLarge { .. } => "too_large",
             Self::NotUtf8 { .. } | Self::Utf16 => "not_utf8",
             Self::DecodeFailed { .. } => "decode_failed",
+            Self::MalformedPayload { .. } => "malformed_payload",
+            Self::Framed { .. } => "framed",
+            Self::BadEncoding { .. } => "bad_encoding",
+            Self::UnknownSchema { .. } => "unknown_schema",
+            Self::UnusableSchema { .. } => "unusable_schema",
+            Self::NotPrepared => "not_prepared",
             Self::NoCase => "no_case",
             Self::ExponentTooLarge { .. } => "exponent_too_large",
             Self::NoPayload => "no_payload",

@@ -6,9 +6,10 @@ use serde::de::value::MapAccessDeserializer;
 use serde::de::{Error as _, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 
-use super::derive::{Scratch, with_scratch, within};
+use super::derive::{ByRef, Scanning, Scratch, with_scratch, within};
 use super::encode::{self, Writer};
 use super::error::{KeyError, KeySpecError};
+use super::format::{PrepareError, SharedFormat};
 use super::input::KeySource;
 use super::parts::plain_paths;
 use super::path::{self, Node, Path};
@@ -109,6 +110,7 @@ impl FingerprintSpec {
             raw: spec.raw,
             except: Node::of(&paths),
             max_payload_bytes: key.max_payload_bytes,
+            format: key.format,
             hasher: blake3::Hasher::new_derive_key(CONTEXT),
         })
     }
@@ -141,6 +143,7 @@ pub struct CompiledFingerprint {
     raw: bool,
     except: Node,
     max_payload_bytes: usize,
+    format: Option<SharedFormat>,
     hasher: blake3::Hasher,
 }
 
@@ -151,28 +154,47 @@ impl CompiledFingerprint {
     /// The payload is too large, or (unless [`FingerprintSpec::raw`]) not JSON that a key accepts.
     pub fn derive(&self, message: &(impl KeySource + ?Sized)) -> Result<Fingerprint, KeyError> {
         with_scratch(|scratch| {
-            self.write(message.payload(), scratch)?;
+            self.write(&ByRef(message), scratch)?;
             let hash = self.hasher.clone().update(&scratch.out).finalize();
             let [a, b, c, d, e, f, ..] = *hash.as_bytes();
             Ok(Fingerprint([self.specification, a, b, c, d, e, f]))
         })
     }
 
-    pub(super) fn write(&self, payload: Option<&[u8]>, scratch: &mut Scratch) -> Result<(), KeyError> {
-        let Scratch { doc, order, out } = scratch;
-        out.extend_from_slice(&[KEY_FORMAT, encode::DOMAIN_FINGERPRINT]);
-        let Some(payload) = payload else {
-            out.push(encode::SOURCE_NONE);
+    /// Gets what the format needs for this message, as [`CompiledKey::prepare`](super::CompiledKey::prepare) does.
+    ///
+    /// # Errors
+    /// When it cannot be got now: call it again later.
+    pub async fn prepare(&self, message: &(impl KeySource + Sync)) -> Result<(), PrepareError> {
+        match &self.format {
+            Some(SharedFormat(format)) if !self.raw => format.prepare(message, self.max_payload_bytes).await,
+            _ => Ok(()),
+        }
+    }
+
+    pub(super) fn write(&self, message: &dyn KeySource, scratch: &mut Scratch) -> Result<(), KeyError> {
+        scratch.out.extend_from_slice(&[KEY_FORMAT, encode::DOMAIN_FINGERPRINT]);
+        let Some(payload) = message.payload() else {
+            scratch.out.push(encode::SOURCE_NONE);
             return Ok(());
         };
         within("payload", payload.len(), self.max_payload_bytes)?;
         if self.raw {
-            out.push(encode::SOURCE_RAW);
-            encode::put_value(encode::TAG_BYTES, payload, out);
+            scratch.out.push(encode::SOURCE_RAW);
+            encode::put_value(encode::TAG_BYTES, payload, &mut scratch.out);
             return Ok(());
         }
-        out.push(encode::SOURCE_PAYLOAD);
-        doc.scan(payload, &Node::default(), 0, true)?;
+        scratch.out.push(encode::SOURCE_PAYLOAD);
+        let reading = Scanning {
+            format: self.format.as_ref(),
+            wanted: &Node::default(),
+            targets: 0,
+            whole: true,
+            limit: self.max_payload_bytes,
+        };
+        let in_message = scratch.scan(message, payload, reading)?;
+        let Scratch { doc, order, out, text } = scratch;
+        let payload = in_message.unwrap_or(text);
         match doc.root() {
             Some(root) => {
                 Writer { payload, doc, order, out, substance: false }.value(root, Some(&self.except))

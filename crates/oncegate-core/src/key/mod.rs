@@ -44,6 +44,7 @@ mod encode;
 mod error;
 mod explain;
 mod fingerprint;
+mod format;
 mod input;
 mod instant;
 mod json;
@@ -58,6 +59,8 @@ pub mod vectors;
 #[cfg(test)]
 mod tests;
 
+use std::sync::Arc;
+
 use serde::{Deserialize, Serialize};
 
 use self::custom::CustomKey;
@@ -67,6 +70,8 @@ pub use self::descriptor::Descriptor;
 pub use self::error::{KeyError, KeySpecError};
 pub use self::explain::Explanation;
 pub use self::fingerprint::{CompiledFingerprint, Fingerprint, FingerprintSpec};
+use self::format::SharedFormat;
+pub use self::format::{DocumentPlace, Format, PrepareError, Wanted, foreign_form};
 pub use self::input::{HeaderValue, KeyInput, KeySource};
 pub use self::normalise::{Normaliser, TimeUnit};
 pub use self::parts::{Blank, Decoder, KeyCase, Literal, MAX_DECODERS, Part, Place, When};
@@ -123,6 +128,7 @@ pub struct Key {
     tenant: Option<TenantSource>,
     domain: Domain,
     max_payload_bytes: usize,
+    format: Option<SharedFormat>,
 }
 
 /// What a key is for. Keys of two domains are never equal.
@@ -260,6 +266,16 @@ impl Key {
         self
     }
 
+    /// Sets what turns payloads into documents: Avro, Protobuf, a framing, a compression. Default: the payload is JSON.
+    ///
+    /// It is not part of the specification: a message has the key of the JSON document with the same values, so the format
+    /// may change and keys stay. A [custom](Self::custom) key is given the payload as it is.
+    #[must_use]
+    pub fn format(mut self, format: Arc<dyn Format>) -> Self {
+        self.format = Some(SharedFormat(format));
+        self
+    }
+
     /// Whether every key depends on the payload. If so, a message without a payload (a Kafka tombstone) always gives
     /// [`KeyError::NoPayload`].
     #[must_use]
@@ -298,6 +314,7 @@ impl Key {
             tenant: None,
             domain: Domain::Messages,
             max_payload_bytes: DEFAULT_MAX_PAYLOAD_BYTES,
+            format: None,
         }
     }
 }

@@ -168,6 +168,11 @@ impl Node {
         self.children.get(at).map(|(_, child)| child)
     }
 
+    /// How many elements of an array the paths reach, from its beginning.
+    pub(super) fn elements_wanted(&self) -> usize {
+        self.elements.last().map_or(0, |(index, _)| index.saturating_add(1))
+    }
+
     /// The child for an element of an array.
     #[inline]
     pub(super) fn element(&self, index: usize) -> Option<&Self> {

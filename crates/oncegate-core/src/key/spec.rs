@@ -56,7 +56,7 @@ impl Key {
             other => other.clone(),
         };
         let except = canonical_paths(&self.except)?;
-        Ok(Self { source, except, tenant, ..*self })
+        Ok(Self { source, except, tenant, format: self.format.clone(), ..*self })
     }
 }
 
@@ -209,7 +209,7 @@ impl KeyMap {
         };
         let max_payload_bytes = self.max_payload_bytes.unwrap_or(DEFAULT_MAX_PAYLOAD_BYTES);
         let domain = self.domain.unwrap_or_default();
-        let key = Key { source, except, tenant: self.tenant, domain, max_payload_bytes };
+        let key = Key { source, except, tenant: self.tenant, domain, max_payload_bytes, format: None };
         key.check()?;
         Ok(key)
     }

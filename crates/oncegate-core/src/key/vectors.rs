@@ -125,9 +125,8 @@ impl Vector {
         }
         if let Some(fingerprint) = &self.fingerprint {
             let compiled = fingerprint.compile(&key)?;
-            let canonical = with_scratch(|scratch| {
-                compiled.write(payload.as_deref(), scratch).map(|()| shown_hex(&scratch.out))
-            });
+            let canonical =
+                with_scratch(|scratch| compiled.write(&input, scratch).map(|()| shown_hex(&scratch.out)));
             return Ok(compiled.derive(&input).and_then(|fingerprint| {
                 let fingerprint_hex = Some(to_hex(fingerprint.as_bytes()));
                 Ok(Expected { canonical_hex: canonical?, fingerprint_hex, ..Expected::default() })

@@ -23,6 +23,8 @@ pub enum Survives {
     Moments,
     /// The completion is synced to the disk.
     Disk,
+    /// A service keeps the completion durably by its own means, as the user of the store has declared.
+    Declared,
     /// The completion is synced to the disk and is on another machine too.
     Replicated,
 }
@@ -49,7 +51,7 @@ const AT_COMPLETION: &str = "`store_losses` and `extra_runs{store_loss}`; by def
 
 impl Survives {
     /// All variants, from the least to the most.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::Evictable,
         Self::Process,
         Self::Memory,
@@ -57,6 +59,7 @@ impl Survives {
         Self::Unsynced,
         Self::Moments,
         Self::Disk,
+        Self::Declared,
         Self::Replicated,
     ];
 
@@ -108,6 +111,13 @@ impl Survives {
                 "disk",
                 "it survives crashes and power cuts",
                 "loss of the disk, a backup that is put back, a failover to a copy that lags",
+                AT_COMPLETION,
+            ),
+            Self::Declared => (
+                "declared",
+                "it survives crashes, power cuts and the loss of one machine, if the service keeps what it promises: \
+                 oncegate cannot check that",
+                "a loss in the service, a backup that is put back",
                 AT_COMPLETION,
             ),
             Self::Replicated => (

@@ -4,7 +4,6 @@
 //! an answer repeats the number of its request.
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::io;
 use std::time::Duration;
 
@@ -15,12 +14,11 @@ use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-use super::login;
+use super::address::{Address, Failure};
 use super::messages::Call;
 use super::tls::{self, Tls};
-use crate::tokens::Tokens;
+use crate::client::tokens::Tokens;
 use oncegate_runtime::failure::BoxError;
-use oncegate_runtime::source::SourceError;
 
 /// Time limit of a connection without its login, so that one broker that is away does not use up a request's limit.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -31,29 +29,10 @@ const ANSWER_MAX_BYTES: usize = 4 * 1024 * 1024;
 /// How this client is called in the brokers' logs: the default of the other clients.
 const CLIENT_ID: &str = "oncegate";
 
-/// librdkafka's port of a broker that is named without one.
-const DEFAULT_PORT: u16 = 9092;
-
-/// Where a broker listens.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Address {
-    pub(super) host: String,
-    port: u16,
-}
-
 /// How connections are protected, and who the client is.
 pub(super) struct Access {
     pub(super) tls: Option<Tls>,
     pub(super) tokens: Tokens,
-}
-
-/// Why a request has no answer.
-#[derive(Debug)]
-pub(super) enum Failure {
-    /// A later attempt, or another broker, may answer.
-    Away(BoxError),
-    /// Something must be changed first.
-    Refused(SourceError),
 }
 
 /// What frames are read from and written to.
@@ -71,47 +50,8 @@ pub(super) struct BrokerConnection {
     sent: i32,
 }
 
-impl Address {
-    /// The address of a broker as an answer has it.
-    pub(super) fn new(host: &str, port: i32) -> Self {
-        Self { host: host.to_owned(), port: u16::try_from(port).unwrap_or_default() }
-    }
-
-    /// Parses `host`, `host:port` or `PROTOCOL://host:port`; an address of IP version 6 with a port stands in brackets.
-    ///
-    /// # Errors
-    /// When the port is no number of a port.
-    pub(super) fn parse(broker: &str) -> Result<Self, SourceError> {
-        let place = broker.rsplit_once("://").map_or(broker, |(_, place)| place).trim();
-        let (host, port) = match place.rsplit_once(':') {
-            // Without brackets, more than one colon is an address without a port.
-            Some((host, port)) if host.ends_with(']') || !host.contains(':') => (host, Some(port)),
-            _ => (place, None),
-        };
-        let port = port.map_or(Ok(DEFAULT_PORT), str::parse);
-        let port = port.map_err(|_| SourceError::new(format!("the broker {broker:?} is not host:port")))?;
-        Ok(Self { host: host.trim_matches(['[', ']']).to_owned(), port })
-    }
-}
-
-impl fmt::Display for Address {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}:{}", self.host, self.port)
-    }
-}
-
-impl Failure {
-    pub(super) fn away(error: impl Into<BoxError>) -> Self {
-        Self::Away(error.into())
-    }
-
-    pub(super) fn refused(text: impl Into<String>) -> Self {
-        Self::Refused(SourceError::new(text))
-    }
-}
-
 impl BrokerConnection {
-    /// Connects and logs in. A caller that drops the future closes the connection.
+    /// Connects. A caller that drops the future closes the connection.
     pub(super) async fn open(address: &Address, access: &Access) -> Result<Self, Failure> {
         let connecting = timeout(CONNECT_TIMEOUT, connect(address, access.tls.as_ref())).await;
         let stream = connecting.unwrap_or_else(|_| {
@@ -125,7 +65,6 @@ impl BrokerConnection {
             .into_iter()
             .map(|known| (known.api_key, versions(known.min_version, known.max_version)))
             .collect();
-        login::log_in(&mut connection, &access.tokens).await?;
         Ok(connection)
     }
 
@@ -221,22 +160,6 @@ mod tests {
     use kafka_protocol::messages::{CreateTopicsRequest, DeleteTopicsRequest, MetadataRequest};
 
     use super::*;
-
-    #[test]
-    fn a_broker_is_named_with_or_without_protocol_and_port() {
-        for (broker, host, port) in [
-            ("kafka", "kafka", 9092),
-            ("kafka:9098", "kafka", 9098),
-            (" SASL_SSL://kafka:9098", "kafka", 9098),
-            ("[::1]:9098", "::1", 9098),
-            ("[::1]", "::1", 9092),
-            ("::1", "::1", 9092),
-        ] {
-            let address = Address::parse(broker).expect(broker);
-            assert_eq!((&*address.host, address.port), (host, port), "{broker}");
-        }
-        assert!(Address::parse("kafka:x").is_err() && Address::parse("kafka:99999").is_err());
-    }
 
     /// What a request for versions returns when a broker answers so.
     async fn asked(answer: &[u8]) -> Result<usize, String> {

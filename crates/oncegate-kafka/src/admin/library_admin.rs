@@ -6,10 +6,10 @@ use rdkafka::client::DefaultClientContext;
 use rdkafka::config::ClientConfig;
 use rdkafka::error::RDKafkaErrorCode;
 
-use super::{
+use super::request::{
     Admin, BROKERS_TIMEOUT, CHANGE_TIMEOUT, Outcome, SETTINGS_TIMEOUT, TopicPlan, TopicSettings, unanswered,
 };
-use crate::settings;
+use crate::client::settings;
 use oncegate_runtime::source::SourceError;
 
 /// Sends requests with librdkafka.

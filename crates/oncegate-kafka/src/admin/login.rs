@@ -4,10 +4,11 @@ use bytes::Bytes;
 use kafka_protocol::messages::{SaslAuthenticateRequest, SaslAuthenticateResponse, SaslHandshakeRequest};
 use rdkafka::error::RDKafkaErrorCode;
 
-use super::connection::{BrokerConnection, Failure};
+use super::address::{Address, Failure};
+use super::connection::{Access, BrokerConnection};
 use super::messages::{self, text};
-use crate::tokens::Tokens;
-use crate::trouble::RefusedLogin;
+use crate::client::tokens::Tokens;
+use crate::client::trouble::RefusedLogin;
 
 /// The mechanism by its name in SASL.
 const MECHANISM: &str = "OAUTHBEARER";
@@ -15,8 +16,15 @@ const MECHANISM: &str = "OAUTHBEARER";
 /// What a client answers when a broker has told why it refuses a token. Only then it ends the login.
 const UNDERSTOOD: Bytes = Bytes::from_static(b"\x01");
 
+/// Connects and logs in. A caller that drops the future closes the connection.
+pub(super) async fn open(address: &Address, access: &Access) -> Result<BrokerConnection, Failure> {
+    let mut connection = BrokerConnection::open(address, access).await?;
+    log_in(&mut connection, &access.tokens).await?;
+    Ok(connection)
+}
+
 /// Logs in with another token.
-pub(super) async fn log_in(connection: &mut BrokerConnection, tokens: &Tokens) -> Result<(), Failure> {
+async fn log_in(connection: &mut BrokerConnection, tokens: &Tokens) -> Result<(), Failure> {
     let handshake = connection.ask(&SaslHandshakeRequest::default().with_mechanism(text(MECHANISM))).await?;
     if messages::result(handshake.error_code).is_err() {
         let offered = handshake.mechanisms.iter().map(|one| one.as_str()).collect::<Vec<_>>().join(", ");

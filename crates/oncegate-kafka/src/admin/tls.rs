@@ -30,8 +30,8 @@ use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
-use super::connection::{Address, Failure};
-use crate::trouble::RefusedLogin;
+use super::address::{Address, Failure};
+use crate::client::trouble::RefusedLogin;
 use oncegate_runtime::source::SourceError;
 
 const AUTHORITIES: &str = "ssl.ca";

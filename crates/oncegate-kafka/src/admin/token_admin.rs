@@ -14,15 +14,17 @@ use rdkafka::config::ClientConfig;
 use rdkafka::error::RDKafkaErrorCode;
 use tokio::time::{Duration, Instant, sleep, timeout_at};
 
-use super::connection::{Access, Address, BrokerConnection, Failure};
+use super::address::{Address, Failure};
+use super::connection::{Access, BrokerConnection};
+use super::login;
 use super::messages::{Call, result, text};
-use super::tls::Tls;
-use super::{
-    Admin, BROKERS_TIMEOUT, CHANGE_TIMEOUT, Outcome, SETTINGS_TIMEOUT, TopicPlan, TopicSettings, unanswered,
+use super::request::{
+    Admin, BROKERS_TIMEOUT, CHANGE_TIMEOUT, Outcome, SETTINGS, SETTINGS_TIMEOUT, TopicPlan, TopicSettings,
+    unanswered,
 };
-use crate::facts;
-use crate::settings;
-use crate::tokens::Tokens;
+use super::tls::Tls;
+use crate::client::settings;
+use crate::client::tokens::Tokens;
 use oncegate_runtime::source::SourceError;
 
 /// The pause before a request that was not answered is repeated.
@@ -81,7 +83,7 @@ impl TokenAdmin {
         let mut connection = match self.connections.remove(broker) {
             Some(connection) => connection,
             // Boxed, because a login by the AWS SDK is a large future.
-            None => Box::pin(BrokerConnection::open(broker, &self.access)).await?,
+            None => Box::pin(login::open(broker, &self.access)).await?,
         };
         let answer = connection.ask(request).await?;
         self.connections.insert(broker.clone(), connection);
@@ -161,7 +163,7 @@ impl TokenAdmin {
         let resource = DescribeConfigsResource::default()
             .with_resource_type(TOPIC_SETTINGS)
             .with_resource_name(text(topic))
-            .with_configuration_keys(Some(facts::SETTINGS.iter().map(|name| text(*name)).collect()));
+            .with_configuration_keys(Some(SETTINGS.iter().map(|name| text(*name)).collect()));
         let request = DescribeConfigsRequest::default().with_resources(vec![resource]);
         let mut results = self.ask_any(&request).await?.results;
         let described = results.pop().ok_or_else(|| unanswered_about(topic))?;

@@ -8,6 +8,7 @@ use tokio::time::Instant;
 
 use super::in_flight::InFlight;
 use super::item::Item;
+use super::prepare::prepare;
 use super::progress::Past;
 use super::shared::Shared;
 use crate::gate::Identity;
@@ -66,6 +67,8 @@ fn received<'a>(
             Err(error) => Some((Err(error), None)),
             Ok(Some(deliveries)) => {
                 shared.watch.delivered(deliveries.len());
+                // Schemas of registries: from here on, keys are derived without waiting for anything.
+                prepare(shared, &deliveries).await;
                 let now = Instant::now();
                 let items: Vec<Box<Item>> =
                     deliveries.into_iter().map(|delivery| identify(shared, delivery, now)).collect();

@@ -72,6 +72,7 @@ mod lanes;
 mod member;
 mod monitor;
 mod positions;
+mod prepare;
 mod progress;
 mod retry_writes;
 mod returned_letter;
@@ -274,9 +275,9 @@ impl Consumer {
         self
     }
 
-    /// How long the start waits when the server of a store, of the source, or of the dead letters is away: 5 minutes by
-    /// default. After that the consumer ends with the server's error. It does not wait for a server that answers and
-    /// refuses.
+    /// How long the start waits when the server of the source or of the dead letters, or that of a store that has connected
+    /// before, is away: 5 minutes by default. After that the consumer ends with the server's error. It does not wait for a
+    /// server that answers and refuses.
     ///
     /// While it waits the consumer is live but not ready, and its status has the error. This includes
     /// SQS. A store connects before the consumer has it: its builder has a `start_patience` of its own.
@@ -484,18 +485,5 @@ impl std::fmt::Debug for Consumer {
             .field("source", &self.source)
             .field("gates", &gates)
             .finish_non_exhaustive()
-    }
-}
-
-impl Default for crate::source::Terms {
-    /// The defaults of a consumer and a gate.
-    fn default() -> Self {
-        Self {
-            max_attempts: Consumer::DEFAULT_MAX_ATTEMPTS,
-            lease: Gate::DEFAULT_LEASE,
-            retention: Gate::DEFAULT_RETENTION,
-            stop_deadline: Consumer::DEFAULT_STOP_DEADLINE,
-            max_run: Gate::DEFAULT_MAX_RUN,
-        }
     }
 }

@@ -7,6 +7,7 @@ use super::breaker::Breaker;
 use super::error::ConsumerError;
 use crate::backoff::{Backoff, LONGEST_TIME};
 use crate::gate::Gate;
+use crate::source::Terms;
 
 /// The shortest limit of a transaction of a transactional handler.
 const SHORTEST_TRANSACTION: Duration = Duration::from_millis(100);
@@ -213,4 +214,17 @@ pub(super) struct TransactionalTerms<'a> {
     pub(super) limit: Duration,
     /// Whether a transaction has a batch of messages.
     pub(super) is_batched: bool,
+}
+
+impl Default for Terms {
+    /// The defaults of a consumer and a gate.
+    fn default() -> Self {
+        Self {
+            max_attempts: Consumer::DEFAULT_MAX_ATTEMPTS,
+            lease: Gate::DEFAULT_LEASE,
+            retention: Gate::DEFAULT_RETENTION,
+            stop_deadline: Consumer::DEFAULT_STOP_DEADLINE,
+            max_run: Gate::DEFAULT_MAX_RUN,
+        }
+    }
 }

@@ -9,6 +9,7 @@ use super::item::Item;
 #[cfg(feature = "otel")]
 use super::settings::TraceParent;
 use super::shared::Shared;
+use crate::batch::BatchMessage;
 use crate::gate::Lease;
 use crate::message::{Message, Origin};
 use crate::observe::RunOutcome;
@@ -47,18 +48,37 @@ pub(super) fn answer(shared: &Shared, item: &Item, key: &StoreKey) -> Span {
     process(shared, item, key, "completed")
 }
 
-/// The span of one call of a batch handler. Each of its messages has a span of its own.
-pub(super) fn batch(scope: &str, messages: usize) -> Span {
-    info_span!(
+/// The span of one call of a batch handler, linked to the producers of its messages. Each of them has a span of its own.
+pub(super) fn batch(scope: &str, batch: &[BatchMessage]) -> Span {
+    let first = batch.first().map(BatchMessage::message);
+    let destination = first.map(destination).filter(|name| has_one_destination(batch, name));
+    let span = info_span!(
         target: TARGET,
         "process batch",
-        otel.kind = "internal",
-        messaging.batch.message_count = messages,
-        oncegate.scope = scope
-    )
+        otel.name = destination.map_or("process".to_owned(), |name| format!("process {name}")),
+        otel.kind = "consumer",
+        otel.status_code = Empty,
+        messaging.operation.name = "process",
+        messaging.operation.type = "process",
+        messaging.system = first.and_then(system),
+        messaging.destination.name = destination,
+        messaging.batch.message_count = batch.len(),
+        oncegate.scope = scope,
+        oncegate.outcome = Empty,
+        error.type = Empty,
+    );
+    #[cfg(feature = "otel")]
+    if !span.is_disabled() {
+        batch.iter().for_each(|one| join(&span, one.message(), TraceParent::Link));
+    }
+    span
 }
 
-/// Records in the span of a run how its handler ended.
+fn has_one_destination(batch: &[BatchMessage], name: &str) -> bool {
+    batch.iter().all(|one| destination(one.message()) == name)
+}
+
+/// Records in the span of a run, or of a batch, how its handler ended.
 pub(super) fn ended(span: &Span, outcome: RunOutcome) {
     if span.is_disabled() {
         return;
@@ -81,7 +101,7 @@ fn process(shared: &Shared, item: &Item, key: &StoreKey, verdict: &'static str) 
         otel.status_code = Empty,
         messaging.operation.name = "process",
         messaging.operation.type = "process",
-        messaging.system = Empty,
+        messaging.system = system(message),
         messaging.destination.name = destination(message),
         messaging.destination.partition.id = Empty,
         messaging.consumer.group.name = shared.group.as_deref(),
@@ -105,7 +125,6 @@ fn process(shared: &Shared, item: &Item, key: &StoreKey, verdict: &'static str) 
     span.record("oncegate.key", digest.get(..DIGEST_DIGITS).unwrap_or(&digest));
     match message.origin() {
         Origin::Kafka { partition, offset, .. } => {
-            span.record("messaging.system", "kafka");
             span.record("messaging.destination.partition.id", display(partition));
             span.record("messaging.kafka.offset", offset);
             if message.is_tombstone() {
@@ -113,7 +132,6 @@ fn process(shared: &Shared, item: &Item, key: &StoreKey, verdict: &'static str) 
             }
         }
         Origin::Queue { id, .. } => {
-            span.record("messaging.system", "aws_sqs");
             span.record("messaging.message.id", &**id);
         }
         Origin::Other(_) => {}
@@ -121,6 +139,15 @@ fn process(shared: &Shared, item: &Item, key: &StoreKey, verdict: &'static str) 
     #[cfg(feature = "otel")]
     join(&span, message, shared.settings.trace_parent);
     span
+}
+
+/// Returns the name of the message's broker in the conventions.
+fn system(message: &Message) -> Option<&'static str> {
+    match message.origin() {
+        Origin::Kafka { .. } => Some("kafka"),
+        Origin::Queue { .. } => Some("aws_sqs"),
+        Origin::Other(_) => None,
+    }
 }
 
 /// Returns the topic or queue; for anything else, the route.

@@ -1,6 +1,6 @@
 //! Why a gate cannot be used.
 
-use oncegate_core::key::{KeyError, KeySpecError};
+use oncegate_core::key::{KeyError, KeySpecError, PrepareError};
 use oncegate_core::store::StoreError;
 
 use crate::results::ResultStoreError;
@@ -38,6 +38,9 @@ pub enum GateError {
     /// No key could be made of the message.
     #[error("no key: {0}")]
     BadKey(#[from] KeyError),
+    /// What the format of the key needs did not come, such as a schema: ask again.
+    #[error(transparent)]
+    Format(#[from] PrepareError),
     /// The store did not answer.
     #[error(transparent)]
     Store(#[from] StoreError),

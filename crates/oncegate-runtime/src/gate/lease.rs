@@ -92,10 +92,14 @@ impl Gate {
     /// dropped future releases what it may have been granted.
     ///
     /// # Errors
-    /// Returns an error when the gate cannot be opened, no key can be made, or the store or the result store is
-    /// unavailable: do not acknowledge.
+    /// Returns an error when the gate cannot be opened, no key can be made, or the store, the result store or the schema
+    /// registry is unavailable: do not acknowledge.
     pub async fn enter(&self, message: &Message) -> Result<Entry, GateError> {
         let gate = self.opened().await?;
+        if gate.has_format() {
+            // Boxed: few gates have one, and otherwise every message's future would be larger.
+            Box::pin(gate.prepare(message)).await?;
+        }
         let identity = gate.identify(message)?;
         let mut claim = gate.new_claim(&identity);
         let mut failures = 0;

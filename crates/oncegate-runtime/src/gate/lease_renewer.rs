@@ -158,6 +158,13 @@ impl LeaseRenewer {
         ends.map_or(self.lease, |end| end.saturating_duration_since(Instant::now()))
     }
 
+    /// The least time that a running handler has left until `max_run`; the whole of it when none runs.
+    pub(super) fn least_run_remaining(&self) -> Duration {
+        let leases = self.leases.lock();
+        let ends = leases.iter().flatten().filter(|held| !held.completing).map(|held| held.run_until).min();
+        ends.map_or(self.max_run, |end| end.saturating_duration_since(Instant::now()))
+    }
+
     pub(super) fn cancel_all(&self) {
         for held in self.leases.lock().iter().flatten() {
             held.attempt.cancellation().discard();

@@ -4,7 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use oncegate_core::key::{CompiledFingerprint, CompiledKey, Fingerprint, KeyError, Scope, StoreKey};
+use oncegate_core::key::{
+    CompiledFingerprint, CompiledKey, Fingerprint, KeyError, PrepareError, Scope, StoreKey,
+};
 use oncegate_core::record::{State, Token, TokenTag};
 use oncegate_core::rules::{Operation, Reply};
 use oncegate_core::store::{Checkup, Command, Completed, Promise, Store, StoreError, Survives, Upkeep};
@@ -74,6 +76,23 @@ impl OpenGate {
 
     pub(crate) fn observe(&self, event: Event<'_>) {
         self.observer.observe(event);
+    }
+
+    /// Whether keys may need something from elsewhere: see [`prepare`](Self::prepare).
+    pub(crate) fn has_format(&self) -> bool {
+        self.key.has_format()
+    }
+
+    /// Gets what the key of this message needs from elsewhere, such as its schema.
+    ///
+    /// # Errors
+    /// When it does not come now. It says nothing about the message.
+    pub(crate) async fn prepare(&self, message: &Message) -> Result<(), PrepareError> {
+        self.key.prepare(message).await?;
+        match &self.fingerprint {
+            Some(fingerprint) => fingerprint.prepare(message).await,
+            None => Ok(()),
+        }
     }
 
     pub(crate) fn identify(&self, message: &Message) -> Result<Identity, KeyError> {
@@ -212,9 +231,18 @@ impl OpenGate {
         self.lease_renewer.least_remaining()
     }
 
-    /// Waits until no operation is left whose caller is gone, such as the release of an abandoned claim.
+    /// The least time that a running handler has left until `max_run`; the whole of it when none runs.
+    pub(crate) fn least_run_remaining(&self) -> Duration {
+        self.lease_renewer.least_run_remaining()
+    }
+
+    /// Waits until no operation is left whose caller is gone, such as the release of an abandoned claim, and no loss of
+    /// records that only this process knows.
     pub(crate) async fn operations_finished(&self) {
         self.lease_renewer.operations_finished().await;
+        if let Some(losses) = &self.losses {
+            losses.losses_written().await;
+        }
     }
 
     /// Cancels every running handler.

@@ -11,8 +11,9 @@ use super::{Phase, Reason, SOURCE_LIMIT, SourceFailure, Status};
 /// The longest error that a status shows, in bytes.
 const ERROR_MAX_BYTES: usize = 500;
 
-/// Operations without which no message is delivered.
-const DELIVERING: [&str; 5] = ["open", "receive", "broker", "fetch", "login"];
+/// Operations without which messages are not delivered, those of some partitions at least.
+const DELIVERING: [&str; 9] =
+    ["open", "receive", "broker", "fetch", "login", "join", "offset", "read", "schema"];
 
 /// The operations that have failed and not succeeded since. Shared by the code that calls a broker and the code that
 /// reads a status.

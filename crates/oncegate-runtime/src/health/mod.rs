@@ -29,6 +29,7 @@
 
 mod failures;
 mod rules;
+mod seconds;
 mod status;
 
 use std::fmt;
@@ -147,21 +148,22 @@ pub enum Reason {
         /// The store's last error.
         error: String,
         /// For how long.
-        #[serde(rename = "for_seconds", with = "status::seconds")]
+        #[serde(rename = "for_seconds", with = "seconds")]
         lasts: Duration,
         /// Whether every shard that was asked is away, so that nothing runs at all.
         all: bool,
     },
     /// An operation of the source fails repeatedly: the broker is away, does not answer, or refuses.
     SourceFails {
-        /// Which: `receive`, `delete`, `visibility`, `broker`, `fetch`, `dead_letter`, or `open` at the start.
+        /// Which: `receive`, `delete`, `visibility`, `broker`, `fetch`, `join`, `offset`, `read`, `dead_letter`, or `open`
+        /// at the start.
         operation: String,
         /// The last error.
         error: String,
         /// Since the first failure.
-        #[serde(rename = "for_seconds", with = "status::seconds")]
+        #[serde(rename = "for_seconds", with = "seconds")]
         lasts: Duration,
-        /// Whether no message is delivered because of it.
+        /// Whether messages are not delivered because of it, those of some partitions at least.
         stops_delivery: bool,
     },
     /// A handler fails for all messages alike: its circuit breaker is open, and one message at a time probes.
@@ -176,7 +178,7 @@ pub enum Reason {
         /// Which.
         run: Run,
         /// The 99th percentile of the handlers' times.
-        #[serde(rename = "usual_seconds", with = "status::seconds")]
+        #[serde(rename = "usual_seconds", with = "seconds")]
         usual: Duration,
     },
     /// A handler has run for longer than allowed, was cancelled, and has not returned.
@@ -194,7 +196,7 @@ pub enum Reason {
         /// How many are ready.
         ready: usize,
         /// For how long.
-        #[serde(rename = "for_seconds", with = "status::seconds")]
+        #[serde(rename = "for_seconds", with = "seconds")]
         lasts: Duration,
     },
     /// The outcome of a handler that has ended cannot be stored, so its message is not acknowledged.
@@ -211,19 +213,19 @@ pub enum Reason {
         /// How many messages are waiting there.
         undelivered: u64,
         /// For how long nothing has been delivered.
-        #[serde(rename = "for_seconds", with = "status::seconds")]
+        #[serde(rename = "for_seconds", with = "seconds")]
         lasts: Duration,
     },
     /// The broker's client is not polled.
     NotPolled {
         /// For how long.
-        #[serde(rename = "for_seconds", with = "status::seconds")]
+        #[serde(rename = "for_seconds", with = "seconds")]
         lasts: Duration,
     },
     /// The broker's client has no connection to any broker.
     NotConnected {
         /// For how long.
-        #[serde(rename = "for_seconds", with = "status::seconds")]
+        #[serde(rename = "for_seconds", with = "seconds")]
         lasts: Duration,
         /// Whether the brokers answer another client of this process.
         others_connect: bool,
@@ -231,7 +233,7 @@ pub enum Reason {
     /// The consumer's own loop does not run: handlers block the threads of its runtime.
     Blocked {
         /// For how long.
-        #[serde(rename = "for_seconds", with = "status::seconds")]
+        #[serde(rename = "for_seconds", with = "seconds")]
         lasts: Duration,
     },
     /// Finished messages are not committed: after a crash they would be delivered again.
@@ -241,7 +243,7 @@ pub enum Reason {
         /// The partition.
         partition: i32,
         /// For how long.
-        #[serde(rename = "for_seconds", with = "status::seconds")]
+        #[serde(rename = "for_seconds", with = "seconds")]
         lasts: Duration,
     },
     /// So much of a partition waits behind its first unfinished message that its fetching is paused.
@@ -258,7 +260,7 @@ pub enum Reason {
         /// The message that waits.
         message: Unfinished,
         /// For how long.
-        #[serde(rename = "for_seconds", with = "status::seconds")]
+        #[serde(rename = "for_seconds", with = "seconds")]
         lasts: Duration,
     },
     /// A message waits because its record cannot be read.

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::Words;
+use super::{Words, seconds};
 
 /// What a consumer does now.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -32,7 +32,7 @@ pub struct Status {
     /// The recent rates of deliveries and acknowledgements.
     pub rates: Rates,
     /// The 99th percentile of the handlers' times; `None` until enough have run.
-    #[serde(rename = "handler_p99_seconds", with = "optional_seconds")]
+    #[serde(rename = "handler_p99_seconds", with = "seconds::optional")]
     pub handler_p99: Option<Duration>,
     /// The attempts that have been in their stage for longest, at most 16.
     pub runs: Vec<Run>,
@@ -135,13 +135,22 @@ pub struct ScopeStatus {
     /// How long one run may take.
     #[serde(rename = "max_run_seconds", with = "seconds")]
     pub max_run: Duration,
+    /// The least time that a running handler has left until `max_run`; the whole of it when none runs.
+    #[serde(rename = "run_remaining_seconds", with = "seconds", default)]
+    pub run_remaining: Duration,
     /// How long ago the oldest expired record that its store may still hold expired; zero when there is none, and
     /// `None` where the server removes them by itself, or another process does.
-    #[serde(rename = "oldest_expired_seconds", with = "optional_seconds", default)]
+    #[serde(rename = "oldest_expired_seconds", with = "seconds::optional", default)]
     pub oldest_expired: Option<Duration>,
     /// The size of the write-ahead log of an embedded store, in bytes.
     #[serde(default)]
     pub log_bytes: Option<u64>,
+    /// The memory that the server of its store uses, in bytes; of several servers, of the one with the least room.
+    #[serde(default)]
+    pub memory_bytes: Option<u64>,
+    /// The limit of that memory, in bytes; `None` when the server has none.
+    #[serde(default)]
+    pub max_memory_bytes: Option<u64>,
     /// How many shards of its store were asked so far; a store that is not sharded has one.
     pub shards: u32,
     /// The shards that do not answer.
@@ -402,10 +411,10 @@ pub struct SourceStatus {
     #[serde(default)]
     pub group: Option<String>,
     /// Time since the broker's client was last polled, or last called; `None` when that does not apply.
-    #[serde(rename = "polled_seconds_ago", with = "optional_seconds")]
+    #[serde(rename = "polled_seconds_ago", with = "seconds::optional")]
     pub polled_ago: Option<Duration>,
     /// How long the broker's client has had no connection to any broker; `None` when it has one, or that is unknown.
-    #[serde(default, rename = "disconnected_for_seconds", with = "optional_seconds")]
+    #[serde(default, rename = "disconnected_for_seconds", with = "seconds::optional")]
     pub disconnected_for: Option<Duration>,
     /// Whether the brokers have answered another client of this process for so long that this one should have
     /// connected.
@@ -422,8 +431,8 @@ pub struct SourceStatus {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct SourceFailure {
-    /// Which: `receive`, `delete` or `visibility` of a queue, `broker` or `fetch` of Kafka, `dead_letter`, or `open` at the
-    /// start.
+    /// Which: `receive`, `delete` or `visibility` of a queue, `broker`, `fetch`, `join`, `offset` or `read` of Kafka,
+    /// `dead_letter`, or `open` at the start.
     pub operation: String,
     /// The last error.
     pub error: String,
@@ -435,7 +444,7 @@ pub struct SourceFailure {
     pub failed_ago: Duration,
     /// How often it has failed in a row.
     pub failures: u64,
-    /// Whether no message is delivered while it fails.
+    /// Whether messages are not delivered while it fails, those of some partitions at least.
     pub stops_delivery: bool,
 }
 
@@ -458,14 +467,14 @@ pub struct PartitionStatus {
     /// The offset that was last committed to the broker.
     pub committed: Option<i64>,
     /// How long the watermark has been ahead of the committed offset; `None` while it is not.
-    #[serde(rename = "uncommitted_for_seconds", with = "optional_seconds")]
+    #[serde(rename = "uncommitted_for_seconds", with = "seconds::optional")]
     pub uncommitted_for: Option<Duration>,
     /// Time since its last message was delivered, or since it was assigned.
-    #[serde(rename = "delivered_seconds_ago", with = "optional_seconds")]
+    #[serde(rename = "delivered_seconds_ago", with = "seconds::optional")]
     pub delivered_ago: Option<Duration>,
     /// Time since the first unfinished message was received. A fact, not a judgement: the message may wait for a
     /// reason.
-    #[serde(rename = "oldest_unfinished_seconds", with = "optional_seconds")]
+    #[serde(rename = "oldest_unfinished_seconds", with = "seconds::optional")]
     pub oldest_unfinished: Option<Duration>,
     /// Why its fetching is paused; `None` when it is not.
     pub paused: Option<PauseCause>,
@@ -479,36 +488,5 @@ impl PartitionStatus {
     /// A partition of which only the name is known.
     pub fn new(topic: impl Into<String>, partition: i32) -> Self {
         Self { topic: topic.into(), partition, ..Self::default() }
-    }
-}
-
-/// A duration as a number of seconds.
-pub(super) mod seconds {
-    use std::time::Duration;
-
-    use serde::{Deserialize, Deserializer, Serialize, Serializer};
-
-    pub(crate) fn serialize<S: Serializer>(duration: &Duration, to: S) -> Result<S::Ok, S::Error> {
-        duration.as_secs_f64().serialize(to)
-    }
-
-    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Duration, D::Error> {
-        Duration::try_from_secs_f64(f64::deserialize(from)?).map_err(serde::de::Error::custom)
-    }
-}
-
-/// An optional duration as a number of seconds, or null.
-mod optional_seconds {
-    use std::time::Duration;
-
-    use serde::{Deserialize, Deserializer, Serialize, Serializer};
-
-    pub(crate) fn serialize<S: Serializer>(duration: &Option<Duration>, to: S) -> Result<S::Ok, S::Error> {
-        duration.map(|duration| duration.as_secs_f64()).serialize(to)
-    }
-
-    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Duration>, D::Error> {
-        let seconds = Option::<f64>::deserialize(from)?;
-        seconds.map(Duration::try_from_secs_f64).transpose().map_err(serde::de::Error::custom)
     }
 }

@@ -118,6 +118,7 @@ pub const CATALOGUE: &[Metric] = &[
     Metric::counter("extra_runs", &["scope", "cause"], "handler runs beyond the first, by what caused them")
         .of(&[
             "crash_takeover",
+            "discarded",
             "lease_lost",
             "complete_unknown",
             "store_loss",
@@ -309,7 +310,7 @@ pub const CATALOGUE: &[Metric] = &[
         "message_age_seconds",
         SCOPE,
         AGE_BOUNDS,
-        "how old messages are when their first success is acknowledged, by the broker's timestamp",
+        "how old messages are when their first success is acknowledged, by the broker's timestamp; not of messages whose timestamp is 0",
     ),
     Metric::seconds(
         "outbox_age_seconds",
@@ -348,6 +349,13 @@ pub const CATALOGUE: &[Metric] = &[
         SCOPE,
         "the least that is left of a running lease; the whole lease when none runs",
     ),
+    Metric::gauge("lease_seconds", SCOPE, "the lease"),
+    Metric::gauge(
+        "run_remaining_seconds",
+        SCOPE,
+        "the least that a running handler has left until `max_run`; the whole of it when none runs",
+    ),
+    Metric::gauge("max_run_seconds", SCOPE, "how long one run may take"),
     Metric::gauge("record_retention_seconds", SCOPE, "how long completed records are kept"),
     Metric::gauge(
         "oldest_expired_seconds",
@@ -355,6 +363,12 @@ pub const CATALOGUE: &[Metric] = &[
         "how long ago the oldest expired record has expired that the store may still hold; SQLite and PostgreSQL, in the process that removes them",
     ),
     Metric::gauge("store_log_bytes", SCOPE, "size of the write-ahead log; SQLite"),
+    Metric::gauge(
+        "store_memory_bytes",
+        SCOPE,
+        "memory that the store's server uses; Redis, of several the one with the least room",
+    ),
+    Metric::gauge("store_memory_max_bytes", SCOPE, "limit of that memory (`maxmemory`), if there is one"),
     Metric::gauge("permits", CONSUMER, "how many handlers may run"),
     Metric::gauge("permits_free", CONSUMER, "how many more could run now"),
     Metric::gauge("in_flight", CONSUMER, "messages between the source and their acks"),

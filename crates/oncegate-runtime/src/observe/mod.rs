@@ -328,6 +328,9 @@ impl BreakerState {
 pub enum ExtraRunCause {
     /// A claim was taken over whose owner had ended without an outcome.
     CrashTakeover,
+    /// A claim was taken over whose handler this process itself has dropped, because it had not ended in time after its
+    /// cancellation (`max_run`). A message that its queue has delivered again since is a [takeover](Self::CrashTakeover).
+    Discarded,
     /// This process lost its lease while its handler ran: the record was deleted, or another process has taken over.
     LeaseLost,
     /// A handler had ended, the store did not answer its completion, its lease ran out in the meantime, and another
@@ -364,6 +367,7 @@ impl ExtraRunCause {
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::CrashTakeover => "crash_takeover",
+            Self::Discarded => "discarded",
             Self::LeaseLost => "lease_lost",
             Self::CompleteUnknown => "complete_unknown",
             Self::StoreLoss => "store_loss",

@@ -53,7 +53,8 @@ impl List {
     /// Delivers a message that its broker has had since 1970: longer than any record is kept.
     #[allow(dead_code, reason = "for the tests of transactions")]
     pub(crate) fn push_old(&self, topic: &str, payload: String) {
-        self.deliver(Message::new(topic, self.next_origin(topic), Some(payload.into())).with_timestamp_ms(0));
+        // Long ago: a timestamp of 0 is none.
+        self.deliver(Message::new(topic, self.next_origin(topic), Some(payload.into())).with_timestamp_ms(1));
     }
 
     /// Delivers a message once more.

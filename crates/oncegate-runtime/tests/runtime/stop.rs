@@ -4,12 +4,16 @@ use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
+use async_trait::async_trait;
+use oncegate::core::key::{Scope, StoreKey};
 use oncegate::core::record::State;
-use oncegate::{Attempt, ConsumerError, Failure, Message};
+use oncegate::core::store::{RecordSnapshot, Store, StoreError};
+use oncegate::core::testing::wrapper::StoreWrapper;
+use oncegate::{Attempt, ConsumerError, Failure, Gate, Key, MemoryStore, Message};
 use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep};
 
-use super::{Bench, numbered};
+use super::{Bench, LEASE, numbered};
 
 /// Resolves when a handler has begun.
 fn beginning() -> (impl Fn() + Send + Sync + 'static, oneshot::Receiver<()>) {
@@ -111,4 +115,61 @@ async fn a_handler_that_blocks_its_thread_for_ever_is_named_and_nobody_waits_for
     let held = bench.store.records().iter().filter(|(_, record)| pending(&record.state)).count();
     assert_eq!(held, 1, "the running attempt keeps its claim");
     drop(release);
+}
+
+/// A store that loses its records. It shows that once, and then does not answer what is asked about the scope.
+#[derive(Debug)]
+struct Losing {
+    inner: Arc<MemoryStore>,
+    has_lost: AtomicBool,
+    is_away: AtomicBool,
+}
+
+#[async_trait]
+impl StoreWrapper for Losing {
+    fn inner(&self) -> &dyn Store {
+        &*self.inner
+    }
+
+    async fn read(&self, keys: Vec<StoreKey>) -> Vec<Result<Option<RecordSnapshot>, StoreError>> {
+        if self.has_lost.swap(false, SeqCst) {
+            self.is_away.store(true, SeqCst);
+        }
+        self.inner.read(keys).await
+    }
+
+    async fn descriptor(&self, scope: &Scope) -> Result<Option<String>, StoreError> {
+        match self.is_away.load(SeqCst) {
+            true => Err(StoreError::unavailable("simulated")),
+            false => self.inner.descriptor(scope).await,
+        }
+    }
+}
+
+/// The process that starts next may find no evidence of its own.
+// invariant: run-after-loss
+#[tokio::test(start_paused = true)]
+async fn a_loss_that_was_noticed_is_in_the_store_before_a_stop_ends() {
+    let bench = Bench::of(numbered(1));
+    let (inner, no) = (Arc::clone(&bench.store), || AtomicBool::new(false));
+    let store = Arc::new(Losing { inner, has_lost: no(), is_away: no() });
+    let gate = Gate::new("runtime", Key::json(["id"]), Arc::clone(&store)).lease(LEASE).simulated(7);
+    let consumer = bench.consumer_behind(gate, async |_: Message, _: Attempt| Ok(()));
+    let (list, counters) = (Arc::clone(&bench.list), Arc::clone(&bench.counters));
+    let losing = Arc::clone(&store);
+    let noticed = async move {
+        list.until_acked(1).await;
+        losing.inner.lose_everything();
+        losing.has_lost.store(true, SeqCst);
+        while counters.total("store_losses") == 0 {
+            sleep(Duration::from_millis(100)).await;
+        }
+        tokio::spawn(async move {
+            sleep(Duration::from_secs(5)).await;
+            losing.is_away.store(false, SeqCst);
+        });
+    };
+    consumer.run_until(noticed).await.unwrap();
+    let held = bench.store.descriptor(&Scope::new("runtime").unwrap()).await.unwrap();
+    assert!(held.as_ref().is_some_and(|held| held.contains("halt")), "{held:?}");
 }

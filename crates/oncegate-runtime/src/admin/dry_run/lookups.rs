@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use oncegate_core::key::{
-    CompiledFingerprint, CompiledKey, Descriptor, Digest, Fingerprint, FingerprintSpec, Key, KeyError, Scope,
-    StoreKey,
+    CompiledFingerprint, CompiledKey, Descriptor, Digest, Fingerprint, FingerprintSpec, Key, KeyError,
+    PrepareError, Scope, StoreKey,
 };
 use oncegate_core::record::{State, StoreTime, Token};
 use oncegate_core::rules::{Operation, Reply, Verdict, apply};
@@ -171,6 +171,7 @@ type KeyAndFingerprint = (StoreKey, Option<Fingerprint>);
 
 impl Judge {
     pub(super) async fn examine(&self, messages: Vec<Message>) -> Result<Vec<MessageFinding>, StoreError> {
+        self.prepare(&messages).await?;
         let identified: Vec<(Origin, Result<KeyAndFingerprint, KeyError>)> =
             messages.iter().map(|message| (message.origin().clone(), self.identify(message))).collect();
         // The payloads are not needed any more, and reads may take long.
@@ -189,6 +190,32 @@ impl Judge {
             }
         };
         Ok(identified.into_iter().map(find).collect())
+    }
+
+    /// Gets what the keys of these messages need from elsewhere, such as schemas.
+    async fn prepare(&self, messages: &[Message]) -> Result<(), StoreError> {
+        if !self.key.has_format() {
+            return Ok(());
+        }
+        for message in messages {
+            let mut failures = 0;
+            while let Err(error) = self.prepare_one(message).await {
+                failures += 1;
+                if failures == LOOK_TRIES {
+                    return Err(StoreError::unavailable(error.what));
+                }
+                tokio::time::sleep(PATIENCE.wait(failures, fastrand::f64())).await;
+            }
+        }
+        Ok(())
+    }
+
+    async fn prepare_one(&self, message: &Message) -> Result<(), PrepareError> {
+        self.key.prepare(message).await?;
+        match &self.fingerprint {
+            Some(fingerprint) => fingerprint.prepare(message).await,
+            None => Ok(()),
+        }
     }
 
     /// Derives key and fingerprint as a gate does.

@@ -48,7 +48,7 @@ impl Selector {
     /// one of them.
     ///
     /// # Errors
-    /// When the store did not answer for some ten seconds, or refuses.
+    /// When the store or the schema registry did not answer for some ten seconds, or refuses.
     pub async fn select(&self, messages: &[Message]) -> Result<Vec<Message>, StoreError> {
         let findings = self.judge.examine(messages.to_vec()).await?;
         let is_wanted = |standing: &Standing| match standing {

@@ -123,13 +123,15 @@ impl<D: Transactions, H: TransactionalBatchHandler<D::Transaction>> Pair<D, OfOn
         let scope = runs.first().map(|run| run.gate().scope()).unwrap_or_default();
         runs.iter().take(1).for_each(|run| run.gate().observe(Event::BatchCalled { scope, call }));
         let started = Instant::now();
-        let work = self.handler.0.handle(&batch, &mut transaction).instrument(trace::batch(scope, count));
+        let span = trace::batch(scope, &batch);
+        let work = self.handler.0.handle(&batch, &mut transaction).instrument(span.clone());
         let handled = tokio::select! {
             biased;
             handled = within(limit, work) => handled,
             () = all_discarded(runs) => Handled::Discarded,
         };
         let took = started.elapsed();
+        trace::ended(&span, outcome_of_run(&handled));
         let ended = match handled {
             Handled::Returned(Ok(outcomes)) if outcomes.len() == count => {
                 self.end(runs, outcomes, (transaction, holds)).await

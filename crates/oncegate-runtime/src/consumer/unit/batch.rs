@@ -9,7 +9,7 @@ use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep};
 use tracing::{Instrument as _, info};
 
-use super::super::end::{PANICKED, Ran};
+use super::super::end::{PANICKED, Ran, outcome_of};
 use super::super::member::Ended;
 use super::super::split::{After, Blame, Part, Split, blame};
 use super::super::trace;
@@ -17,11 +17,11 @@ use super::calls::discarded;
 use super::finish::{Finished, finish};
 use super::{Granted, Tasks};
 use crate::attempt::CANCELLATION_GRACE;
-use crate::batch::{BatchMessage, EarlyAnswer, ErasedBatchHandler};
+use crate::batch::{BatchMessage, BatchOutcome, EarlyAnswer, ErasedBatchHandler};
 use crate::failure::Failure;
 use crate::handler::BoxFuture;
 use crate::health::Stage;
-use crate::observe::{BatchCall, Event};
+use crate::observe::{BatchCall, Event, RunOutcome};
 
 /// The number of the attempt from which a message is called alone: two have failed, and it may fail again.
 const ALONE_FROM_ATTEMPT: u32 = 3;
@@ -91,6 +91,15 @@ impl Failed {
     }
 }
 
+/// How a call ended by itself, for its span.
+fn outcome_of_call<P>(ran: &Result<BatchOutcome, P>) -> RunOutcome {
+    match ran {
+        Ok(Ok(_)) => RunOutcome::Succeeded,
+        Ok(Err(failure)) => outcome_of(failure),
+        Err(_panic) => RunOutcome::Panicked,
+    }
+}
+
 /// The members of a batch, each until its end is known.
 struct Batch<'a> {
     tasks: &'a Arc<Tasks>,
@@ -140,11 +149,16 @@ impl<'a> Batch<'a> {
             .filter_map(|place| self.message(*place)?.in_call(*place, codec, &answers).into())
             .collect();
         let work = self.handler.handle_batch(&batch, codec);
-        let work = AssertUnwindSafe(work).catch_unwind().instrument(trace::batch(gate.scope(), batch.len()));
+        let span = trace::batch(gate.scope(), &batch);
+        let work = AssertUnwindSafe(work).catch_unwind().instrument(span.clone());
         let mut work = std::pin::pin!(work);
+        let mut has_cancelled = false;
         let ran = loop {
             if !part.members.iter().any(|place| self.has(*place)) {
-                // Every message was cancelled, or is answered.
+                trace::ended(
+                    &span,
+                    if has_cancelled { RunOutcome::Cancelled } else { RunOutcome::Succeeded },
+                );
                 return None;
             }
             tokio::select! {
@@ -155,6 +169,7 @@ impl<'a> Batch<'a> {
                 }
                 ran = &mut work => break ran,
                 Some(place) = self.cancelled.next() => {
+                    has_cancelled = true;
                     self.end(place, Ran::Cancelled);
                     self.finish_apart();
                 }
@@ -164,6 +179,7 @@ impl<'a> Batch<'a> {
         while let Ok(answer) = early.try_recv() {
             self.answered(answer);
         }
+        trace::ended(&span, outcome_of_call(&ran));
         match ran {
             Ok(Ok(outcomes)) => {
                 for (place, outcome) in part.members.iter().zip(outcomes) {

@@ -98,14 +98,16 @@ async fn claim_all(members: Vec<Member>) -> Vec<(Member, Result<Claimed, StoreEr
 async fn claim_of_shard(mut members: Vec<Member>) -> Vec<(Member, Result<Claimed, StoreError>)> {
     let mut claims: Vec<(&mut OpenClaim, &Message)> = Vec::with_capacity(members.len());
     for member in &mut members {
-        let Item { route, delivery, claim, identity, without_store, .. } = &mut *member.item;
+        let Item { route, delivery, claim, identity, without_store, past, .. } = &mut *member.item;
         let Ok(identity) = identity else {
             debug_assert!(false, "a message without a key is settled before");
             continue;
         };
         let claim = match &route.fail_open {
             Some(fail_open) if *without_store => claim.insert(fail_open.new_claim(identity)),
-            _ => claim.get_or_insert_with(|| route.gate.new_claim(identity)),
+            _ => {
+                claim.get_or_insert_with(|| route.gate.new_claim(identity).after_discard(past.was_discarded))
+            }
         };
         claims.push((claim, &delivery.message));
     }

@@ -40,7 +40,8 @@ pub(super) async fn finish(tasks: &Arc<Tasks>, finished: Vec<Finished>) -> Vec<E
     let mut ended = Vec::with_capacity(finished.len());
     let mut results: Vec<(Granted, Bytes)> = Vec::with_capacity(finished.len());
     let now = Instant::now();
-    for Finished { granted, ran, began } in finished {
+    for Finished { mut granted, ran, began } in finished {
+        granted.member.item.past.was_discarded = matches!(ran, Ran::Cancelled);
         let count = note(&tasks.shared, &granted, &ran, (began, now));
         match ran {
             Ran::Returned(Ok(Ok(stored))) if is_stored_as_it_is(&granted, &stored) => {

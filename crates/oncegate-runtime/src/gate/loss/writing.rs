@@ -1,14 +1,19 @@
 //! Looks again after a loss was found, and writes it into the scope's descriptor, so that every process obeys it.
 
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use oncegate_core::store::{Epoch, ScopeDescriptor, StoreError};
 
 use super::finding::{Evidence, Loss};
 use super::{LossWatch, OnStoreLoss, time_of};
+use crate::backoff::Backoff;
 use crate::gate::scope_descriptor::{Comparison, MAX_WRITES, compare, halted};
 use crate::gate::{shard_markers, witnesses};
 use crate::observe::Event;
+
+/// The delays between tries to write a loss before a stop ends.
+const WRITE_BACKOFF: Backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(2));
 
 /// Who has noticed the loss that a descriptor holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,6 +58,23 @@ impl LossWatch {
         self.observer.observe(Event::StoreLost { scope });
         if let Err(error) = written {
             tracing::warn!(scope, %error, "the loss of records could not be written to the store; trying again");
+        }
+    }
+
+    /// Waits until a loss that this process has noticed is in the store, or is withdrawn. A process that stops before
+    /// would take it along: the next one may find no evidence of its own.
+    pub(in crate::gate) async fn losses_written(&self) {
+        let mut failures = 0_u32;
+        loop {
+            let Some(loss) = self.lock().unwritten.clone() else { return };
+            let Err(error) = self.write(&loss).await else { return };
+            failures = failures.saturating_add(1);
+            tracing::warn!(
+                scope = self.scope.as_str(),
+                %error,
+                "the loss of records could not be written to the store; the stop waits for it"
+            );
+            tokio::time::sleep(WRITE_BACKOFF.wait(failures, self.entropy.fraction())).await;
         }
     }
 

@@ -1,0 +1,208 @@
+//! The format of a consumer's payloads.
+
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use std::sync::Arc;
+
+use oncegate::Key;
+use oncegate::schema::{Encoding, Registry, SchemaFormat};
+use schemars::JsonSchema;
+use serde::Deserialize;
+
+use super::shape::Consumer;
+use super::values::{Names, Secret};
+use super::{Loaded, Secrets};
+
+/// The largest schema file that is read, in bytes.
+const SCHEMA_MAX_BYTES: u64 = 4 * 1024 * 1024;
+
+/// The format of payloads that are not JSON: at most one of `registry`, `avro` and `protobuf`, and how the whole is encoded.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Format {
+    /// Payloads name their schema in this registry, which speaks Confluent's API: Avro, Protobuf and JSON Schema. Several addresses
+    /// with commas.
+    pub(crate) registry: Option<String>,
+    /// The user name, or the API key, for the registry.
+    pub(crate) user: Option<String>,
+    /// The password, or the secret of the API key.
+    pub(crate) password: Option<Secret>,
+    /// Sent to the registry as `Authorization: Bearer …`.
+    pub(crate) token: Option<Secret>,
+    /// The authority that has signed the registry's certificate, a file in PEM. Without it, those of the machine.
+    pub(crate) tls_root: Option<PathBuf>,
+    /// Payloads are Avro without framing, all of the schema in this file.
+    pub(crate) avro: Option<PathBuf>,
+    /// Payloads are Protobuf without framing, all of one message of this `.proto` file.
+    pub(crate) protobuf: Option<PathBuf>,
+    /// The full name of that message. A file with one message needs none.
+    pub(crate) message: Option<String>,
+    /// The compressions or encodings of whole payloads, the outermost first: `gzip`, `zstd`, `base64`.
+    pub(crate) encoding: Option<Names>,
+    /// A header that names how a payload is compressed or encoded, such as `content-encoding`.
+    pub(crate) encoding_header: Option<String>,
+}
+
+impl Format {
+    /// The key with this format.
+    ///
+    /// # Errors
+    /// When a file or secret cannot be read, or the settings do not fit together; the text names the setting.
+    pub(crate) fn apply(&self, key: Key) -> Result<Key, String> {
+        Ok(key.format(Arc::new(self.build()?)))
+    }
+
+    fn build(&self) -> Result<SchemaFormat, String> {
+        let format = match (&self.registry, &self.avro, &self.protobuf) {
+            (None, None, None) => SchemaFormat::json(),
+            (Some(url), None, None) => self.of_registry(url)?,
+            (None, Some(file), None) => {
+                let schema = SchemaFormat::avro(&read("avro", file)?);
+                schema.map_err(|error| format!("`avro`: {error}"))?
+            }
+            (None, None, Some(file)) => {
+                let schema = SchemaFormat::protobuf(&read("protobuf", file)?, self.message.as_deref());
+                schema.map_err(|error| format!("`protobuf`: {error}"))?
+            }
+            _ => return Err("only one of `registry`, `avro` and `protobuf` can be set".to_owned()),
+        };
+        let login = self.user.is_some() || self.password.is_some() || self.token.is_some();
+        if self.registry.is_none() && (login || self.tls_root.is_some()) {
+            return Err("`user`, `password`, `token` and `tls_root` are for a `registry`".to_owned());
+        }
+        if self.protobuf.is_none() && self.message.is_some() {
+            return Err("`message` is for `protobuf`; payloads with a registry name their message".to_owned());
+        }
+        let format = format.encodings(self.encodings()?);
+        Ok(match &self.encoding_header {
+            Some(header) => format.encoding_header(header),
+            None => format,
+        })
+    }
+
+    fn of_registry(&self, url: &str) -> Result<SchemaFormat, String> {
+        let mut registry = Registry::new(url);
+        registry = match (&self.user, &self.password, &self.token) {
+            (None, None, None) => registry,
+            (Some(user), Some(password), None) => {
+                let password = password.resolve().map_err(|why| format!("`password`: {why}"))?;
+                registry.basic_auth(user, &password).map_err(|error| error.to_string())?
+            }
+            (None, None, Some(token)) => {
+                let token = token.resolve().map_err(|why| format!("`token`: {why}"))?;
+                registry.bearer(&token).map_err(|error| error.to_string())?
+            }
+            _ => return Err("a registry takes `user` and `password`, or `token`".to_owned()),
+        };
+        if let Some(file) = &self.tls_root {
+            registry = registry.tls_root(file);
+        }
+        SchemaFormat::registry(registry).map_err(|error| format!("`registry`: {error}"))
+    }
+
+    fn encodings(&self) -> Result<Vec<Encoding>, String> {
+        let names = self.encoding.iter().flat_map(|names| &names.0);
+        let encodings = names.map(|name| {
+            Encoding::named(name)
+                .ok_or_else(|| format!("`encoding`: {name} is none; there are gzip, zstd and base64"))
+        });
+        encodings.collect()
+    }
+}
+
+/// `registry:http://localhost:8081`, `avro:order.avsc`, `protobuf:shop.proto#shop.Order`, or one or several of `gzip`, `zstd`
+/// and `base64` with commas; or the JSON of the setting.
+impl FromStr for Format {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let text = text.trim();
+        if text.starts_with('{') {
+            return serde_json::from_str(text).map_err(|error| error.to_string());
+        }
+        let none = Self::default();
+        Ok(match text.split_once(':') {
+            Some(("registry", url)) => Self { registry: Some(url.to_owned()), ..none },
+            Some(("avro", file)) => Self { avro: Some(file.into()), ..none },
+            Some(("protobuf", file)) => match file.split_once('#') {
+                Some((file, message)) => {
+                    Self { protobuf: Some(file.into()), message: Some(message.to_owned()), ..none }
+                }
+                None => Self { protobuf: Some(file.into()), ..none },
+            },
+            Some(_) => {
+                return Err(
+                    "it must be registry:URL, avro:FILE, protobuf:FILE#MESSAGE, gzip, zstd or base64"
+                        .to_owned(),
+                );
+            }
+            None => {
+                let names = text.split(',').map(|name| name.trim().to_owned()).collect();
+                let format = Self { encoding: Some(Names(names)), ..none };
+                format.encodings()?;
+                format
+            }
+        })
+    }
+}
+
+fn read(setting: &str, file: &Path) -> Result<String, String> {
+    let refuse = |why: &dyn std::fmt::Display| format!("`{setting}` is {}: {why}", file.display());
+    let size = std::fs::metadata(file).map_err(|error| refuse(&error))?.len();
+    if size > SCHEMA_MAX_BYTES {
+        return Err(refuse(&"it is too large for a schema"));
+    }
+    std::fs::read_to_string(file).map_err(|error| refuse(&error))
+}
+
+impl Loaded {
+    /// Checks the format of a consumer's payloads: its secrets, and that its schema can be read.
+    pub(super) fn check_format(&mut self, name: &str, consumer: &Consumer, secrets: Secrets) {
+        let Some(format) = &consumer.format else { return };
+        for (setting, secret) in [("password", &format.password), ("token", &format.token)] {
+            if let Some(secret) = secret {
+                self.check_secret(&self.place(name, &["format", setting]), secret, secrets);
+            }
+        }
+        if let Err(why) = format.apply(Key::payload()) {
+            self.error(&self.place(name, &["format"]), why);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_text_form_is_the_setting() {
+        let format: Format = "protobuf:shop.proto#shop.Order".parse().unwrap();
+        assert_eq!(
+            (format.protobuf, format.message.as_deref()),
+            (Some("shop.proto".into()), Some("shop.Order"))
+        );
+        let format: Format = "registry:http://localhost:8081".parse().unwrap();
+        assert_eq!(format.registry.as_deref(), Some("http://localhost:8081"));
+        let format: Format = "base64, gzip".parse().unwrap();
+        assert_eq!(format.encodings(), Ok(vec![Encoding::Base64, Encoding::Gzip]));
+        let format: Format = r#"{"registry": "http://localhost:8081", "user": "u"}"#.parse().unwrap();
+        assert!(format.build().unwrap_err().contains("password"));
+        for bad in ["brotli", "json:x", "{"] {
+            assert!(bad.parse::<Format>().is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn settings_that_do_not_fit_together_are_refused() {
+        for (text, what) in [
+            (r#"{"registry": "http://x", "avro": "a.avsc"}"#, "only one"),
+            (r#"{"registry": "ftp://x"}"#, "http://"),
+            (r#"{"message": "shop.Order"}"#, "`protobuf`"),
+            (r#"{"user": "u"}"#, "`registry`"),
+            (r#"{"avro": "/nowhere.avsc"}"#, "/nowhere.avsc"),
+        ] {
+            let error = text.parse::<Format>().unwrap().build().unwrap_err();
+            assert!(error.contains(what), "{text}: {error}");
+        }
+    }
+}

@@ -1,0 +1,123 @@
+//! Payloads that are not JSON, for every command that makes keys.
+
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+
+use oncegate_testkit::{Kafka, Process, SchemaRegistry, process, schema_python, unique, until};
+
+use super::{LIMIT, oncegate};
+
+const SCHEMA: &str =
+    r#"{"type": "record", "name": "Order", "fields": [{"name": "order_id", "type": "string"}]}"#;
+
+/// Writes five orders to the topic, by another implementation.
+async fn produce(kafka: &Kafka, registry: &str, topic: &str, kind: &str) {
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/e2e/schemas/produce.py");
+    let arguments = [kafka.bootstrap(), registry, topic, kind, "0", "5"];
+    let mut command = tokio::process::Command::from(process::bound_to_parent(schema_python(), "KILL"));
+    command.arg(script).args(arguments).stdin(Stdio::null()).stdout(Stdio::null());
+    assert!(tokio::time::timeout(LIMIT, command.status()).await.expect("it ends in time").unwrap().success());
+}
+
+fn lines(file: &Path) -> usize {
+    std::fs::read_to_string(file).map_or(0, |text| text.lines().count())
+}
+
+#[tokio::test]
+async fn a_key_of_avro_is_that_of_its_json() {
+    let dir = tempfile::tempdir().unwrap();
+    let schema = dir.path().join("order.avsc");
+    std::fs::write(&schema, SCHEMA).unwrap();
+    let format = format!("avro:{}", schema.display());
+    let key = ["key", "--key", "order_id", "--scope", "billing", "--route", "orders", "--json"];
+    let json = oncegate(&key, br#"{"order_id": "A-7"}"#).await.ended(0).json();
+    let avro = oncegate(&[&key[..], &["--format", &format]].concat(), b"\x06A-7").await.ended(0).json();
+    assert_eq!(avro["store_key"], json["store_key"]);
+
+    let bad = oncegate(&[&key[..], &["--format", &format]].concat(), b"\x08A-7").await;
+    bad.ended(65).says("ends in the middle");
+    let unset = oncegate(&key, b"\0\0\0\0\x01\x06A-7").await;
+    unset.ended(65).says("Confluent");
+    let away = ["--format", "registry:http://127.0.0.1:1"];
+    let away = oncegate(&[&key[..], &away].concat(), b"\0\0\0\0\x01\x06A-7").await;
+    away.ended(69).says("http://127.0.0.1:1");
+}
+
+fn configuration(dir: &Path, format: &str, brokers: &str, topic: &str) -> PathBuf {
+    let path = dir.join("oncegate.toml");
+    let text = format!(
+        "[store]\nurl = \"sqlite:records.db\"\n[consumer.billing]\nkey = \"order_id\"\nformat = {{ {format} }}\n\
+         source.kafka = {{ brokers = \"{brokers}\", topics = \"{topic}\", group = \"{}\" }}\n\
+         dead_letters = {{ kafka = \"{topic}-dead\" }}\nhandler.command = [\"sh\", \"-c\", \"echo >>effects\"]\n",
+        unique("formats")
+    );
+    std::fs::write(&path, text).unwrap();
+    path
+}
+
+#[tokio::test]
+async fn a_topic_with_a_registry_runs_and_would_not_run_again() {
+    let kafka = Kafka::shared().await;
+    let registry = SchemaRegistry::start().await;
+    let topic = kafka.new_topic("formats", 1).await;
+    kafka.create_topic(&format!("{topic}-dead"), 1).await;
+    produce(&kafka, &registry.url(), &topic, "avro").await;
+    let dir = tempfile::tempdir().unwrap();
+    let format = format!("registry = \"{}\"", registry.url());
+    let config = configuration(dir.path(), &format, kafka.bootstrap(), &topic);
+    let config = config.to_str().unwrap();
+    oncegate(&["check", config], b"").await.ended(0);
+
+    let mut running = process::bound_to_parent(env!("CARGO_BIN_EXE_oncegate"), "KILL");
+    running.args(["run", "--config", config, "--listen", "off"]).current_dir(dir.path());
+    let mut running = Process::spawn_logged("oncegate run", running, &dir.path().join("log"));
+    let effects = dir.path().join("effects");
+    let handled = async || match lines(&effects) {
+        5 => Ok(()),
+        other => Err(format!("{other} effects\n{}", running.log_tail())),
+    };
+    until("the effects", LIMIT, handled).await;
+    // Those of the other schema are the same orders.
+    produce(&kafka, &registry.url(), &topic, "avro-evolved").await;
+    let replay = ["replay", "--config", config, "--json"];
+    let completed = async || {
+        let document = oncegate(&replay, b"").await.json();
+        if document["completed"] == 10 { Ok(()) } else { Err(document.to_string()) }
+    };
+    until("the records", LIMIT, completed).await;
+    running.signal("TERM");
+    assert_eq!(running.end_within(LIMIT).await.code(), Some(0), "{}", running.log_tail());
+    assert_eq!(lines(&effects), 5);
+    assert!(kafka.read_all(&format!("{topic}-dead")).await.is_empty());
+
+    let store = format!("sqlite:{}", dir.path().join("records.db").display());
+    let flags = [
+        "replay",
+        "--brokers",
+        kafka.bootstrap(),
+        "--topic",
+        &topic,
+        "--store",
+        &store,
+        "--scope",
+        "billing",
+    ];
+    let format = format!("registry:{}", registry.url());
+    let by_flags = [&flags[..], &["--key", "order_id", "--format", &format, "--json"]].concat();
+    assert_eq!(oncegate(&by_flags, b"").await.ended(0).json()["completed"], 10);
+}
+
+#[tokio::test]
+async fn a_format_that_cannot_be_used_is_refused_by_check() {
+    let dir = tempfile::tempdir().unwrap();
+    for (format, what) in [
+        ("avro = \"gone.avsc\"", "gone.avsc"),
+        ("registry = \"localhost:8081\"", "http://"),
+        ("registry = \"http://localhost:8081\", protobuf = \"a.proto\"", "only one"),
+        ("registry = \"http://localhost:8081\", user = \"u\"", "`password`"),
+        ("encoding = \"brotli\"", "brotli"),
+    ] {
+        let config = configuration(dir.path(), format, "localhost:9092", "orders");
+        oncegate(&["check", config.to_str().unwrap()], b"").await.ended(1).says(what);
+    }
+}

@@ -1,0 +1,148 @@
+//! The layer before the keys: a format turns the payload of a message into a document.
+//!
+//! Without a format, the payload is the document: JSON. Keys know documents only, so a format changes nothing about paths,
+//! normalisers and limits, and a message has the key of the JSON document with the same values.
+
+use std::fmt;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+
+use super::error::KeyError;
+use super::input::KeySource;
+use super::path::Node;
+
+/// Turns payloads into documents. [`Key::format`](super::Key::format) sets it.
+#[async_trait]
+pub trait Format: Send + Sync + fmt::Debug {
+    /// Makes the document of a message: JSON text. Pure and quick; it waits for nothing.
+    ///
+    /// Writes at least what is `wanted`, and no more than `limit` bytes. What is not wanted may be left out, or be `null`
+    /// in an array.
+    ///
+    /// # Errors
+    /// Why the message has no document. [`KeyError::NotPrepared`] when [`prepare`](Self::prepare) has not been called.
+    fn document<'m>(
+        &self,
+        message: &'m dyn KeySource,
+        wanted: Wanted<'_>,
+        limit: usize,
+        out: &mut Vec<u8>,
+    ) -> Result<DocumentPlace<'m>, KeyError>;
+
+    /// Gets what the document of this message needs from elsewhere, such as its schema. Returns at once when there is
+    /// nothing to get. `limit` is that of [`document`](Self::document).
+    ///
+    /// # Errors
+    /// When it cannot be got now. Call it again later; the message itself may be good.
+    async fn prepare(&self, message: &(dyn KeySource + Sync), limit: usize) -> Result<(), PrepareError>;
+}
+
+/// Where a format has put the document.
+#[derive(Clone, Copy)]
+pub enum DocumentPlace<'m> {
+    /// A part of the message is the document.
+    Borrowed(&'m [u8]),
+    /// The document was written.
+    Written,
+}
+
+impl fmt::Debug for DocumentPlace<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Borrowed(document) => write!(f, "Borrowed({} bytes)", document.len()),
+            Self::Written => f.write_str("Written"),
+        }
+    }
+}
+
+/// What a format needs from elsewhere does not come now: an outage, and nothing about the message.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{what}")]
+pub struct PrepareError {
+    /// What does not answer, and why.
+    pub what: String,
+}
+
+/// The parts of a document that a key reads.
+#[derive(Clone, Copy, Debug)]
+pub struct Wanted<'a>(Option<&'a Node>);
+
+impl<'a> Wanted<'a> {
+    /// The whole document.
+    #[must_use]
+    pub fn all() -> Self {
+        Self(None)
+    }
+
+    pub(super) fn of(node: &'a Node) -> Self {
+        Self(node.target.is_none().then_some(node))
+    }
+
+    /// Whether all of this value is wanted.
+    #[must_use]
+    pub fn is_all(self) -> bool {
+        self.0.is_none()
+    }
+
+    /// What is wanted of a member of this object; `None` for nothing.
+    #[must_use]
+    pub fn member(self, name: &[u8]) -> Option<Self> {
+        match self.0 {
+            None => Some(self),
+            Some(node) => node.member(name).map(Wanted::of),
+        }
+    }
+
+    /// What is wanted of an element of this array; `None` for nothing.
+    #[must_use]
+    pub fn element(self, index: usize) -> Option<Self> {
+        match self.0 {
+            None => Some(self),
+            Some(node) => node.element(index).map(Wanted::of),
+        }
+    }
+
+    /// How many elements of this array are needed, from its beginning.
+    #[must_use]
+    pub fn elements(self) -> usize {
+        self.0.map_or(usize::MAX, Node::elements_wanted)
+    }
+}
+
+/// A format of a key. Two of them are equal when they are the same one.
+#[derive(Clone, Debug)]
+pub(super) struct SharedFormat(pub(super) Arc<dyn Format>);
+
+impl PartialEq for SharedFormat {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+/// Recognises a payload that is no JSON document, but something that carries one: the error of a parser would not say what to
+/// change. `None` for everything else.
+pub fn foreign_form(payload: &[u8]) -> Option<&'static str> {
+    const POINTERS: [&[u8]; 2] = [
+        b"[\"software.amazon.payloadoffloading.PayloadS3Pointer\"",
+        b"[\"com.amazon.sqs.javamessaging.MessageS3Pointer\"",
+    ];
+    match payload {
+        [b'[', ..] if POINTERS.iter().any(|pointer| payload.starts_with(pointer)) => Some(
+            "a pointer to an object in S3, as Amazon's extended clients write for large payloads; the object is not fetched, and the pointer is another one for each send, so use a message attribute for the key",
+        ),
+        // UTF-16 and UTF-32 begin with a zero too, and then have a character of JSON.
+        [0, 0, 0, _, 0, 0, 0, ..] | [0, 0x20..=0x7E, 0, _, ..] => None,
+        [0, _, _, _, _, ..] => {
+            Some("the framing of Confluent's schema registry; set the consumer's `format` to a registry")
+        }
+        [3, 0 | 5, ..] if payload.len() >= 18 => Some(
+            "the framing of AWS Glue's schema registry, which is not supported; use a header or the message key",
+        ),
+        [0x1F, 0x8B, ..] => Some("compressed with gzip; set the `encoding` of the consumer's `format`"),
+        [0x28, 0xB5, 0x2F, 0xFD, ..] => {
+            Some("compressed with zstd; set the `encoding` of the consumer's `format`")
+        }
+        _ => None,
+    }
+}

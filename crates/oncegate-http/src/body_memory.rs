@@ -1,0 +1,126 @@
+//! The memory for request bodies: a limit for all of them together, and one for those of each caller.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use super::problem::Problem;
+
+/// The memory for request bodies, shared by all requests of a layer.
+#[derive(Debug)]
+pub(super) struct BodyMemory {
+    most_bytes: usize,
+    used: Mutex<Used>,
+}
+
+#[derive(Debug, Default)]
+struct Used {
+    bytes: usize,
+    /// Callers whose requests hold memory now, so no more than there are requests.
+    callers: HashMap<Arc<str>, usize>,
+}
+
+/// The memory that one request's body occupies. It is free again when this is dropped.
+#[derive(Debug)]
+pub(super) struct OccupiedMemory {
+    memory: Arc<BodyMemory>,
+    caller: Arc<str>,
+    caller_bytes: usize,
+    bytes: usize,
+    /// Why the last bytes were refused.
+    refused: Option<Refused>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Refused {
+    All,
+    Caller,
+}
+
+impl BodyMemory {
+    pub(super) fn new(most_bytes: usize) -> Self {
+        Self { most_bytes, used: Mutex::default() }
+    }
+
+    /// The size of the whole.
+    pub(super) fn bytes(&self) -> usize {
+        self.most_bytes
+    }
+
+    /// Nothing yet, for a request of this caller, whose requests may hold `caller_bytes` together.
+    pub(super) fn none(self: &Arc<Self>, caller: &str, caller_bytes: usize) -> OccupiedMemory {
+        OccupiedMemory {
+            memory: Arc::clone(self),
+            caller: caller.into(),
+            caller_bytes,
+            bytes: 0,
+            refused: None,
+        }
+    }
+
+    /// Each change leaves the sums consistent, so a panic elsewhere does no harm.
+    fn lock(&self) -> MutexGuard<'_, Used> {
+        self.used.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl OccupiedMemory {
+    /// Occupies so many bytes more; `false` when there are not so many left.
+    pub(super) fn occupy(&mut self, bytes: usize) -> bool {
+        let mut used = self.memory.lock();
+        let all = used.bytes.saturating_add(bytes);
+        let of_caller = used.callers.get(&self.caller).copied().unwrap_or_default().saturating_add(bytes);
+        self.refused = if all > self.memory.most_bytes {
+            Some(Refused::All)
+        } else if of_caller > self.caller_bytes {
+            Some(Refused::Caller)
+        } else {
+            used.bytes = all;
+            used.callers.insert(Arc::clone(&self.caller), of_caller);
+            self.bytes += bytes;
+            None
+        };
+        self.refused.is_none()
+    }
+
+    /// What the client is told whose body was refused.
+    pub(super) fn refusal(&self) -> Problem {
+        match self.refused {
+            Some(Refused::Caller) => Problem::CallerOverloaded,
+            Some(Refused::All) | None => Problem::Overloaded,
+        }
+    }
+}
+
+impl Drop for OccupiedMemory {
+    fn drop(&mut self) {
+        let mut used = self.memory.lock();
+        used.bytes = used.bytes.saturating_sub(self.bytes);
+        if let Some(of_caller) = used.callers.get_mut(&self.caller) {
+            *of_caller = of_caller.saturating_sub(self.bytes);
+            if *of_caller == 0 {
+                used.callers.remove(&self.caller);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_caller_holds_is_counted_and_forgotten_with_its_last_request() {
+        let memory = Arc::new(BodyMemory::new(10));
+        let mut one = memory.none("a", 6);
+        let mut two = memory.none("a", 6);
+        assert!(one.occupy(4) && two.occupy(2) && !two.occupy(1));
+        assert_eq!(two.refusal().name(), "caller-overloaded");
+        let mut other = memory.none("b", 6);
+        assert!(other.occupy(4) && !other.occupy(1));
+        assert_eq!(other.refusal().name(), "overloaded");
+        drop(one);
+        assert!(two.occupy(1) && other.occupy(1));
+        drop((two, other));
+        assert!(memory.lock().callers.is_empty() && memory.lock().bytes == 0);
+    }
+}

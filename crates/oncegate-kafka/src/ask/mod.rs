@@ -1,0 +1,7 @@
+//! Questions to the brokers about topics, rights and committed offsets.
+
+pub(crate) mod annotations;
+pub(crate) mod committed;
+pub(crate) mod group_offsets;
+pub(crate) mod rights;
+pub(crate) mod topics;

@@ -1,0 +1,15 @@
+//! What every client of librdkafka needs: settings, logins, errors and log lines; the clients that ask and that produce.
+
+pub(crate) mod convert;
+pub(crate) mod headers;
+pub(crate) mod inquiry;
+pub(crate) mod java_names;
+pub(crate) mod log;
+pub(crate) mod notices;
+pub(crate) mod producer;
+pub(crate) mod properties;
+pub(crate) mod rotation;
+pub(crate) mod settings;
+pub(crate) mod statistics;
+pub(crate) mod tokens;
+pub(crate) mod trouble;

@@ -1,0 +1,429 @@
+//! Writes messages so that they count as sent only when all in-sync replicas have them.
+
+use std::error::Error;
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use rdkafka::client::{ClientContext, OAuthToken};
+use rdkafka::config::{ClientConfig, RDKafkaLogLevel};
+use rdkafka::error::{KafkaError, RDKafkaErrorCode};
+use rdkafka::message::{Header, OwnedHeaders};
+use rdkafka::producer::{FutureProducer, FutureRecord, Producer as _};
+
+use super::log;
+use super::properties::{FileContents, Properties};
+use super::rotation;
+use super::settings::{self, Property};
+use super::tokens::{self, Tokens};
+use super::trouble::login_refusal;
+use oncegate_runtime::message::{Header as OwnHeader, Message};
+use oncegate_runtime::source::SourceError;
+
+/// Producer properties that only oncegate may set, and why.
+const REFUSED: &[(&str, &str)] = &[
+    ("bootstrap.servers", "the brokers are the first argument"),
+    ("metadata.broker.list", "the brokers are the first argument"),
+    ("acks", "what is written must reach all in-sync replicas"),
+    ("request.required.acks", "what is written must reach all in-sync replicas"),
+    ("enable.idempotence", "a retry inside the client must not write a message twice"),
+    ("transactional.id", "oncegate writes in no transactions"),
+];
+
+/// Prefixes of a source's connection properties that its producer needs as well.
+const CONNECTION: &[&str] = &[
+    "security.",
+    "sasl.",
+    "ssl.",
+    "enable.ssl.",
+    "https.",
+    "socket.",
+    "broker.address.",
+    "reconnect.",
+    "client.",
+    "debug",
+];
+
+/// Whether a source's property concerns the connection, so that its producers need it as well.
+pub(crate) fn is_connection(name: &str) -> bool {
+    CONNECTION.iter().any(|prefix| name.starts_with(prefix))
+}
+
+/// What a message consists of besides its headers.
+#[derive(Clone, Copy)]
+pub(crate) struct Content<'m> {
+    /// `None`: the key decides.
+    pub(crate) partition: Option<i32>,
+    pub(crate) key: Option<&'m [u8]>,
+    /// `None` for a tombstone.
+    pub(crate) payload: Option<&'m [u8]>,
+}
+
+impl<'m> From<&'m Message> for Content<'m> {
+    fn from(message: &'m Message) -> Self {
+        Self {
+            partition: None,
+            key: message.key(),
+            payload: (!message.is_tombstone()).then(|| message.payload()),
+        }
+    }
+}
+
+/// A producer whose messages count as sent when all in-sync replicas have them.
+///
+/// After a fatal error, its librdkafka client sends nothing more, for example after one answer that denies idempotent
+/// writes. Then another client replaces it, and so when a password or certificate has changed.
+pub(crate) struct DurableProducer {
+    brokers: String,
+    properties: Properties,
+    current: Mutex<Current>,
+}
+
+type ProducerClient = FutureProducer<ProducerContext>;
+
+/// The client in use.
+struct Current {
+    client: ProducerClient,
+    config: ClientConfig,
+    context: ProducerContext,
+    /// What was in the files that it was made of.
+    contents: FileContents,
+    /// When the files are read next.
+    look_at: Instant,
+}
+
+impl DurableProducer {
+    /// Creates a producer for the cluster at `brokers`. It connects by itself.
+    ///
+    /// # Errors
+    /// When a file cannot be read, or a property is not valid.
+    pub(crate) fn new(brokers: &str, properties: Properties) -> Result<Self, SourceError> {
+        let current = Current::new(brokers, &properties)?;
+        Ok(Self { brokers: brokers.to_owned(), properties, current: Mutex::new(current) })
+    }
+
+    /// Sends the content with these headers, and waits until they are written.
+    ///
+    /// # Errors
+    /// When the message may not be written. It may be written nevertheless.
+    pub(crate) async fn send(
+        &self,
+        topic: &str,
+        content: Content<'_>,
+        headers: OwnedHeaders,
+    ) -> Result<(), KafkaError> {
+        let client = self.client_for(topic).await;
+        let Err(error) = deliver(&client, topic, content, headers.clone()).await else {
+            self.current().context.refusal().take();
+            return Ok(());
+        };
+        if client.client().fatal_error().is_none() {
+            return Err(error);
+        }
+        let client = self.replace_failed().await?;
+        deliver(&client, topic, content, headers).await.map_err(|error| match client.client().fatal_error() {
+            Some((code, _)) => KafkaError::MessageProduction(code),
+            None => error,
+        })
+    }
+
+    /// The text of an error of `send`, with the reason if the brokers refuse the login: the client tries again until the
+    /// time limit of a message, and then says only that it is over.
+    pub(crate) fn explain(&self, error: &KafkaError) -> String {
+        match &*self.current().context.refusal() {
+            Some(refusal) => format!("{error}: {refusal}"),
+            None => error.to_string(),
+        }
+    }
+
+    /// Replaces the client if it has failed, and returns the one that is used from now on.
+    async fn replace_failed(&self) -> Result<ProducerClient, KafkaError> {
+        let (client, former) = {
+            let mut current = self.current();
+            let former = match current.client.client().fatal_error() {
+                Some((code, reason)) => {
+                    tracing::warn!(%code, reason, "a Kafka producer has failed; replacing it");
+                    let next = current.config.create_with_context(current.context.clone())?;
+                    Some(std::mem::replace(&mut current.client, next))
+                }
+                None => None,
+            };
+            (current.client.clone(), former)
+        };
+        end(former).await;
+        Ok(client)
+    }
+
+    /// Returns the client to write to `topic` with: another one, once the brokers accept a changed password or
+    /// certificate.
+    async fn client_for(&self, topic: &str) -> ProducerClient {
+        let (client, contents) = {
+            let mut current = self.current();
+            let now = Instant::now();
+            if !self.properties.has_files() || now < current.look_at {
+                return current.client.clone();
+            }
+            // Until this one knows more, other calls use the client that is there.
+            current.look_at = now + rotation::TRIAL_TIMEOUT;
+            (current.client.clone(), current.contents)
+        };
+        let (brokers, properties, topic) = (self.brokers.clone(), self.properties.clone(), topic.to_owned());
+        let looking = tokio::task::spawn_blocking(move || changed(&brokers, &properties, contents, &topic));
+        let changed = looking.await.unwrap_or(None);
+        let (client, former) = {
+            let mut current = self.current();
+            current.look_at = Instant::now() + rotation::LOOK_EVERY;
+            match changed {
+                None => return client,
+                Some(next) => {
+                    tracing::info!(
+                        "a Kafka producer is replaced, because its password or certificate has changed"
+                    );
+                    let former = std::mem::replace(&mut *current, next);
+                    (current.client.clone(), former)
+                }
+            }
+        };
+        end(former).await;
+        client
+    }
+
+    fn current(&self) -> MutexGuard<'_, Current> {
+        self.current.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Drops a client, which waits for its threads. A panic there concerns no message.
+async fn end<T: Send + 'static>(former: T) {
+    _ = tokio::task::spawn_blocking(move || drop(former)).await;
+}
+
+/// Returns a client with what is in the files now, if that has changed and the brokers accept it.
+fn changed(brokers: &str, properties: &Properties, contents: FileContents, topic: &str) -> Option<Current> {
+    if properties.contents() == contents {
+        return None;
+    }
+    let next = Current::new(brokers, properties).and_then(|next| {
+        let mut asking = ClientConfig::new();
+        asking.extend(properties.only(is_connection).read()?);
+        asking.set("bootstrap.servers", brokers);
+        rotation::answers(asking, topic).map(|()| next)
+    });
+    next.inspect_err(|error| {
+        tracing::warn!(%error, "a producer's changed password or certificate is not accepted yet; continuing with the former one");
+    })
+    .ok()
+}
+
+impl Current {
+    /// Creates a client for the cluster at `brokers`. It connects by itself.
+    fn new(brokers: &str, properties: &Properties) -> Result<Self, SourceError> {
+        // First, so that a change in between is detected later.
+        let contents = properties.contents();
+        let mut config = config(brokers, &properties.read()?)?;
+        let context = ProducerContext::new(Tokens::take(&mut config)?);
+        let client = config.create_with_context(context.clone()).map_err(settings::unusable)?;
+        Ok(Self { client, config, context, contents, look_at: Instant::now() + rotation::LOOK_EVERY })
+    }
+}
+
+/// Refuses properties with which messages could be lost.
+pub(crate) fn refuse(properties: &[Property]) -> Result<(), SourceError> {
+    settings::refuse(properties, REFUSED)
+}
+
+fn config(brokers: &str, properties: &[Property]) -> Result<ClientConfig, SourceError> {
+    refuse(properties)?;
+    settings::check_brokers(brokers)?;
+    let mut config = ClientConfig::new();
+    config
+        .set("client.id", "oncegate")
+        // The caller retries. The client's default of five minutes would block it without any report.
+        .set("delivery.timeout.ms", "30000")
+        // Only the broker's limit applies, and no second one here.
+        .set("message.max.bytes", "100000000")
+        // The broker's limit applies to compressed batches. A message that was read from such a batch may be too
+        // large without compression.
+        .set("compression.type", "zstd")
+        // Equal keys go to the same partition as with other clients.
+        .set("partitioner", "murmur2_random")
+        .set(settings::RECONNECT.0, settings::RECONNECT.1);
+    for (name, value) in properties {
+        config.set(name, value);
+    }
+    config.set("bootstrap.servers", brokers).set("acks", "all").set("enable.idempotence", "true");
+    Ok(config)
+}
+
+/// A message's own headers, and one of ours.
+pub(crate) fn headers(own: &[OwnHeader], name: &str, value: &[u8]) -> OwnedHeaders {
+    let headers = OwnedHeaders::new_with_capacity(own.len() + 1);
+    let headers = own.iter().fold(headers, |headers, header| {
+        headers.insert(Header { key: &header.name, value: header.value.as_deref() })
+    });
+    headers.insert(Header { key: name, value: Some(value) })
+}
+
+async fn deliver(
+    client: &ProducerClient,
+    topic: &str,
+    content: Content<'_>,
+    headers: OwnedHeaders,
+) -> Result<(), KafkaError> {
+    let mut record = FutureRecord::<[u8], [u8]>::to(topic).headers(headers);
+    if let Some(partition) = content.partition {
+        record = record.partition(partition);
+    }
+    if let Some(payload) = content.payload {
+        record = record.payload(payload);
+    }
+    if let Some(key) = content.key {
+        record = record.key(key);
+    }
+    let report = client.send_result(record).map_err(|(error, _)| error)?;
+    report.await.map_err(|_| KafkaError::Canceled)?.map_err(|(error, _)| error)?;
+    Ok(())
+}
+
+/// Returns what an operator must change when the error cannot pass by waiting; `None` when it can.
+pub(crate) fn remedy(error: &KafkaError) -> Option<&'static str> {
+    use RDKafkaErrorCode::{
+        ClusterAuthorizationFailed, InvalidMessageSize, InvalidRecord, InvalidTimestamp,
+        MessageBatchTooLarge, MessageSizeTooLarge, PolicyViolation, TopicAuthorizationFailed,
+        UnknownPartition, UnknownTopic, UnknownTopicOrPartition,
+    };
+    match error.rdkafka_error_code()? {
+        MessageSizeTooLarge | MessageBatchTooLarge | InvalidMessageSize => {
+            Some("raise the topic's max.message.bytes")
+        }
+        TopicAuthorizationFailed => Some("grant WRITE on the topic"),
+        ClusterAuthorizationFailed => Some("grant WRITE on the topic, or IDEMPOTENT_WRITE on the cluster"),
+        UnknownTopic | UnknownPartition | UnknownTopicOrPartition => Some("create the topic"),
+        InvalidRecord => Some("the topic must not be compacted, because not every message has a key"),
+        InvalidTimestamp => Some("raise the topic's message.timestamp.before.max.ms and .after.max.ms"),
+        PolicyViolation => Some("change the policy of the brokers that forbids it"),
+        _ => None,
+    }
+}
+
+/// Whether every message of the topic gets this error.
+pub(crate) fn is_about_the_topic(error: &KafkaError) -> bool {
+    use RDKafkaErrorCode::{
+        ClusterAuthorizationFailed, TopicAuthorizationFailed, UnknownPartition, UnknownTopic,
+        UnknownTopicOrPartition,
+    };
+    matches!(
+        error.rdkafka_error_code(),
+        Some(
+            TopicAuthorizationFailed
+                | ClusterAuthorizationFailed
+                | UnknownTopic
+                | UnknownPartition
+                | UnknownTopicOrPartition
+        )
+    )
+}
+
+impl fmt::Debug for DurableProducer {
+    /// Shows no property values, because they may be passwords.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DurableProducer").finish_non_exhaustive()
+    }
+}
+
+/// The producer's callbacks.
+#[derive(Clone, Debug)]
+pub(crate) struct ProducerContext {
+    tokens: Option<Tokens>,
+    /// Why the brokers refuse the login, since a message was last written.
+    refusal: Arc<Mutex<Option<String>>>,
+}
+
+impl ProducerContext {
+    pub(crate) fn new(tokens: Option<Tokens>) -> Self {
+        Self { tokens, refusal: Arc::default() }
+    }
+
+    fn refusal(&self) -> MutexGuard<'_, Option<String>> {
+        self.refusal.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl ClientContext for ProducerContext {
+    const ENABLE_REFRESH_OAUTH_TOKEN: bool = true;
+
+    fn generate_oauth_token(&self, _config: Option<&str>) -> Result<OAuthToken, Box<dyn Error>> {
+        tokens::generate(self.tokens.as_ref())
+    }
+
+    fn log(&self, level: RDKafkaLogLevel, facility: &str, line: &str) {
+        log::log(level, facility, line);
+    }
+
+    fn error(&self, error: KafkaError, reason: &str) {
+        if let Some(left_out) = log::worth_logging(&format!("producer: {reason}")) {
+            tracing::warn!(%error, reason, left_out, "the producer's Kafka client reports an error");
+        }
+        if let Some(refusal) = login_refusal(&error, reason, self.tokens.is_some()) {
+            *self.refusal() = Some(refusal);
+        }
+    }
+
+    fn stats_raw(&self, _statistics: &[u8]) {}
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::KafkaSource;
+
+    #[test]
+    fn a_producer_takes_over_every_property_of_the_connection_and_no_other() {
+        for name in [
+            "security.protocol",
+            "sasl.mechanism",
+            "ssl.ca.location",
+            "enable.ssl.certificate.verification",
+            "https.ca.location",
+            "client.dns.lookup",
+            "reconnect.backoff.ms",
+            "reconnect.backoff.max.ms",
+        ] {
+            assert!(is_connection(name), "{name}");
+        }
+        for name in ["group.protocol", "session.timeout.ms", "fetch.queue.backoff.ms", "enable.auto.commit"] {
+            assert!(!is_connection(name), "{name}");
+        }
+    }
+
+    #[test]
+    fn a_producer_reconnects_as_soon_as_a_consumer_unless_the_source_says_otherwise() {
+        let (name, value) = settings::RECONNECT;
+        let of_producer = |properties: &Properties| {
+            let config = config("b:1", &properties.read().expect("no file"))?;
+            Ok::<_, SourceError>(config.get(name).map(str::to_owned))
+        };
+        let source = KafkaSource::new("b:1", "g", ["orders"]);
+        assert_eq!(of_producer(&source.connection().1).expect("valid").as_deref(), Some(value));
+        let source = source.property(name, "250");
+        assert_eq!(of_producer(&source.connection().1).expect("valid").as_deref(), Some("250"));
+    }
+
+    #[test]
+    fn an_error_that_waiting_does_not_end_names_what_to_change() {
+        use RDKafkaErrorCode as Code;
+        let remedy = |code| remedy(&KafkaError::MessageProduction(code));
+        for (code, named) in [
+            (Code::MessageSizeTooLarge, "max.message.bytes"),
+            (Code::TopicAuthorizationFailed, "WRITE"),
+            (Code::ClusterAuthorizationFailed, "IDEMPOTENT_WRITE"),
+            (Code::UnknownTopic, "create"),
+            (Code::InvalidRecord, "compacted"),
+        ] {
+            assert!(remedy(code).is_some_and(|remedy| remedy.contains(named)), "{code:?}");
+        }
+        for code in [Code::MessageTimedOut, Code::NotEnoughReplicas, Code::QueueFull, Code::Fatal] {
+            assert_eq!(remedy(code), None, "{code:?}");
+        }
+    }
+}

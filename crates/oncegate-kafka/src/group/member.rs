@@ -1,0 +1,315 @@
+//! A member of the consumer group: its shared state, and how it handles assigned and revoked partitions.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::buffer::Buffer;
+use super::commit_desk::CommitOutcome;
+use super::connection::Connection;
+use crate::client::notices::Notices;
+use crate::client::settings::Start;
+use crate::client::trouble::{JOIN, LOGIN, LoginFailure, OFFSET, READ};
+use crate::partitions::assignment::{Assignment, Begin};
+use crate::partitions::assignments::Assignments;
+use crate::partitions::fetch_limits::Totals;
+use crate::partitions::partition::Partition;
+use crate::partitions::partition_map::PartitionMap;
+use oncegate_runtime::health::FailureLog;
+use oncegate_runtime::observe::{Event, Observer};
+use oncegate_runtime::source::CommitAnnotation;
+
+/// After this time without a partition, others read the partitions that this member could not read. It is longer than a
+/// session, in which the group may wait for a member that has gone.
+const IDLE_SETTLES: Duration = Duration::from_secs(60);
+
+/// The state shared by the poll thread, the commit thread and the source. It outlives a failed client, and its
+/// replacement uses it as well.
+#[derive(Debug)]
+pub(crate) struct Member {
+    pub(crate) assignments: Assignments,
+    pub(crate) buffer: Buffer,
+    pub(crate) notices: Notices,
+    pub(crate) observer: Arc<dyn Observer>,
+    /// Where the group begins in a topic without committed offsets.
+    start: Start,
+    /// The operations that are failing now.
+    pub(crate) failures: FailureLog,
+    /// How long a revoke waits for running handlers.
+    pub(crate) drain_timeout: Duration,
+    /// How long a revoke waits for its commit.
+    pub(crate) commit_patience: Duration,
+    /// The metadata to store with each committed position.
+    pub(crate) annotation: Option<CommitAnnotation>,
+    /// Whether the client is connected.
+    pub(crate) connection: Connection,
+    /// The poll thread's state for `status`.
+    polls: Mutex<Polls>,
+    /// How many broker responses the client has counted.
+    responses: AtomicU64,
+    /// Set once: the member leaves, and must have left by this instant.
+    leave_by: OnceLock<Instant>,
+    /// Why the member left without the last commit, for `close` to report.
+    uncommitted: Mutex<Option<String>>,
+    /// Since when the group has had no partition for this member.
+    idle_since: Mutex<Option<Instant>>,
+    /// Why the last login has failed, until the poll thread has reported it.
+    login_failure: Mutex<Option<LoginFailure>>,
+}
+
+/// The state of the poll thread.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Polls {
+    /// When its last round began.
+    pub(crate) last: Option<Instant>,
+    /// Whether fetching is paused because the buffer is full.
+    pub(crate) held: bool,
+}
+
+impl Member {
+    pub(crate) fn new(
+        totals: Arc<Totals>,
+        observer: Arc<dyn Observer>,
+        buffer: Buffer,
+        start: Start,
+        drain_timeout: Duration,
+        commit_patience: Duration,
+        annotation: Option<CommitAnnotation>,
+    ) -> Self {
+        Self {
+            assignments: Assignments::counted_in(totals),
+            buffer,
+            notices: Notices::default(),
+            observer,
+            start,
+            failures: FailureLog::default(),
+            drain_timeout,
+            commit_patience,
+            annotation,
+            connection: Connection::default(),
+            polls: Mutex::default(),
+            responses: AtomicU64::new(0),
+            leave_by: OnceLock::new(),
+            uncommitted: Mutex::default(),
+            idle_since: Mutex::default(),
+            login_failure: Mutex::default(),
+        }
+    }
+
+    /// Records how many responses the brokers have sent so far. An increase means that a broker answers, even if
+    /// there is no message.
+    pub(crate) fn heard(&self, responses: Option<u64>) {
+        let Some(responses) = responses else { return };
+        // A replacement client counts from 0.
+        if self.responses.swap(responses, Ordering::Relaxed) != responses {
+            self.failures.succeeded("broker");
+            self.failures.succeeded("fetch");
+        }
+    }
+
+    /// Records that a message was delivered, so that the operations that deliver messages have succeeded.
+    pub(crate) fn delivers(&self) {
+        for operation in ["broker", "fetch", LOGIN] {
+            self.failures.succeeded(operation);
+        }
+    }
+
+    /// Records whether the client has a connection. The brokers have accepted the login of one that it has.
+    pub(crate) fn connected(&self, is_connected: bool) {
+        self.connection.note(is_connected);
+        if is_connected {
+            self.failures.succeeded(LOGIN);
+        }
+    }
+
+    /// Records that the poll thread begins another round.
+    pub(crate) fn polling(&self, held: bool) {
+        *self.polls.lock().unwrap_or_else(PoisonError::into_inner) =
+            Polls { last: Some(Instant::now()), held };
+    }
+
+    /// Returns the state of the poll thread.
+    pub(crate) fn polls(&self) -> Polls {
+        *self.polls.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Asks the poll thread to leave the group. The first deadline counts.
+    pub(crate) fn leave(&self, by: Instant) {
+        let _ = self.leave_by.set(by);
+    }
+
+    /// Returns the instant by which the member must have left, once it is leaving.
+    pub(crate) fn leaving(&self) -> Option<Instant> {
+        self.leave_by.get().copied()
+    }
+
+    /// Keeps why a login has failed until the poll thread has reported it.
+    pub(crate) fn login_failed(&self, failure: LoginFailure) {
+        *self.login_failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(failure);
+    }
+
+    /// Returns why the last login has failed, since it was last asked.
+    pub(crate) fn take_login_failure(&self) -> Option<LoginFailure> {
+        self.login_failure.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+
+    /// Returns why the member left without the last commit, if it did.
+    pub(crate) fn take_uncommitted(&self) -> Option<String> {
+        self.uncommitted.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+
+    /// Ends all epochs, because the client is no longer a member and gets no callback for it: other members own its
+    /// partitions, or will. It waits for nothing and commits nothing.
+    pub(crate) fn dropped(&self) {
+        let revoked = self.assignments.end_all();
+        self.buffer.purge_revoked();
+        if revoked > 0 {
+            self.observer.observe(Event::Rebalanced { assigned: 0, revoked });
+        }
+    }
+
+    /// Whether a group without committed offsets begins at the end.
+    pub(crate) fn begins_at_end(&self) -> bool {
+        self.start == Start::End
+    }
+
+    /// Begins epochs. The commit thread decides where the `held` ones of these partitions begin, the client the others.
+    pub(crate) fn assigned(&self, partitions: &[Partition], held: &PartitionMap<()>) {
+        self.failures.succeeded(JOIN);
+        if partitions.is_empty() {
+            return;
+        }
+        let assigned = partitions.len();
+        tracing::info!(partitions = %Names(partitions), "partitions assigned");
+        let (held, read): (Vec<_>, Vec<_>) =
+            partitions.iter().cloned().partition(|one| held.of(one).is_some());
+        self.assignments.assign(read, Begin::Begun);
+        self.assignments.assign(held, Begin::Unresolved);
+        self.observer.observe(Event::Rebalanced { assigned, revoked: 0 });
+    }
+
+    /// Records whether the client is a member of the group that waits for nothing.
+    pub(crate) fn settled(&self, is_settled: bool) {
+        let mut idle_since = self.idle_since.lock().unwrap_or_else(PoisonError::into_inner);
+        if is_settled {
+            self.failures.succeeded(JOIN);
+        }
+        if !is_settled || !self.assignments.is_empty() {
+            *idle_since = None;
+        } else if idle_since.get_or_insert_with(Instant::now).elapsed() >= IDLE_SETTLES {
+            self.failures.succeeded(OFFSET);
+            self.failures.succeeded(READ);
+        }
+    }
+
+    /// Gives up partitions: no further handler starts for them, running handlers may finish, their positions are
+    /// committed, and then their epochs end.
+    ///
+    /// It runs on the poll thread, so it must not wait for anything that needs that thread. It waits for handlers and
+    /// for the commit thread, each with a time limit.
+    pub(crate) fn revoked(
+        &self,
+        partitions: &[Partition],
+        lost: bool,
+        commit: impl FnOnce(Instant) -> CommitOutcome,
+    ) {
+        if partitions.is_empty() {
+            return;
+        }
+        let begun = Instant::now();
+        let revoked = self.assignments.begin_revoke(partitions);
+        self.buffer.purge_revoked();
+        if lost {
+            // Other members own them already; a wait or a commit would only do harm.
+            self.assignments.end(&revoked);
+            tracing::warn!(partitions = %Names(partitions), "partitions lost");
+        } else {
+            self.drain_and_commit(&revoked, begun, commit);
+            self.assignments.end(&revoked);
+            let took_ms = begun.elapsed().as_millis();
+            tracing::info!(partitions = %Names(partitions), took_ms, "partitions revoked");
+        }
+        self.observer.observe(Event::Rebalanced { assigned: 0, revoked: partitions.len() });
+    }
+
+    fn drain_and_commit(
+        &self,
+        revoked: &[Arc<Assignment>],
+        begun: Instant,
+        commit: impl FnOnce(Instant) -> CommitOutcome,
+    ) {
+        let mut drain_by = begun + self.drain_timeout;
+        if let Some(leave_by) = self.leaving() {
+            // `close` has its own deadline, and the commit needs a part of that time.
+            let left = leave_by.saturating_duration_since(begun);
+            drain_by = drain_by.min(begun + left / 2);
+        }
+        let running = self.assignments.wait_drained(revoked, drain_by);
+        if running > 0 {
+            tracing::warn!(
+                running,
+                "handlers still run on revoked partitions; their messages will be delivered again"
+            );
+        }
+        // `close` sets the time limit of a member's last commit: a rebalance may hold it back for longer than a revoke
+        // of a member that stays may wait.
+        let commit_by = self.leaving().unwrap_or_else(|| Instant::now() + self.commit_patience);
+        match commit(commit_by) {
+            CommitOutcome::Committed => {}
+            CommitOutcome::NotOurs(error) | CommitOutcome::Busy(error) | CommitOutcome::Failed(error) => {
+                tracing::warn!(error, "partitions were revoked without their last commit");
+                if self.leaving().is_some() {
+                    *self.uncommitted.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
+                }
+            }
+        }
+    }
+}
+
+/// Formats partitions for a log line.
+struct Names<'a>(&'a [Partition]);
+
+impl std::fmt::Display for Names<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        for (index, partition) in self.0.iter().enumerate() {
+            write!(f, "{}{partition}", if index == 0 { "" } else { " " })?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use oncegate_runtime::observe::Counters;
+
+    use super::*;
+
+    const PATIENCE: Duration = Duration::from_millis(1);
+
+    fn member() -> Member {
+        let buffer = Buffer::new(1, 1).expect("there are file descriptors");
+        let (totals, observer) = (Arc::default(), Arc::new(Counters::default()));
+        Member::new(totals, observer, buffer, Start::Beginning, PATIENCE, PATIENCE, None)
+    }
+
+    /// Revokes a partition, and returns until when its commit may take.
+    fn commit_deadline(member: &Member) -> Instant {
+        let partition = Partition { topic: "orders".into(), number: 0 };
+        member.assigned(std::slice::from_ref(&partition), &PartitionMap::default());
+        let mut deadline = None;
+        member.revoked(&[partition], false, |by| {
+            deadline = Some(by);
+            CommitOutcome::Committed
+        });
+        deadline.expect("the revoke commits")
+    }
+
+    #[test]
+    fn the_last_commit_of_a_member_that_leaves_may_take_as_long_as_close_allows() {
+        let member = member();
+        let far = Instant::now() + Duration::from_secs(3_600);
+        assert!(commit_deadline(&member) < far, "a revoke of a member that stays has a limit of its own");
+        member.leave(far);
+        assert_eq!(commit_deadline(&member), far);
+    }
+}

@@ -1,0 +1,69 @@
+//! What is known about one partition in one epoch.
+
+use super::standing::LogEnd;
+use super::watermark::Watermark;
+
+/// The state of a partition from its assignment to its revocation, behind one lock.
+#[derive(Debug)]
+pub(super) struct Ledger {
+    /// `None` once the partition is given up.
+    pub(super) epoch: Option<u64>,
+    pub(super) watermark: Watermark,
+    /// When the last message was received.
+    pub(super) delivered_at_ms: u64,
+    /// Since when there has been something to commit.
+    pub(super) due_at_ms: Option<u64>,
+    /// Whether fetching is paused because too many messages are unfinished, or not due.
+    pub(super) crowded: bool,
+    pub(super) end: Option<LogEnd>,
+    /// Since when the client has reported that it has not begun to read.
+    pub(super) unread_at_ms: Option<u64>,
+    /// Whether the client has reported that it reads the partition.
+    pub(super) is_read: bool,
+    pub(super) begin: Begin,
+    /// Whether the client's position in this partition is known to be from this epoch.
+    pub(super) is_position_ours: bool,
+}
+
+/// Where a partition without a committed offset begins, if the client must not decide that.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Begin {
+    /// It is being read.
+    #[default]
+    Begun,
+    /// The position is not known yet. Messages are dropped.
+    Unresolved,
+    /// The partition begins at this offset. Messages are dropped until it is committed and the client has sought to it.
+    At(i64),
+}
+
+impl Ledger {
+    pub(super) fn new(epoch: u64, watermark: Watermark) -> Self {
+        Self {
+            epoch: Some(epoch),
+            watermark,
+            delivered_at_ms: 0,
+            due_at_ms: None,
+            crowded: false,
+            end: None,
+            unread_at_ms: None,
+            is_read: false,
+            begin: Begin::Begun,
+            is_position_ours: false,
+        }
+    }
+
+    /// Whether the client may have moved past offsets without a message, after everything received.
+    pub(super) fn may_pass(&self) -> bool {
+        let next = self.end.filter(|end| end.queued == 0).map(|end| end.next);
+        self.begin == Begin::Begun && self.watermark.span() == 0 && next > self.watermark.first_unfinished()
+    }
+
+    /// Updates since when a commit is due, after each change of the watermark.
+    pub(super) fn mark_due(&mut self, now_ms: u64) {
+        self.due_at_ms = match self.watermark.due() {
+            Some(_) => self.due_at_ms.or(Some(now_ms)),
+            None => None,
+        };
+    }
+}

@@ -1,0 +1,275 @@
+//! Reads an Avro schema: the types that the reader follows.
+//!
+//! A reader of keys needs the shape of the bytes, the names and the aliases of fields, and nothing of schema resolution.
+
+use std::collections::HashMap;
+
+use serde_json::{Map, Value};
+
+use crate::time::{MICROS, MILLIS, NANOS};
+
+/// The most types of a schema with its references.
+const MAX_TYPES: usize = 10_000;
+
+/// The most digits of a decimal: reading more would cost time without bound.
+const MAX_PRECISION: u64 = 1_000;
+
+/// The position of a type in its schema.
+pub(super) type TypeId = usize;
+
+/// A type.
+#[derive(Debug)]
+pub(super) enum Type {
+    Null,
+    Boolean,
+    Int,
+    Long,
+    Float,
+    Double,
+    Bytes,
+    String,
+    Fixed(usize),
+    Enum(Vec<String>),
+    Array(TypeId),
+    Map(TypeId),
+    Union(Vec<TypeId>),
+    Record(Vec<RecordField>),
+    /// `size` is that of a fixed.
+    Decimal {
+        scale: usize,
+        size: Option<usize>,
+    },
+    /// A UUID in sixteen bytes. One in a string is a string.
+    Uuid,
+    /// Days.
+    Date,
+    Time {
+        unit: i64,
+    },
+    Timestamp {
+        unit: i64,
+        is_local: bool,
+    },
+    /// Months, days and milliseconds.
+    Duration,
+}
+
+/// A field of a record.
+#[derive(Debug)]
+pub(super) struct RecordField {
+    pub(super) name: String,
+    /// Former names, without those that another field of the record has.
+    pub(super) aliases: Vec<String>,
+    pub(super) of: TypeId,
+}
+
+/// A schema, with the types of all schemas that it refers to.
+#[derive(Debug)]
+pub(crate) struct AvroSchema {
+    pub(super) types: Vec<Type>,
+    pub(super) root: TypeId,
+}
+
+impl AvroSchema {
+    /// Reads a schema. `references` are the schemas whose types it uses; each comes after those that it refers to itself.
+    pub(crate) fn parse(text: &str, references: &[&str]) -> Result<Self, String> {
+        let mut parser = Parser::default();
+        for reference in references {
+            parser.schema(reference)?;
+        }
+        let root = parser.schema(text)?;
+        Ok(Self { types: parser.types, root })
+    }
+}
+
+#[derive(Default)]
+struct Parser {
+    types: Vec<Type>,
+    /// The named types, by their full names.
+    names: HashMap<String, TypeId>,
+}
+
+impl Parser {
+    fn schema(&mut self, text: &str) -> Result<TypeId, String> {
+        // A registry may hold a primitive type as a bare word.
+        let parsed = serde_json::from_str(text).or_else(|error| match primitive(text.trim()) {
+            Some(_) => Ok(Value::String(text.trim().to_owned())),
+            None => Err(format!("it is not JSON: {error}")),
+        });
+        self.parse(&parsed?, "")
+    }
+
+    fn add(&mut self, kind: Type) -> Result<TypeId, String> {
+        if self.types.len() == MAX_TYPES {
+            return Err(format!("it has more than {MAX_TYPES} types"));
+        }
+        self.types.push(kind);
+        Ok(self.types.len() - 1)
+    }
+
+    fn parse(&mut self, value: &Value, namespace: &str) -> Result<TypeId, String> {
+        match value {
+            Value::String(name) => self.named(name, namespace),
+            Value::Array(branches) => {
+                let branches = branches.iter().map(|branch| self.parse(branch, namespace));
+                let branches = branches.collect::<Result<_, _>>()?;
+                self.add(Type::Union(branches))
+            }
+            Value::Object(map) => self.object(map, namespace),
+            _ => Err("a type is neither a name, nor an object, nor a union".to_owned()),
+        }
+    }
+
+    /// A primitive type, or one that has been defined before.
+    fn named(&mut self, name: &str, namespace: &str) -> Result<TypeId, String> {
+        if let Some(kind) = primitive(name) {
+            return self.add(kind);
+        }
+        let full = full_name(name, namespace);
+        let found = self.names.get(&full).or_else(|| self.names.get(name));
+        found.copied().ok_or_else(|| format!("it uses the type `{full}`, which is not defined"))
+    }
+
+    fn object(&mut self, map: &Map<String, Value>, namespace: &str) -> Result<TypeId, String> {
+        let Some(Value::String(kind)) = map.get("type") else {
+            let inner = map.get("type").ok_or("a type has no `type`")?;
+            return self.parse(inner, namespace);
+        };
+        match kind.as_str() {
+            "record" | "error" => self.record(map, namespace),
+            "enum" => {
+                let symbols = list(map, "symbols")?.iter();
+                let symbols = symbols.map(|symbol| symbol.as_str().map(str::to_owned));
+                let symbols = symbols.collect::<Option<_>>().ok_or("a symbol is no string")?;
+                self.define(map, namespace, Type::Enum(symbols))
+            }
+            "fixed" => {
+                let size = map.get("size").and_then(Value::as_u64).ok_or("a fixed has no size")?;
+                let size = usize::try_from(size).map_err(|_| "the size of a fixed is too large")?;
+                let kind = fixed(map, size);
+                self.define(map, namespace, kind)
+            }
+            "array" => {
+                let items = self.parse(map.get("items").ok_or("an array has no `items`")?, namespace)?;
+                self.add(Type::Array(items))
+            }
+            "map" => {
+                let values = self.parse(map.get("values").ok_or("a map has no `values`")?, namespace)?;
+                self.add(Type::Map(values))
+            }
+            name => match primitive(name) {
+                Some(kind) => self.add(logical(kind, map)),
+                None => self.named(name, namespace),
+            },
+        }
+    }
+
+    fn record(&mut self, map: &Map<String, Value>, namespace: &str) -> Result<TypeId, String> {
+        // Defined before its fields, which may refer to it.
+        let id = self.define(map, namespace, Type::Null)?;
+        let own = namespace_of(map, namespace)?;
+        let mut fields: Vec<RecordField> = Vec::new();
+        for field in list(map, "fields")? {
+            let field = field.as_object().ok_or("a field is no object")?;
+            let name = text(field, "name").ok_or("a field has no name")?.to_owned();
+            let of =
+                self.parse(field.get("type").ok_or_else(|| format!("field `{name}` has no type"))?, &own)?;
+            let aliases = field.get("aliases").and_then(Value::as_array).into_iter().flatten();
+            let aliases = aliases.filter_map(Value::as_str).map(str::to_owned).collect();
+            if fields.iter().any(|field| field.name == name) {
+                return Err(format!("a record has two fields `{name}`"));
+            }
+            fields.push(RecordField { name, aliases, of });
+        }
+        let mut taken: Vec<String> = fields.iter().map(|field| field.name.clone()).collect();
+        for field in &mut fields {
+            field.aliases.retain(|alias| !taken.contains(alias));
+            taken.extend(field.aliases.iter().cloned());
+        }
+        if let Some(slot) = self.types.get_mut(id) {
+            *slot = Type::Record(fields);
+        }
+        Ok(id)
+    }
+
+    /// Adds a named type.
+    fn define(&mut self, map: &Map<String, Value>, namespace: &str, kind: Type) -> Result<TypeId, String> {
+        let name = text(map, "name").ok_or("a named type has no name")?;
+        let full = full_name(name, &namespace_of(map, namespace)?);
+        let id = self.add(kind)?;
+        // A schema and its reference may define the same type; the later one counts, as its text says.
+        self.names.insert(full, id);
+        Ok(id)
+    }
+}
+
+fn primitive(name: &str) -> Option<Type> {
+    Some(match name {
+        "null" => Type::Null,
+        "boolean" => Type::Boolean,
+        "int" => Type::Int,
+        "long" => Type::Long,
+        "float" => Type::Float,
+        "double" => Type::Double,
+        "bytes" => Type::Bytes,
+        "string" => Type::String,
+        _ => return None,
+    })
+}
+
+/// The type with its logical type. One that is unknown, or does not fit, is ignored, as Avro says.
+fn logical(kind: Type, map: &Map<String, Value>) -> Type {
+    match (&kind, text(map, "logicalType").unwrap_or_default()) {
+        (Type::Bytes, "decimal") => decimal(map, None).unwrap_or(kind),
+        (Type::Int, "date") => Type::Date,
+        (Type::Int, "time-millis") => Type::Time { unit: MILLIS },
+        (Type::Long, "time-micros") => Type::Time { unit: MICROS },
+        (Type::Long, "timestamp-millis") => Type::Timestamp { unit: MILLIS, is_local: false },
+        (Type::Long, "timestamp-micros") => Type::Timestamp { unit: MICROS, is_local: false },
+        (Type::Long, "timestamp-nanos") => Type::Timestamp { unit: NANOS, is_local: false },
+        (Type::Long, "local-timestamp-millis") => Type::Timestamp { unit: MILLIS, is_local: true },
+        (Type::Long, "local-timestamp-micros") => Type::Timestamp { unit: MICROS, is_local: true },
+        (Type::Long, "local-timestamp-nanos") => Type::Timestamp { unit: NANOS, is_local: true },
+        _ => kind,
+    }
+}
+
+fn fixed(map: &Map<String, Value>, size: usize) -> Type {
+    match text(map, "logicalType").unwrap_or_default() {
+        "decimal" => decimal(map, Some(size)).unwrap_or(Type::Fixed(size)),
+        "uuid" if size == 16 => Type::Uuid,
+        "duration" if size == 12 => Type::Duration,
+        _ => Type::Fixed(size),
+    }
+}
+
+/// A decimal, if its precision and scale make sense.
+fn decimal(map: &Map<String, Value>, size: Option<usize>) -> Option<Type> {
+    let precision = map
+        .get("precision")
+        .and_then(Value::as_u64)
+        .filter(|precision| (1..=MAX_PRECISION).contains(precision))?;
+    let scale = map.get("scale").map_or(Some(0), Value::as_u64).filter(|scale| *scale <= precision)?;
+    Some(Type::Decimal { scale: usize::try_from(scale).ok()?, size })
+}
+
+fn text<'a>(map: &'a Map<String, Value>, name: &str) -> Option<&'a str> {
+    map.get(name).and_then(Value::as_str)
+}
+
+fn list<'a>(map: &'a Map<String, Value>, name: &str) -> Result<&'a Vec<Value>, String> {
+    map.get(name).and_then(Value::as_array).ok_or_else(|| format!("a type has no `{name}`"))
+}
+
+/// The namespace inside a named type: its own, that of its dotted name, or the one around it.
+fn namespace_of(map: &Map<String, Value>, around: &str) -> Result<String, String> {
+    let name = text(map, "name").ok_or("a named type has no name")?;
+    if let Some((namespace, _)) = name.rsplit_once('.') {
+        return Ok(namespace.to_owned());
+    }
+    Ok(text(map, "namespace").unwrap_or(around).to_owned())
+}
+
+fn full_name(name: &str, namespace: &str) -> String {
+    if name.contains('.') || namespace.is_empty() { name.to_owned() } else { format!("{namespace}.{name}") }
+}

@@ -1,0 +1,240 @@
+//! Keys of Avro, Protobuf and JSON Schema, with a schema registry or a schema file, and of compressed payloads.
+//!
+//! A [`SchemaFormat`] is the layer before the keys: it turns a payload into a document, whose JSON has the same key. Give it to
+//! [`Key::format`](oncegate_core::key::Key::format). `docs/FORMATS.md` says how each type is written.
+//!
+//! ```
+//! use std::sync::Arc;
+//!
+//! use oncegate_core::key::{Key, KeyInput, Scope};
+//! use oncegate_schema::SchemaFormat;
+//!
+//! let schema = r#"{"type": "record", "name": "Order", "fields": [
+//!     {"name": "order_id", "type": "string"},
+//!     {"name": "amount", "type": {"type": "bytes", "logicalType": "decimal", "precision": 9, "scale": 2}}]}"#;
+//! let scope = Scope::new("billing")?;
+//! let json = Key::json(["order_id", "amount"]).compile(&scope)?;
+//! let avro = Key::json(["order_id", "amount"]).format(Arc::new(SchemaFormat::avro(schema)?)).compile(&scope)?;
+//!
+//! let twin = json.derive("orders", &KeyInput::payload(r#"{"order_id": "A-7", "amount": 12.34}"#))?;
+//! let binary = [6, b'A', b'-', b'7', 4, 0x04, 0xD2];
+//! assert_eq!(avro.derive("orders", &KeyInput::payload(&binary))?, twin);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+mod avro;
+mod encoding;
+mod framing;
+mod json;
+mod protobuf;
+mod registry;
+mod time;
+
+use std::borrow::Cow;
+
+use async_trait::async_trait;
+use oncegate_core::key::{
+    DocumentPlace, Format, HeaderValue, KeyError, KeySource, PrepareError, Wanted, foreign_form,
+};
+
+use self::avro::AvroSchema;
+pub use self::encoding::Encoding;
+use self::framing::Framed;
+use self::json::Json;
+use self::protobuf::{ProtoFile, ProtobufSchema};
+pub use self::registry::Registry;
+use self::registry::{Schema, Schemas};
+
+/// A format cannot be used: its schema, its registry's address or login. Said at start-up.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{what}")]
+pub struct SchemaError {
+    /// What cannot be used, and why.
+    pub what: String,
+}
+
+/// How payloads are turned into documents.
+#[derive(Debug)]
+pub struct SchemaFormat {
+    body: Body,
+    encodings: Vec<Encoding>,
+    encoding_header: Option<String>,
+}
+
+#[derive(Debug)]
+enum Body {
+    Json,
+    Avro(AvroSchema),
+    Protobuf { schema: ProtobufSchema, message: usize },
+    Registry(Box<Schemas>),
+}
+
+impl SchemaFormat {
+    /// JSON, for payloads that are compressed or encoded.
+    #[must_use]
+    pub fn json() -> Self {
+        Self::of(Body::Json)
+    }
+
+    /// Avro's binary encoding without any framing, all of one schema: the text of an `.avsc` file.
+    ///
+    /// # Errors
+    /// When it is no schema.
+    pub fn avro(schema: &str) -> Result<Self, SchemaError> {
+        let schema = AvroSchema::parse(schema, &[]);
+        let schema =
+            schema.map_err(|why| SchemaError { what: format!("the Avro schema cannot be used: {why}") })?;
+        Ok(Self::of(Body::Avro(schema)))
+    }
+
+    /// Protobuf without any framing, all of one message: the source of a `.proto` file, or base64 of its descriptor, and the
+    /// full name of the message. A file with one message needs no name. It may import Google's well-known types.
+    ///
+    /// # Errors
+    /// When the source does not compile, or has no such message.
+    pub fn protobuf(source: &str, message: Option<&str>) -> Result<Self, SchemaError> {
+        let refuse = |why: String| SchemaError { what: format!("the Protobuf schema cannot be used: {why}") };
+        let file = ProtoFile { name: "schema.proto".to_owned(), text: source.to_owned() };
+        let schema = ProtobufSchema::compile(&[file]).map_err(refuse)?;
+        let message = schema.named(message).map_err(refuse)?;
+        Ok(Self::of(Body::Protobuf { schema, message }))
+    }
+
+    /// Avro, Protobuf and JSON Schema whose schemas are in a registry. Payloads name their schema in front (Confluent's
+    /// framing) or in the header `__value_schema_id`.
+    ///
+    /// # Errors
+    /// When the address cannot be read, or there are no certificate authorities. It connects to nothing.
+    pub fn registry(registry: Registry) -> Result<Self, SchemaError> {
+        Ok(Self::of(Body::Registry(Box::new(registry.open()?))))
+    }
+
+    /// Undoes these encodings of every payload, the first one first.
+    #[must_use]
+    pub fn encodings(mut self, encodings: impl IntoIterator<Item = Encoding>) -> Self {
+        self.encodings.extend(encodings.into_iter().take(encoding::MAX_ENCODINGS));
+        self
+    }
+
+    /// Undoes the encodings that this header names, such as `content-encoding`. A message without it has none.
+    #[must_use]
+    pub fn encoding_header(mut self, name: impl Into<String>) -> Self {
+        self.encoding_header = Some(name.into());
+        self
+    }
+
+    /// Asks the registry whether it is there. Without one, there is nothing to ask.
+    ///
+    /// # Errors
+    /// When it does not answer, or refuses.
+    pub async fn check(&self) -> Result<(), PrepareError> {
+        match &self.body {
+            Body::Registry(schemas) => schemas.check().await,
+            _ => Ok(()),
+        }
+    }
+
+    fn of(body: Body) -> Self {
+        Self { body, encodings: Vec::new(), encoding_header: None }
+    }
+
+    /// The payload without its encodings.
+    fn decoded<'m>(&self, message: &'m dyn KeySource, limit: usize) -> Result<Cow<'m, [u8]>, KeyError> {
+        let payload = message.payload().ok_or(KeyError::NoPayload)?;
+        let Some(name) = &self.encoding_header else {
+            return encoding::decode(payload, &self.encodings, limit);
+        };
+        let of_header = match message.header(name) {
+            HeaderValue::Absent => Vec::new(),
+            HeaderValue::One(value) => encoding::of_header(value)?,
+            HeaderValue::Several => return Err(KeyError::RepeatedHeader { name: name.clone() }),
+        };
+        // What the header names was applied to the whole, so it is undone first.
+        let payload = encoding::decode(payload, &of_header, limit)?;
+        match self.encodings.as_slice() {
+            [] => Ok(payload),
+            encodings => Ok(Cow::Owned(encoding::decode(&payload, encodings, limit)?.into_owned())),
+        }
+    }
+
+    /// Writes the document of a payload whose schema is in the registry.
+    fn framed(
+        schemas: &Schemas,
+        message: &dyn KeySource,
+        payload: &[u8],
+        wanted: Wanted<'_>,
+        json: Json<'_>,
+    ) -> Result<Option<usize>, KeyError> {
+        let framed = Framed::of(message, payload)?;
+        let unusable =
+            |why: &str| KeyError::UnusableSchema { schema: framed.schema.to_string(), why: why.to_owned() };
+        match &*schemas.get(framed.schema)? {
+            Schema::Json => return Ok(Some(framed.body().1)),
+            Schema::Avro(schema) => {
+                let (body, offset) = framed.body();
+                schema.document(body, offset, wanted, json)?;
+            }
+            Schema::Protobuf(schema) => {
+                let (indexes, body, offset) = framed.indexed_body()?;
+                let id = schema.at(&indexes);
+                let id = id.ok_or_else(|| unusable("it has no message at the indexes of the payload"))?;
+                schema.document(id, body, offset, wanted, json)?;
+            }
+        }
+        Ok(None)
+    }
+}
+
+#[async_trait]
+impl Format for SchemaFormat {
+    fn document<'m>(
+        &self,
+        message: &'m dyn KeySource,
+        wanted: Wanted<'_>,
+        limit: usize,
+        out: &mut Vec<u8>,
+    ) -> Result<DocumentPlace<'m>, KeyError> {
+        let payload = self.decoded(message, limit)?;
+        // Where the document is in the payload, if it is a part of it.
+        let plain = match &self.body {
+            Body::Json => {
+                if let Some(what) = foreign_form(&payload) {
+                    return Err(KeyError::Framed { what });
+                }
+                Some(0)
+            }
+            Body::Avro(schema) => {
+                schema.document(&payload, 0, wanted, Json::new(out, limit))?;
+                None
+            }
+            Body::Protobuf { schema, message } => {
+                schema.document(*message, &payload, 0, wanted, Json::new(out, limit))?;
+                None
+            }
+            Body::Registry(schemas) => {
+                Self::framed(schemas, message, &payload, wanted, Json::new(out, limit))?
+            }
+        };
+        match (plain, payload) {
+            (None, _) => Ok(DocumentPlace::Written),
+            (Some(start), Cow::Borrowed(payload)) => {
+                Ok(DocumentPlace::Borrowed(payload.get(start..).unwrap_or_default()))
+            }
+            (Some(start), Cow::Owned(payload)) => {
+                out.extend_from_slice(payload.get(start..).unwrap_or_default());
+                Ok(DocumentPlace::Written)
+            }
+        }
+    }
+
+    async fn prepare(&self, message: &(dyn KeySource + Sync), limit: usize) -> Result<(), PrepareError> {
+        let Body::Registry(schemas) = &self.body else { return Ok(()) };
+        // Only the head of the payload is needed, but an encoding hides it. What is wrong with it, the key says.
+        let name = {
+            let Ok(payload) = self.decoded(message, limit) else { return Ok(()) };
+            let Ok(framed) = Framed::of(message, &payload) else { return Ok(()) };
+            framed.schema
+        };
+        schemas.fetch(name).await
+    }
+}

@@ -1,0 +1,129 @@
+//! Messages that Protobuf's JSON writes in a form of their own: an instant is a string, a wrapper its value.
+
+use oncegate_core::key::{KeyError, Wanted};
+
+use super::schema::{Kind, Message, Shape, WellKnown};
+use super::wire::Raw;
+use super::{Content, MessageReader};
+use crate::time;
+
+/// The position of the only member of `Struct` and `ListValue`.
+const ONLY: usize = 0;
+
+impl<'a> MessageReader<'a> {
+    pub(super) fn well_known(
+        &mut self,
+        message: &'a Message,
+        bytes: &[u8],
+        wanted: Wanted<'_>,
+    ) -> Result<(), KeyError> {
+        match message.well_known {
+            WellKnown::Any => return self.any(message, bytes, wanted),
+            // Its members stand in no object of their own, so what is wanted of them is decided by their values.
+            _ if wanted.is_all() => {}
+            WellKnown::Struct | WellKnown::Value | WellKnown::ListValue => {}
+            // Nothing is inside: a path that goes on finds nothing.
+            _ => return self.json.raw("null"),
+        }
+        let content = self.content(message, bytes, Wanted::all())?;
+        match message.well_known {
+            WellKnown::Timestamp => {
+                let (seconds, nanos) = self.count(&content);
+                let nanos_of = time::fraction(nanos.rem_euclid(time::NANOS));
+                let whole = time::date_time(seconds.saturating_add(nanos.div_euclid(time::NANOS)), 1);
+                self.json.text(format!("{whole}{nanos_of}Z").as_bytes())
+            }
+            WellKnown::Duration => {
+                let (seconds, nanos) = self.count(&content);
+                let sign = if seconds < 0 || nanos < 0 { "-" } else { "" };
+                let fraction = time::fraction((nanos % time::NANOS).abs());
+                self.json.text(format!("{sign}{}{fraction}s", seconds.unsigned_abs()).as_bytes())
+            }
+            WellKnown::Wrapper => self.wrapped(message, &content),
+            WellKnown::Struct => {
+                let kind = message.fields.first().map_or(Kind::Bool, |field| field.kind);
+                self.map(kind, content.of(ONLY), wanted)
+            }
+            WellKnown::ListValue => {
+                let kind = message.fields.first().map_or(Kind::Bool, |field| field.kind);
+                self.list(kind, content.of(ONLY), wanted)
+            }
+            _ => self.any_value(message, &content, wanted),
+        }
+    }
+
+    /// Seconds and nanoseconds.
+    fn count(&self, content: &Content<'_>) -> (i64, i64) {
+        let number = |position: usize| match content.of(position).raws().next_back() {
+            Some(Raw::Varint(value)) => value.cast_signed(),
+            _ => 0,
+        };
+        (number(0), number(1))
+    }
+
+    /// The value of a wrapper. A wrapper without a value has the default: it is there.
+    fn wrapped(&mut self, message: &Message, content: &Content<'_>) -> Result<(), KeyError> {
+        let Some(field) = message.fields.first() else { return self.json.raw("null") };
+        match content.of(ONLY).raws().next_back() {
+            Some(raw) => self.scalar(field.kind, raw),
+            None => self.default(field.kind),
+        }
+    }
+
+    /// A JSON value in a `google.protobuf.Value`: the member of its `oneof` that is set.
+    fn any_value(
+        &mut self,
+        message: &Message,
+        content: &Content<'_>,
+        wanted: Wanted<'_>,
+    ) -> Result<(), KeyError> {
+        let Some(last) = content.found.last() else { return self.json.raw("null") };
+        let Some(field) = message.fields.get(last.position) else { return self.json.raw("null") };
+        match field.kind {
+            Kind::Enum(_) => self.json.raw("null"),
+            Kind::Message(id) if field.shape == Shape::Single => {
+                let merged = self.merged(content.of(last.position))?;
+                self.message(id, &merged, wanted)
+            }
+            kind => self.scalar(kind, last.raw),
+        }
+    }
+
+    /// A message of any type. One that the schema does not have is its bytes.
+    fn any(&mut self, message: &'a Message, bytes: &[u8], wanted: Wanted<'_>) -> Result<(), KeyError> {
+        let content = self.content(message, bytes, Wanted::all())?;
+        let url = match content.of(0).raws().next_back() {
+            Some(raw) => self.bytes(raw)?,
+            None => b"",
+        };
+        let value = match content.of(1).raws().next_back() {
+            Some(raw) => self.bytes(raw)?,
+            None => b"",
+        };
+        self.json.open(b'{');
+        if wanted.member(b"@type").is_some() {
+            self.json.name(b"@type")?;
+            self.json.text(url)?;
+        }
+        let known = std::str::from_utf8(url).ok().and_then(|url| self.schema.of_url(url));
+        match known {
+            Some(id) if self.plan(id)?.well_known == WellKnown::No => {
+                let inner = self.plan(id)?;
+                self.members(inner, value, wanted)?;
+            }
+            Some(id) => {
+                if let Some(inner) = wanted.member(b"value") {
+                    self.json.name(b"value")?;
+                    self.message(id, value, inner)?;
+                }
+            }
+            None => {
+                if wanted.member(b"value").is_some() {
+                    self.json.name(b"value")?;
+                    self.json.bytes(value)?;
+                }
+            }
+        }
+        self.json.close(b'}')
+    }
+}

@@ -1,0 +1,288 @@
+//! Schemas from a registry that speaks Confluent's API.
+//!
+//! A schema never changes under its id, so it is fetched once and kept. One request at a time is sent, and messages that
+//! wait for the same schema share its answer.
+
+mod client;
+
+use std::collections::HashMap;
+use std::fmt;
+use std::path::PathBuf;
+use std::sync::{Arc, PoisonError, RwLock};
+use std::time::Duration;
+
+use http::header::HeaderValue;
+use oncegate_core::key::{KeyError, PrepareError};
+use tokio::sync::Mutex;
+use tokio::time::Instant;
+
+use self::client::{Reference, Registered, RegistryClient};
+use crate::SchemaError;
+use crate::avro::AvroSchema;
+use crate::framing::SchemaName;
+use crate::protobuf::{ProtoFile, ProtobufSchema};
+
+/// The most ids without a usable schema that are remembered. Schemas are never forgotten: the registry bounds their number,
+/// while a producer may send any id.
+const MAX_REFUSED: usize = 10_000;
+/// The most schemas that one schema uses, directly or not.
+const MAX_REFERENCES: usize = 1_000;
+/// How long a schema that does not exist is not asked for again: it may be registered yet.
+const MISSING_FOR: Duration = Duration::from_secs(60);
+/// A schema that does not exist is asked for once more after this wait: a follower may be behind the registry's leader.
+const ASKED_AGAIN_AFTER: Duration = Duration::from_millis(500);
+/// The file name of a Protobuf schema itself; others import each other by the names of their references.
+const ROOT_FILE: &str = "oncegate-root.proto";
+
+/// A registry: its address, and how to log in.
+pub struct Registry {
+    urls: Vec<String>,
+    authorization: Option<HeaderValue>,
+    tls_root: Option<PathBuf>,
+}
+
+impl Registry {
+    /// A registry that speaks Confluent's API at this URL, or at several with commas between them, of which the first one
+    /// that answers is used: `http://localhost:8081`, `https://registry/apis/ccompat/v7`.
+    #[must_use]
+    pub fn new(url: &str) -> Self {
+        let urls = url.split(',').map(|url| url.trim().trim_end_matches('/').to_owned());
+        Self { urls: urls.collect(), authorization: None, tls_root: None }
+    }
+
+    /// Logs in with a user name and a password, or an API key and its secret.
+    ///
+    /// # Errors
+    /// When they cannot be sent.
+    pub fn basic_auth(mut self, user: &str, password: &str) -> Result<Self, SchemaError> {
+        self.authorization = Some(client::basic(user, password)?);
+        Ok(self)
+    }
+
+    /// Logs in with a bearer token.
+    ///
+    /// # Errors
+    /// When it cannot be sent.
+    pub fn bearer(mut self, token: &str) -> Result<Self, SchemaError> {
+        self.authorization = Some(client::bearer(token)?);
+        Ok(self)
+    }
+
+    /// Trusts the certificate authorities of this file, in PEM, instead of those of the machine.
+    #[must_use]
+    pub fn tls_root(mut self, file: impl Into<PathBuf>) -> Self {
+        self.tls_root = Some(file.into());
+        self
+    }
+
+    pub(crate) fn open(self) -> Result<Schemas, SchemaError> {
+        let client = RegistryClient::new(self.urls.clone(), self.authorization, self.tls_root.as_deref())?;
+        Ok(Schemas { urls: self.urls.join(","), client, kept: RwLock::default(), asking: Mutex::default() })
+    }
+}
+
+impl fmt::Debug for Registry {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Registry").field("urls", &self.urls).finish_non_exhaustive()
+    }
+}
+
+/// The schemas of a registry, as far as they were needed.
+pub(crate) struct Schemas {
+    urls: String,
+    client: RegistryClient,
+    kept: RwLock<Kept>,
+    /// Held by the one who asks; the last failure, for those who waited meanwhile.
+    asking: Mutex<Option<(Instant, PrepareError)>>,
+}
+
+#[derive(Default)]
+struct Kept {
+    schemas: HashMap<SchemaName, Answer>,
+    /// Those without a usable schema, in the order in which they came.
+    refused: std::collections::VecDeque<SchemaName>,
+}
+
+/// What the registry has said of a schema.
+#[derive(Clone)]
+enum Answer {
+    Schema(Arc<Schema>),
+    Missing { since: Instant },
+    Unusable { why: Arc<str> },
+}
+
+/// A schema that can decode payloads.
+#[derive(Debug)]
+pub(crate) enum Schema {
+    Avro(AvroSchema),
+    Protobuf(ProtobufSchema),
+    /// JSON needs no schema to be read, so nothing is kept of it.
+    Json,
+}
+
+impl Schemas {
+    /// The schema, if it was fetched.
+    pub(crate) fn get(&self, name: SchemaName) -> Result<Arc<Schema>, KeyError> {
+        let kept = self.kept.read().unwrap_or_else(PoisonError::into_inner);
+        match kept.schemas.get(&name) {
+            None => Err(KeyError::NotPrepared),
+            Some(Answer::Schema(schema)) => Ok(Arc::clone(schema)),
+            Some(Answer::Missing { .. }) => Err(KeyError::UnknownSchema { schema: name.to_string() }),
+            Some(Answer::Unusable { why }) => {
+                Err(KeyError::UnusableSchema { schema: name.to_string(), why: why.as_ref().to_owned() })
+            }
+        }
+    }
+
+    /// Fetches the schema, unless it is known.
+    pub(crate) async fn fetch(&self, name: SchemaName) -> Result<(), PrepareError> {
+        if self.is_known(name) {
+            return Ok(());
+        }
+        let since = Instant::now();
+        let mut last_failure = self.asking.lock().await;
+        if self.is_known(name) {
+            return Ok(());
+        }
+        // Who waited while the registry did not answer has the same answer, instead of one wait after the other.
+        if let Some((at, error)) = &*last_failure
+            && *at >= since
+        {
+            return Err(error.clone());
+        }
+        match self.ask(name).await {
+            Ok(answer) => {
+                *last_failure = None;
+                self.keep(name, answer);
+                Ok(())
+            }
+            Err(why) => {
+                let what = format!("the schema registry {} does not give schema {name}: {why}", self.urls);
+                let error = PrepareError { what };
+                *last_failure = Some((Instant::now(), error.clone()));
+                Err(error)
+            }
+        }
+    }
+
+    /// Whether the registry answers.
+    pub(crate) async fn check(&self) -> Result<(), PrepareError> {
+        let answer = self.client.check().await;
+        answer.map_err(|why| PrepareError { what: format!("the schema registry {}: {why}", self.urls) })
+    }
+
+    fn is_known(&self, name: SchemaName) -> bool {
+        let kept = self.kept.read().unwrap_or_else(PoisonError::into_inner);
+        match kept.schemas.get(&name) {
+            None => false,
+            Some(Answer::Missing { since }) => since.elapsed() < MISSING_FOR,
+            Some(Answer::Schema(_) | Answer::Unusable { .. }) => true,
+        }
+    }
+
+    fn keep(&self, name: SchemaName, answer: Answer) {
+        let mut kept = self.kept.write().unwrap_or_else(PoisonError::into_inner);
+        let is_refused = !matches!(answer, Answer::Schema(_));
+        if kept.schemas.insert(name, answer).is_none() && is_refused {
+            kept.refused.push_back(name);
+        }
+        while kept.refused.len() > MAX_REFUSED {
+            let Some(oldest) = kept.refused.pop_front() else { break };
+            // It may have been registered since.
+            if !matches!(kept.schemas.get(&oldest), Some(Answer::Schema(_))) {
+                kept.schemas.remove(&oldest);
+            }
+        }
+    }
+
+    async fn ask(&self, name: SchemaName) -> Result<Answer, String> {
+        let path = match name {
+            SchemaName::Id(id) => format!("/schemas/ids/{id}"),
+            SchemaName::Guid(_) => format!("/schemas/guids/{name}"),
+        };
+        let mut found = self.client.schema(&path).await?;
+        if found.is_none() {
+            tokio::time::sleep(ASKED_AGAIN_AFTER).await;
+            found = self.client.schema(&path).await?;
+        }
+        let Some(registered) = found else { return Ok(Answer::Missing { since: Instant::now() }) };
+        let references = self.references(&registered).await?;
+        Ok(match compile(&registered, &references) {
+            Ok(schema) => Answer::Schema(Arc::new(schema)),
+            Err(why) => Answer::Unusable { why: why.into() },
+        })
+    }
+
+    /// The schemas that a schema uses, each after those that it uses itself.
+    async fn references(&self, schema: &Registered) -> Result<Vec<(Reference, String)>, String> {
+        let mut found: Vec<(Reference, String)> = Vec::new();
+        // Each reference is visited twice: first for its own references, then for itself.
+        let mut open: Vec<(Reference, Option<String>)> = pending(schema);
+        let mut fetched = 0;
+        while let Some((reference, text)) = open.pop() {
+            if found.iter().any(|(known, _)| *known == reference) {
+                continue;
+            }
+            if let Some(text) = text {
+                found.push((reference, text));
+                continue;
+            }
+            fetched += 1;
+            if fetched > MAX_REFERENCES {
+                return Err(format!("it refers to more than {MAX_REFERENCES} schemas"));
+            }
+            let Reference { subject, version, .. } = &reference;
+            let path = format!("/subjects/{}/versions/{version}", escaped(subject));
+            let registered = self.client.schema(&path).await?;
+            let registered =
+                registered.ok_or_else(|| format!("it has no {path}, to which the schema refers"))?;
+            let inner = pending(&registered);
+            open.push((reference, Some(registered.schema)));
+            open.extend(inner);
+        }
+        Ok(found)
+    }
+}
+
+impl fmt::Debug for Schemas {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Schemas").field("urls", &self.urls).finish_non_exhaustive()
+    }
+}
+
+fn pending(schema: &Registered) -> Vec<(Reference, Option<String>)> {
+    let references = schema.references.iter().flatten().rev();
+    references.map(|reference| (reference.clone(), None)).collect()
+}
+
+fn compile(schema: &Registered, references: &[(Reference, String)]) -> Result<Schema, String> {
+    match schema.kind.as_deref() {
+        None | Some("AVRO") => {
+            let references: Vec<&str> = references.iter().map(|(_, text)| text.as_str()).collect();
+            AvroSchema::parse(&schema.schema, &references).map(Schema::Avro)
+        }
+        Some("PROTOBUF") => {
+            let root = ProtoFile { name: ROOT_FILE.to_owned(), text: schema.schema.clone() };
+            let imports = references
+                .iter()
+                .map(|(reference, text)| ProtoFile { name: reference.name.clone(), text: text.clone() });
+            let files: Vec<ProtoFile> = std::iter::once(root).chain(imports).collect();
+            ProtobufSchema::compile(&files).map(Schema::Protobuf)
+        }
+        Some("JSON") => Ok(Schema::Json),
+        Some(other) => Err(format!("it is of the type {other}; known are AVRO, PROTOBUF and JSON")),
+    }
+}
+
+/// A subject in a path.
+fn escaped(subject: &str) -> String {
+    let mut text = String::new();
+    for byte in subject.bytes() {
+        if byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'_' | b'~') {
+            text.push(char::from(byte));
+        } else {
+            text.push_str(&format!("%{byte:02X}"));
+        }
+    }
+    text
+}
