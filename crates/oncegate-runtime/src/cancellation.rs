@@ -1,11 +1,11 @@
 //! Ends a run from outside.
 
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU8, Ordering, fence};
+use std::sync::atomic::{self, AtomicU8, Ordering};
 
 use tokio_util::sync::CancellationToken;
 
-/// The signals that end a run. Their tokens are made when somebody asks for them: most handlers end before that.
+/// The signals that end a run. Their tokens are made on demand: most handlers end before that.
 #[derive(Debug, Default)]
 pub(crate) struct Cancellation {
     /// The strongest signal that was given.
@@ -59,19 +59,19 @@ impl Cancellation {
 
     fn give(&self, signal: u8, token: &OnceLock<CancellationToken>) {
         self.given.fetch_max(signal, Ordering::Relaxed);
-        // Either this sees the token, or whoever makes it sees the signal.
-        fence(Ordering::SeqCst);
+        // Either this sees the token, or the thread that makes it sees the signal.
+        atomic::fence(Ordering::SeqCst);
         token.get().into_iter().for_each(CancellationToken::cancel);
     }
 
     fn fire_if_given(&self, signal: u8, token: &CancellationToken) {
-        fence(Ordering::SeqCst);
+        atomic::fence(Ordering::SeqCst);
         if self.given.load(Ordering::Relaxed) >= signal {
             token.cancel();
         }
     }
 
-    /// The token is public, so somebody else may have cancelled it.
+    /// The token is public, so it may have been cancelled elsewhere.
     fn is_given(&self, signal: u8, token: &OnceLock<CancellationToken>) -> bool {
         self.given.load(Ordering::Relaxed) >= signal
             || token.get().is_some_and(CancellationToken::is_cancelled)

@@ -10,9 +10,9 @@
 //! | layer | files |
 //! |---|---|
 //! | the consumer and its life | `mod`, `start`, `run`, `monitor` |
-//! | what runs | `intake`, `engine`, `unit`, `settle`, `answer`, `returned_letter`, `trace`, `breaker_mark` |
+//! | what runs | `intake`, `prepare`, `engine`, `unit`, `settle`, `answer`, `returned_letter`, `trace`, `breaker_mark` |
 //! | what they share | `member`, `item`, `progress`, `shared`, `session`, `transactional`, `work`, `erased`, `end`, `in_flight` |
-//! | without I/O: rules and records | `split`, `settings`, `error`, `positions`, `watch`, `breaker`, `dead_letter_limit`, `schedule`, `lanes` |
+//! | without I/O: rules and records | `split`, `settings`, `error`, `positions`, `watch`, `breaker`, `dead_letter_limit`, `retry_writes`, `schedule`, `lanes` |
 //!
 //! A message in the engine is in exactly one `MessageState`; only `schedule` changes it, and all counts follow from that.
 //!

@@ -49,7 +49,7 @@ pub(super) enum Blame {
 
 /// What follows after a call that did not end its messages.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum After<T> {
+pub(super) enum NextStep<T> {
     /// The next part runs at once.
     GoOn,
     /// The next part runs after a back-off for this many conflicts.
@@ -87,24 +87,24 @@ impl<T> Split<T> {
     }
 
     /// Decides what follows after a call that has left these messages without an end.
-    pub(super) fn failed(&mut self, Part { mut members, conflicts }: Part<T>, blame: Blame) -> After<T> {
+    pub(super) fn failed(&mut self, Part { mut members, conflicts }: Part<T>, blame: Blame) -> NextStep<T> {
         let is_alone = members.len() <= 1;
         match blame {
             Blame::Others => {
                 self.call = BatchCall::Split;
                 self.parts.push(Part::of(members));
-                After::GoOn
+                NextStep::GoOn
             }
             Blame::Conflict if !is_alone && conflicts < MOST_CONFLICTS => {
                 let conflicts = conflicts + 1;
                 self.parts.push(Part { members, conflicts });
-                After::BackOff(conflicts)
+                NextStep::BackOff(conflicts)
             }
             Blame::One | Blame::InTheWay | Blame::Conflict if !is_alone => {
                 self.call = BatchCall::Split;
                 let second = members.split_off(members.len() / 2);
                 self.parts.extend([Part::of(second), Part::of(members)]);
-                After::GoOn
+                NextStep::GoOn
             }
             Blame::One | Blame::None | Blame::Conflict | Blame::InTheWay => {
                 let is_cause = is_alone && self.call == BatchCall::Split;
@@ -112,10 +112,10 @@ impl<T> Split<T> {
                     self.failed_alone += 1;
                 }
                 if self.failed_alone < OUTAGE_AFTER {
-                    return After::Fail { members, is_cause };
+                    return NextStep::Fail { members, is_cause };
                 }
                 let rest = self.parts.drain(..).rev().flat_map(|part| part.members).collect();
-                After::Outage { members, is_cause, rest }
+                NextStep::Outage { members, is_cause, rest }
             }
         }
     }
@@ -153,8 +153,8 @@ mod tests {
                     continue;
                 }
                 match split.failed(part, Blame::One) {
-                    After::GoOn => {}
-                    After::Fail { members, is_cause } => {
+                    NextStep::GoOn => {}
+                    NextStep::Fail { members, is_cause } => {
                         assert_eq!((members, is_cause), (vec![poison], true))
                     }
                     other => panic!("{other:?}"),
@@ -171,13 +171,13 @@ mod tests {
         let mut failed = Vec::new();
         while let Some((part, _)) = split.next_part() {
             match split.failed(part, Blame::One) {
-                After::GoOn => {}
-                After::Fail { members, .. } => failed.extend(members),
-                After::Outage { members, rest, .. } => {
+                NextStep::GoOn => {}
+                NextStep::Fail { members, .. } => failed.extend(members),
+                NextStep::Outage { members, rest, .. } => {
                     failed.extend(members);
                     assert_eq!(rest, [3, 4, 5, 6, 7], "in the order of the batch");
                 }
-                After::BackOff(_) => panic!("no transaction was in the way"),
+                NextStep::BackOff(_) => panic!("no transaction was in the way"),
             }
         }
         assert_eq!(failed, [0, 1, 2]);
@@ -188,7 +188,7 @@ mod tests {
     fn what_no_message_has_caused_is_not_split() {
         let mut split = Split::new(vec![1, 2], vec![3]);
         let (part, _) = split.next_part().unwrap();
-        assert_eq!(split.failed(part, Blame::None), After::Fail { members: vec![1, 2], is_cause: false });
+        assert_eq!(split.failed(part, Blame::None), NextStep::Fail { members: vec![1, 2], is_cause: false });
         assert_eq!(next(&mut split), Some((vec![3], BatchCall::Gathered)));
     }
 
@@ -196,7 +196,7 @@ mod tests {
     fn a_message_that_began_alone_is_not_found_by_a_split() {
         let mut split = Split::new(vec![], vec![3]);
         let (part, _) = split.next_part().unwrap();
-        assert_eq!(split.failed(part, Blame::One), After::Fail { members: vec![3], is_cause: false });
+        assert_eq!(split.failed(part, Blame::One), NextStep::Fail { members: vec![3], is_cause: false });
     }
 
     #[test]
@@ -204,7 +204,7 @@ mod tests {
         let mut split = Split::new(vec![1, 2, 3], vec![]);
         let (part, _) = split.next_part().unwrap();
         let rest = Part { members: vec![1, 3], ..part };
-        assert_eq!(split.failed(rest, Blame::Others), After::GoOn);
+        assert_eq!(split.failed(rest, Blame::Others), NextStep::GoOn);
         assert_eq!(next(&mut split), Some((vec![1, 3], BatchCall::Split)));
     }
 
@@ -213,10 +213,10 @@ mod tests {
         let mut split = Split::new(vec![1, 2], vec![]);
         for conflicts in 1..=MOST_CONFLICTS {
             let (part, _) = split.next_part().unwrap();
-            assert_eq!(split.failed(part, Blame::Conflict), After::BackOff(conflicts));
+            assert_eq!(split.failed(part, Blame::Conflict), NextStep::BackOff(conflicts));
         }
         let (part, _) = split.next_part().unwrap();
-        assert_eq!(split.failed(part, Blame::Conflict), After::GoOn);
+        assert_eq!(split.failed(part, Blame::Conflict), NextStep::GoOn);
         let halves = [next(&mut split), next(&mut split)];
         assert_eq!(halves, [Some((vec![1], BatchCall::Split)), Some((vec![2], BatchCall::Split))]);
     }

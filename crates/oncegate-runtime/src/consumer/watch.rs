@@ -31,7 +31,7 @@ pub(super) struct Watch {
     delivered: AtomicU64,
     ended: AtomicU64,
     pub(super) handler_times: HandlerTimes,
-    units: Mutex<HashMap<u64, Arc<Unit>>>,
+    units: Mutex<HashMap<u64, Arc<UnitInProgress>>>,
     next_unit: AtomicU64,
     look: Mutex<Look>,
 }
@@ -203,13 +203,13 @@ impl Watch {
     pub(super) fn begin(self: &Arc<Self>, gate: &Arc<OpenGate>, route: usize) -> UnitNote {
         let number = self.next_unit.fetch_add(1, Relaxed);
         let (watch, gate) = (Arc::clone(self), Arc::clone(gate));
-        let unit = Arc::new(Unit { watch, number, gate, route, attempts: Mutex::default() });
+        let unit = Arc::new(UnitInProgress { watch, number, gate, route, attempts: Mutex::default() });
         self.units().insert(number, Arc::clone(&unit));
         UnitNote { unit, began: Instant::now() }
     }
 
     pub(super) fn underway(&self) -> Vec<Underway> {
-        let units: Vec<Arc<Unit>> = self.units().values().cloned().collect();
+        let units: Vec<Arc<UnitInProgress>> = self.units().values().cloned().collect();
         units.iter().flat_map(|unit| unit.underway()).collect()
     }
 
@@ -224,7 +224,7 @@ impl Watch {
         underway.iter().take(MOST_NAMED).map(name).collect()
     }
 
-    fn units(&self) -> MutexGuard<'_, HashMap<u64, Arc<Unit>>> {
+    fn units(&self) -> MutexGuard<'_, HashMap<u64, Arc<UnitInProgress>>> {
         self.units.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -236,13 +236,13 @@ impl Watch {
 /// The record of a unit, to which its attempts are added.
 #[derive(Debug)]
 pub(super) struct UnitNote {
-    unit: Arc<Unit>,
+    unit: Arc<UnitInProgress>,
     began: Instant,
 }
 
 /// A unit whose attempts are in progress.
 #[derive(Debug)]
-struct Unit {
+struct UnitInProgress {
     watch: Arc<Watch>,
     number: u64,
     gate: Arc<OpenGate>,
@@ -279,7 +279,7 @@ impl UnitNote {
     }
 }
 
-impl Unit {
+impl UnitInProgress {
     fn underway(&self) -> Vec<Underway> {
         let underway = |note: &NotedAttempt| Underway {
             gate: Arc::clone(&self.gate),
@@ -300,7 +300,7 @@ impl Unit {
 /// The record of an attempt in progress; the attempt is over when this is dropped.
 #[derive(Debug)]
 pub(super) struct AttemptNote {
-    unit: Arc<Unit>,
+    unit: Arc<UnitInProgress>,
     position: usize,
 }
 

@@ -11,7 +11,7 @@ use tracing::{Instrument as _, info};
 
 use super::super::end::{PANICKED, Ran, outcome_of};
 use super::super::member::Ended;
-use super::super::split::{After, Blame, Part, Split, blame};
+use super::super::split::{Blame, Part, Split, NextStep, blame};
 use super::super::trace;
 use super::calls::discarded;
 use super::finish::{Finished, finish};
@@ -39,7 +39,7 @@ pub(super) async fn run(
     };
     let (alone, together) = (0..granted.len()).partition(fails_again);
     let mut split = Split::new(together, alone);
-    let mut batch = Batch::of(tasks, handler, granted);
+    let mut batch = BatchMembers::of(tasks, handler, granted);
     while let Some((mut part, call)) = split.next_part() {
         part.members.retain(|place| batch.has(*place));
         if part.members.is_empty() {
@@ -51,9 +51,9 @@ pub(super) async fn run(
         };
         let (messages, reason) = (part.members.len(), failure.reason());
         match split.failed(part, failure.blame()) {
-            After::GoOn | After::BackOff(_) => batch.log_split(messages, &reason),
-            After::Fail { members, is_cause } => batch.fail(members, &failure, is_cause),
-            After::Outage { members, is_cause, rest } => {
+            NextStep::GoOn | NextStep::BackOff(_) => batch.log_split(messages, &reason),
+            NextStep::Fail { members, is_cause } => batch.fail(members, &failure, is_cause),
+            NextStep::Outage { members, is_cause, rest } => {
                 batch.fail(members, &failure, is_cause);
                 batch.fail(rest, &Failed::Returned(Failure::not_run(reason)), false);
             }
@@ -101,7 +101,7 @@ fn outcome_of_call<P>(ran: &Result<BatchOutcome, P>) -> RunOutcome {
 }
 
 /// The members of a batch, each until its end is known.
-struct Batch<'a> {
+struct BatchMembers<'a> {
     tasks: &'a Arc<Tasks>,
     handler: &'a dyn ErasedBatchHandler,
     members: Vec<Option<Granted>>,
@@ -112,7 +112,7 @@ struct Batch<'a> {
     finished: Vec<Finished>,
 }
 
-impl<'a> Batch<'a> {
+impl<'a> BatchMembers<'a> {
     fn of(tasks: &'a Arc<Tasks>, handler: &'a dyn ErasedBatchHandler, granted: Vec<Granted>) -> Self {
         let began = Instant::now();
         let cancelled = granted.iter().enumerate().map(|(place, one)| {

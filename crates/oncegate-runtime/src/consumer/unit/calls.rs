@@ -24,7 +24,7 @@ use crate::health::Stage;
 use crate::observe::{BatchCall, Event};
 
 /// A handler's work for one message.
-type Work = BoxFuture<'static, Result<Encoded, Failure>>;
+type HandlerCall = BoxFuture<'static, Result<Encoded, Failure>>;
 
 /// Calls the handler of each member, and finishes what ends. What waits goes on in tasks of its own.
 pub(super) async fn run(tasks: &Arc<Tasks>, mut granted: Vec<Granted>, mut ended: Vec<Ended>) -> Vec<Ended> {
@@ -104,7 +104,7 @@ impl Calls {
 enum Called {
     Ended(Finished),
     /// It waits for something. It began at this time.
-    Waits(Granted, Work, Instant),
+    Waits(Granted, HandlerCall, Instant),
 }
 
 /// Calls the handler with this message alone, and polls it once.
@@ -132,13 +132,13 @@ fn call(granted: Granted) -> Called {
 }
 
 /// Waits for the end of a handler that has begun, and finishes its member.
-async fn wait(tasks: &Arc<Tasks>, granted: Granted, work: Work, began: Instant) -> Vec<Ended> {
+async fn wait(tasks: &Arc<Tasks>, granted: Granted, work: HandlerCall, began: Instant) -> Vec<Ended> {
     let ran = until_cancelled(&granted, work).instrument(granted.span.clone()).await;
     finish(tasks, vec![Finished { granted, ran, began }]).await
 }
 
 /// Waits for the handler's end, or until it is cancelled and does not end in time.
-async fn until_cancelled(granted: &Granted, work: Work) -> Ran {
+async fn until_cancelled(granted: &Granted, work: HandlerCall) -> Ran {
     let mut work = std::pin::pin!(AssertUnwindSafe(work).catch_unwind());
     let ran = tokio::select! {
         biased;

@@ -8,7 +8,7 @@
 //!    rest.
 //! 3. **Finish** (`finish`): those that ended together are completed by one call.
 //!
-//! Nobody waits for a slower neighbour: what does not end at once goes on [apart](Tasks::apart).
+//! No member waits for a slower one: what does not end at once goes on [apart](Tasks::apart).
 
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -119,7 +119,7 @@ impl Tasks {
     }
 }
 
-/// Polls the future once. Whoever polls it again is woken by it.
+/// Polls the future once. The task that polls it again is woken by it.
 fn polled<T>(
     work: impl Future<Output = T> + Send + 'static,
 ) -> Result<T, Pin<Box<dyn Future<Output = T> + Send>>> {

@@ -54,7 +54,7 @@ pub(super) async fn run_each(
         member.item.enter(Stage::Running, Instant::now());
         let running = transactional.work.run(Arc::clone(&run));
         let end = until_lost(&member.item, &run, running).instrument(span.clone()).await;
-        to_claim.extend(follow(tasks, Running { member, run, span }, end, &mut ended));
+        to_claim.extend(follow(tasks, InTransaction { member, run, span }, end, &mut ended));
     }
     claims::run(tasks, to_claim, Purpose::Run, ended).await
 }
@@ -72,7 +72,7 @@ pub(super) async fn run_batch(
         match prepare(&mut member.item).await {
             ControlFlow::Continue(Some(run)) => {
                 let span = trace::unclaimed(&tasks.shared, &member.item, run.store_key());
-                begun.push(Running { member, run: Arc::new(run), span });
+                begun.push(InTransaction { member, run: Arc::new(run), span });
             }
             // Another attempt, or another process, may have ended with it. It is not claimed here: that would cost it an
             // attempt if one of its neighbours ended this process.
@@ -89,35 +89,35 @@ pub(super) async fn run_batch(
     if !to_claim.is_empty() {
         claim_apart(tasks, to_claim);
     }
-    Batch::of(tasks, caller, begun).run().await
+    TransactionMembers::of(tasks, caller, begun).run().await
 }
 
 /// A member in a transaction.
-struct Running {
+struct InTransaction {
     member: Member,
     run: Arc<TransactionRun>,
     span: Span,
 }
 
 /// The members of a batch, each until its end is known.
-struct Batch<'a> {
+struct TransactionMembers<'a> {
     tasks: &'a Arc<Tasks>,
     caller: &'a Arc<dyn ErasedTransactionalBatches>,
-    members: Vec<Option<Running>>,
+    members: Vec<Option<InTransaction>>,
     /// Resolves when the broker has taken a member away.
     lost: FuturesUnordered<BoxFuture<'static, ()>>,
     ended: Vec<Ended>,
     to_claim: Vec<Member>,
 }
 
-impl<'a> Batch<'a> {
+impl<'a> TransactionMembers<'a> {
     fn of(
         tasks: &'a Arc<Tasks>,
         caller: &'a Arc<dyn ErasedTransactionalBatches>,
-        begun: Vec<Running>,
+        begun: Vec<InTransaction>,
     ) -> Self {
         let began = Instant::now();
-        let lost = begun.iter().map(|Running { member, run, .. }| {
+        let lost = begun.iter().map(|InTransaction { member, run, .. }| {
             member.item.enter(Stage::Running, began);
             let (run, ack_handle) = (Arc::clone(run), Arc::clone(&member.item.delivery.ack_handle));
             Box::pin(async move {
@@ -170,7 +170,7 @@ impl<'a> Batch<'a> {
         split: &mut Split<usize>,
     ) -> Option<Rest> {
         for place in &part.members {
-            let is_discarded = |running: &Running| running.run.discarded().is_cancelled();
+            let is_discarded = |running: &InTransaction| running.run.discarded().is_cancelled();
             if self.members.get(*place).and_then(Option::as_ref).is_some_and(is_discarded) {
                 self.end(*place, TransactionEnd::Discarded, Duration::ZERO);
             }
@@ -328,7 +328,7 @@ async fn until_lost(
 /// Does what the end of the transaction says. Returns the member if its key must be claimed.
 fn follow(
     tasks: &Arc<Tasks>,
-    Running { mut member, run, span }: Running,
+    InTransaction { mut member, run, span }: InTransaction,
     end: TransactionEnd,
     ended: &mut Vec<Ended>,
 ) -> Option<Member> {
