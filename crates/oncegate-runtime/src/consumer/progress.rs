@@ -178,7 +178,8 @@ mod tests {
         let wait = || End::NotNow { ask_again_in: Duration::ZERO, cause: WaitCause::Busy };
         let unknown = || End::Lapsing { attempt: 1, lasts: Duration::ZERO, reason: String::new() };
         let no_answer = || End::NoAnswer { error: StoreError::unavailable("away") };
-        let rows: [(fn() -> End, [&str; 5]); 4] = [
+        type Row = (fn() -> End, [&'static str; 5]);
+        let rows: [Row; 4] = [
             (wait, unchanged),
             (no_answer, unchanged),
             (|| End::NotDue { due_in: Duration::ZERO }, unchanged),

@@ -155,7 +155,7 @@ mod tests {
                 match split.failed(part, Blame::One) {
                     NextStep::GoOn => {}
                     NextStep::Fail { members, is_cause } => {
-                        assert_eq!((members, is_cause), (vec![poison], true))
+                        assert_eq!((members, is_cause), (vec![poison], true));
                     }
                     other => panic!("{other:?}"),
                 }

@@ -11,7 +11,7 @@ use tracing::{Instrument as _, info};
 
 use super::super::end::{PANICKED, Ran, outcome_of};
 use super::super::member::Ended;
-use super::super::split::{Blame, Part, Split, NextStep, blame};
+use super::super::split::{Blame, NextStep, Part, Split, blame};
 use super::super::trace;
 use super::calls::discarded;
 use super::finish::{Finished, finish};

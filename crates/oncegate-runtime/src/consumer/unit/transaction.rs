@@ -19,7 +19,7 @@ use super::super::item::Item;
 use super::super::member::{Ended, Member};
 use super::super::progress::{Progress, RolledBack, after_transaction};
 use super::super::shared::{Shared, TransactionalRoute};
-use super::super::split::{After, Blame, Part, Split, blame};
+use super::super::split::{Blame, NextStep, Part, Split, blame};
 use super::super::trace;
 use super::Tasks;
 use super::claims::{self, Purpose};
@@ -146,13 +146,13 @@ impl<'a> TransactionMembers<'a> {
             let messages = part.members.len();
             let was_split = matches!(rest.blame(), Blame::One | Blame::InTheWay | Blame::Conflict);
             match split.failed(part, rest.blame()) {
-                After::GoOn if was_split => self.log_split(messages, &rest),
-                After::GoOn => {}
-                After::BackOff(conflicts) => {
+                NextStep::GoOn if was_split => self.log_split(messages, &rest),
+                NextStep::GoOn => {}
+                NextStep::BackOff(conflicts) => {
                     sleep(BUSY_BACKOFF.wait(conflicts, self.tasks.shared.random())).await;
                 }
-                After::Fail { members, .. } => self.end_all(members, &rest),
-                After::Outage { members, rest: others, .. } => {
+                NextStep::Fail { members, .. } => self.end_all(members, &rest),
+                NextStep::Outage { members, rest: others, .. } => {
                     self.end_all(members, &rest);
                     let later = Rest::Excused { excuse: Excuse::Conflict, reason: rest.reason() };
                     self.end_all(others, &later);
