@@ -7,7 +7,6 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::Consumer;
 use super::shared::{Route, Shared};
 use super::watch::{Look, PartitionName, Seen, SeenPartition, Underway, see};
 use crate::health::{
@@ -79,16 +78,6 @@ pub(super) struct Life {
     running: OnceLock<Running>,
     /// Set when the consumer is made, if its handler has processes of its own.
     pub(super) worker: OnceLock<WorkerReport>,
-}
-
-impl Consumer {
-    /// Reports the processes of a handler that has its own with the consumer's status: on the status page, in metrics, and
-    /// in the probes. `report` is called at each look, from any thread, so it must not block. The first one counts.
-    #[must_use]
-    pub fn worker_status(self, report: impl Fn() -> WorkerStatus + Send + Sync + 'static) -> Self {
-        _ = self.life.worker.set(WorkerReport(Box::new(report)));
-        self
-    }
 }
 
 /// Returns what the processes of a handler do.

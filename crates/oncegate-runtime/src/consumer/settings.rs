@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use super::Consumer;
 use super::breaker::Breaker;
 use super::error::ConsumerError;
 use crate::backoff::{Backoff, LONGEST_TIME};
@@ -71,16 +70,6 @@ pub enum TraceParent {
     Link,
 }
 
-impl Consumer {
-    /// What happens to a dead letter of this consumer that is delivered to it again: by default its record is reopened,
-    /// and the message runs again.
-    #[must_use]
-    pub fn returned_letters(mut self, returned_letters: ReturnedLetters) -> Self {
-        self.settings.returned_letters = returned_letters;
-        self
-    }
-}
-
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ConsumerSettings {
     pub(super) concurrency: u32,
@@ -101,7 +90,38 @@ pub(super) struct ConsumerSettings {
     pub(super) trace_parent: TraceParent,
 }
 
+impl Default for ConsumerSettings {
+    fn default() -> Self {
+        Self {
+            concurrency: Self::CONCURRENCY,
+            ordering: Ordering::default(),
+            max_attempts: Self::MAX_ATTEMPTS,
+            backoff: Self::BACKOFF,
+            bad_keys: BadKeys::default(),
+            returned_letters: ReturnedLetters::default(),
+            tenant_limit: None,
+            stop_deadline: Self::STOP_DEADLINE,
+            start_patience: Self::START_PATIENCE,
+            overtaking_retries: false,
+            fail_open_after: None,
+            breaker: Some(Breaker::default()),
+            most_messages: Self::IN_FLIGHT_MESSAGES,
+            most_bytes: Self::IN_FLIGHT_BYTES,
+            #[cfg(feature = "otel")]
+            trace_parent: TraceParent::default(),
+        }
+    }
+}
+
 impl ConsumerSettings {
+    pub(super) const CONCURRENCY: u32 = 64;
+    pub(super) const IN_FLIGHT_MESSAGES: usize = 10_000;
+    pub(super) const IN_FLIGHT_BYTES: usize = 64 * 1024 * 1024;
+    pub(super) const BACKOFF: Backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(30));
+    pub(super) const MAX_ATTEMPTS: u32 = 10;
+    pub(super) const STOP_DEADLINE: Duration = Duration::from_secs(20);
+    pub(super) const START_PATIENCE: Duration = Duration::from_secs(300);
+
     /// Returns the first setting that makes no sense, for these routes and their gates, and a source that has retry
     /// topics or not.
     pub(super) fn check(
@@ -220,10 +240,10 @@ impl Default for Terms {
     /// The defaults of a consumer and a gate.
     fn default() -> Self {
         Self {
-            max_attempts: Consumer::DEFAULT_MAX_ATTEMPTS,
+            max_attempts: ConsumerSettings::MAX_ATTEMPTS,
             lease: Gate::DEFAULT_LEASE,
             retention: Gate::DEFAULT_RETENTION,
-            stop_deadline: Consumer::DEFAULT_STOP_DEADLINE,
+            stop_deadline: ConsumerSettings::STOP_DEADLINE,
             max_run: Gate::DEFAULT_MAX_RUN,
         }
     }

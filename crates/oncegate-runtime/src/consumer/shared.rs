@@ -14,6 +14,7 @@ use super::in_flight::InFlight;
 use super::retry_writes::RetryWrites;
 use super::session::Session;
 use super::settings::ConsumerSettings;
+use super::trace::Spans;
 use super::watch::Watch;
 use crate::batch::{BatchLimits, ErasedBatchHandler};
 use crate::dead_letters::DeadLetters;
@@ -102,8 +103,7 @@ pub(super) struct Shared {
     pub(super) stopping: CancellationToken,
     /// The stop ends at once, without waiting for handlers.
     pub(super) at_once: CancellationToken,
-    /// The source's consumer group, for spans.
-    pub(super) group: Option<String>,
+    pub(super) spans: Spans,
     /// Where messages wait for a retry that is not due soon.
     pub(super) retry_queue: Option<Arc<dyn RetryQueue>>,
     /// Failures of writing to it.

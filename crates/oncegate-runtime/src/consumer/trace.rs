@@ -5,10 +5,8 @@ use oncegate_core::key::StoreKey;
 use tracing::field::{Empty, display};
 use tracing::{Span, info_span};
 
-use super::item::Item;
 #[cfg(feature = "otel")]
 use super::settings::TraceParent;
-use super::shared::Shared;
 use crate::batch::BatchMessage;
 use crate::gate::Lease;
 use crate::message::{Message, Origin};
@@ -20,32 +18,92 @@ const TARGET: &str = "oncegate::process";
 /// How many hex digits of a key's digest a span contains.
 const DIGEST_DIGITS: usize = 16;
 
-/// The span of a run.
-pub(super) fn run(shared: &Shared, item: &Item, lease: &Lease) -> Span {
-    let span = process(shared, item, lease.store_key(), "granted");
-    if !span.is_disabled() {
-        span.record("oncegate.attempt", lease.attempt().number());
-        span.record("oncegate.recovered", lease.attempt().recovered());
-        if let Some(fencing_token) = lease.attempt().fencing_token() {
-            span.record("oncegate.fencing_token", fencing_token);
+/// Makes the spans of messages.
+#[derive(Debug)]
+pub(super) struct Spans {
+    /// The source's consumer group.
+    pub(super) group: Option<String>,
+    #[cfg(feature = "otel")]
+    pub(super) trace_parent: TraceParent,
+}
+
+impl Spans {
+    /// The span of a run.
+    pub(super) fn run(&self, lease: &Lease) -> Span {
+        let span = self.process(lease.message(), lease.store_key(), "granted");
+        if !span.is_disabled() {
+            span.record("oncegate.attempt", lease.attempt().number());
+            span.record("oncegate.recovered", lease.attempt().recovered());
+            if let Some(fencing_token) = lease.attempt().fencing_token() {
+                span.record("oncegate.fencing_token", fencing_token);
+            }
         }
+        span
     }
-    span
-}
 
-/// The span of a run without a claim.
-pub(super) fn unclaimed(shared: &Shared, item: &Item, key: &StoreKey) -> Span {
-    let span = process(shared, item, key, "granted");
-    if !span.is_disabled() {
-        span.record("oncegate.attempt", 1);
-        span.record("oncegate.recovered", false);
+    /// The span of a run without a claim.
+    pub(super) fn unclaimed(&self, message: &Message, key: &StoreKey) -> Span {
+        let span = self.process(message, key, "granted");
+        if !span.is_disabled() {
+            span.record("oncegate.attempt", 1);
+            span.record("oncegate.recovered", false);
+        }
+        span
     }
-    span
-}
 
-/// The span of a duplicate's answer.
-pub(super) fn answer(shared: &Shared, item: &Item, key: &StoreKey) -> Span {
-    process(shared, item, key, "completed")
+    /// The span of a duplicate's answer.
+    pub(super) fn answer(&self, message: &Message, key: &StoreKey) -> Span {
+        self.process(message, key, "completed")
+    }
+
+    fn process(&self, message: &Message, key: &StoreKey, verdict: &'static str) -> Span {
+        let span = info_span!(
+            target: TARGET,
+            "process",
+            otel.name = format!("process {}", destination(message)),
+            otel.kind = "consumer",
+            otel.status_code = Empty,
+            messaging.operation.name = "process",
+            messaging.operation.type = "process",
+            messaging.system = system(message),
+            messaging.destination.name = destination(message),
+            messaging.destination.partition.id = Empty,
+            messaging.consumer.group.name = self.group.as_deref(),
+            messaging.kafka.offset = Empty,
+            messaging.kafka.message.tombstone = Empty,
+            messaging.message.id = Empty,
+            messaging.message.body.size = message.payload().len(),
+            oncegate.scope = key.scope(),
+            oncegate.key = Empty,
+            oncegate.verdict = verdict,
+            oncegate.attempt = Empty,
+            oncegate.recovered = Empty,
+            oncegate.fencing_token = Empty,
+            oncegate.outcome = Empty,
+            error.type = Empty,
+        );
+        if span.is_disabled() {
+            return span;
+        }
+        let digest = key.digest().to_string();
+        span.record("oncegate.key", digest.get(..DIGEST_DIGITS).unwrap_or(&digest));
+        match message.origin() {
+            Origin::Kafka { partition, offset, .. } => {
+                span.record("messaging.destination.partition.id", display(partition));
+                span.record("messaging.kafka.offset", offset);
+                if message.is_tombstone() {
+                    span.record("messaging.kafka.message.tombstone", true);
+                }
+            }
+            Origin::Queue { id, .. } => {
+                span.record("messaging.message.id", &**id);
+            }
+            Origin::Other(_) => {}
+        }
+        #[cfg(feature = "otel")]
+        join(&span, message, self.trace_parent);
+        span
+    }
 }
 
 /// The span of one call of a batch handler, linked to the producers of its messages. Each of them has a span of its own.
@@ -89,56 +147,6 @@ pub(super) fn ended(span: &Span, outcome: RunOutcome) {
         span.record("error.type", outcome.as_str());
         span.record("otel.status_code", "ERROR");
     }
-}
-
-fn process(shared: &Shared, item: &Item, key: &StoreKey, verdict: &'static str) -> Span {
-    let message = &item.delivery.message;
-    let span = info_span!(
-        target: TARGET,
-        "process",
-        otel.name = format!("process {}", destination(message)),
-        otel.kind = "consumer",
-        otel.status_code = Empty,
-        messaging.operation.name = "process",
-        messaging.operation.type = "process",
-        messaging.system = system(message),
-        messaging.destination.name = destination(message),
-        messaging.destination.partition.id = Empty,
-        messaging.consumer.group.name = shared.group.as_deref(),
-        messaging.kafka.offset = Empty,
-        messaging.kafka.message.tombstone = Empty,
-        messaging.message.id = Empty,
-        messaging.message.body.size = message.payload().len(),
-        oncegate.scope = key.scope(),
-        oncegate.key = Empty,
-        oncegate.verdict = verdict,
-        oncegate.attempt = Empty,
-        oncegate.recovered = Empty,
-        oncegate.fencing_token = Empty,
-        oncegate.outcome = Empty,
-        error.type = Empty,
-    );
-    if span.is_disabled() {
-        return span;
-    }
-    let digest = key.digest().to_string();
-    span.record("oncegate.key", digest.get(..DIGEST_DIGITS).unwrap_or(&digest));
-    match message.origin() {
-        Origin::Kafka { partition, offset, .. } => {
-            span.record("messaging.destination.partition.id", display(partition));
-            span.record("messaging.kafka.offset", offset);
-            if message.is_tombstone() {
-                span.record("messaging.kafka.message.tombstone", true);
-            }
-        }
-        Origin::Queue { id, .. } => {
-            span.record("messaging.message.id", &**id);
-        }
-        Origin::Other(_) => {}
-    }
-    #[cfg(feature = "otel")]
-    join(&span, message, shared.settings.trace_parent);
-    span
 }
 
 /// Returns the name of the message's broker in the conventions.

@@ -7,7 +7,7 @@ use tokio::sync::OwnedSemaphorePermit;
 use super::super::item::Item;
 use super::super::lanes::PlaceId;
 use super::super::member::{Member, Permit};
-use super::super::unit::Tasks;
+use super::super::unit::{self, Tasks};
 
 /// The most messages of a unit.
 const UNIT_MOST: usize = 256;
@@ -65,7 +65,7 @@ impl Starts {
             let permit = Some(Permit::OfBatch(Arc::clone(&permit)));
             Member { place, item, asks: None, permit }
         };
-        self.tasks.start_answers(found.into_iter().map(member).collect());
+        unit::start_answers(&self.tasks, found.into_iter().map(member).collect());
     }
 
     /// Starts what is gathered.
@@ -91,6 +91,6 @@ impl Starts {
             let Item { delivery, received_at, .. } = &*member.item;
             member.item.attempt = Some(note.begin(&delivery.message, *received_at));
         }
-        self.tasks.start(members);
+        unit::start(&self.tasks, members);
     }
 }

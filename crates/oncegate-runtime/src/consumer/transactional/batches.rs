@@ -8,7 +8,7 @@ use oncegate_core::store::StoreError;
 use tokio::time::Instant;
 use tracing::Instrument as _;
 
-use super::{Erased, Handled, Pair, on_a_blocking_thread, outcome_of_run, too_long, within};
+use super::single::{Erased, Handled, Pair, on_a_blocking_thread, outcome_of_run, too_long, within};
 use crate::attempt::Attempt;
 use crate::batch::BatchMessage;
 use crate::consumer::end::{PANICKED, outcome_of};

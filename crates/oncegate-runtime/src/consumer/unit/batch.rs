@@ -15,7 +15,7 @@ use super::super::split::{Blame, NextStep, Part, Split, blame};
 use super::super::trace;
 use super::calls::discarded;
 use super::finish::{Finished, finish};
-use super::{Granted, Tasks};
+use super::tasks::{Granted, Tasks};
 use crate::attempt::CANCELLATION_GRACE;
 use crate::batch::{BatchMessage, BatchOutcome, EarlyAnswer, ErasedBatchHandler};
 use crate::failure::Failure;

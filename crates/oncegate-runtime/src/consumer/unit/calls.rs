@@ -16,7 +16,7 @@ use tracing::Instrument as _;
 use super::super::end::Ran;
 use super::super::member::Ended;
 use super::finish::{Finished, finish};
-use super::{Granted, Tasks};
+use super::tasks::{Granted, Tasks};
 use crate::attempt::CANCELLATION_GRACE;
 use crate::failure::Failure;
 use crate::handler::{BoxFuture, Encoded};

@@ -18,9 +18,9 @@ use super::super::returned_letter;
 use super::super::schedule::Shard;
 use super::super::settle::settle;
 use super::super::shared::Shared;
-use super::super::trace;
 use super::finish::{failed, used_up};
-use super::{Granted, Tasks, batch, calls};
+use super::tasks::{Granted, Tasks};
+use super::{batch, calls};
 use crate::dead_letters::DeadLetterCause;
 use crate::gate::{Claimed, Lease, OpenClaim};
 use crate::handler::BoxFuture;
@@ -173,7 +173,7 @@ fn granted(
         tasks.settle(ended, member, end);
         return None;
     }
-    let span = trace::run(shared, &member.item, &lease);
+    let span = shared.spans.run(&lease);
     if is_used_up {
         let end = used_up(&member.item, lease);
         tasks.settle(ended, member, end);
@@ -258,7 +258,7 @@ async fn completed(shared: &Shared, item: &Item, stored: Bytes) -> End {
             Err(error) => return End::NoAnswer { error },
         }
     }
-    let span = trace::answer(shared, item, &identity.key);
+    let span = shared.spans.answer(&item.delivery.message, &identity.key);
     answer(item, stored).instrument(span).await
 }
 

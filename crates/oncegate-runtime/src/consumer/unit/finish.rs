@@ -14,7 +14,7 @@ use super::super::member::Ended;
 use super::super::settle::settle;
 use super::super::shared::Shared;
 use super::super::trace;
-use super::{Granted, Tasks};
+use super::tasks::{Granted, Tasks};
 use crate::dead_letters::DeadLetterCause;
 use crate::failure::{Advice, Failure};
 use crate::gate::{Committed, Completion, Lease};

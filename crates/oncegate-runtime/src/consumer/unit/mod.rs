@@ -8,17 +8,11 @@
 //!    rest.
 //! 3. **Finish** (`finish`): those that ended together are completed by one call.
 //!
-//! No member waits for a slower one: what does not end at once goes on [apart](Tasks::apart).
+//! No member waits for a slower one: what does not end at once goes on [apart](tasks::Tasks::apart).
 
-use std::pin::Pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::task::{Context, Poll, Waker};
+use std::sync::Arc;
 
 use bytes::Bytes;
-use futures_util::future::poll_fn;
-use tokio::sync::mpsc;
-use tokio::task::{JoinError, JoinSet};
-use tracing::Span;
 
 use super::answer::answer;
 use super::end::End;
@@ -26,108 +20,26 @@ use super::member::{Ended, Member};
 use super::settle::settle;
 use super::shared::{Shared, TransactionalRoute};
 use crate::dead_letters::DeadLetterCause;
-use crate::gate::Lease;
 
 mod batch;
 mod calls;
 mod claims;
 mod finish;
+mod tasks;
 mod transaction;
+
+pub(super) use tasks::Tasks;
 
 use claims::Purpose;
 
-/// A member whose claim was granted.
-#[derive(Debug)]
-struct Granted {
-    member: Member,
-    lease: Lease,
-    span: Span,
+/// Starts a unit.
+pub(super) fn start(tasks: &Arc<Tasks>, members: Vec<Member>) {
+    tasks.spawn(run(Arc::clone(tasks), members));
 }
 
-/// The tasks of a consumer's units.
-pub(super) struct Tasks {
-    pub(super) shared: Arc<Shared>,
-    running: Mutex<JoinSet<Vec<Ended>>>,
-    /// Members that have ended before the last of their task.
-    ended_early: mpsc::UnboundedSender<Vec<Ended>>,
-}
-
-impl Tasks {
-    pub(super) fn new(shared: Arc<Shared>) -> (Arc<Self>, mpsc::UnboundedReceiver<Vec<Ended>>) {
-        let (ended_early, ends) = mpsc::unbounded_channel();
-        (Arc::new(Self { shared, running: Mutex::default(), ended_early }), ends)
-    }
-
-    /// Starts a unit.
-    pub(super) fn start(self: &Arc<Self>, members: Vec<Member>) {
-        self.spawn(run(Arc::clone(self), members));
-    }
-
-    /// Starts the answers to messages that were found completed, under one permit.
-    pub(super) fn start_answers(self: &Arc<Self>, members: Vec<Member>) {
-        self.spawn(answer_all(Arc::clone(self), members));
-    }
-
-    /// Waits for the end of a task; `None` when none runs.
-    pub(super) async fn join_next(&self) -> Option<Result<Vec<Ended>, JoinError>> {
-        poll_fn(|context| self.running().poll_join_next(context)).await
-    }
-
-    /// The end of a task that has ended.
-    pub(super) fn try_join_next(&self) -> Option<Result<Vec<Ended>, JoinError>> {
-        self.running().try_join_next()
-    }
-
-    /// How many tasks run.
-    pub(super) fn len(&self) -> usize {
-        self.running().len()
-    }
-
-    /// Drops what runs. A handler that blocks its thread goes on.
-    pub(super) fn abort_all(&self) {
-        self.running().abort_all();
-    }
-
-    fn spawn(&self, task: impl Future<Output = Vec<Ended>> + Send + 'static) {
-        self.running().spawn(task);
-    }
-
-    /// Tells the engine of members that have ended while others of their task go on.
-    fn report(&self, ended: &mut Vec<Ended>) {
-        if !ended.is_empty() {
-            // The engine receives until every task has ended.
-            _ = self.ended_early.send(std::mem::take(ended));
-        }
-    }
-
-    /// Runs what ends a member here if it ends at once, and in a task of its own if it waits for something.
-    fn apart(&self, ended: &mut Vec<Ended>, work: impl Future<Output = Ended> + Send + 'static) {
-        match polled(work) {
-            Ok(end) => ended.push(end),
-            Err(work) => self.spawn(async move { vec![work.await] }),
-        }
-    }
-
-    /// Settles a member.
-    fn settle(self: &Arc<Self>, ended: &mut Vec<Ended>, member: Member, end: End) {
-        let tasks = Arc::clone(self);
-        self.apart(ended, async move { settle(&tasks.shared, member, end).await });
-    }
-
-    fn running(&self) -> MutexGuard<'_, JoinSet<Vec<Ended>>> {
-        self.running.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// Polls the future once. The task that polls it again is woken by it.
-fn polled<T>(
-    work: impl Future<Output = T> + Send + 'static,
-) -> Result<T, Pin<Box<dyn Future<Output = T> + Send>>> {
-    let mut work: Pin<Box<dyn Future<Output = T> + Send>> = Box::pin(work);
-    match work.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
-        Poll::Ready(value) => Ok(value),
-        Poll::Pending => Err(work),
-    }
+/// Starts the answers to messages that were found completed, under one permit.
+pub(super) fn start_answers(tasks: &Arc<Tasks>, members: Vec<Member>) {
+    tasks.spawn(answer_all(Arc::clone(tasks), members));
 }
 
 /// Runs the unit. Returns those of its members that have not been reported, and do not go on apart.

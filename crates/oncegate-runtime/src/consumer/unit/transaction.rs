@@ -21,8 +21,8 @@ use super::super::progress::{Progress, RolledBack, after_transaction};
 use super::super::shared::{Shared, TransactionalRoute};
 use super::super::split::{Blame, NextStep, Part, Split, blame};
 use super::super::trace;
-use super::Tasks;
 use super::claims::{self, Purpose};
+use super::tasks::Tasks;
 use crate::gate::{OnGrant, TransactionRun};
 use crate::handler::BoxFuture;
 use crate::health::{Stage, WaitCause};
@@ -50,7 +50,7 @@ pub(super) async fn run_each(
             }
         };
         let run = Arc::new(run);
-        let span = trace::unclaimed(&tasks.shared, &member.item, run.store_key());
+        let span = tasks.shared.spans.unclaimed(&member.item.delivery.message, run.store_key());
         member.item.enter(Stage::Running, Instant::now());
         let running = transactional.work.run(Arc::clone(&run));
         let end = until_lost(&member.item, &run, running).instrument(span.clone()).await;
@@ -71,7 +71,7 @@ pub(super) async fn run_batch(
     for mut member in members {
         match prepare(&mut member.item).await {
             ControlFlow::Continue(Some(run)) => {
-                let span = trace::unclaimed(&tasks.shared, &member.item, run.store_key());
+                let span = tasks.shared.spans.unclaimed(&member.item.delivery.message, run.store_key());
                 begun.push(InTransaction { member, run: Arc::new(run), span });
             }
             // Another attempt, or another process, may have ended with it. It is not claimed here: that would cost it an
