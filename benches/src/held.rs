@@ -148,7 +148,7 @@ async fn time(gate: &Gate, message: &Message) -> (f64, f64) {
     (claimed.as_secs_f64() * 1e6, started.elapsed().as_secs_f64() * 1e6)
 }
 
-fn percentile(sorted: &[f64], part: f64) -> f64 {
+pub(crate) fn percentile(sorted: &[f64], part: f64) -> f64 {
     let place = (part * sorted.len().saturating_sub(1) as f64).round() as usize;
     sorted.get(place).copied().unwrap_or(f64::NAN)
 }

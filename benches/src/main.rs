@@ -25,6 +25,7 @@ mod in_flight;
 mod kafka;
 mod key;
 mod memory;
+mod neighbours;
 mod one_commit;
 mod postgres;
 mod rates;
@@ -53,7 +54,7 @@ struct Benchmark {
     run: for<'a> fn(&'a Plan) -> BoxFuture<'a, Vec<Figure>>,
 }
 
-const BENCHMARKS: [Benchmark; 20] = [
+const BENCHMARKS: [Benchmark; 21] = [
     gate::BENCHMARK,
     in_flight::BENCHMARK,
     held::BENCHMARK,
@@ -64,6 +65,7 @@ const BENCHMARKS: [Benchmark; 20] = [
     memory::BENCHMARK,
     kafka::BENCHMARK,
     handler::BENCHMARK,
+    neighbours::BENCHMARK,
     rates::BENCHMARK,
     batches::BENCHMARK,
     sqs::BENCHMARK,
