@@ -30,22 +30,18 @@ impl Starts {
     pub(super) fn one(&mut self, mut member: Member, permit: OwnedSemaphorePermit) {
         member.permit = Some(Permit::Own(permit));
         let most = self.most(&member);
-        let is_of = |unit: &&mut Vec<Member>| {
+        let is_of = |unit: &Vec<Member>| {
             unit.first().is_some_and(|first| {
                 first.asks == member.asks && first.item.route.number == member.item.route.number
             })
         };
-        let Some(unit) = self.units.iter_mut().find(is_of) else {
-            let mut unit = Vec::with_capacity(most);
-            unit.push(member);
-            self.units.push(unit);
-            return;
-        };
+        let found = self.units.iter().position(is_of);
+        let mut unit = found.map_or_else(|| Vec::with_capacity(most), |place| self.units.swap_remove(place));
         unit.push(member);
         if unit.len() >= most {
-            let unit = std::mem::take(unit);
-            self.units.retain(|unit| !unit.is_empty());
             self.start(unit);
+        } else {
+            self.units.push(unit);
         }
     }
 
