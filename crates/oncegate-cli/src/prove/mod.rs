@@ -364,7 +364,7 @@ fn explain(verdict: &Verdict, repeat: &impl Fn(&Finding) -> String) {
     let untried: Vec<&str> = verdict.untried().into_iter().map(Fault::as_str).collect();
     if !untried.is_empty() {
         eprintln!(
-            "{} of {} faults were not tried: {}; give the trial more --seconds, a shorter --lease, or a faster handler",
+            "{} of {} faults were not tried: {}; give the trial more --seconds (or --rounds), or a shorter --lease",
             untried.len(),
             verdict.asked_for.len(),
             untried.join(", ")
