@@ -18,6 +18,8 @@ pub(crate) enum Exit {
     /// The question was answered, and the answer is no.
     No = 1,
     Usage = 2,
+    /// The question could be answered only in part.
+    Incomplete = 3,
     BadData = 65,
     Unreachable = 69,
     Bug = 70,

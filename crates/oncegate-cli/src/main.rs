@@ -56,7 +56,7 @@ mod traces;
 
 use exit::{Exit, Problem};
 
-/// Exit codes: 0 yes, 1 the answer is no, 2 usage, 65 bad input data, 69 store or broker unreachable, 70 a bug,
+/// Exit codes: 0 yes, 1 the answer is no, 2 usage, 3 answered in part, 65 bad input data, 69 store or broker unreachable, 70 a bug,
 /// 75 timed out, 78 configuration, 130 interrupted.
 #[derive(Debug, Parser)]
 #[command(
@@ -84,8 +84,8 @@ enum LogFormat {
 }
 
 const EXIT_CODES: &str = "\
-Exit codes: 0 yes or done, 1 the answer is no, 2 usage, 65 bad input, 69 store or broker unreachable,
-70 a bug, 75 timed out, 78 configuration, 130 interrupted.
+Exit codes: 0 yes or done, 1 the answer is no, 2 usage, 3 answered in part, 65 bad input,
+69 store or broker unreachable, 70 a bug, 75 timed out, 78 configuration, 130 interrupted.
 The answer is on standard output, everything else on standard error. ONCEGATE_LOG=debug logs more, and
 --log-format json logs one JSON object a line.";
 

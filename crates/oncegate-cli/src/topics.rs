@@ -9,7 +9,7 @@ use serde::Serialize;
 use crate::args::{AnswerArgs, within};
 use crate::config::{self, Secrets, shape};
 use crate::confirm::confirm;
-use crate::doctor::{Topics, configured_topics};
+use crate::doctor::{LETTER_BYTES, Topics, configured_topics};
 use crate::exit::{Exit, Problem, not_opened};
 use crate::output::{self, plain};
 
@@ -97,6 +97,8 @@ struct NamedTopic {
 struct Cluster {
     brokers: String,
     properties: Vec<(String, String)>,
+    /// The topics whose messages may come into the others.
+    consumed: Vec<String>,
     named: Vec<NamedTopic>,
 }
 
@@ -164,6 +166,15 @@ impl CreateArgs {
             let named = cluster.named.into_iter().filter(|topic| !known(topic)).collect();
             clusters.push(Cluster { named, ..cluster });
         }
+        // Several consumers may have one dead-letter topic.
+        let consumed: Vec<(String, String)> = clusters
+            .iter()
+            .flat_map(|cluster| cluster.consumed.iter().map(|topic| (cluster.brokers.clone(), topic.clone())))
+            .collect();
+        for cluster in &mut clusters {
+            let here = consumed.iter().filter(|(brokers, _)| *brokers == cluster.brokers);
+            cluster.consumed = here.map(|(_, topic)| topic.clone()).collect();
+        }
         if clusters.is_empty() {
             let file = file.map(|file| file.display().to_string()).unwrap_or_default();
             let text = format!("{file} names no topic of Kafka");
@@ -180,6 +191,7 @@ impl CreateArgs {
         let topics = configured_topics(name, kafka, consumer);
         let topics = topics.map_err(|why| Problem::new(Exit::Configuration, why).of(name))?;
         let Topics { brokers, properties, consumed, retries, dead_letters, .. } = topics;
+        let all = consumed.clone();
         let sources =
             consumed.into_iter().filter(|_| !self.except_sources).map(|topic| (topic, Role::Source));
         let retries = retries.into_iter().map(|(topic, _)| (topic, Role::Retry));
@@ -193,7 +205,7 @@ impl CreateArgs {
             replicas: self.replication_factor.map(usize::from),
             reason: None,
         });
-        Ok(Some(Cluster { brokers, properties, named: named.collect() }))
+        Ok(Some(Cluster { brokers, properties, consumed: all, named: named.collect() }))
     }
 
     fn plan(&self, topic: &NamedTopic) -> TopicPlan {
@@ -223,15 +235,36 @@ impl Cluster {
         Ok(())
     }
 
+    /// Creates first what is consumed, because dead letters and retries are a little larger than its largest messages.
     async fn create(&mut self, args: &CreateArgs) -> Result<(), Problem> {
-        let missing = self.named.iter().filter(|topic| topic.state == State::Missing);
-        let plans: Vec<TopicPlan> = missing.map(|topic| args.plan(topic)).collect();
+        self.create_those(args, |role| role == Role::Source, None).await?;
+        let others = |topic: &NamedTopic| topic.state == State::Missing && topic.role != Role::Source;
+        if !self.named.iter().any(others) {
+            return Ok(());
+        }
+        let facts = kafka::describe_topics(&self.brokers, &self.consumed, &self.properties).await;
+        let facts = facts.map_err(|error| not_opened(&error))?;
+        let largest = facts.iter().filter_map(|fact| fact.max_message_bytes).max();
+        let most = largest.map(|bytes| bytes + LETTER_BYTES);
+        self.create_those(args, |role| role != Role::Source, most).await
+    }
+
+    async fn create_those(
+        &mut self,
+        args: &CreateArgs,
+        has_role: impl Fn(Role) -> bool,
+        max_message_bytes: Option<u64>,
+    ) -> Result<(), Problem> {
+        let is_one = |topic: &NamedTopic| topic.state == State::Missing && has_role(topic.role);
+        let missing = self.named.iter().filter(|topic| is_one(topic));
+        let plan = |topic| max_message_bytes.into_iter().fold(args.plan(topic), TopicPlan::max_message_bytes);
+        let plans: Vec<TopicPlan> = missing.map(plan).collect();
         if plans.is_empty() {
             return Ok(());
         }
         let created = kafka::create_topics(&self.brokers, &plans, &self.properties).await;
         let created = created.map_err(|error| not_opened(&error))?;
-        let missing = self.named.iter_mut().filter(|topic| topic.state == State::Missing);
+        let missing = self.named.iter_mut().filter(|topic| is_one(topic));
         for (topic, creation) in missing.zip(created) {
             match creation {
                 TopicCreation::Refused(error) => {

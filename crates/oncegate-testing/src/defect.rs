@@ -20,6 +20,8 @@ pub enum Defect {
     ChangingDownstreamKey,
     /// Different effects had one `Idempotency-Key`, so that the second one did not happen.
     SharedDownstreamKey,
+    /// A repetition of a call had the `Idempotency-Key` of the first one, and another body.
+    ChangingBody,
     /// The witness lists an effect twice.
     RepeatedEffect,
     /// An effect happened again while the handler was told of a duplicate.
@@ -48,13 +50,14 @@ pub enum Defect {
 
 impl Defect {
     /// All defects.
-    pub const ALL: [Self; 18] = [
+    pub const ALL: [Self; 19] = [
         Self::NoKey,
         Self::KeyTooNarrow,
         Self::KeyTooWide,
         Self::NoDownstreamKey,
         Self::ChangingDownstreamKey,
         Self::SharedDownstreamKey,
+        Self::ChangingBody,
         Self::RepeatedEffect,
         Self::EffectInDuplicate,
         Self::EffectAfterCancel,
@@ -78,6 +81,7 @@ impl Defect {
             Self::NoDownstreamKey => "no-downstream-key",
             Self::ChangingDownstreamKey => "changing-downstream-key",
             Self::SharedDownstreamKey => "shared-downstream-key",
+            Self::ChangingBody => "changing-body",
             Self::RepeatedEffect => "repeated-effect",
             Self::EffectInDuplicate => "effect-in-duplicate",
             Self::EffectAfterCancel => "effect-after-cancel",
@@ -90,6 +94,23 @@ impl Defect {
             Self::Unfinished => "unfinished",
             Self::ConsumerFailed => "consumer-failed",
             Self::DoesNotStop => "does-not-stop",
+        }
+    }
+
+    /// The defects that may have this one as their only reason. They are mended with it, or found again without it.
+    pub(crate) const fn leads_to(self) -> &'static [Self] {
+        match self {
+            Self::NoKey | Self::ConsumerFailed => &[Self::GaveUp, Self::LostEffect, Self::Unfinished],
+            Self::KeyTooNarrow => &[Self::LostEffect, Self::ChangingBody],
+            Self::KeyTooWide => &[Self::RepeatedEffect, Self::ChangingDownstreamKey],
+            Self::NoDownstreamKey => &[Self::EffectAfterCancel, Self::DifferentResults],
+            Self::ChangingDownstreamKey | Self::RepeatedEffect => &[Self::DifferentResults],
+            Self::SharedDownstreamKey => &[Self::LostEffect, Self::ChangingBody],
+            Self::SwallowedError => &[Self::LostEffect, Self::DifferentResults],
+            Self::AnsweredTooEarly => &[Self::LostEffect],
+            Self::MarkedBeforeEffect => &[Self::LostEffect, Self::DifferentResults],
+            Self::Unfinished => &[Self::DoesNotStop],
+            _ => &[],
         }
     }
 
@@ -111,6 +132,9 @@ impl Defect {
             }
             Self::SharedDownstreamKey => {
                 "Different effects have one idempotency key. The downstream service takes the second for a repetition of the first, and it never happens."
+            }
+            Self::ChangingBody => {
+                "The handler calls the downstream service again under the same idempotency key, with another body. Payment services refuse such a call, and others keep the first body."
             }
             Self::RepeatedEffect => {
                 "The handler writes its effect again when a message runs again, after a crash or a lost lease."
@@ -165,6 +189,9 @@ impl Defect {
             }
             Self::SharedDownstreamKey => {
                 "Use another step for each effect of a message: Attempt::idempotency_key(\"charge\") in Rust; in a worker, append the step to the idempotency key. Keep nothing of one message for the next."
+            }
+            Self::ChangingBody => {
+                "Make the body of the event alone: leave out times, random numbers, the number of the attempt, and fields that differ when the event is sent again."
             }
             Self::RepeatedEffect => {
                 "Write the idempotency key of the attempt with the effect, under a unique constraint, and ignore a second write (INSERT ... ON CONFLICT DO NOTHING); or commit the effect in the transaction that completes the record."

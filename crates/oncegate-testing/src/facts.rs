@@ -52,6 +52,8 @@ pub(crate) struct Effect {
     pub(crate) performed: Option<usize>,
     /// The first call with its key.
     pub(crate) repeats: Option<u64>,
+    /// Its body is another one than that of the first call with its key.
+    pub(crate) has_other_body: bool,
     pub(crate) answer: Option<CallAnswer>,
 }
 
@@ -139,12 +141,16 @@ impl Facts {
                     in_duplicate: *in_duplicate,
                     performed: None,
                     repeats: None,
+                    has_other_body: false,
                     answer: None,
                 };
                 self.calls.insert(*call, effect);
             }
             What::Performed { call } => self.change(*call, |effect| effect.performed = Some(place)),
-            What::Repeated { call, first } => self.change(*call, |effect| effect.repeats = Some(*first)),
+            What::Repeated { call, first, other_body } => self.change(*call, |effect| {
+                effect.repeats = Some(*first);
+                effect.has_other_body = *other_body;
+            }),
             What::Returned { call, answer } => self.change(*call, |effect| effect.answer = Some(*answer)),
             _ => {}
         }

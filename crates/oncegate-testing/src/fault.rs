@@ -27,8 +27,13 @@ pub enum Fault {
     KillBeforeCompleted,
     /// The process is killed when the store has the completion, before the message is acknowledged.
     KillAfterCompleted,
+    /// The process is killed after the effect, and the same event at another position is handled before the message comes
+    /// again.
+    KillThenDuplicate,
     /// The process stands still for longer than its lease, in the middle of a call, and then goes on.
     Freeze,
+    /// The store loses all records while a handler runs, and another process runs the same message beside it.
+    OverlappingRuns,
     /// The downstream service answers later than the lease would end without heartbeats.
     LateAnswer,
     /// The downstream service answers with status 500, and has no effect.
@@ -54,7 +59,7 @@ pub enum Fault {
 
 impl Fault {
     /// All faults, in the order in which a trial tries each by itself.
-    pub const ALL: [Self; 20] = [
+    pub const ALL: [Self; 22] = [
         Self::KillAfterEffect,
         Self::AnswerLost,
         Self::Refused,
@@ -65,6 +70,8 @@ impl Fault {
         Self::NoAnswer,
         Self::Freeze,
         Self::ProducerDuplicates,
+        Self::KillThenDuplicate,
+        Self::OverlappingRuns,
         Self::TwoConsumers,
         Self::StoreOutage,
         Self::LateAnswer,
@@ -89,7 +96,9 @@ impl Fault {
             Self::KillAfterEffect => "kill-after-effect",
             Self::KillBeforeCompleted => "kill-before-completed",
             Self::KillAfterCompleted => "kill-after-completed",
+            Self::KillThenDuplicate => "kill-then-duplicate",
             Self::Freeze => "freeze",
+            Self::OverlappingRuns => "overlapping-runs",
             Self::LateAnswer => "late-answer",
             Self::Refused => "refused",
             Self::NoAnswer => "no-answer",
@@ -111,7 +120,9 @@ impl Fault {
                 | Self::TwoConsumers
                 | Self::KillBeforeEffect
                 | Self::KillAfterEffect
+                | Self::KillThenDuplicate
                 | Self::Freeze
+                | Self::OverlappingRuns
                 | Self::LateAnswer
                 | Self::Refused
                 | Self::NoAnswer
@@ -153,7 +164,7 @@ impl Fault {
 
     /// Whether the fault needs a second consumer, which takes over.
     pub(crate) const fn needs_two_consumers(self) -> bool {
-        matches!(self, Self::Freeze | Self::TwoConsumers)
+        matches!(self, Self::Freeze | Self::TwoConsumers | Self::OverlappingRuns)
     }
 
     /// Whether oncegate calls a handler again because of the fault, or another program does something twice.

@@ -175,6 +175,9 @@ pub enum What {
         call: u64,
         /// The first call with that key.
         first: u64,
+        /// Its body is another one than that of the first call.
+        #[serde(skip_serializing_if = "std::ops::Not::not")]
+        other_body: bool,
     },
     /// A call has ended.
     Returned {

@@ -49,12 +49,21 @@ pub fn judge(events: &[Event], expected: &BTreeMap<usize, BTreeSet<String>>) -> 
     judgement.keys();
     judgement.dead_letters();
     judgement.shared_keys();
+    judgement.changed_bodies();
     judgement.doubles();
     judgement.listed_twice();
     judgement.early_answers();
     judgement.losses(expected);
     judgement.results();
     judgement.ends();
+    judgement.violations
+}
+
+/// Judges the keys of messages alone, of which none needs to have been delivered.
+pub(crate) fn judge_keys(events: &[Event]) -> Vec<Violation> {
+    let facts = Facts::of(events);
+    let mut judgement = Judgement { violations: Vec::new(), events, facts: &facts, excused: BTreeSet::new() };
+    judgement.keys();
     judgement.violations
 }
 
@@ -171,6 +180,32 @@ impl Judgement<'_> {
             );
             self.found(Defect::SharedDownstreamKey, Some(sample), what, vec![first.called, call.called]);
             self.excused.insert(sample);
+        }
+    }
+
+    /// A call that is repeated under its key has the same body.
+    fn changed_bodies(&mut self) {
+        let facts = self.facts;
+        let mut named = BTreeSet::new();
+        for call in facts.calls.values().filter(|call| call.has_other_body) {
+            let Some(first) = call.repeats.and_then(|first| facts.calls.get(&first)) else { continue };
+            let (Some(sample), true) = (call.sample, call.sample == first.sample) else { continue };
+            if call.step != first.step || self.excused.contains(&sample) || !named.insert(sample) {
+                continue;
+            }
+            let mut after = facts.faults_between(sample, first.called, call.called);
+            after.retain(|fault| fault.explains_a_repetition());
+            let what = format!(
+                "the effect of sample {sample} was requested again{} under its Idempotency-Key, with another body",
+                words_of(&after)
+            );
+            self.found_after(
+                Defect::ChangingBody,
+                Some(sample),
+                what,
+                vec![first.called, call.called],
+                after,
+            );
         }
     }
 

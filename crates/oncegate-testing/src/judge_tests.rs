@@ -57,7 +57,7 @@ impl HistoryBuilder {
 
     fn repeated(self, first: u64) -> Self {
         let call = self.calls;
-        self.note(What::Repeated { call, first })
+        self.note(What::Repeated { call, first, other_body: false })
     }
 
     fn returned(self, answer: CallAnswer) -> Self {
@@ -91,6 +91,16 @@ fn a_repetition_under_one_key_is_no_second_effect() {
     let again = charged(Some("d1")).fault(Fault::KillAfterEffect, 1).ended(1, Outcome::Dropped);
     let again = again.began(2, 1).called(1, Some("d1"), Some(2)).repeated(1).returned(CallAnswer::Answered);
     again.ended(2, Outcome::Completed).shows(&[]);
+}
+
+// invariant: verdict-from-history
+#[test]
+fn a_repetition_with_another_body_is_named() {
+    let again = charged(Some("d1")).fault(Fault::KillAfterEffect, 1).ended(1, Outcome::Dropped);
+    let again = again.began(2, 1).called(1, Some("d1"), Some(2));
+    let again = again.note(What::Repeated { call: 2, first: 1, other_body: true });
+    let found = again.ended(2, Outcome::Completed).shows(&[Defect::ChangingBody]);
+    assert_eq!((found[0].sample, found[0].after.as_slice()), (Some(1), &[Fault::KillAfterEffect][..]));
 }
 
 // invariant: verdict-from-history

@@ -24,6 +24,7 @@ mod fault;
 mod history;
 mod judge;
 mod launch;
+mod plan;
 pub mod promise;
 pub mod report;
 mod round;

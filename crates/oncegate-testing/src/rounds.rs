@@ -2,14 +2,16 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use oncegate_core::key::Scope;
+use oncegate_runtime::{Message, Origin};
 
 use crate::defect::Defect;
-use crate::facts::Steps;
+use crate::facts::{Facts, Steps};
 use crate::fault::Fault;
-use crate::history::Event;
-use crate::judge::judge;
+use crate::history::{Event, Form, Outcome, What};
+use crate::judge::{Violation, judge, judge_keys};
 use crate::round::{Round, RoundError, RoundSettings, play};
 use crate::samples::Samples;
 use crate::schedule::Schedule;
@@ -24,6 +26,10 @@ pub(crate) struct Rounds {
     pub(crate) left_out: Vec<Fault>,
     /// The samples of every round but the first; empty for all.
     pub(crate) only_samples: Vec<usize>,
+    /// The most samples of the first round, and of the others; all if there is none. A slow handler would use up the time
+    /// of the trial for them, and most faults would never begin.
+    pub(crate) most_of_first: Option<usize>,
+    pub(crate) most_of_others: Option<usize>,
     pub(crate) samples: Arc<Samples>,
     pub(crate) settings: Arc<RoundSettings>,
     /// How many were played: the number of the next scope.
@@ -51,11 +57,46 @@ impl Rounds {
 
     fn schedule(&self, number: u64) -> Schedule {
         let schedule = Schedule::new(self.seed, number, self.samples.count(), &self.faults);
-        if number == 0 {
-            return schedule;
+        let most = if number == 0 { self.most_of_first } else { self.most_of_others };
+        let left_out = if number == 0 { &[][..] } else { &self.left_out };
+        let schedule = left_out.iter().fold(schedule, |schedule, fault| schedule.without(*fault));
+        if !self.only_samples.is_empty() {
+            return schedule.with_only(&self.only_samples);
         }
-        let schedule = self.left_out.iter().fold(schedule, |schedule, fault| schedule.without(*fault));
-        if self.only_samples.is_empty() { schedule } else { schedule.with_only(&self.only_samples) }
+        most.map_or(schedule.clone(), |most| schedule.with_most(most))
+    }
+
+    /// Plays a round of one sample without faults, and returns how long its handler ran; `None` if it has not completed.
+    pub(crate) async fn handler_time(&self) -> Result<Option<Duration>, TrialError> {
+        let schedule = Schedule::new(self.seed, 0, self.samples.count(), &[]).with_most(1);
+        let events = self.play_schedule(schedule).await?.events;
+        let runs = Facts::of(&events).runs;
+        let completed = runs.values().filter(|run| run.has(Outcome::Completed)).filter_map(|run| {
+            let began = events.get(run.began)?.at_ms;
+            Some(Duration::from_millis(events.get(run.ended?.0)?.at_ms.saturating_sub(began)))
+        });
+        Ok(completed.max())
+    }
+
+    /// Judges the keys of all samples, of which the first round has a part. Returns the whole of that round, too.
+    pub(crate) fn judged_keys(&self) -> Result<(Schedule, Vec<Violation>), TrialError> {
+        let key = self.settings.key.compile(&self.settings.scope).map_err(TrialError::Key)?;
+        let whole = Schedule::new(self.seed, 0, self.samples.count(), &self.faults);
+        let mut rng = fastrand::Rng::with_seed(self.seed);
+        let produced = whole.messages.iter().enumerate().map(|(message, planned)| {
+            let payload = match planned.form {
+                Form::Duplicate => self.samples.duplicate(planned.sample, &mut rng),
+                _ => self.samples.original(planned.sample),
+            };
+            let route = Arc::clone(&self.settings.route);
+            let origin = Origin::Other(message.to_string().into());
+            let key = key.derive(&route, &Message::new(Arc::clone(&route), origin, Some(payload))).ok();
+            let key = key.map(|key| key.as_str().to_owned());
+            let what = What::Produced { message, sample: planned.sample, form: planned.form, key };
+            Event { at_ms: 0, process: None, what }
+        });
+        let violations = judge_keys(&produced.collect::<Vec<_>>());
+        Ok((whole, violations))
     }
 
     /// Leaves out faults and samples that findings do not need.

@@ -81,12 +81,16 @@ impl Schedule {
             chosen.truncate(SAMPLES_PER_ROUND);
         }
         let partitions = rng.usize(1..=MOST_PARTITIONS);
+        // A duplicate that is to come first must not stand behind its original.
+        let partitions =
+            if faults.contains(&Fault::KillThenDuplicate) { partitions.max(2) } else { partitions };
         let consumers = match faults.iter().any(|fault| fault.needs_two_consumers()) {
             true => 2,
             false => rng.u32(1..=2),
         };
         let strikes = strikes(&faults, &chosen, &mut rng);
-        let messages = messages(&faults, &chosen, partitions, &mut rng);
+        let mut messages = messages(&faults, &chosen, partitions, &mut rng);
+        add_other_positions(&mut messages, &strikes, partitions);
         // A handler with state that is not meant for several messages at a time shows it only with several.
         let concurrency = 1 << rng.u32(..3);
         let (only_samples, seed) = (Vec::new(), rng.u64(..));
@@ -98,8 +102,14 @@ impl Schedule {
     pub fn without(mut self, fault: Fault) -> Self {
         self.faults.retain(|other| *other != fault);
         self.strikes.retain(|strike| strike.fault != fault);
+        if matches!(fault, Fault::ProducerDuplicates | Fault::KillThenDuplicate)
+            && !self.has(Fault::ProducerDuplicates)
+        {
+            let needed = other_positions(&self.strikes);
+            let is_needed = |of: &PlannedMessage| of.form != Form::Duplicate || needed.contains(&of.sample);
+            self.messages.retain(is_needed);
+        }
         let left_out = match fault {
-            Fault::ProducerDuplicates => Some(Form::Duplicate),
             Fault::Poison => Some(Form::Poison),
             Fault::Malformed => Some(Form::Malformed),
             _ => None,
@@ -116,6 +126,23 @@ impl Schedule {
         self.strikes.retain(|strike| samples.contains(&strike.sample));
         self.only_samples = samples.to_vec();
         self
+    }
+
+    /// Returns the same schedule with at most this number of samples: first those that its faults begin with.
+    #[must_use]
+    pub(crate) fn with_most(self, most: usize) -> Self {
+        let struck = self.strikes.iter().map(|strike| strike.sample);
+        let mut kept = BTreeSet::new();
+        for sample in struck.chain(self.messages.iter().map(|message| message.sample)) {
+            if kept.len() < most {
+                kept.insert(sample);
+            }
+        }
+        if kept.len() >= self.samples().len() {
+            return self;
+        }
+        let kept: Vec<usize> = kept.into_iter().collect();
+        self.with_only(&kept)
     }
 
     /// The samples whose events are sent.
@@ -145,6 +172,23 @@ fn faults_of(round: u64, enabled: &[Fault], rng: &mut Rng) -> Vec<Fault> {
     faults
 }
 
+/// The samples of which an event at another position comes before the one whose process was killed.
+fn other_positions(strikes: &[Strike]) -> BTreeSet<usize> {
+    let is_one = |strike: &&Strike| strike.fault == Fault::KillThenDuplicate;
+    strikes.iter().filter(is_one).map(|strike| strike.sample).collect()
+}
+
+/// Sends each event that needs it to another partition, too.
+fn add_other_positions(messages: &mut Vec<PlannedMessage>, strikes: &[Strike], partitions: usize) {
+    for sample in other_positions(strikes) {
+        let is_original = |of: &PlannedMessage| of.sample == sample && of.form == Form::Original;
+        let Some(place) = messages.iter().position(is_original) else { continue };
+        let Some(original) = messages.get(place).copied() else { continue };
+        let partition = (original.partition + 1).checked_rem(partitions).unwrap_or_default();
+        messages.insert(place + 1, PlannedMessage { sample, form: Form::Duplicate, partition });
+    }
+}
+
 fn strikes(faults: &[Fault], chosen: &[usize], rng: &mut Rng) -> Vec<Strike> {
     let mut strikes = Vec::new();
     for fault in faults.iter().copied() {
@@ -158,8 +202,11 @@ fn strikes(faults: &[Fault], chosen: &[usize], rng: &mut Rng) -> Vec<Strike> {
                 | Fault::KillBeforeCompleted
                 | Fault::KillAfterCompleted
         );
+        // One of a kind: several that wait for each other would wait for ever.
+        let is_single = matches!(fault, Fault::KillThenDuplicate | Fault::OverlappingRuns);
         let is_long = matches!(fault, Fault::Freeze | Fault::NoAnswer | Fault::LateAnswer);
         let samples = match fault {
+            _ if is_single => 1,
             Fault::Freeze | Fault::StoreOutage | Fault::StoreLoss | Fault::Rebalance => 1,
             _ if ends_a_process => rng.usize(1..=2),
             Fault::NoAnswer | Fault::LateAnswer => rng.usize(1..=2),
@@ -249,6 +296,34 @@ mod tests {
             }
             assert!(schedule.strikes.is_empty(), "seed {seed}");
             assert!(schedule.messages.iter().all(|message| message.form == Form::Original), "seed {seed}");
+        }
+    }
+
+    #[test]
+    fn an_event_at_another_position_is_sent_with_its_fault() {
+        let seed = fastrand::u64(..);
+        let enabled = [Fault::KillThenDuplicate, Fault::ProducerDuplicates];
+        for round in 1..40 {
+            let schedule = Schedule::new(seed, round, 9, &enabled).without(Fault::ProducerDuplicates);
+            let Some(strike) = schedule.strikes.first() else { continue };
+            let of = |form| {
+                let is_it = |of: &&PlannedMessage| of.sample == strike.sample && of.form == form;
+                schedule.messages.iter().filter(is_it).map(|of| of.partition).collect::<Vec<_>>()
+            };
+            let original = of(Form::Original);
+            assert!(of(Form::Duplicate).iter().any(|place| !original.contains(place)), "seed {seed}");
+        }
+    }
+
+    #[test]
+    fn a_smaller_round_keeps_what_its_faults_begin_with() {
+        let seed = fastrand::u64(..);
+        for round in 1..60 {
+            let schedule = Schedule::new(seed, round, 9, &Fault::ALL).with_most(1);
+            assert_eq!(schedule.samples().len(), 1, "seed {seed}");
+            let whole = Schedule::new(seed, round, 9, &Fault::ALL);
+            assert_eq!(schedule.strikes.is_empty(), whole.strikes.is_empty(), "seed {seed}");
+            assert_eq!(whole.clone().with_most(9), whole, "seed {seed}: nothing is to be left out");
         }
     }
 

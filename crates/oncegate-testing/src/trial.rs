@@ -18,10 +18,10 @@ use tokio::time::Instant;
 use crate::broker::Broker;
 use crate::facts::{Facts, Steps};
 use crate::fault::Fault;
-use crate::judge::judge;
 use crate::launch::{Launch, LaunchInBatches};
+use crate::plan::Plan;
 use crate::round::{ChangeConsumer, ChangeGate, Downstream, OpenStore, RoundSettings};
-use crate::rounds::{Played, Rounds};
+use crate::rounds::Rounds;
 use crate::samples::{BadSamples, Samples};
 use crate::verdict::Verdict;
 use crate::witness::Witness;
@@ -102,7 +102,7 @@ pub struct Trial {
 }
 
 /// Is called after each round.
-type ProgressHook = dyn Fn(&Progress) + Send + Sync;
+pub(crate) type ProgressHook = dyn Fn(&Progress) + Send + Sync;
 
 /// How far a trial is.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -380,21 +380,35 @@ impl Trial {
     /// When the settings make no sense, a handler cannot be started, or none of the handlers has an effect.
     pub async fn run(self) -> Result<Verdict, TrialError> {
         let began = Instant::now();
-        let (rounds, plan) = self.prepared()?;
+        let (mut rounds, plan) = self.prepared()?;
+        let handler = match plan.timed() {
+            Some(_) => rounds.handler_time().await?,
+            None => None,
+        };
+        rounds.most_of_first = plan.most_of_first(handler);
         let first = rounds.play(0).await?;
         let steps = Facts::of(&first.events).steps();
         let mut verdict = Verdict::new(rounds.seed);
         verdict.took = began.elapsed();
+        if plan.only.is_none() {
+            verdict.asked_for = rounds.faults.iter().copied().collect();
+        }
         plan.add(&mut verdict, &first, &Steps::new());
+        if !first.schedule.only_samples.is_empty() && plan.timed().is_some() {
+            let (whole, violations) = rounds.judged_keys()?;
+            verdict.add_violations(&whole, &first.events, violations);
+        }
+        rounds.most_of_others = plan.most_of_others(handler, began.elapsed(), rounds.faults.len());
         if steps.is_empty() {
             // Faults would show nothing more. Without a defect that explains it, the handler does not know the witness.
+            verdict.put_in_order();
             return if verdict.explains_silence() { Ok(verdict) } else { Err(TrialError::NoEffects) };
         }
         let mut numbers: Box<dyn Iterator<Item = u64> + Send> = match plan.only {
             Some(round) => Box::new((round > 0).then_some(round).into_iter()),
             None => Box::new(1..=plan.rounds),
         };
-        let is_over = || plan.time.is_some_and(|time| began.elapsed() >= time) && plan.only.is_none();
+        let is_over = || plan.timed().is_some_and(|time| began.elapsed() >= time);
         let mut running = FuturesUnordered::new();
         loop {
             while running.len() < plan.parallel
@@ -409,6 +423,7 @@ impl Trial {
         }
         drop(running);
         rounds.shorten(&mut verdict, &steps).await?;
+        verdict.put_in_order();
         verdict.took = began.elapsed();
         Ok(verdict)
     }
@@ -440,31 +455,14 @@ impl Trial {
             faults: self.faults,
             left_out: self.left_out,
             only_samples: self.only_samples,
+            most_of_first: None,
+            most_of_others: None,
             samples,
             settings: Arc::new(settings),
             played: AtomicU64::new(0),
         };
         let Self { rounds: count, time, only, parallel, progress, .. } = self;
         Ok((rounds, Plan { rounds: count, time, only, parallel, progress }))
-    }
-}
-
-/// Which rounds are played.
-pub(crate) struct Plan {
-    rounds: u64,
-    time: Option<Duration>,
-    only: Option<u64>,
-    parallel: usize,
-    progress: Option<Box<ProgressHook>>,
-}
-
-impl Plan {
-    fn add(&self, verdict: &mut Verdict, played: &Played, expected: &Steps) {
-        let violations = judge(&played.events, expected);
-        verdict.add(&played.schedule, &played.events, violations);
-        if let Some(progress) = &self.progress {
-            progress(&verdict.progress());
-        }
     }
 }
 

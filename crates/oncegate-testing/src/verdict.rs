@@ -15,6 +15,8 @@ use crate::trial::Progress;
 
 /// The most events of a finding's timeline.
 const TIMELINE_MOST: usize = 400;
+/// The share of the faults that must have begun for a trial that passes, in percent.
+const LEAST_TRIED_PERCENT: usize = 75;
 
 /// What a trial has shown: the defects that were found, each with the simplest round that shows it.
 #[derive(Clone, Debug)]
@@ -33,7 +35,9 @@ pub struct Verdict {
     pub unassigned: u64,
     /// How often each fault has begun.
     pub faults: BTreeMap<Fault, u64>,
-    /// The defects, one finding for each kind.
+    /// The faults that the trial was to try; none where it repeats one round.
+    pub asked_for: BTreeSet<Fault>,
+    /// The defects, one finding for each kind: first those that need no fault.
     pub findings: Vec<Finding>,
     /// How long the trial took.
     pub took: Duration,
@@ -45,6 +49,9 @@ pub struct Finding {
     /// What happened; its places of events are those of [`timeline`](Self::timeline).
     #[serde(flatten)]
     pub violation: Violation,
+    /// The defect of another finding that may be the only reason for this one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub follows: Option<Defect>,
     /// The round.
     pub round: u64,
     /// The faults of the round that the defect needs.
@@ -76,6 +83,7 @@ impl Verdict {
             effects: 0,
             unassigned: 0,
             faults: BTreeMap::new(),
+            asked_for: BTreeSet::new(),
             findings: Vec::new(),
             took: Duration::ZERO,
         }
@@ -86,18 +94,40 @@ impl Verdict {
         self.findings.is_empty()
     }
 
+    /// Whether enough of the faults were tried, three of four, for a trial that passes.
+    pub fn is_complete(&self) -> bool {
+        let tried = self.asked_for.len() - self.untried().len();
+        tried * 100 >= self.asked_for.len() * LEAST_TRIED_PERCENT
+    }
+
+    /// Returns the faults that the trial was to try, and that have not begun: it was too short for them, or what they begin
+    /// with never happened.
+    pub fn untried(&self) -> Vec<Fault> {
+        Fault::ALL.into_iter().filter(|fault| self.is_untried(*fault)).collect()
+    }
+
+    fn is_untried(&self, fault: Fault) -> bool {
+        self.asked_for.contains(&fault) && !self.faults.contains_key(&fault)
+    }
+
+    /// Returns the findings without those that may only follow from others.
+    pub fn roots(&self) -> impl Iterator<Item = &Finding> {
+        self.findings.iter().filter(|finding| finding.follows.is_none())
+    }
+
     /// Returns the kinds of defects that were found.
     pub fn defects(&self) -> BTreeSet<Defect> {
         self.findings.iter().map(|finding| finding.violation.defect).collect()
     }
 
-    /// Ends a test that has found something.
+    /// Ends a test that has found something, or in which too few of the faults were tried.
     ///
     /// # Panics
-    /// When a defect was found; the text has each, with the seed and the round that repeat it.
+    /// When a defect was found; the text has each, with the seed and the round that repeat it. Also when the verdict is not
+    /// [complete](Self::is_complete).
     #[track_caller]
     pub fn assert_clean(&self) {
-        assert!(self.is_clean(), "{self}");
+        assert!(self.is_clean() && self.is_complete(), "{self}");
     }
 
     /// Whether a defect was found that keeps a handler from calling the downstream service at all.
@@ -132,6 +162,16 @@ impl Verdict {
                 _ => {}
             }
         }
+        self.add_violations(schedule, events, violations);
+    }
+
+    /// Adds what a round has shown.
+    pub(crate) fn add_violations(
+        &mut self,
+        schedule: &Schedule,
+        events: &[Event],
+        violations: Vec<Violation>,
+    ) {
         let mut counted = BTreeSet::new();
         for violation in violations {
             let is_first = counted.insert(violation.defect);
@@ -157,6 +197,17 @@ impl Verdict {
         true
     }
 
+    /// Orders the findings, those that need no fault first, and marks those that may follow from another one.
+    pub(crate) fn put_in_order(&mut self) {
+        self.findings.sort_by_key(|finding| (!finding.faults.is_empty(), finding.violation.defect));
+        let found: Vec<Defect> = self.findings.iter().map(|finding| finding.violation.defect).collect();
+        for finding in &mut self.findings {
+            let defect = finding.violation.defect;
+            let root = found.iter().find(|root| root.leads_to().contains(&defect));
+            finding.follows = root.copied();
+        }
+    }
+
     /// Keeps the simplest finding of each defect.
     fn add_finding(&mut self, finding: Finding, is_first_of_round: bool) {
         let same = self.findings.iter_mut().find(|known| known.violation.defect == finding.violation.defect);
@@ -178,11 +229,17 @@ impl fmt::Display for Verdict {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.is_clean() {
             let faults: u64 = self.faults.values().sum();
-            return write!(
+            write!(
                 f,
                 "nothing found in {} rounds with {} messages and {faults} faults (seed {})",
                 self.rounds, self.messages, self.seed
-            );
+            )?;
+            let (untried, of) = (self.untried(), self.asked_for.len());
+            if !self.is_complete() {
+                let tried = of - untried.len();
+                write!(f, ", but only {tried} of {of} faults were tried: not {}", names(&untried))?;
+            }
+            return Ok(());
         }
         for finding in &self.findings {
             let Violation { defect, what, .. } = &finding.violation;
@@ -209,6 +266,7 @@ impl Finding {
         let timeline = places.iter().filter_map(|place| events.get(*place)).cloned().collect();
         Self {
             violation,
+            follows: None,
             round: schedule.round,
             faults: schedule.faults.clone(),
             left_out: Vec::new(),
@@ -218,6 +276,11 @@ impl Finding {
             timeline,
         }
     }
+}
+
+/// The names of faults, with commas.
+fn names(faults: &[Fault]) -> String {
+    faults.iter().map(|fault| fault.as_str()).collect::<Vec<_>>().join(", ")
 }
 
 /// The places of the events that concern the sample or all processes.

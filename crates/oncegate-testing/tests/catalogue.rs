@@ -12,7 +12,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use oncegate::{Attempt, BoxError, Failure, Handler, Key, Message};
 use oncegate_testing::{
-    Defect, Downstream, DownstreamError, Event, Finding, Form, Trial, Verdict, What, report,
+    Defect, Downstream, DownstreamError, Event, Fault, Finding, Form, Trial, Verdict, What, report,
 };
 use serde_json::{Value, json};
 
@@ -24,6 +24,8 @@ enum Way {
     RightAndImpatient,
     WithoutKey,
     WithKeyOfAttempt,
+    WithKeyOfPosition,
+    WithAttemptInBody,
     WithRandomKey,
     WithOneKeyForTwoSteps,
     WithOneKeyForAll,
@@ -86,6 +88,11 @@ impl Billing {
             Way::WithoutKey => Ok(self.charge(order, None, "").await?),
             Way::WithKeyOfAttempt => {
                 Ok(self.charge(order, Some(&format!("{key}-{}", attempt.number())), "").await?)
+            }
+            Way::WithAttemptInBody => {
+                let body = json!({ "order": order["order_id"], "currency": order["currency"], "try": attempt.number() });
+                let answer = self.bank.effect(&body).idempotency_key(&key).send().await?;
+                Ok(answer["receipt"].to_string())
             }
             Way::WithRandomKey => Ok(self.charge(order, Some(&fastrand::u64(..).to_string()), "").await?),
             Way::WithOneKeyForTwoSteps => {
@@ -176,6 +183,10 @@ impl Handler for Billing {
 
     async fn handle(&self, message: &Message, attempt: &Attempt) -> Result<String, Failure> {
         let order: Value = message.json()?;
+        if self.way == Way::WithKeyOfPosition {
+            let position = message.origin().to_string();
+            return Ok(self.charge(&order, Some(&position), "").await?);
+        }
         self.handle_order(&order, attempt).await
     }
 
@@ -260,6 +271,8 @@ macro_rules! planted {
 planted! {
     a_handler_without_a_downstream_key_is_found: WithoutKey => NoDownstreamKey;
     a_downstream_key_of_the_attempt_is_found: WithKeyOfAttempt => ChangingDownstreamKey;
+    a_downstream_key_of_the_position_is_found: WithKeyOfPosition => ChangingDownstreamKey;
+    the_attempt_in_the_body_is_found: WithAttemptInBody => ChangingBody;
     a_random_downstream_key_is_found: WithRandomKey => ChangingDownstreamKey;
     one_downstream_key_for_two_steps_is_found: WithOneKeyForTwoSteps => SharedDownstreamKey;
     one_downstream_key_for_all_messages_is_found: WithOneKeyForAll => SharedDownstreamKey;
@@ -298,6 +311,53 @@ fn a_key_whose_field_does_not_exist_is_found() {
     finds(Way::Right, Key::json(["order_number"]), &[Defect::NoKey]);
 }
 
+/// Runs the trial of a handler that takes 3 s for each of 40 orders, in a minute of paused time.
+fn tried_slowly(with_key: bool) -> Verdict {
+    let runtime =
+        tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
+    let handler = move |bank: Downstream| {
+        move |message: Message, attempt: Attempt| {
+            let bank = bank.clone();
+            async move {
+                tokio::time::sleep(Duration::from_secs(3)).await;
+                let key = attempt.idempotency_key("charge");
+                let order: Value = message.json()?;
+                let request = bank.effect(&order);
+                let request = if with_key { request.idempotency_key(&key) } else { request };
+                Ok::<_, Failure>(request.send().await?["receipt"].to_string())
+            }
+        }
+    };
+    let orders = (1..=40).map(|id| json!({ "order_id": format!("o-{id:04}") }));
+    let trial = Trial::new(handler).key(Key::json(["order_id"])).messages(orders).parallel(4);
+    runtime.block_on(trial.seed(seed()).for_time(Duration::from_secs(60)).run()).unwrap()
+}
+
+// invariant: planted-bugs-found, right-handlers-clean
+#[test]
+fn most_faults_of_a_slow_handler_are_tried() {
+    let right = tried_slowly(true);
+    assert!(right.is_clean() && right.is_complete(), "{right}\n{:?} of {:?}", right.untried(), right.faults);
+    assert!(tried_slowly(false).defects().contains(&Defect::NoDownstreamKey));
+}
+
+#[test]
+fn faults_that_did_not_begin_are_named_and_too_few_are_no_success() {
+    let runtime =
+        tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
+    let handler = |bank: Downstream| Billing {
+        way: Way::Right,
+        bank,
+        seen: Mutex::default(),
+        before: Mutex::default(),
+    };
+    let trial = Trial::new(handler).key(right_key()).messages(samples()).volatile(["sent_at"]);
+    let verdict = runtime.block_on(trial.seed(seed()).rounds(2).run()).unwrap();
+    assert!(verdict.is_clean() && !verdict.is_complete(), "{verdict}");
+    assert!(verdict.untried().contains(&Fault::Freeze) && verdict.untried().len() >= 18, "{verdict}");
+    assert!(verdict.to_string().contains("freeze"), "{verdict}");
+}
+
 #[test]
 fn a_handler_that_does_not_know_the_witness_is_an_error() {
     let runtime =
@@ -323,7 +383,7 @@ fn a_finding_has_only_the_faults_and_samples_that_it_needs() {
 /// how many need their own sample alone.
 fn shorter_findings(seed: u64) -> (usize, usize, usize) {
     let (mut several, mut fewer, mut alone) = (0, 0, 0);
-    for round in 20..36 {
+    for round in 23..39 {
         let runtime =
             tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
         let handler = |bank: Downstream| Billing {

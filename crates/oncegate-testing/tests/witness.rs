@@ -16,6 +16,7 @@ use serde_json::{Value, json};
 enum Way {
     Right,
     WithoutUniqueKey,
+    ChecksThenWrites,
     LeavesTheIdOut,
 }
 
@@ -39,6 +40,11 @@ impl Witness for Tables {
 }
 
 impl Tables {
+    fn has(&self, round: &str, row: &Value) -> bool {
+        let tables = self.0.lock().unwrap();
+        tables.get(round).is_some_and(|table| table.iter().any(|(_, known)| known == row))
+    }
+
     fn insert(&self, round: &str, key: &str, row: Value, is_unique: bool) {
         let mut tables = self.0.lock().unwrap();
         let table = tables.entry(round.to_owned()).or_default();
@@ -65,6 +71,14 @@ impl Handler for Ledger {
             Way::LeavesTheIdOut => json!({ "currency": order["currency"] }),
             _ => json!({ "order": id }),
         };
+        if self.way == Way::ChecksThenWrites {
+            let is_there = self.tables.has(&self.round, &row);
+            tokio::time::sleep(Duration::from_millis(150)).await;
+            if !is_there {
+                self.tables.insert(&self.round, &key, row, false);
+            }
+            return Ok(());
+        }
         tokio::time::sleep(Duration::from_millis(20)).await;
         self.tables.insert(&self.round, &key, row, self.way != Way::WithoutUniqueKey);
         tokio::time::sleep(Duration::from_millis(20)).await;
@@ -112,6 +126,15 @@ fn a_table_without_a_unique_key_is_found() {
     let seed = seed();
     let verdict = tried(Way::WithoutUniqueKey, seed).unwrap();
     assert!(verdict.defects().contains(&Defect::RepeatedEffect), "seed {seed}: {verdict}");
+}
+
+// invariant: planted-bugs-found
+#[test]
+fn a_look_before_the_write_is_found() {
+    for seed in (0..10).map(|n| seed() / 2 + n) {
+        let verdict = tried(Way::ChecksThenWrites, seed).unwrap();
+        assert!(verdict.defects().contains(&Defect::RepeatedEffect), "seed {seed}: {verdict}");
+    }
 }
 
 #[test]

@@ -15,7 +15,7 @@ use crate::output::{Table, plain, span};
 use crate::store::Opened;
 
 /// The most bytes that headers add to a dead letter: a reason of 1 KiB, and the other headers.
-const LETTER_BYTES: u64 = 4 * 1024;
+pub(crate) const LETTER_BYTES: u64 = 4 * 1024;
 
 /// A setting that weakens the promise.
 #[derive(Debug, PartialEq, Eq, Serialize)]

@@ -18,7 +18,7 @@ use crate::output;
 use crate::store::StoreArgs;
 pub(crate) use configured::{examine as examine_configured, topics as configured_topics};
 use examine::Questions;
-pub(crate) use examine::{Report, Topics};
+pub(crate) use examine::{LETTER_BYTES, Report, Topics};
 
 /// The format of the `--json` document.
 const SCHEMA: &str = "oncegate.doctor/1";

@@ -43,7 +43,8 @@ const TRIAL: &str = "oncegate-prove";
 /// have its effects in the downstream service that this command starts: POST $ONCEGATE_DOWNSTREAM/effects with a JSON body,
 /// and with the header Idempotency-Key if it is right. The service is the witness.
 ///
-/// Exit code 0: nothing was found. 1: a defect was found; each is one line on standard output.
+/// Exit code 0: nothing was found. 1: a defect was found; each is one line on standard output. 3: nothing was found, but
+/// fewer than three of four faults were tried.
 #[derive(Debug, clap::Args)]
 #[command(group = clap::ArgGroup::new("worker"))]
 pub(crate) struct ProveArgs {
@@ -94,7 +95,7 @@ pub(crate) struct ProveArgs {
     #[arg(long, value_name = "SECONDS", default_value_t = 60)]
     seconds: u64,
 
-    /// Play this number of rounds, however long that takes: 20 have each fault by itself
+    /// Play this number of rounds, however long that takes: 22 have each fault by itself
     #[arg(long, value_name = "COUNT", conflicts_with_all = ["seconds", "round"])]
     rounds: Option<u64>,
 
@@ -223,7 +224,11 @@ pub(crate) async fn run(args: &ProveArgs) -> Result<Exit, Problem> {
         output::answer(&text(&verdict))?;
         explain(&verdict, &repeat);
     }
-    Ok(if verdict.is_clean() { Exit::Yes } else { Exit::No })
+    Ok(match verdict.is_clean() {
+        false => Exit::No,
+        true if verdict.is_complete() => Exit::Yes,
+        true => Exit::Incomplete,
+    })
 }
 
 /// Drops the work at the first signal.
@@ -326,17 +331,25 @@ fn text(verdict: &Verdict) -> String {
     let line = |finding: &Finding| {
         format!("{}: {} (round {})", finding.violation.defect, plain(&finding.violation.what), finding.round)
     };
-    verdict.findings.iter().map(line).collect::<Vec<_>>().join("\n")
+    verdict.roots().map(line).collect::<Vec<_>>().join("\n")
 }
 
 /// What the defects mean, how they are mended, and the commands that repeat them: on standard error.
 fn explain(verdict: &Verdict, repeat: &impl Fn(&Finding) -> String) {
-    for finding in &verdict.findings {
+    for finding in verdict.roots() {
         let defect = finding.violation.defect;
         eprintln!("\n{defect}\n  {}\n  {}\n  {}", defect.meaning(), defect.remedy(), repeat(finding));
     }
     if !verdict.is_clean() {
         eprintln!();
+    }
+    let followers = verdict
+        .findings
+        .iter()
+        .filter_map(|finding| Some(format!("{} (from {})", finding.violation.defect, finding.follows?)));
+    let followers: Vec<String> = followers.collect();
+    if !followers.is_empty() {
+        eprintln!("may only follow from these, and are in the report: {}", followers.join(", "));
     }
     let faults: u64 = verdict.faults.values().sum();
     eprintln!(
@@ -348,6 +361,15 @@ fn explain(verdict: &Verdict, repeat: &impl Fn(&Finding) -> String) {
         verdict.effects,
         verdict.seed
     );
+    let untried: Vec<&str> = verdict.untried().into_iter().map(Fault::as_str).collect();
+    if !untried.is_empty() {
+        eprintln!(
+            "{} of {} faults were not tried: {}; give the trial more --seconds (or --rounds), or a shorter --lease",
+            untried.len(),
+            verdict.asked_for.len(),
+            untried.join(", ")
+        );
+    }
     if verdict.unassigned > 0 {
         eprintln!(
             "{} calls of the downstream service have no value of a sample and were not judged; add a business field to their bodies",

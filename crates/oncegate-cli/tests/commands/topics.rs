@@ -104,6 +104,18 @@ async fn the_missing_topics_are_shown_created_on_request_and_left_alone_then() {
     assert_eq!(line, format!("{}: exists, 3 partitions, 1 replica (consumed by audit)", named.source));
 }
 
+/// Runs `oncegate check --online`, which finds a dead-letter topic that is too small for its messages.
+#[tokio::test]
+async fn created_topics_take_dead_letters_of_the_largest_messages() {
+    let named = Named::new().await;
+    named.create(&["--yes"]).await.ended(0);
+    let path = named.dir.path().join("oncegate.toml");
+    let checked = oncegate(&["check", path.to_str().unwrap(), "--online"], b"").await;
+    assert!(!checked.out.contains("max.message.bytes"), "{}", checked.out);
+    assert!(checked.out.contains(&format!("topic {}.dead", named.source)), "{}", checked.out);
+    assert!(!checked.out.contains("\\n"), "{}", checked.out);
+}
+
 #[tokio::test]
 async fn a_user_who_logs_in_with_tokens_creates_topics_and_a_wrong_token_is_one_error() {
     let (certificates, tokens) = (Certificates::for_names("IP:127.0.0.1"), TokenServer::start(60).await);

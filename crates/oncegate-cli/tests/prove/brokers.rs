@@ -19,7 +19,7 @@ async fn kafka_is_used_in_topics_and_groups_that_are_removed() {
     let (stage, broker, store) = (Stage::new(), KafkaBroker::start().await, RedisServer::start().await);
     let kafka = Kafka::at(broker.bootstrap());
     for (bug, faults, rounds, code) in
-        [("right", FAULTS, "5", 0), ("no_downstream_key", "kill-after-effect", "2", 1)]
+        [("right", FAULTS, "8", 0), ("no_downstream_key", "kill-after-effect", "2", 1)]
     {
         let program = worker("worker.py", bug);
         let flags = ["--handler-exec", &program, "--brokers", broker.bootstrap(), "--store", store.url()];

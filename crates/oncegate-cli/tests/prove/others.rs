@@ -203,6 +203,55 @@ for case, failure in failed:
     String::from_utf8(ended.stdout).unwrap().lines().map(str::to_owned).collect()
 }
 
+/// 40 orders.
+fn many_orders() -> String {
+    let order = |id: u32| {
+        format!("{{\"order_id\":\"o-{id:04}\",\"amount\":{id},\"currency\":\"EUR\",\"sent_at\":\"{id}\"}}\n")
+    };
+    (1..=40).map(order).collect()
+}
+
+// invariant: planted-bugs-found
+#[tokio::test]
+async fn a_slow_handler_does_not_use_up_the_time_of_a_trial() {
+    let stage = Stage::new();
+    std::fs::write(stage.dir.path().join("orders.jsonl"), many_orders()).unwrap();
+    let program = worker("worker.py", "slow_no_downstream_key");
+    let flags = ["--handler-exec", &program, "--seconds", "12", "--faults", "kill-after-effect,answer-lost"];
+    let proved = stage.prove("order_id", &flags).await;
+    // A machine that is too busy for a single fault says so; the worker never passes.
+    match proved.code {
+        Some(3) => assert!(proved.err.contains("faults were not tried"), "{}", proved.err),
+        _ => assert_eq!(proved.ended(1).defects(), ["no-downstream-key"], "{}", proved.err),
+    }
+}
+
+#[tokio::test]
+async fn faults_that_were_not_tried_are_named_and_no_success() {
+    let stage = Stage::new();
+    let program = worker("worker.py", "right");
+    let flags = ["--handler-exec", &program, "--rounds", "2"];
+    let faults = ["--faults", "redelivery,refused,answer-lost,no-answer"];
+    let proved = stage.prove(RIGHT_KEY, &[&flags[..], &faults].concat()).await;
+    assert!(proved.ended(3).out.contains("only 2 of 4 faults were tried"), "{}", proved.out);
+    assert!(proved.err.contains("2 of 4 faults were not tried: "), "{}", proved.err);
+    let proved = stage.prove(RIGHT_KEY, &[&flags[..], &faults, &["--json"]].concat()).await;
+    let document = proved.ended(3).json();
+    fits_the_schema(&document);
+    let said = (&document["passed"], &document["complete"], document["untried"].as_array().unwrap().len());
+    assert_eq!(said, (&json!(false), &json!(false), 2), "{document:#}");
+}
+
+#[tokio::test]
+async fn a_defect_that_needs_no_fault_comes_first() {
+    let stage = Stage::new();
+    let program = worker("worker.py", "random_key");
+    let flags = ["--handler-exec", &program, "--faults", "kill-after-effect,producer-duplicates"];
+    let proved = stage.prove("order_id,currency,sent_at", &[&flags[..], &["--rounds", "3"]].concat()).await;
+    assert_eq!(proved.ended(1).defects(), ["key-too-wide"], "{}\n{}", proved.out, proved.err);
+    assert!(proved.err.contains("follow from these"), "{}", proved.err);
+}
+
 #[tokio::test]
 async fn mistakes_are_named() {
     let stage = Stage::new();

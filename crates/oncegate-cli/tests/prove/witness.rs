@@ -10,6 +10,25 @@ pub(super) fn list() -> String {
     format!("ls \"$ONCEGATE_TRIAL_DIR\" > /dev/null && {}", worker("table.py", "list"))
 }
 
+/// The command that lists the effects of this worker, unless they are calls of the downstream service.
+pub(super) fn list_of(script: &str) -> Option<String> {
+    match script {
+        "table.py" => Some(list()),
+        "file.py" => Some("cat \"$ONCEGATE_TRIAL_DIR/charges.jsonl\"".to_owned()),
+        _ => None,
+    }
+}
+
+// invariant: right-handlers-clean
+#[tokio::test]
+async fn effects_in_a_file_that_is_locked_are_no_defect() {
+    let stage = Stage::new();
+    let (program, list) = (worker("file.py", "right"), list_of("file.py").unwrap_or_default());
+    let flags = ["--handler-exec", &program, "--witness-command", &list, "--rounds", "6"];
+    let faults = ["--faults", "overlapping-runs,kill-then-duplicate,freeze"];
+    stage.prove(RIGHT_KEY, &[&flags[..], &faults].concat()).await.ended(0);
+}
+
 // invariant: right-handlers-clean, planted-bugs-found
 #[tokio::test]
 async fn effects_in_a_table_of_each_round_are_judged() {

@@ -42,11 +42,14 @@ fn change() -> AdminOptions {
 #[async_trait]
 impl Admin for LibraryAdmin {
     async fn create_topics(&mut self, plans: &[TopicPlan]) -> Result<Vec<Outcome>, SourceError> {
+        let settings: Vec<_> = plans.iter().map(TopicPlan::settings).collect();
         let topics: Vec<NewTopic<'_>> = plans
             .iter()
-            .map(|plan| {
+            .zip(&settings)
+            .map(|(plan, settings)| {
                 let replicas = TopicReplication::Fixed(plan.replica_number().into());
-                NewTopic::new(plan.name(), plan.partition_number(), replicas)
+                let topic = NewTopic::new(plan.name(), plan.partition_number(), replicas);
+                settings.iter().fold(topic, |topic, (name, value)| topic.set(name, value))
             })
             .collect();
         let answers = self.client.create_topics(&topics, &change()).await;

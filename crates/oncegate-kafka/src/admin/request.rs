@@ -61,12 +61,13 @@ pub struct TopicPlan {
     name: String,
     partitions: Option<u16>,
     replication_factor: Option<u16>,
+    max_message_bytes: Option<u64>,
 }
 
 impl TopicPlan {
     /// A topic of this name.
     pub fn new(name: impl Into<String>) -> Self {
-        Self { name: name.into(), partitions: None, replication_factor: None }
+        Self { name: name.into(), partitions: None, replication_factor: None, max_message_bytes: None }
     }
 
     /// The number of partitions; by default `num.partitions` of the brokers.
@@ -83,9 +84,21 @@ impl TopicPlan {
         self
     }
 
+    /// The largest message in bytes (`max.message.bytes`); by default `message.max.bytes` of the brokers.
+    #[must_use]
+    pub fn max_message_bytes(mut self, bytes: u64) -> Self {
+        self.max_message_bytes = Some(bytes);
+        self
+    }
+
     /// The name of the topic.
     pub fn name(&self) -> &str {
         &self.name
+    }
+
+    /// The settings of the topic that are not the brokers'.
+    pub(crate) fn settings(&self) -> Option<(&'static str, String)> {
+        self.max_message_bytes.map(|bytes| (MAX_MESSAGE_BYTES, bytes.to_string()))
     }
 
     /// The number of partitions as the brokers are asked for it.

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use async_trait::async_trait;
-use kafka_protocol::messages::create_topics_request::CreatableTopic;
+use kafka_protocol::messages::create_topics_request::{CreatableTopic, CreatableTopicConfig};
 use kafka_protocol::messages::describe_configs_request::DescribeConfigsResource;
 use kafka_protocol::messages::describe_configs_response::DescribeConfigsResourceResult;
 use kafka_protocol::messages::{
@@ -114,7 +114,11 @@ impl TokenAdmin {
 
     async fn try_to_create(&mut self, plans: &[TopicPlan]) -> Result<Vec<Outcome>, Failure> {
         let topic = |plan: &TopicPlan| {
+            let setting = |(name, value): (&str, String)| {
+                CreatableTopicConfig::default().with_name(text(name)).with_value(Some(text(&value)))
+            };
             CreatableTopic::default()
+                .with_configs(plan.settings().into_iter().map(setting).collect())
                 .with_name(TopicName(text(plan.name())))
                 .with_num_partitions(plan.partition_number())
                 .with_replication_factor(plan.replica_number())

@@ -50,6 +50,9 @@ fn begun(title: &str) -> String {
 pub fn html(verdict: &Verdict, repeat: impl Fn(&Finding) -> String) -> String {
     let mut out = begun("oncegate prove");
     let (class, word) = match verdict.findings.len() {
+        0 if !verdict.is_complete() => {
+            ("failed", "Nothing was found, but too few of the faults were tried.".to_owned())
+        }
         0 => ("passed", "Nothing was found.".to_owned()),
         1 => ("failed", "One defect was found.".to_owned()),
         count => ("failed", format!("{count} defects were found.")),
@@ -81,6 +84,9 @@ fn numbers(out: &mut String, verdict: &Verdict) {
     for (fault, times) in &verdict.faults {
         _ = writeln!(out, "<tr><th>{fault}</th><td class=\"number\">{times}</td></tr>");
     }
+    for fault in verdict.untried() {
+        _ = writeln!(out, "<tr><th>{fault}</th><td>not tried</td></tr>");
+    }
     out.push_str("</table>\n</details>\n");
 }
 
@@ -94,6 +100,9 @@ fn section(out: &mut String, finding: &Finding, repeat: &str) {
         escaped(defect.meaning()),
         escaped(defect.remedy())
     );
+    if let Some(root) = finding.follows {
+        _ = writeln!(out, "<p>It may follow from <code>{root}</code> alone: mend that first.</p>");
+    }
     let faults: Vec<&str> = finding.faults.iter().map(|fault| fault.as_str()).collect();
     let faults = if faults.is_empty() { "no faults".to_owned() } else { faults.join(", ") };
     _ = writeln!(

@@ -26,7 +26,7 @@ pub const SCHEMA: &str = "oncegate.prove/1";
 #[derive(Serialize)]
 struct VerdictDocument<'a> {
     schema: &'static str,
-    /// Whether nothing was found.
+    /// Whether nothing was found, and enough of the faults were tried.
     passed: bool,
     seed: u64,
     seconds: f64,
@@ -37,6 +37,8 @@ struct VerdictDocument<'a> {
     unassigned: u64,
     /// How often each fault has begun.
     faults: &'a BTreeMap<Fault, u64>,
+    complete: bool,
+    untried: Vec<Fault>,
     findings: Vec<FindingDocument<'a>>,
 }
 
@@ -60,7 +62,7 @@ pub fn json(verdict: &Verdict, repeat: impl Fn(&Finding) -> String) -> serde_jso
     });
     let document = VerdictDocument {
         schema: SCHEMA,
-        passed: verdict.is_clean(),
+        passed: verdict.is_clean() && verdict.is_complete(),
         seed: verdict.seed,
         seconds: verdict.took.as_secs_f64(),
         rounds: verdict.rounds,
@@ -69,6 +71,8 @@ pub fn json(verdict: &Verdict, repeat: impl Fn(&Finding) -> String) -> serde_jso
         effects: verdict.effects,
         unassigned: verdict.unassigned,
         faults: &verdict.faults,
+        complete: verdict.is_complete(),
+        untried: verdict.untried(),
         findings: findings.collect(),
     };
     serde_json::to_value(document).expect("it has only texts, numbers, and maps with texts as keys")

@@ -175,7 +175,10 @@ pub(super) fn words(event: &Event) -> String {
             format!("call {call}{step} {key}, {run}")
         }
         What::Performed { call } => format!("call {call} has its effect"),
-        What::Repeated { call, first } => format!("call {call} repeats call {first}: no effect"),
+        What::Repeated { call, first, other_body } => {
+            let body = if *other_body { " with another body" } else { "" };
+            format!("call {call} repeats call {first}{body}: no effect")
+        }
         What::Returned { call, answer } => {
             let answer = match answer {
                 CallAnswer::Answered => "is answered",

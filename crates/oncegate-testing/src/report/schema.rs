@@ -15,7 +15,10 @@ pub fn schema() -> Value {
         "type": "object",
         "properties": {
             "schema": { "const": SCHEMA },
-            "passed": { "type": "boolean", "description": "Whether nothing was found." },
+            "passed": {
+                "type": "boolean",
+                "description": "Whether nothing was found, and enough of the faults were tried.",
+            },
             "seed": count("The seed of the trial."),
             "seconds": { "type": "number", "minimum": 0, "description": "How long the trial took." },
             "rounds": count("How many rounds were played, the first one without faults among them."),
@@ -29,11 +32,16 @@ pub fn schema() -> Value {
                 "propertyNames": { "$ref": "#/$defs/fault" },
                 "additionalProperties": { "type": "integer", "minimum": 1 },
             },
+            "complete": {
+                "type": "boolean",
+                "description": "Whether enough of the faults were tried for a trial that passes: three of four.",
+            },
+            "untried": list("The faults that were asked for and have not begun.", "fault"),
             "findings": list("One for each kind of defect, from the simplest round that shows it.", "finding"),
         },
         "required": [
             "schema", "passed", "seed", "seconds", "rounds", "messages", "runs", "effects", "unassigned", "faults",
-            "findings",
+            "complete", "untried", "findings",
         ],
         "$defs": {
             "finding": finding(),
@@ -59,6 +67,10 @@ fn finding() -> Value {
                 "type": "integer",
                 "minimum": 1,
                 "description": "How many repetitions of the effect no fault of the round explains; left out when there are none.",
+            },
+            "follows": {
+                "$ref": "#/$defs/defect",
+                "description": "The defect that may be the only reason for this one; left out when there is none.",
             },
             "round": count("The round."),
             "rounds": count("In how many rounds the defect was found."),
@@ -141,7 +153,14 @@ fn events() -> Vec<Value> {
             ],
         ),
         event("performed", [call()]),
-        event("repeated", [call(), ("first", count("The first call with that key."), true)]),
+        event(
+            "repeated",
+            [
+                call(),
+                ("first", count("The first call with that key."), true),
+                ("other_body", flag.clone(), false),
+            ],
+        ),
         event("returned", [call(), ("answer", answers, true)]),
         event("completed", [key(true), ("applied", flag.clone(), true)]),
         event("acked", [message(), ("accepted", flag, true)]),
@@ -246,7 +265,8 @@ mod tests {
             called(Some(1), Some(1), false),
             called(None, None, true),
             What::Performed { call: 1 },
-            What::Repeated { call: 2, first: 1 },
+            What::Repeated { call: 2, first: 1, other_body: false },
+            What::Repeated { call: 3, first: 1, other_body: true },
             What::Completed { key: digest(), applied: true },
             What::Acked { message: 1, accepted: true },
             What::DeadLettered { message: 1, cause: "permanent" },
@@ -277,6 +297,7 @@ mod tests {
                 unexplained: n as u64,
                 events: vec![0, 1],
             },
+            follows: (n > 0).then_some(Defect::NoKey),
             round: 1,
             faults: vec![Fault::Freeze],
             left_out: vec![Fault::Poison],
@@ -295,6 +316,7 @@ mod tests {
             faults: Fault::ALL.into_iter().map(|fault| (fault, 1)).collect(),
             findings: Defect::ALL.into_iter().enumerate().map(finding).collect(),
             took: Duration::from_millis(1_500),
+            asked_for: Fault::ALL.into(),
         };
         json(&verdict, |_| "oncegate prove".to_owned())
     }

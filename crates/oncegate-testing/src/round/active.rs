@@ -2,9 +2,14 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use tokio::sync::Notify;
+
 /// Runs and notices of duplicates that have begun and not ended.
 #[derive(Debug, Default)]
-pub(super) struct Active(Mutex<ActiveState>);
+pub(super) struct Active {
+    state: Mutex<ActiveState>,
+    begun: Notify,
+}
 
 #[derive(Debug, Default)]
 struct ActiveState {
@@ -17,6 +22,7 @@ struct ActiveState {
 struct Activity {
     number: u64,
     process: u32,
+    message: usize,
     /// `None` when the message stands for no event: it is poison.
     sample: Option<usize>,
     is_duplicate: bool,
@@ -24,12 +30,45 @@ struct Activity {
 
 impl Active {
     /// Begins an activity, and returns its number.
-    pub(super) fn begin(&self, process: u32, sample: Option<usize>, is_duplicate: bool) -> u64 {
-        let mut state = self.state();
-        state.runs += 1;
-        let number = state.runs;
-        state.activities.push(Activity { number, process, sample, is_duplicate });
+    pub(super) fn begin(
+        &self,
+        process: u32,
+        message: usize,
+        sample: Option<usize>,
+        is_duplicate: bool,
+    ) -> u64 {
+        let number = {
+            let mut state = self.state();
+            state.runs += 1;
+            let number = state.runs;
+            state.activities.push(Activity { number, process, message, sample, is_duplicate });
+            number
+        };
+        self.begun.notify_waiters();
         number
+    }
+
+    /// The message of the sample that the process handles at the moment.
+    pub(super) fn message_of(&self, process: u32, sample: usize) -> Option<usize> {
+        let is_it = |activity: &&Activity| activity.process == process && activity.sample == Some(sample);
+        self.state().activities.iter().rev().find(is_it).map(|activity| activity.message)
+    }
+
+    /// Resolves when another process handles the sample.
+    pub(super) async fn elsewhere(&self, process: u32, sample: usize) {
+        loop {
+            let begun = self.begun.notified();
+            let mut begun = std::pin::pin!(begun);
+            // Registered before the look: a run that begins between the two would be missed otherwise.
+            begun.as_mut().enable();
+            let is_other = |activity: &Activity| {
+                activity.process != process && activity.sample == Some(sample) && !activity.is_duplicate
+            };
+            if self.state().activities.iter().any(is_other) {
+                return;
+            }
+            begun.await;
+        }
     }
 
     pub(super) fn end(&self, number: u64) {
@@ -66,7 +105,7 @@ impl Active {
     }
 
     fn state(&self) -> MutexGuard<'_, ActiveState> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -77,9 +116,9 @@ mod tests {
     #[test]
     fn a_call_belongs_to_the_run_of_its_sample_in_its_process() {
         let active = Active::default();
-        let first = active.begin(1, Some(7), false);
-        let other = active.begin(1, Some(8), false);
-        let elsewhere = active.begin(2, Some(7), true);
+        let first = active.begin(1, 0, Some(7), false);
+        let other = active.begin(1, 1, Some(8), false);
+        let elsewhere = active.begin(2, 0, Some(7), true);
         assert_eq!(active.context(1, &[7]), (Some(7), Some(first), false));
         assert_eq!(active.context(1, &[9, 8]), (Some(8), Some(other), false), "what runs decides");
         assert_eq!(active.context(2, &[7]), (Some(7), None, true));

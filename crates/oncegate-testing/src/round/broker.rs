@@ -35,7 +35,15 @@ struct State {
     members: BTreeSet<u32>,
     /// Copies for a second member, while the first one has the message.
     copies: BTreeMap<u32, VecDeque<usize>>,
+    held_back: Option<HeldBack>,
     rng: Rng,
+}
+
+/// A message that comes again only after another one.
+struct HeldBack {
+    message: usize,
+    /// It goes on when one of these is acknowledged.
+    until: BTreeSet<usize>,
 }
 
 #[derive(Default)]
@@ -70,6 +78,7 @@ impl EmbeddedBroker {
             acked: BTreeSet::new(),
             members: BTreeSet::new(),
             copies: BTreeMap::new(),
+            held_back: None,
             rng,
         };
         Arc::new(Self { state: Mutex::new(state), moved: Notify::new(), recorder })
@@ -130,9 +139,21 @@ impl Group for EmbeddedBroker {
         });
     }
 
+    fn hold_back(&self, message: usize, until: &[usize]) {
+        self.change(|state| {
+            let own = state.partition_of(message);
+            let is_elsewhere = |other: &usize| {
+                state.partition_of(*other) != own && !state.acked.contains(other) && *other != message
+            };
+            let until: BTreeSet<usize> = until.iter().copied().filter(is_elsewhere).collect();
+            state.held_back = (!until.is_empty()).then_some(HeldBack { message, until });
+        });
+    }
+
     fn rewind(&self) {
         self.change(|state| {
             state.acked.clear();
+            state.held_back = None;
             for partition in &mut state.partitions {
                 partition.epoch += 1;
                 partition.next = 0;
@@ -162,6 +183,17 @@ impl State {
         }
     }
 
+    fn partition_of(&self, message: usize) -> Option<usize> {
+        self.partitions.iter().position(|partition| partition.log.contains(&message))
+    }
+
+    fn acknowledge(&mut self, message: usize) {
+        self.acked.insert(message);
+        if self.held_back.as_ref().is_some_and(|held| held.until.contains(&message)) {
+            self.held_back = None;
+        }
+    }
+
     /// The next messages for the member, with the partition's epoch; `None` for copies.
     fn take(&mut self, member: u32, most: usize) -> Vec<(usize, Option<(usize, u64)>)> {
         let mut taken: Vec<(usize, Option<(usize, u64)>)> = Vec::new();
@@ -170,12 +202,14 @@ impl State {
         let mut ready: Vec<usize> = (0..self.partitions.len()).collect();
         self.rng.shuffle(&mut ready);
         let most = most.min(self.rng.usize(1..=MOST_AT_A_TIME));
+        let held_back = self.held_back.as_ref().map(|held| held.message);
         for place in ready {
             let Some(partition) = self.partitions.get_mut(place).filter(|of| of.owner == Some(member)) else {
                 continue;
             };
             while taken.len() < most
                 && let Some(message) = partition.log.get(partition.next)
+                && Some(*message) != held_back
             {
                 taken.push((*message, Some((place, partition.epoch))));
                 partition.next += 1;
@@ -284,7 +318,7 @@ impl AckHandle for Handle {
         self.broker.change(|state| {
             accepted = self.is_ours(state);
             if accepted {
-                state.acked.insert(self.number);
+                state.acknowledge(self.number);
             }
         });
         self.broker.recorder.note(self.member, What::Acked { message: self.number, accepted });
@@ -338,6 +372,28 @@ mod tests {
         assert_eq!(broker.unacked(), [1, 3], "an ack of a former owner has no effect");
         again.iter().for_each(|delivery| delivery.ack_handle.ack());
         assert!(broker.unacked().is_empty());
+    }
+
+    #[tokio::test]
+    async fn a_message_that_is_held_back_comes_after_another() {
+        let broker = broker(2, 2);
+        let first = Member { number: 1, broker: Arc::clone(&broker) };
+        broker.join(1);
+        assert_eq!(received(&first, 2).await.len(), 2);
+        broker.hold_back(0, &[0, 1]);
+        broker.leave(1);
+        broker.join(2);
+        let second = Member { number: 2, broker: Arc::clone(&broker) };
+        let other = received(&second, 1).await;
+        assert_eq!(other[0].message.origin().to_string(), "1");
+        assert!(second.take(2).is_empty(), "it is held back");
+        other[0].ack_handle.ack();
+        assert_eq!(received(&second, 1).await[0].message.origin().to_string(), "0");
+        broker.hold_back(0, &[0, 1]);
+        broker.leave(2);
+        broker.join(3);
+        let third = Member { number: 3, broker: Arc::clone(&broker) };
+        assert_eq!(received(&third, 1).await.len(), 1, "nothing is left that it could wait for");
     }
 
     #[tokio::test]

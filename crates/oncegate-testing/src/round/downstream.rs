@@ -111,10 +111,18 @@ pub(super) struct Ledger(Mutex<LedgerState>);
 struct LedgerState {
     calls: u64,
     receipts: u64,
-    /// The first call with each key, and its answer.
-    by_key: BTreeMap<String, (u64, Value)>,
+    /// The first call with each key.
+    by_key: BTreeMap<String, FirstCall>,
     /// The samples that have had an effect.
     samples: BTreeSet<usize>,
+}
+
+/// The first call with a key.
+#[derive(Clone, Debug)]
+struct FirstCall {
+    call: u64,
+    answer: Value,
+    body: Value,
 }
 
 impl Ledger {
@@ -131,16 +139,18 @@ impl Ledger {
     }
 
     /// Performs the effect, or finds that it has happened. Returns the answer, and the first call if there was one.
-    fn perform(&self, call: u64, sample: Option<usize>, key: Option<&str>) -> (Value, Option<u64>) {
+    fn perform(&self, request: &Accepted<'_>) -> (Value, Option<FirstCall>) {
+        let Accepted { call, sample, key, body } = *request;
         let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         state.samples.extend(sample);
-        if let Some((first, answer)) = key.and_then(|key| state.by_key.get(key)) {
-            return (answer.clone(), Some(*first));
+        if let Some(first) = key.and_then(|key| state.by_key.get(key)) {
+            return (first.answer.clone(), Some(first.clone()));
         }
         state.receipts += 1;
         let answer = json!({ "receipt": format!("R-{}", state.receipts) });
         if let Some(key) = key {
-            state.by_key.insert(key.to_owned(), (call, answer.clone()));
+            let first = FirstCall { call, answer: answer.clone(), body: body.clone() };
+            state.by_key.insert(key.to_owned(), first);
         }
         (answer, None)
     }
@@ -151,6 +161,7 @@ struct Accepted<'a> {
     call: u64,
     sample: Option<usize>,
     key: Option<&'a str>,
+    body: &'a Value,
 }
 
 impl Round {
@@ -173,7 +184,7 @@ impl Round {
         let idempotency_key = key.map(|key| digest(key.as_bytes()));
         self.recorder
             .note(process.number, What::Called { call, sample, step, idempotency_key, run, in_duplicate });
-        let request = Accepted { call, sample, key };
+        let request = Accepted { call, sample, key, body };
         let answer = match self.call_fault(process, sample) {
             None => Ok(self.perform(process, &request)),
             Some(fault) => self.misbehave(fault, process, &request).await,
@@ -188,11 +199,14 @@ impl Round {
     }
 
     fn perform(&self, process: &Process, request: &Accepted<'_>) -> Value {
-        let Accepted { call, sample, key } = *request;
-        let (answer, first) = self.ledger.perform(call, sample, key);
+        let call = request.call;
+        let (answer, first) = self.ledger.perform(request);
         let what = match first {
             None => What::Performed { call },
-            Some(first) => What::Repeated { call, first },
+            Some(first) => {
+                let other_body = !is_same(&first.body, request.body);
+                What::Repeated { call, first: first.call, other_body }
+            }
         };
         self.recorder.note(process.number, what);
         answer
@@ -205,6 +219,14 @@ impl Round {
         self.hold(time).await;
         if !process.is_killed() {
             self.group.join(process.number);
+        }
+    }
+
+    /// Holds a call up until another process runs its sample, too.
+    pub(super) async fn overlapped(&self, process: &Process, sample: usize, at_most: Duration) {
+        tokio::select! {
+            () = self.active.elsewhere(process.number, sample) => {}
+            () = self.hold(at_most) => {}
         }
     }
 
@@ -243,7 +265,58 @@ impl Round {
             }
             CallFault::Late(time) => self.hold(time).await,
             CallFault::Freeze(time) => self.freeze(process, time).await,
+            CallFault::Overlap { sample, at_most } => self.overlapped(process, sample, at_most).await,
         }
         Ok(self.perform(process, request))
+    }
+}
+
+/// Whether two bodies say the same. The trial spells numbers of duplicates differently, and a handler may pass them on.
+fn is_same(one: &Value, other: &Value) -> bool {
+    match (one, other) {
+        (Value::Object(one), Value::Object(other)) => {
+            let is_there =
+                |(name, value): (&String, &Value)| other.get(name).is_some_and(|other| is_same(value, other));
+            one.len() == other.len() && one.iter().all(is_there)
+        }
+        (Value::Array(one), Value::Array(other)) => {
+            one.len() == other.len() && one.iter().zip(other).all(|(one, other)| is_same(one, other))
+        }
+        (Value::Number(one), Value::Number(other)) => {
+            one == other || is_same_decimal(&one.to_string(), &other.to_string())
+        }
+        (Value::String(one), Value::String(other)) => one == other || is_same_decimal(one, other),
+        _ => one == other,
+    }
+}
+
+/// Whether two texts are one decimal number, with more or fewer zeros at its end.
+fn is_same_decimal(one: &str, other: &str) -> bool {
+    one.parse::<f64>().is_ok() && other.parse::<f64>().is_ok() && shortened(one) == shortened(other)
+}
+
+fn shortened(decimal: &str) -> &str {
+    if !decimal.contains('.') || decimal.contains(['e', 'E']) {
+        return decimal;
+    }
+    decimal.trim_end_matches('0').trim_end_matches('.')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bodies_that_say_the_same_are_spelt_as_they_like() {
+        let body = json!({ "order": "o-1", "amount": 10.5, "lines": [1, 2.0], "price": "7.50" });
+        assert!(is_same(&body, &json!({ "amount": 10.50, "order": "o-1", "lines": [1, 2], "price": "7.5" })));
+        for other in [
+            json!({ "order": "o-1", "amount": 10.51, "lines": [1, 2.0], "price": "7.50" }),
+            json!({ "order": "o-1", "amount": 10.5, "lines": [2.0, 1], "price": "7.50" }),
+            json!({ "order": "o-10", "amount": 10.5, "lines": [1, 2.0], "price": "7.50" }),
+            json!({ "order": "o-1", "amount": 10.5, "lines": [1, 2.0] }),
+        ] {
+            assert!(!is_same(&body, &other), "{other}");
+        }
     }
 }

@@ -28,6 +28,12 @@ pub(crate) trait Group: Send + Sync {
     /// Lets others get a message that `process` has.
     fn copy_to_others(&self, message: usize, process: u32);
 
+    /// Delivers a message again only after one of these was acknowledged, if one of them is in another partition. A real
+    /// broker cannot: there, chance decides which comes first.
+    fn hold_back(&self, message: usize, until: &[usize]) {
+        let _ = (message, until);
+    }
+
     /// Delivers every message again.
     fn rewind(&self);
 

@@ -55,6 +55,9 @@ const MALFORMED: &[u8] = b"{\"order\": \xff";
 /// A stored result that says that it is JSON, and ends too early.
 const UNDECODABLE: &[u8] = b"\x01{\"of another version\":";
 
+/// How many leases a run waits at most for another one beside it.
+const OVERLAP_LEASES: u32 = 2;
+
 /// The state of a round, which its processes share.
 pub(crate) struct Round {
     pub(crate) schedule: Schedule,
@@ -102,6 +105,11 @@ enum CallFault {
     NoAnswer(Duration),
     Late(Duration),
     Freeze(Duration),
+    /// The call goes on when another process runs the sample, too, or after this time.
+    Overlap {
+        sample: usize,
+        at_most: Duration,
+    },
 }
 
 /// What happens at a completion.
@@ -320,6 +328,22 @@ impl Round {
             Fault::Refused => Some(CallFault::Refuse),
             Fault::KillBeforeEffect => Some(CallFault::KillBefore),
             Fault::KillAfterEffect => Some(CallFault::KillAfter(time / 10)),
+            Fault::KillThenDuplicate => {
+                let message = self.active.message_of(process.number, sample);
+                let of_sample = (0..self.sent.len()).filter(|other| self.sample_of(*other) == Some(sample));
+                if let Some(message) = message {
+                    self.group.hold_back(message, &of_sample.collect::<Vec<_>>());
+                }
+                // A run without calls is killed at its end: its effect is complete.
+                Some(CallFault::KillAfter(Duration::MAX))
+            }
+            Fault::OverlappingRuns => {
+                self.losses.lose_records();
+                if let Some(message) = self.active.message_of(process.number, sample) {
+                    self.group.copy_to_others(message, process.number);
+                }
+                Some(CallFault::Overlap { sample, at_most: lease * OVERLAP_LEASES })
+            }
             Fault::AnswerLost => Some(CallFault::LoseAnswer),
             Fault::NoAnswer => Some(CallFault::NoAnswer(time)),
             Fault::LateAnswer => Some(CallFault::Late(time)),

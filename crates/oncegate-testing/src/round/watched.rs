@@ -211,7 +211,7 @@ impl<H: Send + Sync> Watched<H> {
     fn begun(&self, message: &Message, attempt: &Attempt, batch: Option<usize>) -> RunGuard {
         let (number, process) = (self.round.number_of(message), self.process.number);
         let sample = self.round.sample_of(number);
-        let run = self.round.active.begin(process, sample, false);
+        let run = self.round.active.begin(process, number, sample, false);
         let (attempt, recovered) = (attempt.number(), attempt.recovered());
         self.round.recorder.note(process, What::Began { run, message: number, attempt, recovered, batch });
         let open = OpenRun {
@@ -244,6 +244,10 @@ impl<H: Send + Sync> Watched<H> {
                 round.hold(time).await;
                 work.await
             }
+            Some(CallFault::Overlap { sample, at_most }) => {
+                round.overlapped(process, sample, at_most).await;
+                work.await
+            }
             Some(CallFault::Freeze(time)) => {
                 // The handler goes on, and its completion comes when another process has taken over.
                 let (ended, ()) = tokio::join!(work, round.freeze(process, time));
@@ -262,7 +266,7 @@ impl<H: Send + Sync> Watched<H> {
     fn told(&self, message: &Message) -> Told<'_> {
         let (number, process) = (self.round.number_of(message), self.process.number);
         self.round.recorder.note(process, What::ToldOfDuplicate { message: number });
-        let number = self.round.active.begin(process, self.round.sample_of(number), true);
+        let number = self.round.active.begin(process, number, self.round.sample_of(number), true);
         Told { number, round: &self.round }
     }
 }

@@ -36,6 +36,20 @@ def random_key(order, message):
     return {"receipt": post(order, str(uuid.uuid4()))}
 
 
+def key_of_position(order, message):
+    position = message["origin"]["kafka"]
+    return {"receipt": post(order, f"{position['topic']}-{position['offset']}")}
+
+
+def body_with_attempt(order, message):
+    return {"receipt": post({**order, "amount": order["amount"] + message["attempt"] - 1}, message["idempotency_key"])}
+
+
+def slow_no_downstream_key(order, message):
+    time.sleep(1)
+    return {"receipt": post(order)}
+
+
 def one_key_for_all(order, message):
     return {"receipt": post(order, "charge")}
 
