@@ -252,7 +252,7 @@ impl Cluster {
     async fn create_those(
         &mut self,
         args: &CreateArgs,
-        has_role: impl Fn(Role) -> bool,
+        has_role: fn(Role) -> bool,
         max_message_bytes: Option<u64>,
     ) -> Result<(), Problem> {
         let is_one = |topic: &NamedTopic| topic.state == State::Missing && has_role(topic.role);

@@ -154,16 +154,7 @@ pub(super) fn words(event: &Event) -> String {
             format!("run {run} of message {message} begins{batch}: attempt {attempt}{recovered}")
         }
         What::Cancelled { run } => format!("run {run} is cancelled"),
-        What::Ended { run, outcome, .. } => {
-            let outcome = match outcome {
-                Outcome::Completed => "reports success",
-                Outcome::Failed => "wants another attempt",
-                Outcome::Later => "wants the message later",
-                Outcome::GaveUp => "gives up",
-                Outcome::Dropped => "is dropped",
-            };
-            format!("run {run} {outcome}")
-        }
+        What::Ended { run, outcome, .. } => format!("run {run} {}", words_of_outcome(*outcome)),
         What::ToldOfDuplicate { message } => {
             format!("the handler is told that message {message} is a duplicate")
         }
@@ -200,5 +191,15 @@ pub(super) fn words(event: &Event) -> String {
         What::Listed { effect, step, .. } => format!("the witness lists effect {effect}: step {step:?}"),
         What::FaultBegan { fault, .. } => format!("fault: {fault}"),
         What::Unfinished { message } => format!("message {message} is not finished"),
+    }
+}
+
+fn words_of_outcome(outcome: Outcome) -> &'static str {
+    match outcome {
+        Outcome::Completed => "reports success",
+        Outcome::Failed => "wants another attempt",
+        Outcome::Later => "wants the message later",
+        Outcome::GaveUp => "gives up",
+        Outcome::Dropped => "is dropped",
     }
 }
