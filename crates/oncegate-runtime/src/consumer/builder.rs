@@ -92,7 +92,7 @@ impl Consumer {
     /// How many handlers run at a time: 64 by default. Waiting, parked and delayed messages do not count. From a
     /// queue, at most this many messages are received at a time.
     ///
-    /// With a [batch handler](Batched) these are calls, and a queue gives as many messages as they can take.
+    /// With a [batch handler](super::Batched) these are calls, and a queue gives as many messages as they can take.
     pub fn concurrency(mut self, handlers: u32) -> Self {
         self.settings.concurrency = handlers;
         self
