@@ -18,6 +18,7 @@ use crate::client::log;
 use crate::client::statistics;
 use crate::client::tokens::{self, Tokens};
 use crate::client::trouble::{LoginFailure, TOKEN};
+use crate::partitions::assignment::PLACEHOLDER;
 use crate::partitions::assignments::Assignments;
 use crate::partitions::partition::Partition;
 use crate::partitions::partition_map::{PartitionMap, list_of};
@@ -212,7 +213,7 @@ fn hold(consumer: &BaseConsumer<MemberContext>, assigned: &TopicPartitionList, h
         if held.get(partition.topic(), partition.partition()).is_none() {
             continue;
         }
-        if let Err(error) = partition.set_offset(Offset::Offset(0)) {
+        if let Err(error) = partition.set_offset(Offset::Offset(PLACEHOLDER)) {
             tracing::warn!(%error, "cannot set the offset of an assigned partition");
         }
         paused.add_partition(partition.topic(), partition.partition());

@@ -255,7 +255,15 @@ impl Poller {
     /// Handles a position without messages: they were deleted, or the log was truncated.
     fn out_of_range(&mut self, partition: Partition, position: i64) {
         self.refresh();
-        if self.owned.of(&partition).is_none_or(|owned| self.is_sought(owned)) {
+        let Some(owned) =
+            self.owned.of(&partition).filter(|owned| owned.has_begun() && !self.is_sought(owned))
+        else {
+            return;
+        };
+        if let Some(sought) = owned.seeks_again_after(position) {
+            tracing::debug!(%partition, position, sought, "the client has left the position that it was sought to");
+            let again = (Arc::clone(owned), Offset::Offset(sought));
+            self.seeking.insert(&partition, again);
             return;
         }
         tracing::warn!(%partition, position, "the log has no message at this position; continuing with its oldest one");

@@ -72,6 +72,9 @@ pub(crate) struct Assignment {
 
 const REVOKED: u32 = 1 << 31;
 
+/// The position with which a held partition is assigned. Nothing is read from it.
+pub(crate) const PLACEHOLDER: i64 = 0;
+
 /// The position of a received message in its epoch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Receipt {
@@ -210,7 +213,21 @@ impl Assignment {
     /// Records that the client has sought to its starting position: from now on its position is from this epoch.
     pub(crate) fn begun(&self) {
         let mut ledger = self.ledger();
+        if let Begin::At(position) = ledger.begin {
+            ledger.sought = Some(position);
+        }
         (ledger.begin, ledger.is_position_ours) = (Begin::Begun, true);
+    }
+
+    /// Returns where the client must seek again, if it has left this position for another one by itself.
+    ///
+    /// A partition that is held is assigned with the position [`PLACEHOLDER`]. The client may have requested that before
+    /// it was paused; if the log no longer has it, the client goes to the log's beginning, even after it was sought
+    /// elsewhere (librdkafka 2.12).
+    pub(crate) fn seeks_again_after(&self, left: i64) -> Option<i64> {
+        let ledger = self.ledger();
+        let is_untouched = ledger.epoch.is_some() && ledger.watermark.last_received().is_none();
+        ledger.sought.filter(|sought| is_untouched && left == PLACEHOLDER && *sought != PLACEHOLDER)
     }
 
     /// Records that the client has no position in the partition: its next one is from this epoch.

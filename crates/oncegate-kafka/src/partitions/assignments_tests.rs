@@ -5,6 +5,7 @@ use std::sync::atomic::AtomicU32;
 use std::time::Duration;
 
 use super::*;
+use crate::partitions::assignment::PLACEHOLDER;
 use crate::partitions::standing::LogEnd;
 
 pub(crate) fn partition(number: i32) -> Partition {
@@ -244,6 +245,23 @@ fn nothing_is_received_before_the_broker_has_where_a_partition_begins() {
     let receipt = new.receive(90).expect("ours").receipt;
     assert!(new.complete(receipt));
     assert_eq!(commit(&assignments), BTreeMap::from([(0, 91)]));
+}
+
+// invariant: begin-at-the-end
+#[test]
+fn a_client_that_leaves_its_place_for_the_placeholder_is_sought_again() {
+    let assignments = Assignments::default();
+    assignments.assign([partition(0)], Begin::Unresolved);
+    assignments.assign([partition(1)], Begin::Begun);
+    let [held, plain] = [0, 1].map(|number| assignments.get(&partition(number)).expect("ours"));
+    held.resolve(40, true);
+    assert_eq!(held.seeks_again_after(PLACEHOLDER), None, "it will be sought anyway");
+    held.begun();
+    assert_eq!(held.seeks_again_after(PLACEHOLDER), Some(40));
+    assert_eq!(held.seeks_again_after(40), None, "messages from its own position are gone");
+    assert_eq!(plain.seeks_again_after(PLACEHOLDER), None, "the client has decided");
+    held.receive(45).expect("ours");
+    assert_eq!(held.seeks_again_after(PLACEHOLDER), None, "it is read");
 }
 
 // invariant: stall-unreported

@@ -21,6 +21,8 @@ pub(super) struct Ledger {
     /// Whether the client has reported that it reads the partition.
     pub(super) is_read: bool,
     pub(super) begin: Begin,
+    /// Where the client was sought to, if the partition was held.
+    pub(super) sought: Option<i64>,
     /// Whether the client's position in this partition is known to be from this epoch.
     pub(super) is_position_ours: bool,
 }
@@ -49,6 +51,7 @@ impl Ledger {
             unread_at_ms: None,
             is_read: false,
             begin: Begin::Begun,
+            sought: None,
             is_position_ours: false,
         }
     }
