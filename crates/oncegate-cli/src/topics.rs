@@ -208,16 +208,17 @@ impl CreateArgs {
         Ok(Some(Cluster { brokers, properties, consumed: all, named: named.collect() }))
     }
 
-    fn plan(&self, topic: &NamedTopic) -> TopicPlan {
+    fn plan(&self, topic: &NamedTopic, max_message_bytes: Option<u64>) -> TopicPlan {
         let plan = TopicPlan::new(&topic.topic);
         let plan = self.partitions.into_iter().fold(plan, TopicPlan::partitions);
-        self.replication_factor.into_iter().fold(plan, TopicPlan::replication_factor)
+        let plan = self.replication_factor.into_iter().fold(plan, TopicPlan::replication_factor);
+        max_message_bytes.into_iter().fold(plan, TopicPlan::max_message_bytes)
     }
 }
 
 impl Cluster {
     fn has_missing(&self) -> bool {
-        self.named.iter().any(|topic| topic.state == State::Missing)
+        self.named.iter().any(NamedTopic::is_missing)
     }
 
     fn has_refused(&self) -> bool {
@@ -238,8 +239,7 @@ impl Cluster {
     /// Creates first what is consumed, because dead letters and retries are a little larger than its largest messages.
     async fn create(&mut self, args: &CreateArgs) -> Result<(), Problem> {
         self.create_those(args, |role| role == Role::Source, None).await?;
-        let others = |topic: &NamedTopic| topic.state == State::Missing && topic.role != Role::Source;
-        if !self.named.iter().any(others) {
+        if !self.named.iter().any(|topic| topic.is_missing() && topic.role != Role::Source) {
             return Ok(());
         }
         let facts = kafka::describe_topics(&self.brokers, &self.consumed, &self.properties).await;
@@ -255,17 +255,15 @@ impl Cluster {
         has_role: fn(Role) -> bool,
         max_message_bytes: Option<u64>,
     ) -> Result<(), Problem> {
-        let is_one = |topic: &NamedTopic| topic.state == State::Missing && has_role(topic.role);
-        let missing = self.named.iter().filter(|topic| is_one(topic));
-        let plan = |topic| max_message_bytes.into_iter().fold(args.plan(topic), TopicPlan::max_message_bytes);
-        let plans: Vec<TopicPlan> = missing.map(plan).collect();
-        if plans.is_empty() {
+        let missing = self.named.iter_mut().filter(|topic| topic.is_missing() && has_role(topic.role));
+        let missing: Vec<&mut NamedTopic> = missing.collect();
+        if missing.is_empty() {
             return Ok(());
         }
+        let plans: Vec<TopicPlan> = missing.iter().map(|topic| args.plan(topic, max_message_bytes)).collect();
         let created = kafka::create_topics(&self.brokers, &plans, &self.properties).await;
         let created = created.map_err(|error| not_opened(&error))?;
-        let missing = self.named.iter_mut().filter(|topic| is_one(topic));
-        for (topic, creation) in missing.zip(created) {
+        for (topic, creation) in missing.into_iter().zip(created) {
             match creation {
                 TopicCreation::Refused(error) => {
                     topic.state = State::Refused;
@@ -281,6 +279,10 @@ impl Cluster {
 }
 
 impl NamedTopic {
+    fn is_missing(&self) -> bool {
+        self.state == State::Missing
+    }
+
     fn note(&mut self, fact: &TopicFacts, state: State) {
         if fact.partitions > 0 {
             (self.state, self.partitions, self.replicas) =
