@@ -11,6 +11,7 @@ mod fail_open;
 mod list;
 mod monitor;
 mod moving_key;
+mod neighbours;
 mod outage;
 mod results;
 mod retries;

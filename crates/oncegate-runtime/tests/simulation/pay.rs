@@ -21,6 +21,10 @@ use crate::world::Ledger;
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Behaviour {
     Quick,
+    /// Gives its thread back again and again, without waiting for anything.
+    Computes {
+        polls: u32,
+    },
     Slow {
         ms: u64,
     },
@@ -73,7 +77,8 @@ impl Behaviour {
 
 pub(crate) fn behaviour(rng: &mut Rng) -> Behaviour {
     match rng.u32(..30) {
-        0..8 => Behaviour::Quick,
+        0..7 => Behaviour::Quick,
+        7 => Behaviour::Computes { polls: rng.u32(1..20) },
         8..11 => Behaviour::Slow { ms: rng.u64(1..400) },
         11 => Behaviour::Slow { ms: rng.u64(1_000..5_000) },
         12..14 => Behaviour::FailsAtFirst { times: rng.u32(1..4) },
@@ -140,6 +145,11 @@ impl Handler for Pay {
         let behaviour = self.behaviours[usize::try_from(id).unwrap()];
         match behaviour {
             Behaviour::Quick => {}
+            Behaviour::Computes { polls } => {
+                for _ in 0..polls {
+                    tokio::task::yield_now().await;
+                }
+            }
             Behaviour::Slow { ms } => {
                 tokio::select! {
                     () = sleep(Duration::from_millis(ms)) => {}

@@ -25,6 +25,7 @@ use tokio::time::{Instant, sleep, timeout};
 use crate::broker::{Broker, Judge, Kind};
 use crate::given::TillTransactions;
 use crate::pay::{Behaviour, Pay, PayGiven, PayTogether, Payment, behaviour};
+use crate::steps::{Step, Steps};
 use crate::till::{LONGEST_MS, Till};
 
 const LEASE: Duration = Duration::from_secs(1);
@@ -98,10 +99,22 @@ pub(crate) struct World {
     crashes: u64,
     taken_back: u64,
     started: u64,
+    lost_answers: Arc<Mutex<BTreeMap<&'static str, u64>>>,
+    /// What happened to a worker while one of its units was at this step.
+    amid_units: BTreeMap<(Step, Amid), u64>,
 }
+
+/// What happens to a worker while one of its units is at a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Amid {
+    Crash,
+    Revoke,
+}
+
 
 struct Worker {
     member: usize,
+    steps: Arc<Steps>,
     stop: Option<oneshot::Sender<()>>,
     running: JoinHandle<Result<(), ConsumerError>>,
 }
@@ -141,6 +154,8 @@ impl World {
             crashes: 0,
             taken_back: 0,
             started: 0,
+            lost_answers: Arc::default(),
+            amid_units: BTreeMap::new(),
             rng,
         }
     }
@@ -177,8 +192,9 @@ impl World {
     fn start_worker(&mut self) {
         let member = self.broker.join(self.judge());
         self.started += 1;
+        let steps = Steps::of(Arc::clone(&self.store) as Arc<dyn Store>, Arc::clone(&self.lost_answers));
         let gate =
-            Gate::new("sim", key(), Arc::clone(&self.store) as Arc<dyn Store>).lease(LEASE).max_run(MAX_RUN);
+            Gate::new("sim", key(), Arc::clone(&steps) as Arc<dyn Store>).lease(LEASE).max_run(MAX_RUN);
         // A loss is one of the faults, and it is counted.
         let gate = gate.on_store_loss(OnStoreLoss::Continue);
         let handler = Pay {
@@ -224,7 +240,7 @@ impl World {
         };
         let (stop, stopped) = oneshot::channel();
         let running = tokio::spawn(consumer.run_until(async { _ = stopped.await }));
-        self.workers.push(Worker { member: member.id, stop: Some(stop), running });
+        self.workers.push(Worker { member: member.id, steps, stop: Some(stop), running });
     }
 
     /// Runs under faults for a while, then without, until everything is finished; then replays everything.
@@ -273,13 +289,21 @@ impl World {
             ("store_loss", self.losses().into()),
             ("copied", self.broker.copied()),
         ]);
+        for step in Step::ALL {
+            for amid in [Amid::Crash, Amid::Revoke] {
+                let count = self.amid_units.get(&(step, amid)).copied().unwrap_or(0);
+                faults.insert(amid.name(step), count);
+            }
+        }
+        faults.extend(self.lost_answers.lock().unwrap().iter().map(|(name, count)| (*name, *count)));
         faults.extend(self.till.fates());
         Report { counts: self.counters.snapshot(), faults, trace }
     }
 
     /// Something happens to the workers or the store.
     async fn upset(&mut self) {
-        match self.rng.u32(..12) {
+        match self.rng.u32(..16) {
+            12.. => self.upset_amid_a_unit().await,
             0..4 => self.crash(),
             4..6 => self.start_worker(),
             6 => self.stop_one().await,
@@ -300,12 +324,37 @@ impl World {
         }
     }
 
-    /// The process is gone from one instruction to the next.
-    fn crash(&mut self) {
+    /// Something happens to a worker between two steps of a unit with several members.
+    async fn upset_amid_a_unit(&mut self) {
         if self.workers.is_empty() {
             return;
         }
-        let worker = self.workers.swap_remove(self.rng.usize(..self.workers.len()));
+        let which = self.rng.usize(..self.workers.len());
+        let step = Step::ALL[self.rng.usize(..Step::ALL.len())];
+        let amid = if self.rng.bool() { Amid::Crash } else { Amid::Revoke };
+        if !self.workers[which].steps.come_to(step).await {
+            return;
+        }
+        *self.amid_units.entry((step, amid)).or_default() += 1;
+        match amid {
+            Amid::Crash => self.crash_of(which),
+            // Another member gets some of its messages, or the queue takes one of them back.
+            Amid::Revoke => {
+                self.taken_back += u64::from(self.broker.lose_one(self.rng.usize(..64)));
+                self.start_worker();
+            }
+        }
+    }
+
+    fn crash(&mut self) {
+        if !self.workers.is_empty() {
+            self.crash_of(self.rng.usize(..self.workers.len()));
+        }
+    }
+
+    /// The process is gone from one instruction to the next.
+    fn crash_of(&mut self, which: usize) {
+        let worker = self.workers.swap_remove(which);
         worker.running.abort();
         self.broker.leave(worker.member);
         self.crashes += 1;
@@ -442,6 +491,22 @@ impl World {
         for (id, results) in &*self.ledger.results.lock().unwrap() {
             let same = results.windows(2).all(|pair| pair[0] == pair[1]);
             assert!(same || lost, "seed {}: duplicates of {id} got {results:?}", self.seed);
+        }
+    }
+}
+
+impl Amid {
+    /// The name under which it is counted.
+    fn name(self, step: Step) -> &'static str {
+        match (self, step) {
+            (Self::Crash, Step::ClaimsSent) => "crash_amid_claims_sent",
+            (Self::Crash, Step::ClaimsExecuted) => "crash_amid_claims_executed",
+            (Self::Crash, Step::CompletionsSent) => "crash_amid_completions_sent",
+            (Self::Crash, Step::CompletionsExecuted) => "crash_amid_completions_executed",
+            (Self::Revoke, Step::ClaimsSent) => "revoke_amid_claims_sent",
+            (Self::Revoke, Step::ClaimsExecuted) => "revoke_amid_claims_executed",
+            (Self::Revoke, Step::CompletionsSent) => "revoke_amid_completions_sent",
+            (Self::Revoke, Step::CompletionsExecuted) => "revoke_amid_completions_executed",
         }
     }
 }

@@ -1,0 +1,106 @@
+//! What a handler that blocks, computes, panics or never ends costs the other members of its unit: nothing.
+
+use std::sync::mpsc;
+
+use async_trait::async_trait;
+use oncegate::core::testing::StoreWrapper;
+
+use super::*;
+
+/// The members of the unit.
+const MEMBERS: usize = 16;
+/// The thread of a handler that waits for its neighbours goes on after this time, and its test fails.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// What the first member does until all others are acknowledged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Manner {
+    /// Holds its thread, waiting.
+    Blocks,
+    /// The same, after its first wait.
+    BlocksAfterAWait,
+    /// Holds its thread, computing.
+    Computes,
+    /// Panics at its first attempt.
+    Panics,
+    NeverEnds,
+}
+
+/// A store that records how many keys each call claims.
+#[derive(Debug)]
+struct ClaimSizes {
+    inner: Arc<MemoryStore>,
+    sizes: Mutex<Vec<usize>>,
+}
+
+#[async_trait]
+impl StoreWrapper for ClaimSizes {
+    fn inner(&self) -> &dyn Store {
+        &*self.inner
+    }
+
+    async fn execute(&self, commands: Vec<Command>) -> Vec<Result<Reply, oncegate::core::store::StoreError>> {
+        let claims = commands.iter().filter(|one| matches!(one.operation, Operation::Claim { .. })).count();
+        self.sizes.lock().unwrap().push(claims);
+        self.inner.execute(commands).await
+    }
+}
+
+/// Runs one unit whose first member behaves so. Returns when all its other members are acknowledged.
+async fn others_end_beside(manner: Manner) {
+    let bench = Bench::of(numbered(MEMBERS));
+    let (others_have_ended, ended) = mpsc::channel::<()>();
+    let ended = Arc::new(Mutex::new(ended));
+    let handler = move |message: Message, attempt: Attempt| {
+        let (ended, is_first) = (Arc::clone(&ended), message.payload() == br#"{"id":0}"#);
+        async move {
+            if !is_first {
+                return Ok(());
+            }
+            match manner {
+                Manner::Panics if attempt.number() == 1 => panic!("a handler panics"),
+                Manner::Panics => {}
+                Manner::NeverEnds => std::future::pending().await,
+                Manner::BlocksAfterAWait => {
+                    tokio::task::yield_now().await;
+                    ended.lock().unwrap().recv_timeout(PATIENCE).unwrap();
+                }
+                Manner::Blocks => ended.lock().unwrap().recv_timeout(PATIENCE).unwrap(),
+                Manner::Computes => {
+                    let began = std::time::Instant::now();
+                    while ended.lock().unwrap().try_recv().is_err() {
+                        assert!(began.elapsed() < PATIENCE, "the others have not ended");
+                        std::hint::spin_loop();
+                    }
+                }
+            }
+            Ok(())
+        }
+    };
+    let store = Arc::new(ClaimSizes { inner: Arc::clone(&bench.store), sizes: Mutex::default() });
+    let gate = Gate::new("runtime", Key::json(["id"]), Arc::clone(&store));
+    let consumer = bench.consumer_behind(gate, handler).stop_deadline(Duration::from_millis(100));
+    let list = Arc::clone(&bench.list);
+    let stop = async move {
+        list.until_acked(MEMBERS - 1).await;
+        if manner == Manner::NeverEnds {
+            assert!(!list.acked().contains(&0), "it has not ended");
+            return;
+        }
+        // A handler that panics waits for nobody.
+        _ = others_have_ended.send(());
+        list.until_acked(MEMBERS).await;
+    };
+    consumer.run_until(stop).await.unwrap();
+    let sizes = store.sizes.lock().unwrap().clone();
+    assert!(sizes.contains(&MEMBERS), "{manner:?}: no unit had all messages: {sizes:?}");
+}
+
+// invariant: neighbour-held-up
+#[tokio::test(flavor = "multi_thread", worker_threads = 3)]
+async fn nobody_in_a_unit_waits_for_a_slower_neighbour() {
+    use Manner::{Blocks, BlocksAfterAWait, Computes, NeverEnds, Panics};
+    for manner in [Blocks, BlocksAfterAWait, Computes, Panics, NeverEnds] {
+        others_end_beside(manner).await;
+    }
+}
