@@ -129,6 +129,11 @@ impl Message {
         Self { delivered: Arc::new(delivered) }
     }
 
+    /// The same message with this payload, such as its decoded form for a handler.
+    pub fn with_payload(self, payload: impl Into<Bytes>) -> Self {
+        self.edit(|delivered| delivered.payload = Some(payload.into()))
+    }
+
     /// The same message with the broker's key.
     pub fn with_key(self, key: impl Into<Bytes>) -> Self {
         self.edit(|delivered| delivered.key = Some(key.into()))

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use oncegate::Key;
 use oncegate::schema::{Encoding, Registry, SchemaFormat};
@@ -41,6 +41,22 @@ pub(crate) struct Format {
     pub(crate) encoding: Option<Names>,
     /// A header that names how a payload is compressed or encoded, such as `content-encoding`.
     pub(crate) encoding_header: Option<String>,
+    /// What workers get as the payload: the bytes that came (`payload`, the default), or the document of the whole message
+    /// as JSON (`json`).
+    pub(crate) deliver: Option<Deliver>,
+    /// The format, once it is built: the key and the documents of workers share its schemas.
+    #[serde(skip)]
+    built: Arc<OnceLock<Arc<SchemaFormat>>>,
+}
+
+/// What workers get as the payload.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Deliver {
+    /// The bytes that came.
+    Payload,
+    /// The document, as JSON.
+    Json,
 }
 
 impl Format {
@@ -49,7 +65,11 @@ impl Format {
     /// # Errors
     /// When a file or secret cannot be read, or the settings do not fit together; the text names the setting.
     pub(crate) fn apply(&self, key: Key) -> Result<Key, String> {
-        Ok(key.format(Arc::new(self.build()?)))
+        if let Some(format) = self.built.get() {
+            return Ok(key.format(Arc::clone(format) as _));
+        }
+        let format = Arc::new(self.build()?);
+        Ok(key.format(Arc::clone(self.built.get_or_init(|| format)) as _))
     }
 
     fn build(&self) -> Result<SchemaFormat, String> {

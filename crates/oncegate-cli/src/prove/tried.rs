@@ -5,7 +5,8 @@ use serde_json::Value;
 
 use super::ProveArgs;
 use super::witness::WitnessCommand;
-use crate::config::values::Program;
+use crate::config::format::Deliver;
+use crate::config::values::{KeySetting, Program};
 use crate::config::{self, Loaded, Secrets, Setting, shape};
 use crate::exit::{Exit, Problem};
 use crate::run::build;
@@ -73,10 +74,14 @@ impl TriedConsumer {
             return Err(refused("the configuration has errors"));
         }
         let (name, settings) = consumer(&loaded, args.scope.as_deref())?;
-        let key = build::key(&settings).map_err(|why| refused(why).of(&name))?;
-        let Some(key) = key else {
+        let Some(KeySetting(key)) = settings.key.clone() else {
             return Err(refused("there is no key").of(&name));
         };
+        // Samples are documents, which have the keys of the payloads that they stand for.
+        if settings.format.as_ref().is_some_and(|format| format.deliver != Some(Deliver::Json)) {
+            let why = "its workers get payloads in their format, and the samples of a trial are JSON: set `format.deliver = \"json\"`, with which they get JSON from the topic, too";
+            return Err(refused(why).of(&name));
+        }
         let route = match &args.route {
             Some(route) => route.clone(),
             None => route_of(&settings).map_err(|why| refused(why).of(&name))?,

@@ -87,7 +87,7 @@ impl Launch for Workers {
         let slowest_start = Arc::clone(&self.slowest_start);
         let longest_delay = Consumer::DEFAULT_BACKOFF.most();
         let timeout = handler.timeout.map(|Time(timeout)| timeout);
-        let limited = Limited { worker, timeout, longest_delay, before: None };
+        let limited = Limited { worker, timeout, longest_delay, before: None, documents: None };
         let end = async move {
             let by_itself = match foreman {
                 Some(foreman) => {

@@ -35,7 +35,21 @@ impl BatchHandler for Limited {
 
     async fn handle(&self, batch: &[BatchMessage]) -> Result<Vec<Result<Work, Failure>>, Failure> {
         batch.iter().try_for_each(|one| self.begin(one.message(), one.attempt()))?;
-        match self.call_batch(batch).await {
+        let mut delivered = Vec::with_capacity(batch.len());
+        for one in batch {
+            delivered.push(self.delivered(one.message()).await);
+        }
+        if delivered.iter().any(Result::is_err) {
+            let waits = || Failure::not_run("another message of its batch has no document");
+            return Ok(delivered
+                .into_iter()
+                .map(|message| Err(message.err().unwrap_or_else(waits)))
+                .collect());
+        }
+        let delivered = delivered.into_iter().flatten();
+        let attempts = batch.iter().map(|one| AttemptInfo::of(one.attempt()));
+        let orders = delivered.zip(attempts).map(|(message, attempt)| Order { message, attempt }).collect();
+        match self.call_batch(batch, orders).await {
             BatchReply::Each(replies) => Ok(replies.into_iter().map(|reply| self.outcome(reply)).collect()),
             BatchReply::Whole(reply) => {
                 // Nothing but a failure concerns the batch as a whole.
@@ -47,11 +61,7 @@ impl BatchHandler for Limited {
 
 impl Limited {
     /// Waits for the worker's answer to the batch, within the limits.
-    async fn call_batch(&self, batch: &[BatchMessage]) -> BatchReply {
-        let orders: Vec<Order> = batch
-            .iter()
-            .map(|one| Order { message: one.message().clone(), attempt: AttemptInfo::of(one.attempt()) })
-            .collect();
+    async fn call_batch(&self, batch: &[BatchMessage], orders: Vec<Order>) -> BatchReply {
         let call = Call::default();
         let _withdrawn = WithdrawOnDrop(call.clone());
         let answered: Vec<CancellationToken> = batch.iter().map(|_| CancellationToken::new()).collect();

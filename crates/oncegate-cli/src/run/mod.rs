@@ -15,6 +15,7 @@ pub(crate) mod build;
 mod command;
 pub(crate) mod conformance;
 mod dead_letter_file;
+mod documents;
 mod exec;
 pub(crate) mod flags;
 mod hand_out;
@@ -353,6 +354,7 @@ async fn assemble(
         timeout: handler.timeout.map(|Time(timeout)| timeout),
         longest_delay: build::backoff(settings).most(),
         before: feed.as_ref().map(|feed| feed.before.clone()),
+        documents: Documents::of(name, settings).map_err(refuse)?,
     };
     let source = feed.map_or_else(|| source.shared(), |feed| feed.source);
     let consumer = match build::batch_limits(settings) {

@@ -16,6 +16,7 @@ use serde_json::value::RawValue;
 use tokio_util::sync::CancellationToken;
 
 use super::command::Commands;
+use super::documents::Documents;
 use super::exec::Crew;
 use super::http::Caller;
 
@@ -62,6 +63,8 @@ pub(crate) struct Limited {
     pub(crate) longest_delay: Duration,
     /// Called before each run. When it fails, the worker does not get the message.
     pub(crate) before: Option<BeforeRun>,
+    /// Makes the documents that the worker gets in the place of payloads.
+    pub(crate) documents: Option<Documents>,
 }
 
 /// What is done before a worker gets a message.
@@ -207,7 +210,8 @@ impl Handler for Limited {
 
     async fn handle(&self, message: &Message, attempt: &Attempt) -> Result<Work, Failure> {
         self.begin(message, attempt)?;
-        self.outcome(self.call(message, attempt).await)
+        let message = self.delivered(message).await?;
+        self.outcome(self.call(&message, attempt).await)
     }
 }
 
@@ -217,6 +221,14 @@ impl Limited {
         match &self.before {
             Some(BeforeRun(before)) => before(message, attempt).map_err(Failure::not_run),
             None => Ok(()),
+        }
+    }
+
+    /// The message as the worker gets it.
+    pub(super) async fn delivered(&self, message: &Message) -> Result<Message, Failure> {
+        match &self.documents {
+            Some(documents) => documents.of_message(message).await,
+            None => Ok(message.clone()),
         }
     }
 

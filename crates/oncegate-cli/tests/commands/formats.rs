@@ -44,11 +44,15 @@ async fn a_key_of_avro_is_that_of_its_json() {
 }
 
 fn configuration(dir: &Path, format: &str, brokers: &str, topic: &str) -> PathBuf {
+    configured(dir, format, brokers, topic, "echo >>effects")
+}
+
+fn configured(dir: &Path, format: &str, brokers: &str, topic: &str, command: &str) -> PathBuf {
     let path = dir.join("oncegate.toml");
     let text = format!(
         "[store]\nurl = \"sqlite:records.db\"\n[consumer.billing]\nkey = \"order_id\"\nformat = {{ {format} }}\n\
          source.kafka = {{ brokers = \"{brokers}\", topics = \"{topic}\", group = \"{}\" }}\n\
-         dead_letters = {{ kafka = \"{topic}-dead\" }}\nhandler.command = [\"sh\", \"-c\", \"echo >>effects\"]\n",
+         dead_letters = {{ kafka = \"{topic}-dead\" }}\nhandler.command = [\"sh\", \"-c\", \"{command}\"]\n",
         unique("formats")
     );
     std::fs::write(&path, text).unwrap();
@@ -105,6 +109,49 @@ async fn a_topic_with_a_registry_runs_and_would_not_run_again() {
     let format = format!("registry:{}", registry.url());
     let by_flags = [&flags[..], &["--key", "order_id", "--format", &format, "--json"]].concat();
     assert_eq!(oncegate(&by_flags, b"").await.ended(0).json()["completed"], 10);
+}
+
+#[tokio::test]
+async fn workers_get_documents_where_that_is_set() {
+    let kafka = Kafka::shared().await;
+    let registry = SchemaRegistry::start().await;
+    let topic = kafka.new_topic("documents", 1).await;
+    kafka.create_topic(&format!("{topic}-dead"), 1).await;
+    produce(&kafka, &registry.url(), &topic, "avro").await;
+    let dir = tempfile::tempdir().unwrap();
+    let format = format!("registry = \"{}\", deliver = \"json\"", registry.url());
+    // One write for each message: they run side by side.
+    let command = "payload=$(cat); echo $payload >>effects";
+    let config = configured(dir.path(), &format, kafka.bootstrap(), &topic, &command.replace('"', "\\\""));
+    let config = config.to_str().unwrap();
+    oncegate(&["check", config], b"").await.ended(0);
+
+    let mut running = process::bound_to_parent(env!("CARGO_BIN_EXE_oncegate"), "KILL");
+    running.args(["run", "--config", config, "--listen", "off"]).current_dir(dir.path());
+    let mut running = Process::spawn_logged("oncegate run", running, &dir.path().join("log"));
+    let effects = dir.path().join("effects");
+    let handled = async || match lines(&effects) {
+        5 => Ok(()),
+        other => Err(format!("{other} effects\n{}", running.log_tail())),
+    };
+    until("the effects", LIMIT, handled).await;
+    running.signal("TERM");
+    assert_eq!(running.end_within(LIMIT).await.code(), Some(0), "{}", running.log_tail());
+    for line in std::fs::read_to_string(&effects).unwrap().lines() {
+        let document: serde_json::Value = serde_json::from_str(line).unwrap_or_else(|_| panic!("{line}"));
+        assert!(document["order_id"].is_string(), "{line}");
+    }
+}
+
+#[tokio::test]
+async fn a_trial_needs_workers_that_get_documents() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("order.avsc"), SCHEMA).unwrap();
+    std::fs::write(dir.path().join("samples.jsonl"), "{\"order_id\": \"A-7\"}\n").unwrap();
+    let samples = dir.path().join("samples.jsonl");
+    let config = configuration(dir.path(), "avro = \"order.avsc\"", "localhost:9092", "orders");
+    let prove = ["prove", "--config", config.to_str().unwrap(), "--samples", samples.to_str().unwrap()];
+    oncegate(&prove, b"").await.ended(78).says("format.deliver");
 }
 
 #[tokio::test]

@@ -262,11 +262,17 @@ impl CompiledKey {
     /// # Errors
     /// When it cannot be got now, such as a schema from a registry that is away: call it again later.
     pub async fn prepare(&self, message: &(impl KeySource + Sync)) -> Result<(), PrepareError> {
+        if self.reads_document() { self.prepare_document(message).await } else { Ok(()) }
+    }
+
+    /// Gets what [`document`](Self::document) needs, also where the key reads something else.
+    ///
+    /// # Errors
+    /// The same as `prepare`.
+    pub async fn prepare_document(&self, message: &(impl KeySource + Sync)) -> Result<(), PrepareError> {
         match &self.format {
-            Some(SharedFormat(format)) if self.reads_document() => {
-                format.prepare(message, self.max_payload_bytes).await
-            }
-            _ => Ok(()),
+            Some(SharedFormat(format)) => format.prepare(message, self.max_payload_bytes).await,
+            None => Ok(()),
         }
     }
 

@@ -106,7 +106,9 @@ impl StoreWrapper for Steps {
         let (sent, executed, name) = match Call::of(&commands) {
             Call::Other => return self.inner.execute(commands).await,
             Call::Claims => (Step::ClaimsSent, Step::ClaimsExecuted, "lost_claims_of_units"),
-            Call::Completions => (Step::CompletionsSent, Step::CompletionsExecuted, "lost_completions_of_units"),
+            Call::Completions => {
+                (Step::CompletionsSent, Step::CompletionsExecuted, "lost_completions_of_units")
+            }
         };
         self.pass(sent).await;
         let answers = self.inner.execute(commands).await;

@@ -111,7 +111,6 @@ enum Amid {
     Revoke,
 }
 
-
 struct Worker {
     member: usize,
     steps: Arc<Steps>,
