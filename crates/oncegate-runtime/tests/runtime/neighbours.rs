@@ -3,7 +3,7 @@
 use std::sync::mpsc;
 
 use async_trait::async_trait;
-use oncegate::core::testing::StoreWrapper;
+use oncegate::core::testing::wrapper::StoreWrapper;
 
 use super::*;
 
