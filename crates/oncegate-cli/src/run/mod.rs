@@ -60,6 +60,7 @@ use crate::config::{self, Loaded, Secrets};
 use crate::exit::{Exit, Problem, dead_letters_not_opened, not_opened};
 use crate::{signals, store};
 use build::AnySource;
+use documents::Documents;
 use exec::Crew;
 use start::Servers;
 use status::Served;
