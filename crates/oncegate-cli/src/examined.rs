@@ -1,7 +1,6 @@
 //! Whose messages a command examines, and which of them: arguments of `replay` and `audit`.
 
 use std::collections::HashSet;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::SystemTime;
 
@@ -14,50 +13,34 @@ use oncegate::{FingerprintSpec, Key};
 use tracing::warn;
 
 use crate::args::{KEY_FORMS, KEY_HELP, Moment, fingerprint, pair};
+use crate::config::Loaded;
 use crate::config::format::Format;
-use crate::config::{self, Loaded, Secrets, shape};
+use crate::configured::{ConfigArgs, StoreFlag, choose, missing};
 use crate::doctor::{Topics, configured_topics};
 use crate::exit::{Exit, Problem, not_opened};
-use crate::store::{self, StoreArgs};
 
 /// The consumer whose messages are examined: as its configuration says, or by flags, which go before.
 #[derive(Debug, clap::Args)]
 pub(crate) struct ExaminedArgs {
-    /// The configuration of the consumer; --scope chooses one of several
-    #[arg(long, value_name = "FILE", env = "ONCEGATE_CONFIG")]
-    pub(crate) config: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) config: ConfigArgs,
 
     /// Kafka's addresses, `host:port`, several with commas
-    #[arg(long, value_name = "HOST:PORT", env = "ONCEGATE_BROKERS", required_unless_present = "config")]
+    #[arg(long, value_name = "HOST:PORT", env = "ONCEGATE_BROKERS")]
     pub(crate) brokers: Option<String>,
 
     /// A topic to read; may be repeated [default: those of the configuration]
-    #[arg(long = "topic", value_name = "NAME", required_unless_present = "config")]
+    #[arg(long = "topic", value_name = "NAME")]
     pub(crate) topics: Vec<String>,
 
-    /// The store: redis://host:port, redis+cluster://host:port,…, redis+sentinel://host:port,…/name (rediss for
-    /// TLS), postgres://host:port/database, or an SQLite file as sqlite:path or path
-    #[arg(
-        long,
-        value_name = "URL",
-        env = "ONCEGATE_STORE",
-        hide_env_values = true,
-        required_unless_present = "config"
-    )]
-    pub(crate) store: Option<String>,
+    #[command(flatten)]
+    pub(crate) store: StoreFlag,
 
     /// The scope of the consumer's gate
-    #[arg(long, value_name = "NAME", env = "ONCEGATE_SCOPE", required_unless_present = "config")]
+    #[arg(long, value_name = "NAME", env = "ONCEGATE_SCOPE")]
     pub(crate) scope: Option<Scope>,
 
-    #[arg(
-        long,
-        value_name = "SPEC",
-        env = "ONCEGATE_KEY",
-        help = KEY_HELP,
-        long_help = KEY_FORMS,
-        required_unless_present = "config"
-    )]
+    #[arg(long, value_name = "SPEC", env = "ONCEGATE_KEY", help = KEY_HELP, long_help = KEY_FORMS)]
     pub(crate) key: Option<Key>,
 
     /// The format of payloads that are not JSON: registry:URL, avro:FILE, protobuf:FILE#MESSAGE, gzip, zstd or base64
@@ -128,8 +111,8 @@ pub(crate) struct Examined {
 impl ExaminedArgs {
     /// Connects to the store.
     pub(crate) async fn open(&self) -> Result<Examined, Problem> {
-        let examined = match &self.config {
-            Some(_) => self.of_configuration(&self.load()?).await?,
+        let examined = match self.load()? {
+            Some(loaded) => self.of_configuration(&loaded).await?,
             None => self.of_flags().await?,
         };
         let mut seen = HashSet::new();
@@ -142,15 +125,7 @@ impl ExaminedArgs {
     /// Checks that no flag changes what the configuration says of the consumer, because its handler and its gate are those
     /// of the configuration.
     pub(crate) fn check_unaltered(&self) -> Result<(), Problem> {
-        let given = [
-            ("--brokers (ONCEGATE_BROKERS)", self.brokers.is_some()),
-            ("--store (ONCEGATE_STORE)", self.store.is_some()),
-            ("--key (ONCEGATE_KEY)", self.key.is_some()),
-            ("--format", self.format.is_some()),
-            ("--fingerprint", self.fingerprint.is_some()),
-            ("--property", !self.properties.is_empty()),
-        ];
-        match given.into_iter().find(|(_, is_given)| *is_given) {
+        match self.given().into_iter().find(|(_, is_given)| *is_given) {
             Some((flag, _)) => {
                 let text =
                     format!("--run takes everything about the consumer from --config: leave out {flag}");
@@ -160,40 +135,27 @@ impl ExaminedArgs {
         }
     }
 
-    /// Reads the configuration.
-    pub(crate) fn load(&self) -> Result<Loaded, Problem> {
-        let loaded = config::load(self.config.as_deref(), |_| Vec::new(), Secrets::MayBeLiteral)?;
-        match loaded.findings.has_errors() {
-            true => {
-                eprintln!("{}", loaded.render());
-                Err(Problem::new(Exit::Configuration, "the configuration has errors"))
-            }
-            false => Ok(loaded),
-        }
+    /// The flags about the consumer, and which of them are given.
+    fn given(&self) -> [(&'static str, bool); 6] {
+        [
+            ("--brokers (ONCEGATE_BROKERS)", self.brokers.is_some()),
+            ("--store (ONCEGATE_STORE)", self.store.url.is_some()),
+            ("--key (ONCEGATE_KEY)", self.key.is_some()),
+            ("--format", self.format.is_some()),
+            ("--fingerprint", self.fingerprint.is_some()),
+            ("--property", !self.properties.is_empty()),
+        ]
     }
 
-    /// The consumer of the configuration: that of --scope, or the only one.
-    pub(crate) fn choose<'a>(&self, loaded: &'a Loaded) -> Result<(&'a str, shape::Consumer), Problem> {
-        let mut found = loaded.consumers().filter(|(name, _)| match &self.scope {
-            Some(scope) => scope.as_str() == *name,
-            None => true,
-        });
-        match (found.next(), found.next(), &self.scope) {
-            (Some(only), None, _) => Ok(only),
-            (Some(_), Some(_), _) => Err(Problem::new(
-                Exit::Usage,
-                "the configuration has several consumers: name one with --scope",
-            )),
-            (None, _, Some(scope)) => {
-                Err(Problem::new(Exit::Configuration, format!("the configuration has no consumer `{scope}`")))
-            }
-            (None, _, None) => Err(Problem::new(Exit::Configuration, "the configuration has no consumer")),
-        }
+    /// Reads the configuration, if there is one.
+    pub(crate) fn load(&self) -> Result<Option<Loaded>, Problem> {
+        let has_settings = self.given().iter().any(|(_, is_given)| *is_given) || !self.topics.is_empty();
+        self.config.load(has_settings)
     }
 
     async fn of_configuration(&self, loaded: &Loaded) -> Result<Examined, Problem> {
         let refuse = |why: String| Problem::new(Exit::Configuration, why);
-        let (name, consumer) = self.choose(loaded)?;
+        let (name, consumer) = choose(loaded, self.scope.as_ref().map(Scope::as_str))?;
         let scope = Scope::new(name)?;
         let kafka = consumer.source.as_ref().and_then(|source| source.kafka.as_ref());
         let kafka = kafka.ok_or_else(|| refuse(format!("{name} does not read topics of Kafka")))?;
@@ -205,14 +167,7 @@ impl ExaminedArgs {
         let key = self.key.clone().or_else(|| consumer.key.clone().map(|key| key.0));
         let key = formatted(key, self.format.as_ref().or(consumer.format.as_ref()))?;
         let own = consumer.fingerprint.map(|fingerprint| fingerprint.0);
-        let (store_name, store) = match &self.store {
-            Some(url) => (store::named(url), StoreArgs { url: url.clone() }.open().await?),
-            None => {
-                let settings = loaded.config.store.clone().unwrap_or_default();
-                let name = store::named(settings.url.as_deref().unwrap_or_default());
-                (name, store::open_to_read(&settings).await?.store)
-            }
-        };
+        let store = self.store.or_of(Some(loaded))?;
         Ok(Examined {
             brokers: self.brokers.clone().unwrap_or(brokers),
             topics: if self.topics.is_empty() { consumed } else { self.topics.clone() },
@@ -223,15 +178,17 @@ impl ExaminedArgs {
             fingerprint: self.fingerprint.clone().or(own),
             scope,
             dead_letters,
-            store_name,
-            store,
+            store_name: store.redacted(),
+            store: store.open().await?.store,
         })
     }
 
     async fn of_flags(&self) -> Result<Examined, Problem> {
-        let missing = |flag: &str| Problem::new(Exit::Usage, format!("{flag} is missing"));
         let scope = self.scope.clone().ok_or_else(|| missing("--scope"))?;
-        let store = StoreArgs { url: self.store.clone().ok_or_else(|| missing("--store"))? };
+        let store = self.store.or_of(None)?;
+        if self.topics.is_empty() {
+            return Err(missing("--topic"));
+        }
         Ok(Examined {
             brokers: self.brokers.clone().ok_or_else(|| missing("--brokers"))?,
             topics: self.topics.clone(),
@@ -243,7 +200,7 @@ impl ExaminedArgs {
             fingerprint: self.fingerprint.clone(),
             dead_letters: None,
             store_name: store.redacted(),
-            store: store.open().await?,
+            store: store.open().await?.store,
         })
     }
 }

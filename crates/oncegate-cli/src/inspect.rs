@@ -16,7 +16,8 @@ use crate::args::{AnswerArgs, within};
 use crate::exit::{Exit, Problem};
 use crate::output::{self, Table, plain, span};
 use crate::promise::Promised;
-use crate::record::RecordArgs;
+use crate::record::{Found, RecordArgs};
+use crate::store::Opened;
 
 /// The format of the `--json` document.
 const SCHEMA: &str = "oncegate.inspect/1";
@@ -77,8 +78,8 @@ struct InspectDocument {
 }
 
 pub(crate) async fn run(args: &InspectArgs) -> Result<Exit, Problem> {
-    let (key, found, promise) = within(args.answer.timeout, read(args)).await?;
-    let of_store = within(args.answer.timeout, of_store(args, &key)).await?;
+    let (Found { opened, key, record: found }, promise) = within(args.answer.timeout, read(args)).await?;
+    let of_store = within(args.answer.timeout, of_store(&opened, &key)).await?;
     let journal = told(args.journal.as_deref().map(|path| entries(path, &key)).transpose()?, of_store);
     if args.answer.json {
         let document = InspectDocument { promise: Some(promise), journal, ..document(&key, found.as_ref()) };
@@ -92,9 +93,10 @@ pub(crate) async fn run(args: &InspectArgs) -> Result<Exit, Problem> {
     Ok(if found.is_some() { Exit::Yes } else { Exit::No })
 }
 
-async fn read(args: &InspectArgs) -> Result<(StoreKey, Option<RecordSnapshot>, Promised), Problem> {
-    let (store, key, found) = args.record.find().await?;
-    Ok((key, found, Promised::by(&*store).await))
+async fn read(args: &InspectArgs) -> Result<(Found, Promised), Problem> {
+    let found = args.record.find().await?;
+    let promise = Promised::by(&*found.opened.store).await;
+    Ok((found, promise))
 }
 
 pub(crate) fn words(key: &StoreKey, found: Option<&RecordSnapshot>) -> String {
@@ -178,8 +180,8 @@ fn fencing_token_words(table: &mut Table, fencing_token: Option<FencingToken>) {
 }
 
 /// The last entries for the key in the store's own journal. A user without the right to read it still sees the record.
-async fn of_store(args: &InspectArgs, key: &StoreKey) -> Result<Vec<JournalEntry>, Problem> {
-    match args.record.store.history(key, ENTRIES_MOST).await {
+async fn of_store(opened: &Opened, key: &StoreKey) -> Result<Vec<JournalEntry>, Problem> {
+    match opened.history(key, ENTRIES_MOST).await {
         Err(problem) if problem.exit() == Exit::Configuration => {
             warn!("the store's journal is not shown: {problem}");
             Ok(Vec::new())

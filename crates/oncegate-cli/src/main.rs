@@ -26,6 +26,7 @@ mod audit;
 mod change;
 mod check;
 mod config;
+mod configured;
 mod confirm;
 mod dead_letters;
 mod doctor;

@@ -10,21 +10,26 @@ use oncegate::core::store::{RecordSnapshot, Store};
 use tracing::warn;
 
 use crate::args::{KEY_FORMS, KEY_HELP, MessageArgs};
+use crate::config::Loaded;
 use crate::config::format::Format;
+use crate::configured::{ConfigArgs, StoreFlag, choose, missing, route_of};
 use crate::examined::formatted;
 use crate::exit::{Exit, Problem};
 use crate::key::explain;
-use crate::store::StoreArgs;
+use crate::store::Opened;
 
 /// One record.
 #[derive(Debug, clap::Args)]
-#[command(group(clap::ArgGroup::new("which").required(true).args(["store_key", "digest", "key"])))]
+#[command(group(clap::ArgGroup::new("which").args(["store_key", "digest", "key"])))]
 pub(crate) struct RecordArgs {
     #[command(flatten)]
-    pub(crate) store: StoreArgs,
+    config: ConfigArgs,
+
+    #[command(flatten)]
+    store: StoreFlag,
 
     /// The scope of the consumer's gate
-    #[arg(long, value_name = "NAME", env = "ONCEGATE_SCOPE", required_unless_present = "store_key")]
+    #[arg(long, value_name = "NAME", env = "ONCEGATE_SCOPE")]
     scope: Option<Scope>,
 
     /// The store key: billing:eMT5oSC2v1zTz8Nw5IO50A
@@ -35,50 +40,105 @@ pub(crate) struct RecordArgs {
     #[arg(long, value_name = "DIGEST", allow_hyphen_values = true)]
     digest: Option<Digest>,
 
-    #[arg(long, value_name = "SPEC", requires = "route", help = KEY_HELP, long_help = KEY_FORMS)]
+    #[arg(long, value_name = "SPEC", help = KEY_HELP, long_help = KEY_FORMS)]
     key: Option<Key>,
 
     /// What the payload is, if it is not JSON: registry:URL, avro:FILE, protobuf:FILE#MESSAGE, gzip, zstd or base64
-    #[arg(long, value_name = "FORMAT", requires = "key")]
+    #[arg(long, value_name = "FORMAT", conflicts_with_all = ["store_key", "digest"])]
     format: Option<Format>,
 
-    /// The route of the message that --key is for: its topic or the name of its queue, unless it was retried or redriven
-    #[arg(long, value_name = "NAME", aliases = ["topic", "queue"], requires = "key")]
+    /// The route of the message: its topic or the name of its queue, unless it was retried or redriven [default: that of
+    /// the configuration]
+    #[arg(long, value_name = "NAME", aliases = ["topic", "queue"], conflicts_with_all = ["store_key", "digest"])]
     route: Option<String>,
 
     #[command(flatten)]
     message: MessageArgs,
 }
 
+/// A record that was looked for.
+pub(crate) struct Found {
+    pub(crate) opened: Opened,
+    pub(crate) key: StoreKey,
+    pub(crate) record: Option<RecordSnapshot>,
+}
+
+/// How the record is named.
+enum Named {
+    ByKey(StoreKey),
+    /// By its message, of this scope and route.
+    ByMessage {
+        scope: Scope,
+        key: Key,
+        route: String,
+    },
+}
+
 impl RecordArgs {
-    /// Returns the store, the selected key, and what the store holds for it.
-    pub(crate) async fn find(&self) -> Result<(Arc<dyn Store>, StoreKey, Option<RecordSnapshot>), Problem> {
-        let missing = || Problem::new(Exit::Usage, "--scope is missing");
-        let store = self.store.open().await?;
-        let key = match (&self.store_key, &self.digest, &self.key) {
-            (Some(key), _, _) => key.clone(),
-            (None, Some(digest), _) => StoreKey::new(self.scope.as_ref().ok_or_else(missing)?, *digest),
-            (None, None, Some(spec)) => {
-                let scope = self.scope.as_ref().ok_or_else(missing)?;
-                self.derive(spec, scope, Arc::clone(&store)).await?
-            }
-            (None, None, None) => {
-                return Err(Problem::new(Exit::Usage, "--store-key, --digest or --key is missing"));
+    /// Reads what the store holds for the selected key.
+    pub(crate) async fn find(&self) -> Result<Found, Problem> {
+        let loaded = self.config.load(self.store.url.is_some() || self.key.is_some())?;
+        let named = self.named(loaded.as_ref())?;
+        let opened = self.store.or_of(loaded.as_ref())?.open().await?;
+        let key = match named {
+            Named::ByKey(key) => key,
+            Named::ByMessage { scope, key, route } => {
+                self.derive(&key, &scope, &route, Arc::clone(&opened.store)).await?
             }
         };
-        let found = admin::read(&*store, &key).await?;
-        Ok((store, key, found))
+        let record = admin::read(&*opened.store, &key).await?;
+        Ok(Found { opened, key, record })
     }
 
-    async fn derive(&self, spec: &Key, scope: &Scope, store: Arc<dyn Store>) -> Result<StoreKey, Problem> {
+    fn named(&self, loaded: Option<&Loaded>) -> Result<Named, Problem> {
+        if let Some(key) = &self.store_key {
+            return Ok(Named::ByKey(key.clone()));
+        }
+        if let (Some(scope), Some(digest)) = (&self.scope, self.digest) {
+            return Ok(Named::ByKey(StoreKey::new(scope, digest)));
+        }
+        let Some(loaded) = loaded else { return self.named_by_flags() };
+        let (name, consumer) = choose(loaded, self.scope.as_ref().map(Scope::as_str))?;
+        let scope = Scope::new(name)?;
+        if let Some(digest) = self.digest {
+            return Ok(Named::ByKey(StoreKey::new(&scope, digest)));
+        }
+        let refuse = |why: String| Problem::new(Exit::Configuration, why).of(name);
+        let route = match &self.route {
+            Some(route) => Some(route.clone()),
+            None => route_of(&consumer).map_err(refuse)?,
+        };
+        let key = self.key.clone().or(consumer.key.map(|key| key.0));
+        let key = formatted(key, self.format.as_ref().or(consumer.format.as_ref()))?;
+        Ok(Named::ByMessage {
+            key: key.ok_or_else(|| refuse("there is no key".to_owned()))?,
+            route: route.ok_or_else(|| refuse("there is no source: give --route".to_owned()))?,
+            scope,
+        })
+    }
+
+    fn named_by_flags(&self) -> Result<Named, Problem> {
+        if self.digest.is_none() && self.key.is_none() {
+            return Err(missing("--store-key, --digest or --key"));
+        }
+        let scope = self.scope.clone().ok_or_else(|| missing("--scope"))?;
+        let route = self.route.clone().ok_or_else(|| missing("--route"))?;
+        let key = formatted(self.key.clone(), self.format.as_ref())?.ok_or_else(|| missing("--key"))?;
+        Ok(Named::ByMessage { scope, key, route })
+    }
+
+    async fn derive(
+        &self,
+        key: &Key,
+        scope: &Scope,
+        route: &str,
+        store: Arc<dyn Store>,
+    ) -> Result<StoreKey, Problem> {
         // With another key than the scope's, the answer would always be "absent".
-        let examination = DryRun::new(scope.as_str(), spec.clone(), store).open().await?;
+        let examination = DryRun::new(scope.as_str(), key.clone(), store).open().await?;
         if examination.known() == Known::Nothing {
             warn!(%scope, "no gate has ever opened this scope in this store: is it the right scope, and the right store?");
         }
-        let route = self.route.as_deref().unwrap_or_default();
-        let key = formatted(Some(spec.clone()), self.format.as_ref())?;
-        let spec = key.as_ref().unwrap_or(spec);
-        Ok(explain(spec, scope, route, &self.message).await?.store_key().clone())
+        Ok(explain(key, scope, route, &self.message).await?.store_key().clone())
     }
 }

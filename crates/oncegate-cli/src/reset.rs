@@ -12,7 +12,7 @@ use crate::change::ChangeArgs;
 use crate::exit::{Exit, Problem};
 use crate::inspect;
 use crate::output;
-use crate::record::RecordArgs;
+use crate::record::{Found, RecordArgs};
 
 /// The format of the `--json` document.
 const SCHEMA: &str = "oncegate.reset/1";
@@ -51,7 +51,7 @@ struct ResetDocument<'a> {
 }
 
 pub(crate) async fn run(args: &ResetArgs) -> Result<Exit, Problem> {
-    let (store, key, found) = within(args.answer.timeout, args.record.find()).await?;
+    let Found { opened, key, record: found } = within(args.answer.timeout, args.record.find()).await?;
     let Some(found) = found else {
         tell(args, &key, None, false, false)?;
         return Ok(Exit::No);
@@ -66,7 +66,7 @@ pub(crate) async fn run(args: &ResetArgs) -> Result<Exit, Problem> {
     let question = format!("{}: reopen the record above?", effect(&found));
     let journal = args.change.begin(&question, "reopen the record").await?;
     journal.note_now(JournalEntry::now("reset_begins").key(&key))?;
-    match within(args.answer.timeout, open(&*store, &key, &found)).await? {
+    match within(args.answer.timeout, open(&*opened.store, &key, &found)).await? {
         Reopened::Opened => {
             journal.note_now(JournalEntry::now("reset").key(&key))?;
             tell(args, &key, Some(&found), true, false)?;

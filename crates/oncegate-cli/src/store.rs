@@ -65,6 +65,15 @@ impl Opened {
     fn postgres(store: PostgresStore) -> Self {
         Self { store: Arc::new(store.clone()), redis: None, sql: Some(SqlStore::Postgres(store)) }
     }
+
+    /// The last entries for a key in the store's own journal; empty where it has none.
+    pub(crate) async fn history(&self, key: &StoreKey, most: u32) -> Result<Vec<JournalEntry>, Problem> {
+        Ok(match &self.sql {
+            Some(SqlStore::Postgres(store)) => store.journal(key, most).await?,
+            Some(SqlStore::Sqlite(store)) => store.journal(key, most).await?,
+            None => Vec::new(),
+        })
+    }
 }
 
 /// Why a store has no outboxes.
@@ -78,6 +87,14 @@ pub(crate) async fn open_configured(
     patience: Duration,
 ) -> Result<Arc<dyn Store>, Problem> {
     open(store, Purpose::Consume, patience).await.map(|opened| opened.store)
+}
+
+/// Connects to the store of a configuration without changing it: purges nothing, and a missing file is an error.
+pub(crate) async fn open_existing(store: &shape::Store) -> Result<Opened, Problem> {
+    match file_to_be_made(store) {
+        Some(path) => Err(no_file(&path)),
+        None => open_to_read(store).await,
+    }
 }
 
 /// Connects to the store of a configuration without changing it: creates no file, and purges nothing.
@@ -212,16 +229,21 @@ enum Address {
 impl StoreArgs {
     /// Connects.
     pub(crate) async fn open(&self) -> Result<Arc<dyn Store>, Problem> {
+        Ok(self.opened().await?.store)
+    }
+
+    /// Connects, and keeps the kind of the store.
+    pub(crate) async fn opened(&self) -> Result<Opened, Problem> {
         match address(&self.url)? {
-            Address::Redis(url) => Ok(Arc::new(RedisStore::connect(&url).await?)),
-            Address::Postgres(url) => Ok(Arc::new(postgres(&url).await?)),
+            Address::Redis(url) => Ok(Opened::redis(RedisStore::connect(&url).await?)),
+            Address::Postgres(url) => Ok(Opened::postgres(postgres(&url).await?)),
             Address::Sqlite(path) => {
                 // Opening would create an empty file, and every message would seem to be new.
                 if !path.is_file() {
                     return Err(no_file(&path));
                 }
                 let store = SqliteStore::builder(path).must_exist().without_purge();
-                Ok(Arc::new(store.open().await?))
+                Ok(Opened::sqlite(store.open().await?))
             }
         }
     }
@@ -230,23 +252,7 @@ impl StoreArgs {
     pub(crate) async fn open_to_examine(&self, allow_no_replica: bool) -> Result<Opened, Problem> {
         let allow_no_replica = Some(allow_no_replica);
         let store = shape::Store { url: Some(self.url.clone()), allow_no_replica, ..shape::Store::default() };
-        if let Some(path) = file_to_be_made(&store) {
-            return Err(no_file(&path));
-        }
-        open_to_read(&store).await
-    }
-
-    /// The entries for a key in the store's own journal; empty where it has none.
-    pub(crate) async fn history(&self, key: &StoreKey, most: u32) -> Result<Vec<JournalEntry>, Problem> {
-        match address(&self.url)? {
-            Address::Redis(_) => Ok(Vec::new()),
-            Address::Postgres(url) => Ok(postgres(&url).await?.journal(key, most).await?),
-            Address::Sqlite(path) => {
-                // The caller has just opened and checked the file.
-                let store = SqliteStore::builder(path).must_exist().without_purge().check_files_up_to(0);
-                Ok(store.open().await?.journal(key, most).await?)
-            }
-        }
+        open_existing(&store).await
     }
 
     /// Connects to a store that must be PostgreSQL; `journaled`: to one that has, or will get, a journal.

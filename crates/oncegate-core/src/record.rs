@@ -189,7 +189,7 @@ pub enum Recovery {
     /// Every earlier attempt reported its outcome.
     #[default]
     None,
-    /// An earlier attempt was taken over; this attempt follows a release.
+    /// An earlier attempt was taken over, or thrown away; this attempt follows a release.
     Earlier,
     /// This attempt took over a claim whose lease had expired. In a released record: an attempt that had done so was
     /// not started, so the next one takes over.

@@ -134,9 +134,8 @@ impl<E: Send + 'static> Run<E> {
                 self.waiting.answer(Err(error));
             }
             Ran::Cancelled => {
-                // Its effect may have happened. The lease expires, so that the next attempt is marked as recovered.
                 self.ran(RunOutcome::Cancelled, took);
-                drop(lease);
+                lease.discard("the handler was cancelled, and did not end in time").await;
                 self.refuse(&Problem::OutcomeUnknown);
             }
         }

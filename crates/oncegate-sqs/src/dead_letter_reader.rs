@@ -75,6 +75,13 @@ impl SqsDeadLetterReader {
         Self { connection, queue, most: HELD_MOST, open: None }
     }
 
+    /// Sets the region; by default that of the environment or profile, or else of the queue's URL.
+    #[must_use]
+    pub fn region(mut self, region: impl Into<String>) -> Self {
+        self.connection.region = Some(region.into());
+        self
+    }
+
     /// Sets the endpoint of SQS, such as `http://127.0.0.1:9324`; by default as for [`SqsSource::endpoint_url`].
     #[must_use]
     pub fn endpoint_url(mut self, url: impl Into<String>) -> Self {

@@ -341,4 +341,5 @@ async fn handlers_that_wait_for_ever_and_ignore_their_cancellation_hold_up_neith
     ended.expect("it does not panic").expect("it ends well");
     assert_eq!(stage.committed(&group).await, Some(40), "what has not ended is not acknowledged");
     assert_eq!(watched.total("acks"), 40);
+    assert_eq!(watched.get("extra_runs", "discarded"), 2, "the next process sees no crash");
 }

@@ -9,6 +9,7 @@ mod list;
 mod batch_conflicts;
 mod batches;
 mod begins;
+mod cancels;
 mod consumer;
 mod faults;
 mod journal;

@@ -22,7 +22,7 @@ pub(super) struct FilterArgs {
     #[arg(long, value_name = "TEXT")]
     reason: Option<String>,
 
-    /// Only dead letters of this scope
+    /// Only dead letters of this scope; of a configuration with several consumers, that one is meant
     #[arg(long, value_name = "NAME")]
     scope: Option<Scope>,
 
@@ -50,6 +50,11 @@ pub(super) struct FilterArgs {
 impl FilterArgs {
     pub(super) fn at(place: &str) -> Self {
         Self { places: vec![place.to_owned()], ..Self::default() }
+    }
+
+    /// The scope that is selected, which also is the consumer of a configuration.
+    pub(super) fn scope(&self) -> Option<&str> {
+        self.scope.as_ref().map(Scope::as_str)
     }
 
     /// The positions that are selected; all of them if there are none.

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use oncegate::admin::Wanted;
 use serde::Serialize;
 
-use super::PlaceArgs;
 use super::filter::FilterArgs;
+use super::place::{Place, PlaceArgs};
 use super::show::Known;
 use crate::args::{AnswerArgs, within};
 use crate::exit::{Exit, Problem};
@@ -51,8 +51,10 @@ struct ListDocument {
 }
 
 pub(crate) async fn run(args: &ListArgs) -> Result<Exit, Problem> {
-    args.place.check_positions(args.filter.positions())?;
-    let document = within(args.answer.timeout, read(args)).await?;
+    let loaded = args.place.load(false)?;
+    let place = args.place.find(loaded.as_ref(), args.filter.scope())?;
+    place.check_positions(args.filter.positions())?;
+    let document = within(args.answer.timeout, read(args, &place)).await?;
     if args.answer.json {
         output::answer_json(&document)?;
     } else {
@@ -61,10 +63,10 @@ pub(crate) async fn run(args: &ListArgs) -> Result<Exit, Problem> {
     Ok(Exit::Yes)
 }
 
-async fn read(args: &ListArgs) -> Result<ListDocument, Problem> {
+async fn read(args: &ListArgs, place: &Place) -> Result<ListDocument, Problem> {
     let mut document =
-        ListDocument { schema: SCHEMA, place: args.place.name().to_owned(), ..ListDocument::default() };
-    super::read(&args.place, |buried| {
+        ListDocument { schema: SCHEMA, place: place.name().to_owned(), ..ListDocument::default() };
+    super::read(place, |buried| {
         document.seen += 1;
         if args.filter.judge(&buried) != Wanted::Yes {
             return;

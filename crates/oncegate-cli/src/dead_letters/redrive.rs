@@ -5,13 +5,13 @@ use oncegate::admin::{Redrive, RedriveError, Redriven, Step};
 use oncegate::journal::JournalEntry;
 use serde::Serialize;
 
-use super::PlaceArgs;
 use super::filter::FilterArgs;
+use super::place::{Place, PlaceArgs};
 use crate::args::{AnswerArgs, within};
 use crate::change::{ChangeArgs, Written};
+use crate::configured::{NamedStore, StoreFlag};
 use crate::exit::{Exit, Problem};
 use crate::output::{self, Table, grouped, plain};
-use crate::store::StoreArgs;
 
 /// The format of the `--json` document.
 const SCHEMA: &str = "oncegate.dead-letters.redrive/1";
@@ -42,7 +42,7 @@ pub(crate) struct RedriveArgs {
     filter: FilterArgs,
 
     #[command(flatten)]
-    store: StoreArgs,
+    store: StoreFlag,
 
     /// Send all to this topic or queue, whose consumers must take routes from headers [default: each to its origin]
     #[arg(long, value_name = "NAME")]
@@ -96,13 +96,20 @@ struct Trouble {
     why: String,
 }
 
+/// A redrive, with its place and its store.
+struct PlannedRedrive<'a> {
+    args: &'a RedriveArgs,
+    place: Place,
+    store: NamedStore,
+}
+
 pub(crate) async fn run(args: &RedriveArgs) -> Result<Exit, Problem> {
-    args.place.check_positions(args.filter.positions())?;
+    let planned = PlannedRedrive::of(args)?;
     let mut troubles = Vec::new();
     let redriven = within(args.answer.timeout, async {
-        let journal = if args.change.dry_run { None } else { Some(begin(args).await?) };
-        let mut letters = args.place.open(args.progress()).await?;
-        let done = redrive(args, &mut *letters, journal.as_ref(), &mut troubles).await;
+        let journal = if args.change.dry_run { None } else { Some(planned.begin().await?) };
+        let mut letters = planned.place.open(planned.progress()).await?;
+        let done = planned.redrive(&mut *letters, journal.as_ref(), &mut troubles).await;
         // However the redrive ended: the progress is stored, and messages that were not sent are returned.
         let closed = letters.close().await;
         let redriven = done?;
@@ -113,70 +120,143 @@ pub(crate) async fn run(args: &RedriveArgs) -> Result<Exit, Problem> {
     if args.answer.json {
         output::answer_json(&RedriveDocument {
             schema: SCHEMA,
-            place: args.place.name(),
-            store: args.store.redacted(),
+            place: planned.place.name(),
+            store: planned.store.redacted(),
             dry_run: args.change.dry_run,
-            progress: args.progress(),
+            progress: planned.progress(),
             redriven,
             troubles: &troubles,
         })?;
     } else {
-        output::answer(&text(args, &redriven, &troubles))?;
+        output::answer(&planned.text(&redriven, &troubles))?;
     }
     Ok(if redriven.troubles() == 0 { Exit::Yes } else { Exit::No })
 }
 
-/// Prints what would be done, and asks for confirmation. A topic is counted first; a queue is not, because it would
-/// have to be received twice.
-async fn begin(args: &RedriveArgs) -> Result<Written, Problem> {
-    let place = args.place.name();
-    let target = args.to.as_deref().unwrap_or("where they came from");
-    let filter = args.filter.words();
-    let filter = if filter.is_empty() { "all letters".to_owned() } else { format!("letters with {filter}") };
-    let mut what = format!("send the messages of {filter} in {place} back to {target}");
-    if args.place.topic.is_some() && !args.change.yes {
-        let mut letters = args.place.open(args.progress()).await?;
-        let dry = args.redrive().await?.dry_run();
-        let count = dry.run(&mut *letters, |buried| args.filter.judge(buried), |_| {}).await?;
-        letters.close().await?;
-        what = format!("{what}: {} of {}", grouped(count.sent), grouped(count.wanted));
+impl<'a> PlannedRedrive<'a> {
+    fn of(args: &'a RedriveArgs) -> Result<Self, Problem> {
+        let loaded = args.place.load(args.store.url.is_some())?;
+        let place = args.place.find(loaded.as_ref(), args.filter.scope())?;
+        place.check_positions(args.filter.positions())?;
+        if args.progress.is_some() && !place.is_topic() {
+            return Err(Problem::new(Exit::Usage, "--progress is for topics: a queue keeps no progress"));
+        }
+        Ok(Self { args, place, store: args.store.or_of(loaded.as_ref())? })
     }
-    eprintln!("oncegate: this will {what}. Handlers run again, as attempt 1, for what is not completed");
-    let journal = args.change.begin("go on?", &what).await?;
-    journal.note_now(JournalEntry::now("redrive_begins").origin(place))?;
-    Ok(journal)
-}
 
-async fn redrive(
-    args: &RedriveArgs,
-    letters: &mut dyn DeadLetterReader,
-    journal: Option<&Written>,
-    troubles: &mut Vec<Trouble>,
-) -> Result<Redriven, Problem> {
-    let mut unwritten = None;
-    let tell = |step: Step<'_>| {
-        let Step { letter: buried, course } = step;
-        if course.is_trouble() && troubles.len() < TROUBLES_NAMED_MOST {
-            troubles.push(trouble(buried, course));
+    /// Prints what would be done, and asks for confirmation. A topic is counted first; a queue is not, because it would
+    /// have to be received twice.
+    async fn begin(&self) -> Result<Written, Problem> {
+        let args = self.args;
+        let place = self.place.name();
+        let target = args.to.as_deref().unwrap_or("where they came from");
+        let filter = args.filter.words();
+        let filter =
+            if filter.is_empty() { "all letters".to_owned() } else { format!("letters with {filter}") };
+        let mut what = format!("send the messages of {filter} in {place} back to {target}");
+        if self.place.is_topic() && !args.change.yes {
+            let mut letters = self.place.open(self.progress()).await?;
+            let dry = self.opened().await?.dry_run();
+            let count = dry.run(&mut *letters, |buried| args.filter.judge(buried), |_| {}).await?;
+            letters.close().await?;
+            what = format!("{what}: {} of {}", grouped(count.sent), grouped(count.wanted));
         }
-        if let (Some(journal), Some(_)) = (journal, course.to()) {
-            let mut entry = JournalEntry::now("redriven").origin(&buried.place);
-            if let Some(key) = buried.letter().and_then(|letter| letter.key.as_deref()) {
-                entry = entry.key(key);
+        eprintln!("oncegate: this will {what}. Handlers run again, as attempt 1, for what is not completed");
+        let journal = args.change.begin("go on?", &what).await?;
+        journal.note_now(JournalEntry::now("redrive_begins").origin(place))?;
+        Ok(journal)
+    }
+
+    async fn redrive(
+        &self,
+        letters: &mut dyn DeadLetterReader,
+        journal: Option<&Written>,
+        troubles: &mut Vec<Trouble>,
+    ) -> Result<Redriven, Problem> {
+        let mut unwritten = None;
+        let tell = |step: Step<'_>| {
+            let Step { letter: buried, course } = step;
+            if course.is_trouble() && troubles.len() < TROUBLES_NAMED_MOST {
+                troubles.push(trouble(buried, course));
             }
-            unwritten = journal.note(entry).err().or(unwritten.take());
+            if let (Some(journal), Some(_)) = (journal, course.to()) {
+                let mut entry = JournalEntry::now("redriven").origin(&buried.place);
+                if let Some(key) = buried.letter().and_then(|letter| letter.key.as_deref()) {
+                    entry = entry.key(key);
+                }
+                unwritten = journal.note(entry).err().or(unwritten.take());
+            }
+        };
+        let mut redrive = self.opened().await?;
+        if self.args.change.dry_run {
+            redrive = redrive.dry_run();
         }
-    };
-    let mut redrive = args.redrive().await?;
-    if args.change.dry_run {
-        redrive = redrive.dry_run();
+        let redriven = redrive.run(letters, |buried| self.args.filter.judge(buried), tell).await;
+        if let Some(journal) = journal {
+            journal.note_now(JournalEntry::now("redrive_ends").origin(self.place.name()))?;
+        }
+        let redriven = redriven?;
+        unwritten.map_or(Ok(redriven), Err)
     }
-    let redriven = redrive.run(letters, |buried| args.filter.judge(buried), tell).await;
-    if let Some(journal) = journal {
-        journal.note_now(JournalEntry::now("redrive_ends").origin(args.place.name()))?;
+
+    /// Connects to the store.
+    async fn opened(&self) -> Result<Redrive, Problem> {
+        let mut redrive = Redrive::new(self.store.open().await?.store);
+        if let Some(to) = &self.args.to {
+            redrive = redrive.to(to);
+        }
+        if self.args.without_records {
+            redrive = redrive.without_records();
+        }
+        if let Some(rate) = self.args.rate {
+            redrive = redrive.per_second(rate);
+        }
+        Ok(redrive)
     }
-    let redriven = redriven?;
-    unwritten.map_or(Ok(redriven), Err)
+
+    /// Two redrives with different filters or destinations must not skip each other's dead letters.
+    fn progress(&self) -> Option<String> {
+        if !self.place.is_topic() || self.args.no_progress {
+            return None;
+        }
+        let made = || {
+            let to = self.args.to.iter().map(|to| format!("to={to}")).collect();
+            let words = [self.args.filter.words(), to].join(" ").trim().replace(' ', ";");
+            if words.is_empty() { "oncegate-redrive".to_owned() } else { format!("oncegate-redrive;{words}") }
+        };
+        Some(self.args.progress.clone().unwrap_or_else(made))
+    }
+
+    fn text(&self, redriven: &Redriven, troubles: &[Trouble]) -> String {
+        let mut table = Table::default();
+        table.text("dead letters", self.place.name());
+        table.text("store", self.store.redacted());
+        if let Some(progress) = self.progress() {
+            table.text("progress", progress);
+        }
+        table.noted("seen", redriven.seen, "since the progress of this redrive");
+        table.number("matching", redriven.wanted);
+        let sent = if self.args.change.dry_run { "would be sent" } else { "sent" };
+        table.noted(sent, redriven.sent, "");
+        table.noted("  reopened", redriven.reopened, "their records said failed");
+        table.noted("completed", redriven.completed, "passed over: done since");
+        table.noted("under way", redriven.under_way, "passed over: an attempt runs, or a retry waits");
+        table.noted("sent already", redriven.sent_already, "passed over: another letter of the same message");
+        table.noted("mismatched", redriven.mismatched, "their keys belong to messages with other content");
+        table.noted(
+            "record missing",
+            redriven.record_missing,
+            "left: the store does not know that they failed",
+        );
+        table.noted("unreadable", redriven.unreadable, "the store holds something else under the key");
+        table.noted("no way back", redriven.no_way_back, "see below");
+        let mut text = table.render();
+        for Trouble { at, key, why } in troubles {
+            let key = key.as_deref().unwrap_or("-");
+            text.push_str(&format!("\n{}  {}\n  {}\n", plain(at), plain(key), plain(why)));
+        }
+        text
+    }
 }
 
 fn trouble(buried: &StoredDeadLetter, course: &oncegate::admin::RedriveAction) -> Trouble {
@@ -194,60 +274,6 @@ fn trouble(buried: &StoredDeadLetter, course: &oncegate::admin::RedriveAction) -
     };
     let key = buried.letter().and_then(|letter| letter.key.clone());
     Trouble { at: buried.place.to_string(), key, why }
-}
-
-impl RedriveArgs {
-    async fn redrive(&self) -> Result<Redrive, Problem> {
-        let mut redrive = Redrive::new(self.store.open().await?);
-        if let Some(to) = &self.to {
-            redrive = redrive.to(to);
-        }
-        if self.without_records {
-            redrive = redrive.without_records();
-        }
-        if let Some(rate) = self.rate {
-            redrive = redrive.per_second(rate);
-        }
-        Ok(redrive)
-    }
-
-    /// Two redrives with different filters or destinations must not skip each other's dead letters.
-    fn progress(&self) -> Option<String> {
-        self.place.topic.as_ref().filter(|_| !self.no_progress)?;
-        let made = || {
-            let words = [self.filter.words(), self.to.iter().map(|to| format!("to={to}")).collect()];
-            let words = words.join(" ").trim().replace(' ', ";");
-            if words.is_empty() { "oncegate-redrive".to_owned() } else { format!("oncegate-redrive;{words}") }
-        };
-        Some(self.progress.clone().unwrap_or_else(made))
-    }
-}
-
-fn text(args: &RedriveArgs, redriven: &Redriven, troubles: &[Trouble]) -> String {
-    let mut table = Table::default();
-    table.text("dead letters", args.place.name());
-    table.text("store", args.store.redacted());
-    if let Some(progress) = args.progress() {
-        table.text("progress", progress);
-    }
-    table.noted("seen", redriven.seen, "since the progress of this redrive");
-    table.number("matching", redriven.wanted);
-    let sent = if args.change.dry_run { "would be sent" } else { "sent" };
-    table.noted(sent, redriven.sent, "");
-    table.noted("  reopened", redriven.reopened, "their records said failed");
-    table.noted("completed", redriven.completed, "passed over: done since");
-    table.noted("under way", redriven.under_way, "passed over: an attempt runs, or a retry waits");
-    table.noted("sent already", redriven.sent_already, "passed over: another letter of the same message");
-    table.noted("mismatched", redriven.mismatched, "their keys belong to messages with other content");
-    table.noted("record missing", redriven.record_missing, "left: the store does not know that they failed");
-    table.noted("unreadable", redriven.unreadable, "the store holds something else under the key");
-    table.noted("no way back", redriven.no_way_back, "see below");
-    let mut text = table.render();
-    for Trouble { at, key, why } in troubles {
-        let key = key.as_deref().unwrap_or("-");
-        text.push_str(&format!("\n{}  {}\n  {}\n", plain(at), plain(key), plain(why)));
-    }
-    text
 }
 
 impl From<RedriveError> for Problem {

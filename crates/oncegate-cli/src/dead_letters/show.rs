@@ -5,10 +5,11 @@ use std::time::SystemTime;
 use oncegate::Header;
 use oncegate::admin::Wanted;
 use oncegate::admin::dead_letter_reader::StoredDeadLetter;
+use oncegate::core::key::Scope;
 use serde::Serialize;
 
-use super::PlaceArgs;
 use super::filter::FilterArgs;
+use super::place::{Place, PlaceArgs};
 use crate::args::{AnswerArgs, within};
 use crate::exit::{Exit, Problem};
 use crate::output::{self, Table, grouped, time};
@@ -23,6 +24,10 @@ const SCHEMA: &str = "oncegate.dead-letters.show/1";
 pub(crate) struct ShowArgs {
     #[command(flatten)]
     place: PlaceArgs,
+
+    /// The consumer of the configuration [default: its only one]
+    #[arg(long, value_name = "NAME")]
+    scope: Option<Scope>,
 
     /// The position of the dead letter, as list shows it: orders.dead/0@42
     #[arg(value_name = "PLACE")]
@@ -117,9 +122,11 @@ struct Content {
 }
 
 pub(crate) async fn run(args: &ShowArgs) -> Result<Exit, Problem> {
-    args.place.check_positions([args.at.as_str()])?;
-    let Some(buried) = within(args.answer.timeout, find(args)).await? else {
-        eprintln!("oncegate: there is no letter at {} in {}", output::plain(&args.at), args.place.name());
+    let loaded = args.place.load(false)?;
+    let place = args.place.find(loaded.as_ref(), args.scope.as_ref().map(Scope::as_str))?;
+    place.check_positions([args.at.as_str()])?;
+    let Some(buried) = within(args.answer.timeout, find(args, &place)).await? else {
+        eprintln!("oncegate: there is no letter at {} in {}", output::plain(&args.at), place.name());
         return Ok(Exit::No);
     };
     let (known, content) = (Known::of(&buried), args.payload.then(|| content(&buried)));
@@ -131,9 +138,9 @@ pub(crate) async fn run(args: &ShowArgs) -> Result<Exit, Problem> {
     Ok(Exit::Yes)
 }
 
-async fn find(args: &ShowArgs) -> Result<Option<StoredDeadLetter>, Problem> {
+async fn find(args: &ShowArgs, place: &Place) -> Result<Option<StoredDeadLetter>, Problem> {
     let (filter, mut found) = (FilterArgs::at(&args.at), None);
-    super::read(&args.place, |buried| {
+    super::read(place, |buried| {
         if filter.judge(&buried) == Wanted::Yes {
             found = Some(buried);
         }

@@ -14,30 +14,48 @@ use crate::config::shape;
 use crate::config::values::{Property, Time};
 use crate::exit::{Exit, Problem};
 use crate::run::build::sqs_source;
-use crate::store;
+use crate::store::{self, Opened};
 
 /// Examines the store and every source. Changes nothing: no consumer is started, no scope is created.
 pub(crate) async fn examine(loaded: &Loaded) -> Report {
     let mut report = Report::default();
     let settings = loaded.config.store.clone().unwrap_or_default();
-    let opened = match store::file_to_be_made(&settings) {
-        Some(file) => {
-            report
-                .saw(format!("store: there is no file {} yet; the first consumer makes it", file.display()));
-            None
+    let opened = report.configured_store(&settings).await;
+    examine_consumers(report, opened.as_ref(), loaded.consumers()).await
+}
+
+impl Report {
+    /// Examines the store of a configuration. A file that no consumer has made yet is none of the findings.
+    pub(super) async fn configured_store(&mut self, settings: &shape::Store) -> Option<Opened> {
+        match store::file_to_be_made(settings) {
+            Some(file) => {
+                self.saw(format!(
+                    "store: there is no file {} yet; the first consumer makes it",
+                    file.display()
+                ));
+                None
+            }
+            None => self.store(store::open_to_read(settings).await).await,
         }
-        None => report.store(store::open_to_read(&settings).await).await,
-    };
-    let redis = opened.as_ref().and_then(|opened| opened.redis.as_ref());
+    }
+}
+
+/// Examines the scopes and sources of these consumers, and the servers of their store.
+pub(super) async fn examine_consumers<'a>(
+    mut report: Report,
+    opened: Option<&Opened>,
+    consumers: impl Iterator<Item = (&'a str, shape::Consumer)> + Send,
+) -> Report {
+    let redis = opened.and_then(|opened| opened.redis.as_ref());
     let first = match redis {
         Some(redis) => report.servers(redis).await,
         None => None,
     };
     let mut longest = Duration::ZERO;
-    for (name, consumer) in loaded.consumers() {
+    for (name, consumer) in consumers {
         longest = longest.max(retention(&consumer));
         report.about(name);
-        if let (Some(opened), Ok(scope)) = (&opened, Scope::new(name)) {
+        if let (Some(opened), Ok(scope)) = (opened, Scope::new(name)) {
             same_key(&scope, &consumer, &opened.store, &mut report).await;
             report.rights(opened, &scope).await;
         }
@@ -82,9 +100,11 @@ async fn same_key(scope: &Scope, consumer: &shape::Consumer, store: &Arc<dyn Sto
     }
 }
 
+/// What to ask about the consumer `name`.
+///
 /// # Errors
 /// When the file or variable of a secret cannot be read.
-fn questions(name: &str, consumer: &shape::Consumer) -> Result<Questions, String> {
+pub(super) fn questions(name: &str, consumer: &shape::Consumer) -> Result<Questions, String> {
     let source = consumer.source.clone().unwrap_or_default();
     let kafka = source.kafka.as_ref().map(|kafka| topics(name, kafka, consumer)).transpose()?;
     Ok(Questions {

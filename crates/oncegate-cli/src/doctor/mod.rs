@@ -9,10 +9,12 @@ mod redis;
 use std::time::Duration;
 
 use oncegate::core::key::Scope;
-use oncegate::sqs::SqsSource;
 use serde::Serialize;
 
 use crate::args::{AnswerArgs, duration, pair, within};
+use crate::config::values::{Names, Property, Secret, Time};
+use crate::config::{Loaded, shape};
+use crate::configured::{ConfigArgs, StoreFlag, choose, missing};
 use crate::exit::{Exit, Problem};
 use crate::output;
 use crate::store::StoreArgs;
@@ -25,14 +27,20 @@ const SCHEMA: &str = "oncegate.doctor/1";
 
 /// Check whether the settings of store and broker can keep the promise; each finding includes its fix
 ///
+/// With a configuration, store and source of its consumers are checked, or of the one of --scope; what flags say of a
+/// consumer goes before it. Without one, it is all by flags.
+///
 /// Changes nothing. Exit code 1: there are findings; 69: a server cannot be reached.
 #[derive(Debug, clap::Args)]
 pub(crate) struct DoctorArgs {
     #[command(flatten)]
-    store: StoreArgs,
+    config: ConfigArgs,
+
+    #[command(flatten)]
+    store: StoreFlag,
 
     /// The scope of the consumer's gate: tries in Redis whether this user may work there, on a record that expires
-    /// after a second
+    /// after a second [default: all of the configuration]
     #[arg(long, value_name = "NAME", env = "ONCEGATE_SCOPE")]
     scope: Option<Scope>,
 
@@ -40,24 +48,24 @@ pub(crate) struct DoctorArgs {
     #[arg(long)]
     allow_no_replica: bool,
 
-    /// How long the gates keep completed records
-    #[arg(long, value_name = "TIME", value_parser = duration, default_value = "7d")]
-    retention: Duration,
+    /// How long the gates keep completed records [default: 7d]
+    #[arg(long, value_name = "TIME", value_parser = duration)]
+    retention: Option<Duration>,
 
     /// Kafka's addresses, `host:port`, several with commas
     #[arg(long, value_name = "HOST:PORT", env = "ONCEGATE_BROKERS")]
     brokers: Option<String>,
 
     /// A topic that is consumed; may be repeated
-    #[arg(long = "topic", value_name = "NAME", requires = "brokers")]
+    #[arg(long = "topic", value_name = "NAME")]
     topics: Vec<String>,
 
     /// The consumer group: tries whether this user may consume the topics in it
-    #[arg(long, value_name = "NAME", requires = "brokers")]
+    #[arg(long, value_name = "NAME")]
     group: Option<String>,
 
     /// The topic of the dead letters
-    #[arg(long, value_name = "NAME", requires = "brokers")]
+    #[arg(long, value_name = "NAME")]
     dead_letters: Option<String>,
 
     /// A property of librdkafka, such as security.protocol=SASL_SSL; may be repeated
@@ -69,28 +77,28 @@ pub(crate) struct DoctorArgs {
     queue: Option<String>,
 
     /// The SQS queue of the dead letters: its URL, or its name
-    #[arg(long, value_name = "QUEUE", requires = "queue")]
+    #[arg(long, value_name = "QUEUE")]
     dead_letter_queue: Option<String>,
 
     /// The address of another SQS server: http://127.0.0.1:9324 [default: as the AWS SDK finds it]
-    #[arg(long, value_name = "URL", requires = "queue")]
+    #[arg(long, value_name = "URL")]
     endpoint_url: Option<String>,
 
-    /// The visibility timeout that the consumer sets in the queue
-    #[arg(long, value_name = "TIME", value_parser = duration, default_value = "60s")]
-    visibility: Duration,
+    /// The visibility timeout that the consumer sets in the queue [default: 60s]
+    #[arg(long, value_name = "TIME", value_parser = duration)]
+    visibility: Option<Duration>,
 
-    /// The lease of the gates
-    #[arg(long, value_name = "TIME", value_parser = duration, default_value = "30s")]
-    lease: Duration,
+    /// The lease of the gates [default: 30s]
+    #[arg(long, value_name = "TIME", value_parser = duration)]
+    lease: Option<Duration>,
 
-    /// How long one run of a handler may take
-    #[arg(long, value_name = "TIME", value_parser = duration, default_value = "15m")]
-    max_run: Duration,
+    /// How long one run of a handler may take [default: 15m]
+    #[arg(long, value_name = "TIME", value_parser = duration)]
+    max_run: Option<Duration>,
 
-    /// How many attempts a message gets
-    #[arg(long, value_name = "N", default_value_t = oncegate::Consumer::DEFAULT_MAX_ATTEMPTS)]
-    max_attempts: u32,
+    /// How many attempts a message gets [default: 10]
+    #[arg(long, value_name = "N")]
+    max_attempts: Option<u32>,
 
     #[command(flatten)]
     answer: AnswerArgs,
@@ -105,7 +113,7 @@ struct DoctorDocument<'a> {
 }
 
 pub(crate) async fn run(args: &DoctorArgs) -> Result<Exit, Problem> {
-    let report = within(args.answer.timeout, async { Ok(Box::pin(args.examine()).await) }).await?;
+    let report = within(args.answer.timeout, Box::pin(args.examine())).await?;
     if args.answer.json {
         output::answer_json(&DoctorDocument { schema: SCHEMA, report: &report })?;
     } else {
@@ -115,9 +123,135 @@ pub(crate) async fn run(args: &DoctorArgs) -> Result<Exit, Problem> {
 }
 
 impl DoctorArgs {
-    async fn examine(&self) -> Report {
+    async fn examine(&self) -> Result<Report, Problem> {
+        match self.config.load(self.has_settings())? {
+            Some(loaded) => self.examine_configured(&loaded).await,
+            None => self.examine_flags().await,
+        }
+    }
+
+    /// Whether a flag says anything but which consumer is meant.
+    fn has_settings(&self) -> bool {
+        self.store.url.is_some() || self.names_source() || self.names_limits()
+    }
+
+    fn names_source(&self) -> bool {
+        let names = [&self.brokers, &self.group, &self.dead_letters, &self.queue, &self.dead_letter_queue];
+        names.iter().any(|name| name.is_some())
+            || self.endpoint_url.is_some()
+            || !self.topics.is_empty()
+            || !self.properties.is_empty()
+    }
+
+    fn names_limits(&self) -> bool {
+        [self.retention, self.visibility, self.lease, self.max_run].iter().any(Option::is_some)
+            || self.max_attempts.is_some()
+            || self.allow_no_replica
+    }
+
+    async fn examine_configured(&self, loaded: &Loaded) -> Result<Report, Problem> {
+        let scope = self.scope.as_ref().map(Scope::as_str);
+        let consumers: Vec<(&str, shape::Consumer)> = match scope {
+            // Flags about a source are about one consumer.
+            None if !self.names_source() => loaded.consumers().collect(),
+            _ => vec![choose(loaded, scope)?],
+        };
+        let consumers = consumers.into_iter().map(|(name, consumer)| (name, self.over(consumer)));
         let mut report = Report::default();
-        let opened = report.store(self.store.open_to_examine(self.allow_no_replica).await).await;
+        let opened = match &self.store.url {
+            Some(url) => {
+                let store = StoreArgs { url: url.clone() };
+                report.store(store.open_to_examine(self.allow_no_replica).await).await
+            }
+            None => {
+                let mut settings = loaded.config.store.clone().unwrap_or_default();
+                if self.allow_no_replica {
+                    settings.allow_no_replica = Some(true);
+                }
+                report.configured_store(&settings).await
+            }
+        };
+        Ok(configured::examine_consumers(report, opened.as_ref(), consumers).await)
+    }
+
+    /// The settings of a consumer, with those of the flags over them.
+    fn over(&self, mut consumer: shape::Consumer) -> shape::Consumer {
+        consumer.retention = self.retention.map(Time).or(consumer.retention);
+        consumer.lease = self.lease.map(Time).or(consumer.lease);
+        consumer.max_run = self.max_run.map(Time).or(consumer.max_run);
+        consumer.max_attempts = self.max_attempts.or(consumer.max_attempts);
+        let mut source = consumer.source.take().unwrap_or_default();
+        let names_topics = self.brokers.is_some() || !self.topics.is_empty();
+        if names_topics != self.queue.is_some() {
+            // Topics of a flag replace a queue of the file, and the other way round.
+            source.kafka = source.kafka.filter(|_| names_topics);
+            source.sqs = source.sqs.filter(|_| !names_topics);
+        }
+        if names_topics {
+            source.kafka.get_or_insert_default();
+        }
+        if let Some(queue) = &self.queue {
+            source.sqs.get_or_insert_default().queue = Some(queue.clone());
+        }
+        if let Some(kafka) = &mut source.kafka {
+            self.over_kafka(kafka);
+        }
+        if let Some(sqs) = &mut source.sqs {
+            sqs.endpoint_url = self.endpoint_url.clone().or(sqs.endpoint_url.take());
+            sqs.visibility = self.visibility.map(Time).or(sqs.visibility);
+        }
+        consumer.source = Some(source);
+        if self.dead_letters.is_some() || self.dead_letter_queue.is_some() {
+            let (kafka, sqs) = (self.dead_letters.clone(), self.dead_letter_queue.clone());
+            consumer.dead_letters = Some(shape::DeadLetters { kafka, sqs, file: None });
+        }
+        consumer
+    }
+
+    fn over_kafka(&self, kafka: &mut shape::Kafka) {
+        if let Some(brokers) = &self.brokers {
+            kafka.brokers = Some(Names(vec![brokers.clone()]));
+        }
+        if !self.topics.is_empty() {
+            kafka.topics = Some(Names(self.topics.clone()));
+        }
+        kafka.group = self.group.clone().or(kafka.group.take());
+        let property =
+            |(name, value): &(String, String)| (name.clone(), Property(Secret::Literal(value.clone())));
+        kafka.properties.extend(self.properties.iter().map(property));
+    }
+
+    /// # Errors
+    /// When a flag needs another one.
+    fn check(&self) -> Result<(), Problem> {
+        let of_topics = [
+            ("--topic", !self.topics.is_empty()),
+            ("--group", self.group.is_some()),
+            ("--dead-letters", self.dead_letters.is_some()),
+        ];
+        let of_queue = [
+            ("--dead-letter-queue", self.dead_letter_queue.is_some()),
+            ("--endpoint-url", self.endpoint_url.is_some()),
+        ];
+        let alone = |flags: &[(&'static str, bool)], without: bool| {
+            flags.iter().find(|(_, is_given)| without && *is_given).map(|(flag, _)| *flag)
+        };
+        let needs = |flag: &str, other: &str| Problem::new(Exit::Usage, format!("{flag} needs {other}"));
+        if let Some(flag) = alone(&of_topics, self.brokers.is_none()) {
+            return Err(needs(flag, "--brokers, or a configuration (--config)"));
+        }
+        match alone(&of_queue, self.queue.is_none()) {
+            Some(flag) => Err(needs(flag, "--queue, or a configuration (--config)")),
+            None => Ok(()),
+        }
+    }
+
+    async fn examine_flags(&self) -> Result<Report, Problem> {
+        let url = self.store.url.clone().ok_or_else(|| missing("--store"))?;
+        self.check()?;
+        let mut report = Report::default();
+        let store = StoreArgs { url }.open_to_examine(self.allow_no_replica).await;
+        let opened = report.store(store).await;
         if let (Some(opened), Some(scope)) = (&opened, &self.scope) {
             report.rights(opened, scope).await;
         }
@@ -126,55 +260,59 @@ impl DoctorArgs {
             Some(redis) => report.servers(redis).await,
             None => None,
         };
-        self.questions().ask(&mut report).await;
+        let questions = self.questions()?;
+        questions.ask(&mut report).await;
         if let (Some(redis), Some(first)) = (redis, first) {
-            report.forecast(redis, first, self.retention).await;
+            report.forecast(redis, first, questions.retention).await;
         }
-        report
+        Ok(report)
     }
 
-    fn questions(&self) -> Questions {
-        let queue = self.queue.as_ref().map(|queue| {
-            let source = SqsSource::new(queue).visibility(self.visibility);
-            match &self.endpoint_url {
-                Some(url) => source.endpoint_url(url),
-                None => source,
-            }
-        });
-        let kafka = self.brokers.as_ref().map(|brokers| Topics {
-            brokers: brokers.clone(),
-            group: self.group.clone(),
-            properties: self.properties.clone(),
-            consumed: self.topics.clone(),
-            retries: Vec::new(),
-            dead_letters: self.dead_letters.clone(),
-            without_dead_letters: Some(
-                "give the consumer a dead-letter topic, and name it here with --dead-letters",
-            ),
-        });
-        let letters = queue.as_ref().zip(self.dead_letter_queue.as_ref());
-        let letters = letters.map(|(queue, letters)| queue.dead_letters(letters));
-        let (retention, lease, max_attempts) = (self.retention, self.lease, self.max_attempts);
-        Questions { retention, lease, max_attempts, max_run: self.max_run, kafka, queue, letters }
+    /// The questions about a consumer that the flags alone describe.
+    fn questions(&self) -> Result<Questions, Problem> {
+        let name = self.scope.as_ref().map(Scope::as_str).unwrap_or_default();
+        let questions = configured::questions(name, &self.over(shape::Consumer::default()));
+        let mut questions = questions.map_err(|why| Problem::new(Exit::Configuration, why))?;
+        if let Some(topics) = &mut questions.kafka {
+            topics.group.clone_from(&self.group);
+            topics.without_dead_letters =
+                Some("give the consumer a dead-letter topic, and name it here with --dead-letters");
+        }
+        Ok(questions)
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use oncegate::Gate;
+    use clap::{CommandFactory, Parser};
+    use oncegate::sqs::SqsSource;
+    use oncegate::{Consumer, Gate};
 
     use super::*;
 
+    #[derive(Parser)]
+    struct Cli {
+        #[command(flatten)]
+        _args: DoctorArgs,
+    }
+
     #[test]
     fn the_defaults_are_those_of_gate_and_consumer() {
-        use clap::Parser;
-        #[derive(Parser)]
-        struct Cli {
-            #[command(flatten)]
-            args: DoctorArgs,
+        let help = Cli::command().render_long_help().to_string();
+        // Without the breaks of its lines.
+        let help = help.split_whitespace().collect::<Vec<_>>().join(" ");
+        let times = [
+            ("--retention", Gate::DEFAULT_RETENTION),
+            ("--visibility", SqsSource::DEFAULT_VISIBILITY),
+            ("--lease", Gate::DEFAULT_LEASE),
+            ("--max-run", Gate::DEFAULT_MAX_RUN),
+        ];
+        for (flag, default) in times {
+            let said = help.split(flag).nth(1).and_then(|rest| rest.split("[default: ").nth(1));
+            let said = said.and_then(|rest| rest.split(']').next()).unwrap_or_default();
+            assert_eq!(duration(said), Ok(default), "{flag}");
         }
-        let args = Cli::try_parse_from(["x", "--store", "redis://x"]).unwrap().args;
-        assert_eq!((args.retention, args.lease), (Gate::DEFAULT_RETENTION, Gate::DEFAULT_LEASE));
-        assert_eq!((args.max_run, args.visibility), (Gate::DEFAULT_MAX_RUN, SqsSource::DEFAULT_VISIBILITY));
+        let attempts = format!("[default: {}]", Consumer::DEFAULT_MAX_ATTEMPTS);
+        assert!(help.contains(&format!("How many attempts a message gets {attempts}")), "{help}");
     }
 }

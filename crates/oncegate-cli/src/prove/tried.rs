@@ -7,7 +7,8 @@ use super::ProveArgs;
 use super::witness::WitnessCommand;
 use crate::config::format::Deliver;
 use crate::config::values::{KeySetting, Program};
-use crate::config::{self, Loaded, Secrets, Setting, shape};
+use crate::config::{self, Secrets, Setting, shape};
+use crate::configured::{choose, route_of};
 use crate::exit::{Exit, Problem};
 use crate::run::build;
 
@@ -73,19 +74,20 @@ impl TriedConsumer {
             eprintln!("{}", loaded.render());
             return Err(refused("the configuration has errors"));
         }
-        let (name, settings) = consumer(&loaded, args.scope.as_deref())?;
+        let (name, settings) = choose(&loaded, args.scope.as_deref())?;
         let Some(KeySetting(key)) = settings.key.clone() else {
-            return Err(refused("there is no key").of(&name));
+            return Err(refused("there is no key").of(name));
         };
         // Samples are documents, which have the keys of the payloads that they stand for.
         if settings.format.as_ref().is_some_and(|format| format.deliver != Some(Deliver::Json)) {
             let why = "its workers get payloads in their format, and the samples of a trial are JSON: set `format.deliver = \"json\"`, with which they get JSON from the topic, too";
-            return Err(refused(why).of(&name));
+            return Err(refused(why).of(name));
         }
         let route = match &args.route {
-            Some(route) => route.clone(),
-            None => route_of(&settings).map_err(|why| refused(why).of(&name))?,
+            Some(route) => Some(route.clone()),
+            None => route_of(&settings).map_err(|why| refused(why).of(name))?,
         };
+        let route = route.unwrap_or_else(|| ROUTE.to_owned());
         let handler = settings.handler.clone().unwrap_or_default();
         Ok(Self { key, route, handler, settings, hidden: loaded.variables() })
     }
@@ -167,47 +169,6 @@ fn flags(args: &ProveArgs, known: &[String]) -> Vec<Setting> {
     given.into_iter().filter_map(setting).collect()
 }
 
-/// The consumer that is tried, with what it inherits.
-fn consumer(loaded: &Loaded, scope: Option<&str>) -> Result<(String, shape::Consumer), Problem> {
-    let mut known = loaded.consumers();
-    let found = match scope {
-        Some(scope) => known.find(|(name, _)| *name == scope),
-        None => known.next().filter(|_| known.next().is_none()),
-    };
-    if let Some((name, settings)) = found {
-        return Ok((name.to_owned(), settings));
-    }
-    let names: Vec<&str> = loaded.consumers().map(|(name, _)| name).collect();
-    Err(refused(match names.as_slice() {
-        [] => {
-            "there is no consumer in the configuration: name one by a table as [consumer.billing]".to_owned()
-        }
-        names => format!("which consumer is tried? Give --scope with one of {}", names.join(", ")),
-    }))
-}
-
-/// The route that the messages of the consumer's source have.
-///
-/// # Errors
-/// When there are several.
-fn route_of(settings: &shape::Consumer) -> Result<String, String> {
-    let source = settings.source.clone().unwrap_or_default();
-    if let Some(queue) = source.sqs.and_then(|sqs| sqs.queue) {
-        return Ok(queue.rsplit('/').next().unwrap_or_default().to_owned());
-    }
-    if let Some(stdin) = source.stdin {
-        return Ok(stdin.route.unwrap_or_else(|| crate::run::stdin::STDIN.to_owned()));
-    }
-    let topics = source.kafka.and_then(|kafka| kafka.topics).map(|topics| topics.0).unwrap_or_default();
-    match topics.as_slice() {
-        [] => Ok(ROUTE.to_owned()),
-        [only] => Ok(only.clone()),
-        topics => {
-            Err(format!("the samples are of which topic? Give --route with one of {}", topics.join(", ")))
-        }
-    }
-}
-
 /// What the key needs besides a payload, in words.
 fn outside_of_payload(key: &Key) -> Option<String> {
     let key = serde_json::to_value(key).unwrap_or_default();
@@ -234,18 +195,5 @@ mod tests {
         assert_eq!(says(&Key::json(["id"])), "");
         let tenant = oncegate::core::key::TenantSource::header("shop");
         assert_eq!(says(&Key::json(["id"]).tenant(tenant)), "the header \"shop\"");
-    }
-
-    #[test]
-    fn the_route_is_that_of_the_source() {
-        let route = |source: &str| {
-            let settings: shape::Consumer = toml::from_str(&format!("source = {source}")).unwrap();
-            route_of(&settings)
-        };
-        assert_eq!(route("{ kafka = { topics = [\"orders\"] } }").unwrap(), "orders");
-        assert_eq!(route("{ sqs = { queue = \"https://sqs.eu/1/orders\" } }").unwrap(), "orders");
-        assert_eq!(route("{ stdin = {} }").unwrap(), "stdin");
-        let error = route("{ kafka = { topics = [\"orders\", \"refunds\"] } }").unwrap_err();
-        assert!(error.contains("--route") && error.contains("orders, refunds"), "{error}");
     }
 }

@@ -57,6 +57,7 @@ use tracing::info;
 use crate::config::shape;
 use crate::config::values::{Size, Time};
 use crate::config::{self, Loaded, Secrets};
+use crate::configured::BESIDE;
 use crate::exit::{Exit, Problem, dead_letters_not_opened, not_opened};
 use crate::{signals, store};
 use build::AnySource;
@@ -99,8 +100,8 @@ pub(crate) struct RunArgs {
     flags: flags::Flags,
 }
 
-/// The configuration of a run without settings.
-const BESIDE: &str = "oncegate.toml";
+/// The content type of messages without one, unless it is set.
+const CONTENT_TYPE: &str = "application/octet-stream";
 
 /// A consumer, its worker, and what must be stopped after it.
 struct Assembled {
@@ -410,7 +411,7 @@ pub(crate) fn worker(
         let program = Runnable::new(program.clone(), &limits.hidden, &limits.given);
         return Ok((Worker::Command(command::Commands::new(program, most, report.clone())), None));
     }
-    let content_type = handler.content_type.as_deref().unwrap_or("application/octet-stream");
+    let content_type = handler.content_type.as_deref().unwrap_or(CONTENT_TYPE);
     let told = request::RequestParts {
         content_type: HeaderValue::try_from(content_type)
             .map_err(|_| format!("`content_type` is {content_type:?}, which is not a content type"))?,

@@ -15,20 +15,20 @@ use rdkafka::message::{Headers as _, OwnedMessage};
 use super::shop::{BAD, Shop, order};
 use super::{Answer, LIMIT};
 
-const ORDERS: u32 = 20;
+pub(crate) const ORDERS: u32 = 20;
 const WHY: [&str; 3] = ["--yes", "--why", "the bank is back"];
 
 /// A topic of orders, half of which were given up.
-struct OnKafka {
-    shop: Shop,
-    kafka: Kafka,
-    topic: String,
-    dead: String,
+pub(crate) struct OnKafka {
+    pub(crate) shop: Shop,
+    pub(crate) kafka: Kafka,
+    pub(crate) topic: String,
+    pub(crate) dead: String,
     group: String,
 }
 
 impl OnKafka {
-    async fn new() -> Self {
+    pub(crate) async fn new() -> Self {
         let (shop, kafka) = (Shop::new().await, Kafka::shared().await);
         let (topic, dead) = (kafka.new_topic("orders", 2).await, kafka.new_topic("dead", 2).await);
         let given_up = Self { shop, kafka, topic, dead, group: unique("group") };
@@ -43,7 +43,7 @@ impl OnKafka {
         self.kafka.produce(&self.topic, records).await;
     }
 
-    async fn consume(&self, acks: u64) -> Arc<Watched> {
+    pub(crate) async fn consume(&self, acks: u64) -> Arc<Watched> {
         let source = KafkaSource::new(self.kafka.bootstrap(), self.group.as_str(), [self.topic.as_str()]);
         let dead = source.dead_letters(self.dead.as_str());
         self.shop.consume(source, dead, acks).await
@@ -70,7 +70,7 @@ impl OnKafka {
     }
 }
 
-fn numbers<'a>(answer: &serde_json::Value, names: impl IntoIterator<Item = &'a str>) -> Vec<u64> {
+pub(crate) fn numbers<'a>(answer: &serde_json::Value, names: impl IntoIterator<Item = &'a str>) -> Vec<u64> {
     names
         .into_iter()
         .map(|name| answer[name].as_u64().unwrap_or_else(|| panic!("{name}: {answer}")))
@@ -319,15 +319,15 @@ async fn an_interrupted_redrive_goes_on_and_loses_nothing() {
 }
 
 /// A queue of orders, half of which were given up.
-struct OnSqs {
-    shop: Shop,
-    sqs: Sqs,
-    queue: Queue,
-    dead: Queue,
+pub(crate) struct OnSqs {
+    pub(crate) shop: Shop,
+    pub(crate) sqs: Sqs,
+    pub(crate) queue: Queue,
+    pub(crate) dead: Queue,
 }
 
 impl OnSqs {
-    async fn new() -> Self {
+    pub(crate) async fn new() -> Self {
         let (shop, sqs) = (Shop::new().await, Sqs::shared().await);
         let (queue, dead) = (sqs.new_queue("orders").await, sqs.new_queue("dead").await);
         let given_up = Self { shop, sqs, queue, dead };

@@ -6,6 +6,7 @@ mod accept_dead_letters;
 mod accept_loss;
 mod audit;
 mod check;
+mod configured;
 mod dead_letters;
 mod doctor;
 mod estimate;
@@ -89,6 +90,11 @@ async fn oncegate(arguments: &[&str], input: &[u8]) -> Answer {
 async fn oncegate_with(arguments: &[&str], environment: &[(&str, &str)], input: &[u8]) -> Answer {
     let mut command = command(arguments);
     command.envs(environment.iter().copied());
+    ended(command, input).await
+}
+
+/// Runs the command with this input.
+async fn ended(mut command: Command, input: &[u8]) -> Answer {
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().expect("the command starts");
     let mut stdin = child.stdin.take().expect("standard input is a pipe");
@@ -99,7 +105,7 @@ async fn oncegate_with(arguments: &[&str], environment: &[(&str, &str)], input: 
     };
     let ended = async { tokio::join!(feed, child.wait_with_output()).1 };
     let output = tokio::time::timeout(LIMIT, ended).await;
-    let output = output.unwrap_or_else(|_| panic!("{arguments:?} takes too long")).expect("it ends");
+    let output = output.expect("no command takes this long").expect("it ends");
     let text = |bytes| String::from_utf8(bytes).expect("the output is UTF-8");
     Answer { code: output.status.code(), out: text(output.stdout), err: text(output.stderr) }
 }

@@ -184,20 +184,39 @@ fn closed(mut schema: serde_json::Value) -> serde_json::Value {
 /// The failures of a JUnit file, each with the command that repeats it, as another program's XML parser reads them; each
 /// kind of defect has a case.
 async fn failures_of(junit: &Path) -> Vec<String> {
-    const READ: &str = r#"
-import sys, xml.etree.ElementTree as tree
-suites = tree.parse(sys.argv[1]).getroot()
-cases = suites.findall("testsuite/testcase")
-assert suites.tag == "testsuites" and len(cases) == int(suites.get("tests")), len(cases)
-assert len({case.get("name") for case in cases}) == len(cases)
+    const FAILED: &str = r#"
 failed = [(case, case.find("failure")) for case in cases if case.find("failure") is not None]
 assert len(failed) == int(suites.get("failures"))
 for case, failure in failed:
     assert failure.get("type") == case.get("name") and failure.get("message")
     print(case.get("name"), failure.text.split("repeat: ")[1].strip())
 "#;
+    read(junit, FAILED).await
+}
+
+/// The faults that were skipped, each with a reason.
+async fn skipped_of(junit: &Path) -> Vec<String> {
+    const SKIPPED: &str = r#"
+skipped = [(case, case.find("skipped")) for case in cases if case.find("skipped") is not None]
+assert len(skipped) == int(suites.find("testsuite").get("skipped"))
+for case, reason in skipped:
+    assert reason.get("message") and case.get("classname") == "oncegate.prove.faults"
+    print(case.get("name"))
+"#;
+    read(junit, SKIPPED).await
+}
+
+/// The lines that this program in Python prints of the test cases.
+async fn read(junit: &Path, program: &str) -> Vec<String> {
+    const CASES: &str = r#"
+import sys, xml.etree.ElementTree as tree
+suites = tree.parse(sys.argv[1]).getroot()
+cases = suites.findall("testsuite/testcase")
+assert suites.tag == "testsuites" and len(cases) == int(suites.get("tests")), len(cases)
+assert len({case.get("name") for case in cases}) == len(cases)
+"#;
     let mut command = Command::new("python3");
-    command.args(["-c", READ]).arg(junit).kill_on_drop(true).stderr(Stdio::piped());
+    command.args(["-c", &format!("{CASES}{program}")]).arg(junit).kill_on_drop(true).stderr(Stdio::piped());
     let ended = tokio::time::timeout(LIMIT, command.output()).await.expect("it ends").unwrap();
     assert!(ended.status.success(), "{}", String::from_utf8_lossy(&ended.stderr));
     String::from_utf8(ended.stdout).unwrap().lines().map(str::to_owned).collect()
@@ -235,11 +254,15 @@ async fn faults_that_were_not_tried_are_named_and_no_success() {
     let proved = stage.prove(RIGHT_KEY, &[&flags[..], &faults].concat()).await;
     assert!(proved.ended(3).out.contains("only 2 of 4 faults were tried"), "{}", proved.out);
     assert!(proved.err.contains("2 of 4 faults were not tried: "), "{}", proved.err);
-    let proved = stage.prove(RIGHT_KEY, &[&flags[..], &faults, &["--json"]].concat()).await;
+    let more = ["--json", "--report", "out"];
+    let proved = stage.prove(RIGHT_KEY, &[&flags[..], &faults, &more].concat()).await;
     let document = proved.ended(3).json();
     fits_the_schema(&document);
     let said = (&document["passed"], &document["complete"], document["untried"].as_array().unwrap().len());
     assert_eq!(said, (&json!(false), &json!(false), 2), "{document:#}");
+    let junit = stage.dir.path().join("out/junit.xml");
+    assert_eq!(failures_of(&junit).await, [""; 0]);
+    assert_eq!(json!(skipped_of(&junit).await), document["untried"]);
 }
 
 #[tokio::test]

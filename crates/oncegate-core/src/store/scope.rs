@@ -122,6 +122,9 @@ pub struct ScopeDescriptor {
     pub keys: String,
     /// The current epoch of the scope.
     pub epoch: Epoch,
+    /// When the scope was opened for the first time in this store, in milliseconds since the Unix epoch, by the clock of the
+    /// process that did; 0 when it is not known.
+    pub begun_at_ms: u64,
     /// Grows while messages are completed. A number smaller than an earlier one means that the store was restored to an
     /// earlier state.
     pub sequence: u64,
@@ -148,6 +151,8 @@ struct DescriptorText<'a> {
     #[serde(borrow)]
     keys: &'a RawValue,
     epoch: Epoch,
+    #[serde(default, skip_serializing_if = "is_default")]
+    begun_at_ms: u64,
     sequence: u64,
     #[serde(default, skip_serializing_if = "is_default")]
     longest_lease_ms: u64,
@@ -176,6 +181,7 @@ impl ScopeDescriptor {
         Self {
             keys: keys.into(),
             epoch,
+            begun_at_ms: 0,
             sequence: 0,
             longest_lease_ms: 0,
             markers: Vec::new(),
@@ -205,6 +211,7 @@ impl ScopeDescriptor {
         Ok(Self {
             keys: read.keys.get().to_owned(),
             epoch: read.epoch,
+            begun_at_ms: read.begun_at_ms,
             sequence: read.sequence,
             longest_lease_ms: read.longest_lease_ms,
             markers: read.markers,
@@ -228,6 +235,7 @@ impl ScopeDescriptor {
             format: FORMAT,
             keys: serde_json::from_str(&self.keys).map_err(invalid)?,
             epoch: self.epoch,
+            begun_at_ms: self.begun_at_ms,
             sequence: self.sequence,
             longest_lease_ms: self.longest_lease_ms,
             markers: self.markers.clone(),
@@ -260,6 +268,7 @@ impl ScopeDescriptor {
         Self {
             accepted_epochs: accepted,
             lost_at_ms: Some(lost_at_ms),
+            begun_at_ms: self.begun_at_ms,
             longest_lease_ms: self.longest_lease_ms,
             dead_letter_stop: self.dead_letter_stop.clone(),
             breaker_open: self.breaker_open,
@@ -306,6 +315,7 @@ mod tests {
             written.halt = Some(Halt::new(5, "gone", vec![Epoch::from_bits(1)]));
             written.sequence = u64::MAX;
             written.longest_lease_ms = 30_000;
+            written.begun_at_ms = 1_000;
             written.breaker_open = true;
         }
     }

@@ -29,6 +29,11 @@ pub trait StoreWrapper: Send + Sync + fmt::Debug {
         self.inner().descriptor(scope).await
     }
 
+    /// See [`Store::loss`].
+    fn loss(&self) -> Option<StoreLoss> {
+        self.inner().loss()
+    }
+
     /// See [`Store::check_spacing`].
     fn check_spacing(&self) -> u32 {
         self.inner().check_spacing()
@@ -72,7 +77,7 @@ impl<W: StoreWrapper> Store for W {
     }
 
     fn loss(&self) -> Option<StoreLoss> {
-        self.inner().loss()
+        StoreWrapper::loss(self)
     }
 
     fn accept_loss(&self) {

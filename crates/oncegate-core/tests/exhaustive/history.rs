@@ -54,6 +54,8 @@ impl Step {
                 (2, ReleaseCause::Interrupted),
                 (2, ReleaseCause::Failed),
                 (0, ReleaseCause::NotStarted),
+                (0, ReleaseCause::Discarded),
+                (2, ReleaseCause::TooLong),
             ] {
                 steps.push(Self::Release { by, delay_ms, end });
             }
@@ -161,7 +163,7 @@ pub(crate) struct History {
     kept_until_ms: u64,
     /// How many attempts count.
     counted: u8,
-    /// Whether any attempt ended without a reply to the store.
+    /// Whether any attempt ended without an outcome.
     silent: bool,
     /// Whether the next attempt takes over from it, because the one that did so was not started.
     untaken: bool,
@@ -373,7 +375,14 @@ impl History {
         match step {
             Step::Extend(_) => self.protect(self.protected_until_ms.max(now.millis() + LEASE_MS)),
             Step::Release { by, delay_ms, end } => {
-                self.counted -= u8::from(end != ReleaseCause::Failed);
+                let (counts, has_outcome) = match end {
+                    ReleaseCause::Failed => (true, true),
+                    ReleaseCause::Interrupted | ReleaseCause::NotStarted => (false, true),
+                    ReleaseCause::Discarded => (false, false),
+                    ReleaseCause::TooLong => (true, false),
+                };
+                self.counted -= u8::from(!counts);
+                self.silent |= !has_outcome;
                 let took_over = matches!(self.phase, Phase::Owned { recovery: Recovery::Takeover, .. });
                 self.untaken = took_over && end == ReleaseCause::NotStarted;
                 self.phase = Phase::Released { by: Some(by) };

@@ -32,6 +32,7 @@ pub(crate) const ALL: &[(&str, Rules)] = &[
     ("a release forgets the takeover", release_forgets_takeover),
     ("a takeover that was not started is over", a_takeover_that_was_not_started_is_over),
     ("a takeover does not count", takeover_uncounted),
+    ("an attempt that was thrown away is not flagged", discarded_unflagged),
     ("pending expires with its lease", pending_expires_with_lease),
     ("a repeated claim gets Busy", repeat_is_busy),
     ("fail without a token compare", fail_without_compare),
@@ -146,6 +147,18 @@ fn uncounted_release_counts(
     let mut op = op.clone();
     if let Operation::Release { end, .. } = &mut op {
         *end = ReleaseCause::Failed;
+    }
+    apply(now, record, &op)
+}
+
+fn discarded_unflagged(now: StoreTime, record: Option<Record>, op: &Operation) -> (Option<Record>, Reply) {
+    let mut op = op.clone();
+    if let Operation::Release { end, .. } = &mut op {
+        *end = match *end {
+            ReleaseCause::Discarded => ReleaseCause::Interrupted,
+            ReleaseCause::TooLong => ReleaseCause::Failed,
+            other => other,
+        };
     }
     apply(now, record, &op)
 }

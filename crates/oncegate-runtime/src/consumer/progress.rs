@@ -91,8 +91,6 @@ impl Progress {
 #[derive(Debug, Default)]
 pub(super) struct Past {
     pub(super) progress: Progress,
-    /// The handler of the last one did not end after its cancellation and was dropped.
-    pub(super) was_discarded: bool,
     /// It must not be in a batch with others: it made a batch fail, or ended its process twice.
     pub(super) runs_alone: bool,
     /// How many times in a row its key was busy.

@@ -112,8 +112,8 @@ impl BreakerMarks {
     }
 }
 
-/// Commits what is finished, and leaves. Meanwhile, and within the deadline, the gates release the claims that were
-/// abandoned: otherwise their messages would wait for the leases, and lose an attempt each.
+/// Commits what is finished, and leaves. Meanwhile the gates release the claims that were abandoned, and those whose
+/// handlers were dropped: otherwise their messages would lose an attempt each.
 async fn close(
     shared: &Shared,
     source: &dyn Source,
@@ -122,11 +122,14 @@ async fn close(
     at_once: BoxFuture<'static, ()>,
 ) -> Result<(), SourceError> {
     if shared.at_once.is_cancelled() {
-        return source.close(CLOSE_AT_ONCE).await;
+        let releasing = timeout(CLOSE_AT_ONCE, shared.operations_finished());
+        return tokio::join!(source.close(CLOSE_AT_ONCE), releasing).0;
     }
+    // Also after a stop that has dropped handlers when its deadline was over: their claims are released now.
+    let left = left.max(CLOSE_AT_LEAST);
     let mut closed = None;
     {
-        let closing = async { closed = Some(source.close(left.max(CLOSE_AT_LEAST)).await) };
+        let closing = async { closed = Some(source.close(left).await) };
         let releasing = timeout(left, async {
             shared.operations_finished().await;
             shared.end_sessions().await;

@@ -28,8 +28,6 @@ pub(crate) struct OpenClaim {
     is_in_doubt: bool,
     /// The same before it was last sent.
     was_in_doubt: bool,
-    /// This process has dropped the handler of the attempt before.
-    is_after_discard: bool,
 }
 
 /// The answer to one claim.
@@ -43,24 +41,9 @@ pub(crate) enum Claimed {
 }
 
 impl OpenClaim {
-    /// Says that this process has dropped the handler of the attempt before, so that what it takes over is no crash.
-    #[must_use]
-    pub(crate) fn after_discard(mut self, is_after_discard: bool) -> Self {
-        self.is_after_discard = is_after_discard;
-        self
-    }
-
     /// How long ago the claim was made.
     pub(crate) fn age(&self) -> Duration {
         self.first_sent_at.elapsed()
-    }
-
-    /// The cause of the extra run, with what this process knows of the attempt before.
-    fn cause_here(&self, cause: ExtraRunCause) -> ExtraRunCause {
-        match cause {
-            ExtraRunCause::CrashTakeover if self.is_after_discard => ExtraRunCause::Discarded,
-            cause => cause,
-        }
     }
 
     /// Sends the claim once.
@@ -124,7 +107,7 @@ impl OpenClaim {
         };
         if matches!(verdict, Ok(Verdict::Granted(_))) && gate.is_grant_in_doubt() {
             // The grant is released, and the next one has a token of its own.
-            *self = gate.new_claim(&self.identity).after_discard(self.is_after_discard);
+            *self = gate.new_claim(&self.identity);
             let refused = gate.refusal().unwrap_or_else(|| StoreError::refused("the store has lost records"));
             gate.observe(Event::StoreError { scope, class: refused.class() });
             return Err(refused);
@@ -156,7 +139,6 @@ impl OpenGate {
             first_sent_at: Instant::now(),
             is_in_doubt: false,
             was_in_doubt: false,
-            is_after_discard: false,
         }
     }
 
@@ -167,7 +149,6 @@ impl OpenGate {
         let (word, claimed) = match verdict {
             Verdict::Granted(grant) => {
                 if let Some(cause) = self.cause_of_extra_run(message, &grant) {
-                    let cause = claim.cause_here(cause);
                     self.observe(Event::ExtraRun { scope, cause });
                 }
                 let lease = Lease::new(self, message, identity, *token, grant, *first_sent_at);

@@ -1,6 +1,7 @@
 //! The lease: the right to run a handler once, and how it ends.
 
 use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -132,7 +133,8 @@ impl Gate {
 /// The right to run the handler once. Heartbeats renew it while it is held.
 ///
 /// Dropping a lease counts as a run that ended without an outcome, like a crash: nothing is written, the lease
-/// lapses, and the next attempt is flagged as recovered, because this one may have had its effect.
+/// lapses, and the next attempt is flagged as recovered, because this one may have had its effect. After
+/// [`discarded`](Self::discarded) it is [`discard`](Self::discard), in the background.
 #[derive(Debug)]
 pub struct Lease {
     pub(super) gate: Arc<OpenGate>,
@@ -143,6 +145,8 @@ pub struct Lease {
     pub(super) attempt: Attempt,
     pub(super) kept: LeaseGuard,
     pub(super) granted_at: Instant,
+    /// An operation has ended the run, or is about to.
+    is_ended: AtomicBool,
 }
 
 impl Lease {
@@ -175,6 +179,7 @@ impl Lease {
             attempt,
             kept,
             granted_at: sent_at,
+            is_ended: AtomicBool::new(false),
         }
     }
 
@@ -353,6 +358,30 @@ impl Lease {
         }
     }
 
+    /// Ends the lease of a run that this process has thrown away: it took too long, or a stop or a rebalance did not wait for
+    /// it. Its effect may have happened, so the next attempt is flagged as recovered, and what it has begun may go on, so no
+    /// other owner can claim the key before the lease would have been over. The attempt counts only if it took too long.
+    ///
+    /// It is tried once; if the store does not answer, the gate continues in the background. If this process ends before, the
+    /// lease lapses, and the next attempt is counted as one after a crash.
+    pub async fn discard(self, reason: &str) {
+        let unfinished = OperationGuard::new(&self, self.discarding(reason));
+        if let Ok(reply) = unfinished.ask().await {
+            unfinished.finished();
+            let is_applied = matches!(reply, Reply::Applied { .. });
+            if is_applied {
+                self.gate
+                    .observe(Event::ExtraRun { scope: self.gate.scope(), cause: ExtraRunCause::Discarded });
+            }
+            self.note_ended(if is_applied { "released" } else { "lost" }, reason);
+        }
+    }
+
+    fn discarding(&self, reason: &str) -> Operation {
+        let end = if self.was_cut_short() { ReleaseCause::Discarded } else { ReleaseCause::TooLong };
+        Operation::Release { token: self.token, delay: self.remaining(), end, reason: reason.to_owned() }
+    }
+
     /// Fails the record for good. Write the dead letter afterwards, then acknowledge.
     /// Repeats until the store has answered.
     pub async fn fail(self, reason: &str) -> Completion {
@@ -410,6 +439,20 @@ impl Lease {
     }
 }
 
+impl Drop for Lease {
+    /// A run that is dropped with its task is none that has crashed.
+    fn drop(&mut self) {
+        let is_discarded = self.attempt.cancellation().is_discarded();
+        if is_discarded && !self.is_ended.load(Relaxed) && !self.gate.is_fail_open {
+            let operation = self.discarding(DROPPED);
+            self.gate.lease_renewer.finish_later(self.identity.key.clone(), operation);
+        }
+    }
+}
+
+/// The reason of a run that was dropped after it was discarded.
+const DROPPED: &str = "the handler was dropped";
+
 /// Passes the operation to the lease renewer if the caller is dropped before the outcome is known.
 pub(super) struct OperationGuard<'a> {
     lease: &'a Lease,
@@ -419,6 +462,7 @@ pub(super) struct OperationGuard<'a> {
 
 impl<'a> OperationGuard<'a> {
     pub(super) fn new(lease: &'a Lease, operation: Operation) -> Self {
+        lease.is_ended.store(true, Relaxed);
         Self { lease, operation, finished: false }
     }
 

@@ -23,7 +23,7 @@ use super::loss::{LOOK_INTERVAL, LossWatch};
 use crate::attempt::Attempt;
 use crate::backoff::Backoff;
 use crate::entropy::Entropy;
-use crate::observe::{Event, Observer};
+use crate::observe::{Event, ExtraRunCause, Observer};
 
 /// A lease is extended when a third of it is over.
 const EXTENDS_PER_LEASE: u32 = 3;
@@ -381,6 +381,11 @@ impl Rounds {
     }
 }
 
+/// Whether it ends a run that this process has thrown away.
+fn is_discard(operation: &Operation) -> bool {
+    matches!(operation, Operation::Release { end, .. } if end.is_without_outcome())
+}
+
 /// Repeats until the outcome is known. The caller is gone, so no answer is returned.
 async fn finish(duty: Arc<Duty>, pending: PendingOperation) {
     let (command, mut failures) = (&pending.command, 0);
@@ -393,5 +398,9 @@ async fn finish(duty: Arc<Duty>, pending: PendingOperation) {
         failures += 1;
         tokio::time::sleep(REPEAT_BACKOFF.wait(failures, duty.entropy.fraction())).await;
     };
+    if is_discard(&command.operation) && matches!(reply, Reply::Applied { .. }) {
+        duty.observer
+            .observe(Event::ExtraRun { scope: duty.scope.as_str(), cause: ExtraRunCause::Discarded });
+    }
     duty.notes.note_ended(command, &reply);
 }

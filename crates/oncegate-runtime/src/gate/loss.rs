@@ -134,6 +134,7 @@ impl LossWatch {
         entropy: Arc<Entropy>,
     ) -> Result<Self, GateError> {
         let first = ScopeDescriptor {
+            begun_at_ms: millis_of(SystemTime::now()),
             longest_lease_ms: whole_millis(lease),
             ..ScopeDescriptor::new(keys, Epoch::from_bits(entropy.bits()))
         };

@@ -328,8 +328,8 @@ impl BreakerState {
 pub enum ExtraRunCause {
     /// A claim was taken over whose owner had ended without an outcome.
     CrashTakeover,
-    /// A claim was taken over whose handler this process itself has dropped, because it had not ended in time after its
-    /// cancellation (`max_run`). A message that its queue has delivered again since is a [takeover](Self::CrashTakeover).
+    /// This process has dropped a handler that had not ended in time after its cancellation: it took longer than `max_run`,
+    /// or a stop or a rebalance did not wait for it. The run that follows, here or in another process, is no takeover.
     Discarded,
     /// This process lost its lease while its handler ran: the record was deleted, or another process has taken over.
     LeaseLost,

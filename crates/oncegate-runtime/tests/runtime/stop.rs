@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use oncegate::core::key::{Scope, StoreKey};
-use oncegate::core::record::State;
+use oncegate::core::record::{Recovery, State};
 use oncegate::core::store::{RecordSnapshot, Store, StoreError};
 use oncegate::core::testing::wrapper::StoreWrapper;
 use oncegate::{Attempt, ConsumerError, Failure, Gate, Key, MemoryStore, Message};
@@ -43,6 +43,39 @@ async fn a_second_signal_ends_the_stop_at_once() {
     let took = started.elapsed();
     assert!(took >= again && took < again * 2, "{took:?}");
     assert_eq!(bench.list.acked(), [0_i64; 0]);
+}
+
+/// What runs the message next counts no crash, and waits as long as the lease would have lasted: what the dropped handler has
+/// begun elsewhere may go on.
+#[tokio::test(start_paused = true)]
+async fn a_handler_that_a_stop_drops_is_no_crash() {
+    let day = Duration::from_secs(86_400);
+    for (deadline, again) in [(LEASE * 3, day), (day, LEASE * 3)] {
+        let bench = Bench::of(numbered(1));
+        let (tell, begun) = beginning();
+        let handler = move |_: Message, _: Attempt| {
+            tell();
+            std::future::pending::<Result<(), Failure>>()
+        };
+        let consumer = bench.consumer(handler).stop_deadline(deadline).stop_at_once_on(sleep(again));
+        consumer.run_until(async { begun.await.unwrap() }).await.unwrap();
+        assert_eq!(bench.counters.get("extra_runs", "discarded"), 1);
+        let [(_, record)] = &bench.store.records()[..] else { panic!("one record") };
+        let is_flagged =
+            matches!(record.state, State::Released { attempt: 0, recovery: Recovery::Earlier, .. });
+        assert!(is_flagged, "{:?}", record.state);
+
+        let next = Bench { store: Arc::clone(&bench.store), ..Bench::of(numbered(1)) };
+        let seen: Arc<Mutex<Vec<(u32, bool)>>> = Arc::default();
+        let told = Arc::clone(&seen);
+        let handler = move |_: Message, attempt: Attempt| {
+            told.lock().unwrap().push((attempt.number(), attempt.recovered()));
+            std::future::ready(Ok::<(), Failure>(()))
+        };
+        next.run(next.consumer(handler), 1).await.unwrap();
+        assert_eq!(*seen.lock().unwrap(), [(1, true)]);
+        assert_eq!(next.counters.total("extra_runs"), 0, "no process has died");
+    }
 }
 
 /// Supervisors send two signals for one stop: `timeout` does, and systemd with `SendSIGHUP`.

@@ -378,11 +378,6 @@ fn losses(evidence: &Evidence, calls: &Calls, report: &mut PromiseReport) {
 /// The counter of claims that were taken over.
 const TAKEOVERS: &str = "extra_runs crash_takeover";
 
-/// Whether a counter belongs to `name`. A takeover of a run that the process itself has dropped has a counter of its own.
-fn is_counted_as(counter: &str, name: &str) -> bool {
-    counter.starts_with(name) || (name == TAKEOVERS && counter.starts_with("extra_runs discarded"))
-}
-
 /// S20: what a worker that ended as it should has counted is what it has written down.
 fn counters(evidence: &Evidence, calls: &Calls, report: &mut PromiseReport) {
     let claim = |line: usize| evidence.entries.get(line).map(|entry| entry.pid);
@@ -404,11 +399,8 @@ fn counters(evidence: &Evidence, calls: &Calls, report: &mut PromiseReport) {
     for Entry { pid, what, .. } in &evidence.entries {
         let Occurrence::Counted { counts } = what else { continue };
         for name in ["claims granted", TAKEOVERS, "acks ", "dead_letters"] {
-            let counted: u64 = counts
-                .iter()
-                .filter(|(counted, _)| is_counted_as(counted, name))
-                .map(|(_, count)| count)
-                .sum();
+            let counted: u64 =
+                counts.iter().filter(|(counted, _)| counted.starts_with(name)).map(|(_, count)| count).sum();
             let seen = seen.get(&(*pid, name)).copied().unwrap_or(0);
             if counted != seen {
                 report.found(

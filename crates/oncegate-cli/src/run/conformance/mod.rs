@@ -10,6 +10,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use bytes::Bytes;
+use oncegate::core::key::Scope;
 use oncegate::{Entry, Gate, Key, Lease, MemoryStore, Message, Origin};
 use serde::Serialize;
 
@@ -17,6 +18,7 @@ use super::worker::Reply;
 use crate::args::{AnswerArgs, duration, read_file, within};
 use crate::config::shape;
 use crate::config::values::{Program, Secret};
+use crate::configured::{ConfigArgs, choose, missing, route_of};
 use crate::exit::{Exit, Problem};
 use crate::output::{self, plain};
 use subject::{Interrupted, Subject};
@@ -24,6 +26,10 @@ use subject::{Interrupted, Subject};
 /// The format of the `--json` document.
 const SCHEMA: &str = "oncegate.worker-test/1";
 
+/// The route of the messages where no configuration gives one.
+const ROUTE: &str = "worker-test";
+/// The content type where no configuration gives one.
+const JSON: &str = "application/json";
 /// A payload that no worker can read: neither JSON nor UTF-8.
 const GARBAGE: &[u8] = b"\xff\x00{worker-test";
 /// The lease of the test: the second attempt of a message has to wait this long.
@@ -35,8 +41,15 @@ const LEASE: Duration = Duration::from_millis(200);
 /// worker can handle: the work is done, twice. No topic is consumed and no store is used. Exit code 1: a check has
 /// failed.
 #[derive(Debug, clap::Args)]
-#[command(group = clap::ArgGroup::new("worker").required(true))]
+#[command(group = clap::ArgGroup::new("worker"))]
 pub(crate) struct WorkerTestArgs {
+    #[command(flatten)]
+    config: ConfigArgs,
+
+    /// The consumer of the configuration whose worker is tested [default: its only one]
+    #[arg(long, value_name = "NAME", env = "ONCEGATE_SCOPE")]
+    scope: Option<Scope>,
+
     /// A worker behind HTTP: http://127.0.0.1:8080/handle, https://worker/handle or unix:/path/of/socket
     #[arg(long, value_name = "URL", group = "worker")]
     handler: Option<String>,
@@ -50,19 +63,19 @@ pub(crate) struct WorkerTestArgs {
     handler_command: Option<String>,
 
     /// A URL that is requested until it answers with 2xx, before the first message
-    #[arg(long, value_name = "URL", requires = "handler")]
+    #[arg(long, value_name = "URL")]
     ready_url: Option<String>,
 
-    /// The content type of the payload
-    #[arg(long, value_name = "TYPE", default_value = "application/json", requires = "handler")]
-    content_type: String,
+    /// The content type of the payload [default: application/json, or that of --config]
+    #[arg(long, value_name = "TYPE")]
+    content_type: Option<String>,
 
     /// A file with the token that --handler requires
-    #[arg(long, value_name = "FILE", requires = "handler")]
+    #[arg(long, value_name = "FILE")]
     token_file: Option<PathBuf>,
 
     /// The authority that has signed the worker's certificate, a file in PEM [default: those of the machine]
-    #[arg(long, value_name = "FILE", requires = "handler")]
+    #[arg(long, value_name = "FILE")]
     handler_tls_root: Option<PathBuf>,
 
     /// The certificate that the worker requires of its clients, a file in PEM
@@ -74,7 +87,7 @@ pub(crate) struct WorkerTestArgs {
     handler_tls_key: Option<PathBuf>,
 
     /// Allow --handler to be another machine over unencrypted http
-    #[arg(long, requires = "handler")]
+    #[arg(long)]
     allow_remote: bool,
 
     /// How long the worker may take for each answer
@@ -110,9 +123,20 @@ struct WorkerTestDocument {
     checks: Vec<Check>,
 }
 
+/// The worker that is tested.
+struct Tested {
+    handler: shape::Handler,
+    /// The route of its messages.
+    route: String,
+    /// The variables of this process that the worker does not get.
+    hidden: Vec<String>,
+}
+
 pub(crate) async fn run(args: &WorkerTestArgs) -> Result<Exit, Problem> {
+    let tested = args.tested()?;
     let payload = Bytes::from(read_file(args.payload.clone()).await?);
-    let checks = within(args.answer.timeout, Box::pin(examine(args, payload))).await?;
+    let examined = examine(&tested, args.patience, payload);
+    let checks = within(args.answer.timeout, Box::pin(examined)).await?;
     let ok = checks.iter().all(|check| check.ok);
     if args.answer.json {
         output::answer_json(&WorkerTestDocument { schema: SCHEMA, ok, checks })?;
@@ -123,21 +147,73 @@ pub(crate) async fn run(args: &WorkerTestArgs) -> Result<Exit, Problem> {
 }
 
 impl WorkerTestArgs {
-    fn handler(&self) -> shape::Handler {
-        let program = |text: &String| Program::Shell(text.clone());
-        shape::Handler {
-            http: self.handler.clone(),
-            exec: self.handler_exec.as_ref().map(program),
-            command: self.handler_command.as_ref().map(program),
-            ready_url: self.ready_url.clone(),
-            content_type: Some(self.content_type.clone()),
-            token: self.token_file.clone().map(Secret::File),
-            tls_root: self.handler_tls_root.clone(),
-            tls_certificate: self.handler_tls_certificate.clone(),
-            tls_key: self.handler_tls_key.clone(),
-            allow_remote: Some(self.allow_remote),
-            ..shape::Handler::default()
+    /// # Errors
+    /// When neither flags nor a configuration name a worker, or a flag is not about this worker.
+    fn tested(&self) -> Result<Tested, Problem> {
+        let tested = match self.config.load(self.names_worker())? {
+            None => {
+                let json =
+                    shape::Handler { content_type: Some(JSON.to_owned()), ..shape::Handler::default() };
+                Tested { handler: self.over(json), route: ROUTE.to_owned(), hidden: Vec::new() }
+            }
+            Some(loaded) => {
+                let (_, settings) = choose(&loaded, self.scope.as_ref().map(Scope::as_str))?;
+                // A worker for several topics tells them apart, or does not.
+                let route = route_of(&settings).ok().flatten();
+                Tested {
+                    handler: self.over(settings.handler.unwrap_or_default()),
+                    route: route.unwrap_or_else(|| ROUTE.to_owned()),
+                    hidden: loaded.variables(),
+                }
+            }
+        };
+        let handler = &tested.handler;
+        if handler.http.is_none() && handler.exec.is_none() && handler.command.is_none() {
+            return Err(missing("--handler, --handler-exec or --handler-command"));
         }
+        match self.of_http().into_iter().find(|(_, is_given)| *is_given && handler.http.is_none()) {
+            Some((flag, _)) => {
+                Err(Problem::new(Exit::Usage, format!("{flag} is about a worker behind HTTP (--handler)")))
+            }
+            None => Ok(tested),
+        }
+    }
+
+    fn names_worker(&self) -> bool {
+        let workers = [&self.handler, &self.handler_exec, &self.handler_command];
+        workers.iter().any(|worker| worker.is_some()) || self.of_http().iter().any(|(_, is_given)| *is_given)
+    }
+
+    /// The flags about a worker behind HTTP, and which of them are given.
+    fn of_http(&self) -> [(&'static str, bool); 6] {
+        [
+            ("--ready-url", self.ready_url.is_some()),
+            ("--content-type", self.content_type.is_some()),
+            ("--token-file", self.token_file.is_some()),
+            ("--handler-tls-root", self.handler_tls_root.is_some()),
+            ("--handler-tls-certificate", self.handler_tls_certificate.is_some()),
+            ("--allow-remote", self.allow_remote),
+        ]
+    }
+
+    /// The settings of the worker, with those of the flags over them.
+    fn over(&self, mut handler: shape::Handler) -> shape::Handler {
+        let shell = |text: &String| Program::Shell(text.clone());
+        if [&self.handler, &self.handler_exec, &self.handler_command].iter().any(|worker| worker.is_some()) {
+            handler.http = self.handler.clone();
+            handler.exec = self.handler_exec.as_ref().map(shell);
+            handler.command = self.handler_command.as_ref().map(shell);
+        }
+        handler.ready_url = self.ready_url.clone().or(handler.ready_url);
+        handler.content_type = self.content_type.clone().or(handler.content_type);
+        handler.token = self.token_file.clone().map(Secret::File).or(handler.token);
+        handler.tls_root = self.handler_tls_root.clone().or(handler.tls_root);
+        if self.handler_tls_certificate.is_some() {
+            handler.tls_certificate = self.handler_tls_certificate.clone();
+            handler.tls_key = self.handler_tls_key.clone();
+        }
+        handler.allow_remote = Some(self.allow_remote || handler.allow_remote == Some(true));
+        handler
     }
 }
 
@@ -148,10 +224,11 @@ struct Exam {
     checks: Vec<Check>,
 }
 
-async fn examine(args: &WorkerTestArgs, payload: Bytes) -> Result<Vec<Check>, Problem> {
+async fn examine(tested: &Tested, patience: Duration, payload: Bytes) -> Result<Vec<Check>, Problem> {
     let refuse = |why: String| Problem::new(Exit::Configuration, why);
-    let subject = Subject::of(&args.handler(), args.patience).map_err(refuse)?;
-    let mut exam = Exam { subject, messages: Messages::new(payload)?, checks: Vec::new() };
+    let subject = Subject::of(&tested.handler, &tested.hidden, patience).map_err(refuse)?;
+    let messages = Messages::new(payload, &tested.route);
+    let mut exam = Exam { subject, messages, checks: Vec::new() };
     if !exam.is_ready().await || !exam.does_the_work().await? {
         // Any further failure would only be a consequence.
         return Ok(exam.checks);
@@ -317,17 +394,18 @@ fn text(checks: &[Check]) -> String {
 struct Messages {
     gate: Gate,
     payload: Bytes,
+    route: String,
     made: u32,
     /// A new scope for each test, so that a worker that stores keys has never seen it.
     test: String,
 }
 
 impl Messages {
-    fn new(payload: Bytes) -> Result<Self, Problem> {
+    fn new(payload: Bytes, route: &str) -> Self {
         let gate = Gate::new("worker-test", Key::message_key(), MemoryStore::new()).lease(LEASE);
         let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
         let test = format!("{}-{}", now.as_nanos(), std::process::id());
-        Ok(Self { gate, payload, made: 0, test })
+        Self { gate, payload, route: route.to_owned(), made: 0, test }
     }
 
     async fn good(&mut self) -> Result<Lease, Problem> {
@@ -340,9 +418,9 @@ impl Messages {
 
     async fn new_one(&mut self, payload: Bytes) -> Result<Lease, Problem> {
         self.made += 1;
-        let origin =
-            Origin::Kafka { topic: "worker-test".into(), partition: 0, offset: i64::from(self.made) };
-        let message = Message::new("worker-test", origin, Some(payload));
+        let topic = self.route.as_str();
+        let origin = Origin::Kafka { topic: topic.into(), partition: 0, offset: i64::from(self.made) };
+        let message = Message::new(topic, origin, Some(payload));
         self.again(&message.with_key(format!("{}-{}", self.test, self.made))).await
     }
 

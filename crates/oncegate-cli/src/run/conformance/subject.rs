@@ -7,6 +7,7 @@ use hyper::header::HeaderValue;
 use oncegate::{Gate, Lease};
 use tokio::time::{Instant, sleep, timeout};
 
+use super::super::CONTENT_TYPE;
 use super::super::command::Commands;
 use super::super::http::{Caller, Token};
 use super::super::process::Runnable;
@@ -39,26 +40,30 @@ pub(super) enum Interrupted {
 }
 
 impl Subject {
+    /// The worker with these settings, which does not get the variables that are hidden from it.
+    ///
     /// # Errors
     /// As text: what is wrong with the settings.
-    pub(super) fn of(handler: &shape::Handler, patience: Duration) -> Result<Self, String> {
+    pub(super) fn of(
+        handler: &shape::Handler,
+        hidden: &[String],
+        patience: Duration,
+    ) -> Result<Self, String> {
         const MOST: usize = Gate::DEFAULT_MAX_LARGE_RESULT_BYTES;
         if let Some(program) = &handler.exec {
-            return Ok(Self::Exec(Dialogue::new(Runnable::new(program.clone(), &[], &[]), patience)));
+            return Ok(Self::Exec(Dialogue::new(Runnable::new(program.clone(), hidden, &[]), patience)));
         }
         if let Some(program) = &handler.command {
-            return Ok(Self::Command(
-                Commands::new(Runnable::new(program.clone(), &[], &[]), MOST, WorkerReport::default()),
-                patience,
-            ));
+            let program = Runnable::new(program.clone(), hidden, &[]);
+            return Ok(Self::Command(Commands::new(program, MOST, WorkerReport::default()), patience));
         }
-        let content_type = handler.content_type.as_deref().unwrap_or_default();
+        let content_type = handler.content_type.as_deref().unwrap_or(CONTENT_TYPE);
         let told = RequestParts {
             content_type: HeaderValue::try_from(content_type)
                 .map_err(|_| format!("--content-type is {content_type:?}, which is not a content type"))?,
             token: handler.token.as_ref().map(Token::of).transpose()?.map(Arc::new),
             lease_ms: LEASE.as_millis(),
-            cloudevents: false,
+            cloudevents: handler.cloudevents.unwrap_or(false),
         };
         Ok(Self::Http(Caller::of(handler, told, MOST)?, patience))
     }

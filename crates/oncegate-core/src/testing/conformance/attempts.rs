@@ -81,6 +81,38 @@ pub(super) async fn an_uncounted_release_counts_nothing(subject: &StoreUnderTest
     }
 }
 
+pub(super) async fn a_discarded_attempt_is_flagged_and_counts_if_it_took_too_long(
+    subject: &StoreUnderTest<'_>,
+) {
+    let key = subject.key("a");
+    for (end, attempt, recovery) in [
+        (ReleaseCause::Discarded, 1, Recovery::None),
+        (ReleaseCause::TooLong, 1, Recovery::Earlier),
+        (ReleaseCause::Discarded, 2, Recovery::Earlier),
+        (ReleaseCause::TooLong, 2, Recovery::Earlier),
+    ] {
+        let token = subject.token();
+        let grant = subject.granted(&key, token).await;
+        assert_eq!((grant.attempt, grant.recovery), (attempt, recovery), "before {end:?}");
+        assert_eq!(subject.release(&key, token, LEASE, end).await, APPLIED);
+        assert_eq!(subject.release(&key, token, LEASE, end).await, APPLIED, "a repeat");
+        let record = subject.read(&key).await.expect("a released key has a record");
+        let is_flagged = matches!(record.state, State::Released { recovery: Recovery::Earlier, .. });
+        assert!(is_flagged, "{end:?}: {:?}", record.state);
+        subject.pass(&key, 2 * STEP).await;
+    }
+    // Of a takeover that is thrown away, there is one attempt to flag.
+    subject.granted(&key, subject.token()).await;
+    subject.pass(&key, 2 * STEP).await;
+    let token = subject.token();
+    let grant = subject.granted(&key, token).await;
+    assert_eq!((grant.attempt, grant.recovery), (4, Recovery::Takeover));
+    assert_eq!(subject.release(&key, token, LEASE, ReleaseCause::Discarded).await, APPLIED);
+    subject.pass(&key, 2 * STEP).await;
+    let grant = subject.granted(&key, subject.token()).await;
+    assert_eq!((grant.attempt, grant.recovery), (4, Recovery::Earlier));
+}
+
 pub(super) async fn attempts_stay_at_the_limit(subject: &StoreUnderTest<'_>) {
     let key = subject.key("a");
     for _ in 0..MAX_ATTEMPTS_COUNTED {

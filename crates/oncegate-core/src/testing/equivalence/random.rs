@@ -117,6 +117,8 @@ impl Choices {
                     ReleaseCause::Failed,
                     ReleaseCause::Interrupted,
                     ReleaseCause::NotStarted,
+                    ReleaseCause::Discarded,
+                    ReleaseCause::TooLong,
                 ];
                 let (end, reason) = (self.pick(ends), self.reason());
                 Operation::Release { token, delay: self.half_steps(), end, reason }

@@ -105,9 +105,7 @@ async fn claim_of_shard(mut members: Vec<Member>) -> Vec<(Member, Result<Claimed
         };
         let claim = match &route.fail_open {
             Some(fail_open) if *without_store => claim.insert(fail_open.new_claim(identity)),
-            _ => {
-                claim.get_or_insert_with(|| route.gate.new_claim(identity).after_discard(past.was_discarded))
-            }
+            _ => claim.get_or_insert_with(|| route.gate.new_claim(identity)),
         };
         claims.push((claim, &delivery.message));
     }

@@ -40,8 +40,7 @@ pub(super) async fn finish(tasks: &Arc<Tasks>, finished: Vec<Finished>) -> Vec<E
     let mut ended = Vec::with_capacity(finished.len());
     let mut results: Vec<(Granted, Bytes)> = Vec::with_capacity(finished.len());
     let now = Instant::now();
-    for Finished { mut granted, ran, began } in finished {
-        granted.member.item.past.was_discarded = matches!(ran, Ran::Cancelled);
+    for Finished { granted, ran, began } in finished {
         let count = note(&tasks.shared, &granted, &ran, (began, now));
         match ran {
             Ran::Returned(Ok(Ok(stored))) if is_stored_as_it_is(&granted, &stored) => {
@@ -130,7 +129,7 @@ async fn finish_one(shared: &Shared, granted: Granted, ran: Ran, count: FailureC
             Ran::Returned(Ok(encoded)) => complete(lease, encoded).await,
             Ran::Returned(Err(failure)) => failed(shared, item, lease, &failure, count),
             Ran::Panicked => failed(shared, item, lease, &Failure::retry(PANICKED), count),
-            Ran::Cancelled => End::lapsing(&lease, CANCELLED.to_owned()),
+            Ran::Cancelled => discarded(lease).await,
         }
     };
     drop(span);
@@ -160,8 +159,16 @@ async fn read_back(shared: &Shared, item: &Item, lease: Lease, ran: Ran, count: 
             failed(shared, item, lease, &failure, count)
         }
         // Its effects outside the transaction may have happened.
-        (Committed::No, Ran::Cancelled) => End::lapsing(&lease, CANCELLED.to_owned()),
+        (Committed::No, Ran::Cancelled) => discarded(lease).await,
     }
+}
+
+/// The end of an attempt whose handler was dropped. What it has begun elsewhere may go on, so the next attempt waits as long
+/// as the lease would have lasted.
+async fn discarded(lease: Lease) -> End {
+    let end = End::lapsing(&lease, CANCELLED.to_owned());
+    lease.discard(CANCELLED).await;
+    end
 }
 
 /// Gives the message up because the grant is over the limit of attempts. Nothing runs under it.

@@ -80,7 +80,8 @@ impl Loss {
 /// Whether a loss that the store had noticed before the scope was opened needs no halt: the scope has begun since, or
 /// its loss was accepted.
 pub(super) fn is_settled(at: SystemTime, known: &ScopeDescriptor, first: &ScopeDescriptor) -> bool {
-    let is_new = known.epoch == first.epoch;
+    // Another process may have opened it, on another clock.
+    let is_new = known.epoch == first.epoch || known.begun_at_ms > millis_of(at).saturating_add(SAME_LOSS_MS);
     let is_accepted = known.lost_at_ms.is_some_and(|lost| millis_of(at) <= lost.saturating_add(SAME_LOSS_MS));
     is_new || (known.halt.is_none() && is_accepted)
 }

@@ -5,7 +5,7 @@ use std::sync::atomic::AtomicU32;
 use async_trait::async_trait;
 use oncegate_core::key::{Digest, StoreKey};
 use oncegate_core::record::{StoreTime, Token};
-use oncegate_core::store::{MemoryStore, RecordSnapshot};
+use oncegate_core::store::{MemoryStore, RecordSnapshot, StoreLoss};
 use oncegate_core::testing::wrapper::StoreWrapper;
 use tokio::sync::Notify;
 
@@ -23,6 +23,8 @@ struct Counting {
     holds_back: Mutex<Option<Arc<Notify>>>,
     /// A copy that answers reads in place of the store.
     copy: Mutex<Option<String>>,
+    /// The loss that it has noticed itself.
+    noticed: Mutex<Option<StoreLoss>>,
 }
 
 #[async_trait]
@@ -50,6 +52,10 @@ impl StoreWrapper for Counting {
         held
     }
 
+    fn loss(&self) -> Option<StoreLoss> {
+        self.noticed.lock().unwrap().clone()
+    }
+
     fn check_spacing(&self) -> u32 {
         5
     }
@@ -63,6 +69,7 @@ async fn watched() -> (Arc<Counting>, LossWatch) {
         descriptors: AtomicU32::new(0),
         holds_back: Mutex::default(),
         copy: Mutex::default(),
+        noticed: Mutex::default(),
     });
     let watch = watching(&store).await;
     (store, watch)
@@ -144,6 +151,18 @@ async fn what_others_complete_and_commit_after_a_process_has_read_the_store_is_n
 }
 
 /// The text of the scope's descriptor.
+/// Another process has opened the scope. What this one's store has noticed before concerns other scopes.
+// invariant: halt-without-loss
+#[tokio::test]
+async fn a_scope_that_began_after_a_loss_is_not_halted_by_it() {
+    let (store, _first) = watched().await;
+    for (ago, is_halted) in [(Duration::from_secs(3_600), false), (Duration::ZERO, true)] {
+        let at = SystemTime::now() - ago;
+        *store.noticed.lock().unwrap() = Some(StoreLoss { at, reason: "it was emptied".into() });
+        assert_eq!(watching(&store).await.refusal().is_some(), is_halted, "noticed {ago:?} ago");
+    }
+}
+
 async fn text(store: &Counting) -> String {
     store.inner.descriptor(&Scope::new("billing").unwrap()).await.unwrap().unwrap()
 }

@@ -1,0 +1,171 @@
+//! The consumer that a command is about, from a configuration: what no flag says comes from there.
+
+use std::path::{Path, PathBuf};
+
+use crate::config::{self, Loaded, Secrets, shape};
+use crate::exit::{Exit, Problem};
+use crate::run::stdin::STDIN;
+use crate::store::{self, Opened, StoreArgs};
+
+/// The configuration beside a command that names none.
+pub(crate) const BESIDE: &str = "oncegate.toml";
+
+/// The configuration of a command.
+#[derive(Debug, clap::Args)]
+pub(crate) struct ConfigArgs {
+    /// The configuration, for what no flag says; --scope chooses one of several consumers [default: oncegate.toml in the
+    /// working directory, if there are no flags with settings]
+    #[arg(long, value_name = "FILE", env = "ONCEGATE_CONFIG")]
+    config: Option<PathBuf>,
+}
+
+impl ConfigArgs {
+    /// Reads the configuration, or that beside the command if there are no flags with settings. `None` if there is none.
+    ///
+    /// # Errors
+    /// When it cannot be read, or has errors, which are printed.
+    pub(crate) fn load(&self, has_settings: bool) -> Result<Option<Loaded>, Problem> {
+        if let Some(file) = &self.config {
+            return load(file).map(Some);
+        }
+        let beside = Path::new(BESIDE);
+        if has_settings || !beside.is_file() {
+            return Ok(None);
+        }
+        eprintln!("oncegate: settings come from {BESIDE} in the working directory");
+        load(beside).map(Some)
+    }
+}
+
+/// Reads a configuration without errors.
+///
+/// # Errors
+/// When it cannot be read, or has errors, which are printed.
+pub(crate) fn load(file: &Path) -> Result<Loaded, Problem> {
+    let loaded = config::load(Some(file), |_| Vec::new(), Secrets::MayBeLiteral)?;
+    if loaded.findings.has_errors() {
+        eprintln!("{}", loaded.render());
+        return Err(Problem::new(Exit::Configuration, "the configuration has errors"));
+    }
+    Ok(loaded)
+}
+
+/// Returns the consumer with this scope and what it inherits, or the only one of the configuration.
+///
+/// # Errors
+/// When there is no such consumer, or there are several.
+pub(crate) fn choose<'a>(
+    loaded: &'a Loaded,
+    scope: Option<&str>,
+) -> Result<(&'a str, shape::Consumer), Problem> {
+    let mut known = loaded.consumers();
+    let found = match scope {
+        Some(scope) => known.find(|(name, _)| *name == scope),
+        None => known.next().filter(|_| known.next().is_none()),
+    };
+    let names = || loaded.consumers().map(|(name, _)| name).collect::<Vec<_>>().join(", ");
+    found.ok_or_else(|| {
+        let why = match scope {
+            _ if loaded.config.consumer.is_empty() => "the configuration has no consumer".to_owned(),
+            Some(scope) => {
+                format!("the configuration has no consumer `{scope}`: give --scope with one of {}", names())
+            }
+            None => format!("which consumer of the configuration? Give --scope with one of {}", names()),
+        };
+        Problem::new(Exit::Configuration, why)
+    })
+}
+
+/// Returns the route of the messages of the consumer's source. `None` if there is no source.
+///
+/// # Errors
+/// When there are several.
+pub(crate) fn route_of(settings: &shape::Consumer) -> Result<Option<String>, String> {
+    let source = settings.source.clone().unwrap_or_default();
+    if let Some(queue) = source.sqs.and_then(|sqs| sqs.queue) {
+        return Ok(queue.rsplit('/').next().map(str::to_owned));
+    }
+    if let Some(stdin) = source.stdin {
+        return Ok(Some(stdin.route.unwrap_or_else(|| STDIN.to_owned())));
+    }
+    let topics = source.kafka.and_then(|kafka| kafka.topics).map(|topics| topics.0).unwrap_or_default();
+    match topics.as_slice() {
+        [] => Ok(None),
+        [only] => Ok(Some(only.clone())),
+        topics => Err(format!("messages of which topic? Give --route with one of {}", topics.join(", "))),
+    }
+}
+
+/// Where the records are, if no configuration says it.
+#[derive(Debug, clap::Args)]
+pub(crate) struct StoreFlag {
+    /// The store: redis://host:port, redis+cluster://host:port,…, redis+sentinel://host:port,…/name (rediss for
+    /// TLS), postgres://host:port/database, or an SQLite file as sqlite:path or path [default: that of --config]
+    #[arg(long = "store", value_name = "URL", env = "ONCEGATE_STORE", hide_env_values = true)]
+    pub(crate) url: Option<String>,
+}
+
+impl StoreFlag {
+    /// Returns the store of the flag, or else that of the configuration. The flag's has none of the other settings: the
+    /// password belongs to another server.
+    ///
+    /// # Errors
+    /// When neither names a store.
+    pub(crate) fn or_of(&self, loaded: Option<&Loaded>) -> Result<NamedStore, Problem> {
+        if let Some(url) = &self.url {
+            return Ok(NamedStore::ByUrl(StoreArgs { url: url.clone() }));
+        }
+        let settings = loaded.and_then(|loaded| loaded.config.store.clone());
+        settings.map(NamedStore::Configured).ok_or_else(|| missing("--store"))
+    }
+}
+
+/// Returns the problem that neither this flag nor a configuration was given.
+pub(crate) fn missing(flag: &str) -> Problem {
+    Problem::new(Exit::Usage, format!("{flag} is missing, or a configuration with it (--config)"))
+}
+
+/// The store of a command.
+#[derive(Debug)]
+pub(crate) enum NamedStore {
+    ByUrl(StoreArgs),
+    /// With all settings of a configuration.
+    Configured(shape::Store),
+}
+
+impl NamedStore {
+    /// Connects. Creates and purges nothing.
+    pub(crate) async fn open(&self) -> Result<Opened, Problem> {
+        match self {
+            Self::ByUrl(store) => store.opened().await,
+            Self::Configured(store) => store::open_existing(store).await,
+        }
+    }
+
+    /// For people: a file by its absolute path, a URL without user, password and parameters.
+    pub(crate) fn redacted(&self) -> String {
+        match self {
+            Self::ByUrl(store) => store.redacted(),
+            Self::Configured(store) => store::named(store.url.as_deref().unwrap_or_default()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_route_is_that_of_the_source() {
+        let route = |source: &str| {
+            let settings: shape::Consumer = toml::from_str(&format!("source = {source}")).unwrap();
+            route_of(&settings)
+        };
+        assert_eq!(route("{ kafka = { topics = [\"orders\"] } }").unwrap().unwrap(), "orders");
+        assert_eq!(route("{ sqs = { queue = \"https://sqs.eu/1/orders\" } }").unwrap().unwrap(), "orders");
+        assert_eq!(route("{ stdin = {} }").unwrap().unwrap(), "stdin");
+        assert_eq!(route("{}").unwrap(), None);
+        let error = route("{ kafka = { topics = [\"orders\", \"refunds\"] } }").unwrap_err();
+        assert!(error.contains("--route") && error.contains("orders, refunds"), "{error}");
+    }
+}
