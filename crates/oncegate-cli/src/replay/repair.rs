@@ -21,7 +21,7 @@ use super::missing::{DeliveryCounts, Missing, ReplayLimits};
 use super::{ReplayArgs, examine};
 use crate::args;
 use crate::change::{ChangeArgs, Written};
-use crate::configured::{choose, missing};
+use crate::configured;
 use crate::examined::Examined;
 use crate::exit::{Exit, Problem, not_opened};
 use crate::output::{self, Table, grouped};
@@ -137,8 +137,8 @@ pub(super) async fn run(args: &ReplayArgs) -> Result<Exit, Problem> {
         before: note_each_run(&examined, Arc::clone(&journal), &stop, &unwritten)?,
         observer: Arc::clone(&outcomes) as Arc<dyn Observer>,
     };
-    let loaded = args.examined.load()?.ok_or_else(|| missing("--config"))?;
-    let (name, mut settings) = choose(&loaded, args.examined.scope.as_ref().map(Scope::as_str))?;
+    let loaded = args.examined.load()?.ok_or_else(|| configured::missing("--config"))?;
+    let (name, mut settings) = configured::choose(&loaded, args.examined.scope.as_ref().map(Scope::as_str))?;
     if settings.fail_open_after.take().is_some() {
         warn!("`fail_open_after` does not apply to a replay: without its record, a message may run twice");
     }

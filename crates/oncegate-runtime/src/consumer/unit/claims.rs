@@ -98,7 +98,7 @@ async fn claim_all(members: Vec<Member>) -> Vec<(Member, Result<Claimed, StoreEr
 async fn claim_of_shard(mut members: Vec<Member>) -> Vec<(Member, Result<Claimed, StoreError>)> {
     let mut claims: Vec<(&mut OpenClaim, &Message)> = Vec::with_capacity(members.len());
     for member in &mut members {
-        let Item { route, delivery, claim, identity, without_store, past, .. } = &mut *member.item;
+        let Item { route, delivery, claim, identity, without_store, .. } = &mut *member.item;
         let Ok(identity) = identity else {
             debug_assert!(false, "a message without a key is settled before");
             continue;
