@@ -5,7 +5,7 @@ use std::future::Future;
 use std::io::{IsTerminal, Read};
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use oncegate::admin::dry_run::DryRun;
 use oncegate::core::key::{MAX_PAYLOAD_BYTES_LIMIT, Scope};
@@ -14,6 +14,7 @@ use oncegate::{FingerprintSpec, Key};
 
 use crate::examined::formatted;
 use crate::exit::{Exit, Problem};
+use crate::parse::{duration, fingerprint, pair};
 use crate::store::StoreArgs;
 
 /// What `--key` takes, in a line.
@@ -147,68 +148,6 @@ fn read(path: Option<PathBuf>) -> Result<Vec<u8>, Problem> {
     }
 }
 
-/// `name=value`, split at the first `=`.
-pub(crate) fn pair(text: &str) -> Result<(String, String), String> {
-    match text.split_once('=') {
-        Some((name, value)) if !name.is_empty() => Ok((name.to_owned(), value.to_owned())),
-        _ => Err("it must be name=value".to_owned()),
-    }
-}
-
-/// The reason of a change, for the journal.
-pub(crate) fn reason(text: &str) -> Result<String, String> {
-    if text.trim().is_empty() {
-        return Err("it must say why".to_owned());
-    }
-    Ok(text.to_owned())
-}
-
-/// `payload`, `payload-except:sent_at,trace.id`, `raw`, or the JSON form of a configuration file.
-pub(crate) fn fingerprint(text: &str) -> Result<FingerprintSpec, String> {
-    let text = text.trim();
-    if let Some(paths) = text.strip_prefix("payload-except:") {
-        return Ok(FingerprintSpec::payload().except(paths.split(',').map(str::trim)));
-    }
-    let json = if text.starts_with('{') { text.to_owned() } else { serde_json::json!(text).to_string() };
-    serde_json::from_str(&json).map_err(|error| error.to_string())
-}
-
-/// A whole number above zero with its unit: `500ms`, `30s`, `5m`, `2h`, `7d`.
-pub(crate) fn duration(text: &str) -> Result<Duration, String> {
-    let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
-    let (number, unit) = text.split_at(digits);
-    let unit = match unit {
-        "ms" => Duration::from_millis(1),
-        "s" => Duration::from_secs(1),
-        "m" => Duration::from_secs(60),
-        "h" => Duration::from_secs(3_600),
-        "d" => Duration::from_secs(86_400),
-        _ => return Err("it must be a number with one of the units ms, s, m, h, d, as in 30s".to_owned()),
-    };
-    match number.parse().ok().and_then(|number| unit.checked_mul(number)) {
-        Some(duration) if !duration.is_zero() => Ok(duration),
-        _ => Err("it must be a whole number above zero".to_owned()),
-    }
-}
-
-/// A time, and how it was written.
-#[derive(Clone, Debug)]
-pub(crate) struct Moment {
-    pub(crate) text: String,
-    pub(crate) time: SystemTime,
-}
-
-impl std::str::FromStr for Moment {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let ago = |ago: Duration| SystemTime::now().checked_sub(ago);
-        let time = humantime::parse_rfc3339_weak(text).ok().or_else(|| duration(text).ok().and_then(ago));
-        let time = time.ok_or("it must be a time as 2026-11-21T10:00:00Z, in UTC, or a duration as 2h")?;
-        Ok(Self { text: text.to_owned(), time })
-    }
-}
-
 /// Returns the answer, or a problem if it does not come within the limit.
 pub(crate) async fn within<T>(
     limit: Option<Duration>,
@@ -220,35 +159,5 @@ pub(crate) async fn within<T>(
     match tokio::time::timeout(limit, answer).await {
         Ok(answer) => answer,
         Err(_) => Err(Problem::new(Exit::TimedOut, format!("no answer within {limit:?} (--timeout)"))),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn durations_have_units() {
-        assert_eq!(duration("500ms"), Ok(Duration::from_millis(500)));
-        assert_eq!(duration("2h"), Ok(Duration::from_secs(7_200)));
-        for bad in ["", "5", "s", "0s", "-1s", "1.5s", "5 s", "99999999999999999999d", "999999999999d99"] {
-            assert!(duration(bad).is_err(), "{bad}");
-        }
-    }
-
-    #[test]
-    fn a_header_may_hold_equals_signs() {
-        assert_eq!(pair("token=a=b"), Ok(("token".to_owned(), "a=b".to_owned())));
-        assert!(pair("token").is_err() && pair("=x").is_err());
-    }
-
-    #[test]
-    fn fingerprints_are_spelt_as_keys_are() {
-        assert_eq!(fingerprint("payload"), Ok(FingerprintSpec::payload()));
-        assert_eq!(fingerprint("raw"), Ok(FingerprintSpec::raw()));
-        let except = FingerprintSpec::payload().except(["sent_at", "trace.id"]);
-        assert_eq!(fingerprint("payload-except:sent_at, trace.id"), Ok(except.clone()));
-        assert_eq!(fingerprint(r#"{"except":["sent_at","trace.id"]}"#), Ok(except));
-        assert!(fingerprint("payloads").is_err());
     }
 }

@@ -4,9 +4,9 @@ use std::path::PathBuf;
 
 use oncegate::journal::{JournalEntry, JournalFile};
 
-use crate::args;
 use crate::confirm::confirm;
 use crate::exit::{Exit, Problem};
+use crate::parse;
 
 /// How a change is made.
 #[derive(Debug, clap::Args)]
@@ -20,7 +20,7 @@ pub(crate) struct ChangeArgs {
     pub(crate) yes: bool,
 
     /// Why it is done, for the journal
-    #[arg(long, value_name = "TEXT", required_unless_present = "dry_run", value_parser = args::reason)]
+    #[arg(long, value_name = "TEXT", required_unless_present = "dry_run", value_parser = parse::reason)]
     pub(crate) why: Option<String>,
 
     /// The journal, one JSON object per line: when, who, why and what [default: oncegate/journal.jsonl in

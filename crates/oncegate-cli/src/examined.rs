@@ -12,12 +12,13 @@ use oncegate::kafka::{TopicReader, TopicWindow};
 use oncegate::{FingerprintSpec, Key};
 use tracing::warn;
 
-use crate::args::{KEY_FORMS, KEY_HELP, Moment, fingerprint, pair};
+use crate::args::{KEY_FORMS, KEY_HELP};
 use crate::config::Loaded;
 use crate::config::format::Format;
 use crate::configured::{ConfigArgs, StoreFlag, choose, missing};
 use crate::doctor::{Topics, configured_topics};
 use crate::exit::{Exit, Problem, not_opened};
+use crate::parse::{Moment, fingerprint, pair};
 
 /// The consumer whose messages are examined: as its configuration says, or by flags, which go before.
 #[derive(Debug, clap::Args)]

@@ -9,9 +9,10 @@ use hyper_util::client::legacy::Client;
 use hyper_util::rt::TokioExecutor;
 use serde::Serialize;
 
-use crate::args::{duration, within};
+use crate::args::within;
 use crate::exit::{Exit, Problem};
 use crate::output;
+use crate::parse::duration;
 
 /// The format of the `--json` document.
 const SCHEMA: &str = "oncegate.health/1";

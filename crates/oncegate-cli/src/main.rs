@@ -40,6 +40,7 @@ mod inspect;
 mod key;
 mod outbox;
 mod output;
+mod parse;
 mod peek;
 mod promise;
 mod prove;

@@ -6,9 +6,10 @@ use oncegate::core::key::Scope;
 use oncegate::results::{ObjectResults, ResultStore as _, Sweep, Swept};
 use serde::Serialize;
 
-use crate::args::{AnswerArgs, duration, within};
+use crate::args::{AnswerArgs, within};
 use crate::exit::{Exit, Problem};
 use crate::output::{self, Table};
+use crate::parse::duration;
 
 /// The format of the `--json` document.
 const SCHEMA: &str = "oncegate.sweep/1";

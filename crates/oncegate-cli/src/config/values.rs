@@ -11,7 +11,7 @@ use serde::de::Error;
 use serde::{Deserialize, Deserializer};
 use toml::Value;
 
-use crate::args;
+use crate::parse;
 
 /// The largest secret that a file may hold, in bytes.
 const SECRET_MAX_BYTES: u64 = 64 * 1024;
@@ -141,7 +141,7 @@ fn read<'de, D: Deserializer<'de>, T>(
 impl<'de> Deserialize<'de> for Time {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         read(deserializer, |value| match value {
-            Value::String(text) => args::duration(&text).map(Self),
+            Value::String(text) => parse::duration(&text).map(Self),
             other => Err(unlike(&other, "a time with its unit, as \"30s\" (ms, s, m, h, d),")),
         })
     }
@@ -207,7 +207,7 @@ impl<'de> Deserialize<'de> for KeySetting {
 impl<'de> Deserialize<'de> for FingerprintSetting {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         read(deserializer, |value| match value {
-            Value::String(text) => args::fingerprint(&text).map(Self),
+            Value::String(text) => parse::fingerprint(&text).map(Self),
             other => {
                 FingerprintSpec::deserialize(other).map(Self).map_err(|error| error.message().to_owned())
             }

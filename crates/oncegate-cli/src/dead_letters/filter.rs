@@ -6,7 +6,7 @@ use oncegate::admin::dead_letter_reader::StoredDeadLetter;
 use oncegate::core::key::{Scope, StoreKey};
 use oncegate::dead_letters::{DeadLetter, DeadLetterCause};
 
-use crate::args::Moment;
+use crate::parse::Moment;
 
 /// Selects the dead letters that match every one of these filters.
 ///

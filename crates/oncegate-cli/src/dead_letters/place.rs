@@ -4,11 +4,11 @@ use oncegate::admin::dead_letter_reader::DeadLetterReader;
 use oncegate::kafka::KafkaDeadLetterReader;
 use oncegate::sqs::SqsDeadLetterReader;
 
-use crate::args::pair;
 use crate::config::{Loaded, shape};
 use crate::configured::{ConfigArgs, choose, missing};
 use crate::doctor::configured_topics;
 use crate::exit::{Exit, Problem, not_opened};
+use crate::parse::pair;
 
 /// Where the dead letters are.
 #[derive(Debug, clap::Args)]

@@ -11,12 +11,13 @@ use std::time::Duration;
 use oncegate::core::key::Scope;
 use serde::Serialize;
 
-use crate::args::{AnswerArgs, duration, pair, within};
+use crate::args::{AnswerArgs, within};
 use crate::config::values::{Names, Property, Secret, Time};
 use crate::config::{Loaded, shape};
 use crate::configured::{ConfigArgs, StoreFlag, choose, missing};
 use crate::exit::{Exit, Problem};
 use crate::output;
+use crate::parse::{duration, pair};
 use crate::store::StoreArgs;
 pub(crate) use configured::{examine as examine_configured, topics as configured_topics};
 use examine::Questions;

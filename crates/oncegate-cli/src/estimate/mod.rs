@@ -11,9 +11,10 @@ use oncegate::core::key::Scope;
 use oncegate::kafka::TopicReader;
 use serde::Serialize;
 
-use crate::args::{AnswerArgs, KEY_FORMS, KEY_HELP, duration, pair, within};
+use crate::args::{AnswerArgs, KEY_FORMS, KEY_HELP, within};
 use crate::exit::{Exit, Problem, not_opened};
 use crate::output::{self, Table, grouped, span};
+use crate::parse::{duration, pair};
 
 mod redis;
 

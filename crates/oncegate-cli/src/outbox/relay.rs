@@ -55,7 +55,7 @@ pub(crate) struct RelayArgs {
     brokers: Option<String>,
 
     /// A property of librdkafka, such as security.protocol=SASL_SSL; may be repeated
-    #[arg(long = "property", value_name = "NAME=VALUE", value_parser = crate::args::pair)]
+    #[arg(long = "property", value_name = "NAME=VALUE", value_parser = crate::parse::pair)]
     properties: Vec<(String, String)>,
 
     /// The region of SQS, instead of Kafka: messages are published to queues
@@ -83,7 +83,7 @@ pub(crate) struct RelayArgs {
     listen: Option<String>,
 
     /// Any setting by its path, such as outbox.shop.poll_interval=1s; may be repeated
-    #[arg(long = "set", value_name = "PATH=VALUE", value_parser = crate::args::pair)]
+    #[arg(long = "set", value_name = "PATH=VALUE", value_parser = crate::parse::pair)]
     any: Vec<(String, String)>,
 }
 

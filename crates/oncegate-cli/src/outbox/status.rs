@@ -5,9 +5,10 @@ use std::time::Duration;
 use oncegate::outbox::{OutboxStatus, OutboxStore};
 use serde::Serialize;
 
-use crate::args::{AnswerArgs, duration, within};
+use crate::args::{AnswerArgs, within};
 use crate::exit::{Exit, Problem};
 use crate::output::{self, Table};
+use crate::parse::duration;
 use crate::store::{SqlStore, StoreArgs};
 
 /// The format of the `--json` document.

@@ -19,9 +19,10 @@ use indicatif::{ProgressBar, ProgressStyle};
 use oncegate::Key;
 use oncegate_testing::{Fault, Finding, Progress, Service, Trial, TrialError, Verdict, report};
 
-use crate::args::{KEY_FORMS, KEY_HELP, duration, pair};
+use crate::args::{KEY_FORMS, KEY_HELP};
 use crate::exit::{Exit, Problem};
 use crate::output::{self, plain, span};
+use crate::parse::{duration, pair};
 use crate::run::build::with_settings;
 use brokers::Brokers;
 use stores::Stores;

@@ -19,12 +19,12 @@ use tracing::warn;
 
 use super::missing::{DeliveryCounts, Missing, ReplayLimits};
 use super::{ReplayArgs, examine};
-use crate::args;
 use crate::change::{ChangeArgs, Written};
 use crate::configured;
 use crate::examined::Examined;
 use crate::exit::{Exit, Problem, not_opened};
 use crate::output::{self, Table, grouped};
+use crate::parse;
 use crate::run::{self, BeforeRun, Feed};
 
 /// The format of the `--json` document.
@@ -56,7 +56,7 @@ pub(crate) struct RepairArgs {
     yes: bool,
 
     /// Why it is done, for the journal
-    #[arg(long, value_name = "TEXT", requires = "run", value_parser = args::reason)]
+    #[arg(long, value_name = "TEXT", requires = "run", value_parser = parse::reason)]
     why: Option<String>,
 
     /// The journal, one JSON object per line: when, who, why and what [default: oncegate/journal.jsonl in

@@ -147,7 +147,7 @@ pub(crate) struct Flags {
     ordering: Option<String>,
 
     /// A topic in which messages wait for a later retry, with the wait: orders.retry.30s=30s; may be repeated
-    #[arg(long = "retry-topic", value_name = "NAME=TIME", value_parser = crate::args::pair)]
+    #[arg(long = "retry-topic", value_name = "NAME=TIME", value_parser = crate::parse::pair)]
     retry_topics: Vec<(String, String)>,
 
     /// Accept that later messages overtake those in a retry topic
@@ -159,7 +159,7 @@ pub(crate) struct Flags {
     keep_positions_of_recreated_topics: bool,
 
     /// A property of librdkafka, such as security.protocol=SASL_SSL; may be repeated
-    #[arg(long = "property", value_name = "NAME=VALUE", value_parser = crate::args::pair)]
+    #[arg(long = "property", value_name = "NAME=VALUE", value_parser = crate::parse::pair)]
     properties: Vec<(String, String)>,
 
     /// The address of the status page: 127.0.0.1:9464, or off
@@ -167,7 +167,7 @@ pub(crate) struct Flags {
     listen: Option<String>,
 
     /// Any setting by its path, such as consumer.billing.backoff.most=1m; may be repeated
-    #[arg(long = "set", value_name = "PATH=VALUE", value_parser = crate::args::pair)]
+    #[arg(long = "set", value_name = "PATH=VALUE", value_parser = crate::parse::pair)]
     any: Vec<(String, String)>,
 }
 

@@ -91,7 +91,7 @@ async fn others_end_beside(manner: Manner) {
             assert!(!list.acked().contains(&0), "it has not ended");
             return;
         }
-        // A handler that panics waits for nobody.
+        // A handler that panics does not wait for the others.
         _ = others_have_ended.send(());
         list.until_acked(MEMBERS).await;
     };
@@ -103,7 +103,7 @@ async fn others_end_beside(manner: Manner) {
 
 // invariant: neighbour-held-up
 #[tokio::test(flavor = "multi_thread", worker_threads = 3)]
-async fn nobody_in_a_unit_waits_for_a_slower_neighbour() {
+async fn a_slow_handler_does_not_delay_its_unit() {
     use Manner::{Blocks, BlocksAfterAWait, Computes, NeverEnds, Panics};
     for manner in [Blocks, BlocksAfterAWait, Computes, Panics, NeverEnds] {
         others_end_beside(manner).await;

@@ -15,12 +15,13 @@ use oncegate::{Entry, Gate, Key, Lease, MemoryStore, Message, Origin};
 use serde::Serialize;
 
 use super::worker::Reply;
-use crate::args::{AnswerArgs, duration, read_file, within};
+use crate::args::{AnswerArgs, read_file, within};
 use crate::config::shape;
 use crate::config::values::{Program, Secret};
 use crate::configured::{ConfigArgs, choose, missing, route_of};
 use crate::exit::{Exit, Problem};
 use crate::output::{self, plain};
+use crate::parse::duration;
 use subject::{Interrupted, Subject};
 
 /// The format of the `--json` document.
