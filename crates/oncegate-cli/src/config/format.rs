@@ -41,8 +41,8 @@ pub(crate) struct Format {
     pub(crate) encoding: Option<Names>,
     /// A header that names how a payload is compressed or encoded, such as `content-encoding`.
     pub(crate) encoding_header: Option<String>,
-    /// What workers get as the payload: the bytes that came (`payload`, the default), or the document of the whole message
-    /// as JSON (`json`).
+    /// What workers get as the payload: the bytes that came (`payload`), or the document of the whole message as JSON (`json`).
+    #[schemars(extend("default" = "payload"))]
     pub(crate) deliver: Option<Deliver>,
     /// The format, once it is built: the key and the documents of workers share its schemas.
     #[serde(skip)]
@@ -51,11 +51,10 @@ pub(crate) struct Format {
 
 /// What workers get as the payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
-#[serde(rename_all = "lowercase")]
+#[serde(rename_all = "kebab-case")]
+#[schemars(inline)]
 pub(crate) enum Deliver {
-    /// The bytes that came.
     Payload,
-    /// The document, as JSON.
     Json,
 }
 

@@ -106,8 +106,7 @@ async fn flags_win_over_the_configuration_of_a_record() {
 
 #[tokio::test]
 async fn a_configuration_that_does_not_say_it_is_an_error() {
-    let source = "kafka = { brokers = \"127.0.0.1:1\", topics = [\"refunds\"] }";
-    let two = billing() + &consumer("refunds", source, "file = \"dead.jsonl\"");
+    let two = billing() + &consumer("refunds", "stdin = {}", "file = \"dead.jsonl\"");
     let topics = billing().replace("[\"orders\"]", "[\"orders\", \"returns\"]");
     let spelt = billing().replace("url = ", "ulr = ");
     let cases: [(&str, &[&str], [&str; 2]); 6] = [
@@ -173,7 +172,7 @@ async fn dead_letters_of_a_topic_are_those_of_the_configuration() {
     oncegate(&[&redrive[..], &flags].concat(), b"").await.ended(69).says("none.db");
 
     // Of two consumers, the one of --scope.
-    let two = own + &consumer("refunds", &source(&other), &format!("kafka = \"{other}\""));
+    let two = own + &consumer("refunds", &source(&other), &format!("kafka = \"{}\"", unique("dead")));
     let two = Beside::new(&format!("[store]\nurl = \"{}\"\n{two}", shop.redis.url()));
     for (verb, more) in [("list", &["--json"][..]), ("show", &[at])] {
         let verb = ["dead-letters", verb, "--config", &two.file];
@@ -203,7 +202,7 @@ async fn doctor_examines_the_consumers_of_a_configuration() {
     let source =
         |topic: &str| format!("kafka = {{ brokers = \"{}\", topics = [\"{topic}\"] }}", kafka.bootstrap());
     let two = consumer("billing", &source(&topic), &format!("kafka = \"{absent}-dead\""))
-        + &consumer("refunds", &source(&absent), "file = \"dead.jsonl\"");
+        + &consumer("refunds", &source(&absent), &format!("kafka = \"{absent}-dead\""));
     let beside = Beside::new(&format!("[store]\nurl = \"{}\"\n{two}", server.url()));
     let doctor = async |more: &[&str]| {
         let fixed = ["doctor", "--config", &beside.file, "--json", "--timeout", "50s"];
