@@ -85,7 +85,7 @@ async fn a_handler_that_runs_too_long_is_dropped_and_the_next_attempt_is_told() 
     assert_eq!(world.settled("k").await.status, 201);
     assert_eq!(world.runs(), [(1, false), (2, true)]);
     assert_eq!(world.watched.get("handler_runs", "cancelled"), 1);
-    assert_eq!(world.watched.get("extra_runs", "crash_takeover"), 1);
+    assert_eq!(world.watched.get("extra_runs", "discarded"), 1);
 }
 
 // invariant: client-disconnects
