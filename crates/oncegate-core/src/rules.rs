@@ -118,37 +118,28 @@ pub enum ReleaseCause {
     /// Its handler was not started, and nothing was told of the grant: the caller gave up before it had the reply. It does
     /// not count, and what it has taken over is left to the next attempt to take over.
     NotStarted,
-    /// Its process has thrown it away, because a stop or a rebalance did not wait for it. It does not count, and its effect
-    /// may have happened.
+    /// Its process has thrown it away: it took too long, or a stop or a rebalance did not wait for it. It counts, and its
+    /// effect may have happened.
     Discarded,
-    /// Its process has thrown it away, because it took too long. It counts, and its effect may have happened.
-    TooLong,
 }
 
 impl ReleaseCause {
     /// All of them.
-    pub const ALL: [Self; 5] =
-        [Self::Failed, Self::Interrupted, Self::NotStarted, Self::Discarded, Self::TooLong];
+    pub const ALL: [Self; 4] = [Self::Failed, Self::Interrupted, Self::NotStarted, Self::Discarded];
 
-    /// One word or two: `failed`, `interrupted`, `not started`, `discarded` or `too long`.
+    /// One word or two: `failed`, `interrupted`, `not started` or `discarded`.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Failed => "failed",
             Self::Interrupted => "interrupted",
             Self::NotStarted => "not started",
             Self::Discarded => "discarded",
-            Self::TooLong => "too long",
         }
     }
 
     /// Whether the attempt counts.
     pub const fn counts(self) -> bool {
-        matches!(self, Self::Failed | Self::TooLong)
-    }
-
-    /// Whether the attempt has ended without an outcome: its effect may have happened.
-    pub const fn is_without_outcome(self) -> bool {
-        matches!(self, Self::Discarded | Self::TooLong)
+        matches!(self, Self::Failed | Self::Discarded)
     }
 }
 
@@ -392,7 +383,7 @@ fn release(record: Option<Record>, token: Token, released: Release) -> (Option<R
                 by: token.tag(),
                 attempt: if released.end.counts() { attempt } else { attempt.saturating_sub(1) },
                 recovery: match (released.end, recovery) {
-                    (end, _) if end.is_without_outcome() => Recovery::Earlier,
+                    (ReleaseCause::Discarded, _) => Recovery::Earlier,
                     (ReleaseCause::Failed | ReleaseCause::Interrupted, Recovery::Takeover) => {
                         Recovery::Earlier
                     }

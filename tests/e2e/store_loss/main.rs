@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use oncegate::admin::{self, AcceptedLoss};
 use oncegate::core::key::Scope;
-use oncegate::core::store::Store;
+use oncegate::core::store::{Halt, Store};
 use oncegate::kafka::KafkaSource;
 use oncegate::postgres::PostgresStore;
 use oncegate::redis::RedisStore;
@@ -144,16 +144,20 @@ impl Payments {
         self.runs.load(Relaxed)
     }
 
+    /// Waits for the halt: a process refuses claims before it has written it.
+    async fn halt(&self, store: &dyn Store) -> Halt {
+        until("the scope to be halted", LIMIT, async || {
+            admin::halt_of(store, &self.scope).await.unwrap().ok_or("it is not".to_owned())
+        })
+        .await
+    }
+
     async fn reason(&self, store: &dyn Store) -> String {
-        let halted = async || match admin::halt_of(store, &self.scope).await.unwrap() {
-            Some(halt) => Ok(halt.reason),
-            None => Err("it is not".to_owned()),
-        };
-        until("the scope to be halted", LIMIT, halted).await
+        self.halt(store).await.reason
     }
 
     async fn accept(&self, store: &dyn Store) {
-        let halt = admin::halt_of(store, &self.scope).await.unwrap().expect("the scope is halted");
+        let halt = self.halt(store).await;
         let accepted = admin::accept_loss(store, &self.scope, &halt).await.unwrap();
         assert!(matches!(accepted, AcceptedLoss::Accepted(_)), "{accepted:?}");
     }

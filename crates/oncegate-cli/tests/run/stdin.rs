@@ -55,8 +55,8 @@ impl Feed {
 
     /// Lets the worker go on that waits at the gate.
     pub(super) fn open_gate(&self) {
-        // Opened for both, a pipe does not wait for its other end.
-        File::options().read(true).write(true).open(self.path("gate")).unwrap().write_all(b"\n").unwrap();
+        // It waits until the worker reads: what is written before is lost when this end is closed.
+        File::options().write(true).open(self.path("gate")).unwrap().write_all(b"\n").unwrap();
     }
 
     pub(super) fn start(&self, stdin: impl Into<Stdio>, flags: &[&str]) -> Process {

@@ -54,8 +54,7 @@ impl Step {
                 (2, ReleaseCause::Interrupted),
                 (2, ReleaseCause::Failed),
                 (0, ReleaseCause::NotStarted),
-                (0, ReleaseCause::Discarded),
-                (2, ReleaseCause::TooLong),
+                (2, ReleaseCause::Discarded),
             ] {
                 steps.push(Self::Release { by, delay_ms, end });
             }
@@ -378,8 +377,7 @@ impl History {
                 let (counts, has_outcome) = match end {
                     ReleaseCause::Failed => (true, true),
                     ReleaseCause::Interrupted | ReleaseCause::NotStarted => (false, true),
-                    ReleaseCause::Discarded => (false, false),
-                    ReleaseCause::TooLong => (true, false),
+                    ReleaseCause::Discarded => (true, false),
                 };
                 self.counted -= u8::from(!counts);
                 self.silent |= !has_outcome;

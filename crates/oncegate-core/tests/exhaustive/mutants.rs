@@ -155,8 +155,7 @@ fn discarded_unflagged(now: StoreTime, record: Option<Record>, op: &Operation) -
     let mut op = op.clone();
     if let Operation::Release { end, .. } = &mut op {
         *end = match *end {
-            ReleaseCause::Discarded => ReleaseCause::Interrupted,
-            ReleaseCause::TooLong => ReleaseCause::Failed,
+            ReleaseCause::Discarded => ReleaseCause::Failed,
             other => other,
         };
     }

@@ -112,8 +112,8 @@ impl BreakerMarks {
     }
 }
 
-/// Commits what is finished, and leaves. Meanwhile the gates release the claims that were abandoned, and those whose
-/// handlers were dropped: otherwise their messages would lose an attempt each.
+/// Commits what is finished, and leaves. Meanwhile the gates release the claims that were abandoned: otherwise their
+/// messages would lose an attempt each. Those whose handlers were dropped are released too: they are no crash.
 async fn close(
     shared: &Shared,
     source: &dyn Source,

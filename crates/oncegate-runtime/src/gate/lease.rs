@@ -360,7 +360,7 @@ impl Lease {
 
     /// Ends the lease of a run that this process has thrown away: it took too long, or a stop or a rebalance did not wait for
     /// it. Its effect may have happened, so the next attempt is flagged as recovered, and what it has begun may go on, so no
-    /// other owner can claim the key before the lease would have been over. The attempt counts only if it took too long.
+    /// other owner can claim the key before the lease would have been over. The attempt counts.
     ///
     /// It is tried once; if the store does not answer, the gate continues in the background. If this process ends before, the
     /// lease lapses, and the next attempt is counted as one after a crash.
@@ -378,8 +378,12 @@ impl Lease {
     }
 
     fn discarding(&self, reason: &str) -> Operation {
-        let end = if self.was_cut_short() { ReleaseCause::Discarded } else { ReleaseCause::TooLong };
-        Operation::Release { token: self.token, delay: self.remaining(), end, reason: reason.to_owned() }
+        Operation::Release {
+            token: self.token,
+            delay: self.remaining(),
+            end: ReleaseCause::Discarded,
+            reason: reason.to_owned(),
+        }
     }
 
     /// Fails the record for good. Write the dead letter afterwards, then acknowledge.

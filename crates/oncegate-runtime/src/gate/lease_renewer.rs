@@ -383,7 +383,7 @@ impl Rounds {
 
 /// Whether it ends a run that this process has thrown away.
 fn is_discard(operation: &Operation) -> bool {
-    matches!(operation, Operation::Release { end, .. } if end.is_without_outcome())
+    matches!(operation, Operation::Release { end: ReleaseCause::Discarded, .. })
 }
 
 /// Repeats until the outcome is known. The caller is gone, so no answer is returned.

@@ -62,7 +62,7 @@ async fn a_handler_that_a_stop_drops_is_no_crash() {
         assert_eq!(bench.counters.get("extra_runs", "discarded"), 1);
         let [(_, record)] = &bench.store.records()[..] else { panic!("one record") };
         let is_flagged =
-            matches!(record.state, State::Released { attempt: 0, recovery: Recovery::Earlier, .. });
+            matches!(record.state, State::Released { attempt: 1, recovery: Recovery::Earlier, .. });
         assert!(is_flagged, "{:?}", record.state);
 
         let next = Bench { store: Arc::clone(&bench.store), ..Bench::of(numbered(1)) };
@@ -73,7 +73,7 @@ async fn a_handler_that_a_stop_drops_is_no_crash() {
             std::future::ready(Ok::<(), Failure>(()))
         };
         next.run(next.consumer(handler), 1).await.unwrap();
-        assert_eq!(*seen.lock().unwrap(), [(1, true)]);
+        assert_eq!(*seen.lock().unwrap(), [(2, true)]);
         assert_eq!(next.counters.total("extra_runs"), 0, "no process has died");
     }
 }

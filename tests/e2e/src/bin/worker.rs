@@ -58,7 +58,7 @@ impl Handler for Charge {
         match payment.how {
             How::Usual => tokio::time::sleep(BEFORE_THE_EFFECT).await,
             How::Slow => tokio::time::sleep(SLOW).await,
-            How::Hold if !attempt.recovered() => std::future::pending().await,
+            How::Hold if attempt.number() == 1 => std::future::pending().await,
             How::Hold => {}
             How::Abort => std::process::abort(),
         }

@@ -81,24 +81,17 @@ pub(super) async fn an_uncounted_release_counts_nothing(subject: &StoreUnderTest
     }
 }
 
-pub(super) async fn a_discarded_attempt_is_flagged_and_counts_if_it_took_too_long(
-    subject: &StoreUnderTest<'_>,
-) {
+pub(super) async fn a_discarded_attempt_is_flagged_and_counts(subject: &StoreUnderTest<'_>) {
     let key = subject.key("a");
-    for (end, attempt, recovery) in [
-        (ReleaseCause::Discarded, 1, Recovery::None),
-        (ReleaseCause::TooLong, 1, Recovery::Earlier),
-        (ReleaseCause::Discarded, 2, Recovery::Earlier),
-        (ReleaseCause::TooLong, 2, Recovery::Earlier),
-    ] {
+    for (attempt, recovery) in [(1, Recovery::None), (2, Recovery::Earlier)] {
         let token = subject.token();
         let grant = subject.granted(&key, token).await;
-        assert_eq!((grant.attempt, grant.recovery), (attempt, recovery), "before {end:?}");
-        assert_eq!(subject.release(&key, token, LEASE, end).await, APPLIED);
-        assert_eq!(subject.release(&key, token, LEASE, end).await, APPLIED, "a repeat");
+        assert_eq!((grant.attempt, grant.recovery), (attempt, recovery));
+        assert_eq!(subject.release(&key, token, LEASE, ReleaseCause::Discarded).await, APPLIED);
+        assert_eq!(subject.release(&key, token, LEASE, ReleaseCause::Discarded).await, APPLIED, "a repeat");
         let record = subject.read(&key).await.expect("a released key has a record");
         let is_flagged = matches!(record.state, State::Released { recovery: Recovery::Earlier, .. });
-        assert!(is_flagged, "{end:?}: {:?}", record.state);
+        assert!(is_flagged, "{:?}", record.state);
         subject.pass(&key, 2 * STEP).await;
     }
     // Of a takeover that is thrown away, there is one attempt to flag.
@@ -110,7 +103,7 @@ pub(super) async fn a_discarded_attempt_is_flagged_and_counts_if_it_took_too_lon
     assert_eq!(subject.release(&key, token, LEASE, ReleaseCause::Discarded).await, APPLIED);
     subject.pass(&key, 2 * STEP).await;
     let grant = subject.granted(&key, subject.token()).await;
-    assert_eq!((grant.attempt, grant.recovery), (4, Recovery::Earlier));
+    assert_eq!((grant.attempt, grant.recovery), (5, Recovery::Earlier));
 }
 
 pub(super) async fn attempts_stay_at_the_limit(subject: &StoreUnderTest<'_>) {

@@ -92,7 +92,7 @@ pub const CASES: &[Case] = cases![
     attempts::a_takeover_that_was_not_started_is_left_to_the_next_attempt,
     attempts::attempts_count_failures_and_crashes,
     attempts::an_uncounted_release_counts_nothing,
-    attempts::a_discarded_attempt_is_flagged_and_counts_if_it_took_too_long,
+    attempts::a_discarded_attempt_is_flagged_and_counts,
     attempts::attempts_stay_at_the_limit,
     attempts::a_crash_is_remembered_for_days,
     attempts::a_release_is_remembered_for_days,

@@ -118,7 +118,6 @@ impl Choices {
                     ReleaseCause::Interrupted,
                     ReleaseCause::NotStarted,
                     ReleaseCause::Discarded,
-                    ReleaseCause::TooLong,
                 ];
                 let (end, reason) = (self.pick(ends), self.reason());
                 Operation::Release { token, delay: self.half_steps(), end, reason }

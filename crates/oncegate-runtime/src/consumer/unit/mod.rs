@@ -47,7 +47,8 @@ async fn run(tasks: Arc<Tasks>, members: Vec<Member>) -> Vec<Ended> {
     let mut ended = Vec::with_capacity(members.len());
     let mut started = Vec::with_capacity(members.len());
     for mut member in members {
-        if tasks.shared.stopping.is_cancelled() || !member.item.start() {
+        // Not that the consumer stops: a unit of later messages may have begun before this one.
+        if !member.item.start() {
             ended.push(member.not_ours());
         } else if let Err(error) = &member.item.identity {
             let (cause, reason) = (DeadLetterCause::BadKey, error.to_string());
