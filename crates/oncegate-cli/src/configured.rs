@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use crate::config::{self, Loaded, Secrets, shape};
 use crate::exit::{Exit, Problem};
-use crate::run::stdin::STDIN;
+use crate::sources::SourceSettings;
 use crate::store::{self, Opened, StoreArgs};
 
 /// The configuration beside a command that names none.
@@ -81,15 +81,9 @@ pub(crate) fn choose<'a>(
 /// # Errors
 /// When there are several.
 pub(crate) fn route_of(settings: &shape::Consumer) -> Result<Option<String>, String> {
-    let source = settings.source.clone().unwrap_or_default();
-    if let Some(queue) = source.sqs.and_then(|sqs| sqs.queue) {
-        return Ok(queue.rsplit('/').next().map(str::to_owned));
-    }
-    if let Some(stdin) = source.stdin {
-        return Ok(Some(stdin.route.unwrap_or_else(|| STDIN.to_owned())));
-    }
-    let topics = source.kafka.and_then(|kafka| kafka.topics).map(|topics| topics.0).unwrap_or_default();
-    match topics.as_slice() {
+    let source = settings.source.as_ref().and_then(|source| source.settings().ok());
+    let routes = source.map(SourceSettings::routes).unwrap_or_default();
+    match routes.as_slice() {
         [] => Ok(None),
         [only] => Ok(Some(only.clone())),
         topics => Err(format!("messages of which topic? Give --route with one of {}", topics.join(", "))),

@@ -50,6 +50,7 @@ mod reset;
 mod run;
 mod schema;
 mod signals;
+mod sources;
 mod store;
 mod sweep;
 mod topics;

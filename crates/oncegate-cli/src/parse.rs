@@ -4,6 +4,9 @@ use std::time::{Duration, SystemTime};
 
 use oncegate::FingerprintSpec;
 
+/// UTF-8's byte order mark, which .NET and PowerShell write before the first line.
+pub(crate) const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
+
 /// `name=value`, split at the first `=`.
 pub(crate) fn pair(text: &str) -> Result<(String, String), String> {
     match text.split_once('=') {

@@ -1,20 +1,16 @@
 //! Checks without a server that required settings are present and that settings fit together.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
 
 use oncegate::MemoryStore;
 use oncegate::core::key::Scope;
 
 use super::findings::About;
-use super::shape::{Consumer, DeadLetters, Handler, Source, Store};
-use super::values::{Property, Secret, Time};
+use super::shape::{Consumer, Handler, Store};
+use super::values::{Secret, Time};
 use super::{Loaded, Path, Secrets, Severity};
 use crate::run::wire::Endpoint;
 use crate::run::{build, program};
-
-/// The longest time for which SQS lets a message stay in flight.
-const SQS_HOLDS_MOST: Duration = Duration::from_secs(12 * 3_600);
 
 /// What is wrong with one of the two alone.
 const PAIR: &str = "`tls_certificate` and `tls_key` belong together: give both";
@@ -180,10 +176,7 @@ impl Loaded {
             self.missing(&at("key"), "the fields that identify a message, as { json = [\"order_id\"] }");
         }
         self.check_format(name, consumer, secrets);
-        match &consumer.source {
-            None => self.missing(&at("source"), "{ kafka = { brokers, topics } } or { sqs = { queue } }"),
-            Some(source) => self.check_source(name, source, secrets),
-        }
+        self.check_source(name, consumer, secrets);
         match &consumer.handler {
             None => self.missing(&at("handler"), "{ http = \"http://127.0.0.1:8080/handle\" }, { exec = \"./worker\" } or { command = \"./work\" }"),
             Some(handler) => self.check_handler(name, consumer, handler, secrets),
@@ -196,51 +189,9 @@ impl Loaded {
             Some(dead_letters) => self.check_dead_letters(name, consumer, dead_letters),
         }
         self.check_times(name, consumer);
+        self.check_times_of_source(name, consumer, secrets);
         if !self.findings.is_spoilt(&own) {
             self.check_by_building(name, consumer);
-        }
-    }
-
-    fn check_source(&mut self, name: &str, source: &Source, secrets: Secrets) {
-        let place = self.place(name, &["source"]);
-        match source {
-            Source { kafka: Some(kafka), sqs: None, stdin: None } => {
-                for (setting, given) in [("brokers", &kafka.brokers), ("topics", &kafka.topics)] {
-                    if given.as_ref().is_none_or(|names| names.0.iter().all(String::is_empty)) {
-                        let at = self.place(name, &["source", "kafka", setting]);
-                        self.missing(
-                            &at,
-                            if setting == "brokers" { "[\"host:9092\"]" } else { "[\"orders\"]" },
-                        );
-                    }
-                }
-                if kafka.retry_beyond.is_some() && kafka.retry_topics.is_empty() {
-                    let at = self.place(name, &["source", "kafka", "retry_beyond"]);
-                    self.error(&at, "it belongs to `retry_topics`, and there are none");
-                }
-                let secret = kafka.properties.iter().filter(|(name, _)| Property::is_secret(name));
-                for (property, Property(value)) in secret {
-                    let at = self.place(name, &["source", "kafka", "properties", property]);
-                    self.check_secret(&at, value, secrets);
-                }
-            }
-            Source { kafka: None, sqs: Some(sqs), stdin: None } => {
-                if sqs.queue.as_deref().is_none_or(str::is_empty) {
-                    let at = self.place(name, &["source", "sqs", "queue"]);
-                    self.missing(&at, "the queue's name or URL");
-                }
-            }
-            Source { kafka: None, sqs: None, stdin: Some(stdin) } => {
-                if stdin.route.as_deref() == Some("") {
-                    let at = self.place(name, &["source", "stdin", "route"]);
-                    self.missing(&at, "the route of the lines, such as \"orders\"");
-                }
-            }
-            Source { .. } => {
-                if !self.findings.is_spoilt(&place) {
-                    self.error(&place, "it must be one of `kafka`, `sqs` and `stdin`");
-                }
-            }
         }
     }
 
@@ -310,50 +261,6 @@ impl Loaded {
         }
     }
 
-    fn check_dead_letters(&mut self, name: &str, consumer: &Consumer, dead_letters: &DeadLetters) {
-        let source = consumer.source.clone().unwrap_or_default();
-        let queue = |url: &str| url.trim_end_matches('/').rsplit('/').next().unwrap_or_default().to_owned();
-        let wrong = match (dead_letters, &source.kafka, &source.sqs) {
-            (DeadLetters { kafka: None, sqs: None, file: Some(_) }, _, _) => {
-                source.stdin.is_none().then(|| {
-                    ("file", "only messages of standard input can have dead letters in a file".to_owned())
-                })
-            }
-            (DeadLetters { kafka: Some(topic), sqs: None, file: None }, Some(kafka), _) => {
-                let topics = kafka.topics.clone().unwrap_or_default();
-                (topics.0.contains(topic) || kafka.retry_topics.contains_key(topic)).then(|| {
-                    ("kafka", format!("the topic {topic} is consumed: every letter would come back"))
-                })
-            }
-            (DeadLetters { file: None, .. }, _, _) if source.stdin.is_some() => Some((
-                "",
-                "messages of standard input have their dead letters in a file: { file = \"dead.jsonl\" }"
-                    .to_owned(),
-            )),
-            (DeadLetters { kafka: Some(_), sqs: None, file: None }, None, _) => Some((
-                "kafka",
-                "only a Kafka source can have dead letters in Kafka, because the source names the cluster"
-                    .to_owned(),
-            )),
-            (DeadLetters { kafka: None, sqs: Some(letters), file: None }, _, Some(sqs)) => {
-                let consumed = sqs.queue.as_deref().map(queue) == Some(queue(letters));
-                consumed.then(|| {
-                    ("sqs", format!("the queue {letters} is consumed: every letter would come back"))
-                })
-            }
-            (DeadLetters { kafka: None, sqs: Some(_), file: None }, _, None) => None,
-            _ => Some(("", "it must be one of `kafka`, `sqs` and `file`".to_owned())),
-        };
-        if let Some((setting, message)) = wrong {
-            let setting: Vec<&str> =
-                ["dead_letters", setting].into_iter().filter(|part| !part.is_empty()).collect();
-            let at = self.place(name, &setting);
-            if !self.findings.is_spoilt(&at) {
-                self.error(&at, message);
-            }
-        }
-    }
-
     fn check_times(&mut self, name: &str, consumer: &Consumer) {
         let retention = consumer.retention.map_or(oncegate::Gate::DEFAULT_RETENTION, |Time(time)| time);
         if let Some(Time(horizon)) = consumer.replay_horizon
@@ -370,11 +277,6 @@ impl Loaded {
             self.warn(&at, "the promise does not hold while the store is unavailable for longer than this: completed messages may run again");
         }
         let lease = consumer.lease.map_or(oncegate::Gate::DEFAULT_LEASE, |Time(time)| time);
-        if let Some(sqs) = consumer.source.as_ref().and_then(|source| source.sqs.as_ref()) {
-            let visibility =
-                sqs.visibility.map_or(oncegate::sqs::SqsSource::DEFAULT_VISIBILITY, |Time(time)| time);
-            self.check_queue_times(name, consumer, visibility, lease);
-        }
         let store = self.config.store.clone().unwrap_or_default();
         if let Some(Time(response)) = store.response_timeout
             && response * 3 > lease
@@ -384,41 +286,9 @@ impl Loaded {
         }
     }
 
-    /// Checks the limits that SQS sets, whatever the consumer's settings are.
-    fn check_queue_times(&mut self, name: &str, consumer: &Consumer, visibility: Duration, lease: Duration) {
-        if visibility < lease {
-            let at = self.place(name, &["source", "sqs", "visibility"]);
-            let message = format!(
-                "{visibility:?} is shorter than the lease ({lease:?}): after a crash a message comes again before its lease is \
-                 over, and waits; set it to {lease:?} or more"
-            );
-            self.warn(&at, message);
-        }
-        let max_run = consumer.max_run.map_or(oncegate::Gate::DEFAULT_MAX_RUN, |Time(time)| time);
-        if max_run > SQS_HOLDS_MOST {
-            let at = self.place(name, &["max_run"]);
-            self.warn(
-                &at,
-                "SQS takes a message back 12 hours after its receive, whatever runs: a longer run is cancelled then, and its \
-                 message comes again; set it to 12h or less",
-            );
-        }
-    }
-
     /// Lets the library check the settings, with a store in memory in place of the real one.
     fn check_by_building(&mut self, name: &str, consumer: &Consumer) {
-        let judged = consumer.source.as_ref().map(|source| build::check_source(name, source));
-        let source = match judged.transpose() {
-            Ok(source) => source.flatten(),
-            Err(error) => {
-                self.check_by_source(name, consumer, error);
-                None
-            }
-        };
-        if source.as_ref().is_some_and(build::AnySource::shows_login) {
-            let at = self.place(name, &["source", "kafka", "properties"]);
-            self.warn(&at, "the login is sent to another machine in plain text; set \"security.protocol\" to \"SASL_SSL\"");
-        }
+        let source = self.build_source(name, consumer);
         // What is wrong with the format is reported already.
         let Ok(Some(gate)) = build::gate(name, consumer, MemoryStore::new()) else { return };
         if let Err(error) = build::check(consumer, source, gate) {
@@ -439,16 +309,6 @@ impl Loaded {
                 error.split('`').skip(1).step_by(2).map(|name| name.split('.').next().unwrap_or_default());
             let named = named.find_map(|name| known.iter().find(|known| **known == name));
             let at = named.map_or_else(|| path(["consumer", name]), |setting| self.place(name, &[setting]));
-            self.error(&at, error);
-        }
-    }
-
-    /// Reports the library's error about the source, unless the source already has an error.
-    fn check_by_source(&mut self, name: &str, consumer: &Consumer, error: String) {
-        let is_kafka = consumer.source.as_ref().is_some_and(|source| source.kafka.is_some());
-        let at = self.place(name, &["source", if is_kafka { "kafka" } else { "sqs" }]);
-        let within = super::findings::dotted(&at);
-        if !self.findings.all.iter().any(|finding| finding.path.starts_with(&within)) {
             self.error(&at, error);
         }
     }

@@ -17,7 +17,7 @@ pub(super) const BREAKER_MOST: Duration = Breaker::DEFAULT.pause.most();
 pub(crate) const LISTEN: &str = "127.0.0.1:9464";
 
 /// In the largest unit that needs no fraction.
-pub(super) fn time(time: Duration) -> String {
+pub(crate) fn time(time: Duration) -> String {
     let millis = time.as_millis();
     let units = [("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1_000), ("ms", 1)];
     let unit = units.into_iter().find(|(_, unit)| millis >= *unit && millis.is_multiple_of(*unit));

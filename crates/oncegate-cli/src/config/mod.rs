@@ -5,13 +5,14 @@
 //! JSON schema and the answer of `oncegate check --explain`.
 
 mod check;
-mod defaults;
+pub(crate) mod defaults;
 mod findings;
 pub(crate) mod format;
 mod layers;
 mod outboxes;
 mod paths;
 pub(crate) mod shape;
+mod source;
 pub(crate) mod table;
 pub(crate) mod values;
 

@@ -46,7 +46,7 @@ pub(crate) struct Config {
 #[serde(deny_unknown_fields)]
 pub(crate) struct Consumer {
     /// Where messages come from: `kafka`, `sqs` or `stdin`.
-    pub(crate) source: Option<Source>,
+    pub(crate) source: Option<crate::sources::Source>,
     /// The fields that identify a message.
     pub(crate) key: Option<KeySetting>,
     /// The format of payloads that are not JSON: Avro, Protobuf, compressed. Keys are those of the JSON with the same values.
@@ -62,7 +62,7 @@ pub(crate) struct Consumer {
     /// The worker that handles messages: `http`, `exec` or `command`.
     pub(crate) handler: Option<Handler>,
     /// The dead-letter topic, queue or file: `kafka`, `sqs` or `file`. Without it, the consumer stops at the first dead letter.
-    pub(crate) dead_letters: Option<DeadLetters>,
+    pub(crate) dead_letters: Option<crate::sources::DeadLetters>,
     /// The lease: how long a claim lasts without a heartbeat, and so how long a message waits after its worker was killed.
     #[schemars(extend("default" = time(Gate::DEFAULT_LEASE)))]
     pub(crate) lease: Option<Time>,
@@ -132,97 +132,6 @@ pub(crate) struct Consumer {
     pub(crate) journal: Option<PathBuf>,
 }
 
-/// Where messages come from; one of the three.
-#[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct Source {
-    /// Topics of a Kafka cluster.
-    pub(crate) kafka: Option<Kafka>,
-    /// An SQS queue.
-    pub(crate) sqs: Option<Sqs>,
-    /// The lines of standard input, to its end.
-    pub(crate) stdin: Option<Stdin>,
-}
-
-/// Topics of a Kafka cluster.
-#[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct Kafka {
-    /// Addresses of the cluster, `host:port`.
-    pub(crate) brokers: Option<Names>,
-    /// The topics.
-    pub(crate) topics: Option<Names>,
-    /// The consumer group.
-    #[schemars(extend("default" = "the consumer's name"))]
-    pub(crate) group: Option<String>,
-    /// The static member of the group that this process is, another one for each process (`group.instance.id`).
-    pub(crate) static_member: Option<String>,
-    /// Where a group without committed offsets starts: `beginning` or `end`.
-    #[schemars(extend("default" = "beginning"))]
-    pub(crate) from: Option<StartAt>,
-    /// The time between two commits of finished offsets.
-    #[schemars(extend("default" = "1s"))]
-    pub(crate) commit_interval: Option<Time>,
-    /// How long a rebalance waits for work that has started.
-    #[schemars(extend("default" = "10s"))]
-    pub(crate) drain_timeout: Option<Time>,
-    /// How many messages of a partition may be received beyond the first unfinished one.
-    #[schemars(extend("default" = 100_000))]
-    pub(crate) unfinished_messages: Option<usize>,
-    /// Take routes from the header `oncegate-route`: for topics to which oncegate alone writes.
-    #[schemars(extend("default" = false))]
-    pub(crate) routes_from_headers: Option<bool>,
-    /// Continue at the committed positions when topics get other ids, instead of reading them from their beginning: for an
-    /// address that is switched to another cluster, which has the same messages at the same offsets.
-    #[schemars(extend("default" = false))]
-    pub(crate) keep_positions_of_recreated_topics: Option<bool>,
-    /// Topics in which messages wait whose retry is far off, each with how long: `{ "orders.retry.30s" = "30s" }`. Messages
-    /// overtake those that wait, so `ordering` must be `unordered`, or `overtaking_retries` accept it.
-    #[serde(default)]
-    pub(crate) retry_topics: BTreeMap<String, Time>,
-    /// Retries that are due before this wait in memory.
-    #[schemars(extend("default" = time(oncegate::kafka::KafkaRetries::DEFAULT_BEYOND)))]
-    pub(crate) retry_beyond: Option<Time>,
-    /// Properties of librdkafka, such as `"security.protocol" = "SSL"`. What comes from a file, or is a file's name, is read
-    /// again when the file changes.
-    #[serde(default)]
-    pub(crate) properties: BTreeMap<String, Property>,
-}
-
-/// An SQS queue. Credentials come in the AWS SDK's usual ways.
-#[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct Sqs {
-    /// The queue's name or URL.
-    pub(crate) queue: Option<String>,
-    /// The region.
-    #[schemars(extend("default" = "the AWS SDK's, or the URL's"))]
-    pub(crate) region: Option<String>,
-    /// The address of another SQS server.
-    pub(crate) endpoint_url: Option<String>,
-    /// How long the queue hides a message without a heartbeat; no shorter than the lease.
-    #[schemars(extend("default" = "60s"))]
-    pub(crate) visibility: Option<Time>,
-    /// How long a receive waits on an empty queue.
-    #[schemars(extend("default" = "20s"))]
-    pub(crate) wait: Option<Time>,
-    /// What bodies are: `raw` payloads, or envelopes of `sns`.
-    #[schemars(extend("default" = "raw"))]
-    pub(crate) body: Option<SqsBody>,
-    /// A dead letter that is consumed keeps its first route: for queues to which oncegate alone writes.
-    #[schemars(extend("default" = false))]
-    pub(crate) routes_from_attributes: Option<bool>,
-}
-
-/// The lines of standard input, each a message, to its end.
-#[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct Stdin {
-    /// The route of the lines, a part of their keys: with the name of a topic, a line and a message of that topic may be duplicates.
-    #[schemars(extend("default" = crate::run::stdin::STDIN))]
-    pub(crate) route: Option<String>,
-}
-
 /// Who does the work; one of `http`, `exec` and `command`.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
@@ -262,18 +171,6 @@ pub(crate) struct Handler {
     /// Also send messages that are not CloudEvents as CloudEvents.
     #[schemars(extend("default" = false))]
     pub(crate) cloudevents: Option<bool>,
-}
-
-/// Where messages go that are given up; one of the three.
-#[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct DeadLetters {
-    /// A topic of the source's cluster.
-    pub(crate) kafka: Option<String>,
-    /// A queue, by its name or URL.
-    pub(crate) sqs: Option<String>,
-    /// A file of JSON lines, for messages of standard input.
-    pub(crate) file: Option<PathBuf>,
 }
 
 /// The limits of a batch: it starts when it is full, or when its first message has waited.
@@ -429,24 +326,6 @@ pub(crate) enum Ordering {
     Key,
     Partition,
     Unordered,
-}
-
-/// Where a group starts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
-#[serde(rename_all = "kebab-case")]
-#[schemars(inline)]
-pub(crate) enum StartAt {
-    Beginning,
-    End,
-}
-
-/// What bodies are.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
-#[serde(rename_all = "kebab-case")]
-#[schemars(inline)]
-pub(crate) enum SqsBody {
-    Raw,
-    Sns,
 }
 
 /// What happens when Redis has lost records.

@@ -13,7 +13,9 @@ use crate::config::Loaded;
 use crate::config::shape;
 use crate::config::values::{Property, Time};
 use crate::exit::{Exit, Problem};
-use crate::run::build::sqs_source;
+use crate::sources::Source;
+use crate::sources::kafka::Kafka;
+use crate::sources::sqs::Sqs;
 use crate::store::{self, Opened};
 
 /// Examines the store and every source. Changes nothing: no consumer is started, no scope is created.
@@ -113,7 +115,7 @@ pub(super) fn questions(name: &str, consumer: &shape::Consumer) -> Result<Questi
         max_attempts: consumer.max_attempts.unwrap_or(Consumer::DEFAULT_MAX_ATTEMPTS),
         max_run: consumer.max_run.map_or(Gate::DEFAULT_MAX_RUN, |Time(time)| time),
         kafka,
-        queue: source.sqs.as_ref().map(sqs_source),
+        queue: source.sqs.as_ref().map(Sqs::source),
         letters: letters(&source, consumer),
     })
 }
@@ -123,10 +125,10 @@ fn retention(consumer: &shape::Consumer) -> Duration {
 }
 
 /// The dead-letter queue, reached as a consumer reaches it.
-fn letters(source: &shape::Source, consumer: &shape::Consumer) -> Option<SqsDeadLetters> {
+fn letters(source: &Source, consumer: &shape::Consumer) -> Option<SqsDeadLetters> {
     let queue = consumer.dead_letters.as_ref()?.sqs.as_ref()?;
     Some(match &source.sqs {
-        Some(sqs) => sqs_source(sqs).dead_letters(queue),
+        Some(sqs) => sqs.source().dead_letters(queue),
         None => SqsDeadLetters::new(queue),
     })
 }
@@ -135,7 +137,7 @@ fn letters(source: &shape::Source, consumer: &shape::Consumer) -> Option<SqsDead
 ///
 /// # Errors
 /// When the file or variable of a secret cannot be read.
-pub(crate) fn topics(name: &str, kafka: &shape::Kafka, consumer: &shape::Consumer) -> Result<Topics, String> {
+pub(crate) fn topics(name: &str, kafka: &Kafka, consumer: &shape::Consumer) -> Result<Topics, String> {
     let property = |(name, Property(value)): (&String, &Property)| match value.resolve() {
         Ok(value) => Ok((name.clone(), value)),
         Err(why) => Err(format!("{name}: {why}")),

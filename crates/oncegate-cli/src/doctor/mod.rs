@@ -18,6 +18,8 @@ use crate::configured::{ConfigArgs, StoreFlag, choose, missing};
 use crate::exit::{Exit, Problem};
 use crate::output;
 use crate::parse::{duration, pair};
+use crate::sources::DeadLetters;
+use crate::sources::kafka::Kafka;
 use crate::store::StoreArgs;
 pub(crate) use configured::{examine as examine_configured, topics as configured_topics};
 use examine::Questions;
@@ -204,12 +206,12 @@ impl DoctorArgs {
         consumer.source = Some(source);
         if self.dead_letters.is_some() || self.dead_letter_queue.is_some() {
             let (kafka, sqs) = (self.dead_letters.clone(), self.dead_letter_queue.clone());
-            consumer.dead_letters = Some(shape::DeadLetters { kafka, sqs, file: None });
+            consumer.dead_letters = Some(DeadLetters { kafka, sqs, file: None });
         }
         consumer
     }
 
-    fn over_kafka(&self, kafka: &mut shape::Kafka) {
+    fn over_kafka(&self, kafka: &mut Kafka) {
         if let Some(brokers) = &self.brokers {
             kafka.brokers = Some(Names(vec![brokers.clone()]));
         }

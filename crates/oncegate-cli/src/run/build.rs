@@ -1,221 +1,20 @@
-//! Builds the sources, stores, gates and consumers that a configuration describes.
+//! Builds the gates and consumers that a configuration describes.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use oncegate::consumer::{BadKeys, Breaker, DeadLetterLimit, ReturnedLetters};
 use oncegate::core::store::Store;
-use oncegate::dead_letters::DeadLetters;
 use oncegate::journal::FileJournal;
-use oncegate::kafka::{KafkaDeadLetters, KafkaRetries, KafkaSource};
 use oncegate::results::ObjectResults;
-use oncegate::source::{Source, SourceError, Terms};
-use oncegate::sqs::{Body, SqsDeadLetters, SqsSource};
 use oncegate::{
     Attempt, Backoff, BatchHandler, BatchLimits, BatchMessage, Batched, Consumer, Failure, Gate, Key,
     Message, OnStoreLoss, Ordering,
 };
 
-use super::dead_letter_file::DeadLetterFile;
-use super::stdin::{Input, STDIN};
-use crate::config::shape::{self, StartAt};
-use crate::config::values::{KeySetting, Property, Secret, Size, Time};
-
-/// Brokers get this time to answer, however impatient the start is.
-const OPEN_TIMEOUT_MIN: Duration = Duration::from_secs(1);
-
-/// A source of any kind.
-pub(crate) enum AnySource {
-    Kafka(KafkaSource),
-    Retries(KafkaRetries),
-    Sqs(SqsSource),
-    Stdin(Input),
-}
-
-impl AnySource {
-    /// # Errors
-    /// When the file or variable of a secret cannot be read, or the configuration names no source.
-    pub(crate) fn of(name: &str, source: &shape::Source) -> Result<Self, String> {
-        Self::opened_within(KafkaSource::DEFAULT_OPEN_TIMEOUT, name, source)
-    }
-
-    /// The same for a start that waits for its servers no longer than `patience`.
-    pub(crate) fn opened_within(
-        patience: Duration,
-        name: &str,
-        source: &shape::Source,
-    ) -> Result<Self, String> {
-        match source {
-            shape::Source { kafka: Some(kafka), .. } => {
-                let limit = patience.clamp(OPEN_TIMEOUT_MIN, KafkaSource::DEFAULT_OPEN_TIMEOUT);
-                Ok(with_retries(kafka_source(name, kafka)?.open_timeout(limit), kafka))
-            }
-            shape::Source { sqs: Some(sqs), .. } => Ok(Self::Sqs(sqs_source(sqs))),
-            shape::Source { stdin: Some(stdin), .. } => {
-                Ok(Self::Stdin(Input::standard(stdin.route.clone().unwrap_or_else(|| STDIN.to_owned()))))
-            }
-            shape::Source { .. } => Err("the source is none of `kafka`, `sqs` and `stdin`".to_owned()),
-        }
-    }
-
-    /// Whether a password or token would be sent to another machine in plain text.
-    pub(crate) fn shows_login(&self) -> bool {
-        match self {
-            Self::Kafka(source) => source.shows_login(),
-            Self::Retries(source) => source.shows_login(),
-            Self::Sqs(_) | Self::Stdin(_) => false,
-        }
-    }
-
-    fn check(&self) -> Result<(), String> {
-        match self {
-            Self::Kafka(source) => source.check(),
-            Self::Retries(source) => source.check(),
-            Self::Sqs(source) => source.check(),
-            Self::Stdin(_) => return Ok(()),
-        }
-        .map_err(|error| error.to_string())
-    }
-
-    /// Checks on the servers that the topics or the queue exist, as opening does.
-    pub(super) async fn check_servers(&self) -> Result<(), SourceError> {
-        match self {
-            Self::Kafka(source) => source.check_topics().await,
-            Self::Retries(source) => source.check_topics().await,
-            Self::Sqs(source) => source.check_queue(&Terms::default()).await.map(drop),
-            Self::Stdin(_) => Ok(()),
-        }
-    }
-
-    /// Standard input, if that is the source.
-    pub(super) fn input(&self) -> Option<Input> {
-        match self {
-            Self::Stdin(input) => Some(input.clone()),
-            Self::Kafka(_) | Self::Retries(_) | Self::Sqs(_) => None,
-        }
-    }
-
-    /// The dead-letter topic, queue or file, reached as the source is.
-    pub(crate) fn dead_letters(&self, to: &shape::DeadLetters) -> Option<Arc<dyn DeadLetters>> {
-        match (self, to) {
-            (Self::Kafka(source), shape::DeadLetters { kafka: Some(topic), .. }) => {
-                let letters: KafkaDeadLetters = source.dead_letters(topic.clone());
-                Some(Arc::new(letters))
-            }
-            (Self::Retries(source), shape::DeadLetters { kafka: Some(topic), .. }) => {
-                Some(Arc::new(source.dead_letters(topic.clone())))
-            }
-            (Self::Sqs(source), shape::DeadLetters { sqs: Some(queue), .. }) => {
-                Some(Arc::new(source.dead_letters(queue.clone())))
-            }
-            (Self::Kafka(_) | Self::Retries(_), shape::DeadLetters { sqs: Some(queue), .. }) => {
-                Some(Arc::new(SqsDeadLetters::new(queue.clone())))
-            }
-            (Self::Stdin(_), shape::DeadLetters { file: Some(path), .. }) => {
-                Some(Arc::new(DeadLetterFile::new(path)))
-            }
-            _ => None,
-        }
-    }
-
-    pub(crate) fn shared(self) -> Arc<dyn Source> {
-        match self {
-            Self::Kafka(source) => Arc::new(source),
-            Self::Retries(source) => Arc::new(source),
-            Self::Sqs(source) => Arc::new(source),
-            Self::Stdin(input) => Arc::new(input),
-        }
-    }
-}
-
-/// The source as far as it can be checked without its broker; secrets are not read. `None` when the source is
-/// incomplete.
-pub(crate) fn check_source(name: &str, source: &shape::Source) -> Result<Option<AnySource>, String> {
-    let mut source = source.clone();
-    if let Some(kafka) = &mut source.kafka {
-        if kafka.brokers.is_none() || kafka.topics.is_none() {
-            // That is reported already.
-            return Ok(None);
-        }
-        let unread = |Property(value): &mut Property| {
-            if let Secret::Env(_) = value {
-                *value = Secret::Literal(value.resolve().unwrap_or_default());
-            }
-        };
-        kafka.properties.values_mut().for_each(unread);
-    }
-    let source = AnySource::of(name, &source)?;
-    source.check()?;
-    Ok(Some(source))
-}
-
-fn kafka_source(name: &str, kafka: &shape::Kafka) -> Result<KafkaSource, String> {
-    let names = |names: &Option<crate::config::values::Names>| names.clone().unwrap_or_default().0;
-    let group = kafka.group.clone().unwrap_or_else(|| name.to_owned());
-    let mut source = KafkaSource::new(names(&kafka.brokers).join(","), group, names(&kafka.topics));
-    if let Some(member) = &kafka.static_member {
-        source = source.static_member(member);
-    }
-    if let Some(Time(interval)) = kafka.commit_interval {
-        source = source.commit_interval(interval);
-    }
-    if let Some(Time(timeout)) = kafka.drain_timeout {
-        source = source.drain_timeout(timeout);
-    }
-    if let Some(messages) = kafka.unfinished_messages {
-        source = source.unfinished_messages(messages);
-    }
-    if kafka.from == Some(StartAt::End) {
-        source = source.from_end();
-    }
-    if kafka.routes_from_headers == Some(true) {
-        source = source.routes_from_headers();
-    }
-    if kafka.keep_positions_of_recreated_topics == Some(true) {
-        source = source.keep_positions_of_recreated_topics();
-    }
-    for (property, Property(value)) in &kafka.properties {
-        source = match value {
-            Secret::File(path) => source.property_file(property, path),
-            other => source.property(property, other.resolve().map_err(|why| format!("{property}: {why}"))?),
-        };
-    }
-    Ok(source)
-}
-
-fn with_retries(source: KafkaSource, kafka: &shape::Kafka) -> AnySource {
-    if kafka.retry_topics.is_empty() {
-        return AnySource::Kafka(source);
-    }
-    let source = source.retry_topics(kafka.retry_topics.iter().map(|(topic, Time(wait))| (*wait, topic)));
-    AnySource::Retries(match kafka.retry_beyond {
-        Some(Time(limit)) => source.beyond(limit),
-        None => source,
-    })
-}
-
-pub(crate) fn sqs_source(sqs: &shape::Sqs) -> SqsSource {
-    let mut source = SqsSource::new(sqs.queue.clone().unwrap_or_default());
-    if let Some(region) = &sqs.region {
-        source = source.region(region);
-    }
-    if let Some(url) = &sqs.endpoint_url {
-        source = source.endpoint_url(url);
-    }
-    if let Some(Time(visibility)) = sqs.visibility {
-        source = source.visibility(visibility);
-    }
-    if let Some(Time(wait)) = sqs.wait {
-        source = source.wait(wait);
-    }
-    if sqs.body == Some(shape::SqsBody::Sns) {
-        source = source.body(Body::Sns);
-    }
-    if sqs.routes_from_attributes == Some(true) {
-        source = source.routes_from_attributes();
-    }
-    source
-}
+use crate::config::shape;
+use crate::config::values::{KeySetting, Size, Time};
+use crate::sources::ConfiguredSource;
+use crate::sources::input::{Input, STDIN};
 
 /// The key of a consumer with its format; `None` without a key.
 ///
@@ -379,9 +178,12 @@ fn waits(first: Option<Time>, most: Option<Time>, default: Backoff) -> Backoff {
 }
 
 /// Lets the library check the settings of a consumer. Connects to nothing.
-pub(crate) fn check(consumer: &shape::Consumer, source: Option<AnySource>, gate: Gate) -> Result<(), String> {
-    let none = || AnySource::Kafka(KafkaSource::new("", "", [""]));
-    let source = source.unwrap_or_else(none).shared();
+pub(crate) fn check(
+    consumer: &shape::Consumer,
+    source: Option<Box<dyn ConfiguredSource>>,
+    gate: Gate,
+) -> Result<(), String> {
+    let source = source.unwrap_or_else(|| Box::new(Input::standard(STDIN))).into_source();
     let nothing = async |_: Message, _: Attempt| Ok::<(), Failure>(());
     let built = match batch_limits(consumer) {
         None => Consumer::new(source, gate, nothing),
@@ -398,22 +200,5 @@ impl BatchHandler for Unused {
 
     async fn handle(&self, _: &[BatchMessage]) -> Result<Vec<Result<(), Failure>>, Failure> {
         Err(Failure::not_run("the consumer is only checked"))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn positions_of_recreated_topics_are_kept_where_that_is_set() {
-        let key = |line: &str| {
-            let kafka: shape::Kafka =
-                toml::from_str(&format!("brokers = \"b:9092\"\ntopics = [\"orders\"]\n{line}")).unwrap();
-            format!("{:?}", kafka_source("billing", &kafka).unwrap())
-        };
-        assert!(key("").contains("keeps_positions: false"), "{}", key(""));
-        let set = key("keep_positions_of_recreated_topics = true");
-        assert!(set.contains("keeps_positions: true"), "{set}");
     }
 }

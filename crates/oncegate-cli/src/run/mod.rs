@@ -5,8 +5,8 @@
 //! `trial`, `request`, `answer`), by JSON lines (`exec`, `hand_out`, `session`, `lines`, `values`, `violations`), or are started
 //! for each message (`command`). `process` starts and ends their processes, `program` looks for their files, and `report` has what
 //! they do.
-//! `start` has what a consumer needs before it starts: its store, its topics or queues, and its worker. `stdin` is the
-//! source that needs no broker, with its dead letters (`dead_letter_file`) and its answer (`summary`).
+//! `start` has what a consumer needs before it starts: its store, its topics or queues, and its worker. `summary` is the answer
+//! of a run on standard input.
 
 pub(crate) mod answer;
 mod attributes;
@@ -14,7 +14,6 @@ mod batches;
 pub(crate) mod build;
 mod command;
 pub(crate) mod conformance;
-mod dead_letter_file;
 mod documents;
 mod exec;
 pub(crate) mod flags;
@@ -29,7 +28,6 @@ mod request;
 mod session;
 mod start;
 pub(crate) mod status;
-pub(crate) mod stdin;
 mod summary;
 mod tls;
 mod tracked;
@@ -59,13 +57,12 @@ use crate::config::values::{Size, Time};
 use crate::config::{self, Loaded, Secrets};
 use crate::configured::BESIDE;
 use crate::exit::{Exit, Problem, dead_letters_not_opened, not_opened};
+use crate::sources::input::{BadInput, Input};
 use crate::{signals, store};
-use build::AnySource;
 use documents::Documents;
 use exec::Crew;
 use start::Servers;
 use status::Served;
-use stdin::Input;
 use summary::Account;
 
 pub(crate) use exec::Foreman;
@@ -272,7 +269,7 @@ async fn dismiss(foremen: Vec<Foreman>) {
 
 fn problem(error: ConsumerError) -> Problem {
     match error {
-        ConsumerError::Source(error) if error.source().is_some_and(|cause| cause.is::<stdin::BadInput>()) => {
+        ConsumerError::Source(error) if error.source().is_some_and(|cause| cause.is::<BadInput>()) => {
             Problem::caused(Exit::BadData, &error)
         }
         ConsumerError::Source(error) => not_opened(&error),
@@ -328,8 +325,8 @@ async fn assemble(
     let patience =
         settings.start_patience.map_or(Consumer::DEFAULT_START_PATIENCE, |Time(patience)| patience);
     let given = settings.source.clone().unwrap_or_default();
-    let source = AnySource::opened_within(patience, name, &given).map_err(refuse)?;
-    let examined = AnySource::opened_within(patience, name, &given).map_err(refuse)?;
+    let source = given.open(name, patience).map_err(refuse)?;
+    let examined = given.open(name, patience).map_err(refuse)?;
     let dead_letters = settings.dead_letters.as_ref().and_then(|to| source.dead_letters(to));
     let store = loaded.config.store.clone().unwrap_or_default();
     let store = store::open_configured(&store, patience).await?;
@@ -358,7 +355,7 @@ async fn assemble(
         before: feed.as_ref().map(|feed| feed.before.clone()),
         documents: Documents::of(name, settings).map_err(refuse)?,
     };
-    let source = feed.map_or_else(|| source.shared(), |feed| feed.source);
+    let source = feed.map_or_else(|| source.into_source(), |feed| feed.source);
     let consumer = match build::batch_limits(settings) {
         None => Consumer::new(source, gate, limited),
         Some(limits) => Consumer::new(source, gate, Batched::new(limits, limited)),

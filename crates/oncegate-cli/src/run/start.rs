@@ -9,10 +9,10 @@ use oncegate::dead_letters::DeadLetters;
 use oncegate::source::SourceError;
 use tracing::{info, warn};
 
-use super::build::AnySource;
 use super::report::{NotReady, WorkerReport};
 use super::worker::Worker;
 use crate::exit::{Exit, Problem, dead_letters_not_opened, not_opened};
+use crate::sources::ConfiguredSource;
 
 /// The time between two checks whether a worker is ready.
 const READY_INTERVAL: Duration = Duration::from_millis(200);
@@ -21,7 +21,7 @@ const READY_REMINDER: u32 = 50;
 
 /// The servers of a consumer.
 pub(super) struct Servers {
-    pub(super) source: AnySource,
+    pub(super) source: Box<dyn ConfiguredSource>,
     pub(super) dead_letters: Option<Arc<dyn DeadLetters>>,
     pub(super) store: Arc<dyn Store>,
 }

@@ -10,9 +10,9 @@ use oncegate::observe::{Event, Observer};
 use oncegate::telemetry::Telemetry;
 use serde::Serialize;
 
-use super::stdin::{Input, Progress};
 use crate::exit::{Exit, Problem};
 use crate::output;
+use crate::sources::input::{Input, Progress};
 
 /// The format of the `--json` document.
 const SCHEMA: &str = "oncegate.run/1";

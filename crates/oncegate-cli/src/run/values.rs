@@ -8,12 +8,10 @@ use tokio::io::{AsyncBufReadExt as _, AsyncRead, BufReader};
 use tokio::sync::mpsc;
 
 use super::lines::{LINE_MAX_BYTES, Line, parse};
+use crate::parse::BYTE_ORDER_MARK;
 
 /// How many bytes are read at a time.
 const CHUNK_BYTES: usize = 64 * 1024;
-
-/// UTF-8's byte order mark, which .NET and PowerShell write before the first line.
-pub(super) const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
 
 /// Passes values on until the end, each with the number of the line on which it begins. One that is too long is passed
 /// on in part, and is invalid. A value that the end cuts off is nothing: its process has ended before it answered.

@@ -22,7 +22,7 @@ use oncegate::{Message, Origin};
 use tokio::io::{AsyncRead, AsyncReadExt as _};
 use tokio::sync::Mutex as AsyncMutex;
 
-use super::values::BYTE_ORDER_MARK;
+use crate::parse::BYTE_ORDER_MARK;
 
 /// The route of the lines, and the word before their numbers in origins.
 pub(crate) const STDIN: &str = "stdin";
@@ -121,7 +121,7 @@ impl fmt::Debug for Input {
 
 /// What is wrong with an input that cannot be read to its end.
 #[derive(Debug)]
-pub(super) struct BadInput(String);
+pub(crate) struct BadInput(String);
 
 impl fmt::Display for BadInput {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

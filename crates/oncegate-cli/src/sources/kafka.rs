@@ -1,0 +1,267 @@
+//! Topics of Kafka.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use oncegate::dead_letters;
+use oncegate::kafka::{KafkaRetries, KafkaSource};
+use oncegate::source::{Source, SourceError};
+use oncegate::sqs::SqsDeadLetters;
+use schemars::JsonSchema;
+use serde::Deserialize;
+
+use super::stdin::LETTERS_NEED_STDIN;
+use super::{ConfiguredSource, DeadLetters, Finding, SourceSettings};
+use crate::config::defaults::time;
+use crate::config::values::{Names, Property, Secret, Time};
+
+/// The name of the table.
+pub(super) const TABLE: &str = "kafka";
+/// A password or token would be sent to another machine in plain text.
+const SHOWS_LOGIN: (&str, &str) = (
+    "properties",
+    "the login is sent to another machine in plain text; set \"security.protocol\" to \"SASL_SSL\"",
+);
+/// Why messages of another source cannot have dead letters in a topic.
+pub(super) const LETTERS_NEED_CLUSTER: &str =
+    "only a Kafka source can have dead letters in Kafka, because the source names the cluster";
+/// Brokers get this time to answer, however impatient the start is.
+const OPEN_TIMEOUT_MIN: Duration = Duration::from_secs(1);
+
+/// Topics of a Kafka cluster.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Kafka {
+    /// Addresses of the cluster, `host:port`.
+    pub(crate) brokers: Option<Names>,
+    /// The topics.
+    pub(crate) topics: Option<Names>,
+    /// The consumer group.
+    #[schemars(extend("default" = "the consumer's name"))]
+    pub(crate) group: Option<String>,
+    /// The static member of the group that this process is, another one for each process (`group.instance.id`).
+    pub(crate) static_member: Option<String>,
+    /// Where a group without committed offsets starts: `beginning` or `end`.
+    #[schemars(extend("default" = "beginning"))]
+    pub(crate) from: Option<StartAt>,
+    /// The time between two commits of finished offsets.
+    #[schemars(extend("default" = "1s"))]
+    pub(crate) commit_interval: Option<Time>,
+    /// How long a rebalance waits for work that has started.
+    #[schemars(extend("default" = "10s"))]
+    pub(crate) drain_timeout: Option<Time>,
+    /// How many messages of a partition may be received beyond the first unfinished one.
+    #[schemars(extend("default" = 100_000))]
+    pub(crate) unfinished_messages: Option<usize>,
+    /// Take routes from the header `oncegate-route`: for topics to which oncegate alone writes.
+    #[schemars(extend("default" = false))]
+    pub(crate) routes_from_headers: Option<bool>,
+    /// Continue at the committed positions when topics get other ids, instead of reading them from their beginning: for an
+    /// address that is switched to another cluster, which has the same messages at the same offsets.
+    #[schemars(extend("default" = false))]
+    pub(crate) keep_positions_of_recreated_topics: Option<bool>,
+    /// Topics in which messages wait whose retry is far off, each with how long: `{ "orders.retry.30s" = "30s" }`. Messages
+    /// overtake those that wait, so `ordering` must be `unordered`, or `overtaking_retries` accept it.
+    #[serde(default)]
+    pub(crate) retry_topics: BTreeMap<String, Time>,
+    /// Retries that are due before this wait in memory.
+    #[schemars(extend("default" = time(oncegate::kafka::KafkaRetries::DEFAULT_BEYOND)))]
+    pub(crate) retry_beyond: Option<Time>,
+    /// Properties of librdkafka, such as `"security.protocol" = "SSL"`. What comes from a file, or is a file's name, is read
+    /// again when the file changes.
+    #[serde(default)]
+    pub(crate) properties: BTreeMap<String, Property>,
+}
+
+/// Where a group starts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+#[schemars(inline)]
+pub(crate) enum StartAt {
+    Beginning,
+    End,
+}
+
+impl Kafka {
+    /// Returns the source without its retry topics.
+    fn source(&self, name: &str) -> Result<KafkaSource, String> {
+        let group = self.group.clone().unwrap_or_else(|| name.to_owned());
+        let brokers = self.brokers.clone().unwrap_or_default().0.join(",");
+        let mut source = KafkaSource::new(brokers, group, self.topics.clone().unwrap_or_default().0);
+        if let Some(member) = &self.static_member {
+            source = source.static_member(member);
+        }
+        if let Some(Time(interval)) = self.commit_interval {
+            source = source.commit_interval(interval);
+        }
+        if let Some(Time(timeout)) = self.drain_timeout {
+            source = source.drain_timeout(timeout);
+        }
+        if let Some(messages) = self.unfinished_messages {
+            source = source.unfinished_messages(messages);
+        }
+        if self.from == Some(StartAt::End) {
+            source = source.from_end();
+        }
+        if self.routes_from_headers == Some(true) {
+            source = source.routes_from_headers();
+        }
+        if self.keep_positions_of_recreated_topics == Some(true) {
+            source = source.keep_positions_of_recreated_topics();
+        }
+        for (property, Property(value)) in &self.properties {
+            source = match value {
+                Secret::File(path) => source.property_file(property, path),
+                other => {
+                    let value = other.resolve().map_err(|why| format!("{property}: {why}"))?;
+                    source.property(property, value)
+                }
+            };
+        }
+        Ok(source)
+    }
+}
+
+impl SourceSettings for Kafka {
+    fn table(&self) -> &'static str {
+        TABLE
+    }
+
+    fn findings(&self) -> Vec<Finding<'_>> {
+        let mut findings = Vec::new();
+        let is_missing =
+            |names: &Option<Names>| names.as_ref().is_none_or(|names| names.0.iter().all(String::is_empty));
+        if is_missing(&self.brokers) {
+            findings.push(Finding::Missing("brokers", "[\"host:9092\"]"));
+        }
+        if is_missing(&self.topics) {
+            findings.push(Finding::Missing("topics", "[\"orders\"]"));
+        }
+        if self.retry_beyond.is_some() && self.retry_topics.is_empty() {
+            findings.push(Finding::Error("retry_beyond", "it belongs to `retry_topics`, and there are none"));
+        }
+        for (property, Property(value)) in &self.properties {
+            if Property::is_secret(property) {
+                findings.push(Finding::Secret(vec!["properties", property], value));
+            }
+        }
+        findings
+    }
+
+    fn refuse_letters(&self, letters: &DeadLetters) -> Option<(&'static str, String)> {
+        if letters.file.is_some() {
+            return Some(("file", LETTERS_NEED_STDIN.to_owned()));
+        }
+        let topic = letters.kafka.as_ref()?;
+        let topics = self.topics.clone().unwrap_or_default().0;
+        (topics.contains(topic) || self.retry_topics.contains_key(topic))
+            .then(|| ("kafka", format!("the topic {topic} is consumed: every letter would come back")))
+    }
+
+    fn routes(&self) -> Vec<String> {
+        self.topics.clone().unwrap_or_default().0
+    }
+
+    fn is_complete(&self) -> bool {
+        self.brokers.is_some() && self.topics.is_some()
+    }
+
+    fn open(&self, name: &str, patience: Duration) -> Result<Box<dyn ConfiguredSource>, String> {
+        let limit = patience.clamp(OPEN_TIMEOUT_MIN, KafkaSource::DEFAULT_OPEN_TIMEOUT);
+        let source = self.source(name)?.open_timeout(limit);
+        if self.retry_topics.is_empty() {
+            return Ok(Box::new(source));
+        }
+        let source = source.retry_topics(self.retry_topics.iter().map(|(topic, Time(wait))| (*wait, topic)));
+        Ok(Box::new(match self.retry_beyond {
+            Some(Time(limit)) => source.beyond(limit),
+            None => source,
+        }))
+    }
+
+    fn open_without_secrets(&self, name: &str) -> Result<Box<dyn ConfiguredSource>, String> {
+        let mut settings = self.clone();
+        for Property(value) in settings.properties.values_mut() {
+            if let Secret::Env(_) = value {
+                *value = Secret::Literal(value.resolve().unwrap_or_default());
+            }
+        }
+        settings.open(name, KafkaSource::DEFAULT_OPEN_TIMEOUT)
+    }
+}
+
+#[async_trait]
+impl ConfiguredSource for KafkaSource {
+    fn warning(&self) -> Option<(&'static str, &'static str)> {
+        self.shows_login().then_some(SHOWS_LOGIN)
+    }
+
+    fn check(&self) -> Result<(), String> {
+        Self::check(self).map_err(|error| error.to_string())
+    }
+
+    async fn check_servers(&self) -> Result<(), SourceError> {
+        self.check_topics().await
+    }
+
+    fn dead_letters(&self, to: &DeadLetters) -> Option<Arc<dyn dead_letters::DeadLetters>> {
+        match &to.kafka {
+            Some(topic) => Some(Arc::new(Self::dead_letters(self, topic.clone()))),
+            None => queue(to),
+        }
+    }
+
+    fn into_source(self: Box<Self>) -> Arc<dyn Source> {
+        Arc::from(self as Box<dyn Source>)
+    }
+}
+
+#[async_trait]
+impl ConfiguredSource for KafkaRetries {
+    fn warning(&self) -> Option<(&'static str, &'static str)> {
+        self.shows_login().then_some(SHOWS_LOGIN)
+    }
+
+    fn check(&self) -> Result<(), String> {
+        Self::check(self).map_err(|error| error.to_string())
+    }
+
+    async fn check_servers(&self) -> Result<(), SourceError> {
+        self.check_topics().await
+    }
+
+    fn dead_letters(&self, to: &DeadLetters) -> Option<Arc<dyn dead_letters::DeadLetters>> {
+        match &to.kafka {
+            Some(topic) => Some(Arc::new(Self::dead_letters(self, topic.clone()))),
+            None => queue(to),
+        }
+    }
+
+    fn into_source(self: Box<Self>) -> Arc<dyn Source> {
+        Arc::from(self as Box<dyn Source>)
+    }
+}
+
+/// The dead-letter queue of messages of Kafka.
+fn queue(to: &DeadLetters) -> Option<Arc<dyn dead_letters::DeadLetters>> {
+    Some(Arc::new(SqsDeadLetters::new(to.sqs.clone()?)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn positions_of_recreated_topics_are_kept_where_that_is_set() {
+        let source = |line: &str| {
+            let kafka: Kafka =
+                toml::from_str(&format!("brokers = \"b:9092\"\ntopics = [\"orders\"]\n{line}")).unwrap();
+            format!("{:?}", kafka.source("billing").unwrap())
+        };
+        assert!(source("").contains("keeps_positions: false"), "{}", source(""));
+        let set = source("keep_positions_of_recreated_topics = true");
+        assert!(set.contains("keeps_positions: true"), "{set}");
+    }
+}

@@ -1,0 +1,164 @@
+//! A queue of SQS.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use oncegate::dead_letters;
+use oncegate::source::{Source, SourceError, Terms};
+use oncegate::sqs::{Body, SqsSource};
+use schemars::JsonSchema;
+use serde::Deserialize;
+
+use super::kafka::LETTERS_NEED_CLUSTER;
+use super::stdin::LETTERS_NEED_STDIN;
+use super::{ConfiguredSource, DeadLetters, Finding, SourceSettings};
+use crate::config::values::Time;
+
+/// The name of the table.
+pub(super) const TABLE: &str = "sqs";
+/// The longest time for which SQS lets a message stay in flight.
+const HOLDS_MOST: Duration = Duration::from_secs(12 * 3_600);
+
+/// An SQS queue. Credentials come in the AWS SDK's usual ways.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Sqs {
+    /// The queue's name or URL.
+    pub(crate) queue: Option<String>,
+    /// The region.
+    #[schemars(extend("default" = "the AWS SDK's, or the URL's"))]
+    pub(crate) region: Option<String>,
+    /// The address of another SQS server.
+    pub(crate) endpoint_url: Option<String>,
+    /// How long the queue hides a message without a heartbeat; no shorter than the lease.
+    #[schemars(extend("default" = "60s"))]
+    pub(crate) visibility: Option<Time>,
+    /// How long a receive waits on an empty queue.
+    #[schemars(extend("default" = "20s"))]
+    pub(crate) wait: Option<Time>,
+    /// What bodies are: `raw` payloads, or envelopes of `sns`.
+    #[schemars(extend("default" = "raw"))]
+    pub(crate) body: Option<SqsBody>,
+    /// A dead letter that is consumed keeps its first route: for queues to which oncegate alone writes.
+    #[schemars(extend("default" = false))]
+    pub(crate) routes_from_attributes: Option<bool>,
+}
+
+/// What bodies are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+#[schemars(inline)]
+pub(crate) enum SqsBody {
+    Raw,
+    Sns,
+}
+
+impl Sqs {
+    /// Returns the source.
+    pub(crate) fn source(&self) -> SqsSource {
+        let mut source = SqsSource::new(self.queue.clone().unwrap_or_default());
+        if let Some(region) = &self.region {
+            source = source.region(region);
+        }
+        if let Some(url) = &self.endpoint_url {
+            source = source.endpoint_url(url);
+        }
+        if let Some(Time(visibility)) = self.visibility {
+            source = source.visibility(visibility);
+        }
+        if let Some(Time(wait)) = self.wait {
+            source = source.wait(wait);
+        }
+        if self.body == Some(SqsBody::Sns) {
+            source = source.body(Body::Sns);
+        }
+        if self.routes_from_attributes == Some(true) {
+            source = source.routes_from_attributes();
+        }
+        source
+    }
+}
+
+/// The name of a queue, of its name or URL.
+fn name_of(queue: &str) -> &str {
+    queue.trim_end_matches('/').rsplit('/').next().unwrap_or_default()
+}
+
+impl SourceSettings for Sqs {
+    fn table(&self) -> &'static str {
+        TABLE
+    }
+
+    fn findings(&self) -> Vec<Finding<'_>> {
+        let is_missing = self.queue.as_deref().is_none_or(str::is_empty);
+        is_missing.then_some(Finding::Missing("queue", "the queue's name or URL")).into_iter().collect()
+    }
+
+    fn findings_beside(&self, lease: Duration, max_run: Duration) -> Vec<Finding<'_>> {
+        let mut findings = Vec::new();
+        let visibility = self.visibility.map_or(SqsSource::DEFAULT_VISIBILITY, |Time(time)| time);
+        if visibility < lease {
+            let message = format!(
+                "{visibility:?} is shorter than the lease ({lease:?}): after a crash a message comes again before its lease is \
+                 over, and waits; set it to {lease:?} or more"
+            );
+            findings.push(Finding::Warning("visibility", message));
+        }
+        if max_run > HOLDS_MOST {
+            findings.push(Finding::ConsumerWarning(
+                "max_run",
+                "SQS takes a message back 12 hours after its receive, whatever runs: a longer run is cancelled then, and its \
+                 message comes again; set it to 12h or less",
+            ));
+        }
+        findings
+    }
+
+    fn refuse_letters(&self, letters: &DeadLetters) -> Option<(&'static str, String)> {
+        if letters.file.is_some() {
+            return Some(("file", LETTERS_NEED_STDIN.to_owned()));
+        }
+        if letters.kafka.is_some() {
+            return Some(("kafka", LETTERS_NEED_CLUSTER.to_owned()));
+        }
+        let queue = letters.sqs.as_ref()?;
+        (self.queue.as_deref().map(name_of) == Some(name_of(queue)))
+            .then(|| ("sqs", format!("the queue {queue} is consumed: every letter would come back")))
+    }
+
+    fn routes(&self) -> Vec<String> {
+        self.queue.as_deref().map(|queue| name_of(queue).to_owned()).into_iter().collect()
+    }
+
+    fn is_complete(&self) -> bool {
+        true
+    }
+
+    fn open(&self, _: &str, _: Duration) -> Result<Box<dyn ConfiguredSource>, String> {
+        Ok(Box::new(self.source()))
+    }
+
+    fn open_without_secrets(&self, _: &str) -> Result<Box<dyn ConfiguredSource>, String> {
+        Ok(Box::new(self.source()))
+    }
+}
+
+#[async_trait]
+impl ConfiguredSource for SqsSource {
+    fn check(&self) -> Result<(), String> {
+        Self::check(self).map_err(|error| error.to_string())
+    }
+
+    async fn check_servers(&self) -> Result<(), SourceError> {
+        self.check_queue(&Terms::default()).await.map(drop)
+    }
+
+    fn dead_letters(&self, to: &DeadLetters) -> Option<Arc<dyn dead_letters::DeadLetters>> {
+        Some(Arc::new(Self::dead_letters(self, to.sqs.clone()?)))
+    }
+
+    fn into_source(self: Box<Self>) -> Arc<dyn Source> {
+        Arc::from(self as Box<dyn Source>)
+    }
+}
