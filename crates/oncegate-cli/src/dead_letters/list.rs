@@ -6,11 +6,12 @@ use oncegate::admin::Wanted;
 use serde::Serialize;
 
 use super::filter::FilterArgs;
-use super::place::{Place, PlaceArgs};
+use super::place::PlaceArgs;
 use super::show::Known;
 use crate::args::{AnswerArgs, within};
 use crate::exit::{Exit, Problem};
 use crate::output::{self, Table, grouped, plain};
+use crate::sources::{LetterPlace, check_positions};
 
 /// The format of the `--json` document.
 const SCHEMA: &str = "oncegate.dead-letters.list/1";
@@ -53,8 +54,8 @@ struct ListDocument {
 pub(crate) async fn run(args: &ListArgs) -> Result<Exit, Problem> {
     let loaded = args.place.load(false)?;
     let place = args.place.find(loaded.as_ref(), args.filter.scope())?;
-    place.check_positions(args.filter.positions())?;
-    let document = within(args.answer.timeout, read(args, &place)).await?;
+    check_positions(&*place, args.filter.positions())?;
+    let document = within(args.answer.timeout, read(args, &*place)).await?;
     if args.answer.json {
         output::answer_json(&document)?;
     } else {
@@ -63,7 +64,7 @@ pub(crate) async fn run(args: &ListArgs) -> Result<Exit, Problem> {
     Ok(Exit::Yes)
 }
 
-async fn read(args: &ListArgs, place: &Place) -> Result<ListDocument, Problem> {
+async fn read(args: &ListArgs, place: &dyn LetterPlace) -> Result<ListDocument, Problem> {
     let mut document =
         ListDocument { schema: SCHEMA, place: place.name().to_owned(), ..ListDocument::default() };
     super::read(place, |buried| {

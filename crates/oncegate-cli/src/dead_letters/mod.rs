@@ -3,14 +3,13 @@
 use oncegate::admin::dead_letter_reader::StoredDeadLetter;
 
 use crate::exit::{Exit, Problem};
+use crate::sources::LetterPlace;
 
 mod filter;
 mod list;
 mod place;
 mod redrive;
 mod show;
-
-use place::Place;
 
 /// List and show dead letters, and send their messages back
 #[derive(Debug, clap::Subcommand)]
@@ -29,8 +28,10 @@ pub(crate) async fn run(command: &DeadLettersCommand) -> Result<Exit, Problem> {
 }
 
 /// Calls `each` for every dead letter.
-async fn read(place: &Place, mut each: impl FnMut(StoredDeadLetter) + Send) -> Result<(), Problem> {
-    place.check_readable()?;
+async fn read(place: &dyn LetterPlace, mut each: impl FnMut(StoredDeadLetter) + Send) -> Result<(), Problem> {
+    if let Some(why) = place.unreadable() {
+        return Err(Problem::new(Exit::Usage, why));
+    }
     let mut letters = place.open(None).await?;
     while let Some(batch) = letters.next_batch().await? {
         batch.into_iter().for_each(&mut each);

@@ -6,12 +6,13 @@ use oncegate::journal::JournalEntry;
 use serde::Serialize;
 
 use super::filter::FilterArgs;
-use super::place::{Place, PlaceArgs};
+use super::place::PlaceArgs;
 use crate::args::{AnswerArgs, within};
 use crate::change::{ChangeArgs, Written};
 use crate::configured::{NamedStore, StoreFlag};
 use crate::exit::{Exit, Problem};
 use crate::output::{self, Table, grouped, plain};
+use crate::sources::{LetterPlace, check_positions};
 
 /// The format of the `--json` document.
 const SCHEMA: &str = "oncegate.dead-letters.redrive/1";
@@ -99,7 +100,7 @@ struct Trouble {
 /// A redrive, with its place and its store.
 struct PlannedRedrive<'a> {
     args: &'a RedriveArgs,
-    place: Place,
+    place: Box<dyn LetterPlace>,
     store: NamedStore,
 }
 
@@ -137,8 +138,8 @@ impl<'a> PlannedRedrive<'a> {
     fn of(args: &'a RedriveArgs) -> Result<Self, Problem> {
         let loaded = args.place.load(args.store.url.is_some())?;
         let place = args.place.find(loaded.as_ref(), args.filter.scope())?;
-        place.check_positions(args.filter.positions())?;
-        if args.progress.is_some() && !place.is_topic() {
+        check_positions(&*place, args.filter.positions())?;
+        if args.progress.is_some() && !place.keeps_progress() {
             return Err(Problem::new(Exit::Usage, "--progress is for topics: a queue keeps no progress"));
         }
         Ok(Self { args, place, store: args.store.or_of(loaded.as_ref())? })
@@ -154,7 +155,7 @@ impl<'a> PlannedRedrive<'a> {
         let filter =
             if filter.is_empty() { "all letters".to_owned() } else { format!("letters with {filter}") };
         let mut what = format!("send the messages of {filter} in {place} back to {target}");
-        if self.place.is_topic() && !args.change.yes {
+        if self.place.keeps_progress() && !args.change.yes {
             let mut letters = self.place.open(self.progress()).await?;
             let dry = self.opened().await?.dry_run();
             let count = dry.run(&mut *letters, |buried| args.filter.judge(buried), |_| {}).await?;
@@ -216,7 +217,7 @@ impl<'a> PlannedRedrive<'a> {
 
     /// Two redrives with different filters or destinations must not skip each other's dead letters.
     fn progress(&self) -> Option<String> {
-        if !self.place.is_topic() || self.args.no_progress {
+        if !self.place.keeps_progress() || self.args.no_progress {
             return None;
         }
         let made = || {

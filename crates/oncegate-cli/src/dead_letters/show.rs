@@ -9,10 +9,11 @@ use oncegate::core::key::Scope;
 use serde::Serialize;
 
 use super::filter::FilterArgs;
-use super::place::{Place, PlaceArgs};
+use super::place::PlaceArgs;
 use crate::args::{AnswerArgs, within};
 use crate::exit::{Exit, Problem};
 use crate::output::{self, Table, grouped, time};
+use crate::sources::{LetterPlace, check_positions};
 
 /// The format of the `--json` document.
 const SCHEMA: &str = "oncegate.dead-letters.show/1";
@@ -124,8 +125,8 @@ struct Content {
 pub(crate) async fn run(args: &ShowArgs) -> Result<Exit, Problem> {
     let loaded = args.place.load(false)?;
     let place = args.place.find(loaded.as_ref(), args.scope.as_ref().map(Scope::as_str))?;
-    place.check_positions([args.at.as_str()])?;
-    let Some(buried) = within(args.answer.timeout, find(args, &place)).await? else {
+    check_positions(&*place, [args.at.as_str()])?;
+    let Some(buried) = within(args.answer.timeout, find(args, &*place)).await? else {
         eprintln!("oncegate: there is no letter at {} in {}", output::plain(&args.at), place.name());
         return Ok(Exit::No);
     };
@@ -138,7 +139,7 @@ pub(crate) async fn run(args: &ShowArgs) -> Result<Exit, Problem> {
     Ok(Exit::Yes)
 }
 
-async fn find(args: &ShowArgs, place: &Place) -> Result<Option<StoredDeadLetter>, Problem> {
+async fn find(args: &ShowArgs, place: &dyn LetterPlace) -> Result<Option<StoredDeadLetter>, Problem> {
     let (filter, mut found) = (FilterArgs::at(&args.at), None);
     super::read(place, |buried| {
         if filter.judge(&buried) == Wanted::Yes {

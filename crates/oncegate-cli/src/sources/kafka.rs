@@ -5,17 +5,19 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use oncegate::admin::dead_letter_reader::DeadLetterReader;
 use oncegate::dead_letters;
-use oncegate::kafka::{KafkaRetries, KafkaSource};
+use oncegate::kafka::{KafkaDeadLetterReader, KafkaRetries, KafkaSource};
 use oncegate::source::{Source, SourceError};
 use oncegate::sqs::SqsDeadLetters;
 use schemars::JsonSchema;
 use serde::Deserialize;
 
 use super::stdin::LETTERS_NEED_STDIN;
-use super::{ConfiguredSource, DeadLetters, Finding, SourceSettings};
+use super::{ConfiguredSource, DeadLetters, Finding, LetterPlace, SourceSettings};
 use crate::config::defaults::time;
 use crate::config::values::{Names, Property, Secret, Time};
+use crate::exit::{Problem, not_opened};
 
 /// The name of the table.
 pub(super) const TABLE: &str = "kafka";
@@ -247,6 +249,50 @@ impl ConfiguredSource for KafkaRetries {
 /// The dead-letter queue of messages of Kafka.
 fn queue(to: &DeadLetters) -> Option<Arc<dyn dead_letters::DeadLetters>> {
     Some(Arc::new(SqsDeadLetters::new(to.sqs.clone()?)))
+}
+
+/// A topic of dead letters.
+#[derive(Debug)]
+pub(crate) struct KafkaLetters {
+    pub(crate) topic: String,
+    pub(crate) brokers: String,
+    pub(crate) properties: Vec<(String, String)>,
+}
+
+#[async_trait]
+impl LetterPlace for KafkaLetters {
+    fn name(&self) -> &str {
+        &self.topic
+    }
+
+    fn keeps_progress(&self) -> bool {
+        true
+    }
+
+    fn is_position(&self, text: &str) -> bool {
+        let is_number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+        text.rsplit_once('@').is_some_and(|(at, offset)| {
+            let place = at.rsplit_once('/');
+            is_number(offset)
+                && place.is_some_and(|(topic, partition)| !topic.is_empty() && is_number(partition))
+        })
+    }
+
+    fn position_example(&self) -> String {
+        format!("{}/0@42", self.topic)
+    }
+
+    async fn open(&self, progress: Option<String>) -> Result<Box<dyn DeadLetterReader>, Problem> {
+        let mut letters = KafkaDeadLetterReader::new(self.brokers.as_str(), self.topic.as_str());
+        for (name, value) in &self.properties {
+            letters = letters.property(name, value);
+        }
+        if let Some(group) = progress {
+            letters = letters.progress(group);
+        }
+        letters.open().await.map_err(|error| not_opened(&error))?;
+        Ok(Box::new(letters))
+    }
 }
 
 #[cfg(test)]

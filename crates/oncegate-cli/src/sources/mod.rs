@@ -12,11 +12,13 @@ pub(crate) mod kafka;
 pub(crate) mod sqs;
 pub(crate) mod stdin;
 
+use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use oncegate::admin::dead_letter_reader::DeadLetterReader;
 use oncegate::dead_letters;
 use oncegate::source::SourceError;
 use schemars::JsonSchema;
@@ -24,6 +26,7 @@ use serde::Deserialize;
 
 use self::input::Input;
 use crate::config::values::Secret;
+use crate::exit::{Exit, Problem};
 
 /// Where messages come from; one of the three.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
@@ -159,4 +162,53 @@ pub(crate) trait ConfiguredSource: Send + Sync {
 
     /// Returns the source for a consumer.
     fn into_source(self: Box<Self>) -> Arc<dyn oncegate::source::Source>;
+}
+
+/// Where dead letters are that commands list, show and redrive.
+#[async_trait]
+pub(crate) trait LetterPlace: fmt::Debug + Send + Sync {
+    /// Returns the name of the topic or queue.
+    fn name(&self) -> &str;
+
+    /// Returns whether the server can store how far a redrive came.
+    fn keeps_progress(&self) -> bool {
+        false
+    }
+
+    /// Returns whether the text is the position of a letter, as a list shows it.
+    fn is_position(&self, text: &str) -> bool;
+
+    /// Returns an example of a position.
+    fn position_example(&self) -> String;
+
+    /// Returns why only a part of the letters would be seen.
+    fn unreadable(&self) -> Option<&'static str> {
+        None
+    }
+
+    /// Opens it; `progress` names where the server stores how far a redrive came.
+    ///
+    /// # Errors
+    /// When it cannot be opened, or a flag is missing without which reading would change it.
+    async fn open(&self, progress: Option<String>) -> Result<Box<dyn DeadLetterReader>, Problem>;
+}
+
+/// Checks the form of positions before anything is read.
+///
+/// # Errors
+/// When one has another form.
+pub(crate) fn check_positions<'a>(
+    place: &dyn LetterPlace,
+    positions: impl IntoIterator<Item = &'a str>,
+) -> Result<(), Problem> {
+    match positions.into_iter().find(|position| !place.is_position(position)) {
+        None => Ok(()),
+        Some(position) => {
+            let text = format!(
+                "{position:?} is not a position of a dead letter: write it as `list` shows it, such as {}",
+                place.position_example()
+            );
+            Err(Problem::new(Exit::Usage, text))
+        }
+    }
 }

@@ -4,16 +4,18 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use oncegate::admin::dead_letter_reader::DeadLetterReader;
 use oncegate::dead_letters;
 use oncegate::source::{Source, SourceError, Terms};
-use oncegate::sqs::{Body, SqsSource};
+use oncegate::sqs::{Body, SqsDeadLetterReader, SqsSource};
 use schemars::JsonSchema;
 use serde::Deserialize;
 
 use super::kafka::LETTERS_NEED_CLUSTER;
 use super::stdin::LETTERS_NEED_STDIN;
-use super::{ConfiguredSource, DeadLetters, Finding, SourceSettings};
+use super::{ConfiguredSource, DeadLetters, Finding, LetterPlace, SourceSettings};
 use crate::config::values::Time;
+use crate::exit::{Exit, Problem, not_opened};
 
 /// The name of the table.
 pub(super) const TABLE: &str = "sqs";
@@ -160,5 +162,54 @@ impl ConfiguredSource for SqsSource {
 
     fn into_source(self: Box<Self>) -> Arc<dyn Source> {
         Arc::from(self as Box<dyn Source>)
+    }
+}
+
+/// A queue of dead letters.
+#[derive(Debug)]
+pub(crate) struct SqsLetters {
+    pub(crate) queue: String,
+    pub(crate) region: Option<String>,
+    pub(crate) endpoint_url: Option<String>,
+    /// Receives may be used up.
+    pub(crate) may_receive: bool,
+}
+
+#[async_trait]
+impl LetterPlace for SqsLetters {
+    fn name(&self) -> &str {
+        &self.queue
+    }
+
+    fn is_position(&self, text: &str) -> bool {
+        text.split_once('#').is_some_and(|(queue, id)| !queue.is_empty() && !id.is_empty())
+    }
+
+    fn position_example(&self) -> String {
+        "orders-dead#ID".to_owned()
+    }
+
+    fn unreadable(&self) -> Option<&'static str> {
+        self.queue.ends_with(".fifo").then_some(
+            "--queue: a FIFO queue shows nothing behind the first messages of a group as long as those are held, so most of \
+             it would not be seen; it can be redriven",
+        )
+    }
+
+    async fn open(&self, _: Option<String>) -> Result<Box<dyn DeadLetterReader>, Problem> {
+        if !self.may_receive {
+            let text = "looking into a queue uses up one receive of each message, which counts for the redrive policy of \
+                        the queue, and hides the messages meanwhile: say --use-up-a-receive if that may be";
+            return Err(Problem::new(Exit::Usage, text));
+        }
+        let mut letters = SqsDeadLetterReader::new(self.queue.as_str());
+        if let Some(region) = &self.region {
+            letters = letters.region(region);
+        }
+        if let Some(url) = &self.endpoint_url {
+            letters = letters.endpoint_url(url);
+        }
+        letters.open().await.map_err(|error| not_opened(&error))?;
+        Ok(Box::new(letters))
     }
 }
