@@ -31,6 +31,9 @@ const QUEUE_AWAY: [&str; 4] = ["down or inaccessible", "is stopped", "timeout", 
 /// The text by which RabbitMQ closes a channel whose messages were not acknowledged in time.
 const ACK_TIMED_OUT: &str = "delivery acknowledgement on channel";
 
+/// The argument of a consumer that streams refuse.
+pub(crate) const CONSUMER_PRIORITY: &str = "x-priority";
+
 impl AmqpError {
     /// An error that another try does not end.
     pub(crate) fn new(what: impl Into<String>) -> Self {
@@ -90,6 +93,12 @@ impl AmqpError {
                 is_refused: true,
                 ..Self::new(format!("the message is too large for the broker: {said}"))
             },
+            AMQPErrorKind::Soft(AMQPSoftError::PRECONDITIONFAILED) if said.contains(CONSUMER_PRIORITY) => {
+                Self::new(format!(
+                    "the queue is a stream, which delivers acknowledged messages again: use a classic or a quorum queue \
+                     ({said})"
+                ))
+            }
             // Another consumer has the queue for itself, for now.
             AMQPErrorKind::Soft(AMQPSoftError::RESOURCELOCKED) => {
                 Self::away(format!("another consumer has the queue exclusively: {said}"))

@@ -64,8 +64,8 @@
 //! - Any error closes the channel, with all its deliveries. Checks have channels of their own.
 //! - While the broker is short of memory or disk, it stops reading from connections that publish. Acks must not wait for
 //!   that, so dead letters have a connection of their own.
-//! - A stream delivers acknowledged messages again. AMQP 0-9-1 does not name a queue's type, so the source subscribes with
-//!   an argument that other queues ignore, and whose value a stream refuses.
+//! - A stream delivers acknowledged messages again. AMQP 0-9-1 does not name a queue's type, so the source always
+//!   subscribes with `x-priority`, which a stream refuses.
 //! - The connection lives on a thread of its own: a handler that blocks its thread must not cost a heartbeat.
 
 mod source;

@@ -17,7 +17,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
 
 use super::connect::{CALL_LIMIT, call, channel, check_queue, close, close_channel, connect};
 use super::convert::Reader;
-use super::error::{AmqpError, Asked};
+use super::error::{AmqpError, Asked, CONSUMER_PRIORITY};
 use super::headers::short;
 use super::held::Settlement;
 use super::hub::Hub;
@@ -26,8 +26,8 @@ use super::watch::Watch;
 
 /// How often the connection is looked at.
 const TICK: Duration = Duration::from_secs(1);
-/// An argument that only streams read, and whose value they refuse: a stream delivers acknowledged messages again.
-const STREAM_OFFSET: (&str, &str) = ("x-stream-offset", "oncegate consumes no streams");
+/// The priority of a consumer that asks for none.
+const NO_PRIORITY: i32 = 0;
 
 /// A consumer of a queue at the broker.
 pub(crate) struct Session {
@@ -66,10 +66,9 @@ impl Session {
         call(asked, channel.basic_qos(settings.prefetch, BasicQosOptions::default())).await?;
         let Some(queue) = short(&settings.queue) else { return Err(AmqpError::new("the name is too long")) };
         let mut arguments = FieldTable::default();
-        arguments.insert(STREAM_OFFSET.0.into(), AMQPValue::LongString(STREAM_OFFSET.1.into()));
-        if let Some(priority) = settings.priority {
-            arguments.insert("x-priority".into(), AMQPValue::LongInt(priority));
-        }
+        // Always there, because a stream refuses it: a stream delivers acknowledged messages again.
+        arguments
+            .insert(CONSUMER_PRIORITY.into(), AMQPValue::LongInt(settings.priority.unwrap_or(NO_PRIORITY)));
         let options = BasicConsumeOptions::default();
         let consumer = call(asked, channel.basic_consume(queue, "".into(), options, arguments)).await?;
         Ok((channel, consumer))
