@@ -42,7 +42,10 @@ impl Driver {
                 return Ok(());
             }
         };
-        _ = opened.send(Ok(()));
+        if opened.send(Ok(())).is_err() {
+            // The source was dropped while it was opened: its messages would wait for no one.
+            return session.leave().await;
+        }
         let mut failures = 0;
         let mut watch = Watch::new();
         loop {

@@ -31,6 +31,8 @@ const QUEUE_AWAY: [&str; 4] = ["down or inaccessible", "is stopped", "timeout", 
 /// The text by which RabbitMQ closes a channel whose messages were not acknowledged in time.
 const ACK_TIMED_OUT: &str = "delivery acknowledgement on channel";
 
+/// The text by which RabbitMQ refuses a second consumer beside an exclusive one.
+const EXCLUSIVE: &str = "in exclusive use";
 /// The argument of a consumer that streams refuse.
 pub(crate) const CONSUMER_PRIORITY: &str = "x-priority";
 
@@ -74,6 +76,13 @@ impl AmqpError {
         };
         let said = protocol.get_message().to_string();
         match protocol.kind() {
+            // Another consumer has the queue for itself, for now.
+            AMQPErrorKind::Soft(AMQPSoftError::ACCESSREFUSED) if said.contains(EXCLUSIVE) => {
+                Self::away(format!("another consumer has the queue exclusively: {said}"))
+            }
+            AMQPErrorKind::Soft(AMQPSoftError::RESOURCELOCKED) => {
+                Self::away(format!("another connection has the queue exclusively: {said}"))
+            }
             AMQPErrorKind::Soft(AMQPSoftError::ACCESSREFUSED) => Self::new(refused(asked, &said)),
             AMQPErrorKind::Soft(AMQPSoftError::NOTFOUND)
                 if QUEUE_AWAY.iter().any(|part| said.contains(part)) =>
@@ -98,10 +107,6 @@ impl AmqpError {
                     "the queue is a stream, which delivers acknowledged messages again: use a classic or a quorum queue \
                      ({said})"
                 ))
-            }
-            // Another consumer has the queue for itself, for now.
-            AMQPErrorKind::Soft(AMQPSoftError::RESOURCELOCKED) => {
-                Self::away(format!("another consumer has the queue exclusively: {said}"))
             }
             AMQPErrorKind::Hard(AMQPHardError::NOTALLOWED) => Self::new(not_allowed(asked, &said)),
             AMQPErrorKind::Hard(_) => Self::away(format!("the broker has closed the connection: {said}")),

@@ -65,7 +65,7 @@ impl Held {
         let returns = std::mem::take(&mut self.returned).into_iter().map(Settlement::Return).collect();
         let first_unfinished = self.in_hand.keys().next().copied().unwrap_or(u64::MAX);
         let above = self.acked.split_off(&first_unfinished);
-        let below = std::mem::replace(&mut self.acked, BTreeSet::new());
+        let below = std::mem::take(&mut self.acked);
         let mut acks: Vec<Settlement> = match (below.len(), below.last()) {
             (0, _) | (_, None) => Vec::new(),
             (1, Some(tag)) => vec![Settlement::Ack(*tag)],

@@ -6,6 +6,7 @@
 //! | when the connection is given up, and when it is opened again | `session`, `drive` |
 //! | when a queue that delivers nothing is consumed anew | `watch` |
 //! | what an error of the broker means | `error` |
+//! | which limits of a queue are reported at the start | `findings` |
 //! | which headers a message has | `convert`, `headers` |
 //! | what a dead letter has | `letter` |
 //!
@@ -77,10 +78,12 @@ mod dead_letter_reader;
 mod dead_letters;
 mod drive;
 mod error;
+mod findings;
 mod headers;
 mod held;
 mod hub;
 mod letter;
+mod management;
 mod publisher;
 mod session;
 mod settings;

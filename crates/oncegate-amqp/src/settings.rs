@@ -26,6 +26,8 @@ pub(crate) struct Settings {
     pub(crate) prefetch: u16,
     pub(crate) priority: Option<i32>,
     pub(crate) routes_from_headers: bool,
+    /// The URL of the management plugin.
+    pub(crate) management: Option<String>,
 }
 
 /// The heartbeat in seconds, if the URI has none: a connection that is silent for twice as long is given up.
@@ -74,7 +76,14 @@ impl Settings {
     pub(crate) const PREFETCH: u16 = 128;
 
     pub(crate) fn new(connection: Connection, queue: String) -> Self {
-        Self { connection, queue, prefetch: Self::PREFETCH, priority: None, routes_from_headers: false }
+        Self {
+            connection,
+            queue,
+            prefetch: Self::PREFETCH,
+            priority: None,
+            routes_from_headers: false,
+            management: None,
+        }
     }
 
     /// Runs every check that needs no broker.

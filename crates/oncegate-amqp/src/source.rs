@@ -1,6 +1,7 @@
 //! `AmqpSource`: consumes a queue of RabbitMQ.
 
 use std::fmt;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -10,7 +11,7 @@ use oncegate_runtime::observe::Observer;
 use oncegate_runtime::source::{Delivery, Source, SourceError, Supply, Terms};
 use tokio::sync::oneshot;
 use tokio::time::{Instant, timeout_at};
-use tracing::info;
+use tracing::{info, warn};
 
 use super::ack_handle;
 use super::convert::Reader;
@@ -18,6 +19,7 @@ use super::dead_letters::AmqpDeadLetters;
 use super::drive::Driver;
 use super::error::AmqpError;
 use super::hub::{End, Hub};
+use super::management;
 use super::session::Session;
 use super::settings::{Connection, Settings};
 
@@ -36,6 +38,8 @@ use super::settings::{Connection, Settings};
 /// ```
 pub struct AmqpSource {
     settings: Settings,
+    /// `max_attempts` of the consumer.
+    max_attempts: AtomicU32,
     open: Mutex<Option<OpenSource>>,
 }
 
@@ -65,7 +69,8 @@ impl AmqpSource {
     }
 
     pub(crate) fn with(connection: Connection, queue: String) -> Self {
-        Self { settings: Settings::new(connection, queue), open: Mutex::default() }
+        let settings = Settings::new(connection, queue);
+        Self { settings, max_attempts: AtomicU32::default(), open: Mutex::default() }
     }
 
     /// Sets how many messages the broker delivers before the first of them is acknowledged: 128 by default, from 1 to
@@ -102,6 +107,17 @@ impl AmqpSource {
         self
     }
 
+    /// Asks the management plugin at this URL, such as `http://localhost:15672`, at the start: which limits of the queue
+    /// lose messages, or take them away before `max_attempts`. They are logged as warnings.
+    ///
+    /// It is asked with the user and the password of the broker's URI, and without TLS. The user needs the tag
+    /// `management`. A plugin that does not answer is logged, and nothing else.
+    #[must_use]
+    pub fn management(mut self, url: impl Into<String>) -> Self {
+        self.settings.management = Some(url.into());
+        self
+    }
+
     /// Takes each message's route from its header `oncegate-origin`, if present, instead of the queue's name.
     ///
     /// Use it to consume a dead-letter queue, and a queue that messages are redriven to: such a message keeps its first
@@ -120,16 +136,19 @@ impl AmqpSource {
         Ok(self.settings.check()?)
     }
 
-    /// Checks the queue and the right to read it, as [`open`](Source::open) does. It consumes the queue for a moment:
-    /// messages that are delivered meanwhile go back at once.
+    /// Checks the queue and the right to read it, as [`open`](Source::open) does for a consumer with these terms. It
+    /// consumes the queue for a moment: messages that are delivered meanwhile go back at once.
+    ///
+    /// Returns a warning for each limit of the queue that may lose messages, with what to change, if the
+    /// [management plugin](Self::management) is set.
     ///
     /// # Errors
     /// When the queue cannot be used: it does not exist, the broker cannot be reached, or a right is missing.
-    pub async fn check_queue(&self) -> Result<(), SourceError> {
+    pub async fn check_queue(&self, terms: &Terms) -> Result<Vec<String>, SourceError> {
         self.settings.check()?;
         let settings = Settings { prefetch: 1, ..self.settings.clone() };
         Session::open(&settings, &self.reader()).await?.leave().await?;
-        Ok(())
+        Ok(self.warnings(terms.max_attempts).await)
     }
 
     /// Returns dead letters that write to another queue of the same broker.
@@ -140,6 +159,17 @@ impl AmqpSource {
     /// Returns the queue's name.
     pub fn queue(&self) -> &str {
         &self.settings.queue
+    }
+
+    async fn warnings(&self, max_attempts: u32) -> Vec<String> {
+        let Some(url) = &self.settings.management else { return Vec::new() };
+        match management::describe(&self.settings, url).await {
+            Ok(described) => described.warnings(self.queue(), max_attempts),
+            Err(error) => vec![format!(
+                "the management plugin did not tell the limits of the queue `{}`: {error}",
+                self.queue()
+            )],
+        }
     }
 
     fn reader(&self) -> Reader {
@@ -156,7 +186,8 @@ impl AmqpSource {
 
 #[async_trait]
 impl Source for AmqpSource {
-    fn agree(&self, _terms: &Terms) -> Supply {
+    fn agree(&self, terms: &Terms) -> Supply {
+        self.max_attempts.store(terms.max_attempts, Ordering::Relaxed);
         Supply::OnDemand
     }
 
@@ -175,6 +206,9 @@ impl Source for AmqpSource {
         info!(queue = self.queue(), prefetch = self.settings.prefetch, "the queue is open");
         *self.open.lock().unwrap_or_else(PoisonError::into_inner) =
             Some(OpenSource { hub, left: Some(left) });
+        for warning in self.warnings(self.max_attempts.load(Ordering::Relaxed)).await {
+            warn!(queue = self.queue(), "{warning}");
+        }
         Ok(())
     }
 

@@ -37,8 +37,8 @@
 //! A message takes one path:
 //!
 //! ```text
-//! source (kafka | sqs)  →  lanes (order, permits)  →  key  →  gate (claim … complete)  →  handler
-//!        ↑ ack only from here: settle  ←────────────────────────────┘ outcome
+//! source (kafka | sqs | amqp)  →  lanes (order, permits)  →  key  →  gate (claim … complete)  →  handler
+//!        ↑ ack only from here: settle  ←───────────────────────────────────┘ outcome
 //! ```
 //!
 //! # Features

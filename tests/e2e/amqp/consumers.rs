@@ -1,9 +1,12 @@
 //! Several consumers of one queue.
 
+use lapin::options::BasicConsumeOptions;
+use lapin::types::FieldTable;
+use lapin::{Connection, ConnectionProperties};
 use oncegate_testkit::{QueueKind, RabbitMq};
 use serde_json::json;
 
-use crate::stage::{Clerk, Stage};
+use crate::stage::{Clerk, Stage, fails};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_single_active_consumer_is_followed_by_its_standby() {
@@ -47,6 +50,27 @@ async fn the_consumer_of_a_higher_priority_gets_the_messages() {
     of_low.stop().await;
     high.book.charged_once(20);
     low.book.charged_once(10);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_exclusive_consumer_is_waited_for() {
+    let stage = Stage::on(&RabbitMq::shared().await, QueueKind::Classic).await;
+    stage.send([1]).await;
+    let other = Connection::connect(&stage.uri, ConnectionProperties::default()).await.unwrap();
+    let channel = other.create_channel().await.unwrap();
+    let exclusive = BasicConsumeOptions { exclusive: true, ..BasicConsumeOptions::default() };
+    let queue = stage.queue.name().into();
+    let consumer = channel.basic_consume(queue, "".into(), exclusive, FieldTable::default()).await.unwrap();
+    let clerk = Clerk::new();
+    let running = stage.start(clerk.clone()).await;
+    let health =
+        running.until_health("a reason at the start", |health| fails(health, "open").is_some()).await;
+    assert!(fails(&health, "open").unwrap().contains("has the queue exclusively"), "{health}");
+    drop(consumer);
+    other.close(200, "OK".into()).await.unwrap();
+    running.watched.until("acks", 1).await;
+    running.stop().await;
+    clerk.book.charged_once(1);
 }
 
 /// The store gates what two consumers get, one message each.

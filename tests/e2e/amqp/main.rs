@@ -11,3 +11,4 @@ mod letters;
 mod redrive;
 mod restarts;
 mod startup;
+mod tls;

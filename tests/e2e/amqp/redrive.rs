@@ -31,7 +31,7 @@ impl Handler for Routed {
     async fn handle(&self, message: &Message, _attempt: &Attempt) -> Result<u32, Failure> {
         let routing_key = message.header("AMQP.routing-key").map(String::from_utf8_lossy).unwrap();
         self.0.write(format!("{} by {routing_key}", message.route()));
-        Ok(id(message)?)
+        id(message)
     }
 }
 

@@ -1,8 +1,12 @@
 //! What a consumer refuses at its start, and in which words.
 
+use std::time::Duration;
+
 use oncegate::amqp::AmqpSource;
 use oncegate::dead_letters::DeadLetters as _;
+use oncegate::source::Terms;
 use oncegate_testkit::{QueueKind, RabbitMq, RabbitQueue, unique};
+use serde_json::json;
 
 use crate::stage::{Clerk, Stage};
 
@@ -78,12 +82,35 @@ async fn a_dead_letter_queue_that_is_consumed_is_refused() {
     refuses(&stage, stage.source(), &["is consumed by the same consumer"]).await;
 }
 
+fn terms() -> Terms {
+    let second = Duration::from_secs(1);
+    Terms { max_attempts: 5, lease: second, retention: second, stop_deadline: second, max_run: second }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn limits_of_the_queue_are_compared() {
+    let server = RabbitMq::shared().await;
+    let arguments = [("x-delivery-limit", json!(3)), ("x-dead-letter-exchange", json!("dlx"))];
+    let queue = server.new_queue_with("orders", QueueKind::Quorum, &arguments).await;
+    let stage = Stage::of(&server, queue).await;
+    let source = stage.source().management(server.management_url());
+    let warnings = source.check_queue(&terms()).await.unwrap();
+    assert_eq!(warnings.len(), 1, "{warnings:?}");
+    for word in [stage.queue.name(), "`delivery-limit`", "is 3, below `max_attempts` (5)", "`dlx`"] {
+        assert!(warnings[0].contains(word), "no `{word}` in: {warnings:?}");
+    }
+    // No right to ask is a warning, too.
+    let source = AmqpSource::new(server.uri_as(&server.new_user("", "", ".*").await), stage.queue.name());
+    let warnings = source.management(server.management_url()).check_queue(&terms()).await.unwrap();
+    assert!(warnings[0].contains("401") && warnings[0].contains("`management`"), "{warnings:?}");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_check_leaves_the_queue_as_it_was() {
     let server = RabbitMq::shared().await;
     let stage = Stage::on(&server, QueueKind::Quorum).await;
     stage.send(0..3).await;
-    stage.source().check_queue().await.unwrap();
+    assert_eq!(stage.source().check_queue(&terms()).await.unwrap(), Vec::<String>::new());
     stage.queue.until_ready(3).await;
     let letters = stage.source().dead_letters(stage.dead.name());
     letters.check_queue().await.unwrap();

@@ -63,12 +63,19 @@ impl RabbitMq {
     }
 
     async fn reached(addresses: String) -> Self {
+        Self::at(&addresses).await
+    }
+
+    /// The server at these addresses, in the form of [`VARIABLE`].
+    ///
+    /// # Panics
+    /// When it does not answer.
+    pub async fn at(addresses: &str) -> Self {
         let parts = addresses.split_once(',').and_then(|(amqp, http)| Some((amqp, http.parse().ok()?)));
-        let (amqp, management) =
-            parts.unwrap_or_else(|| panic!("{VARIABLE} is {addresses}, and not HOST:PORT,ADDRESS:PORT"));
+        let (amqp, management) = parts.unwrap_or_else(|| panic!("{addresses} is not HOST:PORT,ADDRESS:PORT"));
         let server = Self { amqp: amqp.to_owned(), management };
         if let Err(error) = server.answers().await {
-            panic!("{VARIABLE} names {addresses}, which does not answer: {error}");
+            panic!("RabbitMQ at {addresses} does not answer: {error}");
         }
         server
     }
@@ -174,6 +181,19 @@ impl RabbitMq {
         .await;
     }
 
+    /// How many messages of the queue are not acknowledged, also those that a consumer has. The server counts them twice a
+    /// second.
+    ///
+    /// # Panics
+    /// When the server does not answer.
+    pub async fn left(&self, queue: &RabbitQueue) -> u64 {
+        let path = format!("/api/queues/%2F/{}", queue.name());
+        let described: Value =
+            serde_json::from_slice(&self.manage("GET", &path, "").await.body).expect("it is JSON");
+        // Until it has counted once, there may be messages.
+        described.get("messages").and_then(Value::as_u64).unwrap_or(u64::MAX)
+    }
+
     /// Calls the management plugin.
     ///
     /// # Panics
@@ -249,6 +269,12 @@ impl NodePort {
 }
 
 impl RabbitMqServer {
+    /// Whether its program is there.
+    #[must_use]
+    pub fn is_installed() -> bool {
+        Self::program().is_file()
+    }
+
     /// Starts a server on free ports and waits until it answers.
     ///
     /// # Panics
@@ -334,7 +360,7 @@ impl RabbitMqServer {
         let management = ports.management.number();
         let text = format!(
             "listeners.tcp.1 = {}\nmanagement.tcp.ip = 127.0.0.1\nmanagement.tcp.port = {management}\n\
-             loopback_users = none\nvm_memory_high_watermark.absolute = 512MB\ndisk_free_limit.absolute = 50MB\n\
+             loopback_users = none\ncollect_statistics_interval = 500\nvm_memory_high_watermark.absolute = 512MB\ndisk_free_limit.absolute = 50MB\n\
              {settings}\n",
             ports.amqp.address()
         );
