@@ -5,7 +5,7 @@
 use std::path::PathBuf;
 use std::process::Command;
 
-use oncegate_testkit::{Kafka, Postgres, Redis, Sqs};
+use oncegate_testkit::{Kafka, Postgres, RabbitMq, Redis, Sqs};
 
 /// Runs an example with `--json`, and reads what it has proved.
 ///
@@ -143,6 +143,18 @@ fn payments_from_a_queue_prove_themselves_on_a_server_of_their_own() {
 async fn payments_from_a_queue_prove_themselves_on_a_queue_and_redis() {
     let (sqs, redis) = (Sqs::shared().await, Redis::shared().await);
     payments("payments_sqs", 1_500, &["--endpoint", sqs.endpoint(), "--redis", redis.url()]);
+}
+
+#[test]
+fn payments_from_rabbitmq_prove_themselves_on_a_server_of_their_own() {
+    payments("payments_amqp", 1_500, &[]);
+}
+
+#[tokio::test]
+async fn payments_from_rabbitmq_prove_themselves_with_redis() {
+    let broker = RabbitMq::shared().await.addresses();
+    let redis = Redis::shared().await;
+    payments("payments_amqp", 1_500, &["--broker", &broker, "--redis", redis.url()]);
 }
 
 #[test]

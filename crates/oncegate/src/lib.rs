@@ -37,8 +37,8 @@
 //! A message takes one path:
 //!
 //! ```text
-//! source (kafka | sqs)  →  lanes (order, permits)  →  key  →  gate (claim … complete)  →  handler
-//!        ↑ ack only from here: settle  ←────────────────────────────┘ outcome
+//! source (kafka | sqs | amqp)  →  lanes (order, permits)  →  key  →  gate (claim … complete)  →  handler
+//!        ↑ ack only from here: settle  ←───────────────────────────────────┘ outcome
 //! ```
 //!
 //! # Features
@@ -55,6 +55,8 @@
 //! | `postgres` | `postgres`: the store in PostgreSQL | no |
 //! | `http` | `http`: `Idempotency-Key` for tower and axum | no |
 //! | `sqs` | `sqs`: source and dead letters on Amazon SQS | no |
+//! | `amqp` | `amqp`: source and dead letters on RabbitMQ | no |
+//! | `amqp-tls` | TLS for it (`amqps://`) | no |
 //! | `sqlx` | [`Attempt::commit_with`] takes sqlx's transactions on PostgreSQL | no |
 //! | `schema` | `schema`: keys of Avro, Protobuf and compressed payloads, with a schema registry or a file | no |
 //! | `results-fs` | [`results`]: large results in files, or behind a client of `object_store` | no |
@@ -81,6 +83,8 @@ pub use oncegate_runtime::{
     message, observe, outbox, source, transaction, transactional,
 };
 
+#[cfg(feature = "amqp")]
+pub use oncegate_amqp as amqp;
 #[cfg(feature = "http")]
 pub use oncegate_http as http;
 #[cfg(feature = "kafka")]

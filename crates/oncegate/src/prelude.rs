@@ -2,6 +2,8 @@
 //!
 //! Everything else is in the crate's modules.
 
+#[cfg(feature = "amqp")]
+pub use oncegate_amqp::AmqpSource;
 pub use oncegate_core::key::{Field, FingerprintSpec, Key};
 #[cfg(feature = "kafka")]
 pub use oncegate_kafka::KafkaSource;

@@ -5,12 +5,12 @@
 //!
 //! Two ways to a server:
 //!
-//! - [`Redis::shared`], [`Postgres::shared`], [`Kafka::shared`], [`Sqs::shared`] and [`Moto::shared`] give
-//!   the one server of the whole run. `scripts/test` starts it and names it in [`REDIS_VARIABLE`] and its
+//! - [`Redis::shared`], [`Postgres::shared`], [`Kafka::shared`], [`Sqs::shared`], [`RabbitMq::shared`] and
+//!   [`Moto::shared`] give the one server of the whole run. `scripts/test` starts it and names it in [`REDIS_VARIABLE`] and its
 //!   like; without the variable, the test process starts its own on first use. Tests keep apart by
 //!   [`unique`] scopes, topics, groups and queues.
 //! - [`RedisServer::start`], [`PostgresServer::start`], [`KafkaBroker::start`], [`KafkaCluster::start`],
-//!   [`ElasticmqServer::start`], [`SchemaRegistry::start`] and [`MotoServer::start`] give a server for one test, for tests that stop
+//!   [`ElasticmqServer::start`], [`RabbitMqServer::start`], [`SchemaRegistry::start`] and [`MotoServer::start`] give a server for one test, for tests that stop
 //!   it, kill it or change its settings. [`SqsProxy`] is a proxy before a shared SQS server, and makes calls fail.
 
 pub mod fire;
@@ -33,6 +33,8 @@ mod kafka_cluster;
 mod ledger;
 mod moto;
 mod proxy;
+mod rabbitmq;
+mod rabbitmq_queue;
 mod record;
 mod redis;
 mod redis_cluster;
@@ -61,6 +63,8 @@ pub use kafka_cluster::KafkaCluster;
 pub use ledger::{Effect, Ledger};
 pub use moto::{Moto, MotoServer, VARIABLE as MOTO_VARIABLE};
 pub use proxy::{Mode as ProxyMode, Proxy};
+pub use rabbitmq::{RabbitMq, RabbitMqServer, VARIABLE as RABBITMQ_VARIABLE};
+pub use rabbitmq_queue::{QueueKind, RabbitQueue};
 pub use record::Record;
 pub use redis::{Redis, RedisServer, VARIABLE as REDIS_VARIABLE};
 pub use redis_cluster::RedisCluster;

@@ -76,7 +76,7 @@ impl Redrive {
     /// Sends every message to this topic or queue. By default each goes back to the one where it was consumed.
     ///
     /// Its consumer must take the route from the header; otherwise the keys differ:
-    /// `KafkaSource::routes_from_headers`, `SqsSource::routes_from_attributes`.
+    /// `KafkaSource::routes_from_headers`, `SqsSource::routes_from_attributes`, `AmqpSource::routes_from_headers`.
     #[must_use]
     pub fn to(mut self, to: impl Into<String>) -> Self {
         self.to = Some(to.into());

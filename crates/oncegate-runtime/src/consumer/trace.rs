@@ -153,6 +153,8 @@ pub(super) fn ended(span: &Span, outcome: RunOutcome) {
 fn system(message: &Message) -> Option<&'static str> {
     match message.origin() {
         Origin::Kafka { .. } => Some("kafka"),
+        // A message of RabbitMQ always has this header, and its origin is a queue or, without an id, a text.
+        _ if message.header("AMQP.exchange").is_some() => Some("rabbitmq"),
         Origin::Queue { .. } => Some("aws_sqs"),
         Origin::Other(_) => None,
     }
@@ -199,5 +201,25 @@ impl opentelemetry::propagation::Extractor for Carrier<'_> {
 
     fn keys(&self) -> Vec<&str> {
         self.0.headers().iter().map(|header| &*header.name).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::message::Header;
+
+    #[test]
+    fn each_broker_has_its_name_in_the_conventions() {
+        let queue = || Origin::Queue { queue: "orders".into(), id: "1".into() };
+        let of = |origin| Message::new("orders", origin, None);
+        let by_exchange = |message: Message| {
+            let header = Header { name: "AMQP.exchange".into(), value: Some("".into()) };
+            message.with_headers(vec![header])
+        };
+        assert_eq!(system(&of(queue())), Some("aws_sqs"));
+        assert_eq!(system(&by_exchange(of(queue()))), Some("rabbitmq"));
+        assert_eq!(system(&by_exchange(of(Origin::Other("without an id".into())))), Some("rabbitmq"));
+        assert_eq!(system(&of(Origin::Other("elsewhere".into()))), None);
     }
 }

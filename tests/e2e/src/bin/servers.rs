@@ -8,7 +8,8 @@ use std::process::{Command, ExitCode};
 
 use oncegate_testkit::{
     ElasticmqServer, KAFKA_VARIABLE, KafkaBroker, MOTO_VARIABLE, MotoServer, POSTGRES_VARIABLE,
-    PostgresServer, Process, REDIS_VARIABLE, RedisServer, SQS_VARIABLE, process,
+    PostgresServer, Process, RABBITMQ_VARIABLE, REDIS_VARIABLE, RabbitMqServer, RedisServer, SQS_VARIABLE,
+    process,
 };
 
 /// A server of the run: its address, and its handle if this process started it.
@@ -40,15 +41,16 @@ async fn main() -> ExitCode {
         eprintln!("usage: servers COMMAND [ARGUMENT…]");
         return ExitCode::from(2);
     };
-    let (redis, postgres, kafka, sqs, moto) = tokio::join!(
+    let (redis, postgres, kafka, sqs, moto, rabbitmq) = tokio::join!(
         Server::of(REDIS_VARIABLE, RedisServer::start(), |server| server.url().to_owned()),
         Server::of(POSTGRES_VARIABLE, PostgresServer::start(), |server| server.url().to_owned()),
         Server::of(KAFKA_VARIABLE, KafkaBroker::start_for_long(), |server| server.bootstrap().to_owned()),
         Server::of(SQS_VARIABLE, ElasticmqServer::start(), |server| server.endpoint().to_owned()),
         Server::of(MOTO_VARIABLE, MotoServer::start(), |server| server.endpoint().to_owned()),
+        Server::of(RABBITMQ_VARIABLE, RabbitMqServer::start(), |server| server.addresses()),
     );
     // They stay in here until the end of main, which drops and so stops them.
-    let servers = [redis, postgres, kafka, sqs, moto];
+    let servers = [redis, postgres, kafka, sqs, moto, rabbitmq];
     for server in &servers {
         // A URL from the environment may hold a password.
         let place = server.address.rsplit('@').next().unwrap_or_default();

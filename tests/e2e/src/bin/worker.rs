@@ -4,6 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use oncegate::amqp::AmqpSource;
 use oncegate::core::store::Store;
 use oncegate::kafka::{KafkaDeadLetters, KafkaSource};
 use oncegate::redis::RedisStore;
@@ -73,8 +74,11 @@ const VISIBILITY: Duration = Duration::from_secs(4);
 /// How long a receive waits, and so at the most how long messages that come back stay unseen.
 const WAIT: Duration = Duration::from_secs(1);
 
+/// How many messages wait in a worker of RabbitMQ.
+const PREFETCH: u16 = 16;
+
 /// Arguments: the store, the scope, the ledger's path, and `kafka` with brokers, topic, group and optionally the
-/// dead-letter topic, or `sqs` with the queue's URL.
+/// dead-letter topic, `sqs` with the queue's URL, or `amqp` with the broker's URI and the queue.
 #[tokio::main]
 async fn main() -> Result<(), BoxError> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -89,7 +93,8 @@ async fn main() -> Result<(), BoxError> {
                 .property("heartbeat.interval.ms", "300"),
         ),
         ["sqs", queue] => Arc::new(SqsSource::new(queue).visibility(VISIBILITY).wait(WAIT)),
-        _ => return Err("worker … kafka BROKERS TOPIC GROUP, or … sqs QUEUE-URL".into()),
+        ["amqp", uri, queue] => Arc::new(AmqpSource::new(uri, queue).prefetch(PREFETCH)),
+        _ => return Err("worker … kafka BROKERS TOPIC GROUP, … sqs QUEUE-URL, or … amqp URI QUEUE".into()),
     };
     let store: Arc<dyn Store> = Arc::new(RedisStore::connect(store).await?);
     let gate = Gate::new(*scope, Key::json(["order"]), store).lease(LEASE);

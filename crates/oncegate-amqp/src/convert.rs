@@ -1,0 +1,179 @@
+//! Converts deliveries to messages.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use lapin::BasicProperties;
+use lapin::message::Delivery;
+use lapin::types::ShortString;
+use oncegate_runtime::message::{Header, Message, Origin};
+use serde_json::Value;
+
+use super::headers::{
+    self, APP_ID, CONTENT_ENCODING, CONTENT_TYPE, CORRELATION_ID, EXCHANGE, EXPIRATION, MESSAGE_ID, ORIGIN,
+    PRIORITY, REDELIVERED, REPLY_TO, ROUTING_KEY, TYPE, USER_ID, text,
+};
+
+/// The longest route that a header may have, in bytes; a longer one is not ours.
+const ROUTE_MAX_BYTES: usize = 255;
+
+/// Stands between the queue's name and the delivery's in the origin of a message without an id.
+const DELIVERY: &str = ", delivery ";
+
+/// Returns the queue that an origin of ours names.
+pub(crate) fn queue_of(origin: &Origin) -> Option<&str> {
+    match origin {
+        Origin::Queue { queue, .. } => Some(queue),
+        Origin::Other(words) => Some(words.strip_prefix("queue ")?.rsplit_once(DELIVERY)?.0),
+        _ => None,
+    }
+}
+
+/// Reads the messages of one queue.
+#[derive(Clone, Debug)]
+pub(crate) struct Reader {
+    pub(crate) queue: Arc<str>,
+    pub(crate) routes_from_headers: bool,
+}
+
+impl Reader {
+    /// Converts a delivery of the channel with this name, which no other channel has.
+    pub(crate) fn read(&self, delivery: Delivery, channel: &str) -> Message {
+        let Delivery { delivery_tag, exchange, routing_key, redelivered, properties, data, .. } = delivery;
+        let mut headers = properties.headers().as_ref().map(headers::read).unwrap_or_default();
+        of_properties(&properties, &mut headers);
+        let first = origin_header(&headers);
+        let told = first.as_ref().filter(|_| self.routes_from_headers);
+        let address = told.and_then(first_address);
+        let (exchange, routing_key) = address.unwrap_or((exchange.as_str(), routing_key.as_str()));
+        headers.push(text(EXCHANGE, exchange.to_owned()));
+        headers.push(text(ROUTING_KEY, routing_key.to_owned()));
+        headers.push(text(REDELIVERED, redelivered.to_string()));
+
+        let route = told.and_then(first_route).unwrap_or_else(|| Arc::clone(&self.queue));
+        let letter_of = first.as_ref().and_then(letter_of);
+        let origin = self.origin(&properties, delivery_tag, channel);
+        let mut message = Message::new(route, origin, Some(Bytes::from(data))).with_headers(headers);
+        // The property has seconds.
+        let millis =
+            properties.timestamp().and_then(|seconds| i64::try_from(seconds).ok()?.checked_mul(1_000));
+        if let Some(millis) = millis {
+            message = message.with_timestamp_ms(millis);
+        }
+        if let Some(scope) = letter_of {
+            message = message.with_dead_letter_of(scope);
+        }
+        message
+    }
+
+    /// Names the delivery. Without a `message_id` no two deliveries of one message have a name in common, and no key
+    /// can be made of the message's id: a key of the delivery's number would be new for every delivery.
+    fn origin(&self, properties: &BasicProperties, tag: u64, channel: &str) -> Origin {
+        match properties.message_id().as_ref().map(ShortString::as_str).filter(|id| !id.is_empty()) {
+            Some(id) => Origin::Queue { queue: Arc::clone(&self.queue), id: id.into() },
+            None => Origin::Other(format!("queue {}{DELIVERY}{tag} of channel {channel}", self.queue).into()),
+        }
+    }
+}
+
+/// Appends the properties as headers.
+fn of_properties(properties: &BasicProperties, headers: &mut Vec<Header>) {
+    let texts = [
+        (CONTENT_TYPE, properties.content_type()),
+        (CONTENT_ENCODING, properties.content_encoding()),
+        (MESSAGE_ID, properties.message_id()),
+        (CORRELATION_ID, properties.correlation_id()),
+        (REPLY_TO, properties.reply_to()),
+        (TYPE, properties.kind()),
+        (APP_ID, properties.app_id()),
+        (USER_ID, properties.user_id()),
+        (EXPIRATION, properties.expiration()),
+    ];
+    for (name, value) in texts {
+        if let Some(value) = value {
+            headers.push(text(name, value.as_str().to_owned()));
+        }
+    }
+    if let Some(priority) = properties.priority() {
+        headers.push(text(PRIORITY, priority.to_string()));
+    }
+}
+
+/// Returns the first route of a message that was a dead letter.
+fn first_route(origin: &Value) -> Option<Arc<str>> {
+    let route = origin.get("route")?.as_str()?;
+    (!route.is_empty() && route.len() <= ROUTE_MAX_BYTES).then(|| Arc::from(route))
+}
+
+/// Returns the exchange and the routing key that such a message was published with.
+fn first_address(origin: &Value) -> Option<(&str, &str)> {
+    Some((origin.get("exchange")?.as_str()?, origin.get("routing_key")?.as_str()?))
+}
+
+/// Returns the scope that has written the message as a dead letter. A message that a redrive of ours has sent has no id.
+fn letter_of(origin: &Value) -> Option<Arc<str>> {
+    let id = origin.get("id")?.as_str()?;
+    let scope = origin.get("scope")?.as_str()?;
+    (!id.is_empty()).then(|| Arc::from(scope))
+}
+
+fn origin_header(headers: &[Header]) -> Option<Value> {
+    serde_json::from_slice(headers::last(headers, ORIGIN)?).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use lapin::types::{AMQPValue, FieldTable};
+    use oncegate_core::key::KeySource as _;
+
+    fn delivery(properties: BasicProperties) -> Delivery {
+        let mut delivery = Delivery::mock(7, "".into(), "orders".into(), true, b"{}".to_vec());
+        delivery.properties = properties;
+        delivery
+    }
+
+    fn reader() -> Reader {
+        Reader { queue: "orders".into(), routes_from_headers: false }
+    }
+
+    #[test]
+    fn a_message_has_its_properties_and_what_the_broker_says() {
+        let mut table = FieldTable::default();
+        table.insert("x-delivery-count".into(), AMQPValue::LongLongInt(3));
+        // A sender cannot say this for the broker.
+        table.insert("AMQP.redelivered".into(), AMQPValue::LongString("false".into()));
+        let properties = BasicProperties::default().with_headers(table).with_timestamp(12);
+        let properties = properties.with_content_type("application/json".into()).with_message_id("m1".into());
+        let message = reader().read(delivery(properties), "c");
+        assert_eq!(message.origin().to_string(), "orders#m1");
+        assert_eq!((message.route(), message.timestamp_ms()), ("orders", Some(12_000)));
+        assert_eq!(message.header("content-type"), Some(&b"application/json"[..]));
+        assert_eq!(message.header("x-delivery-count"), Some(&b"3"[..]));
+        assert_eq!(message.header(REDELIVERED), Some(&b"true"[..]));
+        assert_eq!(message.headers().iter().filter(|header| &*header.name == REDELIVERED).count(), 1);
+    }
+
+    #[test]
+    fn a_message_without_an_id_makes_no_key_of_its_id() {
+        let message = reader().read(delivery(BasicProperties::default()), "c");
+        assert_eq!(message.message_id(), None, "a delivery's number is new each time");
+        assert_eq!(message.origin().to_string(), "queue orders, delivery 7 of channel c");
+        assert_eq!(queue_of(message.origin()), Some("orders"));
+    }
+
+    #[test]
+    fn a_redriven_message_keeps_where_it_was_published_to() {
+        let mut table = FieldTable::default();
+        let origin = r#"{"route":"payments","exchange":"shop","routing_key":"paid"}"#;
+        table.insert(ORIGIN.into(), AMQPValue::LongString(origin.into()));
+        let redriven = || delivery(BasicProperties::default().with_headers(table.clone()));
+        let told = Reader { routes_from_headers: true, ..reader() }.read(redriven(), "c");
+        assert_eq!(told.route(), "payments");
+        assert_eq!(told.header(EXCHANGE), Some(&b"shop"[..]));
+        assert_eq!(told.header(ROUTING_KEY), Some(&b"paid"[..]));
+        // A sender cannot say it to a source that does not ask for it.
+        let message = reader().read(redriven(), "c");
+        assert_eq!((message.route(), message.header(EXCHANGE)), ("orders", Some(&b""[..])));
+    }
+}

@@ -1,0 +1,213 @@
+//! Errors of the broker, with what to change.
+
+use lapin::ErrorKind;
+use lapin::protocol::{AMQPErrorKind, AMQPHardError, AMQPSoftError};
+use oncegate_runtime::source::SourceError;
+
+/// What was asked of the broker when an error came.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Asked<'a> {
+    /// A connection.
+    Connection { user: &'a str, vhost: &'a str },
+    /// That the queue exists.
+    Queue(&'a str),
+    /// Messages of the queue.
+    Messages(&'a str),
+    /// To publish to the queue, through the default exchange.
+    Publish(&'a str),
+}
+
+/// An error of the broker or of its connection.
+#[derive(Clone, Debug, thiserror::Error)]
+#[error("{what}")]
+pub(crate) struct AmqpError {
+    what: String,
+    is_away: bool,
+    is_refused: bool,
+}
+
+/// Parts of texts by which RabbitMQ says that a queue's node or leader is not there at the moment.
+const QUEUE_AWAY: [&str; 4] = ["down or inaccessible", "is stopped", "timeout", "not available"];
+/// The text by which RabbitMQ closes a channel whose messages were not acknowledged in time.
+const ACK_TIMED_OUT: &str = "delivery acknowledgement on channel";
+
+/// The text by which RabbitMQ refuses a second consumer beside an exclusive one.
+const EXCLUSIVE: &str = "in exclusive use";
+/// The argument of a consumer that streams refuse.
+pub(crate) const CONSUMER_PRIORITY: &str = "x-priority";
+
+impl AmqpError {
+    /// An error that another try does not end.
+    pub(crate) fn new(what: impl Into<String>) -> Self {
+        Self { what: what.into(), is_away: false, is_refused: false }
+    }
+
+    /// An error that ends when the broker answers again.
+    pub(crate) fn away(what: impl Into<String>) -> Self {
+        Self { what: what.into(), is_away: true, is_refused: false }
+    }
+
+    /// The broker did not answer within the limit.
+    pub(crate) fn unanswered(asked: Asked<'_>) -> Self {
+        Self::away(format!("the broker did not answer in time ({asked:?})"))
+    }
+
+    /// No queue has this name.
+    pub(crate) fn no_queue(queue: &str) -> Self {
+        Self::new(missing(Asked::Publish(queue), "the message could not be routed"))
+    }
+
+    /// The broker reads nothing from connections that publish.
+    pub(crate) fn blocked() -> Self {
+        Self::away(
+            "the broker takes no messages: it is short of memory or disk (see `rabbitmq-diagnostics check_local_alarms`)",
+        )
+    }
+
+    /// Whether the broker will refuse this message however often it is sent.
+    pub(crate) fn is_refused(&self) -> bool {
+        self.is_refused
+    }
+
+    /// Explains an error of the client.
+    pub(crate) fn of(asked: Asked<'_>, error: &lapin::Error) -> Self {
+        let ErrorKind::ProtocolError(protocol) = error.kind() else {
+            return Self::of_connection(asked, error);
+        };
+        let said = protocol.get_message().to_string();
+        match protocol.kind() {
+            // Another consumer has the queue for itself, for now.
+            AMQPErrorKind::Soft(AMQPSoftError::ACCESSREFUSED) if said.contains(EXCLUSIVE) => {
+                Self::away(format!("another consumer has the queue exclusively: {said}"))
+            }
+            AMQPErrorKind::Soft(AMQPSoftError::RESOURCELOCKED) => {
+                Self::away(format!("another connection has the queue exclusively: {said}"))
+            }
+            AMQPErrorKind::Soft(AMQPSoftError::ACCESSREFUSED) => Self::new(refused(asked, &said)),
+            AMQPErrorKind::Soft(AMQPSoftError::NOTFOUND)
+                if QUEUE_AWAY.iter().any(|part| said.contains(part)) =>
+            {
+                Self::away(format!("the queue is not available at the moment: {said}"))
+            }
+            AMQPErrorKind::Soft(AMQPSoftError::NOTFOUND) => Self::new(missing(asked, &said)),
+            AMQPErrorKind::Soft(AMQPSoftError::PRECONDITIONFAILED) if said.contains(ACK_TIMED_OUT) => {
+                Self::away(format!(
+                    "the broker has closed the channel, because a message was not acknowledged within its \
+                     `consumer_timeout`; every message is delivered again. Set `consumer_timeout` in rabbitmq.conf (or \
+                     `x-consumer-timeout` of the queue) above the longest time that a message runs and waits for its \
+                     retries: {said}"
+                ))
+            }
+            AMQPErrorKind::Soft(AMQPSoftError::PRECONDITIONFAILED) if said.contains("message size") => Self {
+                is_refused: true,
+                ..Self::new(format!("the message is too large for the broker: {said}"))
+            },
+            AMQPErrorKind::Soft(AMQPSoftError::PRECONDITIONFAILED) if said.contains(CONSUMER_PRIORITY) => {
+                Self::new(format!(
+                    "the queue is a stream, which delivers acknowledged messages again: use a classic or a quorum queue \
+                     ({said})"
+                ))
+            }
+            AMQPErrorKind::Hard(AMQPHardError::NOTALLOWED) => Self::new(not_allowed(asked, &said)),
+            AMQPErrorKind::Hard(_) => Self::away(format!("the broker has closed the connection: {said}")),
+            AMQPErrorKind::Soft(_) => Self::new(format!("the broker refuses ({asked:?}): {said}")),
+        }
+    }
+
+    fn of_connection(asked: Asked<'_>, error: &lapin::Error) -> Self {
+        match error.kind() {
+            ErrorKind::IOError(io) if io.kind() == std::io::ErrorKind::InvalidData => Self::new(format!(
+                "TLS to the broker failed: {io}; check `tls_root` and the host's name in the URI"
+            )),
+            ErrorKind::SerialisationError(_) | ErrorKind::ChannelsLimitReached => {
+                Self::new(format!("the client refuses ({asked:?}): {error}"))
+            }
+            _ => Self::away(format!("the broker is unreachable: {error}")),
+        }
+    }
+}
+
+impl From<AmqpError> for SourceError {
+    fn from(error: AmqpError) -> Self {
+        let source = Self::new(error.what);
+        if error.is_away { source.away() } else { source }
+    }
+}
+
+fn refused(asked: Asked<'_>, said: &str) -> String {
+    match asked {
+        Asked::Connection { user, .. } => {
+            format!(
+                "the broker refuses the credentials of the user `{user}`: correct them in the URI ({said})"
+            )
+        }
+        Asked::Queue(queue) | Asked::Messages(queue) => {
+            format!("the user may not read the queue `{queue}`: grant the permission `read` on it ({said})")
+        }
+        Asked::Publish(queue) => format!(
+            "the user may not write to the queue `{queue}`: grant the permission `write` on `amq.default`, the default \
+             exchange ({said})"
+        ),
+    }
+}
+
+fn missing(asked: Asked<'_>, said: &str) -> String {
+    match asked {
+        Asked::Queue(name) | Asked::Messages(name) | Asked::Publish(name) => format!(
+            "the queue `{name}` does not exist: create it, for example with `rabbitmqadmin declare queue name={name} \
+             durable=true`, or correct its name or the virtual host ({said})"
+        ),
+        Asked::Connection { .. } => format!("the broker does not know what was asked for: {said}"),
+    }
+}
+
+fn not_allowed(asked: Asked<'_>, said: &str) -> String {
+    match asked {
+        Asked::Connection { vhost, .. } if said.contains("not found") => {
+            format!(
+                "the virtual host `{vhost}` does not exist: create it, or correct the end of the URI ({said})"
+            )
+        }
+        Asked::Connection { user, vhost } => {
+            format!(
+                "the user `{user}` may not use the virtual host `{vhost}`: grant it permissions there ({said})"
+            )
+        }
+        _ => format!("the broker does not allow it ({asked:?}): {said}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use lapin::protocol::AMQPError;
+
+    fn error(kind: AMQPErrorKind, said: &str) -> lapin::Error {
+        ErrorKind::ProtocolError(AMQPError::new(kind, said.into())).into()
+    }
+
+    #[test]
+    fn errors_say_what_to_change_and_whether_to_wait() {
+        let soft = |kind, said| error(AMQPErrorKind::Soft(kind), said);
+        let cases = [
+            (soft(AMQPSoftError::NOTFOUND, "NOT_FOUND - no queue 'orders'"), "rabbitmqadmin", false),
+            (
+                soft(AMQPSoftError::NOTFOUND, "home node 'r@h' of queue is down or inaccessible"),
+                "moment",
+                true,
+            ),
+            (soft(AMQPSoftError::ACCESSREFUSED, "ACCESS_REFUSED"), "permission `read`", false),
+            (
+                soft(AMQPSoftError::PRECONDITIONFAILED, "delivery acknowledgement on channel 1 timed out"),
+                "consumer_timeout",
+                true,
+            ),
+            (error(AMQPErrorKind::Hard(AMQPHardError::CONNECTIONFORCED), "shutdown"), "closed", true),
+        ];
+        for (error, word, away) in cases {
+            let explained = AmqpError::of(Asked::Messages("orders"), &error);
+            assert!(explained.to_string().contains(word), "{explained}");
+            assert_eq!(SourceError::from(explained).is_away(), away, "{error}");
+        }
+    }
+}

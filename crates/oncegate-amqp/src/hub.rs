@@ -1,0 +1,199 @@
+//! The state shared by the consumer and the queue's thread.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use oncegate_runtime::health::{FailureLog, PartitionStatus, SourceStatus};
+use oncegate_runtime::message::Message;
+use oncegate_runtime::observe::{Event, Observer};
+use tokio::sync::Notify;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use super::held::Held;
+
+/// The operation that fails while there is no consumer at the broker.
+const RECEIVE: &str = "receive";
+
+/// The state that both sides share.
+#[derive(Debug)]
+pub(crate) struct Hub {
+    state: Mutex<HubState>,
+    /// Wakes the thread when it has work.
+    pub(crate) wake: Notify,
+    arrived: Notify,
+    observer: Arc<dyn Observer>,
+    failures: FailureLog,
+}
+
+#[derive(Debug)]
+pub(crate) struct HubState {
+    pub(crate) held: Held,
+    /// Messages that are received and not taken yet.
+    arrived: VecDeque<Fetched>,
+    pub(crate) end: Option<End>,
+    /// The deadline for leaving the queue, once the source leaves.
+    pub(crate) leave_by: Option<Instant>,
+    /// When the thread last ran, and when messages last arrived.
+    turned_at: Instant,
+    pub(crate) delivered_at: Option<Instant>,
+    disconnected_at: Option<Instant>,
+}
+
+/// Why no more messages arrive.
+#[derive(Clone, Debug)]
+pub(crate) enum End {
+    Closed,
+    Failed(String),
+}
+
+/// A message that is not taken yet.
+#[derive(Debug)]
+pub(crate) struct Fetched {
+    pub(crate) message: Message,
+    pub(crate) epoch: u64,
+    pub(crate) tag: u64,
+    pub(crate) lost: CancellationToken,
+}
+
+impl Hub {
+    pub(crate) fn new(observer: Arc<dyn Observer>) -> Self {
+        let state = HubState {
+            held: Held::default(),
+            arrived: VecDeque::new(),
+            end: None,
+            leave_by: None,
+            turned_at: Instant::now(),
+            delivered_at: None,
+            disconnected_at: None,
+        };
+        let state = Mutex::new(state);
+        Self { state, wake: Notify::new(), arrived: Notify::new(), observer, failures: FailureLog::default() }
+    }
+
+    /// Locks the state. Every change leaves it consistent, so a poisoned lock is safe to use.
+    pub(crate) fn lock(&self) -> MutexGuard<'_, HubState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits for messages.
+    pub(crate) async fn take(&self, most: usize) -> Result<Vec<Fetched>, End> {
+        loop {
+            let arrived = self.arrived.notified();
+            {
+                let mut state = self.lock();
+                if let Some(end) = &state.end {
+                    return Err(end.clone());
+                }
+                let count = state.arrived.len().min(most);
+                if count > 0 {
+                    return Ok(state.arrived.drain(..count).collect());
+                }
+            }
+            arrived.await;
+        }
+    }
+
+    /// Passes received messages to the receiver, or returns them to the queue after the end.
+    pub(crate) fn put(&self, messages: Vec<(u64, Message)>) {
+        let now = Instant::now();
+        let mut state = self.lock();
+        state.delivered_at = Some(now);
+        for (tag, message) in messages {
+            let (epoch, lost) = state.held.admit(now, tag);
+            state.arrived.push_back(Fetched { message, epoch, tag, lost });
+        }
+        if state.end.is_some() {
+            state.return_arrived();
+        }
+        drop(state);
+        self.arrived.notify_one();
+    }
+
+    /// Notes that a new channel consumes the queue.
+    pub(crate) fn connected(&self) {
+        let mut state = self.lock();
+        state.begin();
+        state.disconnected_at = None;
+        drop(state);
+        self.failures.succeeded(RECEIVE);
+    }
+
+    /// Notes that the channel is lost: what it has delivered is no longer ours.
+    pub(crate) fn disconnected(&self, error: &dyn std::fmt::Display) {
+        let now = Instant::now();
+        let mut state = self.lock();
+        state.begin();
+        state.disconnected_at.get_or_insert(now);
+        drop(state);
+        self.failures.failed(now.into_std(), RECEIVE, error);
+        self.observer.observe(Event::SourceError { operation: RECEIVE });
+    }
+
+    /// Notes that the thread runs.
+    pub(crate) fn turned(&self) {
+        self.lock().turned_at = Instant::now();
+    }
+
+    pub(crate) fn is_ours(&self, epoch: u64, tag: u64) -> bool {
+        self.lock().held.is_ours(epoch, tag)
+    }
+
+    pub(crate) fn ack(&self, epoch: u64, tag: u64) {
+        if self.lock().held.ack(epoch, tag) {
+            self.wake.notify_one();
+        }
+    }
+
+    pub(crate) fn give_back(&self, epoch: u64, tag: u64) {
+        if self.lock().held.give_back(epoch, tag) {
+            self.wake.notify_one();
+        }
+    }
+
+    /// Returns what is held of the queue. Only the queue knows how many messages wait there.
+    pub(crate) fn status(&self, queue: &str) -> SourceStatus {
+        let now = Instant::now();
+        let state = self.lock();
+        let mut held = PartitionStatus::new(queue, 0);
+        held.in_flight = state.arrived.len();
+        held.oldest_unfinished = state.held.oldest().map(|oldest| now.duration_since(oldest));
+        held.delivered_ago = state.delivered_at.map(|delivered| now.duration_since(delivered));
+        SourceStatus {
+            polled_ago: Some(now.duration_since(state.turned_at)),
+            disconnected_for: state.disconnected_at.map(|since| now.duration_since(since)),
+            partitions: vec![held],
+            failures: self.failures.at(now.into_std()),
+            ..SourceStatus::default()
+        }
+    }
+
+    /// Ends the source: no further message is passed on, and messages not taken return to the queue.
+    pub(crate) fn end(&self, end: End) {
+        let mut state = self.lock();
+        state.end.get_or_insert(end);
+        state.return_arrived();
+        drop(state);
+        self.arrived.notify_one();
+        self.wake.notify_one();
+    }
+
+    /// Sets the deadline for leaving the queue.
+    pub(crate) fn leave(&self, by: Instant) {
+        self.lock().leave_by.get_or_insert(by);
+        self.end(End::Closed);
+    }
+}
+
+impl HubState {
+    fn begin(&mut self) {
+        self.held.begin();
+        self.arrived.clear();
+    }
+
+    fn return_arrived(&mut self) {
+        while let Some(fetched) = self.arrived.pop_front() {
+            self.held.give_back(fetched.epoch, fetched.tag);
+        }
+    }
+}

@@ -1,0 +1,144 @@
+//! Settings for the connection to a broker and for consuming a queue.
+
+use std::fmt;
+
+use lapin::tcp::{OwnedIdentity, OwnedTLSConfig};
+use lapin::uri::{AMQPScheme, AMQPUri};
+
+use super::error::AmqpError;
+use super::headers::short;
+
+/// How a broker is reached.
+#[derive(Clone)]
+pub(crate) struct Connection {
+    uri: String,
+    /// The certificate of an authority, in PEM.
+    pub(crate) tls_root: Option<String>,
+    /// The client's certificate and its key, in PEM.
+    pub(crate) tls_client: Option<(Vec<u8>, Vec<u8>)>,
+}
+
+/// The settings of a source.
+#[derive(Clone, Debug)]
+pub(crate) struct Settings {
+    pub(crate) connection: Connection,
+    pub(crate) queue: String,
+    pub(crate) prefetch: u16,
+    pub(crate) priority: Option<i32>,
+    pub(crate) routes_from_headers: bool,
+    /// The URL of the management plugin.
+    pub(crate) management: Option<String>,
+}
+
+/// The heartbeat in seconds, if the URI has none: a connection that is silent for twice as long is given up.
+const HEARTBEAT: u16 = 10;
+/// How long a TCP connection may take, in milliseconds, if the URI does not say.
+const CONNECT_MILLIS: u64 = 5_000;
+
+impl Connection {
+    pub(crate) fn new(uri: String) -> Self {
+        Self { uri, tls_root: None, tls_client: None }
+    }
+
+    /// Returns the parsed URI with the defaults of this crate. No error shows any part of it: it has a password.
+    pub(crate) fn uri(&self) -> Result<AMQPUri, AmqpError> {
+        const FORM: &str = "amqp://user:password@host:5672/vhost, or amqps:// with TLS";
+        let parsed: Result<AMQPUri, String> = self.uri.parse();
+        let mut uri = parsed.map_err(|_| AmqpError::new(format!("the URI of the broker must be {FORM}")))?;
+        if self.uri.contains('[') {
+            // The client would connect to `localhost`.
+            return Err(AmqpError::new("the URI of the broker has an IPv6 address: use a name"));
+        }
+        if uri.scheme == AMQPScheme::AMQPS && !cfg!(feature = "tls") {
+            return Err(AmqpError::new(
+                "the URI of the broker is amqps://, which needs the feature `amqp-tls`",
+            ));
+        }
+        if uri.vhost.is_empty() {
+            "/".clone_into(&mut uri.vhost);
+        }
+        if short(&uri.vhost).is_none() {
+            return Err(AmqpError::new("the virtual host in the broker's URI has more than 255 bytes"));
+        }
+        uri.query.heartbeat.get_or_insert(HEARTBEAT);
+        uri.query.connection_timeout.get_or_insert(CONNECT_MILLIS);
+        Ok(uri)
+    }
+
+    pub(crate) fn tls(&self) -> OwnedTLSConfig {
+        let identity = self.tls_client.clone().map(|(pem, key)| OwnedIdentity::PKCS8 { pem, key });
+        OwnedTLSConfig { identity, cert_chain: self.tls_root.clone() }
+    }
+}
+
+impl Settings {
+    /// 128 messages: twice the concurrency that a consumer has by default.
+    pub(crate) const PREFETCH: u16 = 128;
+
+    pub(crate) fn new(connection: Connection, queue: String) -> Self {
+        Self {
+            connection,
+            queue,
+            prefetch: Self::PREFETCH,
+            priority: None,
+            routes_from_headers: false,
+            management: None,
+        }
+    }
+
+    /// Runs every check that needs no broker.
+    pub(crate) fn check(&self) -> Result<(), AmqpError> {
+        self.connection.uri()?;
+        check_name("queue", &self.queue)?;
+        if self.prefetch == 0 {
+            return Err(AmqpError::new("`prefetch` is 0, which means no limit; it must be from 1 to 65,535"));
+        }
+        Ok(())
+    }
+}
+
+/// Checks the name of a queue or exchange.
+pub(crate) fn check_name(what: &str, name: &str) -> Result<(), AmqpError> {
+    match short(name) {
+        Some(_) if !name.is_empty() => Ok(()),
+        _ => Err(AmqpError::new(format!("the name of the {what} must have from 1 to 255 bytes"))),
+    }
+}
+
+impl fmt::Debug for Connection {
+    /// Shows the host alone, because the URI has a password.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let host = self.uri().map(|uri| format!("{}:{}", uri.authority.host, uri.authority.port));
+        f.debug_struct("Connection").field("host", &host.unwrap_or_default()).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_error_or_debug_shows_the_password() {
+        for uri in [
+            "amqp://u:secret@host:99999/x",
+            "http://u:secret@host",
+            "u:secret@host",
+            "amqp://u:secret@[::1]/",
+        ] {
+            let connection = Connection::new(uri.to_owned());
+            let error = connection.uri().unwrap_err().to_string();
+            assert!(!error.contains("secret"), "{error}");
+        }
+        let connection = Connection::new("amqp://u:secret@host/".to_owned());
+        assert!(!format!("{connection:?}").contains("secret"));
+    }
+
+    #[test]
+    fn a_uri_gets_the_defaults_of_this_crate() {
+        let uri = |text: &str| Connection::new(text.to_owned()).uri().unwrap();
+        assert_eq!(uri("amqp://localhost").vhost, "/");
+        assert_eq!(uri("amqp://localhost/").vhost, "/");
+        assert_eq!(uri("amqp://localhost/shop?heartbeat=3").query.heartbeat, Some(3));
+        assert_eq!(uri("amqp://localhost/shop").query.heartbeat, Some(HEARTBEAT));
+    }
+}

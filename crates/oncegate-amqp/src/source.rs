@@ -1,0 +1,303 @@
+//! `AmqpSource`: consumes a queue of RabbitMQ.
+
+use std::fmt;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use oncegate_runtime::health::SourceStatus;
+use oncegate_runtime::observe::Observer;
+use oncegate_runtime::source::{Delivery, Source, SourceError, Supply, Terms};
+use tokio::sync::oneshot;
+use tokio::time::{Instant, timeout_at};
+use tracing::{info, warn};
+
+use super::ack_handle;
+use super::convert::Reader;
+use super::dead_letters::AmqpDeadLetters;
+use super::drive::Driver;
+use super::error::AmqpError;
+use super::hub::{End, Hub};
+use super::management;
+use super::session::Session;
+use super::settings::{Connection, Settings};
+
+/// A source that consumes a classic or a quorum queue of RabbitMQ.
+///
+/// The broker delivers as many messages ahead as [`prefetch`](Self::prefetch) says. A message is acknowledged after its
+/// record is completed, several by one ack where nothing unfinished is below them. After a lost connection the source
+/// connects again, and the broker delivers every message again that was not acknowledged: the handlers of the old
+/// deliveries are cancelled, and their acks are dropped.
+///
+/// ```no_run
+/// use oncegate::amqp::AmqpSource;
+///
+/// let source = AmqpSource::new("amqp://shop:secret@localhost:5672/shop", "orders").prefetch(64);
+/// let dead_letters = source.dead_letters("orders.dead");
+/// ```
+pub struct AmqpSource {
+    settings: Settings,
+    /// `max_attempts` of the consumer.
+    max_attempts: AtomicU32,
+    open: Mutex<Option<OpenSource>>,
+}
+
+struct OpenSource {
+    hub: Arc<Hub>,
+    /// Resolves when the thread has ended, with an error when the last acks may be lost.
+    left: Option<oneshot::Receiver<Result<(), AmqpError>>>,
+}
+
+/// Time limit for the thread's last calls when the source is dropped without a close.
+const DROPPED_GRACE: Duration = Duration::from_secs(5);
+/// How long after the deadline the thread may take to close its connection.
+const LEAVING: Duration = Duration::from_secs(20);
+
+impl AmqpSource {
+    /// 128 messages.
+    pub const DEFAULT_PREFETCH: u16 = Settings::PREFETCH;
+
+    /// Creates a source for the queue of this name at the broker of the URI: `amqp://user:password@host:5672/vhost`, or
+    /// `amqps://` with TLS (feature `tls`).
+    ///
+    /// The URI may have the parameters `heartbeat` (seconds; 10 by default), `connection_timeout` (milliseconds; 5,000 by
+    /// default) and `auth_mechanism` (`plain` by default; `external` logs in by the client's certificate). It does not
+    /// connect and checks nothing before [`open`](Source::open).
+    pub fn new(uri: impl Into<String>, queue: impl Into<String>) -> Self {
+        Self::with(Connection::new(uri.into()), queue.into())
+    }
+
+    pub(crate) fn with(connection: Connection, queue: String) -> Self {
+        let settings = Settings::new(connection, queue);
+        Self { settings, max_attempts: AtomicU32::default(), open: Mutex::default() }
+    }
+
+    /// Sets how many messages the broker delivers before the first of them is acknowledged: 128 by default, from 1 to
+    /// 65,535.
+    ///
+    /// Messages that run, wait for a handler, or wait for their retries count. With fewer than the consumer's
+    /// `concurrency`, handlers stay idle; many more are kept from other consumers, and count towards the broker's
+    /// `consumer_timeout`.
+    #[must_use]
+    pub fn prefetch(mut self, messages: u16) -> Self {
+        self.settings.prefetch = messages;
+        self
+    }
+
+    /// Sets the priority of this consumer among those of the queue (`x-priority`): the broker's default, 0, without it.
+    /// The broker delivers to consumers of a lower priority only while those of a higher one have their prefetch full.
+    #[must_use]
+    pub fn priority(mut self, priority: i32) -> Self {
+        self.settings.priority = Some(priority);
+        self
+    }
+
+    /// Trusts this authority's certificate in PEM, besides those of the machine. Only with `amqps://`.
+    #[must_use]
+    pub fn tls_root(mut self, pem: impl Into<String>) -> Self {
+        self.settings.connection.tls_root = Some(pem.into());
+        self
+    }
+
+    /// Shows this client certificate and its key, both in PEM. Only with `amqps://`.
+    #[must_use]
+    pub fn tls_client(mut self, certificate: impl Into<Vec<u8>>, key: impl Into<Vec<u8>>) -> Self {
+        self.settings.connection.tls_client = Some((certificate.into(), key.into()));
+        self
+    }
+
+    /// Asks the management plugin at this URL, such as `http://localhost:15672`, at the start: which limits of the queue
+    /// lose messages, or take them away before `max_attempts`. They are logged as warnings.
+    ///
+    /// It is asked with the user and the password of the broker's URI, and without TLS. The user needs the tag
+    /// `management`. A plugin that does not answer is logged, and nothing else.
+    #[must_use]
+    pub fn management(mut self, url: impl Into<String>) -> Self {
+        self.settings.management = Some(url.into());
+        self
+    }
+
+    /// Takes each message's route from its header `oncegate-origin`, if present, instead of the queue's name.
+    ///
+    /// Use it to consume a dead-letter queue, and a queue that messages are redriven to: such a message keeps its first
+    /// route, and so its key. Use it only for queues that no other service writes to.
+    #[must_use]
+    pub fn routes_from_headers(mut self) -> Self {
+        self.settings.routes_from_headers = true;
+        self
+    }
+
+    /// Checks everything that needs no broker.
+    ///
+    /// # Errors
+    /// Names the first wrong setting. [`open`](Source::open) returns the same error.
+    pub fn check(&self) -> Result<(), SourceError> {
+        Ok(self.settings.check()?)
+    }
+
+    /// Checks the queue and the right to read it, as [`open`](Source::open) does for a consumer with these terms. It
+    /// consumes the queue for a moment: messages that are delivered meanwhile go back at once.
+    ///
+    /// Returns a warning for each limit of the queue that may lose messages, with what to change, if the
+    /// [management plugin](Self::management) is set.
+    ///
+    /// # Errors
+    /// When the queue cannot be used: it does not exist, the broker cannot be reached, or a right is missing.
+    pub async fn check_queue(&self, terms: &Terms) -> Result<Vec<String>, SourceError> {
+        self.settings.check()?;
+        let settings = Settings { prefetch: 1, ..self.settings.clone() };
+        Session::open(&settings, &self.reader()).await?.leave().await?;
+        Ok(self.warnings(terms.max_attempts).await)
+    }
+
+    /// Returns dead letters that write to another queue of the same broker.
+    pub fn dead_letters(&self, queue: impl Into<String>) -> AmqpDeadLetters {
+        AmqpDeadLetters::with(self.settings.connection.clone(), queue.into()).beside(self.queue().to_owned())
+    }
+
+    /// Returns the queue's name.
+    pub fn queue(&self) -> &str {
+        &self.settings.queue
+    }
+
+    async fn warnings(&self, max_attempts: u32) -> Vec<String> {
+        let Some(url) = &self.settings.management else { return Vec::new() };
+        match management::describe(&self.settings, url).await {
+            Ok(described) => described.warnings(self.queue(), max_attempts),
+            Err(error) => vec![format!(
+                "the management plugin did not tell the limits of the queue `{}`: {error}",
+                self.queue()
+            )],
+        }
+    }
+
+    fn reader(&self) -> Reader {
+        let Settings { queue, routes_from_headers, .. } = &self.settings;
+        Reader { queue: queue.as_str().into(), routes_from_headers: *routes_from_headers }
+    }
+
+    fn hub(&self) -> Result<Arc<Hub>, SourceError> {
+        let open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        let hub = open.as_ref().map(|open| Arc::clone(&open.hub));
+        hub.ok_or_else(|| SourceError::new("the AMQP source has not been opened"))
+    }
+}
+
+#[async_trait]
+impl Source for AmqpSource {
+    fn agree(&self, terms: &Terms) -> Supply {
+        self.max_attempts.store(terms.max_attempts, Ordering::Relaxed);
+        Supply::OnDemand
+    }
+
+    /// Connects, and consumes the queue. What the broker delivers waits here until it is received.
+    async fn open(&self, observer: Arc<dyn Observer>) -> Result<(), SourceError> {
+        self.settings.check()?;
+        if self.hub().is_ok() {
+            return Err(SourceError::new("the AMQP source is already open"));
+        }
+        let hub = Arc::new(Hub::new(observer));
+        let driver = Driver { hub: Arc::clone(&hub), settings: self.settings.clone(), reader: self.reader() };
+        let (opened, opening) = oneshot::channel();
+        let left = spawn(Arc::clone(&hub), driver, opened)?;
+        let opened = opening.await;
+        opened.map_err(|_| SourceError::new("the thread of the queue ended before it was connected"))??;
+        info!(queue = self.queue(), prefetch = self.settings.prefetch, "the queue is open");
+        *self.open.lock().unwrap_or_else(PoisonError::into_inner) =
+            Some(OpenSource { hub, left: Some(left) });
+        for warning in self.warnings(self.max_attempts.load(Ordering::Relaxed)).await {
+            warn!(queue = self.queue(), "{warning}");
+        }
+        Ok(())
+    }
+
+    async fn receive(&self, most: usize) -> Result<Option<Vec<Delivery>>, SourceError> {
+        let hub = self.hub()?;
+        match hub.take(most).await {
+            Ok(fetched) => {
+                Ok(Some(fetched.into_iter().map(|fetched| ack_handle::delivery(&hub, fetched)).collect()))
+            }
+            Err(End::Closed) => Ok(None),
+            Err(End::Failed(why)) => Err(SourceError::new(why)),
+        }
+    }
+
+    /// Returns messages that were not taken to the queue.
+    fn stop_receiving(&self) {
+        if let Ok(hub) = self.hub() {
+            hub.end(End::Closed);
+        }
+    }
+
+    fn status(&self) -> SourceStatus {
+        self.hub().map(|hub| hub.status(self.queue())).unwrap_or_default()
+    }
+
+    /// Sends the last acks, and returns when the broker has read them.
+    async fn close(&self, deadline: Duration) -> Result<(), SourceError> {
+        let by = Instant::now() + deadline;
+        let left = {
+            let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+            let Some(open) = open.as_mut() else { return Ok(()) };
+            open.hub.leave(by);
+            open.left.take()
+        };
+        let Some(left) = left else { return Ok(()) };
+        let why = match timeout_at(by + LEAVING, left).await {
+            Ok(Ok(Ok(()))) => return Ok(()),
+            Ok(Ok(Err(error))) => error.to_string(),
+            Ok(Err(_)) => "the queue's thread ended before the last acks".to_owned(),
+            Err(_) => "the queue's thread did not end in time".to_owned(),
+        };
+        Err(SourceError::new(format!(
+            "{why}; finished messages may be delivered again, and their records will answer them"
+        )))
+    }
+}
+
+/// Starts the queue's own thread.
+fn spawn(
+    hub: Arc<Hub>,
+    driver: Driver,
+    opened: oneshot::Sender<Result<(), AmqpError>>,
+) -> Result<oneshot::Receiver<Result<(), AmqpError>>, SourceError> {
+    let refuse = |error: std::io::Error| SourceError::caused("cannot start the thread of the queue", error);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(refuse)?;
+    let (left, leaving) = oneshot::channel();
+    let body = move || {
+        // A receiver must not wait for a thread that has panicked.
+        let _end = EndOnDrop(hub);
+        let ended = runtime.block_on(driver.run(opened));
+        drop(runtime);
+        // A source that was dropped does not wait for it.
+        _ = left.send(ended);
+    };
+    std::thread::Builder::new().name("oncegate-amqp".to_owned()).spawn(body).map_err(refuse)?;
+    Ok(leaving)
+}
+
+/// Ends the receives when the thread ends.
+struct EndOnDrop(Arc<Hub>);
+
+impl Drop for EndOnDrop {
+    fn drop(&mut self) {
+        self.0.end(End::Failed("the queue's thread has ended".to_owned()));
+    }
+}
+
+impl Drop for AmqpSource {
+    /// Leaves the queue as `close` does, without waiting for the end.
+    fn drop(&mut self) {
+        if let Some(open) = self.open.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            open.hub.leave(Instant::now() + DROPPED_GRACE);
+        }
+    }
+}
+
+impl fmt::Debug for AmqpSource {
+    /// Does not show the URI, because it has a password.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("AmqpSource").field("queue", &self.settings.queue).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,48 @@
+//! A worker process: what you would write yourself, except that it stops in one payment to be killed there.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::Args;
+use oncegate::amqp::AmqpSource;
+use oncegate::{BoxError, Consumer, Gate};
+use oncegate_examples::crew::{start_logging, until_told_to_stop};
+use oncegate_examples::hang::Hang;
+use oncegate_examples::payments::{Bank, Ledger, open_store};
+
+use crate::billing::{self, Billing};
+
+/// Short, so that the payments of the killed worker are taken over soon.
+const LEASE: Duration = Duration::from_secs(3);
+
+#[derive(Debug, Args)]
+pub(crate) struct Worker {
+    #[arg(long)]
+    uri: String,
+    #[arg(long)]
+    queue: String,
+    #[arg(long)]
+    store: String,
+    #[arg(long)]
+    scope: String,
+    #[arg(long)]
+    bank: PathBuf,
+    #[arg(long)]
+    ledger: PathBuf,
+    #[command(flatten)]
+    hang: Hang,
+}
+
+impl Worker {
+    #[tokio::main]
+    pub(crate) async fn run(self) -> Result<(), BoxError> {
+        start_logging();
+        let store = open_store(&self.store).await?;
+        let gate = Gate::new(self.scope, billing::key(), store).lease(LEASE);
+        let source = AmqpSource::new(self.uri, self.queue).prefetch(32);
+        let (bank, ledger) = (Bank::open(&self.bank)?, Ledger::open(&self.ledger)?);
+        let billing = Billing { bank, ledger, hang: self.hang };
+        Consumer::new(source, gate, billing).concurrency(16).run_until(until_told_to_stop()).await?;
+        Ok(())
+    }
+}

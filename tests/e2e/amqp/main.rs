@@ -1,0 +1,14 @@
+//! The RabbitMQ source on real servers.
+#![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test that cannot go on has failed")]
+
+mod stage;
+
+mod connections;
+mod consumers;
+mod happy;
+mod kill;
+mod letters;
+mod redrive;
+mod restarts;
+mod startup;
+mod tls;

@@ -1,0 +1,64 @@
+//! A broker that is killed and comes back.
+
+use oncegate_testkit::{QueueKind, RabbitMqServer};
+
+use crate::stage::{Clerk, Stage, body, fails};
+
+// invariant: queue-message-lost
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_is_lost_when_the_broker_is_killed() {
+    const MESSAGES: u32 = 200;
+    let mut server = RabbitMqServer::start().await;
+    for kind in [QueueKind::Classic, QueueKind::Quorum] {
+        let stage = Stage::on(&server, kind).await;
+        stage.send(0..MESSAGES).await;
+        let clerk = Clerk::waiting();
+        let running = stage.start(clerk.clone()).await;
+        clerk.book.until_count("start", 8).await;
+        server.kill();
+        running.until_health("not ready", |health| fails(health, "receive").is_some()).await;
+        clerk.open();
+        server.start_again().await;
+        running.watched.until("acks", MESSAGES.into()).await;
+        running.until_health("ready", |health| health.is_ready()).await;
+        running.stop().await;
+        clerk.book.charged_once(MESSAGES);
+        assert_eq!(stage.queue.ready().await, 0, "{kind:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_broker_that_is_away_at_the_start_is_waited_for() {
+    let mut server = RabbitMqServer::start().await;
+    let stage = Stage::on(&server, QueueKind::Quorum).await;
+    stage.send([1]).await;
+    server.kill();
+    let clerk = Clerk::new();
+    let running = stage.start(clerk.clone()).await;
+    running.until_health("a reason at the start", |health| fails(health, "open").is_some()).await;
+    server.start_again().await;
+    running.watched.until("acks", 1).await;
+    running.stop().await;
+    clerk.book.charged_once(1);
+}
+
+/// A broker that is short of memory reads nothing from connections that publish, and goes on with acks.
+// invariant: ack-before-completed
+#[tokio::test(flavor = "multi_thread")]
+async fn an_alarm_of_the_broker_delays_dead_letters_alone() {
+    let server = RabbitMqServer::start().await;
+    let stage = Stage::on(&server, QueueKind::Quorum).await;
+    let clerk = Clerk::waiting();
+    let running = stage.start(clerk.clone()).await;
+    stage.queue.send([body(1), "no json".to_owned(), body(2)]).await;
+    clerk.book.until_count("start", 2).await;
+    stage.dead.until_ready(1).await;
+    running.watched.until("acks", 1).await;
+    // The connection that publishes is blocked at its next message.
+    server.control(&["set_vm_memory_high_watermark", "absolute", "1MB"]).await;
+    clerk.open();
+    running.watched.until("acks", 3).await;
+    server.control(&["set_vm_memory_high_watermark", "absolute", "512MB"]).await;
+    running.stop().await;
+    clerk.book.charged_once(2);
+}
