@@ -58,6 +58,13 @@ impl AmqpDeadLetterReader {
         Self { connection: Connection::new(uri.into()), queue: queue.into(), most: HELD_MOST, open: None }
     }
 
+    /// Logs in with this password, in place of that in the URI.
+    #[must_use]
+    pub fn password(mut self, password: impl Into<String>) -> Self {
+        self.connection.password = Some(password.into());
+        self
+    }
+
     /// Trusts this authority's certificate in PEM, besides those of the machine. Only with `amqps://`.
     #[must_use]
     pub fn tls_root(mut self, pem: impl Into<String>) -> Self {

@@ -51,6 +51,13 @@ impl AmqpDeadLetters {
         self
     }
 
+    /// Logs in with this password, in place of that in the URI.
+    #[must_use]
+    pub fn password(mut self, password: impl Into<String>) -> Self {
+        self.connection.password = Some(password.into());
+        self.connected_anew()
+    }
+
     /// Trusts this authority's certificate in PEM, besides those of the machine. Only with `amqps://`.
     #[must_use]
     pub fn tls_root(mut self, pem: impl Into<String>) -> Self {

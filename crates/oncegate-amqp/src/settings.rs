@@ -12,6 +12,8 @@ use super::headers::short;
 #[derive(Clone)]
 pub(crate) struct Connection {
     uri: String,
+    /// The password, in place of the URI's.
+    pub(crate) password: Option<String>,
     /// The certificate of an authority, in PEM.
     pub(crate) tls_root: Option<String>,
     /// The client's certificate and its key, in PEM.
@@ -37,7 +39,7 @@ const CONNECT_MILLIS: u64 = 5_000;
 
 impl Connection {
     pub(crate) fn new(uri: String) -> Self {
-        Self { uri, tls_root: None, tls_client: None }
+        Self { uri, password: None, tls_root: None, tls_client: None }
     }
 
     /// Returns the parsed URI with the defaults of this crate. No error shows any part of it: it has a password.
@@ -59,6 +61,9 @@ impl Connection {
         }
         if short(&uri.vhost).is_none() {
             return Err(AmqpError::new("the virtual host in the broker's URI has more than 255 bytes"));
+        }
+        if let Some(password) = &self.password {
+            uri.authority.userinfo.password.clone_from(password);
         }
         uri.query.heartbeat.get_or_insert(HEARTBEAT);
         uri.query.connection_timeout.get_or_insert(CONNECT_MILLIS);

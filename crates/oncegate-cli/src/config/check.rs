@@ -12,6 +12,9 @@ use super::{Loaded, Path, Secrets, Severity};
 use crate::run::wire::Endpoint;
 use crate::run::{build, program};
 
+/// A password belongs into a setting of its own.
+pub(super) const PASSWORD_IN_URL: &str = "the URL contains a password; take it out, and set `password`";
+
 /// What is wrong with one of the two alone.
 const PAIR: &str = "`tls_certificate` and `tls_key` belong together: give both";
 
@@ -111,11 +114,7 @@ impl Loaded {
             url.split_once("://").and_then(|(_, rest)| rest.rsplit_once('@')).map(|(user, _)| user);
         let in_url = userinfo.is_some_and(|user| user.contains(':'));
         if in_url {
-            self.judge_literal(
-                &path(["store", "url"]),
-                secrets,
-                "the URL contains a password; take it out, and set `password`",
-            );
+            self.judge_literal(&path(["store", "url"]), secrets, PASSWORD_IN_URL);
         }
         if let Some(password) = &store.password {
             let at = path(["store", "password"]);
@@ -159,7 +158,7 @@ impl Loaded {
         }
     }
 
-    fn judge_literal(&mut self, at: &[String], secrets: Secrets, what: &str) {
+    pub(super) fn judge_literal(&mut self, at: &[String], secrets: Secrets, what: &str) {
         match secrets {
             Secrets::MayBeLiteral => self.warn(at, what),
             Secrets::MustBeElsewhere => self.error(at, what),

@@ -2,7 +2,7 @@
 
 use oncegate::Gate;
 
-use super::check::path;
+use super::check::{PASSWORD_IN_URL, path};
 use super::findings::dotted;
 use super::shape::Consumer;
 use super::values::Time;
@@ -58,6 +58,10 @@ impl Loaded {
                 let at = self.place(name, &[setting]);
                 self.warn(&at, *why);
             }
+            Finding::SecretInUrl(setting) => {
+                let at = self.place(name, &["source", table, setting]);
+                self.judge_literal(&at, secrets, PASSWORD_IN_URL);
+            }
             Finding::Secret(setting, secret) => {
                 let at = self.place(name, &[&["source", table], &setting[..]].concat());
                 self.check_secret(&at, secret, secrets);
@@ -66,12 +70,13 @@ impl Loaded {
     }
 
     pub(super) fn check_dead_letters(&mut self, name: &str, consumer: &Consumer, letters: &DeadLetters) {
-        let given = [letters.kafka.is_some(), letters.sqs.is_some(), letters.file.is_some()];
-        let wrong = if given.iter().filter(|given| **given).count() == 1 {
+        let given = [&letters.kafka, &letters.sqs, &letters.amqp].map(Option::is_some);
+        let wrong = if given.iter().filter(|given| **given).count() + usize::from(letters.file.is_some()) == 1
+        {
             let settings = consumer.source.as_ref().and_then(|source| source.settings().ok());
             settings.and_then(|settings| settings.refuse_letters(letters))
         } else {
-            Some(("", "it must be one of `kafka`, `sqs` and `file`".to_owned()))
+            Some(("", "it must be one of `kafka`, `sqs`, `amqp` and `file`".to_owned()))
         };
         let Some((setting, message)) = wrong else { return };
         let within: &[&str] = if setting.is_empty() { &["dead_letters"] } else { &["dead_letters", setting] };

@@ -62,6 +62,11 @@ impl PlaceArgs {
         let (name, consumer) = choose(loaded, scope)?;
         let refuse = |why: String| Problem::new(Exit::Configuration, why).of(name);
         let letters = consumer.dead_letters.clone().unwrap_or_default();
+        let has_flags = self.topic.is_some() || self.queue.is_some();
+        let settings = consumer.source.as_ref().and_then(|source| source.settings().ok());
+        if let (false, Some(place)) = (has_flags, settings.and_then(|settings| settings.letters(&letters))) {
+            return place.map_err(refuse);
+        }
         let topic = self.topic.clone().or(letters.kafka).filter(|_| self.queue.is_none());
         if let Some(topic) = topic {
             return self.of_cluster(topic, name, &consumer);

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use oncegate::core::key::{Descriptor, Scope};
 use oncegate::core::store::{ScopeDescriptor, Store};
+use oncegate::dead_letters::DeadLetters;
 use oncegate::sqs::SqsDeadLetters;
 use oncegate::{Consumer, Gate, GateError};
 
@@ -13,9 +14,8 @@ use crate::config::Loaded;
 use crate::config::shape;
 use crate::config::values::{Property, Time};
 use crate::exit::{Exit, Problem};
-use crate::sources::Source;
 use crate::sources::kafka::Kafka;
-use crate::sources::sqs::Sqs;
+use crate::sources::{ConfiguredSource, Source};
 use crate::store::{self, Opened};
 
 /// Examines the store and every source. Changes nothing: no consumer is started, no scope is created.
@@ -115,13 +115,37 @@ pub(super) fn questions(name: &str, consumer: &shape::Consumer) -> Result<Questi
         max_attempts: consumer.max_attempts.unwrap_or(Consumer::DEFAULT_MAX_ATTEMPTS),
         max_run: consumer.max_run.map_or(Gate::DEFAULT_MAX_RUN, |Time(time)| time),
         kafka,
-        queue: source.sqs.as_ref().map(Sqs::source),
+        queue: queue(name, &source)?,
         letters: letters(&source, consumer),
+        other_letters: other_letters(name, &source, consumer)?,
     })
 }
 
 fn retention(consumer: &shape::Consumer) -> Duration {
     consumer.retention.map_or(Gate::DEFAULT_RETENTION, |Time(time)| time)
+}
+
+/// The queue of a source that is no cluster of Kafka.
+fn queue(name: &str, source: &Source) -> Result<Option<(String, Box<dyn ConfiguredSource>)>, String> {
+    let Ok(settings) = source.settings() else { return Ok(None) };
+    if source.kafka.is_some() || source.stdin.is_some() {
+        return Ok(None);
+    }
+    let route = settings.routes().join(", ");
+    Ok(Some((route, settings.open(name, Gate::DEFAULT_LEASE)?)))
+}
+
+/// The dead-letter queue of RabbitMQ.
+fn other_letters(
+    name: &str,
+    source: &Source,
+    consumer: &shape::Consumer,
+) -> Result<Option<(String, Arc<dyn DeadLetters>)>, String> {
+    let Some((to, queue)) = consumer.dead_letters.as_ref().and_then(|to| Some((to, to.amqp.clone()?))) else {
+        return Ok(None);
+    };
+    let source = source.open(name, Gate::DEFAULT_LEASE)?;
+    Ok(source.dead_letters(to).map(|letters| (queue, letters)))
 }
 
 /// The dead-letter queue, reached as a consumer reaches it.

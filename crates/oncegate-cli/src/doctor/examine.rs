@@ -1,17 +1,20 @@
 //! Examines a store, topics and queues, and collects findings.
 
 use std::fmt::Write as _;
+use std::sync::Arc;
 use std::time::Duration;
 
 use oncegate::core::key::Scope;
 use oncegate::core::store::StoreError;
+use oncegate::dead_letters::DeadLetters;
 use oncegate::kafka::{self, MissingRight, Needs, TopicFacts};
 use oncegate::source::{SourceError, Terms};
-use oncegate::sqs::{SqsDeadLetters, SqsSource};
+use oncegate::sqs::SqsDeadLetters;
 use serde::Serialize;
 
 use crate::exit::{Exit, Problem};
 use crate::output::{Table, plain, span};
+use crate::sources::ConfiguredSource;
 use crate::store::Opened;
 
 /// The most bytes that headers add to a dead letter: a reason of 1 KiB, and the other headers.
@@ -45,16 +48,18 @@ pub(crate) struct Report {
 }
 
 /// What to examine for one consumer.
-#[derive(Debug)]
 pub(crate) struct Questions {
     pub(crate) retention: Duration,
     pub(crate) lease: Duration,
     pub(crate) max_attempts: u32,
     pub(crate) kafka: Option<Topics>,
     pub(crate) max_run: Duration,
-    pub(crate) queue: Option<SqsSource>,
-    /// A dead-letter queue.
+    /// A queue that is consumed, with its name.
+    pub(crate) queue: Option<(String, Box<dyn ConfiguredSource>)>,
+    /// A dead-letter queue of SQS.
     pub(crate) letters: Option<SqsDeadLetters>,
+    /// Another dead-letter queue, with its name.
+    pub(crate) other_letters: Option<(String, Arc<dyn DeadLetters>)>,
 }
 
 /// Topics, and their cluster.
@@ -206,8 +211,17 @@ impl Questions {
         if let Some(topics) = &self.kafka {
             self.ask_kafka(topics, report).await;
         }
-        if let Some(queue) = &self.queue {
-            self.ask_queue(queue, report).await;
+        if let Some((name, queue)) = &self.queue {
+            self.ask_queue(name, &**queue, report).await;
+        }
+        if let Some((name, letters)) = &self.other_letters {
+            match letters.open().await {
+                Ok(()) => report.saw(format!("queue {name}, of dead letters")),
+                Err(error) => match error.downcast_ref::<SourceError>() {
+                    Some(error) => report.source(name, error),
+                    None => report.finding(name, error.to_string(), ""),
+                },
+            }
         }
         if let Some(letters) = &self.letters {
             match letters.check_queue().await {
@@ -316,7 +330,7 @@ impl Questions {
         takes_the_largest(fact, "a dead letter", largest, report);
     }
 
-    async fn ask_queue(&self, source: &SqsSource, report: &mut Report) {
+    async fn ask_queue(&self, name: &str, source: &dyn ConfiguredSource, report: &mut Report) {
         let terms = Terms {
             max_attempts: self.max_attempts,
             lease: self.lease,
@@ -324,12 +338,12 @@ impl Questions {
             max_run: self.max_run,
             ..Terms::default()
         };
-        match source.check_queue(&terms).await {
+        match source.examine(&terms).await {
             Ok(warnings) => {
-                report.looked_at.push(format!("queue {}", source.queue()));
-                warnings.into_iter().for_each(|warning| report.finding(source.queue(), warning, ""));
+                report.looked_at.push(format!("queue {name}"));
+                warnings.into_iter().for_each(|warning| report.finding(name, warning, ""));
             }
-            Err(error) => report.source(source.queue(), &error),
+            Err(error) => report.source(name, &error),
         }
     }
 }

@@ -206,7 +206,7 @@ impl DoctorArgs {
         consumer.source = Some(source);
         if self.dead_letters.is_some() || self.dead_letter_queue.is_some() {
             let (kafka, sqs) = (self.dead_letters.clone(), self.dead_letter_queue.clone());
-            consumer.dead_letters = Some(DeadLetters { kafka, sqs, file: None });
+            consumer.dead_letters = Some(DeadLetters { kafka, sqs, ..DeadLetters::default() });
         }
         consumer
     }

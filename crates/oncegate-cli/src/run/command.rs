@@ -117,7 +117,7 @@ fn describe(command: &mut Command, message: &Message, attempt: &AttemptInfo) {
         .env("ONCEGATE_IDEMPOTENCY_KEY", &attempt.idempotency_key)
         .env("ONCEGATE_ATTEMPT", attempt.number.to_string())
         .env("ONCEGATE_RECOVERED", if attempt.recovered { "1" } else { "0" })
-        .env("ONCEGATE_ORIGIN", origin::as_json(message.origin()).to_string())
+        .env("ONCEGATE_ORIGIN", origin::as_json(message).to_string())
         .env("ONCEGATE_ROUTE", message.route())
         // Standard input ends early if this process is killed while it writes.
         .env("ONCEGATE_PAYLOAD_BYTES", message.payload().len().to_string());

@@ -174,7 +174,7 @@ impl<'a> HandleLine<'a> {
             fencing_token: attempt.fencing_token,
             recovered: attempt.recovered,
             lease_ms: u64::try_from(lease.as_millis()).unwrap_or(u64::MAX),
-            origin: origin::as_json(message.origin()),
+            origin: origin::as_json(message),
             key: key_text.map(str::to_owned),
             key_base64: key.filter(|_| key_text.is_none()).map(|key| BASE64.encode(key)),
             headers,

@@ -1,26 +1,30 @@
 //! The origin of a message, in the form of every kind of worker.
+//!
+//! A queue is one of SQS, or of RabbitMQ if its messages have the header that each of those has.
 
 use oncegate::{Message, Origin};
 use serde_json::{Value, json};
 
 /// The origin of a message as JSON: `{"kafka":{"topic":…,"partition":…,"offset":…}}`.
-pub(super) fn as_json(origin: &Origin) -> Value {
-    match origin {
+pub(super) fn as_json(message: &Message) -> Value {
+    match message.origin() {
         Origin::Kafka { topic, partition, offset } => {
             json!({ "kafka": { "topic": &**topic, "partition": partition, "offset": offset } })
         }
-        Origin::Queue { queue, id } => json!({ "sqs": { "queue": &**queue, "id": &**id } }),
+        Origin::Queue { queue, id } => json!({ broker(message): { "queue": &**queue, "id": &**id } }),
         other => json!({ "other": other.to_string() }),
     }
 }
 
 /// The origin as a dictionary of RFC 9651: `kafka, topic="orders", partition=3, offset=42`.
-pub(super) fn as_dictionary(origin: &Origin) -> String {
-    match origin {
+pub(super) fn as_dictionary(message: &Message) -> String {
+    match message.origin() {
         Origin::Kafka { topic, partition, offset } => {
             format!("kafka, topic={}, partition={partition}, offset={offset}", quoted(topic))
         }
-        Origin::Queue { queue, id } => format!("sqs, queue={}, id={}", quoted(queue), quoted(id)),
+        Origin::Queue { queue, id } => {
+            format!("{}, queue={}, id={}", broker(message), quoted(queue), quoted(id))
+        }
         other => format!("other={}", quoted(&other.to_string())),
     }
 }
@@ -29,9 +33,14 @@ pub(super) fn as_dictionary(origin: &Origin) -> String {
 pub(super) fn as_source(message: &Message) -> String {
     match message.origin() {
         Origin::Kafka { topic, .. } => format!("/kafka/{topic}"),
-        Origin::Queue { queue, .. } => format!("/sqs/{queue}"),
+        Origin::Queue { queue, .. } => format!("/{}/{queue}", broker(message)),
         _ => format!("/{}", message.route()),
     }
+}
+
+/// The broker of a queue.
+fn broker(message: &Message) -> &'static str {
+    if message.header("AMQP.exchange").is_some() { "amqp" } else { "sqs" }
 }
 
 /// A string of RFC 9651. Characters that it cannot hold are left out: names of topics and queues have none of them.
@@ -50,14 +59,22 @@ pub(super) fn quoted(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use oncegate::Header;
+
     use super::*;
 
     #[test]
     fn origins_read_the_same_everywhere() {
-        let kafka = Origin::Kafka { topic: "orders".into(), partition: 3, offset: 42 };
+        let of = |origin| Message::new("orders", origin, None);
+        let kafka = of(Origin::Kafka { topic: "orders".into(), partition: 3, offset: 42 });
         assert_eq!(as_dictionary(&kafka), r#"kafka, topic="orders", partition=3, offset=42"#);
         assert_eq!(as_json(&kafka).to_string(), r#"{"kafka":{"offset":42,"partition":3,"topic":"orders"}}"#);
-        let queue = Origin::Queue { queue: "orders".into(), id: "a\"\\\n".into() };
-        assert_eq!(as_dictionary(&queue), r#"sqs, queue="orders", id="a\"\\""#);
+        let queue = || of(Origin::Queue { queue: "orders".into(), id: "a\"\\\n".into() });
+        assert_eq!(as_dictionary(&queue()), r#"sqs, queue="orders", id="a\"\\""#);
+        let exchange = Header { name: "AMQP.exchange".into(), value: Some("".into()) };
+        let of_rabbitmq = queue().with_headers(vec![exchange]);
+        assert_eq!(as_dictionary(&of_rabbitmq), r#"amqp, queue="orders", id="a\"\\""#);
+        assert_eq!(as_source(&of_rabbitmq), "/amqp/orders");
+        assert!(as_json(&of_rabbitmq)["amqp"].is_object());
     }
 }

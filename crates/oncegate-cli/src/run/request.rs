@@ -61,7 +61,7 @@ pub(super) fn of(
         .header("oncegate-attempt", attempt.number)
         .header("oncegate-recovered", if attempt.recovered { "?1" } else { "?0" })
         .header("oncegate-lease", told.lease_ms.to_string())
-        .header("oncegate-origin", origin::as_dictionary(message.origin()));
+        .header("oncegate-origin", origin::as_dictionary(message));
     if let Some(fencing_token) = attempt.fencing_token {
         request = request.header("oncegate-fencing-token", fencing_token);
     }

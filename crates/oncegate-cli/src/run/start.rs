@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use oncegate::BoxError;
 use oncegate::core::store::Store;
 use oncegate::dead_letters::DeadLetters;
-use oncegate::source::SourceError;
+use oncegate::source::{SourceError, Terms};
 use tracing::{info, warn};
 
 use super::report::{NotReady, WorkerReport};
@@ -40,12 +40,12 @@ impl Servers {
             Err(error) => return Err(error.into()),
             Ok(_) => {}
         }
-        match self.source.check_servers().await {
+        match self.source.examine(&Terms::default()).await {
             Err(error) if error.is_away() && begun.elapsed() < patience => {
                 warn!(consumer = name, %error, "the server of the source is away");
             }
             Err(error) => return Err(not_opened(&error)),
-            Ok(()) => {}
+            Ok(_) => {}
         }
         let Some(dead_letters) = &self.dead_letters else { return Ok(()) };
         match dead_letters.open().await {

@@ -8,11 +8,12 @@ use async_trait::async_trait;
 use oncegate::admin::dead_letter_reader::DeadLetterReader;
 use oncegate::dead_letters;
 use oncegate::kafka::{KafkaDeadLetterReader, KafkaRetries, KafkaSource};
-use oncegate::source::{Source, SourceError};
+use oncegate::source::{Source, SourceError, Terms};
 use oncegate::sqs::SqsDeadLetters;
 use schemars::JsonSchema;
 use serde::Deserialize;
 
+use super::amqp::LETTERS_NEED_BROKER;
 use super::stdin::LETTERS_NEED_STDIN;
 use super::{ConfiguredSource, DeadLetters, Finding, LetterPlace, SourceSettings};
 use crate::config::defaults::time;
@@ -156,6 +157,9 @@ impl SourceSettings for Kafka {
         if letters.file.is_some() {
             return Some(("file", LETTERS_NEED_STDIN.to_owned()));
         }
+        if letters.amqp.is_some() {
+            return Some(("amqp", LETTERS_NEED_BROKER.to_owned()));
+        }
         let topic = letters.kafka.as_ref()?;
         let topics = self.topics.clone().unwrap_or_default().0;
         (topics.contains(topic) || self.retry_topics.contains_key(topic))
@@ -204,8 +208,8 @@ impl ConfiguredSource for KafkaSource {
         Self::check(self).map_err(|error| error.to_string())
     }
 
-    async fn check_servers(&self) -> Result<(), SourceError> {
-        self.check_topics().await
+    async fn examine(&self, _: &Terms) -> Result<Vec<String>, SourceError> {
+        self.check_topics().await.map(|()| Vec::new())
     }
 
     fn dead_letters(&self, to: &DeadLetters) -> Option<Arc<dyn dead_letters::DeadLetters>> {
@@ -230,8 +234,8 @@ impl ConfiguredSource for KafkaRetries {
         Self::check(self).map_err(|error| error.to_string())
     }
 
-    async fn check_servers(&self) -> Result<(), SourceError> {
-        self.check_topics().await
+    async fn examine(&self, _: &Terms) -> Result<Vec<String>, SourceError> {
+        self.check_topics().await.map(|()| Vec::new())
     }
 
     fn dead_letters(&self, to: &DeadLetters) -> Option<Arc<dyn dead_letters::DeadLetters>> {

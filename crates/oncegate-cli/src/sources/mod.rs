@@ -6,6 +6,7 @@
 //!
 //! Standard input is the source that needs no broker: `input` reads its lines, `dead_letter_file` has their dead letters.
 
+pub(crate) mod amqp;
 mod dead_letter_file;
 pub(crate) mod input;
 pub(crate) mod kafka;
@@ -20,7 +21,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use oncegate::admin::dead_letter_reader::DeadLetterReader;
 use oncegate::dead_letters;
-use oncegate::source::SourceError;
+use oncegate::source::{SourceError, Terms};
 use schemars::JsonSchema;
 use serde::Deserialize;
 
@@ -28,7 +29,7 @@ use self::input::Input;
 use crate::config::values::Secret;
 use crate::exit::{Exit, Problem};
 
-/// Where messages come from; one of the three.
+/// Where messages come from; one of the four.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Source {
@@ -36,6 +37,8 @@ pub(crate) struct Source {
     pub(crate) kafka: Option<kafka::Kafka>,
     /// An SQS queue.
     pub(crate) sqs: Option<sqs::Sqs>,
+    /// A queue of RabbitMQ.
+    pub(crate) amqp: Option<amqp::Amqp>,
     /// The lines of standard input, to its end.
     pub(crate) stdin: Option<stdin::Stdin>,
 }
@@ -48,16 +51,19 @@ pub(crate) struct DeadLetters {
     pub(crate) kafka: Option<String>,
     /// A queue, by its name or URL.
     pub(crate) sqs: Option<String>,
+    /// A queue of the source's RabbitMQ.
+    pub(crate) amqp: Option<String>,
     /// A file of JSON lines, for messages of standard input.
     pub(crate) file: Option<PathBuf>,
 }
 
 impl Source {
     /// Every kind, with its settings if they are given.
-    fn tables(&self) -> [(&'static str, Option<&dyn SourceSettings>); 3] {
+    fn tables(&self) -> [(&'static str, Option<&dyn SourceSettings>); 4] {
         [
             (kafka::TABLE, self.kafka.as_ref().map(|kafka| kafka as _)),
             (sqs::TABLE, self.sqs.as_ref().map(|sqs| sqs as _)),
+            (amqp::TABLE, self.amqp.as_ref().map(|amqp| amqp as _)),
             (stdin::TABLE, self.stdin.as_ref().map(|stdin| stdin as _)),
         ]
     }
@@ -94,6 +100,8 @@ pub(crate) enum Finding<'a> {
     ConsumerWarning(&'static str, &'static str),
     /// It is a secret, which may be in the file itself.
     Secret(Vec<&'a str>, &'a Secret),
+    /// It is a URL with a password, which has a setting of its own.
+    SecretInUrl(&'static str),
 }
 
 /// The settings of one kind of source.
@@ -111,6 +119,11 @@ pub(crate) trait SourceSettings {
 
     /// Returns why its messages cannot have these dead letters, with the setting that is wrong; `""` means all of them.
     fn refuse_letters(&self, letters: &DeadLetters) -> Option<(&'static str, String)>;
+
+    /// Returns the place of these dead letters, if commands find it by these settings alone.
+    fn letters(&self, _: &DeadLetters) -> Option<Result<Box<dyn LetterPlace>, String>> {
+        None
+    }
 
     /// Returns the routes of its messages.
     fn routes(&self) -> Vec<String>;
@@ -146,11 +159,12 @@ pub(crate) trait ConfiguredSource: Send + Sync {
     /// When it refuses one.
     fn check(&self) -> Result<(), String>;
 
-    /// Checks on the servers that the topics or the queue exist, as opening does.
+    /// Asks the servers whether the topics or the queue exist, as opening does. Returns warnings of what does not fit to a
+    /// consumer with these terms.
     ///
     /// # Errors
-    /// When they do not, or the servers are away.
-    async fn check_servers(&self) -> Result<(), SourceError>;
+    /// When they do not exist, or the servers are away.
+    async fn examine(&self, terms: &Terms) -> Result<Vec<String>, SourceError>;
 
     /// Returns standard input, if that is the source.
     fn input(&self) -> Option<Input> {

@@ -11,6 +11,7 @@ use oncegate::sqs::{Body, SqsDeadLetterReader, SqsSource};
 use schemars::JsonSchema;
 use serde::Deserialize;
 
+use super::amqp::LETTERS_NEED_BROKER;
 use super::kafka::LETTERS_NEED_CLUSTER;
 use super::stdin::LETTERS_NEED_STDIN;
 use super::{ConfiguredSource, DeadLetters, Finding, LetterPlace, SourceSettings};
@@ -124,6 +125,9 @@ impl SourceSettings for Sqs {
         if letters.kafka.is_some() {
             return Some(("kafka", LETTERS_NEED_CLUSTER.to_owned()));
         }
+        if letters.amqp.is_some() {
+            return Some(("amqp", LETTERS_NEED_BROKER.to_owned()));
+        }
         let queue = letters.sqs.as_ref()?;
         (self.queue.as_deref().map(name_of) == Some(name_of(queue)))
             .then(|| ("sqs", format!("the queue {queue} is consumed: every letter would come back")))
@@ -152,8 +156,8 @@ impl ConfiguredSource for SqsSource {
         Self::check(self).map_err(|error| error.to_string())
     }
 
-    async fn check_servers(&self) -> Result<(), SourceError> {
-        self.check_queue(&Terms::default()).await.map(drop)
+    async fn examine(&self, terms: &Terms) -> Result<Vec<String>, SourceError> {
+        self.check_queue(terms).await
     }
 
     fn dead_letters(&self, to: &DeadLetters) -> Option<Arc<dyn dead_letters::DeadLetters>> {

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use oncegate::dead_letters;
-use oncegate::source::{Source, SourceError};
+use oncegate::source::{Source, SourceError, Terms};
 use schemars::JsonSchema;
 use serde::Deserialize;
 
@@ -77,8 +77,8 @@ impl ConfiguredSource for Input {
         Ok(())
     }
 
-    async fn check_servers(&self) -> Result<(), SourceError> {
-        Ok(())
+    async fn examine(&self, _: &Terms) -> Result<Vec<String>, SourceError> {
+        Ok(Vec::new())
     }
 
     fn input(&self) -> Option<Input> {

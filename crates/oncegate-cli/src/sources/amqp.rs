@@ -1,0 +1,233 @@
+//! A queue of RabbitMQ.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use oncegate::admin::dead_letter_reader::DeadLetterReader;
+use oncegate::amqp::{AmqpDeadLetterReader, AmqpSource};
+use oncegate::dead_letters;
+use oncegate::source::{Source, SourceError, Terms};
+use schemars::JsonSchema;
+use serde::Deserialize;
+
+use super::stdin::LETTERS_NEED_STDIN;
+use super::{ConfiguredSource, DeadLetters, Finding, LetterPlace, SourceSettings};
+use crate::config::values::Secret;
+use crate::exit::{Problem, not_opened};
+
+/// The name of the table.
+pub(super) const TABLE: &str = "amqp";
+/// Why messages of another source cannot have dead letters in a queue of RabbitMQ.
+pub(super) const LETTERS_NEED_BROKER: &str =
+    "only an AMQP source can have dead letters in RabbitMQ, because the source names the broker";
+/// The same, the other way round.
+const LETTERS_STAY: &str =
+    "messages of RabbitMQ have their dead letters in a queue of the same broker: { amqp = \"orders.dead\" }";
+/// What is wrong with one of the two alone.
+const PAIR: &str = "`tls_certificate` and `tls_key` belong together: give both";
+
+/// A queue of RabbitMQ.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Amqp {
+    /// The broker: `amqp://user@host:5672/vhost`, or `amqps://` with TLS.
+    pub(crate) url: Option<String>,
+    /// The password, if the URL has none.
+    pub(crate) password: Option<Secret>,
+    /// The queue's name.
+    pub(crate) queue: Option<String>,
+    /// How many messages the broker delivers before the first of them is acknowledged.
+    #[schemars(extend("default" = AmqpSource::DEFAULT_PREFETCH))]
+    pub(crate) prefetch: Option<u16>,
+    /// The consumer's priority among those of the queue.
+    #[schemars(extend("default" = 0))]
+    pub(crate) priority: Option<i32>,
+    /// The URL of the management plugin, such as `http://localhost:15672`: the limits of the queue are compared at the start.
+    pub(crate) management: Option<String>,
+    /// The authority that has signed the broker's certificate, a file in PEM, besides those of the machine.
+    pub(crate) tls_root: Option<PathBuf>,
+    /// The certificate that the consumer shows, a file in PEM.
+    pub(crate) tls_certificate: Option<PathBuf>,
+    /// The key of this certificate, a file in PEM.
+    pub(crate) tls_key: Option<PathBuf>,
+    /// A dead letter that is consumed keeps its first route: for queues to which oncegate alone writes.
+    #[schemars(extend("default" = false))]
+    pub(crate) routes_from_headers: Option<bool>,
+}
+
+/// What the URI does not say of the connection, read from the files of the settings.
+struct Login {
+    password: Option<String>,
+    root: Option<String>,
+    client: Option<(String, String)>,
+}
+
+impl Amqp {
+    fn login(&self) -> Result<Login, String> {
+        let read = |path: &PathBuf| {
+            std::fs::read_to_string(path).map_err(|error| format!("{}: {error}", path.display()))
+        };
+        Ok(Login {
+            password: self.password.as_ref().map(Secret::resolve).transpose()?,
+            root: self.tls_root.as_ref().map(read).transpose()?,
+            client: match (&self.tls_certificate, &self.tls_key) {
+                (Some(certificate), Some(key)) => Some((read(certificate)?, read(key)?)),
+                _ => None,
+            },
+        })
+    }
+
+    fn source(&self, login: Login) -> AmqpSource {
+        let url = self.url.clone().unwrap_or_default();
+        let mut source = AmqpSource::new(url, self.queue.clone().unwrap_or_default());
+        if let Some(password) = login.password {
+            source = source.password(password);
+        }
+        if let Some(root) = login.root {
+            source = source.tls_root(root);
+        }
+        if let Some((certificate, key)) = login.client {
+            source = source.tls_client(certificate, key);
+        }
+        if let Some(messages) = self.prefetch {
+            source = source.prefetch(messages);
+        }
+        if let Some(priority) = self.priority {
+            source = source.priority(priority);
+        }
+        if let Some(url) = &self.management {
+            source = source.management(url);
+        }
+        if self.routes_from_headers == Some(true) {
+            source = source.routes_from_headers();
+        }
+        source
+    }
+}
+
+impl SourceSettings for Amqp {
+    fn table(&self) -> &'static str {
+        TABLE
+    }
+
+    fn findings(&self) -> Vec<Finding<'_>> {
+        let mut findings = Vec::new();
+        if self.url.as_deref().is_none_or(str::is_empty) {
+            findings.push(Finding::Missing("url", "such as \"amqp://shop@localhost:5672/shop\""));
+        }
+        if self.queue.as_deref().is_none_or(str::is_empty) {
+            findings.push(Finding::Missing("queue", "the queue's name"));
+        }
+        let login = self.url.as_deref().and_then(|url| url.split_once("://")?.1.rsplit_once('@'));
+        let in_url = login.is_some_and(|(login, _)| login.contains(':'));
+        match &self.password {
+            Some(_) if in_url => {
+                findings.push(Finding::Error("password", "the URL contains a password as well"))
+            }
+            Some(password) => findings.push(Finding::Secret(vec!["password"], password)),
+            None if in_url => findings.push(Finding::SecretInUrl("url")),
+            None => {}
+        }
+        match (&self.tls_certificate, &self.tls_key) {
+            (Some(_), None) => findings.push(Finding::Error("tls_certificate", PAIR)),
+            (None, Some(_)) => findings.push(Finding::Error("tls_key", PAIR)),
+            _ => {}
+        }
+        findings
+    }
+
+    fn refuse_letters(&self, letters: &DeadLetters) -> Option<(&'static str, String)> {
+        if letters.file.is_some() {
+            return Some(("file", LETTERS_NEED_STDIN.to_owned()));
+        }
+        let Some(queue) = &letters.amqp else { return Some(("", LETTERS_STAY.to_owned())) };
+        (self.queue.as_ref() == Some(queue))
+            .then(|| ("amqp", format!("the queue {queue} is consumed: every letter would come back")))
+    }
+
+    fn routes(&self) -> Vec<String> {
+        self.queue.clone().into_iter().collect()
+    }
+
+    fn is_complete(&self) -> bool {
+        self.url.is_some() && self.queue.is_some()
+    }
+
+    fn letters(&self, letters: &DeadLetters) -> Option<Result<Box<dyn LetterPlace>, String>> {
+        let queue = letters.amqp.clone()?;
+        let url = self.url.clone().unwrap_or_default();
+        Some(self.login().map(|login| Box::new(AmqpLetters { url, queue, login }) as Box<dyn LetterPlace>))
+    }
+
+    fn open(&self, _: &str, _: Duration) -> Result<Box<dyn ConfiguredSource>, String> {
+        Ok(Box::new(self.source(self.login()?)))
+    }
+
+    fn open_without_secrets(&self, _: &str) -> Result<Box<dyn ConfiguredSource>, String> {
+        Ok(Box::new(self.source(Login { password: None, root: None, client: None })))
+    }
+}
+
+#[async_trait]
+impl ConfiguredSource for AmqpSource {
+    fn check(&self) -> Result<(), String> {
+        Self::check(self).map_err(|error| error.to_string())
+    }
+
+    async fn examine(&self, terms: &Terms) -> Result<Vec<String>, SourceError> {
+        self.check_queue(terms).await
+    }
+
+    fn dead_letters(&self, to: &DeadLetters) -> Option<Arc<dyn dead_letters::DeadLetters>> {
+        Some(Arc::new(Self::dead_letters(self, to.amqp.clone()?)))
+    }
+
+    fn into_source(self: Box<Self>) -> Arc<dyn Source> {
+        Arc::from(self as Box<dyn Source>)
+    }
+}
+
+/// A queue of dead letters.
+struct AmqpLetters {
+    url: String,
+    queue: String,
+    login: Login,
+}
+
+impl std::fmt::Debug for AmqpLetters {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("AmqpLetters").field("queue", &self.queue).finish_non_exhaustive()
+    }
+}
+
+#[async_trait]
+impl LetterPlace for AmqpLetters {
+    fn name(&self) -> &str {
+        &self.queue
+    }
+
+    fn is_position(&self, text: &str) -> bool {
+        text.split_once('#').is_some_and(|(queue, id)| !queue.is_empty() && !id.is_empty())
+    }
+
+    fn position_example(&self) -> String {
+        format!("{}#ID", self.queue)
+    }
+
+    async fn open(&self, _: Option<String>) -> Result<Box<dyn DeadLetterReader>, Problem> {
+        let mut letters = AmqpDeadLetterReader::new(self.url.as_str(), self.queue.as_str());
+        if let Some(password) = &self.login.password {
+            letters = letters.password(password);
+        }
+        if let Some(root) = &self.login.root {
+            letters = letters.tls_root(root);
+        }
+        if let Some((certificate, key)) = &self.login.client {
+            letters = letters.tls_client(certificate.as_bytes(), key.as_bytes());
+        }
+        letters.open().await.map_err(|error| not_opened(&error))?;
+        Ok(Box::new(letters))
+    }
+}
