@@ -124,7 +124,7 @@ impl SchemaFormat {
     }
 
     /// Lets paths name fields of Avro as this schema does, the text of an `.avsc` file: a field that payloads have under one of
-    /// its aliases is found by its name, and one that they lack has its default. A path and a payload decide alone without it.
+    /// its aliases is found by its name, and one that they lack has its default. Whole documents stay as they were written.
     ///
     /// # Errors
     /// When it is no schema, a default does not fit its type, or payloads can be none of Avro.
