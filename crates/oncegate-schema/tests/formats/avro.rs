@@ -177,3 +177,97 @@ fn a_schema_that_makes_no_sense_is_refused() {
         assert!(error.contains(what), "{schema}: {error}");
     }
 }
+
+/// A format of payloads by one schema, with the names and defaults of another.
+fn read_as(written: &str, reader: &str) -> Under {
+    Under::new(SchemaFormat::avro(&record(written)).unwrap().reader(&record(reader)).unwrap())
+}
+
+const READER: &str = r#"{"name": "order_id", "type": "string", "aliases": ["id", "orderNo"]},
+    {"name": "currency", "type": ["null", "string"], "default": null},
+    {"name": "fee", "type": {"type": "bytes", "logicalType": "decimal", "precision": 9, "scale": 2}, "default": "\u0004\u00d2"},
+    {"name": "tags", "type": {"type": "map", "values": "int"}, "default": {"a": -70}},
+    {"name": "shop", "type": {"type": "record", "name": "Shop", "fields": [
+        {"name": "country", "type": "string", "aliases": ["land"], "default": "DE"},
+        {"name": "kind", "type": {"type": "enum", "name": "Kind", "symbols": ["A", "B"]}, "default": "B"}]}, "default": {}}"#;
+
+#[test]
+fn the_aliases_of_a_reader_find_renamed_fields() {
+    let key = Key::json(["order_id"]);
+    let expected = Under::new(SchemaFormat::json()).key(&key, br#"{"order_id": "A-7"}"#);
+    for written in ["id", "orderNo", "order_id"] {
+        let avro = read_as(&format!(r#"{{"name": "{written}", "type": "string"}}"#), READER);
+        assert_eq!(avro.key(&key, &hex("06412d37")), expected, "{written}");
+        // The former names go on to find it, too: a key changes neither when the producer does nor when the reader does.
+        assert!(avro.key(&Key::json(["id"]), &hex("06412d37")).is_ok(), "{written}");
+        // The whole payload has the names that it was written with.
+        let document = format!(r#"{{"{written}":"A-7"}}"#);
+        assert_eq!(avro.document(&hex("06412d37")), Ok(document));
+    }
+    let inner = r#"{"name": "shop", "type": ["null", {"type": "record", "name": "Shop", "fields": [
+        {"name": "land", "type": "string"}]}]}"#;
+    let twin = Under::new(SchemaFormat::json());
+    let by_country = Key::json(["shop.country"]);
+    let expected = twin.key(&by_country, br#"{"shop": {"country": "FR"}}"#);
+    assert_eq!(read_as(inner, READER).key(&by_country, &hex("02 044652")), expected);
+}
+
+#[test]
+fn the_defaults_of_a_reader_stand_for_missing_fields() {
+    let old = read_as(r#"{"name": "order_id", "type": "string"}"#, READER);
+    let payload = hex("06412d37");
+    let json = Under::new(SchemaFormat::json());
+    let twin =
+        br#"{"order_id": "A-7", "fee": 12.34, "tags": {"a": -70}, "shop": {"country": "DE", "kind": "B"}}"#;
+    for path in ["fee", "tags", "tags.a", "shop", "shop.country", "shop.kind"] {
+        for key in [Key::json([path]), Key::json(["order_id", path])] {
+            assert_eq!(old.key(&key, &payload), json.key(&key, twin), "{path}");
+        }
+    }
+    assert_eq!(old.key(&Key::json(["currency"]), &payload).unwrap_err().kind(), "null_field");
+    assert_eq!(old.key(&Key::json(["other"]), &payload).unwrap_err().kind(), "missing_field");
+    // Keys that do not name the fields stay as they are, and what is written goes before a default.
+    let bare = Under::avro(&record(r#"{"name": "order_id", "type": "string"}"#));
+    for key in [Key::json(["order_id"]), Key::payload()] {
+        assert_eq!(old.key(&key, &payload), bare.key(&key, &payload));
+    }
+    let new = read_as(READER, READER);
+    let key = Key::json(["shop.kind"]);
+    let written = new.key(&key, &hex("06412d37 00 0404d2 00 044652 00"));
+    assert_eq!(written, json.key(&key, br#"{"shop": {"kind": "A"}}"#));
+}
+
+#[test]
+fn a_reader_that_makes_no_sense_is_refused() {
+    let avro = || SchemaFormat::avro(&record(r#"{"name": "id", "type": "string"}"#)).unwrap();
+    for (field, what) in [
+        (r#"{"name": "a", "type": "int", "default": "x"}"#, "default of `a` in `Order`"),
+        (r#"{"name": "a", "type": "Order", "default": {}}"#, "default of `a`"),
+        (r#"{"name": "a", "type": "nothing"}"#, "not defined"),
+    ] {
+        let error = avro().reader(&record(field)).unwrap_err().to_string();
+        assert!(error.contains(what), "{error}");
+    }
+    assert!(SchemaFormat::json().reader(&record("")).unwrap_err().to_string().contains("not Avro"));
+    // A record of another name is none of the reader's.
+    let other = r#"{"type": "record", "name": "Refund", "fields": [{"name": "order_id", "type": "string", "aliases": ["id"]}]}"#;
+    let avro = Under::new(avro().reader(other).unwrap());
+    assert_eq!(avro.key(&Key::json(["order_id"]), &hex("0241")).unwrap_err().kind(), "missing_field");
+}
+
+#[test]
+fn records_without_bytes_cost_nothing() {
+    // Each record has the one before it twice: 2^60 values in no bytes.
+    let mut fields = r#"{"name": "id", "type": "string"}"#.to_owned();
+    fields.push_str(r#", {"name": "n0", "type": {"type": "record", "name": "N0", "fields": []}}"#);
+    for level in 1..=60 {
+        let inner = level - 1;
+        fields.push_str(&format!(
+            r#", {{"name": "n{level}", "type": {{"type": "record", "name": "N{level}", "fields": [
+                {{"name": "a", "type": "N{inner}"}}, {{"name": "b", "type": "N{inner}"}}]}}}}"#
+        ));
+    }
+    let avro = Under::avro(&record(&fields));
+    assert!(avro.key(&Key::json(["id"]), &hex("0241")).is_ok());
+    assert_eq!(avro.key(&Key::payload(), &hex("0241")).unwrap_err().kind(), "too_large");
+}
