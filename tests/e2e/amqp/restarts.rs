@@ -45,7 +45,7 @@ async fn a_broker_that_is_away_at_the_start_is_waited_for() {
 /// A broker that is short of memory reads nothing from connections that publish, and goes on with acks.
 // invariant: ack-before-completed
 #[tokio::test(flavor = "multi_thread")]
-async fn an_alarm_of_the_broker_delays_dead_letters_alone() {
+async fn acks_continue_during_an_alarm_of_the_broker() {
     let server = RabbitMqServer::start().await;
     let stage = Stage::on(&server, QueueKind::Quorum).await;
     let clerk = Clerk::waiting();

@@ -21,6 +21,7 @@ mod outbox;
 mod processes;
 mod protocol;
 mod queue;
+mod rabbitmq;
 mod raw;
 mod repair;
 mod request;
