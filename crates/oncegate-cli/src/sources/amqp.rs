@@ -13,7 +13,7 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 
 use super::stdin::LETTERS_NEED_STDIN;
-use super::{ConfiguredSource, DeadLetters, Finding, LetterPlace, SourceSettings};
+use super::{ConfiguredSource, DeadLetters, LetterPlace, SourceFinding, SourceSettings};
 use crate::config::values::Secret;
 use crate::exit::{Problem, not_opened};
 
@@ -112,27 +112,27 @@ impl SourceSettings for Amqp {
         TABLE
     }
 
-    fn findings(&self) -> Vec<Finding<'_>> {
+    fn findings(&self) -> Vec<SourceFinding<'_>> {
         let mut findings = Vec::new();
         if self.url.as_deref().is_none_or(str::is_empty) {
-            findings.push(Finding::Missing("url", "such as \"amqp://shop@localhost:5672/shop\""));
+            findings.push(SourceFinding::Missing("url", "such as \"amqp://shop@localhost:5672/shop\""));
         }
         if self.queue.as_deref().is_none_or(str::is_empty) {
-            findings.push(Finding::Missing("queue", "the queue's name"));
+            findings.push(SourceFinding::Missing("queue", "the queue's name"));
         }
         let login = self.url.as_deref().and_then(|url| url.split_once("://")?.1.rsplit_once('@'));
         let in_url = login.is_some_and(|(login, _)| login.contains(':'));
         match &self.password {
             Some(_) if in_url => {
-                findings.push(Finding::Error("password", "the URL contains a password as well"))
+                findings.push(SourceFinding::Error("password", "the URL contains a password as well"))
             }
-            Some(password) => findings.push(Finding::Secret(vec!["password"], password)),
-            None if in_url => findings.push(Finding::SecretInUrl("url")),
+            Some(password) => findings.push(SourceFinding::Secret(vec!["password"], password)),
+            None if in_url => findings.push(SourceFinding::SecretInUrl("url")),
             None => {}
         }
         match (&self.tls_certificate, &self.tls_key) {
-            (Some(_), None) => findings.push(Finding::Error("tls_certificate", PAIR)),
-            (None, Some(_)) => findings.push(Finding::Error("tls_key", PAIR)),
+            (Some(_), None) => findings.push(SourceFinding::Error("tls_certificate", PAIR)),
+            (None, Some(_)) => findings.push(SourceFinding::Error("tls_key", PAIR)),
             _ => {}
         }
         findings
