@@ -7,7 +7,7 @@ use super::findings::dotted;
 use super::shape::Consumer;
 use super::values::Time;
 use super::{Loaded, Secrets};
-use crate::sources::{ConfiguredSource, DeadLetters, Finding, Source};
+use crate::sources::{ConfiguredSource, DeadLetters, Source, SourceFinding};
 
 impl Loaded {
     pub(super) fn check_source(&mut self, name: &str, consumer: &Consumer, secrets: Secrets) {
@@ -40,25 +40,25 @@ impl Loaded {
         }
     }
 
-    fn report(&mut self, name: &str, table: &str, finding: &Finding<'_>, secrets: Secrets) {
+    fn report(&mut self, name: &str, table: &str, finding: &SourceFinding<'_>, secrets: Secrets) {
         match finding {
-            Finding::Missing(setting, example) => {
+            SourceFinding::Missing(setting, example) => {
                 let at = self.place(name, &["source", table, setting]);
                 self.missing(&at, example);
             }
-            Finding::Error(setting, why) => {
+            SourceFinding::Error(setting, why) => {
                 let at = self.place(name, &["source", table, setting]);
                 self.error(&at, *why);
             }
-            Finding::Warning(setting, why) => {
+            SourceFinding::Warning(setting, why) => {
                 let at = self.place(name, &["source", table, setting]);
                 self.warn(&at, why);
             }
-            Finding::ConsumerWarning(setting, why) => {
+            SourceFinding::ConsumerWarning(setting, why) => {
                 let at = self.place(name, &[setting]);
                 self.warn(&at, *why);
             }
-            Finding::Secret(setting, secret) => {
+            SourceFinding::Secret(setting, secret) => {
                 let at = self.place(name, &[&["source", table], &setting[..]].concat());
                 self.check_secret(&at, secret, secrets);
             }

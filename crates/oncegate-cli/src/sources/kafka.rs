@@ -14,7 +14,7 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 
 use super::stdin::LETTERS_NEED_STDIN;
-use super::{ConfiguredSource, DeadLetters, Finding, LetterPlace, SourceSettings};
+use super::{ConfiguredSource, DeadLetters, LetterPlace, SourceFinding, SourceSettings};
 use crate::config::defaults::time;
 use crate::config::values::{Names, Property, Secret, Time};
 use crate::exit::{Problem, not_opened};
@@ -131,22 +131,25 @@ impl SourceSettings for Kafka {
         TABLE
     }
 
-    fn findings(&self) -> Vec<Finding<'_>> {
+    fn findings(&self) -> Vec<SourceFinding<'_>> {
         let mut findings = Vec::new();
         let is_missing =
             |names: &Option<Names>| names.as_ref().is_none_or(|names| names.0.iter().all(String::is_empty));
         if is_missing(&self.brokers) {
-            findings.push(Finding::Missing("brokers", "[\"host:9092\"]"));
+            findings.push(SourceFinding::Missing("brokers", "[\"host:9092\"]"));
         }
         if is_missing(&self.topics) {
-            findings.push(Finding::Missing("topics", "[\"orders\"]"));
+            findings.push(SourceFinding::Missing("topics", "[\"orders\"]"));
         }
         if self.retry_beyond.is_some() && self.retry_topics.is_empty() {
-            findings.push(Finding::Error("retry_beyond", "it belongs to `retry_topics`, and there are none"));
+            findings.push(SourceFinding::Error(
+                "retry_beyond",
+                "it belongs to `retry_topics`, and there are none",
+            ));
         }
         for (property, Property(value)) in &self.properties {
             if Property::is_secret(property) {
-                findings.push(Finding::Secret(vec!["properties", property], value));
+                findings.push(SourceFinding::Secret(vec!["properties", property], value));
             }
         }
         findings

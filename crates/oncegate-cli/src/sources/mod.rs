@@ -86,7 +86,7 @@ impl Source {
 }
 
 /// What is wrong with a setting of a source, or with one of its consumer.
-pub(crate) enum Finding<'a> {
+pub(crate) enum SourceFinding<'a> {
     /// It is missing; the text is an example.
     Missing(&'static str, &'static str),
     Error(&'static str, &'static str),
@@ -102,10 +102,10 @@ pub(crate) trait SourceSettings {
     fn table(&self) -> &'static str;
 
     /// Returns what is wrong with them alone.
-    fn findings(&self) -> Vec<Finding<'_>>;
+    fn findings(&self) -> Vec<SourceFinding<'_>>;
 
     /// Returns where they do not fit to the times of their consumer.
-    fn findings_beside(&self, _lease: Duration, _max_run: Duration) -> Vec<Finding<'_>> {
+    fn findings_beside(&self, _lease: Duration, _max_run: Duration) -> Vec<SourceFinding<'_>> {
         Vec::new()
     }
 

@@ -13,7 +13,7 @@ use serde::Deserialize;
 
 use super::kafka::LETTERS_NEED_CLUSTER;
 use super::stdin::LETTERS_NEED_STDIN;
-use super::{ConfiguredSource, DeadLetters, Finding, LetterPlace, SourceSettings};
+use super::{ConfiguredSource, DeadLetters, LetterPlace, SourceFinding, SourceSettings};
 use crate::config::values::Time;
 use crate::exit::{Exit, Problem, not_opened};
 
@@ -92,12 +92,12 @@ impl SourceSettings for Sqs {
         TABLE
     }
 
-    fn findings(&self) -> Vec<Finding<'_>> {
+    fn findings(&self) -> Vec<SourceFinding<'_>> {
         let is_missing = self.queue.as_deref().is_none_or(str::is_empty);
-        is_missing.then_some(Finding::Missing("queue", "the queue's name or URL")).into_iter().collect()
+        is_missing.then_some(SourceFinding::Missing("queue", "the queue's name or URL")).into_iter().collect()
     }
 
-    fn findings_beside(&self, lease: Duration, max_run: Duration) -> Vec<Finding<'_>> {
+    fn findings_beside(&self, lease: Duration, max_run: Duration) -> Vec<SourceFinding<'_>> {
         let mut findings = Vec::new();
         let visibility = self.visibility.map_or(SqsSource::DEFAULT_VISIBILITY, |Time(time)| time);
         if visibility < lease {
@@ -105,10 +105,10 @@ impl SourceSettings for Sqs {
                 "{visibility:?} is shorter than the lease ({lease:?}): after a crash a message comes again before its lease is \
                  over, and waits; set it to {lease:?} or more"
             );
-            findings.push(Finding::Warning("visibility", message));
+            findings.push(SourceFinding::Warning("visibility", message));
         }
         if max_run > HOLDS_MOST {
-            findings.push(Finding::ConsumerWarning(
+            findings.push(SourceFinding::ConsumerWarning(
                 "max_run",
                 "SQS takes a message back 12 hours after its receive, whatever runs: a longer run is cancelled then, and its \
                  message comes again; set it to 12h or less",

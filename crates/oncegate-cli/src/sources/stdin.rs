@@ -11,7 +11,7 @@ use serde::Deserialize;
 
 use super::dead_letter_file::DeadLetterFile;
 use super::input::{Input, STDIN};
-use super::{ConfiguredSource, DeadLetters, Finding, SourceSettings};
+use super::{ConfiguredSource, DeadLetters, SourceFinding, SourceSettings};
 
 /// The name of the table.
 pub(super) const TABLE: &str = "stdin";
@@ -38,10 +38,10 @@ impl SourceSettings for Stdin {
         TABLE
     }
 
-    fn findings(&self) -> Vec<Finding<'_>> {
+    fn findings(&self) -> Vec<SourceFinding<'_>> {
         let is_empty = self.route.as_deref() == Some("");
         is_empty
-            .then_some(Finding::Missing("route", "the route of the lines, such as \"orders\""))
+            .then_some(SourceFinding::Missing("route", "the route of the lines, such as \"orders\""))
             .into_iter()
             .collect()
     }
