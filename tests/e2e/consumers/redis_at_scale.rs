@@ -225,6 +225,38 @@ async fn of_a_cluster_with_a_shard_that_hangs_the_other_keys_go_on() {
     println!("second effects after the hang: {extra}");
 }
 
+/// The address of a primary that is gone is no shard that still answers.
+// invariant: shard-down
+#[tokio::test(flavor = "multi_thread")]
+async fn a_whole_cluster_that_is_away_is_unready_after_a_failover() {
+    const NODES: usize = 6;
+    let mut cluster = RedisCluster::start().await;
+    let payments = Payments::new(6_000).await;
+    let load = payments.start(&cluster.url()).await;
+    let is_ready = async |wanted: bool| {
+        until("the readiness to change", LIMIT, async || {
+            let health = load.monitor.health();
+            if health.is_ready() == wanted { Ok(()) } else { Err(health.to_string()) }
+        })
+        .await;
+    };
+    load.acks(600).await;
+    cluster.node(0).kill();
+    load.watched.until("store_paused", 2).await;
+    assert_eq!(cluster.primary_of(0).await, 3, "its replica has taken over");
+    load.acks(2_000).await;
+    is_ready(true).await;
+    for node in 1..NODES {
+        cluster.node(node).kill();
+    }
+    is_ready(false).await;
+    for node in 0..NODES {
+        cluster.node(node).start_again().await;
+    }
+    let extra = load.end().await;
+    println!("second effects after the failover and the outage: {extra}");
+}
+
 // invariant: failover-under-load
 #[tokio::test(flavor = "multi_thread")]
 async fn sentinels_fail_over_under_load_and_the_new_primary_is_found() {
