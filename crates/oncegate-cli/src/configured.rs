@@ -110,7 +110,7 @@ impl StoreFlag {
             return Ok(NamedStore::ByUrl(StoreArgs { url: url.clone() }));
         }
         let settings = loaded.and_then(|loaded| loaded.config.store.clone());
-        settings.map(NamedStore::Configured).ok_or_else(|| missing("--store"))
+        settings.map(|settings| NamedStore::Configured(Box::new(settings))).ok_or_else(|| missing("--store"))
     }
 }
 
@@ -124,7 +124,7 @@ pub(crate) fn missing(flag: &str) -> Problem {
 pub(crate) enum NamedStore {
     ByUrl(StoreArgs),
     /// With all settings of a configuration.
-    Configured(shape::Store),
+    Configured(Box<shape::Store>),
 }
 
 impl NamedStore {

@@ -23,7 +23,7 @@ pub(crate) async fn examine(loaded: &Loaded) -> Report {
     let mut report = Report::default();
     let settings = loaded.config.store.clone().unwrap_or_default();
     let opened = report.configured_store(&settings).await;
-    examine_consumers(report, opened.as_ref(), loaded.consumers()).await
+    Box::pin(examine_consumers(report, opened.as_ref(), loaded.consumers())).await
 }
 
 impl Report {

@@ -128,7 +128,7 @@ pub(crate) async fn run(args: &DoctorArgs) -> Result<Exit, Problem> {
 impl DoctorArgs {
     async fn examine(&self) -> Result<Report, Problem> {
         match self.config.load(self.has_settings())? {
-            Some(loaded) => self.examine_configured(&loaded).await,
+            Some(loaded) => Box::pin(self.examine_configured(&loaded)).await,
             None => self.examine_flags().await,
         }
     }
@@ -174,7 +174,7 @@ impl DoctorArgs {
                 report.configured_store(&settings).await
             }
         };
-        Ok(configured::examine_consumers(report, opened.as_ref(), consumers).await)
+        Ok(Box::pin(configured::examine_consumers(report, opened.as_ref(), consumers)).await)
     }
 
     /// The settings of a consumer, with those of the flags over them.
