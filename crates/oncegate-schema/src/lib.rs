@@ -123,25 +123,6 @@ impl SchemaFormat {
         self
     }
 
-    /// Lets paths name fields of Avro as this schema does, the text of an `.avsc` file: a field that payloads have under one of
-    /// its aliases is found by its name, and one that they lack has its default. Whole documents stay as they were written.
-    ///
-    /// # Errors
-    /// When it is no schema, a default does not fit its type, or payloads can be none of Avro.
-    pub fn reader(mut self, schema: &str) -> Result<Self, SchemaError> {
-        let refuse = |why: String| SchemaError { what: format!("the reader's schema cannot be used: {why}") };
-        AvroSchema::check_reader(schema).map_err(refuse)?;
-        self.body = match self.body {
-            Body::Avro(written) => Body::Avro(written.read_as(schema).map_err(refuse)?),
-            Body::Registry(mut schemas) => {
-                schemas.read_as(schema);
-                Body::Registry(schemas)
-            }
-            Body::Json | Body::Protobuf { .. } => return Err(refuse("payloads are not Avro".to_owned())),
-        };
-        Ok(self)
-    }
-
     /// Asks the registry whether it is there. Without one, there is nothing to ask.
     ///
     /// # Errors

@@ -33,9 +33,6 @@ pub(crate) struct Format {
     pub(crate) tls_root: Option<PathBuf>,
     /// Payloads are Avro without framing, all of the schema in this file.
     pub(crate) avro: Option<PathBuf>,
-    /// A newer or older Avro schema, whose names keys use: a field that payloads have under one of its aliases is found, and
-    /// one that they lack has its default. With `registry` or `avro`.
-    pub(crate) reader: Option<PathBuf>,
     /// Payloads are Protobuf without framing, all of one message of this `.proto` file.
     pub(crate) protobuf: Option<PathBuf>,
     /// The full name of that message. A file with one message needs none.
@@ -67,25 +64,11 @@ impl Format {
     /// # Errors
     /// When a file or secret cannot be read, or the settings do not fit together; the text names the setting.
     pub(crate) fn apply(&self, key: Key) -> Result<Key, String> {
-        Ok(key.format(self.shared()? as _))
-    }
-
-    /// Asks the registry whether it answers. Returns whether there is one.
-    ///
-    /// # Errors
-    /// When it does not answer, or refuses, or the settings do not fit together.
-    pub(crate) async fn check(&self) -> Result<bool, String> {
-        let format = self.shared()?;
-        format.check().await.map_err(|error| error.to_string())?;
-        Ok(self.registry.is_some())
-    }
-
-    fn shared(&self) -> Result<Arc<SchemaFormat>, String> {
         if let Some(format) = self.built.get() {
-            return Ok(Arc::clone(format));
+            return Ok(key.format(Arc::clone(format) as _));
         }
         let format = Arc::new(self.build()?);
-        Ok(Arc::clone(self.built.get_or_init(|| format)))
+        Ok(key.format(Arc::clone(self.built.get_or_init(|| format)) as _))
     }
 
     fn build(&self) -> Result<SchemaFormat, String> {
@@ -109,12 +92,6 @@ impl Format {
         if self.protobuf.is_none() && self.message.is_some() {
             return Err("`message` is for `protobuf`; payloads with a registry name their message".to_owned());
         }
-        let format = match &self.reader {
-            Some(file) => {
-                format.reader(&read("reader", file)?).map_err(|error| format!("`reader`: {error}"))?
-            }
-            None => format,
-        };
         let format = format.encodings(self.encodings()?);
         Ok(match &self.encoding_header {
             Some(header) => format.encoding_header(header),
@@ -241,7 +218,6 @@ mod tests {
             (r#"{"registry": "ftp://x"}"#, "http://"),
             (r#"{"message": "shop.Order"}"#, "`protobuf`"),
             (r#"{"user": "u"}"#, "`registry`"),
-            (r#"{"reader": "/nowhere.avsc"}"#, "`reader` is /nowhere.avsc"),
             (r#"{"avro": "/nowhere.avsc"}"#, "/nowhere.avsc"),
         ] {
             let error = text.parse::<Format>().unwrap().build().unwrap_err();

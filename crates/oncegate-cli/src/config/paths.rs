@@ -6,17 +6,8 @@ use std::path::{self, Path, PathBuf};
 use toml::{Table, Value};
 
 /// Settings that are paths, wherever they stand. Secrets and dead letters in a file are both `file`.
-const PATHS: [&str; 9] = [
-    "avro",
-    "file",
-    "journal",
-    "large_results",
-    "protobuf",
-    "reader",
-    "tls_certificate",
-    "tls_key",
-    "tls_root",
-];
+const PATHS: [&str; 8] =
+    ["avro", "file", "journal", "large_results", "protobuf", "tls_certificate", "tls_key", "tls_root"];
 
 /// Properties of librdkafka that are paths.
 const PROPERTIES: [&str; 6] = [
@@ -84,7 +75,6 @@ mod tests {
             large_results = "/var/results"
             handler = { http = "unix:/run/worker", token = { env = "file" } }
             dead_letters = { file = "../dead.jsonl" }
-            format = { reader = "order.avsc" }
             [consumer.billing.source.kafka]
             retry_topics = { journal = "30s" }
             [consumer.billing.source.kafka.properties]
@@ -105,7 +95,6 @@ mod tests {
             r#"http = "unix:/run/worker""#,
             r#"env = "file""#,
             r#"file = "/etc/oncegate/../dead.jsonl""#,
-            r#"reader = "/etc/oncegate/order.avsc""#,
             r#""ssl.ca.location" = "probe""#,
             r#""ssl.key.location" = "/etc/oncegate/key.pem""#,
             r#"file = "/etc/oncegate/sasl""#,

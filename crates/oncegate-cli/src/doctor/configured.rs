@@ -61,13 +61,6 @@ pub(super) async fn examine_consumers<'a>(
             same_key(&scope, &consumer, &opened.store, &mut report).await;
             report.rights(opened, &scope).await;
         }
-        if let Some(format) = &consumer.format {
-            match format.check().await {
-                Ok(true) => report.saw("the schema registry answers"),
-                Ok(false) => {}
-                Err(why) => report.unreachable("registry", why),
-            }
-        }
         match questions(name, &consumer) {
             Ok(questions) => questions.ask(&mut report).await,
             Err(why) => report.problem("source", &Problem::new(Exit::Configuration, why)),

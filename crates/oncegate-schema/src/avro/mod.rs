@@ -3,13 +3,12 @@
 //! The bytes are read once, from the front: what is wanted is written as JSON, everything else is skipped. No tree is built.
 
 mod decimal;
-mod resolution;
 mod schema;
 
 use oncegate_core::key::{KeyError, MAX_DEPTH, Wanted};
 
 pub(crate) use self::schema::AvroSchema;
-use self::schema::{Record, Type, TypeId};
+use self::schema::{RecordField, Type, TypeId};
 use crate::json::Json;
 use crate::time;
 
@@ -93,7 +92,7 @@ impl<'a> AvroReader<'a> {
                 let branch = self.branch(branches)?;
                 self.nested(|reader| reader.write(branch, wanted))
             }
-            Type::Record(record) => self.nested(|reader| reader.record(record, wanted)),
+            Type::Record(fields) => self.nested(|reader| reader.record(fields, wanted)),
             Type::Array(items) => self.nested(|reader| reader.array(*items, wanted)),
             Type::Map(values) => self.nested(|reader| reader.map(*values, wanted)),
             logical => self.logical(logical),
@@ -140,9 +139,9 @@ impl<'a> AvroReader<'a> {
         }
     }
 
-    fn record(&mut self, record: &'a Record, wanted: Wanted<'_>) -> Result<(), KeyError> {
+    fn record(&mut self, fields: &[RecordField], wanted: Wanted<'_>) -> Result<(), KeyError> {
         self.json.open(b'{');
-        for field in &record.fields {
+        for field in fields {
             let start = self.at;
             let mut is_read = false;
             // A whole document has the names of its schema; paths may also name a field as it was named before.
@@ -159,27 +158,7 @@ impl<'a> AvroReader<'a> {
                 self.skip(field.of)?;
             }
         }
-        if !wanted.is_all() {
-            self.defaults(record, wanted)?;
-        }
         self.json.close(b'}')
-    }
-
-    /// Writes the fields that paths name, that the payload lacks, and for which the reader's schema has a default.
-    fn defaults(&mut self, record: &'a Record, wanted: Wanted<'_>) -> Result<(), KeyError> {
-        for field in &record.defaults {
-            for name in &field.names {
-                let Some(inner) = wanted.member(name.as_bytes()) else { continue };
-                self.json.name(name.as_bytes())?;
-                let bytes = std::mem::replace(&mut self.bytes, &field.bytes);
-                let at = std::mem::take(&mut self.at);
-                let written = self.write(field.of, inner);
-                self.bytes = bytes;
-                self.at = at;
-                written?;
-            }
-        }
-        Ok(())
     }
 
     fn array(&mut self, items: TypeId, wanted: Wanted<'_>) -> Result<(), KeyError> {
@@ -227,9 +206,6 @@ impl<'a> AvroReader<'a> {
     /// Reads over a value.
     fn skip(&mut self, id: TypeId) -> Result<(), KeyError> {
         let schema = self.schema;
-        if schema.empty.get(id) == Some(&true) {
-            return Ok(());
-        }
         match schema.kind(id) {
             Type::Null => Ok(()),
             Type::Boolean => self.boolean().map(drop),
@@ -247,8 +223,8 @@ impl<'a> AvroReader<'a> {
                 let branch = self.branch(branches)?;
                 self.nested(|reader| reader.skip(branch))
             }
-            Type::Record(record) => {
-                self.nested(|reader| record.fields.iter().try_for_each(|field| reader.skip(field.of)))
+            Type::Record(fields) => {
+                self.nested(|reader| fields.iter().try_for_each(|field| reader.skip(field.of)))
             }
             Type::Array(items) => self.skip_blocks(|reader, count| reader.skip_items(*items, count)),
             Type::Map(values) => self.skip_blocks(|reader, count| {

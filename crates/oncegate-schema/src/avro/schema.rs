@@ -1,6 +1,6 @@
 //! Reads an Avro schema: the types that the reader follows.
 //!
-//! A reader of keys needs the shape of the bytes, and the names and aliases of fields. `resolution` adds those of a reader's schema.
+//! A reader of keys needs the shape of the bytes, the names and the aliases of fields, and nothing of schema resolution.
 
 use std::collections::HashMap;
 
@@ -33,7 +33,7 @@ pub(super) enum Type {
     Array(TypeId),
     Map(TypeId),
     Union(Vec<TypeId>),
-    Record(Record),
+    Record(Vec<RecordField>),
     /// `size` is that of a fixed.
     Decimal {
         scale: usize,
@@ -54,27 +54,6 @@ pub(super) enum Type {
     Duration,
 }
 
-/// A record.
-#[derive(Debug)]
-pub(super) struct Record {
-    /// Its name, without a namespace: Avro compares records by it.
-    pub(super) name: String,
-    /// Former names, without a namespace.
-    pub(super) aliases: Vec<String>,
-    pub(super) fields: Vec<RecordField>,
-    /// Fields of the reader's schema that this one lacks, and that have a default.
-    pub(super) defaults: Vec<DefaultField>,
-}
-
-/// A field with a default that the payloads do not have.
-#[derive(Debug)]
-pub(super) struct DefaultField {
-    pub(super) names: Vec<String>,
-    pub(super) of: TypeId,
-    /// The default in Avro's binary encoding.
-    pub(super) bytes: Vec<u8>,
-}
-
 /// A field of a record.
 #[derive(Debug)]
 pub(super) struct RecordField {
@@ -82,16 +61,12 @@ pub(super) struct RecordField {
     /// Former names, without those that another field of the record has.
     pub(super) aliases: Vec<String>,
     pub(super) of: TypeId,
-    /// The value of a reader whose writer lacks the field.
-    pub(super) default: Option<Value>,
 }
 
 /// A schema, with the types of all schemas that it refers to.
 #[derive(Debug)]
 pub(crate) struct AvroSchema {
     pub(super) types: Vec<Type>,
-    /// Marks the types whose values take no bytes: reading over one costs nothing, however many records it nests.
-    pub(super) empty: Vec<bool>,
     pub(super) root: TypeId,
 }
 
@@ -103,39 +78,7 @@ impl AvroSchema {
             parser.schema(reference)?;
         }
         let root = parser.schema(text)?;
-        Ok(Self { empty: empty(&parser.types), types: parser.types, root })
-    }
-
-    /// Adds the types of another schema. Returns its root.
-    pub(super) fn add(&mut self, text: &str) -> Result<TypeId, String> {
-        let mut parser = Parser { types: std::mem::take(&mut self.types), names: HashMap::new() };
-        let root = parser.schema(text);
-        self.types = parser.types;
-        self.empty = empty(&self.types);
-        root
-    }
-}
-
-/// Finds the types whose values take no bytes. A record that contains itself is none of them.
-fn empty(types: &[Type]) -> Vec<bool> {
-    let mut empty = vec![false; types.len()];
-    loop {
-        let mut has_changed = false;
-        // Most types come after the record that uses them.
-        for (id, kind) in types.iter().enumerate().rev() {
-            let is_empty = match kind {
-                Type::Null | Type::Fixed(0) => true,
-                Type::Record(record) => record.fields.iter().all(|field| empty.get(field.of) == Some(&true)),
-                _ => false,
-            };
-            if let Some(known) = empty.get_mut(id).filter(|known| **known != is_empty) {
-                *known = is_empty;
-                has_changed = true;
-            }
-        }
-        if !has_changed {
-            return empty;
-        }
+        Ok(Self { types: parser.types, root })
     }
 }
 
@@ -236,7 +179,7 @@ impl Parser {
             if fields.iter().any(|field| field.name == name) {
                 return Err(format!("a record has two fields `{name}`"));
             }
-            fields.push(RecordField { name, aliases, of, default: field.get("default").cloned() });
+            fields.push(RecordField { name, aliases, of });
         }
         let mut taken: Vec<String> = fields.iter().map(|field| field.name.clone()).collect();
         for field in &mut fields {
@@ -244,10 +187,7 @@ impl Parser {
             taken.extend(field.aliases.iter().cloned());
         }
         if let Some(slot) = self.types.get_mut(id) {
-            let name = text(map, "name").map(unqualified).unwrap_or_default();
-            let aliases = map.get("aliases").and_then(Value::as_array).into_iter().flatten();
-            let aliases = aliases.filter_map(Value::as_str).map(unqualified).collect();
-            *slot = Type::Record(Record { name, aliases, fields, defaults: Vec::new() });
+            *slot = Type::Record(fields);
         }
         Ok(id)
     }
@@ -328,11 +268,6 @@ fn namespace_of(map: &Map<String, Value>, around: &str) -> Result<String, String
         return Ok(namespace.to_owned());
     }
     Ok(text(map, "namespace").unwrap_or(around).to_owned())
-}
-
-/// A name without its namespace.
-fn unqualified(name: &str) -> String {
-    name.rsplit_once('.').map_or(name, |(_, name)| name).to_owned()
 }
 
 fn full_name(name: &str, namespace: &str) -> String {

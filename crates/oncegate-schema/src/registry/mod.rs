@@ -77,13 +77,7 @@ impl Registry {
 
     pub(crate) fn open(self) -> Result<Schemas, SchemaError> {
         let client = RegistryClient::new(self.urls.clone(), self.authorization, self.tls_root.as_deref())?;
-        Ok(Schemas {
-            urls: self.urls.join(","),
-            client,
-            reader: None,
-            kept: RwLock::default(),
-            asking: Mutex::default(),
-        })
+        Ok(Schemas { urls: self.urls.join(","), client, kept: RwLock::default(), asking: Mutex::default() })
     }
 }
 
@@ -97,8 +91,6 @@ impl fmt::Debug for Registry {
 pub(crate) struct Schemas {
     urls: String,
     client: RegistryClient,
-    /// The schema of Avro whose names and defaults paths may use.
-    reader: Option<String>,
     kept: RwLock<Kept>,
     /// Held by the one who asks; the last failure, for those who waited meanwhile.
     asking: Mutex<Option<(Instant, PrepareError)>>,
@@ -129,10 +121,6 @@ pub(crate) enum Schema {
 }
 
 impl Schemas {
-    pub(crate) fn read_as(&mut self, reader: &str) {
-        self.reader = Some(reader.to_owned());
-    }
-
     /// The schema, if it was fetched.
     pub(crate) fn get(&self, name: SchemaName) -> Result<Arc<Schema>, KeyError> {
         let kept = self.kept.read().unwrap_or_else(PoisonError::into_inner);
@@ -219,7 +207,7 @@ impl Schemas {
         }
         let Some(registered) = found else { return Ok(Answer::Missing { since: Instant::now() }) };
         let references = self.references(&registered).await?;
-        Ok(match compile(&registered, &references, self.reader.as_deref()) {
+        Ok(match compile(&registered, &references) {
             Ok(schema) => Answer::Schema(Arc::new(schema)),
             Err(why) => Answer::Unusable { why: why.into() },
         })
@@ -267,19 +255,11 @@ fn pending(schema: &Registered) -> Vec<(Reference, Option<String>)> {
     references.map(|reference| (reference.clone(), None)).collect()
 }
 
-fn compile(
-    schema: &Registered,
-    references: &[(Reference, String)],
-    reader: Option<&str>,
-) -> Result<Schema, String> {
+fn compile(schema: &Registered, references: &[(Reference, String)]) -> Result<Schema, String> {
     match schema.kind.as_deref() {
         None | Some("AVRO") => {
             let references: Vec<&str> = references.iter().map(|(_, text)| text.as_str()).collect();
-            let written = AvroSchema::parse(&schema.schema, &references)?;
-            match reader {
-                Some(reader) => written.read_as(reader).map(Schema::Avro),
-                None => Ok(Schema::Avro(written)),
-            }
+            AvroSchema::parse(&schema.schema, &references).map(Schema::Avro)
         }
         Some("PROTOBUF") => {
             let root = ProtoFile { name: ROOT_FILE.to_owned(), text: schema.schema.clone() };
