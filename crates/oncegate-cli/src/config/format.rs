@@ -73,6 +73,18 @@ impl Format {
         Ok(key.format(Arc::clone(self.built.get_or_init(|| format)) as _))
     }
 
+    /// Asks the registry whether it answers. Without one, there is nothing to ask.
+    ///
+    /// # Errors
+    /// When it is away or refuses; the text says which, and what to change.
+    pub(crate) async fn check(&self) -> Result<(), String> {
+        self.apply(Key::payload())?;
+        match self.built.get() {
+            Some(format) => format.check().await.map_err(|error| error.to_string()),
+            None => Ok(()),
+        }
+    }
+
     fn build(&self) -> Result<SchemaFormat, String> {
         let format = match (&self.registry, &self.avro, &self.protobuf) {
             (None, None, None) => SchemaFormat::json(),
