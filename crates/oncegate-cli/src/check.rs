@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use crate::args::{AnswerArgs, within};
 use crate::config::table::{self, Explained};
-use crate::config::{self, Finding, Secrets, Severity};
+use crate::config::{self, Finding, Loaded, Secrets, Severity};
 use crate::doctor::{Report, examine_configured};
 use crate::exit::{Exit, Problem};
 use crate::output;
@@ -17,8 +17,8 @@ const SCHEMA: &str = "oncegate.check/1";
 /// Check a configuration without connecting to anything: lists all errors, each with its line
 ///
 /// Variables such as ONCEGATE_CONSUMER__BILLING__LEASE count, as they do for `oncegate run`. With --online, store and
-/// brokers are checked as by `oncegate doctor`, once there are no errors, and a worker whose program or script is not on
-/// this machine is an error instead of a warning. Exit code 1: the configuration has errors, or
+/// brokers are checked as by `oncegate doctor`, once there are no errors, schema registries must answer, and a worker whose
+/// program or script is not on this machine is an error instead of a warning. Exit code 1: the configuration has errors, or
 /// there are findings; 69: a server cannot be reached.
 #[derive(Debug, clap::Args)]
 pub(crate) struct CheckArgs {
@@ -70,9 +70,7 @@ pub(crate) async fn run(args: &CheckArgs) -> Result<Exit, Problem> {
     let ok = !findings.has_errors();
     // With errors in the file, the findings would only be their consequences.
     let online = match args.online && ok {
-        true => Some(
-            within(args.answer.timeout, async { Ok(Box::pin(examine_configured(&loaded)).await) }).await?,
-        ),
+        true => Some(within(args.answer.timeout, async { Ok(Box::pin(examine(&loaded)).await) }).await?),
         false => None,
     };
     let exit = match (ok, &online) {
@@ -114,6 +112,22 @@ pub(crate) async fn run(args: &CheckArgs) -> Result<Exit, Problem> {
         eprintln!("no server was asked (--online): correct the errors first");
     }
     Ok(exit)
+}
+
+/// Examines store, sources and schema registries.
+async fn examine(loaded: &Loaded) -> Report {
+    let mut report = examine_configured(loaded).await;
+    for (name, consumer) in loaded.consumers() {
+        let Some(format) = &consumer.format else { continue };
+        let Some(registry) = &format.registry else { continue };
+        report.about(name);
+        match format.check().await {
+            Ok(()) => report.saw(format!("schema registry {registry} of {name}: it answers")),
+            Err(why) => report.problem("format", &Problem::new(Exit::Unreachable, why)),
+        }
+    }
+    report.about_all();
+    report
 }
 
 /// One setting per line, with the origins in one column.

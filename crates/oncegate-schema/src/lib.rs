@@ -109,6 +109,25 @@ impl SchemaFormat {
         Ok(Self::of(Body::Registry(Box::new(registry.open()?))))
     }
 
+    /// Reads Avro's records with the aliases and defaults of this schema too, the text of an `.avsc` file: a path finds a field
+    /// by the name in it or by an alias, and a field that a payload was written without has its default. Everything else stays
+    /// that of the payload's own schema. It may be a union of records.
+    ///
+    /// # Errors
+    /// When it is no schema, a default is no value of its type, or the format is not Avro.
+    pub fn reader(mut self, schema: &str) -> Result<Self, SchemaError> {
+        let refuse = |why: String| SchemaError { what: format!("the reader schema cannot be used: {why}") };
+        let reader = AvroSchema::reader(schema).map_err(refuse)?;
+        match &mut self.body {
+            Body::Avro(schema) => *schema = schema.resolved(&reader).map_err(refuse)?,
+            Body::Registry(schemas) => schemas.read_with(reader),
+            Body::Json | Body::Protobuf { .. } => {
+                return Err(refuse("it is for Avro, with a registry or a schema file".to_owned()));
+            }
+        }
+        Ok(self)
+    }
+
     /// Undoes these encodings of every payload, the first one first.
     #[must_use]
     pub fn encodings(mut self, encodings: impl IntoIterator<Item = Encoding>) -> Self {

@@ -27,6 +27,8 @@ fn keys(format: SchemaFormat) -> [CompiledKey; 3] {
 fn fuzz(format: SchemaFormat, seeds: &[Vec<u8>]) {
     let keys = keys(format);
     let seed = fastrand::u64(..);
+    // Shown when the test fails, by a panic in the decoder too.
+    println!("seed {seed}");
     let mut random = fastrand::Rng::with_seed(seed);
     let mut corpus = seeds.to_vec();
     for _ in 0..ROUNDS {
@@ -83,4 +85,8 @@ fn no_bytes_break_the_encodings() {
     let order = br#"{"order_id": 7}"#.to_vec();
     fuzz(SchemaFormat::json(), &[order]);
     fuzz(SchemaFormat::json().encodings([Encoding::Base64]), &[b"eyJvcmRlcl9pZCI6IDd9".to_vec()]);
+    let zstd = b"\x28\xb5\x2f\xfd\x20\x0f\x79\0\0{\"order_id\": 7}".to_vec();
+    fuzz(SchemaFormat::json().encodings([Encoding::Zstd]), &[zstd]);
+    let gzip = b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x02\x03\xabV\xca/JI-\x8a\xcfLQ\xb2R0\xaf\x05\x00\xf981h\x0f\x00\x00\x00";
+    fuzz(SchemaFormat::json().encodings([Encoding::Gzip]), &[gzip.to_vec()]);
 }

@@ -59,6 +59,28 @@ async fn avro_of_another_implementation_has_the_keys_of_json() {
 }
 
 #[tokio::test]
+async fn a_reader_schema_counts_for_schemas_of_a_registry() {
+    let kafka = Kafka::shared().await;
+    let registry = SchemaRegistry::start().await;
+    let topic = kafka.new_topic("reader", 1).await;
+    produce(&kafka, &registry.url(), &topic, "avro", 0, 5).await;
+    produce(&kafka, &registry.url(), &topic, "avro-evolved", 0, 5).await;
+    let reader = r#"{"type": "record", "name": "Order", "namespace": "shop", "fields": [
+        {"name": "orderId", "type": "string", "aliases": ["order_id"]},
+        {"name": "currency", "type": "string", "default": "EUR"}]}"#;
+    let format = SchemaFormat::registry(Registry::new(&registry.url())).unwrap().reader(reader).unwrap();
+    let key = compiled(&Key::json(["orderId", "currency"]).format(Arc::new(format)));
+    let mut keys = Vec::new();
+    for message in kafka.read_all(&topic).await {
+        let input = KeyInput::payload(message.payload().unwrap());
+        key.prepare(&input).await.unwrap();
+        keys.push(key.derive(&topic, &input).unwrap());
+    }
+    assert_eq!(keys.len(), 10);
+    assert_eq!(keys[..5], keys[5..]);
+}
+
+#[tokio::test]
 async fn protobuf_of_another_implementation_has_the_keys_of_json() {
     has_the_keys_of_json("protobuf", &["protobuf"]).await;
 }

@@ -33,6 +33,8 @@ pub(crate) struct Format {
     pub(crate) tls_root: Option<PathBuf>,
     /// Payloads are Avro without framing, all of the schema in this file.
     pub(crate) avro: Option<PathBuf>,
+    /// An Avro schema, whose aliases and defaults count for payloads too that were written without them. For `registry` and `avro`.
+    pub(crate) reader: Option<PathBuf>,
     /// Payloads are Protobuf without framing, all of one message of this `.proto` file.
     pub(crate) protobuf: Option<PathBuf>,
     /// The full name of that message. A file with one message needs none.
@@ -71,6 +73,18 @@ impl Format {
         Ok(key.format(Arc::clone(self.built.get_or_init(|| format)) as _))
     }
 
+    /// Asks the registry whether it answers. Without one, there is nothing to ask.
+    ///
+    /// # Errors
+    /// When it is away or refuses; the text says which, and what to change.
+    pub(crate) async fn check(&self) -> Result<(), String> {
+        self.apply(Key::payload())?;
+        match self.built.get() {
+            Some(format) => format.check().await.map_err(|error| error.to_string()),
+            None => Ok(()),
+        }
+    }
+
     fn build(&self) -> Result<SchemaFormat, String> {
         let format = match (&self.registry, &self.avro, &self.protobuf) {
             (None, None, None) => SchemaFormat::json(),
@@ -92,6 +106,14 @@ impl Format {
         if self.protobuf.is_none() && self.message.is_some() {
             return Err("`message` is for `protobuf`; payloads with a registry name their message".to_owned());
         }
+        let format = match &self.reader {
+            Some(file) if self.registry.is_some() || self.avro.is_some() => {
+                let format = format.reader(&read("reader", file)?);
+                format.map_err(|error| format!("`reader`: {error}"))?
+            }
+            Some(_) => return Err("`reader` is for a `registry` or `avro`".to_owned()),
+            None => format,
+        };
         let format = format.encodings(self.encodings()?);
         Ok(match &self.encoding_header {
             Some(header) => format.encoding_header(header),
@@ -219,6 +241,8 @@ mod tests {
             (r#"{"message": "shop.Order"}"#, "`protobuf`"),
             (r#"{"user": "u"}"#, "`registry`"),
             (r#"{"avro": "/nowhere.avsc"}"#, "/nowhere.avsc"),
+            (r#"{"registry": "http://x", "reader": "/nowhere.avsc"}"#, "`reader` is /nowhere.avsc"),
+            (r#"{"encoding": "gzip", "reader": "/nowhere.avsc"}"#, "`reader` is for"),
         ] {
             let error = text.parse::<Format>().unwrap().build().unwrap_err();
             assert!(error.contains(what), "{text}: {error}");

@@ -6,8 +6,17 @@ use std::path::{self, Path, PathBuf};
 use toml::{Table, Value};
 
 /// Settings that are paths, wherever they stand. Secrets and dead letters in a file are both `file`.
-const PATHS: [&str; 8] =
-    ["avro", "file", "journal", "large_results", "protobuf", "tls_certificate", "tls_key", "tls_root"];
+const PATHS: [&str; 9] = [
+    "avro",
+    "file",
+    "journal",
+    "large_results",
+    "protobuf",
+    "reader",
+    "tls_certificate",
+    "tls_key",
+    "tls_root",
+];
 
 /// Properties of librdkafka that are paths.
 const PROPERTIES: [&str; 6] = [

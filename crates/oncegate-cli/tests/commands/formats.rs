@@ -3,7 +3,9 @@
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
-use oncegate_testkit::{Kafka, Process, SchemaRegistry, process, schema_python, unique, until};
+use axum::Router;
+use axum::http::StatusCode;
+use oncegate_testkit::{HttpServer, Kafka, Process, SchemaRegistry, process, schema_python, unique, until};
 
 use super::{LIMIT, oncegate};
 
@@ -166,5 +168,31 @@ async fn a_format_that_cannot_be_used_is_refused_by_check() {
     ] {
         let config = configuration(dir.path(), format, "localhost:9092", "orders");
         oncegate(&["check", config.to_str().unwrap()], b"").await.ended(1).says(what);
+    }
+}
+
+#[tokio::test]
+async fn online_the_registry_of_a_format_is_asked() {
+    let kafka = Kafka::shared().await;
+    let topic = kafka.new_topic("formats", 1).await;
+    kafka.create_topic(&format!("{topic}-dead"), 1).await;
+    let registry = SchemaRegistry::start().await;
+    let refusal = Router::new().fallback(|| async { StatusCode::UNAUTHORIZED });
+    let refuses = HttpServer::start(refusal).await;
+    let refuses = format!("http://{}", refuses.address());
+    let elsewhere = registry.url().replace("/apis/ccompat/v7", "/apis");
+    let dir = tempfile::tempdir().unwrap();
+    for (url, what) in [
+        (registry.url().as_str(), "it answers"),
+        (&refuses, "refuses the login"),
+        (&elsewhere, "address of Confluent's API"),
+        ("http://127.0.0.1:1", "format: the schema registry http://127.0.0.1:1"),
+    ] {
+        let format = format!("registry = \"{url}\"");
+        let config = configuration(dir.path(), &format, kafka.bootstrap(), &topic);
+        let online = ["check", config.to_str().unwrap(), "--online", "--timeout", "50s"];
+        let answer = oncegate(&online, b"").await;
+        assert!(answer.out.contains(what), "{what}: {answer:?}");
+        assert_eq!(answer.code == Some(69), what != "it answers", "{answer:?}");
     }
 }

@@ -3,12 +3,14 @@
 //! The bytes are read once, from the front: what is wanted is written as JSON, everything else is skipped. No tree is built.
 
 mod decimal;
+mod default;
+mod resolution;
 mod schema;
 
 use oncegate_core::key::{KeyError, MAX_DEPTH, Wanted};
 
 pub(crate) use self::schema::AvroSchema;
-use self::schema::{RecordField, Type, TypeId};
+use self::schema::{MissingField, Record, Type, TypeId};
 use crate::json::Json;
 use crate::time;
 
@@ -92,7 +94,7 @@ impl<'a> AvroReader<'a> {
                 let branch = self.branch(branches)?;
                 self.nested(|reader| reader.write(branch, wanted))
             }
-            Type::Record(fields) => self.nested(|reader| reader.record(fields, wanted)),
+            Type::Record(record) => self.nested(|reader| reader.record(record, wanted)),
             Type::Array(items) => self.nested(|reader| reader.array(*items, wanted)),
             Type::Map(values) => self.nested(|reader| reader.map(*values, wanted)),
             logical => self.logical(logical),
@@ -139,14 +141,12 @@ impl<'a> AvroReader<'a> {
         }
     }
 
-    fn record(&mut self, fields: &[RecordField], wanted: Wanted<'_>) -> Result<(), KeyError> {
+    fn record(&mut self, record: &'a Record, wanted: Wanted<'_>) -> Result<(), KeyError> {
         self.json.open(b'{');
-        for field in fields {
+        for field in &record.fields {
             let start = self.at;
             let mut is_read = false;
-            // A whole document has the names of its schema; paths may also name a field as it was named before.
-            let aliases = if wanted.is_all() { &[][..] } else { &field.aliases };
-            for name in std::iter::once(&field.name).chain(aliases) {
+            for name in names(&field.name, &field.aliases, wanted) {
                 if let Some(inner) = wanted.member(name.as_bytes()) {
                     self.at = start;
                     self.json.name(name.as_bytes())?;
@@ -158,7 +158,25 @@ impl<'a> AvroReader<'a> {
                 self.skip(field.of)?;
             }
         }
+        for field in &record.missing {
+            for name in names(&field.name, &field.aliases, wanted) {
+                if let Some(inner) = wanted.member(name.as_bytes()) {
+                    self.json.name(name.as_bytes())?;
+                    self.missing(field, inner)?;
+                }
+            }
+        }
         self.json.close(b'}')
+    }
+
+    /// Writes what is wanted of a default.
+    fn missing(&mut self, field: &'a MissingField, wanted: Wanted<'_>) -> Result<(), KeyError> {
+        let bytes = std::mem::replace(&mut self.bytes, &field.default);
+        let at = std::mem::take(&mut self.at);
+        let result = self.write(field.of, wanted);
+        self.bytes = bytes;
+        self.at = at;
+        result
     }
 
     fn array(&mut self, items: TypeId, wanted: Wanted<'_>) -> Result<(), KeyError> {
@@ -206,6 +224,9 @@ impl<'a> AvroReader<'a> {
     /// Reads over a value.
     fn skip(&mut self, id: TypeId) -> Result<(), KeyError> {
         let schema = self.schema;
+        if schema.takes_no_bytes(id) {
+            return Ok(());
+        }
         match schema.kind(id) {
             Type::Null => Ok(()),
             Type::Boolean => self.boolean().map(drop),
@@ -223,8 +244,8 @@ impl<'a> AvroReader<'a> {
                 let branch = self.branch(branches)?;
                 self.nested(|reader| reader.skip(branch))
             }
-            Type::Record(fields) => {
-                self.nested(|reader| fields.iter().try_for_each(|field| reader.skip(field.of)))
+            Type::Record(record) => {
+                self.nested(|reader| record.fields.iter().try_for_each(|field| reader.skip(field.of)))
             }
             Type::Array(items) => self.skip_blocks(|reader, count| reader.skip_items(*items, count)),
             Type::Map(values) => self.skip_blocks(|reader, count| {
@@ -373,6 +394,16 @@ impl<'a> AvroReader<'a> {
     fn malformed(&self, what: &'static str) -> KeyError {
         KeyError::MalformedPayload { format: AVRO, offset: self.offset + self.at, what }
     }
+}
+
+/// The names of a field. A whole document has the first one; paths may also name a field as it was named before.
+fn names<'f>(
+    name: &'f String,
+    aliases: &'f [String],
+    wanted: Wanted<'_>,
+) -> impl Iterator<Item = &'f String> {
+    let aliases = if wanted.is_all() { &[] } else { aliases };
+    std::iter::once(name).chain(aliases)
 }
 
 /// A block of an array or map.

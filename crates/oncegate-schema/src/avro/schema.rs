@@ -1,6 +1,7 @@
 //! Reads an Avro schema: the types that the reader follows.
 //!
-//! A reader of keys needs the shape of the bytes, the names and the aliases of fields, and nothing of schema resolution.
+//! A reader of keys needs the shape of the bytes, and the names and the aliases of fields. What a reader schema adds to those
+//! is worked out once for each schema, in `resolution`.
 
 use std::collections::HashMap;
 
@@ -9,7 +10,7 @@ use serde_json::{Map, Value};
 use crate::time::{MICROS, MILLIS, NANOS};
 
 /// The most types of a schema with its references.
-const MAX_TYPES: usize = 10_000;
+pub(super) const MAX_TYPES: usize = 10_000;
 
 /// The most digits of a decimal: reading more would cost time without bound.
 const MAX_PRECISION: u64 = 1_000;
@@ -18,7 +19,7 @@ const MAX_PRECISION: u64 = 1_000;
 pub(super) type TypeId = usize;
 
 /// A type.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) enum Type {
     Null,
     Boolean,
@@ -33,7 +34,7 @@ pub(super) enum Type {
     Array(TypeId),
     Map(TypeId),
     Union(Vec<TypeId>),
-    Record(Vec<RecordField>),
+    Record(Record),
     /// `size` is that of a fixed.
     Decimal {
         scale: usize,
@@ -54,19 +55,43 @@ pub(super) enum Type {
     Duration,
 }
 
+/// A record.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Record {
+    /// The full name.
+    pub(super) name: String,
+    pub(super) aliases: Vec<String>,
+    pub(super) fields: Vec<RecordField>,
+    /// Fields that the reader schema has and the payload has not.
+    pub(super) missing: Vec<MissingField>,
+}
+
 /// A field of a record.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct RecordField {
     pub(super) name: String,
-    /// Former names, without those that another field of the record has.
+    /// Other names, without those that another field of the record has.
     pub(super) aliases: Vec<String>,
     pub(super) of: TypeId,
+    pub(super) default: Option<Value>,
+}
+
+/// A field that is read from its default.
+#[derive(Clone, Debug)]
+pub(super) struct MissingField {
+    pub(super) name: String,
+    pub(super) aliases: Vec<String>,
+    pub(super) of: TypeId,
+    /// The default in Avro's binary encoding.
+    pub(super) default: Vec<u8>,
 }
 
 /// A schema, with the types of all schemas that it refers to.
 #[derive(Debug)]
 pub(crate) struct AvroSchema {
     pub(super) types: Vec<Type>,
+    /// Marks the types whose values take no bytes: reading over one costs nothing, however many records it nests.
+    empty: Vec<bool>,
     pub(super) root: TypeId,
 }
 
@@ -78,7 +103,39 @@ impl AvroSchema {
             parser.schema(reference)?;
         }
         let root = parser.schema(text)?;
-        Ok(Self { types: parser.types, root })
+        Ok(Self::of(parser.types, root))
+    }
+
+    pub(super) fn of(types: Vec<Type>, root: TypeId) -> Self {
+        Self { empty: empty(&types), types, root }
+    }
+
+    /// Whether values of the type take no bytes.
+    pub(super) fn takes_no_bytes(&self, id: TypeId) -> bool {
+        self.empty.get(id) == Some(&true)
+    }
+}
+
+/// Finds the types whose values take no bytes. A record that contains itself is none of them.
+fn empty(types: &[Type]) -> Vec<bool> {
+    let mut empty = vec![false; types.len()];
+    loop {
+        let mut has_changed = false;
+        // Most types come after the record that uses them.
+        for (id, kind) in types.iter().enumerate().rev() {
+            let is_empty = match kind {
+                Type::Null | Type::Fixed(0) => true,
+                Type::Record(record) => record.fields.iter().all(|field| empty.get(field.of) == Some(&true)),
+                _ => false,
+            };
+            if let Some(known) = empty.get_mut(id).filter(|known| **known != is_empty) {
+                *known = is_empty;
+                has_changed = true;
+            }
+        }
+        if !has_changed {
+            return empty;
+        }
     }
 }
 
@@ -170,26 +227,31 @@ impl Parser {
         let own = namespace_of(map, namespace)?;
         let mut fields: Vec<RecordField> = Vec::new();
         for field in list(map, "fields")? {
-            let field = field.as_object().ok_or("a field is no object")?;
-            let name = text(field, "name").ok_or("a field has no name")?.to_owned();
-            let of =
-                self.parse(field.get("type").ok_or_else(|| format!("field `{name}` has no type"))?, &own)?;
-            let aliases = field.get("aliases").and_then(Value::as_array).into_iter().flatten();
-            let aliases = aliases.filter_map(Value::as_str).map(str::to_owned).collect();
-            if fields.iter().any(|field| field.name == name) {
-                return Err(format!("a record has two fields `{name}`"));
+            let field = self.field(field, &own)?;
+            if fields.iter().any(|known| known.name == field.name) {
+                return Err(format!("a record has two fields `{}`", field.name));
             }
-            fields.push(RecordField { name, aliases, of });
+            fields.push(field);
         }
         let mut taken: Vec<String> = fields.iter().map(|field| field.name.clone()).collect();
         for field in &mut fields {
             field.aliases.retain(|alias| !taken.contains(alias));
             taken.extend(field.aliases.iter().cloned());
         }
+        let name = full_name(text(map, "name").unwrap_or_default(), &own);
+        let record = Record { name, aliases: aliases(map), fields, missing: Vec::new() };
         if let Some(slot) = self.types.get_mut(id) {
-            *slot = Type::Record(fields);
+            *slot = Type::Record(record);
         }
         Ok(id)
+    }
+
+    fn field(&mut self, field: &Value, namespace: &str) -> Result<RecordField, String> {
+        let field = field.as_object().ok_or("a field is no object")?;
+        let name = text(field, "name").ok_or("a field has no name")?.to_owned();
+        let of = field.get("type").ok_or_else(|| format!("field `{name}` has no type"))?;
+        let of = self.parse(of, namespace)?;
+        Ok(RecordField { name, aliases: aliases(field), of, default: field.get("default").cloned() })
     }
 
     /// Adds a named type.
@@ -251,6 +313,11 @@ fn decimal(map: &Map<String, Value>, size: Option<usize>) -> Option<Type> {
         .filter(|precision| (1..=MAX_PRECISION).contains(precision))?;
     let scale = map.get("scale").map_or(Some(0), Value::as_u64).filter(|scale| *scale <= precision)?;
     Some(Type::Decimal { scale: usize::try_from(scale).ok()?, size })
+}
+
+fn aliases(map: &Map<String, Value>) -> Vec<String> {
+    let aliases = map.get("aliases").and_then(Value::as_array).into_iter().flatten();
+    aliases.filter_map(Value::as_str).map(str::to_owned).collect()
 }
 
 fn text<'a>(map: &'a Map<String, Value>, name: &str) -> Option<&'a str> {

@@ -106,10 +106,7 @@ impl RegistryClient {
         let refusal: Option<Refusal> = serde_json::from_slice(&body).ok();
         match refusal {
             Some(Refusal { error_code: SCHEMA_NOT_FOUND }) if status == StatusCode::NOT_FOUND => Ok(None),
-            _ if status == StatusCode::NOT_FOUND => Err(format!(
-                "it has nothing at {path}: is this the address of Confluent's API, as in http://host/apis/ccompat/v7?"
-            )),
-            _ => Err(format!("it answers {path} with {status}")),
+            _ => Err(refusal_text(path, status)),
         }
     }
 
@@ -117,7 +114,7 @@ impl RegistryClient {
     pub(super) async fn check(&self) -> Result<(), String> {
         match self.get("/schemas/types").await? {
             (StatusCode::OK, _) => Ok(()),
-            (status, _) => Err(format!("it answers /schemas/types with {status}")),
+            (status, _) => Err(refusal_text("/schemas/types", status)),
         }
     }
 
@@ -151,6 +148,19 @@ impl RegistryClient {
             Ok(answer) => answer,
             Err(_) => Err(format!("no answer within {} s", ANSWER_TIMEOUT.as_secs())),
         }
+    }
+}
+
+/// The words for an answer that is none, with what to change.
+fn refusal_text(path: &str, status: StatusCode) -> String {
+    match status {
+        StatusCode::NOT_FOUND => format!(
+            "it has nothing at {path}: is this the address of Confluent's API, as in http://host/apis/ccompat/v7?"
+        ),
+        StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => {
+            format!("it refuses the login ({status}): correct `user` and `password`, or `token`")
+        }
+        _ => format!("it answers {path} with {status}"),
     }
 }
 

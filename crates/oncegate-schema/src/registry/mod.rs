@@ -77,7 +77,13 @@ impl Registry {
 
     pub(crate) fn open(self) -> Result<Schemas, SchemaError> {
         let client = RegistryClient::new(self.urls.clone(), self.authorization, self.tls_root.as_deref())?;
-        Ok(Schemas { urls: self.urls.join(","), client, kept: RwLock::default(), asking: Mutex::default() })
+        Ok(Schemas {
+            urls: self.urls.join(","),
+            client,
+            reader: None,
+            kept: RwLock::default(),
+            asking: Mutex::default(),
+        })
     }
 }
 
@@ -91,6 +97,8 @@ impl fmt::Debug for Registry {
 pub(crate) struct Schemas {
     urls: String,
     client: RegistryClient,
+    /// The names and defaults that the schemas have besides their own.
+    reader: Option<AvroSchema>,
     kept: RwLock<Kept>,
     /// Held by the one who asks; the last failure, for those who waited meanwhile.
     asking: Mutex<Option<(Instant, PrepareError)>>,
@@ -121,6 +129,11 @@ pub(crate) enum Schema {
 }
 
 impl Schemas {
+    /// Adds the names and defaults of this reader schema to the schemas that are fetched from now on.
+    pub(crate) fn read_with(&mut self, reader: AvroSchema) {
+        self.reader = Some(reader);
+    }
+
     /// The schema, if it was fetched.
     pub(crate) fn get(&self, name: SchemaName) -> Result<Arc<Schema>, KeyError> {
         let kept = self.kept.read().unwrap_or_else(PoisonError::into_inner);
@@ -207,7 +220,7 @@ impl Schemas {
         }
         let Some(registered) = found else { return Ok(Answer::Missing { since: Instant::now() }) };
         let references = self.references(&registered).await?;
-        Ok(match compile(&registered, &references) {
+        Ok(match compile(&registered, &references, self.reader.as_ref()) {
             Ok(schema) => Answer::Schema(Arc::new(schema)),
             Err(why) => Answer::Unusable { why: why.into() },
         })
@@ -255,11 +268,19 @@ fn pending(schema: &Registered) -> Vec<(Reference, Option<String>)> {
     references.map(|reference| (reference.clone(), None)).collect()
 }
 
-fn compile(schema: &Registered, references: &[(Reference, String)]) -> Result<Schema, String> {
+fn compile(
+    schema: &Registered,
+    references: &[(Reference, String)],
+    reader: Option<&AvroSchema>,
+) -> Result<Schema, String> {
     match schema.kind.as_deref() {
         None | Some("AVRO") => {
             let references: Vec<&str> = references.iter().map(|(_, text)| text.as_str()).collect();
-            AvroSchema::parse(&schema.schema, &references).map(Schema::Avro)
+            let schema = AvroSchema::parse(&schema.schema, &references)?;
+            Ok(Schema::Avro(match reader {
+                Some(reader) => schema.resolved(reader)?,
+                None => schema,
+            }))
         }
         Some("PROTOBUF") => {
             let root = ProtoFile { name: ROOT_FILE.to_owned(), text: schema.schema.clone() };

@@ -177,3 +177,6 @@ fn a_schema_that_makes_no_sense_is_refused() {
         assert!(error.contains(what), "{schema}: {error}");
     }
 }
+
+#[test]
+fn records_without_bytes_cost_nothing() {

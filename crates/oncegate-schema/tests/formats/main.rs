@@ -6,3 +6,4 @@ mod avro;
 mod common;
 mod encodings;
 mod protobuf;
+mod reader;
