@@ -180,3 +180,17 @@ fn a_schema_that_makes_no_sense_is_refused() {
 
 #[test]
 fn records_without_bytes_cost_nothing() {
+    // Each record has the one before it twice: 2^60 values in no bytes.
+    let mut fields = r#"{"name": "id", "type": "string"}"#.to_owned();
+    fields.push_str(r#", {"name": "n0", "type": {"type": "record", "name": "N0", "fields": []}}"#);
+    for level in 1..=60 {
+        let inner = level - 1;
+        fields.push_str(&format!(
+            r#", {{"name": "n{level}", "type": {{"type": "record", "name": "N{level}", "fields": [
+                {{"name": "a", "type": "N{inner}"}}, {{"name": "b", "type": "N{inner}"}}]}}}}"#
+        ));
+    }
+    let avro = Under::avro(&record(&fields));
+    assert!(avro.key(&Key::json(["id"]), &hex("0241")).is_ok());
+    assert_eq!(avro.key(&Key::payload(), &hex("0241")).unwrap_err().kind(), "too_large");
+}
