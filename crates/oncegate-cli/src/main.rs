@@ -225,6 +225,8 @@ type TraceExport = Option<traces::Traces>;
 type TraceExport = Option<std::convert::Infallible>;
 
 fn start_logging(command: &Command, format: LogFormat) -> Result<TraceExport, Problem> {
+    // That target of the client of RabbitMQ logs messages with their payloads. What comes back is reported by the dead letters.
+    let quiet = "lapin::returned_messages=off".parse().expect("it is a directive");
     let filter =
         EnvFilter::builder().with_env_var("ONCEGATE_LOG").with_default_directive(command.log_level().into());
     let colours =
@@ -234,7 +236,8 @@ fn start_logging(command: &Command, format: LogFormat) -> Result<TraceExport, Pr
         LogFormat::Text => lines.boxed(),
         LogFormat::Json => lines.with_ansi(false).json().boxed(),
     };
-    let subscriber = tracing_subscriber::registry().with(lines.with_filter(filter.from_env_lossy()));
+    let subscriber =
+        tracing_subscriber::registry().with(lines.with_filter(filter.from_env_lossy().add_directive(quiet)));
     #[cfg(feature = "otlp")]
     let traces = traces::Traces::start()?;
     #[cfg(feature = "otlp")]

@@ -71,7 +71,7 @@ async fn a_bad_payment_is_found_gets_its_own_attempts_and_costs_its_neighbours_n
     for client in GIVEN {
         for (bad, cause) in ends {
             let what = format!("{client}, {bad:?}");
-            let place = Place::new(client).await;
+            let place = Place::patient(client).await;
             let (bench, pay) = (Bench::of(&payments()), PayAll::new(&place, bad));
             let mut handler = place.batched(PAYMENTS, pay.clone()).await;
             if bad == Bad::Hangs {
@@ -85,7 +85,8 @@ async fn a_bad_payment_is_found_gets_its_own_attempts_and_costs_its_neighbours_n
             let retries = if cause == "permanent" { 0 } else { u64::from(Bench::MAX_ATTEMPTS) - 1 };
             assert_eq!(bench.counters.total("retries"), retries, "{what}");
             let calls = pay.calls.lock().unwrap().clone();
-            assert_eq!(calls[0], payments(), "{what}");
+            let errors = bench.counters.total("store_errors");
+            assert_eq!(calls[0], payments(), "{what}, {errors} errors of the store: {calls:?}");
             if bad == Bad::GivenUp {
                 // The handler has told which one it is: nothing is searched.
                 let others: Vec<i64> = payments().into_iter().filter(|id| *id != POISON).collect();

@@ -1,13 +1,12 @@
 //! Statements that are cancelled at any moment on a real server, as an operator, a tool or a timeout does it.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use fastrand::Rng;
 use oncegate::core::record::State;
 use oncegate_testkit::{Client, Postgres, Step, Then, Wire, unique};
-use tokio::time::sleep;
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 use crate::pay_all::{Bad, PayAll};
 use crate::place::{Bench, LEASE, Place, key_of};
@@ -19,22 +18,43 @@ const DEFAULT_PAYMENTS: i64 = 400;
 const KINDS: i64 = 4;
 /// The most payments of a batch.
 const BATCH: usize = 4;
-/// The longest pause between two cancellations, in microseconds.
-const PAUSE_MICROS_MOST: u64 = 2_000;
+/// How many statements are sent from one cancellation to the next, at most. A transaction or a start must sometimes come
+/// through, however slow the machine is.
+const STATEMENTS_BETWEEN_MOST: u64 = 40;
+/// The longest time by which the wire holds back a statement that is to be cancelled, in microseconds: the server
+/// ignores a cancellation that arrives before its statement, or after it.
+const HELD_MICROS_MOST: u64 = 1_000;
 /// How many statements must have been cancelled: fewer prove nothing.
 const HITS_LEAST: u64 = 5;
 
-/// What the server has answered.
-#[derive(Debug, Default)]
-struct Cancelled {
-    statements: AtomicU64,
+/// Chooses the statements to cancel, and counts the cancelled ones.
+struct Cancels {
+    rng: Rng,
+    /// How many statements are sent until the next one is cancelled.
+    left: u64,
+    chosen: UnboundedSender<()>,
+    hits: u64,
     /// Those of them after which the session was in no transaction: a BEGIN, or a statement that commits by itself.
-    outside: AtomicU64,
+    outside: u64,
 }
 
-impl Cancelled {
-    /// Counts the errors of cancellations among the messages that begin in these bytes.
-    fn count(&self, mut bytes: &[u8]) {
+impl Cancels {
+    fn new(rng: Rng) -> (Self, UnboundedReceiver<()>) {
+        let (chosen, to_cancel) = unbounded_channel();
+        (Self { rng, left: 1, chosen, hits: 0, outside: 0 }, to_cancel)
+    }
+
+    fn asked(&mut self) {
+        self.left -= 1;
+        if self.left == 0 {
+            self.left = self.rng.u64(1..=STATEMENTS_BETWEEN_MOST);
+            self.chosen.send(()).ok();
+            std::thread::sleep(Duration::from_micros(self.rng.u64(..HELD_MICROS_MOST)));
+        }
+    }
+
+    /// Reads the messages that begin in these bytes.
+    fn answered(&mut self, mut bytes: &[u8]) {
         let mut is_last_cancelled = false;
         while let Some((kind, rest)) = bytes.split_first()
             && let Some(length) = rest.first_chunk::<4>()
@@ -43,11 +63,11 @@ impl Cancelled {
             match kind {
                 b'E' => {
                     is_last_cancelled = message.windows(7).any(|field| field == b"C57014\0");
-                    self.statements.fetch_add(u64::from(is_last_cancelled), SeqCst);
+                    self.hits += u64::from(is_last_cancelled);
                 }
                 b'Z' => {
                     let is_outside = message.last() == Some(&b'I');
-                    self.outside.fetch_add(u64::from(is_last_cancelled && is_outside), SeqCst);
+                    self.outside += u64::from(is_last_cancelled && is_outside);
                     is_last_cancelled = false;
                 }
                 _ => {}
@@ -57,20 +77,13 @@ impl Cancelled {
     }
 }
 
-/// Cancels what the backends of these sessions execute, one after another, for ever.
-async fn cancel_for_ever(place: &Place, sessions: &str, rng: &mut Rng) {
+/// Cancels what the backends of these sessions execute, as often as that is asked for.
+async fn cancel_all(place: &Place, sessions: &str, mut to_cancel: UnboundedReceiver<()>) {
     let client = place.postgres_client().await;
-    let pids = "SELECT pid FROM pg_stat_activity WHERE application_name = $1 AND pid <> pg_backend_pid()";
-    loop {
-        let backends = client.query(pids, &[&sessions]).await.unwrap();
-        // Many times before the list is read again, because a statement takes less time than that.
-        for _ in 0..20 {
-            if let Some(backend) = rng.choice(&backends) {
-                let pid: i32 = backend.get(0);
-                client.query_one("SELECT pg_cancel_backend($1)", &[&pid]).await.unwrap();
-            }
-            sleep(Duration::from_micros(rng.u64(..PAUSE_MICROS_MOST))).await;
-        }
+    let cancel = "SELECT pg_cancel_backend(pid) FROM pg_stat_activity WHERE application_name = $1";
+    let cancel = client.prepare(cancel).await.unwrap();
+    while to_cancel.recv().await.is_some() {
+        client.query(&cancel, &[&sessions]).await.unwrap();
     }
 }
 
@@ -93,17 +106,22 @@ async fn no_cancelled_payment_is_completed_without_its_charge() {
 
 /// Charges these payments while the statements of all sessions are cancelled. Returns how many were.
 async fn charge_all(client: Client, is_batched: bool, ids: &[i64], rng: &mut Rng) -> u64 {
-    let cancelled = Arc::new(Cancelled::default());
-    let counted = Arc::clone(&cancelled);
     let server = Postgres::shared().await;
+    let (cancels, to_cancel) = Cancels::new(rng.fork());
+    let cancels = Arc::new(Mutex::new(cancels));
+    let watching = Arc::clone(&cancels);
     let wire = Wire::before(server.url(), move |_, step| {
-        if let Step::Answered(bytes) = step {
-            counted.count(bytes);
+        let mut watching = watching.lock().unwrap();
+        match step {
+            Step::Asked(_) => watching.asked(),
+            Step::Answered(bytes) => watching.answered(bytes),
+            Step::Sent(_) => {}
         }
         Then::Go
     });
     let (wire, sessions) = (wire.await, unique("cancelled"));
     let place = Place::at(client, &format!("{}?application_name={sessions}", wire.url())).await;
+    let direct = Place::at(client, server.url()).await;
     let bench = Bench::of(ids);
     let handler = if is_batched {
         place.batched(BATCH, PayAll::new(&place, Bad::No)).await
@@ -112,7 +130,7 @@ async fn charge_all(client: Client, is_batched: bool, ids: &[i64], rng: &mut Rng
     };
     tokio::select! {
         () = bench.run(place.gate(LEASE), handler, ids.len()) => {}
-        () = cancel_for_ever(&place, &sessions, rng) => {}
+        () = cancel_all(&direct, &sessions, to_cancel) => {}
     }
     let what = format!("{client}, {}", if is_batched { "batches" } else { "one by one" });
     let charges = place.till.charges().await;
@@ -128,12 +146,11 @@ async fn charge_all(client: Client, is_batched: bool, ids: &[i64], rng: &mut Rng
         }
         completed += effects;
     }
-    let hits = cancelled.statements.load(SeqCst);
+    let Cancels { hits, outside, .. } = *cancels.lock().unwrap();
     println!(
-        "{what}: {completed} payments charged once, {} given up; {hits} statements cancelled, {} of them a BEGIN or outside \
-         of a transaction",
+        "{what}: {completed} payments charged once, {} given up; {hits} statements cancelled, {outside} of them a BEGIN or \
+         outside of a transaction",
         ids.len() - completed,
-        cancelled.outside.load(SeqCst),
     );
     assert!(completed > 0, "{what}: that proves nothing");
     hits

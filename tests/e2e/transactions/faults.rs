@@ -2,7 +2,7 @@
 
 use std::future::ready;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::time::Duration;
 
 use oncegate::core::record::{State, Token};
@@ -10,10 +10,11 @@ use oncegate::core::rules::Operation;
 use oncegate::core::store::{Command, Store};
 use oncegate::sqlite::SqliteStore;
 use oncegate::{Attempt, Completion, Entry, Failure, Handler, Message};
-use oncegate_testkit::{CLIENTS, Client, End, Postgres, Then, Till, Wire, unique};
+use oncegate_testkit::{CLIENTS, Client, End, Postgres, Step, Then, Till, Wire, unique};
 use tokio::sync::Notify;
 
 use crate::place::{Bench, Charge, LEASE, Place, key_of, postgres_store};
+use crate::transactional::{After, Pay};
 
 const ON_POSTGRES: [Client; 3] = [Client::TokioPostgres, Client::Sqlx, Client::Statement];
 
@@ -167,6 +168,33 @@ async fn a_connection_that_falls_silent_at_the_commit_is_given_up() {
         assert_eq!(bench.counters.get("handler_runs", "succeeded"), 1, "{client}");
         assert_eq!(bench.counters.total("handler_runs"), 2, "{client}");
     }
+}
+
+// invariant: store-starts-late
+#[tokio::test(flavor = "multi_thread")]
+async fn a_database_that_is_lost_as_a_session_begins_is_waited_for() {
+    for client in ON_POSTGRES {
+        let cuts = Arc::new(AtomicU64::new(0));
+        let cut = Arc::clone(&cuts);
+        let server = Postgres::shared().await;
+        let wire = Wire::before(server.url(), move |_, step| match step {
+            Step::Asked(bytes) if is_session(bytes) && cut.fetch_add(1, SeqCst) < 3 => Then::Cut,
+            _ => Then::Go,
+        });
+        let wire = wire.await;
+        let place = Place::at(client, wire.url()).await;
+        let bench = Bench::of(&[1]);
+        let pay = place.transactional(Pay::new(&place, After::Return)).await;
+        bench.run(place.gate(LEASE), pay, 1).await;
+        assert!(cuts.load(SeqCst) > 3, "{client}: the session was not begun again");
+        assert_eq!(place.till.charges().await[&1].len(), 1, "{client}");
+    }
+}
+
+/// Whether a session is written.
+fn is_session(bytes: &[u8]) -> bool {
+    const WRITE: &[u8] = b"INSERT INTO oncegate_sessions";
+    bytes.windows(WRITE.len()).any(|window| window == WRITE)
 }
 
 // invariant: transaction-believed

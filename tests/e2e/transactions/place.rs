@@ -40,6 +40,19 @@ impl Place {
         Self::on_server(client, postgres.url(), postgres_store(postgres.url()).await, folder).await
     }
 
+    /// A new file, or the shared server, which may take a minute for an answer: a disk that is busy with the writes of
+    /// others is no outage.
+    pub(crate) async fn patient(client: Client) -> Self {
+        if client == Client::Sqlite {
+            return Self::new(client).await;
+        }
+        let postgres = Postgres::shared().await;
+        let builder = PostgresStore::builder(postgres.url()).response_timeout(Duration::from_secs(60));
+        let store = builder.connect().await.unwrap();
+        store.create_schema().await.unwrap();
+        Self::on_server(client, postgres.url(), store, tempfile::tempdir().unwrap()).await
+    }
+
     /// A new file, or a new database, with a journal.
     pub(crate) async fn journaled(client: Client) -> Self {
         let folder = tempfile::tempdir().unwrap();

@@ -43,7 +43,7 @@ pub(crate) struct Format {
     pub(crate) encoding: Option<Names>,
     /// A header that names how a payload is compressed or encoded, such as `content-encoding`.
     pub(crate) encoding_header: Option<String>,
-    /// What workers get as the payload: the bytes that came (`payload`), or the document of the whole message as JSON (`json`).
+    /// The payload that workers get: the bytes that came (`payload`), or the document of the whole message as JSON (`json`).
     #[schemars(extend("default" = "payload"))]
     pub(crate) deliver: Option<Deliver>,
     /// The format, once it is built: the key and the documents of workers share its schemas.

@@ -27,7 +27,7 @@ const SHOWS_LOGIN: (&str, &str) = (
     "properties",
     "the login is sent to another machine in plain text; set \"security.protocol\" to \"SASL_SSL\"",
 );
-/// Why messages of another source cannot have dead letters in a topic.
+/// The reason that messages of another source cannot have dead letters in a topic.
 pub(super) const LETTERS_NEED_CLUSTER: &str =
     "only a Kafka source can have dead letters in Kafka, because the source names the cluster";
 /// Brokers get this time to answer, however impatient the start is.
@@ -46,16 +46,16 @@ pub(crate) struct Kafka {
     pub(crate) group: Option<String>,
     /// The static member of the group that this process is, another one for each process (`group.instance.id`).
     pub(crate) static_member: Option<String>,
-    /// Where a group without committed offsets starts: `beginning` or `end`.
+    /// The start of a group without committed offsets: `beginning` or `end`.
     #[schemars(extend("default" = "beginning"))]
     pub(crate) from: Option<StartAt>,
     /// The time between two commits of finished offsets.
     #[schemars(extend("default" = "1s"))]
     pub(crate) commit_interval: Option<Time>,
-    /// How long a rebalance waits for work that has started.
+    /// The time that a rebalance waits for work that has started.
     #[schemars(extend("default" = "10s"))]
     pub(crate) drain_timeout: Option<Time>,
-    /// How many messages of a partition may be received beyond the first unfinished one.
+    /// The number of messages of a partition that may be received beyond the first unfinished one.
     #[schemars(extend("default" = 100_000))]
     pub(crate) unfinished_messages: Option<usize>,
     /// Take routes from the header `oncegate-route`: for topics to which oncegate alone writes.
@@ -78,7 +78,7 @@ pub(crate) struct Kafka {
     pub(crate) properties: BTreeMap<String, Property>,
 }
 
-/// Where a group starts.
+/// The start of a group without committed offsets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 #[schemars(inline)]
@@ -134,12 +134,10 @@ impl SourceSettings for Kafka {
 
     fn findings(&self) -> Vec<SourceFinding<'_>> {
         let mut findings = Vec::new();
-        let is_missing =
-            |names: &Option<Names>| names.as_ref().is_none_or(|names| names.0.iter().all(String::is_empty));
-        if is_missing(&self.brokers) {
+        if is_missing(self.brokers.as_ref()) {
             findings.push(SourceFinding::Missing("brokers", "[\"host:9092\"]"));
         }
-        if is_missing(&self.topics) {
+        if is_missing(self.topics.as_ref()) {
             findings.push(SourceFinding::Missing("topics", "[\"orders\"]"));
         }
         if self.retry_beyond.is_some() && self.retry_topics.is_empty() {
@@ -258,6 +256,14 @@ fn queue(to: &DeadLetters) -> Option<Arc<dyn dead_letters::DeadLetters>> {
     Some(Arc::new(SqsDeadLetters::new(to.sqs.clone()?)))
 }
 
+fn is_missing(names: Option<&Names>) -> bool {
+    names.is_none_or(|names| names.0.iter().all(String::is_empty))
+}
+
+fn is_number(text: &str) -> bool {
+    !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit())
+}
+
 /// A topic of dead letters.
 #[derive(Debug)]
 pub(crate) struct KafkaLetters {
@@ -277,7 +283,6 @@ impl LetterPlace for KafkaLetters {
     }
 
     fn is_position(&self, text: &str) -> bool {
-        let is_number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
         text.rsplit_once('@').is_some_and(|(at, offset)| {
             let place = at.rsplit_once('/');
             is_number(offset)

@@ -15,7 +15,7 @@ use super::{ConfiguredSource, DeadLetters, SourceFinding, SourceSettings};
 
 /// The name of the table.
 pub(super) const TABLE: &str = "stdin";
-/// Why messages of another source cannot have dead letters in a file.
+/// The reason that messages of another source cannot have dead letters in a file.
 pub(super) const LETTERS_NEED_STDIN: &str = "only messages of standard input can have dead letters in a file";
 
 /// The lines of standard input, each a message, to its end.

@@ -177,7 +177,8 @@ async fn what_is_wrong_with_a_queue_of_rabbitmq_is_said_by_check() {
     stage.checked(&letters, "kafka = \"dead\"", &[]).ended(1).says("a queue of the same broker");
     stage.checked(&letters, &format!("amqp = {queue:?}"), &[]).ended(1).says("every letter would come back");
     stage.checked("management", "tls_key = \"k\", management", &[]).ended(1).says("belong together");
-    stage.checked(queue, queue, &["--online"]).ended(0);
+    let online = stage.checked(queue, queue, &["--online"]);
+    assert!(online.text().contains(queue), "{}", online.text());
     let absent = stage.checked(queue, "nowhere", &["--online"]);
     assert_ne!(absent.0.status.code(), Some(0));
     absent.says("nowhere");

@@ -359,10 +359,14 @@ impl Consumer {
             }
             let (number, breaker) = (routes.len(), Switch::new(self.settings.breaker, &gate));
             let Work { handler, limits, batches, transactional, transactional_batches } = work;
-            let transactional = match transactional {
-                Some(work) => Some(TransactionalRoute::open(work, transactional_batches, &gate).await?),
-                None => None,
-            };
+            let transactional =
+                transactional.map(|work| TransactionalRoute::new(work, transactional_batches, &gate));
+            if let Some(transactional) = &transactional
+                && let Opened::No =
+                    waiting.until_session_begins(transactional, &gate, shutdown.as_mut()).await?
+            {
+                return Ok(None);
+            }
             let route = Route { number, gate, fail_open, handler, limits, batches, transactional, breaker };
             routes.push((name, Arc::new(route)));
         }

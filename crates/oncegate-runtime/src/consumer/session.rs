@@ -137,6 +137,26 @@ fn is_fresh(beaten_at: Option<Instant>) -> bool {
     beaten_at.is_some_and(|at| at.elapsed() < BEAT_INTERVAL)
 }
 
+/// The listing of the messages of one unit, which start together.
+#[derive(Default)]
+pub(super) struct UnitListing {
+    unanswered: Option<StoreError>,
+}
+
+impl UnitListing {
+    /// Lists a message as [`SessionEntry::list`] does. Once the database has not answered, it is not asked for the other
+    /// messages of the unit: a unit would wait for it as many times as it has messages.
+    ///
+    /// # Errors
+    /// Those of [`SessionEntry::list`], or that of an earlier message.
+    pub(super) async fn list(&mut self, entry: &SessionEntry) -> Result<bool, StoreError> {
+        if let Some(error) = &self.unanswered {
+            return Err(error.clone());
+        }
+        entry.list().await.inspect_err(|error| self.unanswered = Some(error.clone()))
+    }
+}
+
 impl SessionEntry {
     /// Waits until the message is on a list that others can read. Returns whether its key is on the list of a session
     /// that may have ended without a word.
@@ -206,10 +226,12 @@ mod tests {
         suspects: Mutex<Vec<i64>>,
         silent_for: Mutex<Vec<Duration>>,
         is_away: std::sync::atomic::AtomicBool,
+        asked: std::sync::atomic::AtomicU32,
     }
 
     impl Written {
         fn answer(&self) -> Result<(), StoreError> {
+            self.asked.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
             match self.is_away.load(std::sync::atomic::Ordering::SeqCst) {
                 true => Err(StoreError::unavailable("simulated")),
                 false => Ok(()),
@@ -279,6 +301,25 @@ mod tests {
         assert_eq!(written.sizes(), [1, 1]);
         session.end().await;
         assert_eq!(written.sizes(), [0; 0]);
+    }
+
+    // invariant: receive-without-handler
+    #[tokio::test(start_paused = true)]
+    async fn a_unit_asks_a_database_that_is_away_once() {
+        let (session, written) = session();
+        let unit: Vec<_> = (1..=20).map(|number| session.receive(&key(number))).collect();
+        written.is_away.store(true, std::sync::atomic::Ordering::SeqCst);
+        let mut listing = UnitListing::default();
+        for entry in &unit {
+            assert!(listing.list(entry).await.is_err(), "it may not start");
+        }
+        assert_eq!(written.asked.load(std::sync::atomic::Ordering::SeqCst), 1);
+        written.is_away.store(false, std::sync::atomic::Ordering::SeqCst);
+        let mut listing = UnitListing::default();
+        for entry in &unit {
+            assert!(!listing.list(entry).await.unwrap());
+        }
+        assert_eq!(written.sizes(), [20], "the next time, all are on one list");
     }
 
     #[tokio::test(start_paused = true)]

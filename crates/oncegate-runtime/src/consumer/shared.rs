@@ -9,7 +9,6 @@ use tokio_util::sync::CancellationToken;
 use super::breaker::Switch;
 use super::dead_letter_limit::DeadLetterGuard;
 use super::erased::{ErasedTransactional, ErasedTransactionalBatches};
-use super::error::ConsumerError;
 use super::in_flight::InFlight;
 use super::retry_writes::RetryWrites;
 use super::session::Session;
@@ -50,24 +49,28 @@ pub(super) struct TransactionalRoute {
 }
 
 impl TransactionalRoute {
-    /// Checks that its transactions are those of the gate's store, and begins a session.
-    pub(super) async fn open(
+    pub(super) fn new(
         work: Arc<dyn ErasedTransactional>,
         batches: Option<Arc<dyn ErasedTransactionalBatches>>,
         gate: &OpenGate,
-    ) -> Result<Self, ConsumerError> {
-        let theirs = work.descriptor(gate.scope_name().clone()).await.map_err(GateError::from)?;
-        if !gate.is_described_by(theirs.as_deref()).await? {
-            return Err(ConsumerError::Settings(format!(
-                "the transactions of the handler of `{}` are in another database than its gate's store: use \
-                 `transactions()` of that store",
-                gate.scope()
-            )));
-        }
+    ) -> Self {
         let session = Session::new(gate.scope_name().clone(), gate.random_number(), work.sessions());
+        Self { work, batches, session }
+    }
+
+    /// Checks that its transactions are those of the gate's store, and begins the session.
+    pub(super) async fn open(&self, gate: &OpenGate) -> Result<(), GateError> {
+        let theirs = self.work.descriptor(gate.scope_name().clone()).await?;
+        if !gate.is_described_by(theirs.as_deref()).await? {
+            return Err(GateError::Settings {
+                scope: gate.scope().to_owned(),
+                what: "the transactions of the handler are in another database than the store: use `transactions()` of that \
+                       store"
+                    .to_owned(),
+            });
+        }
         // A missing table or right is better found now than at the first message.
-        session.beat().await.map_err(GateError::from)?;
-        Ok(Self { work, batches, session })
+        Ok(self.session.beat().await?)
     }
 }
 

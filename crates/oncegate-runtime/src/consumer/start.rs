@@ -10,12 +10,12 @@ use tracing::warn;
 
 use super::error::ConsumerError;
 use super::monitor::Life;
-use super::shared::Shared;
+use super::shared::{Shared, TransactionalRoute};
 use super::{positions, run};
 use crate::backoff::Backoff;
 use crate::entropy::Entropy;
 use crate::failure::BoxError;
-use crate::gate::{Gate, GateError};
+use crate::gate::{Gate, GateError, OpenGate};
 use crate::handler::BoxFuture;
 use crate::observe::{Event, Observer};
 use crate::source::{Source, SourceError, Supply};
@@ -105,7 +105,27 @@ impl Waiting {
         let open = || -> BoxFuture<'_, Result<(), BoxError>> {
             Box::pin(async { Ok(gate.opened().await.map(drop)?) })
         };
-        self.until_open("store", &open, shutdown).await.map_err(|error| match error.downcast::<GateError>() {
+        self.until_store_answers(&open, shutdown).await
+    }
+
+    /// Begins the session of transactional handlers; while their database is away, tries again until the patience is over.
+    pub(super) async fn until_session_begins(
+        &self,
+        route: &TransactionalRoute,
+        gate: &OpenGate,
+        shutdown: Pin<&mut (impl Future<Output = ()> + Send)>,
+    ) -> Result<Opened, ConsumerError> {
+        let open =
+            || -> BoxFuture<'_, Result<(), BoxError>> { Box::pin(async { Ok(route.open(gate).await?) }) };
+        self.until_store_answers(&open, shutdown).await
+    }
+
+    async fn until_store_answers(
+        &self,
+        open: &Open<'_>,
+        shutdown: Pin<&mut (impl Future<Output = ()> + Send)>,
+    ) -> Result<Opened, ConsumerError> {
+        self.until_open("store", open, shutdown).await.map_err(|error| match error.downcast::<GateError>() {
             Ok(error) => ConsumerError::Gate(*error),
             Err(other) => ConsumerError::Bug(other.to_string()),
         })

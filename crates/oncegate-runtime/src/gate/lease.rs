@@ -9,13 +9,14 @@ use bytes::Bytes;
 use oncegate_core::key::StoreKey;
 use oncegate_core::record::{Recovery, Token, TokenTag};
 use oncegate_core::rules::{Grant, Operation, ReleaseCause, Reply};
-use oncegate_core::store::{Command, StoreError};
+use oncegate_core::store::StoreError;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::journal::FAIL_OPEN;
 use super::lease_renewer::REPEAT_BACKOFF;
 use super::leases::LeaseGuard;
+use super::open::OperationGuard;
 use super::{Claimed, Gate, GateError, Identity, OpenGate, Unfetched};
 use crate::attempt::Attempt;
 use crate::cancellation::Cancellation;
@@ -280,15 +281,14 @@ impl Lease {
     pub(crate) async fn record_results(leases: &[(&Self, &Bytes)]) -> Vec<Result<Completion, StoreError>> {
         let guards: Vec<OperationGuard<'_>> = leases
             .iter()
-            .map(|(lease, result)| OperationGuard::new(lease, lease.completion(Bytes::clone(result))))
+            .map(|(lease, result)| lease.ending(lease.completion(Bytes::clone(result))))
             .collect();
         let Some(gate) = leases.first().map(|(lease, _)| &lease.gate) else { return Vec::new() };
         let replies = gate.execute_all(guards.iter().map(OperationGuard::command).collect()).await;
         guards
             .into_iter()
             .zip(leases.iter().zip(replies))
-            .map(|(guard, ((_, result), reply))| {
-                let lease = guard.lease;
+            .map(|(guard, ((lease, result), reply))| {
                 guard.finished();
                 reply.map(|reply| lease.note_recorded(Some(reply), result.len() as u64))
             })
@@ -298,7 +298,7 @@ impl Lease {
     /// Completes the record after a completion, sent at `began`, that had no answer but this error.
     pub(crate) async fn record_again(&self, result: Bytes, began: Instant, error: StoreError) -> Completion {
         let result_bytes = result.len() as u64;
-        let unfinished = OperationGuard::new(self, self.completion(result));
+        let unfinished = self.ending(self.completion(result));
         let finished = self.repeat(&unfinished, began, error).await;
         if finished.is_some() {
             unfinished.finished();
@@ -351,7 +351,7 @@ impl Lease {
     pub async fn release(self, delay: Duration, counted: bool, reason: &str) {
         let end = if counted { ReleaseCause::Failed } else { ReleaseCause::Interrupted };
         let operation = Operation::Release { token: self.token, delay, end, reason: reason.to_owned() };
-        let unfinished = OperationGuard::new(&self, operation);
+        let unfinished = self.ending(operation);
         if let Ok(reply) = unfinished.ask().await {
             unfinished.finished();
             self.note_ended(if matches!(reply, Reply::Applied { .. }) { "released" } else { "lost" }, reason);
@@ -365,7 +365,7 @@ impl Lease {
     /// It is tried once; if the store does not answer, the gate continues in the background. If this process ends before, the
     /// lease lapses, and the next attempt is counted as one after a crash.
     pub async fn discard(self, reason: &str) {
-        let unfinished = OperationGuard::new(&self, self.discarding(reason));
+        let unfinished = self.ending(self.discarding(reason));
         if let Ok(reply) = unfinished.ask().await {
             unfinished.finished();
             let is_applied = matches!(reply, Reply::Applied { .. });
@@ -375,6 +375,12 @@ impl Lease {
             }
             self.note_ended(if is_applied { "released" } else { "lost" }, reason);
         }
+    }
+
+    /// Returns the operation that ends the run. From here on, the run is not ended by its drop.
+    pub(super) fn ending(&self, operation: Operation) -> OperationGuard<'_> {
+        self.is_ended.store(true, Relaxed);
+        self.gate.guard(&self.identity.key, operation)
     }
 
     fn discarding(&self, reason: &str) -> Operation {
@@ -403,7 +409,8 @@ impl Lease {
     ///
     /// `None`: the gate fails open, and the lease renewer continues in the background.
     fn finish(&self, operation: Operation) -> impl Future<Output = Option<Reply>> + Send {
-        let (unfinished, began) = (OperationGuard::new(self, operation), Instant::now());
+        let began = Instant::now();
+        let unfinished = self.ending(operation);
         async move {
             let reply = match unfinished.ask().await {
                 Ok(reply) => Some(reply),
@@ -426,7 +433,7 @@ impl Lease {
     ) -> Option<Reply> {
         let mut failures = 0;
         loop {
-            if let Operation::Complete { .. } = unfinished.operation {
+            if let Operation::Complete { .. } = unfinished.operation() {
                 self.kept.completing();
             }
             self.gate.observe(Event::StoreError { scope: self.gate.scope(), class: error.class() });
@@ -456,42 +463,6 @@ impl Drop for Lease {
 
 /// The reason of a run that was dropped after it was discarded.
 const DROPPED: &str = "the handler was dropped";
-
-/// Passes the operation to the lease renewer if the caller is dropped before the outcome is known.
-pub(super) struct OperationGuard<'a> {
-    lease: &'a Lease,
-    operation: Operation,
-    finished: bool,
-}
-
-impl<'a> OperationGuard<'a> {
-    pub(super) fn new(lease: &'a Lease, operation: Operation) -> Self {
-        lease.is_ended.store(true, Relaxed);
-        Self { lease, operation, finished: false }
-    }
-
-    /// Sends the operation to the store, once.
-    fn ask(&self) -> impl Future<Output = Result<Reply, StoreError>> + Send {
-        self.lease.gate.execute(&self.lease.identity.key, self.operation.clone())
-    }
-
-    fn command(&self) -> Command {
-        Command { key: self.lease.identity.key.clone(), operation: self.operation.clone() }
-    }
-
-    pub(super) fn finished(mut self) {
-        self.finished = true;
-    }
-}
-
-impl Drop for OperationGuard<'_> {
-    fn drop(&mut self) {
-        if !self.finished {
-            let Lease { gate, identity, .. } = self.lease;
-            gate.lease_renewer.finish_later(identity.key.clone(), self.operation.clone());
-        }
-    }
-}
 
 /// The work is recorded as done, but duplicates will not get its result.
 #[derive(Debug, thiserror::Error)]

@@ -286,4 +286,44 @@ impl OpenGate {
             reply
         }
     }
+
+    /// Returns the operation as one whose outcome must become known.
+    pub(super) fn guard<'a>(&'a self, key: &'a StoreKey, operation: Operation) -> OperationGuard<'a> {
+        OperationGuard { gate: self, key, operation, finished: false }
+    }
+}
+
+/// Passes the operation to the lease renewer if the caller is dropped before the outcome is known.
+pub(super) struct OperationGuard<'a> {
+    gate: &'a OpenGate,
+    key: &'a StoreKey,
+    operation: Operation,
+    finished: bool,
+}
+
+impl OperationGuard<'_> {
+    pub(super) fn operation(&self) -> &Operation {
+        &self.operation
+    }
+
+    /// Sends the operation to the store, once.
+    pub(super) fn ask(&self) -> impl Future<Output = Result<Reply, StoreError>> + Send {
+        self.gate.execute(self.key, self.operation.clone())
+    }
+
+    pub(super) fn command(&self) -> Command {
+        Command { key: self.key.clone(), operation: self.operation.clone() }
+    }
+
+    pub(super) fn finished(mut self) {
+        self.finished = true;
+    }
+}
+
+impl Drop for OperationGuard<'_> {
+    fn drop(&mut self) {
+        if !self.finished {
+            self.gate.lease_renewer.finish_later(self.key.clone(), self.operation.clone());
+        }
+    }
 }

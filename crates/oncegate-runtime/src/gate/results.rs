@@ -7,7 +7,7 @@ use bytes::Bytes;
 use tokio::time::{Instant, sleep, timeout};
 use tracing::{error, warn};
 
-use super::lease::{Lease, OperationGuard};
+use super::lease::Lease;
 use super::lease_renewer::REPEAT_BACKOFF;
 use super::{Gate, GateError, OpenGate};
 use crate::codec::not_kept;
@@ -81,7 +81,7 @@ impl Lease {
                 return Storable { stored, trouble: None };
             }
             Ok(stored) => {
-                let unfinished = OperationGuard::new(self, self.completion(not_kept()));
+                let unfinished = self.ending(self.completion(not_kept()));
                 // Boxed: few results are large, and otherwise every message's task would be larger.
                 let storable = Box::pin(self.put(stored)).await;
                 unfinished.finished();

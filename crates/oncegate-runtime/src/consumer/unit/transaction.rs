@@ -18,6 +18,7 @@ use super::super::erased::{BatchEnd, ErasedTransactionalBatches, Rest, Transacti
 use super::super::item::Item;
 use super::super::member::{Ended, Member};
 use super::super::progress::{Progress, RolledBack, after_transaction};
+use super::super::session::UnitListing;
 use super::super::shared::{Shared, TransactionalRoute};
 use super::super::split::{Blame, NextStep, Part, Split, blame};
 use super::super::trace;
@@ -36,9 +37,10 @@ pub(super) async fn run_each(
     members: Vec<Member>,
     mut ended: Vec<Ended>,
 ) -> Vec<Ended> {
+    let mut listing = UnitListing::default();
     let mut to_claim = Vec::new();
     for mut member in members {
-        let run = match prepare(&mut member.item).await {
+        let run = match prepare(&mut listing, &mut member.item).await {
             ControlFlow::Continue(Some(run)) => run,
             ControlFlow::Continue(None) => {
                 to_claim.push(member);
@@ -67,9 +69,10 @@ pub(super) async fn run_batch(
     members: Vec<Member>,
     mut ended: Vec<Ended>,
 ) -> Vec<Ended> {
+    let mut listing = UnitListing::default();
     let (mut begun, mut to_claim) = (Vec::with_capacity(members.len()), Vec::new());
     for mut member in members {
-        match prepare(&mut member.item).await {
+        match prepare(&mut listing, &mut member.item).await {
             ControlFlow::Continue(Some(run)) => {
                 let span = tasks.shared.spans.unclaimed(&member.item.delivery.message, run.store_key());
                 begun.push(InTransaction { member, run: Arc::new(run), span });
@@ -274,12 +277,12 @@ fn claim_apart(tasks: &Arc<Tasks>, members: Vec<Member>) {
 }
 
 /// The right to run without a claim; `None` if the key must be claimed.
-async fn prepare(item: &mut Item) -> ControlFlow<End, Option<TransactionRun>> {
+async fn prepare(listing: &mut UnitListing, item: &mut Item) -> ControlFlow<End, Option<TransactionRun>> {
     // A fencing token comes from a claim.
     if !item.past.progress.is_new() || item.claim.is_some() || item.route.gate.settings().fenced {
         return ControlFlow::Continue(None);
     }
-    match is_suspect(item).await {
+    match is_suspect(listing, item).await {
         Ok(false) => {}
         Ok(true) => {
             item.past.progress = Progress::NeedsClaim;
@@ -300,9 +303,9 @@ async fn prepare(item: &mut Item) -> ControlFlow<End, Option<TransactionRun>> {
 }
 
 /// Whether another process may have died with this key. When this returns, this process is known to have it.
-async fn is_suspect(item: &Item) -> Result<bool, StoreError> {
+async fn is_suspect(listing: &mut UnitListing, item: &Item) -> Result<bool, StoreError> {
     match &item.entry {
-        Some(entry) => entry.list().await,
+        Some(entry) => listing.list(entry).await,
         None => Ok(false),
     }
 }
