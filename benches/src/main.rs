@@ -15,6 +15,7 @@ mod resident;
 mod rounds;
 mod stopwatch;
 
+mod amqp;
 mod batches;
 mod contention;
 mod gate;
@@ -54,7 +55,7 @@ struct Benchmark {
     run: for<'a> fn(&'a Plan) -> BoxFuture<'a, Vec<Figure>>,
 }
 
-const BENCHMARKS: [Benchmark; 21] = [
+const BENCHMARKS: [Benchmark; 22] = [
     gate::BENCHMARK,
     in_flight::BENCHMARK,
     held::BENCHMARK,
@@ -69,6 +70,7 @@ const BENCHMARKS: [Benchmark; 21] = [
     rates::BENCHMARK,
     batches::BENCHMARK,
     sqs::BENCHMARK,
+    amqp::BENCHMARK,
     sqlite::BENCHMARK,
     postgres::BENCHMARK,
     one_commit::BENCHMARK,

@@ -51,17 +51,21 @@ pub(crate) struct InitArgs {
     #[arg(long, value_name = "NAME", default_value = "orders")]
     topic: String,
 
-    /// The queue, by its name or URL
+    /// The queue, by its name; one of SQS also by its URL
     #[arg(long, value_name = "QUEUE", default_value = "orders")]
     queue: String,
 
-    /// The queue of the dead letters, by its name or URL
+    /// The queue of the dead letters, by its name; one of SQS also by its URL
     #[arg(long, value_name = "QUEUE", default_value = "orders-dead")]
     dead_letter_queue: String,
 
     /// The address of another SQS server
     #[arg(long, value_name = "URL")]
     endpoint_url: Option<String>,
+
+    /// The address of RabbitMQ, without the password
+    #[arg(long, value_name = "URL", default_value = "amqp://guest@localhost:5672/%2f")]
+    amqp_url: String,
 
     /// Only print what would be written
     #[arg(long)]
@@ -91,6 +95,8 @@ enum SourceKind {
     Kafka,
     /// An SQS queue
     Sqs,
+    /// A queue of RabbitMQ
+    Amqp,
 }
 
 impl Language {
@@ -203,6 +209,12 @@ impl InitArgs {
             SourceKind::Stdin => vec![check, format!("{run} <{MESSAGES}")],
             SourceKind::Kafka => vec![check, format!("oncegate topics create {CONFIGURATION}"), run],
             SourceKind::Sqs => vec![check, format!("oncegate check {CONFIGURATION} --online"), run],
+            SourceKind::Amqp => vec![
+                "export RABBITMQ_PASSWORD=…".to_owned(),
+                check,
+                format!("oncegate check {CONFIGURATION} --online"),
+                run,
+            ],
         };
         build.into_iter().chain(of_source).collect()
     }
@@ -211,7 +223,7 @@ impl InitArgs {
         let quoted = |text: &str| Value::String(text.to_owned()).to_string();
         let store = self.store.as_deref().unwrap_or(match self.source {
             SourceKind::Stdin => "sqlite:oncegate.db",
-            SourceKind::Kafka | SourceKind::Sqs => "redis://localhost:6379",
+            SourceKind::Kafka | SourceKind::Sqs | SourceKind::Amqp => "redis://localhost:6379",
         });
         let (source, dead_letters, on_source) = self.source_settings();
         let (handler, on_handler) = self.language.handler();
@@ -274,6 +286,15 @@ retention = "7d"
                     "Credentials and region come in the AWS SDK's usual ways.",
                 )
             }
+            SourceKind::Amqp => (
+                format!(
+                    "{{ amqp = {{ url = {}, password = {{ env = \"RABBITMQ_PASSWORD\" }}, queue = {} }} }}",
+                    quoted(&self.amqp_url),
+                    quoted(&self.queue)
+                ),
+                format!("{{ amqp = {} }}", quoted(&self.dead_letter_queue)),
+                "Queues that lose nothing are quorum queues; docs/AMQP.md says how to declare the two.",
+            ),
         }
     }
 }

@@ -5,8 +5,8 @@ mod stage;
 
 mod connections;
 mod consumers;
+mod fire;
 mod happy;
-mod kill;
 mod letters;
 mod redrive;
 mod restarts;

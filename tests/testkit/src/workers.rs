@@ -23,15 +23,16 @@ pub struct Workers {
     arguments: Vec<String>,
     environment: Vec<(&'static str, &'static str)>,
     running: Vec<Process>,
-    killed: BTreeSet<u32>,
+    /// Killed, or stopped for a while.
+    hit: BTreeSet<u32>,
 }
 
 impl Workers {
     /// None yet.
     #[must_use]
     pub fn of(program: impl Into<OsString>, arguments: Vec<String>) -> Self {
-        let (environment, running, killed) = (Vec::new(), Vec::new(), BTreeSet::new());
-        Self { program: program.into(), arguments, environment, running, killed }
+        let (environment, running, hit) = (Vec::new(), Vec::new(), BTreeSet::new());
+        Self { program: program.into(), arguments, environment, running, hit }
     }
 
     /// The same with these environment variables.
@@ -58,8 +59,23 @@ impl Workers {
     pub fn replace_one(&mut self, rng: &mut Rng) {
         let mut worker = self.running.swap_remove(rng.usize(..self.running.len()));
         worker.kill();
-        self.killed.insert(worker.id());
+        self.hit.insert(worker.id());
         self.start();
+    }
+
+    /// SIGSTOP for one at random.
+    ///
+    /// # Panics
+    /// When none runs.
+    pub fn stop_one(&mut self, rng: &mut Rng) {
+        let worker = rng.choice(&self.running).expect("one runs");
+        worker.signal("STOP");
+        self.hit.insert(worker.id());
+    }
+
+    /// SIGCONT for all.
+    pub fn go_on(&self) {
+        self.running.iter().for_each(|worker| worker.signal("CONT"));
     }
 
     /// Polls until `so` holds; it gets the number of effects.
@@ -84,8 +100,8 @@ impl Workers {
         }
     }
 
-    /// Judges the ledger: every effect has happened, and each second one is explained by a kill of a worker that had
-    /// the same effect. Returns how many of those there are.
+    /// Judges the ledger: every effect has happened, and each second one is explained by a worker that had the
+    /// same effect, and was killed or stopped. Returns how many of those there are.
     ///
     /// # Panics
     /// When an effect is missing or a second one is not explained; the text begins with `run`.
@@ -96,16 +112,16 @@ impl Workers {
             pids.entry(effect.effect).or_default().push(effect.pid);
         }
         let happened = pids.iter().map(|(effect, pids)| (effect.clone(), pids.len() as u64)).collect();
-        let by_killed = |effect: &String| {
+        let by_hit = |effect: &String| {
             let pids = pids.get(effect).into_iter().flatten();
-            pids.filter(|pid| self.killed.contains(pid)).count() as u64
+            pids.filter(|pid| self.hit.contains(pid)).count() as u64
         };
-        let found = judge_effects(&wanted.into_iter().collect(), &BTreeSet::new(), &happened, by_killed);
+        let found = judge_effects(&wanted.into_iter().collect(), &BTreeSet::new(), &happened, by_hit);
         assert!(found.lost.is_empty(), "{run}: lost {:?}", found.lost);
         assert!(found.unasked.is_empty(), "{run}: nothing asked for {:?}", found.unasked);
         let unexplained: Vec<_> =
             found.unexplained().map(|one| (&one.effect, pids.get(&one.effect))).collect();
-        assert!(unexplained.is_empty(), "{run}: done by {unexplained:?}, killed: {:?}", self.killed);
+        assert!(unexplained.is_empty(), "{run}: done by {unexplained:?}, hit: {:?}", self.hit);
         found.second_effects()
     }
 }

@@ -1,0 +1,105 @@
+//! Workers of a queue that are killed and stopped, and a broker that is killed, in the middle of their handlers.
+
+use fastrand::Rng;
+use oncegate_testkit::{Ledger, QueueKind, RabbitMqServer, Redis, Workers, unique};
+
+const MESSAGES: usize = 3_000;
+const ORDERS: usize = 2_000;
+const WORKERS: usize = 3;
+/// How many workers are killed: `ONCEGATE_RABBITMQ_KILLS`. The broker is killed once, and a worker stopped once, for so
+/// many of them.
+const DEFAULT_KILLS: usize = 10;
+const KILLS_A_BROKER: usize = 5;
+const KILLS_A_STOP: usize = 10;
+
+#[derive(Clone, Copy, Debug)]
+enum Fault {
+    Kill,
+    BrokerKill,
+    /// A worker is stopped until the broker and the store have given its messages to others.
+    Stop,
+}
+
+fn faults(rng: &mut Rng) -> Vec<Fault> {
+    let kills =
+        std::env::var("ONCEGATE_RABBITMQ_KILLS").map_or(DEFAULT_KILLS, |number| number.parse().unwrap());
+    let mut faults = vec![Fault::Kill; kills];
+    faults.resize(faults.len() + kills / KILLS_A_BROKER, Fault::BrokerKill);
+    faults.resize(faults.len() + kills / KILLS_A_STOP, Fault::Stop);
+    rng.shuffle(&mut faults);
+    faults
+}
+
+async fn nothing_is_lost(kind: QueueKind) {
+    let seed = fastrand::u64(..);
+    println!("seed {seed}");
+    let mut rng = Rng::with_seed(seed);
+    let mut server = RabbitMqServer::start().await;
+    let redis = Redis::shared().await;
+    let queue = server.new_queue("fire", kind).await;
+    let body = |n: usize| {
+        let order = if n < ORDERS { n } else { rng.usize(..ORDERS) };
+        format!(r#"{{"order":"{order}","n":{n}}}"#)
+    };
+    queue.send((0..MESSAGES).map(body).collect::<Vec<String>>()).await;
+
+    let folder = tempfile::tempdir().unwrap();
+    let ledger = Ledger::open(folder.path().join("ledger"));
+    let path = ledger.path().display().to_string();
+    // The broker gives up a connection that is silent for two heartbeats.
+    let uri = format!("{}?heartbeat=2", server.uri());
+    let from = ["amqp".to_owned(), uri, queue.name().to_owned()];
+    let arguments = [redis.url().to_owned(), unique("fire"), path].into_iter().chain(from).collect();
+    let mut workers = Workers::of(env!("CARGO_BIN_EXE_worker"), arguments);
+    for _ in 0..WORKERS {
+        workers.start();
+    }
+    let faults = faults(&mut rng);
+    for (n, fault) in faults.iter().enumerate() {
+        // Some time after the last fault, while there is still enough left to do.
+        let at = ORDERS * (n + 1) / (faults.len() + 2) + rng.usize(..ORDERS / (faults.len() + 2));
+        workers.until(&ledger, async |effects| if effects >= at { Ok(()) } else { Err(()) }).await;
+        match fault {
+            Fault::Kill => workers.replace_one(&mut rng),
+            Fault::BrokerKill => {
+                server.kill();
+                server.start_again().await;
+            }
+            Fault::Stop => {
+                let until_consumers = async |workers: &Workers, so: fn(u32) -> bool| {
+                    workers
+                        .until(&ledger, async |_| match queue.consumers().await {
+                            consumers if so(consumers) => Ok(()),
+                            consumers => Err(consumers),
+                        })
+                        .await;
+                };
+                until_consumers(&workers, |consumers| consumers == WORKERS as u32).await;
+                workers.stop_one(&mut rng);
+                until_consumers(&workers, |consumers| consumers < WORKERS as u32).await;
+                workers.go_on();
+            }
+        }
+    }
+    workers
+        .until(&ledger, async |effects| {
+            let left = queue.ready().await;
+            if effects >= ORDERS && left == 0 { Ok(()) } else { Err(left) }
+        })
+        .await;
+    let run = format!("seed {seed}, {faults:?}");
+    let explained = workers.explained(&ledger, (0..ORDERS).map(|order| order.to_string()), &run);
+    println!("{} faults, lost 0, second effects {explained}, each of a worker that was hit", faults.len());
+}
+
+// invariant: queue-message-lost
+#[tokio::test(flavor = "multi_thread")]
+async fn a_classic_queue_under_fire_loses_nothing() {
+    nothing_is_lost(QueueKind::Classic).await;
+}
+
+// invariant: queue-message-lost
+#[tokio::test(flavor = "multi_thread")]
+async fn a_quorum_queue_under_fire_loses_nothing() {
+    nothing_is_lost(QueueKind::Quorum).await;
+}
