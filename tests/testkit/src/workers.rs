@@ -68,14 +68,14 @@ impl Workers {
     /// # Panics
     /// When none runs.
     pub fn stop_one(&mut self, rng: &mut Rng) {
-        let worker = rng.choice(&self.running).expect("one runs");
+        let worker = rng.choice(&mut self.running).expect("one runs");
         worker.signal("STOP");
         self.hit.insert(worker.id());
     }
 
     /// SIGCONT for all.
-    pub fn go_on(&self) {
-        self.running.iter().for_each(|worker| worker.signal("CONT"));
+    pub fn go_on(&mut self) {
+        self.running.iter_mut().for_each(|worker| worker.signal("CONT"));
     }
 
     /// Polls until `so` holds; it gets the number of effects.

@@ -174,10 +174,12 @@ async fn line_separators_of_unicode_end_no_line() {
 async fn every_source_gets_a_configuration_without_errors() {
     let kafka = ["--source", "kafka", "--brokers", "a:9092, b:9092", "--topic", "sales", "--scope", "a.b"];
     let sqs = ["--source", "sqs", "--queue", "sales", "--endpoint-url", "http://127.0.0.1:9324"];
+    let amqp = ["--source", "amqp", "--queue", "sales", "--amqp-url", "amqp://shop@a:5672/shop"];
     let stdin = ["--source", "stdin", "--store", "sqlite:it's \"here\".db"];
-    let all: [(&[&str], &[&str]); 3] = [
+    let all: [(&[&str], &[&str]); 4] = [
         (&kafka, &["a:9092", "b:9092", "sales.dead", "redis://localhost:6379"]),
         (&sqs, &["sales", "http://127.0.0.1:9324", "orders-dead"]),
+        (&amqp, &["sales", "amqp://shop@a:5672/shop", "orders-dead", "RABBITMQ_PASSWORD"]),
         (&stdin, &["it's", "here", "dead.jsonl"]),
     ];
     for (flags, needles) in all {
