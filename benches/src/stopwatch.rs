@@ -119,6 +119,10 @@ impl AckHandle for TimedTicket {
         self.ack_handle.is_ours()
     }
 
+    fn order(&self) -> Option<u64> {
+        self.ack_handle.order()
+    }
+
     fn ack(&self) {
         self.ack_handle.ack();
         self.stopwatch.acked(1);

@@ -198,6 +198,10 @@ impl AckHandle for MeteredAck {
         self.ack_handle.is_ours()
     }
 
+    fn order(&self) -> Option<u64> {
+        self.ack_handle.order()
+    }
+
     fn ack(&self) {
         self.ack_handle.ack();
         self.meter.ack(self.stamp);

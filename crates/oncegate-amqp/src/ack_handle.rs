@@ -18,12 +18,19 @@ struct AmqpTicket {
     epoch: u64,
     tag: u64,
     lost: CancellationToken,
+    in_order: bool,
 }
 
-pub(crate) fn delivery(hub: &Arc<Hub>, fetched: Fetched) -> Delivery {
+pub(crate) fn delivery(hub: &Arc<Hub>, fetched: Fetched, in_order: bool) -> Delivery {
     let Fetched { message, epoch, tag, lost } = fetched;
-    Delivery { message, ack_handle: Arc::new(AmqpTicket { hub: Arc::clone(hub), epoch, tag, lost }) }
+    Delivery {
+        message,
+        ack_handle: Arc::new(AmqpTicket { hub: Arc::clone(hub), epoch, tag, lost, in_order }),
+    }
 }
+
+/// The number of the order of a queue: a source has one.
+const QUEUE: u64 = 0;
 
 impl AckHandle for AmqpTicket {
     fn start(&self) -> bool {
@@ -32,6 +39,10 @@ impl AckHandle for AmqpTicket {
 
     fn is_ours(&self) -> bool {
         self.hub.is_ours(self.epoch, self.tag)
+    }
+
+    fn order(&self) -> Option<u64> {
+        self.in_order.then_some(QUEUE)
     }
 
     fn ack(&self) {

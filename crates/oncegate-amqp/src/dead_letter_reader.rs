@@ -109,7 +109,8 @@ impl ReaderConnection {
 #[async_trait]
 impl DeadLetterReader for AmqpDeadLetterReader {
     async fn open(&mut self) -> Result<(), SourceError> {
-        let source = AmqpSource::with(self.connection.clone(), self.queue.clone()).prefetch(self.most.max(1));
+        let source = AmqpSource::with(self.connection.clone(), self.queue.clone());
+        let source = source.prefetch(self.most.max(1)).in_order();
         source.open(Arc::new(Counters::default())).await?;
         let name = format!("oncegate redrives {}", self.queue);
         let publisher = Publisher::new(self.connection.clone(), name);
@@ -183,7 +184,8 @@ impl DeadLetterReader for AmqpDeadLetterReader {
 
     async fn close(&mut self) -> Result<(), SourceError> {
         let Some(open) = self.open.take() else { return Ok(()) };
-        // An ack handle that is dropped without an ack returns its message.
+        // An ack handle that is dropped without an ack returns its message; from here on with all others, in their order.
+        open.source.stop_receiving();
         drop(open.held);
         open.publisher.close().await;
         open.source.close(CLOSE_LIMIT).await

@@ -13,6 +13,8 @@ pub(crate) enum Asked<'a> {
     Queue(&'a str),
     /// Messages of the queue.
     Messages(&'a str),
+    /// To make the queue.
+    Declare(&'a str),
     /// To publish to the queue, through the default exchange.
     Publish(&'a str),
 }
@@ -24,6 +26,7 @@ pub(crate) struct AmqpError {
     what: String,
     is_away: bool,
     is_refused: bool,
+    is_missing: bool,
 }
 
 /// Parts of texts by which RabbitMQ says that a queue's node or leader is not there at the moment.
@@ -39,12 +42,12 @@ pub(crate) const CONSUMER_PRIORITY: &str = "x-priority";
 impl AmqpError {
     /// An error that another try does not end.
     pub(crate) fn new(what: impl Into<String>) -> Self {
-        Self { what: what.into(), is_away: false, is_refused: false }
+        Self { what: what.into(), is_away: false, is_refused: false, is_missing: false }
     }
 
     /// An error that ends when the broker answers again.
     pub(crate) fn away(what: impl Into<String>) -> Self {
-        Self { what: what.into(), is_away: true, is_refused: false }
+        Self { is_away: true, ..Self::new(what) }
     }
 
     /// The broker did not answer within the limit.
@@ -69,6 +72,11 @@ impl AmqpError {
         self.is_refused
     }
 
+    /// Whether there is no such queue.
+    pub(crate) fn is_missing(&self) -> bool {
+        self.is_missing
+    }
+
     /// Explains an error of the client.
     pub(crate) fn of(asked: Asked<'_>, error: &lapin::Error) -> Self {
         let ErrorKind::ProtocolError(protocol) = error.kind() else {
@@ -89,7 +97,9 @@ impl AmqpError {
             {
                 Self::away(format!("the queue is not available at the moment: {said}"))
             }
-            AMQPErrorKind::Soft(AMQPSoftError::NOTFOUND) => Self::new(missing(asked, &said)),
+            AMQPErrorKind::Soft(AMQPSoftError::NOTFOUND) => {
+                Self { is_missing: true, ..Self::new(missing(asked, &said)) }
+            }
             AMQPErrorKind::Soft(AMQPSoftError::PRECONDITIONFAILED) if said.contains(ACK_TIMED_OUT) => {
                 Self::away(format!(
                     "the broker has closed the channel, because a message was not acknowledged within its \
@@ -144,6 +154,10 @@ fn refused(asked: Asked<'_>, said: &str) -> String {
         Asked::Queue(queue) | Asked::Messages(queue) => {
             format!("the user may not read the queue `{queue}`: grant the permission `read` on it ({said})")
         }
+        Asked::Declare(queue) => format!(
+            "the user may not make the queue `{queue}`: grant the permission `configure` on it, or let its owner make it \
+             ({said})"
+        ),
         Asked::Publish(queue) => format!(
             "the user may not write to the queue `{queue}`: grant the permission `write` on `amq.default`, the default \
              exchange ({said})"
@@ -153,9 +167,9 @@ fn refused(asked: Asked<'_>, said: &str) -> String {
 
 fn missing(asked: Asked<'_>, said: &str) -> String {
     match asked {
-        Asked::Queue(name) | Asked::Messages(name) | Asked::Publish(name) => format!(
-            "the queue `{name}` does not exist: create it, for example with `rabbitmqadmin declare queue name={name} \
-             durable=true`, or correct its name or the virtual host ({said})"
+        Asked::Queue(name) | Asked::Messages(name) | Asked::Declare(name) | Asked::Publish(name) => format!(
+            "the queue `{name}` does not exist: create it, for example with `oncegate topics create` or `rabbitmqadmin \
+             declare queue name={name} durable=true`, or correct its name or the virtual host ({said})"
         ),
         Asked::Connection { .. } => format!("the broker does not know what was asked for: {said}"),
     }

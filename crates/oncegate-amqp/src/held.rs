@@ -27,6 +27,8 @@ pub(crate) struct Held {
     in_hand: BTreeMap<u64, Instant>,
     acked: BTreeSet<u64>,
     returned: BTreeSet<u64>,
+    /// They go back when the channel is closed: all together, and so in their order.
+    withheld: BTreeSet<u64>,
     lost: CancellationToken,
 }
 
@@ -59,11 +61,18 @@ impl Held {
         is_ours && self.returned.insert(tag)
     }
 
+    /// Keeps a delivery until the channel is closed, which returns it; `false` when it is no longer ours.
+    pub(crate) fn withhold(&mut self, epoch: u64, tag: u64) -> bool {
+        let is_ours = epoch == self.epoch && self.in_hand.remove(&tag).is_some();
+        is_ours && self.withheld.insert(tag)
+    }
+
     /// Takes what is due: first the returns, and after them, in a second list, the acks. An ack of several deliveries
     /// ends below the first unfinished one. It must be sent after the returns, or it would acknowledge them.
     pub(crate) fn take(&mut self) -> (Vec<Settlement>, Vec<Settlement>) {
         let returns = std::mem::take(&mut self.returned).into_iter().map(Settlement::Return).collect();
-        let first_unfinished = self.in_hand.keys().next().copied().unwrap_or(u64::MAX);
+        let unfinished = [self.in_hand.keys().next(), self.withheld.first()];
+        let first_unfinished = unfinished.into_iter().flatten().min().copied().unwrap_or(u64::MAX);
         let above = self.acked.split_off(&first_unfinished);
         let below = std::mem::take(&mut self.acked);
         let mut acks: Vec<Settlement> = match (below.len(), below.last()) {
@@ -114,6 +123,19 @@ mod tests {
         assert!(held.give_back(1, 6));
         assert!(!held.ack(1, 6), "it was returned");
         assert_eq!(held.take(), (vec![Settlement::Return(6)], vec![]));
+        assert_eq!(held.in_hand(), 0);
+    }
+
+    // invariant: amqp-ack-below-unfinished
+    #[test]
+    fn one_ack_covers_no_delivery_that_is_withheld() {
+        let mut held = held(1..=4);
+        assert!(held.withhold(1, 2) && !held.ack(1, 2));
+        for tag in [1, 3, 4] {
+            assert!(held.ack(1, tag));
+        }
+        let acks = vec![Settlement::Ack(1), Settlement::Ack(3), Settlement::Ack(4)];
+        assert_eq!(held.take(), (vec![], acks), "2 goes back with the channel");
         assert_eq!(held.in_hand(), 0);
     }
 

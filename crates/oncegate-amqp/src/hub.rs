@@ -24,6 +24,8 @@ pub(crate) struct Hub {
     arrived: Notify,
     observer: Arc<dyn Observer>,
     failures: FailureLog,
+    /// Messages go back in their order, and only when all that run are finished.
+    pub(crate) in_order: bool,
 }
 
 #[derive(Debug)]
@@ -57,7 +59,7 @@ pub(crate) struct Fetched {
 }
 
 impl Hub {
-    pub(crate) fn new(observer: Arc<dyn Observer>) -> Self {
+    pub(crate) fn new(observer: Arc<dyn Observer>, in_order: bool) -> Self {
         let state = HubState {
             held: Held::default(),
             arrived: VecDeque::new(),
@@ -68,7 +70,8 @@ impl Hub {
             disconnected_at: None,
         };
         let state = Mutex::new(state);
-        Self { state, wake: Notify::new(), arrived: Notify::new(), observer, failures: FailureLog::default() }
+        let failures = FailureLog::default();
+        Self { state, wake: Notify::new(), arrived: Notify::new(), observer, failures, in_order }
     }
 
     /// Locks the state. Every change leaves it consistent, so a poisoned lock is safe to use.
@@ -104,7 +107,7 @@ impl Hub {
             state.arrived.push_back(Fetched { message, epoch, tag, lost });
         }
         if state.end.is_some() {
-            state.return_arrived();
+            state.return_arrived(self.in_order);
         }
         drop(state);
         self.arrived.notify_one();
@@ -146,7 +149,7 @@ impl Hub {
     }
 
     pub(crate) fn give_back(&self, epoch: u64, tag: u64) {
-        if self.lock().held.give_back(epoch, tag) {
+        if self.lock().give_back(epoch, tag, self.in_order) {
             self.wake.notify_one();
         }
     }
@@ -172,7 +175,7 @@ impl Hub {
     pub(crate) fn end(&self, end: End) {
         let mut state = self.lock();
         state.end.get_or_insert(end);
-        state.return_arrived();
+        state.return_arrived(self.in_order);
         drop(state);
         self.arrived.notify_one();
         self.wake.notify_one();
@@ -191,9 +194,17 @@ impl HubState {
         self.arrived.clear();
     }
 
-    fn return_arrived(&mut self) {
+    /// Returns a message; one of an order, at the end, only with the channel.
+    fn give_back(&mut self, epoch: u64, tag: u64, in_order: bool) -> bool {
+        match in_order && self.end.is_some() {
+            true => self.held.withhold(epoch, tag),
+            false => self.held.give_back(epoch, tag),
+        }
+    }
+
+    fn return_arrived(&mut self, in_order: bool) {
         while let Some(fetched) = self.arrived.pop_front() {
-            self.held.give_back(fetched.epoch, fetched.tag);
+            self.give_back(fetched.epoch, fetched.tag, in_order);
         }
     }
 }

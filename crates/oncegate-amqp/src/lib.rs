@@ -7,6 +7,7 @@
 //! | when a queue that delivers nothing is consumed anew | `watch` |
 //! | what an error of the broker means | `error` |
 //! | which limits of a queue are reported at the start | `findings` |
+//! | how missing queues are made, if that is asked for | `queues` |
 //! | which headers a message has | `convert`, `headers` |
 //! | what a dead letter has | `letter` |
 //!
@@ -24,7 +25,8 @@
 //! # Rights
 //!
 //! A source needs the permission `read` on its queue; dead letters need `write` on `amq.default`, the default exchange.
-//! Nothing is declared, so that no permission `configure` is needed. Both are checked at the start.
+//! A consumer declares nothing, so that it needs no permission `configure`: [`AmqpSource::create_queue`] does. Both rights
+//! are checked at the start.
 //!
 //! # Headers
 //!
@@ -85,10 +87,12 @@ mod hub;
 mod letter;
 mod management;
 mod publisher;
+mod queues;
 mod session;
 mod settings;
 mod watch;
 
 pub use dead_letter_reader::AmqpDeadLetterReader;
 pub use dead_letters::AmqpDeadLetters;
+pub use queues::QueuePlan;
 pub use source::AmqpSource;

@@ -88,7 +88,8 @@ impl Session {
                 let state = hub.lock();
                 (state.end.is_some(), state.leave_by, state.held.in_hand())
             };
-            if ended && is_consuming {
+            // The next consumer of an order begins when this one has closed its channel.
+            if ended && is_consuming && !hub.in_order {
                 is_consuming = false;
                 self.stop_consuming(hub).await?;
                 continue;

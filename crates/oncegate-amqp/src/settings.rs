@@ -27,6 +27,8 @@ pub(crate) struct Settings {
     pub(crate) queue: String,
     pub(crate) prefetch: u16,
     pub(crate) priority: Option<i32>,
+    /// One after another.
+    pub(crate) in_order: bool,
     pub(crate) routes_from_headers: bool,
     /// The URL of the management plugin.
     pub(crate) management: Option<String>,
@@ -86,6 +88,7 @@ impl Settings {
             queue,
             prefetch: Self::PREFETCH,
             priority: None,
+            in_order: false,
             routes_from_headers: false,
             management: None,
         }

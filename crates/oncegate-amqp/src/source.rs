@@ -125,6 +125,18 @@ impl AmqpSource {
         self
     }
 
+    /// Runs the messages of the queue one after another, as the broker has delivered them: those behind a message that
+    /// waits for a retry, or for the lease of a consumer that died, wait as well. Without it, messages run concurrently,
+    /// because RabbitMQ has no key by which the consumer's `Ordering` could keep an order.
+    ///
+    /// Across several consumers the order holds only for a queue with `x-single-active-consumer`. A message that is given
+    /// up is in the dead letters when the next one runs.
+    #[must_use]
+    pub fn in_order(mut self) -> Self {
+        self.settings.in_order = true;
+        self
+    }
+
     /// Takes each message's route from its header `oncegate-origin`, if present, instead of the queue's name.
     ///
     /// Use it to consume a dead-letter queue, and a queue that messages are redriven to: such a message keeps its first
@@ -133,6 +145,10 @@ impl AmqpSource {
     pub fn routes_from_headers(mut self) -> Self {
         self.settings.routes_from_headers = true;
         self
+    }
+
+    pub(crate) fn connection(&self) -> &Connection {
+        &self.settings.connection
     }
 
     /// Checks everything that needs no broker.
@@ -204,7 +220,7 @@ impl Source for AmqpSource {
         if self.hub().is_ok() {
             return Err(SourceError::new("the AMQP source is already open"));
         }
-        let hub = Arc::new(Hub::new(observer));
+        let hub = Arc::new(Hub::new(observer, self.settings.in_order));
         let driver = Driver { hub: Arc::clone(&hub), settings: self.settings.clone(), reader: self.reader() };
         let (opened, opening) = oneshot::channel();
         let left = spawn(Arc::clone(&hub), driver, opened)?;
@@ -223,7 +239,10 @@ impl Source for AmqpSource {
         let hub = self.hub()?;
         match hub.take(most).await {
             Ok(fetched) => {
-                Ok(Some(fetched.into_iter().map(|fetched| ack_handle::delivery(&hub, fetched)).collect()))
+                let in_order = self.settings.in_order;
+                let deliveries =
+                    fetched.into_iter().map(|fetched| ack_handle::delivery(&hub, fetched, in_order));
+                Ok(Some(deliveries.collect()))
             }
             Err(End::Closed) => Ok(None),
             Err(End::Failed(why)) => Err(SourceError::new(why)),

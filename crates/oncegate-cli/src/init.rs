@@ -212,7 +212,7 @@ impl InitArgs {
             SourceKind::Amqp => vec![
                 "export RABBITMQ_PASSWORD=…".to_owned(),
                 check,
-                format!("oncegate check {CONFIGURATION} --online"),
+                format!("oncegate topics create {CONFIGURATION}"),
                 run,
             ],
         };
@@ -293,7 +293,7 @@ retention = "7d"
                     quoted(&self.queue)
                 ),
                 format!("{{ amqp = {} }}", quoted(&self.dead_letter_queue)),
-                "Queues that lose nothing are quorum queues; docs/AMQP.md says how to declare the two.",
+                "`oncegate topics create` makes the queues; a consumer makes none.",
             ),
         }
     }

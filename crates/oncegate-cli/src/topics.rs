@@ -1,8 +1,9 @@
-//! `oncegate topics create`: makes the topics that a configuration names.
+//! `oncegate topics create`: makes the topics of Kafka and the queues of RabbitMQ that a configuration names.
 
 use std::path::PathBuf;
 
 use clap::Subcommand;
+use oncegate::amqp::{AmqpSource, QueuePlan};
 use oncegate::kafka::{self, TopicCreation, TopicFacts, TopicPlan};
 use serde::Serialize;
 
@@ -16,16 +17,18 @@ use crate::output::{self, plain};
 /// The format of the `--json` document.
 const SCHEMA: &str = "oncegate.topics/1";
 
-/// Make the topics of a configuration
+/// Make the topics and queues of a configuration
 #[derive(Debug, Subcommand)]
 pub(crate) enum TopicsCommand {
     Create(CreateArgs),
 }
 
-/// Create the topics that a configuration names and that do not exist: its sources, retry topics and dead letters
+/// Create the topics of Kafka and the queues of RabbitMQ that a configuration names and that do not exist: its sources, retry
+/// topics and dead letters
 ///
-/// Topics that exist are not changed. Exit code 1 with --dry-run: there is something to create; 69: no broker answers;
-/// 78: a topic was refused, for example because there are fewer brokers than --replication-factor.
+/// Those that exist are not changed. Queues are quorum queues, those of dead letters without a delivery limit. Exit code 1 with
+/// --dry-run: there is something to create; 69: no broker answers; 78: a topic was refused, for example because there are
+/// fewer brokers than --replication-factor.
 #[derive(Debug, clap::Args)]
 pub(crate) struct CreateArgs {
     /// The configuration; `--config FILE` is the same
@@ -44,7 +47,7 @@ pub(crate) struct CreateArgs {
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u16).range(1..))]
     replication_factor: Option<u16>,
 
-    /// Create only retry topics and dead-letter topics: those that are consumed belong to their producers
+    /// Create only those of retries and dead letters: those that are consumed belong to their producers
     #[arg(long)]
     except_sources: bool,
 
@@ -79,14 +82,23 @@ enum State {
     Refused,
 }
 
-/// A topic of the configuration.
+/// What has this name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+enum Kind {
+    Topic,
+    Queue,
+}
+
+/// A topic or queue of the configuration.
 #[derive(Debug, Serialize)]
 struct NamedTopic {
     topic: String,
+    kind: Kind,
     consumer: String,
     role: Role,
     state: State,
-    /// Of an existing topic, or as asked for; `null` stands for the brokers' default.
+    /// Of an existing topic, or as asked for; `null` stands for the brokers' default, and of a queue.
     partitions: Option<usize>,
     replicas: Option<usize>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -100,6 +112,19 @@ struct Cluster {
     /// The topics whose messages may come into the others.
     consumed: Vec<String>,
     named: Vec<NamedTopic>,
+}
+
+/// The queues of one consumer, and the source by which their broker is reached.
+struct Queues {
+    source: AmqpSource,
+    broker: String,
+    named: Vec<NamedTopic>,
+}
+
+/// Where the topics or queues of one consumer are.
+enum Place {
+    Kafka(Cluster),
+    RabbitMq(Queues),
 }
 
 /// The answer of `--json`.
@@ -117,47 +142,52 @@ pub(crate) async fn run(command: &TopicsCommand) -> Result<Exit, Problem> {
 
 impl CreateArgs {
     async fn create(&self) -> Result<Exit, Problem> {
-        let mut clusters = self.clusters()?;
-        for cluster in &mut clusters {
-            within(self.answer.timeout, cluster.look()).await?;
+        let mut places = self.places()?;
+        for place in &mut places {
+            within(self.answer.timeout, place.look()).await?;
         }
-        let missing = |clusters: &[Cluster]| clusters.iter().any(Cluster::has_missing);
-        let pending = missing(&clusters);
+        let pending = named(&places).any(NamedTopic::is_missing);
         if !self.answer.json {
-            output::answer(&text(&clusters))?;
+            output::answer(&text(&places))?;
         }
         if pending && !self.dry_run {
-            confirm("create the missing topics?", "create the missing topics above", self.yes).await?;
-            for cluster in &mut clusters {
-                within(self.answer.timeout, cluster.create(self)).await?;
+            confirm("create what is missing?", "create what is missing above", self.yes).await?;
+            for place in &mut places {
+                within(self.answer.timeout, place.create(self)).await?;
             }
             if !self.answer.json {
-                output::answer(&done(&clusters))?;
+                output::answer(&done(&places))?;
             }
         }
         if self.answer.json {
-            let topics = clusters.iter().flat_map(|cluster| &cluster.named).collect();
-            output::answer_json(&TopicsDocument { schema: SCHEMA, topics })?;
+            output::answer_json(&TopicsDocument { schema: SCHEMA, topics: named(&places).collect() })?;
         }
         match (pending, self.dry_run) {
             (true, true) => Ok(Exit::No),
-            (true, false) if clusters.iter().any(Cluster::has_refused) => {
-                Err(Problem::new(Exit::Configuration, "not all topics were created"))
+            (true, false) if named(&places).any(|topic| topic.state == State::Refused) => {
+                Err(Problem::new(Exit::Configuration, "not all topics and queues were created"))
             }
             _ => Ok(Exit::Yes),
         }
     }
 
-    /// The topics that the configuration names, each once.
-    fn clusters(&self) -> Result<Vec<Cluster>, Problem> {
+    /// The topics and queues that the configuration names, each once.
+    fn places(&self) -> Result<Vec<Place>, Problem> {
         let file = self.config.as_ref().or(self.named.as_ref());
         let loaded = config::load(file.map(PathBuf::as_path), |_| Vec::new(), Secrets::MayBeLiteral)?;
         if loaded.findings.has_errors() {
             eprintln!("{}", loaded.render());
             return Err(Problem::new(Exit::Configuration, "the configuration has errors"));
         }
-        let mut clusters: Vec<Cluster> = Vec::new();
+        let (mut clusters, mut queues): (Vec<Cluster>, Vec<Queues>) = (Vec::new(), Vec::new());
         for (name, consumer) in loaded.consumers() {
+            if let Some(mut of_consumer) = self.queues(name, &consumer)? {
+                let same = queues.iter().filter(|known| known.broker == of_consumer.broker);
+                let known: Vec<&str> =
+                    same.flat_map(|known| &known.named).map(|queue| queue.topic.as_str()).collect();
+                of_consumer.named.retain(|queue| !known.contains(&queue.topic.as_str()));
+                queues.push(of_consumer);
+            }
             let Some(cluster) = self.cluster(name, &consumer)? else { continue };
             let known = |topic: &NamedTopic| {
                 let same = clusters.iter().filter(|known| known.brokers == cluster.brokers);
@@ -175,12 +205,35 @@ impl CreateArgs {
             let here = consumed.iter().filter(|(brokers, _)| *brokers == cluster.brokers);
             cluster.consumed = here.map(|(_, topic)| topic.clone()).collect();
         }
-        if clusters.is_empty() {
+        if clusters.is_empty() && queues.is_empty() {
             let file = file.map(|file| file.display().to_string()).unwrap_or_default();
-            let text = format!("{file} names no topic of Kafka");
+            let text = format!("{file} names no topic of Kafka and no queue of RabbitMQ");
             return Err(Problem::new(Exit::Configuration, text));
         }
-        Ok(clusters)
+        let clusters = clusters.into_iter().map(Place::Kafka);
+        Ok(clusters.chain(queues.into_iter().map(Place::RabbitMq)).collect())
+    }
+
+    /// `None` when the consumer does not read a queue of RabbitMQ.
+    fn queues(&self, name: &str, consumer: &shape::Consumer) -> Result<Option<Queues>, Problem> {
+        let Some(amqp) = consumer.source.as_ref().and_then(|source| source.amqp.as_ref()) else {
+            return Ok(None);
+        };
+        let source = amqp.configured().map_err(|why| Problem::new(Exit::Configuration, why).of(name))?;
+        let consumed = amqp.queue.clone().filter(|_| !self.except_sources).map(|queue| (queue, Role::Source));
+        let letters = consumer.dead_letters.as_ref().and_then(|letters| letters.amqp.clone());
+        let letters = letters.map(|queue| (queue, Role::DeadLetters));
+        let named = consumed.into_iter().chain(letters).map(|(queue, role)| NamedTopic {
+            topic: queue,
+            kind: Kind::Queue,
+            consumer: name.to_owned(),
+            role,
+            state: State::Missing,
+            partitions: None,
+            replicas: None,
+            reason: None,
+        });
+        Ok(Some(Queues { source, broker: amqp.url.clone().unwrap_or_default(), named: named.collect() }))
     }
 
     /// `None` when the consumer does not read topics.
@@ -198,6 +251,7 @@ impl CreateArgs {
         let letters = dead_letters.into_iter().map(|topic| (topic, Role::DeadLetters));
         let named = sources.chain(retries).chain(letters).map(|(topic, role)| NamedTopic {
             topic,
+            kind: Kind::Topic,
             consumer: name.to_owned(),
             role,
             state: State::Missing,
@@ -216,15 +270,55 @@ impl CreateArgs {
     }
 }
 
+impl Place {
+    /// Asks which of them exist.
+    async fn look(&mut self) -> Result<(), Problem> {
+        match self {
+            Self::Kafka(cluster) => cluster.look().await,
+            Self::RabbitMq(queues) => queues.look().await,
+        }
+    }
+
+    async fn create(&mut self, args: &CreateArgs) -> Result<(), Problem> {
+        match self {
+            Self::Kafka(cluster) => cluster.create(args).await,
+            Self::RabbitMq(queues) => queues.create().await,
+        }
+    }
+}
+
+impl Queues {
+    async fn look(&mut self) -> Result<(), Problem> {
+        let names: Vec<&str> = self.named.iter().map(|queue| queue.topic.as_str()).collect();
+        let found = self.source.find_queues(&names).await.map_err(|error| not_opened(&error))?;
+        for (queue, _) in self.named.iter_mut().zip(found).filter(|(_, is_there)| *is_there) {
+            queue.state = State::Exists;
+        }
+        Ok(())
+    }
+
+    async fn create(&mut self) -> Result<(), Problem> {
+        for queue in self.named.iter_mut().filter(|queue| queue.is_missing()) {
+            let plan = QueuePlan::new(&queue.topic);
+            // Each look at dead letters returns them.
+            let plan = if queue.role == Role::DeadLetters { plan.delivery_limit(NO_LIMIT) } else { plan };
+            match self.source.create_queue(&plan).await {
+                Ok(()) => queue.state = State::Created,
+                Err(error) if error.is_away() => return Err(not_opened(&error)),
+                Err(error) => {
+                    queue.state = State::Refused;
+                    queue.reason = Some(Problem::caused(Exit::Configuration, &error).to_string());
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The delivery limit that is none.
+const NO_LIMIT: i32 = -1;
+
 impl Cluster {
-    fn has_missing(&self) -> bool {
-        self.named.iter().any(NamedTopic::is_missing)
-    }
-
-    fn has_refused(&self) -> bool {
-        self.named.iter().any(|topic| topic.state == State::Refused)
-    }
-
     /// Asks which topics exist.
     async fn look(&mut self) -> Result<(), Problem> {
         let names: Vec<String> = self.named.iter().map(|topic| topic.topic.clone()).collect();
@@ -300,6 +394,9 @@ impl NamedTopic {
     }
 
     fn size(&self) -> String {
+        if self.kind == Kind::Queue {
+            return "a quorum queue".to_owned();
+        }
         let counted = |count: Option<usize>, what: &str| match count {
             Some(1) => format!("1 {what}"),
             Some(count) => format!("{count} {what}s"),
@@ -309,21 +406,32 @@ impl NamedTopic {
     }
 }
 
-/// What exists and what is missing, a topic a line.
-fn text(clusters: &[Cluster]) -> String {
-    let line = |topic: &NamedTopic| {
-        let state = if topic.state == State::Missing { "to create" } else { "exists" };
-        format!("{}: {state}, {} ({})", plain(&topic.topic), topic.size(), topic.purpose())
-    };
-    clusters.iter().flat_map(|cluster| &cluster.named).map(line).collect::<Vec<_>>().join("\n")
+fn named(places: &[Place]) -> impl Iterator<Item = &NamedTopic> {
+    places.iter().flat_map(|place| match place {
+        Place::Kafka(cluster) => &cluster.named,
+        Place::RabbitMq(queues) => &queues.named,
+    })
 }
 
-/// What was done about the missing topics.
-fn done(clusters: &[Cluster]) -> String {
+/// What exists and what is missing, a line each.
+fn text(places: &[Place]) -> String {
+    let line = |topic: &NamedTopic| match (topic.state == State::Missing, topic.kind) {
+        (true, _) => format!("{}: to create, {} ({})", plain(&topic.topic), topic.size(), topic.purpose()),
+        // The broker does not say what an existing queue is.
+        (false, Kind::Queue) => format!("{}: exists ({})", plain(&topic.topic), topic.purpose()),
+        (false, Kind::Topic) => {
+            format!("{}: exists, {} ({})", plain(&topic.topic), topic.size(), topic.purpose())
+        }
+    };
+    named(places).map(line).collect::<Vec<_>>().join("\n")
+}
+
+/// What was done about the missing ones.
+fn done(places: &[Place]) -> String {
     let line = |topic: &NamedTopic| match (&topic.state, &topic.reason) {
         (State::Created, _) => Some(format!("created {}", plain(&topic.topic))),
         (State::Refused, Some(reason)) => Some(reason.lines().map(plain).collect::<Vec<_>>().join("\n")),
         _ => None,
     };
-    clusters.iter().flat_map(|cluster| &cluster.named).filter_map(line).collect::<Vec<_>>().join("\n")
+    named(places).filter_map(line).collect::<Vec<_>>().join("\n")
 }

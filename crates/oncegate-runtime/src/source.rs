@@ -200,6 +200,13 @@ pub trait AckHandle: Send + Sync + fmt::Debug {
         true
     }
 
+    /// Returns the number of an order that the source keeps by itself: its deliveries with the same number run one after
+    /// another, as they were received, unless the consumer is [`Unordered`](crate::Ordering::Unordered). The default is
+    /// `None`: by the consumer's [`Ordering`](crate::Ordering).
+    fn order(&self) -> Option<u64> {
+        None
+    }
+
     /// Acknowledges the message. Call it only after a durable COMPLETED or dead letter, and before `stop`.
     fn ack(&self);
 

@@ -1,4 +1,4 @@
-//! oncegate makes Kafka and SQS consumers safe against duplicates: a handler runs once for messages that mean the same,
+//! oncegate makes consumers of Kafka, SQS and RabbitMQ safe against duplicates: a handler runs once for messages that mean the same,
 //! its result is stored, later deliveries get that result, and a message is acknowledged only after that.
 //!
 //! Start with [`Handler`] (the work), [`Key`] (what "the same message" means), [`Gate`] (scope, key and store, leases

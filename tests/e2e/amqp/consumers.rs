@@ -3,10 +3,11 @@
 use lapin::options::BasicConsumeOptions;
 use lapin::types::FieldTable;
 use lapin::{Connection, ConnectionProperties};
-use oncegate_testkit::{QueueKind, RabbitMq};
+use oncegate::health::Phase;
+use oncegate_testkit::{QueueKind, RabbitMq, until};
 use serde_json::json;
 
-use crate::stage::{Clerk, Stage, fails};
+use crate::stage::{Clerk, LIMIT, Stage, fails};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_single_active_consumer_is_followed_by_its_standby() {
@@ -30,6 +31,35 @@ async fn a_single_active_consumer_is_followed_by_its_standby() {
     standby.stop().await;
     first.book.charged_once(20);
     second.book.charged_once(10);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stop_of_the_active_consumer_keeps_the_order() {
+    let server = RabbitMq::shared().await;
+    let arguments = [("x-single-active-consumer", json!(true))];
+    let queue = server.new_queue_with("orders", QueueKind::Quorum, &arguments).await;
+    let stage = Stage::of(&server, queue).await;
+    let (first, second) = (Clerk::waiting(), Clerk::new());
+    let active = stage.start_with(stage.source().in_order(), first.clone(), |consumer| consumer).await;
+    stage.send(0..10).await;
+    first.book.until_count("start", 1).await;
+    let standby = stage.start_with(stage.source().in_order(), second.clone(), |consumer| consumer).await;
+    standby.until_health("ready", |health| health.is_ready()).await;
+    let monitor = active.monitor();
+    let stopping = tokio::spawn(active.stop());
+    until("it stops", LIMIT, async || match monitor.status().phase {
+        Phase::Stopping => Ok(()),
+        other => Err(format!("{other:?}")),
+    })
+    .await;
+    // What it has in hand, and the nine behind it, stay with it until it has ended.
+    assert_eq!((first.book.count("start"), second.book.count("charge")), (1, 0));
+    first.open();
+    stopping.await.unwrap();
+    standby.watched.until("acks", 9).await;
+    standby.stop().await;
+    first.book.charged_once(1);
+    assert_eq!(second.book.charges(), (1..10).map(|id| format!("charge {id}")).collect::<Vec<_>>());
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -1,7 +1,10 @@
 //! Workers of a queue that are killed and stopped, and a broker that is killed, in the middle of their handlers.
 
+use std::collections::BTreeSet;
+
 use fastrand::Rng;
 use oncegate_testkit::{Ledger, QueueKind, RabbitMqServer, Redis, Workers, unique};
+use serde_json::json;
 
 const MESSAGES: usize = 3_000;
 const ORDERS: usize = 2_000;
@@ -30,13 +33,21 @@ fn faults(rng: &mut Rng) -> Vec<Fault> {
     faults
 }
 
-async fn nothing_is_lost(kind: QueueKind) {
+/// Whether the broker delivers to one worker at a time, and messages run in the queue's order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Order {
+    None,
+    Kept,
+}
+
+async fn nothing_is_lost(kind: QueueKind, order: Order) {
     let seed = fastrand::u64(..);
     println!("seed {seed}");
     let mut rng = Rng::with_seed(seed);
     let mut server = RabbitMqServer::start().await;
     let redis = Redis::shared().await;
-    let queue = server.new_queue("fire", kind).await;
+    let arguments = [("x-single-active-consumer", json!(order == Order::Kept))];
+    let queue = server.new_queue_with("fire", kind, &arguments).await;
     let body = |n: usize| {
         let order = if n < ORDERS { n } else { rng.usize(..ORDERS) };
         format!(r#"{{"order":"{order}","n":{n}}}"#)
@@ -49,7 +60,9 @@ async fn nothing_is_lost(kind: QueueKind) {
     // The broker gives up a connection that is silent for two heartbeats.
     let uri = format!("{}?heartbeat=2", server.uri());
     let from = ["amqp".to_owned(), uri, queue.name().to_owned()];
-    let arguments = [redis.url().to_owned(), unique("fire"), path].into_iter().chain(from).collect();
+    let in_order = (order == Order::Kept).then(|| "in-order".to_owned());
+    let arguments =
+        [redis.url().to_owned(), unique("fire"), path].into_iter().chain(from).chain(in_order).collect();
     let mut workers = Workers::of(env!("CARGO_BIN_EXE_worker"), arguments);
     for _ in 0..WORKERS {
         workers.start();
@@ -89,17 +102,28 @@ async fn nothing_is_lost(kind: QueueKind) {
         .await;
     let run = format!("seed {seed}, {faults:?}");
     let explained = workers.explained(&ledger, (0..ORDERS).map(|order| order.to_string()), &run);
+    if order == Order::Kept {
+        let mut seen = BTreeSet::new();
+        let first = ledger.read().into_iter().map(|effect| effect.effect.parse::<usize>().unwrap());
+        let first: Vec<usize> = first.filter(|order| seen.insert(*order)).collect();
+        assert!(first.is_sorted(), "{run}: {first:?}");
+    }
     println!("{} faults, lost 0, second effects {explained}, each of a worker that was hit", faults.len());
 }
 
 // invariant: queue-message-lost
 #[tokio::test(flavor = "multi_thread")]
 async fn a_classic_queue_under_fire_loses_nothing() {
-    nothing_is_lost(QueueKind::Classic).await;
+    nothing_is_lost(QueueKind::Classic, Order::None).await;
 }
 
 // invariant: queue-message-lost
 #[tokio::test(flavor = "multi_thread")]
 async fn a_quorum_queue_under_fire_loses_nothing() {
-    nothing_is_lost(QueueKind::Quorum).await;
+    nothing_is_lost(QueueKind::Quorum, Order::None).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_order_of_a_single_active_consumer_holds_under_fire() {
+    nothing_is_lost(QueueKind::Quorum, Order::Kept).await;
 }

@@ -1,8 +1,21 @@
 //! A broker that is killed and comes back.
 
+use oncegate::{Attempt, Failure, Handler, Message};
 use oncegate_testkit::{QueueKind, RabbitMqServer};
 
 use crate::stage::{Clerk, Stage, body, fails};
+
+/// Gives every message up once its clerk may go on.
+struct Refusing(Clerk);
+
+impl Handler for Refusing {
+    type Output = u32;
+
+    async fn handle(&self, message: &Message, attempt: &Attempt) -> Result<u32, Failure> {
+        self.0.handle(message, attempt).await?;
+        Err(Failure::permanent("refused"))
+    }
+}
 
 // invariant: queue-message-lost
 #[tokio::test(flavor = "multi_thread")]
@@ -61,4 +74,26 @@ async fn acks_continue_during_an_alarm_of_the_broker() {
     server.control(&["set_vm_memory_high_watermark", "absolute", "512MB"]).await;
     running.stop().await;
     clerk.book.charged_once(2);
+}
+
+// invariant: ack-before-completed
+#[tokio::test(flavor = "multi_thread")]
+async fn dead_letters_wait_for_the_end_of_an_alarm() {
+    let server = RabbitMqServer::start().await;
+    let stage = Stage::on(&server, QueueKind::Quorum).await;
+    let clerk = Clerk::waiting();
+    let running = stage.start(Refusing(clerk.clone())).await;
+    stage.send([1, 2]).await;
+    clerk.book.until_count("start", 2).await;
+    server.control(&["set_vm_memory_high_watermark", "absolute", "1MB"]).await;
+    clerk.open();
+    let said = running.until_failure("dead_letter", "short of memory or disk").await;
+    assert!(said.contains("check_local_alarms"), "{said}");
+    assert_eq!(running.watched.total("acks"), 0, "no ack without a dead letter");
+    server.control(&["set_vm_memory_high_watermark", "absolute", "512MB"]).await;
+    running.watched.until("acks", 2).await;
+    running.stop().await;
+    // A letter whose confirmation was lost with its connection is written again.
+    assert!(stage.dead.ready().await >= 2);
+    assert_eq!(stage.queue.ready().await, 0);
 }

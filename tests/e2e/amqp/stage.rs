@@ -85,6 +85,10 @@ pub(crate) struct Running {
 }
 
 impl Running {
+    pub(crate) fn monitor(&self) -> Monitor {
+        self.monitor.clone()
+    }
+
     pub(crate) async fn stop(self) -> Arc<Watched> {
         self.stop.send(()).expect("it runs");
         self.ended.await.expect("it does not panic").expect("it ends well");
@@ -171,6 +175,11 @@ impl Book {
             lines.wait_for(|lines| lines.iter().filter(|line| line.starts_with(word)).count() >= count);
         let reached = tokio::time::timeout(LIMIT, reached).await.is_ok();
         assert!(reached, "not {count} times `{word}` after {LIMIT:?}: {:?}", self.0.borrow());
+    }
+
+    /// The charges, in order.
+    pub(crate) fn charges(&self) -> Vec<String> {
+        self.0.borrow().iter().filter(|line| line.starts_with("charge ")).cloned().collect()
     }
 
     /// Requires that each of so many orders was charged once.

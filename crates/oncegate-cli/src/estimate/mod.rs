@@ -12,6 +12,8 @@ use oncegate::kafka::TopicReader;
 use serde::Serialize;
 
 use crate::args::{AnswerArgs, KEY_FORMS, KEY_HELP, within};
+use crate::config::format::Format;
+use crate::examined::formatted;
 use crate::exit::{Exit, Problem, not_opened};
 use crate::output::{self, Table, grouped, span};
 use crate::parse::{duration, pair};
@@ -70,6 +72,10 @@ pub(crate) struct EstimateArgs {
 
     #[arg(long, value_name = "SPEC", env = "ONCEGATE_KEY", help = KEY_HELP, long_help = KEY_FORMS)]
     key: Option<Key>,
+
+    /// The format of payloads that are not JSON: registry:URL, avro:FILE, protobuf:FILE#MESSAGE, gzip, zstd or base64
+    #[arg(long, value_name = "FORMAT", requires = "sample")]
+    format: Option<Format>,
 
     /// The share of messages that are no duplicates, in percent
     #[arg(long, value_name = "PERCENT", default_value_t = 100.0, value_parser = percent)]
@@ -148,11 +154,10 @@ pub(crate) async fn run(args: &EstimateArgs) -> Result<Exit, Problem> {
 
 /// Reads the topic, up to a limit.
 async fn sample(args: &EstimateArgs) -> Result<Option<Sample>, Problem> {
-    let (Some(topic), Some(brokers), Some(key)) = (&args.sample, &args.brokers, &args.key) else {
-        return Ok(None);
-    };
+    let (Some(topic), Some(brokers)) = (&args.sample, &args.brokers) else { return Ok(None) };
+    let Some(key) = formatted(args.key.clone(), args.format.as_ref())? else { return Ok(None) };
     let store = Arc::new(MemoryStore::new());
-    let mut examination = DryRun::new(args.scope.as_str(), key.clone(), store).open().await?;
+    let mut examination = DryRun::new(args.scope.as_str(), key, store).open().await?;
     let reader = TopicReader::open(brokers, topic, args.properties.iter().cloned()).await;
     let mut reader = reader.map_err(|error| not_opened(&error))?;
     let (mut messages, mut bytes, mut first, mut last) = (0_u64, 0_u64, i64::MAX, i64::MIN);

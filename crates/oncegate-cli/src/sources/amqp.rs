@@ -44,6 +44,10 @@ pub(crate) struct Amqp {
     /// The consumer's priority among those of the queue.
     #[schemars(extend("default" = 0))]
     pub(crate) priority: Option<i32>,
+    /// The messages of the queue run one after another, as they were delivered. Across several consumers that is an order
+    /// only with `x-single-active-consumer`.
+    #[schemars(extend("default" = false))]
+    pub(crate) in_order: Option<bool>,
     /// The URL of the management plugin, such as `http://localhost:15672`: the limits of the queue are compared at the start.
     pub(crate) management: Option<String>,
     /// The authority that has signed the broker's certificate, a file in PEM, besides those of the machine.
@@ -79,6 +83,14 @@ impl Amqp {
         })
     }
 
+    /// Returns the source with its login.
+    ///
+    /// # Errors
+    /// When a file of the settings cannot be read.
+    pub(crate) fn configured(&self) -> Result<AmqpSource, String> {
+        Ok(self.source(self.login()?))
+    }
+
     fn source(&self, login: Login) -> AmqpSource {
         let url = self.url.clone().unwrap_or_default();
         let mut source = AmqpSource::new(url, self.queue.clone().unwrap_or_default());
@@ -99,6 +111,9 @@ impl Amqp {
         }
         if let Some(url) = &self.management {
             source = source.management(url);
+        }
+        if self.in_order == Some(true) {
+            source = source.in_order();
         }
         if self.routes_from_headers == Some(true) {
             source = source.routes_from_headers();
@@ -162,7 +177,7 @@ impl SourceSettings for Amqp {
     }
 
     fn open(&self, _: &str, _: Duration) -> Result<Box<dyn ConfiguredSource>, String> {
-        Ok(Box::new(self.source(self.login()?)))
+        Ok(Box::new(self.configured()?))
     }
 
     fn open_without_secrets(&self, _: &str) -> Result<Box<dyn ConfiguredSource>, String> {

@@ -89,3 +89,18 @@ async fn a_sample_says_rate_and_duplicates() {
     assert_eq!(text.ended(0).line("records"), "records 302,400,000 kept for 7 d 0 h");
     oncegate(&["estimate"], b"").await.ended(2);
 }
+
+#[tokio::test]
+async fn a_sample_of_another_format_has_its_keys() {
+    let kafka = Kafka::shared().await;
+    let topic = kafka.new_topic("sample", 1).await;
+    let first = SystemTime::now() - Duration::from_secs(10);
+    // {"order_id":1}, {"order_id":2}, and the first one again.
+    let payloads = ["eyJvcmRlcl9pZCI6MX0=", "eyJvcmRlcl9pZCI6Mn0=", "eyJvcmRlcl9pZCI6MX0="];
+    let record = |(payload, n)| Record::new(payload).produced_at(first + Duration::from_secs(n));
+    kafka.produce(&topic, payloads.into_iter().zip(0..).map(record)).await;
+    let sample =
+        ["estimate", "--sample", &topic, "--brokers", kafka.bootstrap(), "--key", "order_id", "--json"];
+    let json = oncegate(&[&sample[..], &["--format", "base64"]].concat(), b"").await.ended(0).json();
+    assert_eq!((&json["sample"]["messages"], &json["sample"]["distinct_keys"]), (&3.into(), &2.into()));
+}

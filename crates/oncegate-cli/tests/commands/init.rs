@@ -179,7 +179,7 @@ async fn every_source_gets_a_configuration_without_errors() {
     let all: [(&[&str], &[&str]); 4] = [
         (&kafka, &["a:9092", "b:9092", "sales.dead", "redis://localhost:6379"]),
         (&sqs, &["sales", "http://127.0.0.1:9324", "orders-dead"]),
-        (&amqp, &["sales", "amqp://shop@a:5672/shop", "orders-dead", "RABBITMQ_PASSWORD"]),
+        (&amqp, &["sales", "a:5672/shop", "orders-dead", "RABBITMQ_PASSWORD"]),
         (&stdin, &["it's", "here", "dead.jsonl"]),
     ];
     for (flags, needles) in all {

@@ -1,6 +1,6 @@
 //! `oncegate topics create` against a real broker.
 
-use oncegate_testkit::{Certificates, Kafka, SecuredKafka, TokenFlaw, TokenServer, unique};
+use oncegate_testkit::{Certificates, Kafka, RabbitMq, SecuredKafka, TokenFlaw, TokenServer, unique};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -135,7 +135,7 @@ async fn a_user_who_logs_in_with_tokens_creates_topics_and_a_wrong_token_is_one_
 async fn topics_of_producers_can_be_left_out_and_what_is_refused_is_told() {
     let named = Named::new().await;
     let refused = named.create(&["--except-sources", "--yes", "--replication-factor", "500"]).await;
-    refused.ended(78).says("not all topics were created");
+    refused.ended(78).says("not all topics and queues were created");
     assert!(refused.out.contains(&format!("topic {}.dead was not created", named.source)), "{}", refused.out);
     let created = named.found(&["--except-sources", "--yes"]).await;
     let roles: Vec<_> = created.iter().map(|(role, state, _)| (role.as_str(), state.as_str())).collect();
@@ -150,4 +150,45 @@ async fn a_configuration_without_topics_or_without_a_broker_is_told() {
     let path = folder.join("oncegate.toml");
     let answer = oncegate(&["topics", "create", path.to_str().unwrap()], b"").await;
     answer.ended(78).says("names no topic of Kafka");
+}
+
+#[tokio::test]
+async fn the_missing_queues_are_made_as_quorum_queues_and_left_alone_then() {
+    let rabbit = RabbitMq::shared().await;
+    let (dir, queue) = (tempfile::tempdir().unwrap(), unique("queues"));
+    let consumer = |user: &str| {
+        format!(
+            r#"version = 1
+[store]
+url = "sqlite:records.db"
+[consumer.billing]
+key = {{ json = ["order_id"] }}
+handler = {{ command = "true" }}
+source = {{ amqp = {{ url = "amqp://{user}:guest@{}/%2f", queue = "{queue}" }} }}
+dead_letters = {{ amqp = "{queue}.dead" }}
+"#,
+            rabbit.address()
+        )
+    };
+    let path = dir.path().join("oncegate.toml");
+    std::fs::write(&path, consumer("guest")).unwrap();
+    let create = async |flags: &[&str]| {
+        oncegate(&[&["topics", "create", path.to_str().unwrap()], flags].concat(), b"").await
+    };
+    let line = create(&["--dry-run"]).await.ended(1).line(&format!("{queue}.dead:"));
+    assert_eq!(line, format!("{queue}.dead: to create, a quorum queue (dead letters of billing)"));
+    create(&["--yes"]).await.ended(0).says(&format!("created {queue}.dead"));
+    for (name, limit) in [(queue.clone(), Value::Null), (format!("{queue}.dead"), json!(-1))] {
+        let described = rabbit.manage("GET", &format!("/api/queues/%2F/{name}"), "").await;
+        let described: Value = serde_json::from_slice(&described.body).unwrap();
+        assert_eq!((&described["type"], &described["durable"]), (&json!("quorum"), &json!(true)));
+        assert_eq!(described["arguments"]["x-delivery-limit"], limit, "{name}");
+    }
+    let again = create(&["--yes"]).await;
+    assert_eq!(again.ended(0).line(&format!("{queue}:")), format!("{queue}: exists (consumed by billing)"));
+    // A user without the right.
+    let user = rabbit.new_user("^$", ".*", ".*").await;
+    let text = consumer(&user).replace(&queue, &unique("queues"));
+    std::fs::write(&path, text).unwrap();
+    create(&["--yes"]).await.ended(78).says("grant the permission `configure`");
 }

@@ -145,9 +145,11 @@ impl Item {
             (ordering, _) => ordering,
         };
         let order = match (ordering, message.key()) {
+            (Ordering::Unordered, _) => None,
+            _ if let Some(number) = self.delivery.ack_handle.order() => Some(lane("source", &number)),
             (Ordering::Partition, _) => Some(lane("partition", &message.origin().partition())),
             (Ordering::Key, Some(key)) => Some(lane("key", &(message.origin().partition(), key))),
-            (Ordering::Key, None) | (Ordering::Unordered, _) => None,
+            (Ordering::Key, None) => None,
         };
         [order, self.identity.as_ref().ok().map(|identity| lane("identity", &identity.key))]
     }

@@ -219,6 +219,10 @@ impl AckHandle for RecordedAckHandle {
         self.inner.is_ours()
     }
 
+    fn order(&self) -> Option<u64> {
+        self.inner.order()
+    }
+
     fn ack(&self) {
         self.hook.pass(Point::AckBefore);
         self.history.note(Occurrence::Ack { origin: self.origin.clone(), key: self.key.clone() });

@@ -273,6 +273,10 @@ impl AckHandle for RemoteHandle {
         self.inner.is_ours()
     }
 
+    fn order(&self) -> Option<u64> {
+        self.inner.order()
+    }
+
     fn ack(&self) {
         self.inner.ack();
         {

@@ -78,7 +78,7 @@ const WAIT: Duration = Duration::from_secs(1);
 const PREFETCH: u16 = 16;
 
 /// Arguments: the store, the scope, the ledger's path, and `kafka` with brokers, topic, group and optionally the
-/// dead-letter topic, `sqs` with the queue's URL, or `amqp` with the broker's URI and the queue.
+/// dead-letter topic, `sqs` with the queue's URL, or `amqp` with the broker's URI, the queue and optionally `in-order`.
 #[tokio::main]
 async fn main() -> Result<(), BoxError> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -93,8 +93,15 @@ async fn main() -> Result<(), BoxError> {
                 .property("heartbeat.interval.ms", "300"),
         ),
         ["sqs", queue] => Arc::new(SqsSource::new(queue).visibility(VISIBILITY).wait(WAIT)),
+        ["amqp", uri, queue, "in-order"] => {
+            Arc::new(AmqpSource::new(uri, queue).prefetch(PREFETCH).in_order())
+        }
         ["amqp", uri, queue] => Arc::new(AmqpSource::new(uri, queue).prefetch(PREFETCH)),
-        _ => return Err("worker … kafka BROKERS TOPIC GROUP, … sqs QUEUE-URL, or … amqp URI QUEUE".into()),
+        _ => {
+            return Err(
+                "worker … kafka BROKERS TOPIC GROUP, … sqs QUEUE-URL, or … amqp URI QUEUE [in-order]".into(),
+            );
+        }
     };
     let store: Arc<dyn Store> = Arc::new(RedisStore::connect(store).await?);
     let gate = Gate::new(*scope, Key::json(["order"]), store).lease(LEASE);
