@@ -224,11 +224,18 @@ type TraceExport = Option<traces::Traces>;
 #[cfg(not(feature = "otlp"))]
 type TraceExport = Option<std::convert::Infallible>;
 
+/// What is not logged: the first unless `ONCEGATE_LOG` names it, the second never.
+const QUIET: [&str; 2] = ["lapin=off", "lapin::returned_messages=off"];
+
 fn start_logging(command: &Command, format: LogFormat) -> Result<TraceExport, Problem> {
-    // That target of the client of RabbitMQ logs messages with their payloads. What comes back is reported by the dead letters.
-    let quiet = "lapin::returned_messages=off".parse().expect("it is a directive");
     let filter =
         EnvFilter::builder().with_env_var("ONCEGATE_LOG").with_default_directive(command.log_level().into());
+    let mut filter = filter.from_env_lossy();
+    // The client of RabbitMQ logs every error that it also returns, and messages that come back with their payloads.
+    let is_wanted = std::env::var("ONCEGATE_LOG").is_ok_and(|directives| directives.contains("lapin"));
+    for quiet in if is_wanted { &QUIET[1..] } else { &QUIET[..] } {
+        filter = filter.add_directive(quiet.parse().expect("it is a directive"));
+    }
     let colours =
         std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|no| no.is_empty());
     let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).with_ansi(colours);
@@ -236,8 +243,7 @@ fn start_logging(command: &Command, format: LogFormat) -> Result<TraceExport, Pr
         LogFormat::Text => lines.boxed(),
         LogFormat::Json => lines.with_ansi(false).json().boxed(),
     };
-    let subscriber =
-        tracing_subscriber::registry().with(lines.with_filter(filter.from_env_lossy().add_directive(quiet)));
+    let subscriber = tracing_subscriber::registry().with(lines.with_filter(filter));
     #[cfg(feature = "otlp")]
     let traces = traces::Traces::start()?;
     #[cfg(feature = "otlp")]

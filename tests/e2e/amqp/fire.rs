@@ -11,7 +11,7 @@ const ORDERS: usize = 2_000;
 const WORKERS: usize = 3;
 /// How many workers are killed: `ONCEGATE_RABBITMQ_KILLS`. The broker is killed once, and a worker stopped once, for so
 /// many of them.
-const DEFAULT_KILLS: usize = 10;
+const DEFAULT_KILLS: usize = 5;
 const KILLS_A_BROKER: usize = 5;
 const KILLS_A_STOP: usize = 10;
 
@@ -28,7 +28,7 @@ fn faults(rng: &mut Rng) -> Vec<Fault> {
         std::env::var("ONCEGATE_RABBITMQ_KILLS").map_or(DEFAULT_KILLS, |number| number.parse().unwrap());
     let mut faults = vec![Fault::Kill; kills];
     faults.resize(faults.len() + kills / KILLS_A_BROKER, Fault::BrokerKill);
-    faults.resize(faults.len() + kills / KILLS_A_STOP, Fault::Stop);
+    faults.resize(faults.len() + (kills / KILLS_A_STOP).max(1), Fault::Stop);
     rng.shuffle(&mut faults);
     faults
 }
@@ -79,17 +79,17 @@ async fn nothing_is_lost(kind: QueueKind, order: Order) {
                 server.start_again().await;
             }
             Fault::Stop => {
-                let until_consumers = async |workers: &Workers, so: fn(u32) -> bool| {
+                let until_consumers = async |workers: &Workers, so: fn(usize) -> bool| {
                     workers
-                        .until(&ledger, async |_| match queue.consumers().await {
+                        .until(&ledger, async |_| match server.consumers(&queue).await {
                             consumers if so(consumers) => Ok(()),
                             consumers => Err(consumers),
                         })
                         .await;
                 };
-                until_consumers(&workers, |consumers| consumers == WORKERS as u32).await;
+                until_consumers(&workers, |consumers| consumers == WORKERS).await;
                 workers.stop_one(&mut rng);
-                until_consumers(&workers, |consumers| consumers < WORKERS as u32).await;
+                until_consumers(&workers, |consumers| consumers < WORKERS).await;
                 workers.go_on();
             }
         }

@@ -194,6 +194,18 @@ impl RabbitMq {
         described.get("messages").and_then(Value::as_u64).unwrap_or(u64::MAX)
     }
 
+    /// How many consumers the queue has, those included that wait for the single active one. The server knows it some
+    /// seconds late.
+    ///
+    /// # Panics
+    /// When the server does not answer.
+    pub async fn consumers(&self, queue: &RabbitQueue) -> usize {
+        let path = format!("/api/queues/%2F/{}", queue.name());
+        let described: Value =
+            serde_json::from_slice(&self.manage("GET", &path, "").await.body).expect("it is JSON");
+        described.get("consumer_details").and_then(Value::as_array).map_or(0, Vec::len)
+    }
+
     /// Calls the management plugin.
     ///
     /// # Panics

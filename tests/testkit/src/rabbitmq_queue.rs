@@ -111,17 +111,6 @@ impl RabbitQueue {
         ready
     }
 
-    /// How many consumers it has.
-    ///
-    /// # Panics
-    /// As [`RabbitQueue::ready`].
-    pub async fn consumers(&self) -> u32 {
-        let (connection, channel) = self.connect().await;
-        let consumers = self.declared(&channel).await.consumer_count();
-        close(&connection).await;
-        consumers
-    }
-
     /// Waits until so many messages wait in it.
     ///
     /// # Panics
@@ -162,13 +151,9 @@ impl RabbitQueue {
     }
 
     async fn count(&self, channel: &Channel) -> u32 {
-        self.declared(channel).await.message_count()
-    }
-
-    async fn declared(&self, channel: &Channel) -> lapin::Queue {
         let passive = QueueDeclareOptions::default().passive();
         let found = channel.queue_declare(self.name.as_str().into(), passive, FieldTable::default()).await;
-        found.expect("the queue is there")
+        found.expect("the queue is there").message_count()
     }
 
     async fn connect(&self) -> (Connection, Channel) {

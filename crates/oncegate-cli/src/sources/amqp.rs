@@ -139,7 +139,7 @@ impl SourceSettings for Amqp {
         let in_url = login.is_some_and(|(login, _)| login.contains(':'));
         match &self.password {
             Some(_) if in_url => {
-                findings.push(SourceFinding::Error("password", "the URL contains a password as well"))
+                findings.push(SourceFinding::Error("password", "the URL contains a password as well"));
             }
             Some(password) => findings.push(SourceFinding::Secret(vec!["password"], password)),
             None if in_url => findings.push(SourceFinding::SecretInUrl("url")),

@@ -177,7 +177,9 @@ dead_letters = {{ amqp = "{queue}.dead" }}
     };
     let line = create(&["--dry-run"]).await.ended(1).line(&format!("{queue}.dead:"));
     assert_eq!(line, format!("{queue}.dead: to create, a quorum queue (dead letters of billing)"));
-    create(&["--yes"]).await.ended(0).says(&format!("created {queue}.dead"));
+    let created = create(&["--yes"]).await;
+    assert_eq!(created.ended(0).line(&format!("created {queue}.dead")), format!("created {queue}.dead"));
+    assert_eq!(created.err, "", "a queue that is missing is no error here");
     for (name, limit) in [(queue.clone(), Value::Null), (format!("{queue}.dead"), json!(-1))] {
         let described = rabbit.manage("GET", &format!("/api/queues/%2F/{name}"), "").await;
         let described: Value = serde_json::from_slice(&described.body).unwrap();

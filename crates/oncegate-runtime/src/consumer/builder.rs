@@ -346,17 +346,7 @@ impl Consumer {
                 return Ok(None);
             }
             let gate = Arc::clone(gate.opened().await?);
-            let (checkup, promise) = (gate.checkup(), gate.promise());
-            info!(
-                scope = gate.scope(),
-                store = checkup.store,
-                promise = promise.to_string(),
-                adds_a_run = promise.adds_a_run,
-                "the gate is open"
-            );
-            for warning in &checkup.warnings {
-                warn!(scope = gate.scope(), store = checkup.store, "{warning}");
-            }
+            tell_of(&gate);
             let (number, breaker) = (routes.len(), Switch::new(self.settings.breaker, &gate));
             let Work { handler, limits, batches, transactional, transactional_batches } = work;
             let transactional =
@@ -395,6 +385,21 @@ impl Consumer {
             retry_writes: Arc::default(),
             settings: self.settings,
         }))
+    }
+}
+
+/// Logs what an open gate promises, and what its store warns of.
+fn tell_of(gate: &OpenGate) {
+    let (checkup, promise) = (gate.checkup(), gate.promise());
+    info!(
+        scope = gate.scope(),
+        store = checkup.store,
+        promise = promise.to_string(),
+        adds_a_run = promise.adds_a_run,
+        "the gate is open"
+    );
+    for warning in &checkup.warnings {
+        warn!(scope = gate.scope(), store = checkup.store, "{warning}");
     }
 }
 
