@@ -7,7 +7,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use oncegate::admin::dry_run::{Known, ReplayReport};
-use oncegate::source::{AckHandle, Delivery, Source as _};
+use oncegate::amqp::AmqpSource;
+use oncegate::source::{AckHandle, Delivery, Source};
 use oncegate::sqs::{Body, SqsSource};
 use oncegate::{Counters, Message};
 use serde::Serialize;
@@ -32,25 +33,30 @@ const RECEIVE_MOST: usize = 100;
 /// The time limit for making all messages visible again.
 const HAND_BACK_LIMIT: Duration = Duration::from_secs(60);
 
-/// Show what would happen to the messages in an SQS queue, and return them to it
+/// Show what would happen to the messages in a queue of SQS or RabbitMQ, and return them to it
 ///
 /// Use it above all for dead letters before a redrive. It receives the messages, reads their records in the store as
-/// replay does, holds them meanwhile and makes them visible again at the end.
+/// replay does, holds them meanwhile and returns them to the queue at the end.
 ///
-/// It uses up one receive of every message, which counts for a redrive policy, and consumers do not see the messages
-/// while it runs. Therefore it requires --use-up-a-receive. It refuses FIFO queues, which deliver nothing behind the
-/// first messages of a group while those are held.
+/// It uses up one receive of every message, which counts for a redrive policy or the delivery limit of a quorum queue, and
+/// consumers do not see the messages while it runs. Therefore it requires --use-up-a-receive. It refuses FIFO queues, which
+/// deliver nothing behind the first messages of a group while those are held.
 ///
 /// Exit code 0: none of the messages would run a handler or go to the dead letters, and all were seen.
 #[derive(Debug, clap::Args)]
 pub(crate) struct PeekArgs {
-    /// The queue: its URL, or its name where region and account are those of the environment
+    /// The queue: its name, or the URL of one of SQS where region and account are not those of the environment
     #[arg(long, value_name = "QUEUE")]
     queue: String,
 
     /// The address of another SQS server: http://127.0.0.1:9324 [default: as the AWS SDK finds it]
     #[arg(long, value_name = "URL")]
     endpoint_url: Option<String>,
+
+    /// The queue is one of RabbitMQ: amqp://user:password@host:5672/vhost, or amqps:// with TLS. In the variable, other users
+    /// of the machine do not see the password
+    #[arg(long, value_name = "URL", env = "ONCEGATE_AMQP_URL", hide_env_values = true, conflicts_with_all = ["endpoint_url", "sns"])]
+    amqp_url: Option<String>,
 
     /// Accept that one receive of each message is used up
     #[arg(long)]
@@ -142,6 +148,7 @@ async fn examine(args: &PeekArgs) -> Result<(ReplayReport, bool), Problem> {
     };
     let report = examination.finish().await;
     // An ack handle that is dropped without an ack returns its message to the queue.
+    source.stop_receiving();
     drop(held);
     source.close(HAND_BACK_LIMIT).await?;
     Ok((report?, complete))
@@ -156,24 +163,32 @@ impl PeekArgs {
                  so most of it would not be seen",
             );
         }
+        if self.amqp_url.is_some() && self.most > u32::from(u16::MAX) {
+            return refuse("--most: a consumer of RabbitMQ can hold at most 65,535 messages");
+        }
         if !self.use_up_a_receive {
             return refuse(
-                "looking into a queue uses up one receive of each message, which counts for the redrive policy of the \
-                 queue, and hides the messages from consumers meanwhile: say --use-up-a-receive if that may be",
+                "looking into a queue uses up one receive of each message, which counts for the redrive policy or the \
+                 delivery limit of the queue, and hides the messages from consumers meanwhile: say --use-up-a-receive if that may be",
             );
         }
         Ok(())
     }
 
-    fn source(&self) -> SqsSource {
+    fn source(&self) -> Box<dyn Source> {
+        if let Some(url) = &self.amqp_url {
+            let most = u16::try_from(self.most).unwrap_or(u16::MAX);
+            let source = AmqpSource::new(url, self.queue.as_str()).prefetch(most);
+            return Box::new(source.in_order().routes_from_headers());
+        }
         let body = if self.sns { Body::Sns } else { Body::Raw };
         // A dead letter keeps its first route.
         let source = SqsSource::new(self.queue.as_str()).body(body).routes_from_attributes();
         let source = source.visibility(VISIBILITY).wait(WAIT);
-        match &self.endpoint_url {
+        Box::new(match &self.endpoint_url {
             Some(url) => source.endpoint_url(url),
             None => source,
-        }
+        })
     }
 
     /// The message on the requested route.

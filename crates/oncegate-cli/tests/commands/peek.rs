@@ -3,10 +3,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use oncegate::amqp::AmqpSource;
 use oncegate::redis::RedisStore;
 use oncegate::sqs::SqsSource;
 use oncegate::{Attempt, Consumer, Failure, Gate, Key, Message};
-use oncegate_testkit::{Queue, Redis, Sqs, Watched, unique};
+use oncegate_testkit::{Queue, QueueKind, RabbitMq, Redis, Sqs, Watched, unique};
 
 use super::{Answer, oncegate, oncegate_with};
 
@@ -110,4 +111,38 @@ async fn nothing_is_received_without_leave() {
         "id",
     ];
     oncegate(&fifo, b"").await.ended(2).says("FIFO");
+}
+
+#[tokio::test]
+async fn a_look_into_a_queue_of_rabbitmq_gives_everything_back_in_order() {
+    let (rabbit, redis) = (RabbitMq::shared().await, Redis::shared().await);
+    let (queue, scope) = (rabbit.new_queue("peek", QueueKind::Quorum).await, unique("peek"));
+    queue.send((0..DONE).map(order)).await;
+    let store = RedisStore::connect(redis.url()).await.expect("connects");
+    let gate = Gate::new(scope.as_str(), Key::json(["order_id"]), store);
+    let handler = async |_: Message, _: Attempt| Ok::<(), Failure>(());
+    let watched = Watched::new();
+    let consumer = Consumer::new(AmqpSource::new(rabbit.uri(), queue.name()), gate, handler);
+    let consumer = consumer.observer(Arc::clone(&watched) as _);
+    consumer.run_until(watched.until("acks", DONE.into())).await.expect("it ends well");
+
+    let ids = [3, 7, 1_000, 5];
+    queue.send(ids.map(order)).await;
+    let known =
+        ["peek", "--queue", queue.name(), "--store", redis.url(), "--scope", &scope, "--key", "order_id"];
+    let url = rabbit.uri();
+    let peek = async |more: &[&str]| {
+        oncegate_with(&[&known[..], more].concat(), &[("ONCEGATE_AMQP_URL", &url)], b"").await
+    };
+    peek(&[]).await.ended(2).says("delivery limit");
+    for _ in 0..2 {
+        let json = peek(&["--use-up-a-receive", "--json"]).await.ended(1).json();
+        assert_eq!((&json["messages"], &json["would_run_again"]), (&4.into(), &1.into()), "{json}");
+        assert_eq!(json["complete"], true);
+    }
+    let left = queue.take().await;
+    assert_eq!(
+        left.iter().map(|message| message.data.clone()).collect::<Vec<_>>(),
+        ids.map(|id| order(id).into_bytes())
+    );
 }
