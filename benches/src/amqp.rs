@@ -87,7 +87,8 @@ impl Work<'_> {
         let consumer = consumer.observer(Arc::clone(&stopwatch) as Arc<dyn Observer>);
         consumer.run_until(Arc::clone(&stopwatch).over()).await.expect("the consumer runs to the end");
         assert_eq!(stopwatch.runs(), expected_runs, "each message runs once, and none of a replay");
-        assert_eq!(self.queue.ready().await, 0, "everything is acknowledged");
+        // The broker counts a little late.
+        self.queue.until_ready(0).await;
         stopwatch.rate()
     }
 
@@ -114,7 +115,8 @@ impl Work<'_> {
         channel.close(200, "OK".into()).await.expect("it closes");
         let elapsed = started.expect("messages came").elapsed();
         connection.close(200, "OK".into()).await.expect("it closes");
-        assert_eq!(self.queue.ready().await, 0, "everything is acknowledged");
+        // The broker counts a little late.
+        self.queue.until_ready(0).await;
         self.count as f64 / elapsed.as_secs_f64()
     }
 }

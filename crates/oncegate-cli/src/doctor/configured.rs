@@ -126,10 +126,10 @@ fn retention(consumer: &shape::Consumer) -> Duration {
 }
 
 /// What is reached, with its name.
-type Named<T> = Option<(String, T)>;
+type Reached<T> = Option<(String, T)>;
 
 /// The queue of a source that is no cluster of Kafka.
-fn queue(name: &str, source: &Source) -> Result<Named<Box<dyn ConfiguredSource>>, String> {
+fn queue(name: &str, source: &Source) -> Result<Reached<Box<dyn ConfiguredSource>>, String> {
     let Ok(settings) = source.settings() else { return Ok(None) };
     if source.kafka.is_some() || source.stdin.is_some() {
         return Ok(None);
@@ -143,7 +143,7 @@ fn other_letters(
     name: &str,
     source: &Source,
     consumer: &shape::Consumer,
-) -> Result<Named<Arc<dyn DeadLetters>>, String> {
+) -> Result<Reached<Arc<dyn DeadLetters>>, String> {
     let Some((to, queue)) = consumer.dead_letters.as_ref().and_then(|to| Some((to, to.amqp.clone()?))) else {
         return Ok(None);
     };
