@@ -87,8 +87,8 @@ impl Work<'_> {
         let consumer = consumer.observer(Arc::clone(&stopwatch) as Arc<dyn Observer>);
         consumer.run_until(Arc::clone(&stopwatch).over()).await.expect("the consumer runs to the end");
         assert_eq!(stopwatch.runs(), expected_runs, "each message runs once, and none of a replay");
-        // The broker counts a little late.
-        self.queue.until_ready(0).await;
+        // Taken, not counted: the broker counts a little late.
+        assert_eq!(self.queue.take().await.len(), 0, "everything is acknowledged");
         stopwatch.rate()
     }
 
@@ -115,8 +115,8 @@ impl Work<'_> {
         channel.close(200, "OK".into()).await.expect("it closes");
         let elapsed = started.expect("messages came").elapsed();
         connection.close(200, "OK".into()).await.expect("it closes");
-        // The broker counts a little late.
-        self.queue.until_ready(0).await;
+        // Of acks for single messages, a quorum queue may not have taken the last ones when the channel closes.
+        self.queue.take().await;
         self.count as f64 / elapsed.as_secs_f64()
     }
 }

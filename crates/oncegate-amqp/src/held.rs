@@ -84,6 +84,12 @@ impl Held {
         (returns, acks)
     }
 
+    /// Whether every delivery is acknowledged or returned, and the broker has been told so. Acks also come while others are
+    /// sent.
+    pub(crate) fn is_settled(&self) -> bool {
+        self.in_hand.is_empty() && self.acked.is_empty() && self.returned.is_empty()
+    }
+
     /// Returns how many deliveries are neither acknowledged nor returned.
     pub(crate) fn in_hand(&self) -> usize {
         self.in_hand.len()
@@ -137,6 +143,19 @@ mod tests {
         let acks = vec![Settlement::Ack(1), Settlement::Ack(3), Settlement::Ack(4)];
         assert_eq!(held.take(), (vec![], acks), "2 goes back with the channel");
         assert_eq!(held.in_hand(), 0);
+    }
+
+    #[test]
+    fn acks_that_are_not_sent_keep_the_channel() {
+        let mut held = held(1..=3);
+        assert!(!held.is_settled());
+        assert!(held.ack(1, 1) && held.ack(1, 2) && held.give_back(1, 3));
+        assert!(held.in_hand() == 0 && !held.is_settled(), "nothing was told to the broker");
+        held.take();
+        assert!(held.is_settled());
+        held.admit(Instant::now(), 4);
+        held.withhold(1, 4);
+        assert!(held.is_settled(), "it goes back with the channel");
     }
 
     // invariant: amqp-ack-of-an-old-channel

@@ -62,6 +62,8 @@
 //! - A delivery tag counts within its channel. The same number on the next channel is another message.
 //! - An ack of "all up to this one" also covers deliveries that were returned later. Returns are sent before acks.
 //! - A confirmed message may have been dropped: without `mandatory`, the broker confirms what it could not route.
+//! - A quorum queue buffers acks that come faster than it takes them, and forgets those of a channel that closes. Many
+//!   single acks before a close may be lost in it; acks of many messages are few. Their redeliveries are answered.
 //! - A message that is returned is delivered again at once, and counts for the `delivery-limit` of a quorum queue. So
 //!   retries wait here.
 //! - Any error closes the channel, with all its deliveries. Checks have channels of their own.

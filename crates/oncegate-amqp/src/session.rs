@@ -84,9 +84,9 @@ impl Session {
         loop {
             hub.turned();
             self.settle(hub).await?;
-            let (ended, leave_by, in_hand) = {
+            let (ended, leave_by, is_settled) = {
                 let state = hub.lock();
-                (state.end.is_some(), state.leave_by, state.held.in_hand())
+                (state.end.is_some(), state.leave_by, state.held.is_settled())
             };
             // The next consumer of an order begins when this one has closed its channel.
             if ended && is_consuming && !hub.in_order {
@@ -94,7 +94,7 @@ impl Session {
                 self.stop_consuming(hub).await?;
                 continue;
             }
-            if leave_by.is_some_and(|by| in_hand == 0 || by <= Instant::now()) {
+            if leave_by.is_some_and(|by| is_settled || by <= Instant::now()) {
                 return self.leave().await;
             }
             tokio::select! {

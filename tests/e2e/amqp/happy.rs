@@ -40,6 +40,25 @@ async fn each_order_of_a_quorum_queue_is_charged_once() {
     each_order_is_charged_once(QueueKind::Quorum).await;
 }
 
+/// A stop comes while the last acks are on their way.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stop_sends_the_acks_that_came_while_others_were_sent() {
+    const ORDERS: u32 = 3_000;
+    let server = RabbitMq::shared().await;
+    for round in 0..5 {
+        let stage = Stage::on(&server, QueueKind::Quorum).await;
+        stage.send(0..ORDERS).await;
+        let handler = async |_: Message, _: Attempt| Ok::<(), Failure>(());
+        let source = stage.source().prefetch(256);
+        let running = stage.start_with(source, handler, |consumer| consumer.concurrency(256)).await;
+        running.watched.until("acks", ORDERS.into()).await;
+        running.stop().await;
+        // Its counter would be late.
+        let left = stage.queue.take().await.len();
+        assert_eq!(left, 0, "round {round}: finished and not acknowledged");
+    }
+}
+
 /// Fails twice, and writes what the broker says about the delivery.
 struct Failing {
     runs: Arc<AtomicU32>,
