@@ -1,12 +1,9 @@
 //! A queue full of payments, on a server that runs or on one that is started.
 
-use indicatif::ProgressBar;
 use oncegate::BoxError;
+use oncegate_examples::queue;
 use oncegate_testkit::{QueueKind, RabbitMq, RabbitMqServer, RabbitQueue};
 use tokio::runtime::Runtime;
-
-/// How many messages are sent before the bar moves.
-const CHUNK: usize = 500;
 
 pub(crate) struct Queue {
     runtime: Runtime,
@@ -34,25 +31,19 @@ impl Queue {
         let uri = broker.uri();
         Ok(Self { runtime, broker, uri, queue, _server: server })
     }
+}
 
-    pub(crate) fn uri(&self) -> &str {
-        &self.uri
+impl queue::Queue for Queue {
+    fn send(&self, payments: Vec<String>) {
+        self.runtime.block_on(self.queue.send(payments));
     }
 
-    pub(crate) fn name(&self) -> &str {
-        self.queue.name()
-    }
-
-    pub(crate) fn send(&self, payments: &[String], bar: &ProgressBar) {
-        for chunk in payments.chunks(CHUNK) {
-            self.runtime.block_on(self.queue.send(chunk.to_vec()));
-            bar.inc(chunk.len() as u64);
-        }
-    }
-
-    /// Whether every message is acknowledged. Messages in flight count as not acknowledged.
-    pub(crate) fn is_empty(&self) -> bool {
+    fn is_empty(&self) -> bool {
         self.runtime
             .block_on(async { self.queue.ready().await == 0 && self.broker.left(&self.queue).await == 0 })
+    }
+
+    fn arguments(&self) -> [&str; 4] {
+        ["--uri", &self.uri, "--queue", self.queue.name()]
     }
 }

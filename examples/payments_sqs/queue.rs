@@ -1,12 +1,9 @@
 //! A queue full of payments, on a server that runs or on one that is started.
 
-use indicatif::ProgressBar;
 use oncegate::BoxError;
+use oncegate_examples::queue;
 use oncegate_testkit::{ElasticmqServer, Sqs};
 use tokio::runtime::Runtime;
-
-/// How many messages are sent before the bar moves.
-const CHUNK: usize = 500;
 
 pub(crate) struct Queue {
     runtime: Runtime,
@@ -34,24 +31,18 @@ impl Queue {
         let queue = runtime.block_on(sqs.new_queue(run));
         Ok(Self { runtime, sqs, queue, _server: server })
     }
+}
 
-    pub(crate) fn endpoint(&self) -> &str {
-        self.sqs.endpoint()
+impl queue::Queue for Queue {
+    fn send(&self, payments: Vec<String>) {
+        self.runtime.block_on(self.queue.send(payments));
     }
 
-    pub(crate) fn url(&self) -> &str {
-        self.queue.url()
-    }
-
-    pub(crate) fn send(&self, payments: &[String], bar: &ProgressBar) {
-        for chunk in payments.chunks(CHUNK) {
-            self.runtime.block_on(self.queue.send(chunk.to_vec()));
-            bar.inc(chunk.len() as u64);
-        }
-    }
-
-    /// Whether every message is deleted. Messages in flight count as not deleted.
-    pub(crate) fn is_empty(&self) -> bool {
+    fn is_empty(&self) -> bool {
         self.runtime.block_on(self.queue.depth()).total() == 0
+    }
+
+    fn arguments(&self) -> [&str; 4] {
+        ["--endpoint", self.sqs.endpoint(), "--queue", self.queue.url()]
     }
 }

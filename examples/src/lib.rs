@@ -8,6 +8,7 @@ pub mod crew;
 pub mod database;
 pub mod hang;
 pub mod payments;
+pub mod queue;
 pub mod show;
 pub mod stage;
 

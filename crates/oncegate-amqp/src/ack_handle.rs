@@ -10,7 +10,7 @@ use super::hub::{Fetched, Hub};
 
 /// Acknowledges one delivery. When dropped without an ack, it returns the message to its queue.
 ///
-/// Its retries wait in the consumer: a message that is returned is delivered again at once, and counts as one more
+/// Retries wait in the consumer: a message that is returned is delivered again at once, and counts as one more
 /// delivery for the limit of a quorum queue.
 #[derive(Debug)]
 struct AmqpTicket {

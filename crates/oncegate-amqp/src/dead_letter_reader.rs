@@ -20,7 +20,7 @@ use super::settings::{Connection, check_name};
 
 /// After this long without a message, the queue counts as read.
 const QUIET: Duration = Duration::from_secs(3);
-/// How many messages are requested at a time.
+/// The number of messages that are requested at a time.
 const RECEIVE_MOST: usize = 100;
 /// The most dead letters that are held: the largest prefetch of the protocol. The rest of a longer queue is read the next
 /// time.
@@ -47,7 +47,7 @@ struct ReaderConnection {
     /// Ack handles of messages that are received and not settled, by the place of the message.
     held: HashMap<Origin, Arc<dyn AckHandle>>,
     seen: usize,
-    /// How often each name has occurred: messages without an id of their own may share one.
+    /// The number of times that each name has occurred: messages without an id of their own may share one.
     names: HashMap<String, usize>,
 }
 

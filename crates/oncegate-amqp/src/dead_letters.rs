@@ -101,6 +101,12 @@ impl AmqpDeadLetters {
         self.publisher.check(&self.queue).await
     }
 
+    /// Returns the error of a write; it says when the broker will never take the letter.
+    fn unwritten(&self, error: &AmqpError) -> BoxError {
+        let what = format!("dead letter could not be written to the queue `{}`: {error}", self.queue);
+        if error.is_refused() { Box::new(DeadLetterRefused::new(what)) } else { what.into() }
+    }
+
     fn refuse_loop(&self, consumed: &str) -> Result<(), AmqpError> {
         if consumed == self.queue {
             return Err(AmqpError::new(format!(
@@ -123,17 +129,13 @@ impl DeadLetters for AmqpDeadLetters {
         if let Some(consumed) = queue_of(letter.message.origin()) {
             self.refuse_loop(consumed)?;
         }
-        let said = |error: AmqpError| -> BoxError {
-            let what = format!("dead letter could not be written to the queue `{}`: {error}", self.queue);
-            if error.is_refused() { Box::new(DeadLetterRefused::new(what)) } else { what.into() }
-        };
-        let limit = self.publisher.header_limit().await.map_err(said)?;
+        let limit = self.publisher.header_limit().await.map_err(|error| self.unwritten(&error))?;
         let outgoing = Outgoing::letter(letter, limit);
         if !outgoing.left_out.is_empty() {
-            let (origin, left_out) = (letter.message.origin(), &outgoing.left_out);
-            warn!(%origin, ?left_out, limit, "the dead letter has no room for these headers of its message");
+            let origin = letter.message.origin();
+            warn!(%origin, left_out = ?outgoing.left_out, limit, "the dead letter has no room for these headers of its message");
         }
-        self.publisher.publish(&self.queue, outgoing).await.map_err(said)
+        self.publisher.publish(&self.queue, outgoing).await.map_err(|error| self.unwritten(&error))
     }
 }
 

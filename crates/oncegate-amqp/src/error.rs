@@ -4,7 +4,7 @@ use lapin::ErrorKind;
 use lapin::protocol::{AMQPErrorKind, AMQPHardError, AMQPSoftError};
 use oncegate_runtime::source::SourceError;
 
-/// What was asked of the broker when an error came.
+/// The call that an error answers.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Asked<'a> {
     /// A connection.
@@ -67,12 +67,12 @@ impl AmqpError {
         )
     }
 
-    /// Whether the broker will refuse this message however often it is sent.
+    /// Returns whether the broker will refuse this message however often it is sent.
     pub(crate) fn is_refused(&self) -> bool {
         self.is_refused
     }
 
-    /// Whether there is no such queue.
+    /// Returns whether there is no such queue.
     pub(crate) fn is_missing(&self) -> bool {
         self.is_missing
     }

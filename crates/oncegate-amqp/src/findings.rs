@@ -12,7 +12,7 @@ pub(crate) struct Described {
     arguments: Map<String, Value>,
     /// `null`, or an empty list, without a policy.
     effective_policy_definition: Value,
-    /// What applies to a quorum queue, from RabbitMQ 4 on also by default. A number, or a word.
+    /// The limit that applies to a quorum queue, from RabbitMQ 4 on also by default. A number, or a word.
     delivery_limit: Value,
 }
 

@@ -44,7 +44,7 @@ pub(crate) fn text(name: &str, value: impl Into<Bytes>) -> Header {
     Header { name: name.into(), value: Some(value.into()) }
 }
 
-/// Whether a header belongs to its sender, and so to a dead letter.
+/// Returns whether a header belongs to its sender, and so to a dead letter.
 pub(crate) fn is_senders(name: &str) -> bool {
     let of_the_broker =
         OF_THE_BROKER.contains(&name) || OF_THE_BROKER_BEGIN.iter().any(|begin| name.starts_with(begin));

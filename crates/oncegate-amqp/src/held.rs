@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-/// What the broker is to be told about deliveries.
+/// A message to the broker about deliveries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Settlement {
     /// The delivery goes back to its queue.
@@ -23,7 +23,7 @@ pub(crate) enum Settlement {
 #[derive(Debug, Default)]
 pub(crate) struct Held {
     epoch: u64,
-    /// When each was received.
+    /// The times at which they were received.
     in_hand: BTreeMap<u64, Instant>,
     acked: BTreeSet<u64>,
     returned: BTreeSet<u64>,
@@ -84,7 +84,7 @@ impl Held {
         (returns, acks)
     }
 
-    /// Whether every delivery is acknowledged or returned, and the broker has been told so. Acks also come while others are
+    /// Returns whether every delivery is acknowledged or returned, and the broker has been told so. Acks also come while others are
     /// sent.
     pub(crate) fn is_settled(&self) -> bool {
         self.in_hand.is_empty() && self.acked.is_empty() && self.returned.is_empty()

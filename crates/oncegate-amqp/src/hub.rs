@@ -36,13 +36,13 @@ pub(crate) struct HubState {
     pub(crate) end: Option<End>,
     /// The deadline for leaving the queue, once the source leaves.
     pub(crate) leave_by: Option<Instant>,
-    /// When the thread last ran, and when messages last arrived.
+    /// The times at which the thread last ran, and messages last arrived.
     turned_at: Instant,
     pub(crate) delivered_at: Option<Instant>,
     disconnected_at: Option<Instant>,
 }
 
-/// Why no more messages arrive.
+/// The reason that no more messages arrive.
 #[derive(Clone, Debug)]
 pub(crate) enum End {
     Closed,

@@ -50,7 +50,7 @@ struct Provenance {
     failed_at_ms: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
     timestamp_ms: Option<i64>,
-    /// Where the message was published to.
+    /// The exchange that the message was published to.
     exchange: String,
     routing_key: String,
     /// Properties that the broker would check, or act on.

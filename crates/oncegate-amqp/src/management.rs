@@ -22,7 +22,7 @@ const LIMIT: Duration = Duration::from_secs(10);
 const ANSWER_MAX_BYTES: usize = 1 << 20;
 /// The plugin's port, if the URL has none.
 const PORT: u16 = 15_672;
-/// What a name in the path keeps as it is.
+/// The characters that stay in a name of the path.
 const IN_PATHS: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
 
 /// Returns what the plugin says about the queue. The error shows no part of a URI: it may have a password.

@@ -118,7 +118,7 @@ impl Link {
     }
 }
 
-/// Why a message is not stored.
+/// The reason that a message is not stored.
 enum Unpublished {
     /// No queue has the name.
     NoQueue,

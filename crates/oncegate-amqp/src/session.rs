@@ -24,7 +24,7 @@ use super::hub::Hub;
 use super::settings::Settings;
 use super::watch::Watch;
 
-/// How often the connection is looked at.
+/// The interval at which the connection is looked at.
 const TICK: Duration = Duration::from_secs(1);
 /// The priority of a consumer that asks for none.
 const NO_PRIORITY: i32 = 0;

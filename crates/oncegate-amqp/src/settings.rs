@@ -8,7 +8,7 @@ use lapin::uri::{AMQPScheme, AMQPUri};
 use super::error::AmqpError;
 use super::headers::short;
 
-/// How a broker is reached.
+/// The way to a broker.
 #[derive(Clone)]
 pub(crate) struct Connection {
     uri: String,
@@ -36,7 +36,7 @@ pub(crate) struct Settings {
 
 /// The heartbeat in seconds, if the URI has none: a connection that is silent for twice as long is given up.
 const HEARTBEAT: u16 = 10;
-/// How long a TCP connection may take, in milliseconds, if the URI does not say.
+/// The time that a TCP connection may take, in milliseconds, if the URI does not say.
 const CONNECT_MILLIS: u64 = 5_000;
 
 impl Connection {

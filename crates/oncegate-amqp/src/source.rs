@@ -51,7 +51,7 @@ struct OpenSource {
 
 /// Time limit for the thread's last calls when the source is dropped without a close.
 const DROPPED_GRACE: Duration = Duration::from_secs(5);
-/// How long after the deadline the thread may take to close its connection.
+/// The time after the deadline that the thread may take to close its connection.
 const LEAVING: Duration = Duration::from_secs(20);
 
 impl AmqpSource {

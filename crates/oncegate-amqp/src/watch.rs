@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// How long nothing may be delivered before the queue is asked whether it has messages.
+/// The time without a delivery before the queue is asked whether it has messages.
 const QUIET: Duration = Duration::from_secs(10);
 /// The longest time between two questions.
 const QUIET_MOST: Duration = Duration::from_secs(600);
@@ -31,7 +31,7 @@ impl Watch {
         self.since = Instant::now();
     }
 
-    /// Whether nothing is in hand, and nothing has been delivered for long.
+    /// Returns whether nothing is in hand, and nothing has been delivered for long.
     pub(crate) fn is_due(&mut self, in_hand: usize, delivered_at: Option<Instant>) -> bool {
         let now = Instant::now();
         if delivered_at.is_some_and(|at| at > self.since) {

@@ -19,13 +19,13 @@ use crate::exit::{Problem, not_opened};
 
 /// The name of the table.
 pub(super) const TABLE: &str = "amqp";
-/// Why messages of another source cannot have dead letters in a queue of RabbitMQ.
+/// The reason that messages of another source cannot have dead letters in a queue of RabbitMQ.
 pub(super) const LETTERS_NEED_BROKER: &str =
     "only an AMQP source can have dead letters in RabbitMQ, because the source names the broker";
 /// The same, the other way round.
 const LETTERS_STAY: &str =
     "messages of RabbitMQ have their dead letters in a queue of the same broker: { amqp = \"orders.dead\" }";
-/// What is wrong with one of the two alone.
+/// The reason that one of the two alone is wrong.
 const PAIR: &str = "`tls_certificate` and `tls_key` belong together: give both";
 
 /// A queue of RabbitMQ.
@@ -38,7 +38,7 @@ pub(crate) struct Amqp {
     pub(crate) password: Option<Secret>,
     /// The queue's name.
     pub(crate) queue: Option<String>,
-    /// How many messages the broker delivers before the first of them is acknowledged.
+    /// The number of messages that the broker delivers before the first of them is acknowledged.
     #[schemars(extend("default" = AmqpSource::DEFAULT_PREFETCH))]
     pub(crate) prefetch: Option<u16>,
     /// The consumer's priority among those of the queue.
@@ -61,7 +61,7 @@ pub(crate) struct Amqp {
     pub(crate) routes_from_headers: Option<bool>,
 }
 
-/// What the URI does not say of the connection, read from the files of the settings.
+/// The part of the connection that the URI does not say, read from the files of the settings.
 struct Login {
     password: Option<String>,
     root: Option<String>,
