@@ -6,6 +6,7 @@ use std::time::Duration;
 use deadpool_postgres::{Manager, Pool};
 use oncegate::core::record::Token;
 use oncegate::outbox::{HeldBack, ID_HEADER, OutboxBacklog, OutboxMessage, OutboxStore as _, ReadLimits};
+use oncegate::postgres::PostgresStore;
 use rdkafka::Message as _;
 use rdkafka::message::Headers as _;
 use sqlx::{Connection as _, PgConnection};
@@ -181,7 +182,8 @@ async fn a_clock_that_goes_back_keeps_the_lead_with_a_dead_relay_for_no_longer_t
 async fn outboxes_of_one_database_are_kept_apart() {
     let world = World::new().await;
     world.write([world.message("a", 0)]).await;
-    let store = oncegate::postgres::PostgresStore::connect(world.postgres.url()).await.unwrap();
+    let builder = PostgresStore::builder(world.postgres.url()).response_timeout(crate::world::LIMIT);
+    let store = builder.connect().await.unwrap();
     let other = store.outbox("other").unwrap();
     assert_eq!((other.status().await.unwrap().unsent, world.unsent().await), (0, 1));
     assert!(other.lead(Token::from_bits(1), Duration::from_secs(60)).await.unwrap());

@@ -30,7 +30,8 @@ pub(crate) struct Table {
 impl Table {
     pub(crate) async fn new() -> Self {
         let postgres = Postgres::shared().await.database().await;
-        let store = PostgresStore::connect(postgres.url()).await.unwrap();
+        // A disk that is busy with the writes of others is no outage.
+        let store = PostgresStore::builder(postgres.url()).response_timeout(LIMIT).connect().await.unwrap();
         store.create_schema().await.unwrap();
         let outbox = store.outbox(&unique("outbox")).unwrap();
         Self { postgres, outbox }

@@ -16,10 +16,10 @@ use crate::until;
 const NAME: &str = "watched";
 
 /// How long the sentinels may take until they know each other and the replicas.
-const AGREEMENT_LIMIT: Duration = Duration::from_secs(30);
+const AGREEMENT_LIMIT: Duration = Duration::from_secs(240);
 
 /// How long a failover may take.
-const FAILOVER_LIMIT: Duration = Duration::from_secs(60);
+const FAILOVER_LIMIT: Duration = Duration::from_secs(240);
 
 /// A watched primary; everything dies with this value.
 ///
@@ -157,16 +157,20 @@ impl RedisSentinels {
         .await
     }
 
-    /// Asks the first sentinel for a failover while all is well.
+    /// Asks the first sentinel for a failover while all is well, until it begins one: it refuses while another one is
+    /// under way, and until it has heard again from a replica that is fit.
     ///
     /// # Panics
-    /// When it refuses.
+    /// When it keeps refusing.
     pub async fn fail_over(&self) {
-        let mut command = ::redis::cmd("SENTINEL");
-        command.arg("FAILOVER").arg(NAME);
         let url = format!("redis://{}", self.ports.first().expect("there are three").address());
-        let mut connection = connect(&url).await.expect("the sentinel answers");
-        let () = command.query_async(&mut connection).await.expect("it fails over");
+        until("a sentinel to begin a failover", FAILOVER_LIMIT, async || {
+            let mut connection = connect(&url).await.map_err(|error| error.to_string())?;
+            let mut command = ::redis::cmd("SENTINEL");
+            let begun = command.arg("FAILOVER").arg(NAME).query_async::<()>(&mut connection).await;
+            begun.map_err(|error| error.to_string())
+        })
+        .await;
     }
 
     async fn agreed(&self) {
