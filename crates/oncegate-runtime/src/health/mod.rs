@@ -150,7 +150,8 @@ pub enum Reason {
         /// For how long.
         #[serde(rename = "for_seconds", with = "seconds")]
         lasts: Duration,
-        /// Whether every shard that was asked is away, so that nothing runs at all.
+        /// Whether nothing runs at all: every shard that was asked is away, or all that may run has run and waits to
+        /// store its results.
         all: bool,
     },
     /// An operation of the source fails repeatedly: the broker is away, does not answer, or refuses.

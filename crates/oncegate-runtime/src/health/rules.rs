@@ -5,7 +5,9 @@ use std::time::Duration;
 use super::status::{
     PartitionStatus, PauseCause, Phase, Run, ScopeStatus, Stage, Status, Unfinished, WaitCause,
 };
-use super::{COMMIT_LIMIT, CONNECTION_LIMIT, LOOP_LIMIT, POLL_LIMIT, QUIET_LIMIT, Reason, failures};
+use super::{
+    COMMIT_LIMIT, CONNECTION_LIMIT, LOOP_LIMIT, POLL_LIMIT, QUIET_LIMIT, Reason, STORE_LIMIT, failures,
+};
 
 /// A handler is slow when it takes this many times the 99th percentile …
 const SLOW_FACTOR: u32 = 3;
@@ -112,7 +114,7 @@ fn stores(status: &Status) -> Vec<Reason> {
     // A scope that runs without its store is not held up by it.
     let waits =
         |scope: &ScopeStatus| scope.is_store_away() && scope.outages.iter().all(|outage| !outage.open);
-    let all = !status.scopes.is_empty() && status.scopes.iter().all(waits);
+    let all = !status.scopes.is_empty() && status.scopes.iter().all(waits) || only_results_left(status);
     for scope in &status.scopes {
         // Of a cluster with many shards down, only the one that has been down for longest is reported.
         if let Some(outage) = scope.outages.iter().max_by_key(|outage| outage.lasts) {
@@ -121,6 +123,12 @@ fn stores(status: &Status) -> Vec<Reason> {
         }
     }
     reasons
+}
+
+/// Every permit is held by results that cannot be stored: no other message can start, or ask another shard.
+fn only_results_left(status: &Status) -> bool {
+    let waits = |run: &Run| run.stage == Stage::Ending && run.in_stage_for > STORE_LIMIT;
+    status.permits.free == 0 && !status.runs.is_empty() && status.runs.iter().all(waits)
 }
 
 /// Only messages whose dead letters cannot be written are in progress, ready or waiting, and no other message can be
