@@ -16,6 +16,9 @@ const PORTS: std::ops::Range<u16> = 15_000..32_000;
 /// How many ports to try before giving up.
 const PORT_TRIES: usize = 200;
 
+/// How many bytes must be free in memory, so that the servers of all tests that run at once have room there.
+const ROOM_IN_MEMORY: u64 = 4 << 30;
+
 /// A loopback port that no other test process will take while this value lives, also while the server
 /// on it is stopped.
 #[derive(Debug)]
@@ -66,7 +69,16 @@ pub fn test_servers() -> PathBuf {
 /// A process that is killed deletes nothing, and neither does a server in a `static`; so the folders
 /// carry the id of their process, and those of dead processes are deleted here.
 pub fn server_dir(name: &str) -> TempDir {
-    server_dir_in(&test_servers().join("run"), name)
+    server_dir_in(&in_memory().unwrap_or_else(|| test_servers().join("run")), name)
+}
+
+/// Where the folders of servers are kept in memory, if there is room: a server that syncs its writes waits for those of
+/// all others on its disk, for seconds when a build has just ended.
+pub(crate) fn in_memory() -> Option<PathBuf> {
+    let shared = Path::new("/dev/shm");
+    let room = rustix::fs::statvfs(shared).ok()?;
+    let name = format!("oncegate-test-servers-{}", rustix::process::getuid().as_raw());
+    (room.f_bavail.saturating_mul(room.f_frsize) >= ROOM_IN_MEMORY).then(|| shared.join(name))
 }
 
 /// Like [`server_dir`], in another place.

@@ -239,8 +239,8 @@ impl PostgresServer {
             None => place::server_dir("postgres"),
             // A workspace of root's may be closed to others.
             Some(account) => {
-                let dir =
-                    place::server_dir_in(&std::env::temp_dir().join("oncegate-test-servers"), "postgres");
+                let on_disk = || std::env::temp_dir().join("oncegate-test-servers");
+                let dir = place::server_dir_in(&place::in_memory().unwrap_or_else(on_disk), "postgres");
                 account.own(dir.path());
                 dir
             }
