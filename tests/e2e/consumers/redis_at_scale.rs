@@ -249,7 +249,7 @@ async fn a_whole_cluster_that_is_away_is_unready_after_a_failover() {
     for node in 1..NODES {
         cluster.node(node).kill();
     }
-    // Messages of every shard: one that nobody asks is not known to be away.
+    // Messages of every shard: a shard that is not asked is not known to be away.
     payments.come_again().await;
     is_ready(false).await;
     for node in 0..NODES {
