@@ -71,7 +71,7 @@ async fn a_bad_payment_is_found_gets_its_own_attempts_and_costs_its_neighbours_n
     for client in GIVEN {
         for (bad, cause) in ends {
             let what = format!("{client}, {bad:?}");
-            let place = Place::new(client).await;
+            let place = Place::patient(client).await;
             let (bench, pay) = (Bench::of(&payments()), PayAll::new(&place, bad));
             let mut handler = place.batched(PAYMENTS, pay.clone()).await;
             if bad == Bad::Hangs {

@@ -13,7 +13,7 @@ use oncegate::{Attempt, Completion, Entry, Failure, Handler, Message};
 use oncegate_testkit::{CLIENTS, Client, End, Postgres, Step, Then, Till, Wire, unique};
 use tokio::sync::Notify;
 
-use crate::place::{Bench, Charge, LEASE, Place, key_of, patient, with_tables};
+use crate::place::{Bench, Charge, LEASE, Place, key_of, postgres_store};
 use crate::transactional::{After, Pay};
 
 const ON_POSTGRES: [Client; 3] = [Client::TokioPostgres, Client::Sqlx, Client::Statement];
@@ -31,7 +31,7 @@ async fn elsewhere(place: &Place, folder: &std::path::Path) -> (Till, Arc<dyn St
     postgres.connection().await.batch_execute(&format!("CREATE DATABASE {database}")).await.unwrap();
     let (server, _) = postgres.url().rsplit_once('/').unwrap();
     let url = format!("{server}/{database}");
-    let store = with_tables(patient(&url)).await;
+    let store = postgres_store(&url).await;
     (Till::open(client, &url).await, Arc::new(store))
 }
 

@@ -29,7 +29,7 @@ pub(crate) async fn granted(gate: &Gate, id: u64) -> Lease {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lease_tells_what_its_transaction_came_to() {
     for client in CLIENTS {
-        let place = Place::new(client).await;
+        let place = Place::patient(client).await;
         let (gate, receipt) = (place.gate(LEASE), "receipt".to_owned());
         let lease = granted(&gate, 1).await;
         place.till.charge(lease.message(), lease.attempt(), &receipt, End::Commit, ready(())).await.unwrap();

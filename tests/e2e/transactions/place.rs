@@ -10,7 +10,7 @@ use oncegate::core::record::Token;
 use oncegate::core::rules::{Operation, Reply};
 use oncegate::core::store::{Command, Store};
 use oncegate::journal::JournalEntry;
-use oncegate::postgres::{PostgresBuilder, PostgresStore};
+use oncegate::postgres::PostgresStore;
 use oncegate::sqlite::SqliteStore;
 use oncegate::{Attempt, Backoff, Codec, Consumer, Failure, Gate, Handler, Key, Message, Origin};
 use oncegate_testkit::{Client, End, Postgres, Till, Watched, unique, until};
@@ -37,8 +37,20 @@ impl Place {
             return Self::on_file(store, folder).await;
         }
         let postgres = Postgres::shared().await;
-        let store = with_tables(patient(postgres.url())).await;
-        Self::on_server(client, postgres.url(), store, folder).await
+        Self::on_server(client, postgres.url(), postgres_store(postgres.url()).await, folder).await
+    }
+
+    /// A new file, or the shared server, which may take a minute for an answer: a disk that is busy with the writes of
+    /// others is no outage.
+    pub(crate) async fn patient(client: Client) -> Self {
+        if client == Client::Sqlite {
+            return Self::new(client).await;
+        }
+        let postgres = Postgres::shared().await;
+        let builder = PostgresStore::builder(postgres.url()).response_timeout(Duration::from_secs(60));
+        let store = builder.connect().await.unwrap();
+        store.create_schema().await.unwrap();
+        Self::on_server(client, postgres.url(), store, tempfile::tempdir().unwrap()).await
     }
 
     /// A new file, or a new database, with a journal.
@@ -49,14 +61,15 @@ impl Place {
             return Self::on_file(builder.open().await.unwrap(), folder).await;
         }
         let postgres = Postgres::shared().await.database().await;
-        let store = with_tables(patient(postgres.url()).journaled()).await;
+        let store = PostgresStore::builder(postgres.url()).journaled().connect().await.unwrap();
+        store.create_schema().await.unwrap();
         Self::on_server(client, postgres.url(), store, folder).await
     }
 
     /// The database at this URL, which a pooler may serve.
     pub(crate) async fn at(client: Client, url: &str) -> Self {
         let folder = tempfile::tempdir().unwrap();
-        Self::on_server(client, url, with_tables(PostgresStore::builder(url)).await, folder).await
+        Self::on_server(client, url, postgres_store(url).await, folder).await
     }
 
     async fn on_file(store: SqliteStore, folder: TempDir) -> Self {
@@ -136,15 +149,9 @@ enum Journal {
 /// More than any key of a test has.
 const ENTRIES_MOST: u32 = 10_000;
 
-/// A store of a server that may take a minute for an answer: a disk that is busy with the writes of others is no
-/// outage.
-pub(crate) fn patient(url: &str) -> PostgresBuilder {
-    PostgresStore::builder(url).response_timeout(Duration::from_secs(60))
-}
-
 /// A store with its tables.
-pub(crate) async fn with_tables(builder: PostgresBuilder) -> PostgresStore {
-    let store = builder.connect().await.unwrap();
+pub(crate) async fn postgres_store(url: &str) -> PostgresStore {
+    let store = PostgresStore::connect(url).await.unwrap();
     store.create_schema().await.unwrap();
     store
 }

@@ -12,7 +12,7 @@ use oncegate_core::store::Store as _;
 use oncegate_core::testing::fingerprint;
 use oncegate_testkit::{Postgres, unique};
 
-use crate::place::{patient, with_tables};
+use crate::place::postgres_store;
 
 const RECORDS: u64 = 400;
 const HOUR: Duration = Duration::from_secs(3_600);
@@ -51,7 +51,7 @@ async fn the_statement_completes_what_the_rules_complete_and_nothing_else() {
     println!("seed {seed}");
     let mut rng = Rng::with_seed(seed);
     let postgres = Postgres::shared().await;
-    let (store, client) = (with_tables(patient(postgres.url())).await, postgres.connection().await);
+    let (store, client) = (postgres_store(postgres.url()).await, postgres.connection().await);
     let scope = Scope::new(unique("statement")).unwrap();
     let key = |number: u64| StoreKey::new(&scope, Digest::from_bytes(u128::from(number).to_be_bytes()));
     // They share a tag, which must not be enough.
