@@ -14,6 +14,10 @@ use crate::place::{Bench, LEASE, Place, key_of};
 use crate::transactional::GIVEN;
 use crate::transactional_rules::{STATES, check_completed, prepare, verdict_of};
 
+/// How long a handler may take before it counts as one that hangs, in seconds. On a busy machine, one that does not hang
+/// may take longer: then it is tried with the next.
+const HANG_LIMITS: [u64; 4] = [1, 4, 16, 64];
+
 /// The payments of most tests, and how many fit into a batch: all.
 const PAYMENTS: usize = 20;
 
@@ -71,14 +75,20 @@ async fn a_bad_payment_is_found_gets_its_own_attempts_and_costs_its_neighbours_n
     for client in GIVEN {
         for (bad, cause) in ends {
             let what = format!("{client}, {bad:?}");
-            let place = Place::patient(client).await;
-            let (bench, pay) = (Bench::of(&payments()), PayAll::new(&place, bad));
-            let mut handler = place.batched(PAYMENTS, pay.clone()).await;
-            if bad == Bad::Hangs {
-                // On a busy machine, a batch that does not hang must end within it.
-                handler = handler.limit(Duration::from_secs(5));
-            }
-            bench.run(place.gate(LEASE), handler, PAYMENTS).await;
+            let mut hang_limits = HANG_LIMITS.into_iter().map(Duration::from_secs);
+            let (place, bench, pay) = loop {
+                let place = Place::patient(client).await;
+                let bench = Bench::of(&payments());
+                let pay = PayAll::new(&place, bad);
+                let mut handler = place.batched(PAYMENTS, pay.clone()).await;
+                if bad == Bad::Hangs {
+                    handler = handler.limit(hang_limits.next().expect("good payments hang"));
+                }
+                bench.run(place.gate(LEASE), handler, PAYMENTS).await;
+                if bad != Bad::Hangs || pay.are_good_ones_returned() {
+                    break (place, bench, pay);
+                }
+            };
             let neighbours = payments().into_iter().filter(|id| *id != POISON);
             let once: BTreeMap<i64, Vec<i32>> = neighbours.map(|id| (id, vec![1])).collect();
             assert_eq!(place.till.charges().await, once, "{what}");

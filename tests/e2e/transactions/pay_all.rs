@@ -1,5 +1,6 @@
 //! A handler that charges a batch of payments in the transaction that it is given.
 
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -44,6 +45,8 @@ pub(crate) struct PayAll {
     bad: Bad,
     /// The payments of each call.
     pub(crate) calls: Arc<Mutex<Vec<Vec<i64>>>>,
+    /// How many calls have returned outcomes.
+    returned: Arc<AtomicUsize>,
     /// The results that duplicates got.
     pub(crate) told: Arc<Mutex<Vec<String>>>,
 }
@@ -96,7 +99,15 @@ impl PayAll {
             Bad::Miscounted if has_poison => outcomes.push(Ok("one too many".to_owned())),
             _ => {}
         }
+        self.returned.fetch_add(1, Relaxed);
         Ok(outcomes)
+    }
+
+    /// Whether every call without the bad payment has returned, where those with it do not.
+    pub(crate) fn are_good_ones_returned(&self) -> bool {
+        let calls = self.calls.lock().unwrap();
+        let good = calls.iter().filter(|ids| !ids.contains(&POISON)).count();
+        good == self.returned.load(Relaxed)
     }
 
     fn tell(&self, result: String) -> Result<(), Failure> {

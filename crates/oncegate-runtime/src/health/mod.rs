@@ -8,8 +8,10 @@
 //!
 //! - [`Health::is_live`], for `/healthz`: `false` only when a restart would help.
 //! - [`Health::is_ready`], for `/readyz`: `false` also while it starts or stops, while its store is away (also when no
-//!   message has asked it, after [`STORE_LIMIT`]), while its source delivers no messages because its calls fail ([`SOURCE_LIMIT`]), while nothing proceeds because dead
-//!   letters cannot be written, and while the processes of its worker are not ready or end without an outcome.
+//!   message has asked it, after [`STORE_LIMIT`]), while one shard of its store is away and every permit is held by a
+//!   result that waits for it, while its source delivers no messages because its calls fail ([`SOURCE_LIMIT`]), while
+//!   nothing proceeds because dead letters cannot be written, and while the processes of its worker are not ready or end
+//!   without an outcome.
 //!
 //! # What counts as a stall
 //!
@@ -150,8 +152,8 @@ pub enum Reason {
         /// For how long.
         #[serde(rename = "for_seconds", with = "seconds")]
         lasts: Duration,
-        /// Whether nothing runs at all: every shard that was asked is away, or all that may run has run and waits to
-        /// store its results.
+        /// `true` if nothing runs at all: every shard that was asked is away, or every permit is held by a result that
+        /// cannot be stored.
         all: bool,
     },
     /// An operation of the source fails repeatedly: the broker is away, does not answer, or refuses.

@@ -5,9 +5,7 @@ use std::time::Duration;
 use super::status::{
     PartitionStatus, PauseCause, Phase, Run, ScopeStatus, Stage, Status, Unfinished, WaitCause,
 };
-use super::{
-    COMMIT_LIMIT, CONNECTION_LIMIT, LOOP_LIMIT, POLL_LIMIT, QUIET_LIMIT, Reason, STORE_LIMIT, failures,
-};
+use super::{COMMIT_LIMIT, CONNECTION_LIMIT, LOOP_LIMIT, POLL_LIMIT, QUIET_LIMIT, Reason, failures};
 
 /// A handler is slow when it takes this many times the 99th percentile …
 const SLOW_FACTOR: u32 = 3;
@@ -127,8 +125,7 @@ fn stores(status: &Status) -> Vec<Reason> {
 
 /// Every permit is held by results that cannot be stored: no other message can start, or ask another shard.
 fn only_results_left(status: &Status) -> bool {
-    let waits = |run: &Run| run.stage == Stage::Ending && run.in_stage_for > STORE_LIMIT;
-    status.permits.free == 0 && !status.runs.is_empty() && status.runs.iter().all(waits)
+    status.permits.free == 0 && !status.runs.is_empty() && status.runs.iter().all(Run::is_unstored)
 }
 
 /// Only messages whose dead letters cannot be written are in progress, ready or waiting, and no other message can be

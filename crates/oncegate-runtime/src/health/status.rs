@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Words, seconds};
+use super::{STORE_LIMIT, Words, seconds};
 
 /// What a consumer does now.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -299,6 +299,11 @@ impl Run {
     /// Whether its handler has run for longer than allowed.
     pub(crate) fn is_overdue(&self) -> bool {
         self.stage == Stage::Running && self.in_stage_for > self.max_run
+    }
+
+    /// Whether its handler has ended and its store takes no result.
+    pub(crate) fn is_unstored(&self) -> bool {
+        self.stage == Stage::Ending && self.in_stage_for > STORE_LIMIT
     }
 }
 
