@@ -195,7 +195,6 @@ impl Shared {
                 waiting: outage.waiting,
                 open: outage.open,
             };
-            let shards = look.shards.iter().find(|(number, _)| *number == route.number);
             let (promise, upkeep) = (route.gate.promise(), route.gate.upkeep());
             let mut outages: Vec<StoreOutage> = outages.map(outage).collect();
             if outages.is_empty() {
@@ -217,7 +216,7 @@ impl Shared {
                 log_bytes: upkeep.log_bytes,
                 memory_bytes: upkeep.memory.map(|memory| memory.used_bytes),
                 max_memory_bytes: upkeep.memory.and_then(|memory| memory.max_bytes),
-                shards: shards.map_or(0, |(_, shards)| *shards),
+                shards: u32::try_from(look.shards_of(route.number, &outages, now)).unwrap_or(u32::MAX),
                 outages,
                 handler_paused: route.breaker.has_paused(),
             }

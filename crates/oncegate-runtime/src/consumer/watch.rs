@@ -8,8 +8,9 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use super::schedule::Shard;
 use crate::gate::OpenGate;
-use crate::health::{Messages, Rates, Stage};
+use crate::health::{Messages, Rates, Stage, StoreOutage};
 use crate::message::{Message, Origin};
 
 /// How many handlers must have run before their usual time is reported.
@@ -56,8 +57,8 @@ pub(super) type PartitionName = (Arc<str>, i32);
 pub(super) struct Look {
     /// Attempts in progress are not included.
     pub(super) messages: Messages,
-    /// By the number of their route.
-    pub(super) shards: Vec<(usize, u32)>,
+    /// The shards that were asked of late, and when each was asked last.
+    pub(super) asked: Vec<(Shard, Instant)>,
     /// How many of the ready messages wait for their batch.
     pub(super) gathering: usize,
     pub(super) outages: Vec<SeenOutage>,
@@ -69,6 +70,20 @@ pub(super) struct Look {
     pub(super) rates: Rates,
     /// How many messages had been delivered and had ended by then.
     pub(super) totals: (u64, u64),
+}
+
+impl Look {
+    /// How many shards the store of this route has, as far as is known. A shard that was not asked since the first of
+    /// these outages began is not known to answer, and does not count.
+    pub(super) fn shards_of(&self, route: usize, outages: &[StoreOutage], now: Instant) -> usize {
+        let longest = outages.iter().map(|outage| outage.lasts).max();
+        let answers = |shard: Shard, asked_at: Instant| {
+            let is_away = outages.iter().any(|outage| outage.shard == shard.number);
+            let was_asked = longest.is_none_or(|longest| now.duration_since(asked_at) <= longest);
+            shard.route == route && !is_away && was_asked
+        };
+        outages.len() + self.asked.iter().filter(|(shard, asked_at)| answers(*shard, *asked_at)).count()
+    }
 }
 
 #[derive(Clone, Debug)]
@@ -376,6 +391,31 @@ impl HandlerTimes {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    // invariant: outage-without-end
+    #[test]
+    fn a_shard_that_was_asked_before_the_outage_is_not_known_to_answer() {
+        let now = Instant::now() + Duration::from_secs(100);
+        let outage = |shard, seconds| StoreOutage {
+            shard,
+            lasts: Duration::from_secs(seconds),
+            error: String::new(),
+            waiting: 0,
+            open: false,
+        };
+        let asked = |route, number, ago| (Shard { route, number }, now - Duration::from_secs(ago));
+        let asked = vec![asked(0, 1, 40), asked(0, 2, 20), asked(0, 3, 60), asked(1, 4, 0)];
+        let look = Look { asked, ..Look::default() };
+        assert_eq!(look.shards_of(0, &[], now), 3);
+        assert_eq!(look.shards_of(0, &[outage(1, 10)], now), 1, "nothing was asked since");
+        assert_eq!(look.shards_of(0, &[outage(1, 20)], now), 2, "the second one was asked since");
+        assert_eq!(look.shards_of(0, &[outage(1, 10), outage(2, 20)], now), 2);
+        assert_eq!(
+            look.shards_of(0, &[outage(1, 10), outage(2, 70)], now),
+            3,
+            "the third one was asked since"
+        );
+    }
 
     fn times(millis: impl IntoIterator<Item = u64>) -> HandlerTimes {
         let times = HandlerTimes::default();

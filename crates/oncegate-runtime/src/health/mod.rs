@@ -7,11 +7,10 @@
 //! There are two questions, for two kinds of probes:
 //!
 //! - [`Health::is_live`], for `/healthz`: `false` only when a restart would help.
-//! - [`Health::is_ready`], for `/readyz`: `false` also while it starts or stops, while its store is away (also when no
-//!   message has asked it, after [`STORE_LIMIT`]), while one shard of its store is away and every permit is held by a
-//!   result that waits for it, while its source delivers no messages because its calls fail ([`SOURCE_LIMIT`]), while
-//!   nothing proceeds because dead letters cannot be written, and while the processes of its worker are not ready or end
-//!   without an outcome.
+//! - [`Health::is_ready`], for `/readyz`: `false` also while it starts or stops, while no shard of its store is
+//!   known to answer (also when no message has asked it, after [`STORE_LIMIT`]), while its source delivers no messages
+//!   because its calls fail ([`SOURCE_LIMIT`]), while nothing proceeds because dead letters cannot be written, and while
+//!   the processes of its worker are not ready or end without an outcome.
 //!
 //! # What counts as a stall
 //!
@@ -152,8 +151,8 @@ pub enum Reason {
         /// For how long.
         #[serde(rename = "for_seconds", with = "seconds")]
         lasts: Duration,
-        /// `true` if nothing runs at all: every shard that was asked is away, or every permit is held by a result that
-        /// cannot be stored.
+        /// Whether no shard is known to answer, so that nothing runs at all: each is away, or was not asked since the
+        /// first outage began.
         all: bool,
     },
     /// An operation of the source fails repeatedly: the broker is away, does not answer, or refuses.

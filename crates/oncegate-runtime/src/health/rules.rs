@@ -112,7 +112,7 @@ fn stores(status: &Status) -> Vec<Reason> {
     // A scope that runs without its store is not held up by it.
     let waits =
         |scope: &ScopeStatus| scope.is_store_away() && scope.outages.iter().all(|outage| !outage.open);
-    let all = !status.scopes.is_empty() && status.scopes.iter().all(waits) || only_results_left(status);
+    let all = !status.scopes.is_empty() && status.scopes.iter().all(waits);
     for scope in &status.scopes {
         // Of a cluster with many shards down, only the one that has been down for longest is reported.
         if let Some(outage) = scope.outages.iter().max_by_key(|outage| outage.lasts) {
@@ -121,11 +121,6 @@ fn stores(status: &Status) -> Vec<Reason> {
         }
     }
     reasons
-}
-
-/// Every permit is held by results that cannot be stored: no other message can start, or ask another shard.
-fn only_results_left(status: &Status) -> bool {
-    status.permits.free == 0 && !status.runs.is_empty() && status.runs.iter().all(Run::is_unstored)
 }
 
 /// Only messages whose dead letters cannot be written are in progress, ready or waiting, and no other message can be

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::{STORE_LIMIT, Words, seconds};
+use super::{Words, seconds};
 
 /// What a consumer does now.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -151,7 +151,8 @@ pub struct ScopeStatus {
     /// The limit of that memory, in bytes; `None` when the server has none.
     #[serde(default)]
     pub max_memory_bytes: Option<u64>,
-    /// How many shards of its store were asked so far; a store that is not sharded has one.
+    /// How many shards of its store are known: those that do not answer, and the others that were asked in the last ten
+    /// minutes, or since the first outage began. A store that is not sharded has one.
     pub shards: u32,
     /// The shards that do not answer.
     pub outages: Vec<StoreOutage>,
@@ -165,7 +166,7 @@ impl ScopeStatus {
         self.outages.is_empty()
     }
 
-    /// Whether no shard of the store that was asked answers.
+    /// Whether no shard of the store is known to answer.
     pub fn is_store_away(&self) -> bool {
         !self.outages.is_empty() && self.outages.len() >= self.shards as usize
     }
@@ -299,11 +300,6 @@ impl Run {
     /// Whether its handler has run for longer than allowed.
     pub(crate) fn is_overdue(&self) -> bool {
         self.stage == Stage::Running && self.in_stage_for > self.max_run
-    }
-
-    /// Whether its handler has ended and its store takes no result.
-    pub(crate) fn is_unstored(&self) -> bool {
-        self.stage == Stage::Ending && self.in_stage_for > STORE_LIMIT
     }
 }
 

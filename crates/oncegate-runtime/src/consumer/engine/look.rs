@@ -18,8 +18,8 @@ impl Engine {
     /// Counts what waits and why, and drops what another consumer has now. Attempts in progress have notes of their own.
     pub(super) fn look(&mut self) {
         let gathering = self.schedule.gathering(super::now());
-        let (shards, outages) = (self.asked_shards(), self.seen_outages());
-        let mut look = Look { shards, outages, gathering, ..Look::default() };
+        let asked = self.schedule.asked().map(|(shard, at)| (shard, Instant::from_std(at))).collect();
+        let mut look = Look { asked, outages: self.seen_outages(), gathering, ..Look::default() };
         let mut revoked = Vec::new();
         for (place, item, state) in self.schedule.waiting() {
             if !item.delivery.ack_handle.is_ours() {
@@ -49,11 +49,6 @@ impl Engine {
         look.waiting.truncate(MOST_WAITING);
         let free = self.shared.permits.available_permits();
         self.shared.watch.looked(look, free);
-    }
-
-    fn asked_shards(&self) -> Vec<(usize, u32)> {
-        let asked = |number: usize| u32::try_from(self.schedule.shards_asked(number)).unwrap_or(u32::MAX);
-        self.shared.routes().map(|route| (route.number, asked(route.number))).collect()
     }
 
     fn seen_outages(&self) -> Vec<SeenOutage> {

@@ -192,9 +192,9 @@ impl<T> Schedule<T> {
         })
     }
 
-    /// How many shards of the route's store were asked of late.
-    pub(super) fn shards_asked(&self, route: usize) -> usize {
-        self.outages.asked_of(route)
+    /// The shards that were asked of late, and when each was asked last.
+    pub(super) fn asked(&self) -> impl Iterator<Item = (Shard, Instant)> {
+        self.outages.asked()
     }
 
     /// How many ready messages wait for their batch, and not for a permit.

@@ -157,9 +157,9 @@ impl Outages {
         self.away.iter().map(|(shard, outage)| (*shard, outage))
     }
 
-    /// How many shards of the route were asked of late.
-    pub(super) fn asked_of(&self, route: usize) -> usize {
-        self.asked.keys().filter(|shard| shard.route == route).count()
+    /// The shards that were asked of late, and when each was asked last.
+    pub(super) fn asked(&self) -> impl Iterator<Item = (Shard, Instant)> {
+        self.asked.iter().map(|(shard, at)| (*shard, *at))
     }
 }
 

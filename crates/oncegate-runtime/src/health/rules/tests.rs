@@ -128,26 +128,6 @@ const TABLE: &[RuleCase] = &[
         true,
     ),
     ("one shard away", |s| s.scopes[0].outages = vec![outage(1)], &["store_away"], true, true),
-    (
-        "one shard away, and every permit waits for it",
-        |s| {
-            (s.scopes[0].outages, s.permits.free) = (vec![outage(1)], 0);
-            s.runs = vec![run(Stage::Ending, 11), run(Stage::Ending, 12)];
-        },
-        &["store_away"],
-        true,
-        false,
-    ),
-    (
-        "one shard away, and one permit does other work",
-        |s| {
-            (s.scopes[0].outages, s.permits.free) = (vec![outage(1)], 0);
-            s.runs = vec![run(Stage::Ending, 11), run(Stage::Running, 12)];
-        },
-        &["store_away"],
-        true,
-        true,
-    ),
     ("the store away", |s| s.scopes[0].outages = vec![outage(0), outage(1)], &["store_away"], true, false),
     ("a source's call failed", |s| s.source.failures = vec![failure("receive", 9)], &[], true, true),
     (
