@@ -408,6 +408,7 @@ mod tests {
         let look = Look { asked, ..Look::default() };
         assert_eq!(look.shards_of(0, &[], now), 3);
         assert_eq!(look.shards_of(0, &[outage(1, 10)], now), 1, "nothing was asked since");
+        assert_eq!(look.shards_of(0, &[outage(0, 0)], now), 1, "the scope is halted");
         assert_eq!(look.shards_of(0, &[outage(1, 20)], now), 2, "the second one was asked since");
         assert_eq!(look.shards_of(0, &[outage(1, 10), outage(2, 20)], now), 2);
         assert_eq!(
