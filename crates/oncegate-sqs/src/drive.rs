@@ -14,6 +14,7 @@ use super::api::{Api, Attempt, CallError, Poll};
 use super::convert::Reader;
 use super::held::{Answer, Change, Group, Target};
 use super::hub::{End, Fetched, Hub};
+use super::payloads::{self, Payloads};
 use super::receivers::Receivers;
 use oncegate_runtime::observe::Event;
 
@@ -28,10 +29,15 @@ pub(crate) struct Driver {
     hub: Arc<Hub>,
     api: Arc<Api>,
     reader: Reader,
+    /// Where payloads are that are not in the queue.
+    payloads: Option<Arc<dyn Payloads>>,
     receivers: Receivers,
     polls: JoinSet<Polled>,
     /// Receives of a FIFO queue whose answers were lost, and until when the queue repeats the same answer.
     unanswered: Vec<(Instant, Attempt)>,
+    /// Messages that wait for their payloads.
+    fetches: JoinSet<Vec<Fetched>>,
+    fetching: usize,
     deletes: JoinSet<Deleted>,
     changes: JoinSet<Changed>,
     ticks: Duration,
@@ -55,11 +61,27 @@ struct Changed {
 }
 
 impl Driver {
-    pub(crate) fn new(hub: Arc<Hub>, api: Arc<Api>, reader: Reader, visibility: Duration) -> Self {
-        let (polls, deletes, changes) = (JoinSet::new(), JoinSet::new(), JoinSet::new());
-        let ticks = (visibility / TICKS_PER_VISIBILITY).min(LONGEST_TICK);
-        let (receivers, unanswered) = (Receivers::new(), Vec::new());
-        Self { hub, api, reader, receivers, polls, unanswered, deletes, changes, ticks }
+    pub(crate) fn new(
+        hub: Arc<Hub>,
+        api: Arc<Api>,
+        reader: Reader,
+        payloads: Option<Arc<dyn Payloads>>,
+        visibility: Duration,
+    ) -> Self {
+        Self {
+            hub,
+            api,
+            reader,
+            payloads,
+            receivers: Receivers::new(),
+            polls: JoinSet::new(),
+            unanswered: Vec::new(),
+            fetches: JoinSet::new(),
+            fetching: 0,
+            deletes: JoinSet::new(),
+            changes: JoinSet::new(),
+            ticks: (visibility / TICKS_PER_VISIBILITY).min(LONGEST_TICK),
+        }
     }
 
     /// Runs until the source leaves and all calls are answered, or the deadline is over. Returns how many finished
@@ -78,6 +100,7 @@ impl Driver {
                 Some(changed) = self.changes.join_next() => self.note_changed(changed),
                 Some(deleted) = self.deletes.join_next() => self.note_deleted(deleted),
                 Some(polled) = self.polls.join_next() => self.note_polled(polled),
+                Some(fetched) = self.fetches.join_next() => self.note_fetched(fetched),
                 () = self.hub.wake.notified() => {}
                 () = sleep_until(wake_at.unwrap_or_else(Instant::now)), if wake_at.is_some() => {}
             }
@@ -115,7 +138,7 @@ impl Driver {
         while !state.is_ended() {
             // With nothing in hand and no delete that takes up room, a wait frees no more.
             let final_room = state.held.in_hand() == 0 && state.held.overdue_deletes() == 0;
-            let free = state.free(self.receivers.asked());
+            let free = state.free(self.receivers.asked() + self.fetching);
             let Some(asked) = self.receivers.ask(now, free, final_room) else { break };
             self.poll(asked);
         }
@@ -243,6 +266,30 @@ impl Driver {
             };
             fetched.push(Fetched { message: read.message, id: read.id, admitted, stays });
         }
+        self.pass_on(fetched);
+    }
+
+    /// Passes messages to the receiver, those with a payload elsewhere when it has come.
+    fn pass_on(&mut self, fetched: Vec<Fetched>) {
+        let Some(payloads) = &self.payloads else { return self.hub.put(fetched) };
+        let is_elsewhere = |fetched: &Fetched| payloads.has(&fetched.message);
+        let (waiting, here): (Vec<Vec<Fetched>>, Vec<Fetched>) = if self.reader.fifo {
+            // In their order. The queue sends no more of a group while some of it is held.
+            if fetched.iter().any(is_elsewhere) { (vec![fetched], Vec::new()) } else { (Vec::new(), fetched) }
+        } else {
+            let (elsewhere, here): (Vec<_>, Vec<_>) = fetched.into_iter().partition(is_elsewhere);
+            (elsewhere.into_iter().map(|fetched| vec![fetched]).collect(), here)
+        };
+        for fetched in waiting {
+            self.fetching += fetched.len();
+            self.fetches.spawn(payloads::fetch(Arc::clone(payloads), Arc::clone(&self.hub), fetched));
+        }
+        self.hub.put(here);
+    }
+
+    fn note_fetched(&mut self, fetched: Result<Vec<Fetched>, JoinError>) {
+        let Some(fetched) = self.ended(fetched) else { return };
+        self.fetching -= fetched.len();
         self.hub.put(fetched);
     }
 

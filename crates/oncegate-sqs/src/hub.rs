@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use tokio::sync::Notify;
 use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
 
 use super::held::{Admitted, Held, MessageId};
 use oncegate_runtime::health::{FailureLog, PartitionStatus, SourceStatus};
@@ -22,6 +23,8 @@ pub(crate) struct Hub {
     observer: Arc<dyn Observer>,
     /// The calls that are failing now.
     pub(crate) failures: FailureLog,
+    /// Fires when no more messages are passed on.
+    pub(crate) ended: CancellationToken,
 }
 
 #[derive(Debug)]
@@ -67,7 +70,8 @@ impl Hub {
             delivered_at: None,
         };
         let (wake, arrived) = (Notify::new(), Notify::new());
-        Self { state: Mutex::new(state), wake, arrived, observer, failures: FailureLog::default() }
+        let (failures, ended) = (FailureLog::default(), CancellationToken::new());
+        Self { state: Mutex::new(state), wake, arrived, observer, failures, ended }
     }
 
     /// Locks the state. Every change leaves it consistent, so a poisoned lock is safe to use.
@@ -149,6 +153,7 @@ impl Hub {
         state.end.get_or_insert(end);
         state.return_arrived();
         drop(state);
+        self.ended.cancel();
         self.arrived.notify_one();
         self.wake.notify_one();
     }

@@ -6,7 +6,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde::{Deserialize, Serialize};
 
-use super::convert::{FIRST_RECEIVE_HEADER, GROUP_HEADER, TYPES_HEADER, is_system};
+use super::convert::{FIRST_RECEIVE_HEADER, GROUP_HEADER, POINTER_HEADER, TYPES_HEADER, is_system};
 use super::sns::ENVELOPE_HEADER;
 use super::{ORIGIN_ATTRIBUTE, REASON_ATTRIBUTE};
 use oncegate_core::reason::one_line;
@@ -221,8 +221,10 @@ pub(crate) const BINARY: &str = "Binary";
 
 /// Returns the body, and its encoding if SQS does not accept the unchanged payload.
 pub(crate) fn body(message: &Message) -> (String, Option<&'static str>) {
-    if let Some(envelope) = message.header(ENVELOPE_HEADER).and_then(|body| std::str::from_utf8(body).ok()) {
-        return (envelope.to_owned(), None);
+    // What came in the body, where the payload is another: the envelope of a topic goes around a pointer.
+    let came = message.header(ENVELOPE_HEADER).or_else(|| message.header(POINTER_HEADER));
+    if let Some(body) = came.and_then(|body| std::str::from_utf8(body).ok()) {
+        return (body.to_owned(), None);
     }
     match std::str::from_utf8(message.payload()) {
         // SQS accepts no message without a body.

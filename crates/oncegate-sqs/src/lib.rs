@@ -7,6 +7,7 @@
 //! | which errors are retried | `api` |
 //! | what is checked at start-up | `queue` |
 //! | when a retry returns to the queue | `ack_handle` |
+//! | when a message waits for its payload | `payloads`, `s3` |
 //! | what an outbox's message becomes, and in which batch | `outgoing`, `queue_writer` |
 //!
 //! # The life of a message
@@ -51,6 +52,7 @@
 //! | `AWS.DataTypes` | the types of attributes that are not plain strings, as a JSON object |
 //! | `AWS.SnsMessageId`, `AWS.SnsTopicArn`, `AWS.SnsSubject` | from the envelope, with [`Body::Sns`] |
 //! | `AWS.SnsEnvelope` | the unchanged envelope, including its signature, with [`Body::Sns`] |
+//! | `AWS.S3Pointer` | the unchanged pointer of a message whose payload came from S3, with the feature `s3` and `S3Payloads` |
 //!
 //! # Dead letters
 //!
@@ -101,16 +103,21 @@ mod hub;
 mod letter;
 mod outbox;
 mod outgoing;
+mod payloads;
 mod publisher;
 mod queue;
 mod queue_writer;
 mod receivers;
+#[cfg(feature = "s3")]
+mod s3;
 mod settings;
 mod sns;
 
 pub use dead_letter_reader::SqsDeadLetterReader;
 pub use dead_letters::SqsDeadLetters;
 pub use publisher::SqsPublisher;
+#[cfg(feature = "s3")]
+pub use s3::S3Payloads;
 pub use settings::Body;
 pub use source::SqsSource;
 

@@ -1,5 +1,6 @@
 //! Settings for the connection to a queue and for consuming it.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use aws_sdk_sqs::Client;
@@ -7,6 +8,7 @@ use aws_sdk_sqs::config::timeout::TimeoutConfig;
 use aws_sdk_sqs::config::{BehaviorVersion, Region};
 
 use super::SqsSource;
+use super::payloads::Payloads;
 use super::queue::QueueError;
 use oncegate_runtime::source::SourceError;
 
@@ -33,6 +35,8 @@ pub(crate) struct Settings {
     pub(crate) wait: Duration,
     pub(crate) body: Body,
     pub(crate) routes_from_attributes: bool,
+    #[cfg(feature = "s3")]
+    pub(crate) s3_payloads: Option<super::S3Payloads>,
 }
 
 /// Time limit of a call outside of the source's loop, including the client's retries.
@@ -54,6 +58,8 @@ impl Settings {
             wait: WAIT_MAX,
             body: Body::default(),
             routes_from_attributes: false,
+            #[cfg(feature = "s3")]
+            s3_payloads: None,
         }
     }
 
@@ -74,7 +80,22 @@ impl Settings {
                 "`wait` is {wait:?}; it must be whole seconds, from 1 s to 20 s"
             )));
         }
+        #[cfg(feature = "s3")]
+        if let Some(payloads) = &self.s3_payloads {
+            payloads.check()?;
+        }
         Ok(())
+    }
+
+    /// Makes the clients for payloads that are not in the queue.
+    pub(crate) async fn payloads(&self, sqs: &Client) -> Result<Option<Arc<dyn Payloads>>, SourceError> {
+        #[cfg(feature = "s3")]
+        if let Some(payloads) = &self.s3_payloads {
+            return Ok(Some(Arc::new(payloads.open(sqs.config().region()).await?)));
+        }
+        #[cfg(not(feature = "s3"))]
+        let _ = sqs;
+        Ok(None)
     }
 }
 

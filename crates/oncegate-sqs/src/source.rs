@@ -121,6 +121,15 @@ impl SqsSource {
         self
     }
 
+    /// Reads the payloads of messages that are pointers to objects in S3 from there; by default such a pointer is the
+    /// payload.
+    #[cfg(feature = "s3")]
+    #[must_use]
+    pub fn s3_payloads(mut self, payloads: super::S3Payloads) -> Self {
+        self.settings.s3_payloads = Some(payloads);
+        self
+    }
+
     /// Takes each message's route from its attribute `oncegate-origin`, if present, instead of the queue's name.
     ///
     /// Use it to consume a dead-letter queue: such a message keeps its first route, and so its key. Use it only for
@@ -199,7 +208,8 @@ impl Source for SqsSource {
         };
         let wait = wait_within(settings.wait, self.terms().stop_deadline);
         let api = Arc::new(Api::new(&client, queue.url, wait, settings.visibility));
-        let driver = Driver::new(Arc::clone(&hub), api, reader, settings.visibility);
+        let payloads = settings.payloads(&client).await?;
+        let driver = Driver::new(Arc::clone(&hub), api, reader, payloads, settings.visibility);
         let left = spawn(Arc::clone(&hub), driver)?;
         *self.open.lock().unwrap_or_else(PoisonError::into_inner) =
             Some(OpenSource { hub, left: Some(left) });

@@ -55,6 +55,7 @@
 //! | `postgres` | `postgres`: the store in PostgreSQL | no |
 //! | `http` | `http`: `Idempotency-Key` for tower and axum | no |
 //! | `sqs` | `sqs`: source and dead letters on Amazon SQS | no |
+//! | `sqs-s3` | payloads that Amazon's extended clients have put into S3 | no |
 //! | `amqp` | `amqp`: source and dead letters on RabbitMQ | no |
 //! | `amqp-tls` | TLS for it (`amqps://`) | no |
 //! | `sqlx` | [`Attempt::commit_with`] takes sqlx's transactions on PostgreSQL | no |
@@ -73,10 +74,10 @@ pub use oncegate_core as core;
 pub use oncegate_core::key::{Field, FingerprintSpec, Key, TenantSource};
 pub use oncegate_runtime::{
     Attempt, Backoff, BatchHandler, BatchLimits, BatchMessage, Batched, BlockingSqlTransaction, BoxError,
-    Codec, Completing, Completion, Consumer, ConsumerError, Counters, Entry, Event, Failure, Gate, GateError,
-    Handler, Header, Health, Lease, MemoryStore, Message, Monitor, NotCommitted, Observer, OnStoreLoss,
-    OrPermanent, Ordering, Origin, Raw, SqlTransaction, Status, Transactional, TransactionalBatchHandler,
-    TransactionalHandler, Transactions, shutdown_signal,
+    Codec, Completing, Completion, Consumer, ConsumerError, Counters, Documents, Entry, Event, Failure, Gate,
+    GateError, Handler, Header, Health, Lease, MemoryStore, Message, Monitor, NotCommitted, Observer,
+    OnStoreLoss, OrPermanent, Ordering, Origin, Raw, SqlTransaction, Status, Transactional,
+    TransactionalBatchHandler, TransactionalHandler, Transactions, shutdown_signal,
 };
 pub use oncegate_runtime::{
     admin, attempt, backoff, batch, codec, consumer, dead_letters, failure, gate, handler, health, journal,

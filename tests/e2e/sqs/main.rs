@@ -13,5 +13,6 @@ mod kill;
 mod outages;
 mod retries;
 mod returned;
+mod s3;
 mod startup;
 mod stop;

@@ -92,7 +92,7 @@ async fn a_forgotten_transaction_is_tried_again_and_not_acknowledged() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lease_lost_while_the_transaction_is_open_rolls_it_back() {
     for client in CLIENTS {
-        let place = Arc::new(Place::new(client).await);
+        let place = Arc::new(Place::patient(client).await);
         let (bench, told) = (Bench::of(&[1]), Arc::<Mutex<Vec<String>>>::default());
         let pay = TakenOver { place: Arc::clone(&place), told: Arc::clone(&told) };
         bench.run(place.gate(LEASE), pay, 1).await;

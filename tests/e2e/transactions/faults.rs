@@ -40,7 +40,7 @@ async fn elsewhere(place: &Place, folder: &std::path::Path) -> (Till, Arc<dyn St
 async fn a_transaction_of_another_database_is_never_taken_for_success() {
     let folder = tempfile::tempdir().unwrap();
     for client in CLIENTS {
-        let place = Place::new(client).await;
+        let place = Place::patient(client).await;
         let (till, store) = elsewhere(&place, folder.path()).await;
         // There another owner has one of the payments, and one is completed.
         for (id, done) in [(2, false), (3, true)] {
@@ -72,7 +72,7 @@ async fn a_transaction_of_another_database_is_never_taken_for_success() {
 async fn a_database_without_records_is_refused_in_words() {
     let folder = tempfile::tempdir().unwrap();
     for client in [Client::TokioPostgres, Client::Sqlx, Client::Sqlite] {
-        let place = Place::new(client).await;
+        let place = Place::patient(client).await;
         let (mut till, _) = elsewhere(&place, folder.path()).await;
         let expected = if client == Client::Sqlite {
             till = Till::open(client, &folder.path().join("plain.db").display().to_string()).await;
@@ -228,7 +228,7 @@ async fn a_commit_that_is_still_under_way_is_waited_for() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_session_that_holds_a_record_stops_no_other_key() {
-    let place = Place::new(Client::TokioPostgres).await;
+    let place = Place::patient(Client::TokioPostgres).await;
     let key = key_of(&place.scope, 1);
     // Another session claims a payment, locks its record, and stalls.
     let (token, lease) = (Token::from_bits(fastrand::u128(..)), Duration::from_millis(1));

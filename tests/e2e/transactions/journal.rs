@@ -25,7 +25,7 @@ fn events(entries: &[JournalEntry]) -> Vec<&str> {
 #[tokio::test(flavor = "multi_thread")]
 async fn an_entry_is_in_the_transaction_of_its_completion() {
     for client in CLIENTS {
-        let place = Place::journaled(client).await;
+        let place = Place::patiently_journaled(client).await;
         let (gate, receipt, key) = (place.gate(LEASE), "receipt".to_owned(), key_of(&place.scope, 1));
         let lease = granted(&gate, 1).await;
         place.till.charge(lease.message(), lease.attempt(), &receipt, End::Forget, ready(())).await.unwrap();
@@ -150,7 +150,7 @@ async fn every_change_of_state_has_its_entry_and_nothing_else_has_one() {
     println!("seed {seed}");
     // A server waits for its disk at each of them.
     for (client, steps) in [(Client::Sqlite, 6_000), (Client::TokioPostgres, 250)] {
-        let (place, mut rng) = (Place::journaled(client).await, Rng::with_seed(seed));
+        let (place, mut rng) = (Place::patiently_journaled(client).await, Rng::with_seed(seed));
         let key = StoreKey::new(&Scope::new(&place.scope).unwrap(), Digest::from_bytes([7; 16]));
         let (mut told, mut reached) = (Vec::new(), std::collections::BTreeSet::new());
         for step in 0..steps {
@@ -215,7 +215,7 @@ async fn execute(place: &Place, sql: &str) {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_batch_has_an_entry_for_each_of_its_keys() {
     for client in [Client::Sqlite, Client::TokioPostgres] {
-        let place = Place::journaled(client).await;
+        let place = Place::patiently_journaled(client).await;
         let scope = Scope::new(&place.scope).unwrap();
         let keys: Vec<_> = (0..64_u128)
             .map(|number| StoreKey::new(&scope, Digest::from_bytes(number.to_be_bytes())))
@@ -242,7 +242,7 @@ async fn a_batch_has_an_entry_for_each_of_its_keys() {
 #[tokio::test(flavor = "multi_thread")]
 async fn entries_go_with_their_record_and_nobody_reads_the_whole_journal_for_it() {
     const RECORDS: u128 = 20;
-    let place = Place::journaled(Client::TokioPostgres).await;
+    let place = Place::patiently_journaled(Client::TokioPostgres).await;
     let scope = Scope::new(&place.scope).unwrap();
     let keys: Vec<_> =
         (0..RECORDS).map(|number| StoreKey::new(&scope, Digest::from_bytes(number.to_be_bytes()))).collect();

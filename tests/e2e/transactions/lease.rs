@@ -55,7 +55,7 @@ async fn a_lease_tells_what_its_transaction_came_to() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lease_commits_a_transaction_and_reads_it_back() {
-    let place = Place::new(Client::TokioPostgres).await;
+    let place = Place::patient(Client::TokioPostgres).await;
     let gate = place.gate(LEASE);
     let (mut client, driver) = tokio_postgres::connect(&place.till.url, tokio_postgres::NoTls).await.unwrap();
     tokio::spawn(driver);
@@ -79,7 +79,7 @@ async fn a_lease_commits_a_transaction_and_reads_it_back() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_only_the_commit_finds_out_rolls_both_back() {
-    let place = Place::new(Client::TokioPostgres).await;
+    let place = Place::patient(Client::TokioPostgres).await;
     let gate = place.gate(LEASE);
     let (mut client, driver) = tokio_postgres::connect(&place.till.url, tokio_postgres::NoTls).await.unwrap();
     tokio::spawn(driver);
@@ -96,7 +96,7 @@ async fn what_only_the_commit_finds_out_rolls_both_back() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_heartbeat_in_a_repeatable_read_makes_its_commit_fail() {
-    let place = Place::new(Client::TokioPostgres).await;
+    let place = Place::patient(Client::TokioPostgres).await;
     let gate = place.gate(Duration::from_secs(3));
     let (mut client, driver) = tokio_postgres::connect(&place.till.url, tokio_postgres::NoTls).await.unwrap();
     tokio::spawn(driver);
@@ -120,7 +120,7 @@ async fn a_heartbeat_in_a_repeatable_read_makes_its_commit_fail() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_role_of_few_rights_completes_in_its_transaction() {
-    let place = Place::new(Client::TokioPostgres).await;
+    let place = Place::patient(Client::TokioPostgres).await;
     let postgres = Postgres::shared().await;
     let (role, admin) = (unique("payer").replace('-', "_"), postgres.connection().await);
     let grant = format!(

@@ -10,7 +10,7 @@ use oncegate::core::record::Token;
 use oncegate::core::rules::{Operation, Reply};
 use oncegate::core::store::{Command, Store};
 use oncegate::journal::JournalEntry;
-use oncegate::postgres::PostgresStore;
+use oncegate::postgres::{PostgresBuilder, PostgresStore};
 use oncegate::sqlite::SqliteStore;
 use oncegate::{Attempt, Backoff, Codec, Consumer, Failure, Gate, Handler, Key, Message, Origin};
 use oncegate_testkit::{Client, End, Postgres, Till, Watched, unique, until};
@@ -37,39 +37,48 @@ impl Place {
             return Self::on_file(store, folder).await;
         }
         let postgres = Postgres::shared().await;
-        Self::on_server(client, postgres.url(), postgres_store(postgres.url()).await, folder).await
+        let store = with_tables(PostgresStore::builder(postgres.url())).await;
+        Self::on_server(client, postgres.url(), store, folder).await
     }
 
-    /// A new file, or the shared server, which may take a minute for an answer: a disk that is busy with the writes of
-    /// others is no outage.
+    /// A new file, or the shared server, which may take its time for an answer.
     pub(crate) async fn patient(client: Client) -> Self {
         if client == Client::Sqlite {
             return Self::new(client).await;
         }
         let postgres = Postgres::shared().await;
-        let builder = PostgresStore::builder(postgres.url()).response_timeout(Duration::from_secs(60));
-        let store = builder.connect().await.unwrap();
-        store.create_schema().await.unwrap();
+        let store = postgres_store(postgres.url()).await;
         Self::on_server(client, postgres.url(), store, tempfile::tempdir().unwrap()).await
     }
 
     /// A new file, or a new database, with a journal.
     pub(crate) async fn journaled(client: Client) -> Self {
+        Self::journaled_within(client, |builder| builder).await
+    }
+
+    /// Like [`Self::journaled`], and the server may take its time for an answer.
+    pub(crate) async fn patiently_journaled(client: Client) -> Self {
+        Self::journaled_within(client, |builder| builder.response_timeout(PATIENCE)).await
+    }
+
+    async fn journaled_within(
+        client: Client,
+        limits: impl FnOnce(PostgresBuilder) -> PostgresBuilder,
+    ) -> Self {
         let folder = tempfile::tempdir().unwrap();
         if client == Client::Sqlite {
             let builder = SqliteStore::builder(folder.path().join("oncegate.db")).journaled();
             return Self::on_file(builder.open().await.unwrap(), folder).await;
         }
         let postgres = Postgres::shared().await.database().await;
-        let store = PostgresStore::builder(postgres.url()).journaled().connect().await.unwrap();
-        store.create_schema().await.unwrap();
+        let store = with_tables(limits(PostgresStore::builder(postgres.url()).journaled())).await;
         Self::on_server(client, postgres.url(), store, folder).await
     }
 
     /// The database at this URL, which a pooler may serve.
     pub(crate) async fn at(client: Client, url: &str) -> Self {
         let folder = tempfile::tempdir().unwrap();
-        Self::on_server(client, url, postgres_store(url).await, folder).await
+        Self::on_server(client, url, with_tables(PostgresStore::builder(url)).await, folder).await
     }
 
     async fn on_file(store: SqliteStore, folder: TempDir) -> Self {
@@ -149,12 +158,20 @@ enum Journal {
 /// More than any key of a test has.
 const ENTRIES_MOST: u32 = 10_000;
 
-/// A store with its tables.
+/// A store with its tables, whose server may take its time.
 pub(crate) async fn postgres_store(url: &str) -> PostgresStore {
-    let store = PostgresStore::connect(url).await.unwrap();
+    with_tables(PostgresStore::builder(url).connect_timeout(PATIENCE).response_timeout(PATIENCE)).await
+}
+
+async fn with_tables(builder: PostgresBuilder) -> PostgresStore {
+    let store = builder.connect().await.unwrap();
     store.create_schema().await.unwrap();
     store
 }
+
+/// For the answer of a server that is asked outside of a runtime, which would ask again: a disk that is busy with the
+/// writes of others is no outage.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Long enough for a busy machine.
 pub(crate) const LEASE: Duration = Duration::from_secs(20);

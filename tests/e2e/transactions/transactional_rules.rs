@@ -60,7 +60,7 @@ pub(crate) async fn verdict_of(place: &Place, id: i64) -> Verdict {
 async fn what_a_transaction_does_with_a_record_is_what_the_rules_give() {
     for client in GIVEN {
         for state in STATES {
-            let place = Place::new(client).await;
+            let place = Place::patient(client).await;
             prepare(&place, 1, state).await;
             let verdict = verdict_of(&place, 1).await;
             let (bench, pay) = (Bench::of(&[1]), Pay::new(&place, After::Return));

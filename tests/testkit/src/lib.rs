@@ -61,7 +61,7 @@ pub use elasticmq::ElasticmqServer;
 pub use kafka::{Kafka, VARIABLE as KAFKA_VARIABLE};
 pub use kafka_cluster::KafkaCluster;
 pub use ledger::{Effect, Ledger};
-pub use moto::{Moto, MotoServer, VARIABLE as MOTO_VARIABLE};
+pub use moto::{Moto, MotoServer, VARIABLE as MOTO_VARIABLE, aws_python};
 pub use proxy::{Mode as ProxyMode, Proxy};
 pub use rabbitmq::{RabbitMq, RabbitMqServer, VARIABLE as RABBITMQ_VARIABLE};
 pub use rabbitmq_queue::{QueueKind, RabbitQueue};

@@ -107,7 +107,7 @@ impl MotoServer {
     /// When it still runs, or does not start.
     pub async fn start_again(&mut self) {
         assert!(self.process.is_none(), "moto still runs");
-        let mut command = process::bound_to_parent(python(), "KILL");
+        let mut command = process::bound_to_parent(aws_python(), "KILL");
         command.args(["-m", "moto.server", "-H", "127.0.0.1", "-p"]).arg(self.port.number().to_string());
         let mut process = Process::spawn_logged("moto", command, &self.dir.path().join("server.log"));
         process.ready(START_LIMIT, HINT, || self.moto.sqs.answers()).await;
@@ -123,7 +123,12 @@ impl Deref for MotoServer {
     }
 }
 
-fn python() -> PathBuf {
+/// A Python with moto, boto3 and Amazon's extended client for SQS.
+///
+/// # Panics
+/// When it is not installed; the text says how.
+#[must_use]
+pub fn aws_python() -> PathBuf {
     let python = place::test_servers().join(HOME_DIR).join("bin/python3");
     assert!(python.is_file(), "no moto in {}: {HINT}", python.display());
     python

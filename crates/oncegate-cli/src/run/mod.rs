@@ -59,7 +59,6 @@ use crate::configured::BESIDE;
 use crate::exit::{Exit, Problem, dead_letters_not_opened, not_opened};
 use crate::sources::input::{BadInput, Input};
 use crate::{signals, store};
-use documents::Documents;
 use exec::Crew;
 use start::Servers;
 use status::Served;
@@ -353,7 +352,7 @@ async fn assemble(
         timeout: handler.timeout.map(|Time(timeout)| timeout),
         longest_delay: build::backoff(settings).most(),
         before: feed.as_ref().map(|feed| feed.before.clone()),
-        documents: Documents::of(name, settings).map_err(refuse)?,
+        documents: documents::documents(settings).map_err(refuse)?,
     };
     let source = feed.map_or_else(|| source.into_source(), |feed| feed.source);
     let consumer = match build::batch_limits(settings) {

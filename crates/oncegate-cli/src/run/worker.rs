@@ -8,7 +8,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use bytes::Bytes;
 use oncegate::core::reason::one_line;
-use oncegate::{Attempt, Failure, Handler, Message};
+use oncegate::{Attempt, Documents, Failure, Handler, Message};
 use serde::de::IgnoredAny;
 use serde::ser::{Error as _, SerializeMap};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -16,7 +16,6 @@ use serde_json::value::RawValue;
 use tokio_util::sync::CancellationToken;
 
 use super::command::Commands;
-use super::documents::Documents;
 use super::exec::Crew;
 use super::http::Caller;
 
@@ -227,7 +226,7 @@ impl Limited {
     /// The message as the worker gets it.
     pub(super) async fn delivered(&self, message: &Message) -> Result<Message, Failure> {
         match &self.documents {
-            Some(documents) => documents.of_message(message).await,
+            Some(documents) => documents.of(message).await,
             None => Ok(message.clone()),
         }
     }

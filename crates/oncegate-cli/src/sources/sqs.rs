@@ -15,7 +15,7 @@ use super::amqp::LETTERS_NEED_BROKER;
 use super::kafka::LETTERS_NEED_CLUSTER;
 use super::stdin::LETTERS_NEED_STDIN;
 use super::{ConfiguredSource, DeadLetters, LetterPlace, SourceFinding, SourceSettings};
-use crate::config::values::Time;
+use crate::config::values::{Names, Size, Time};
 use crate::exit::{Exit, Problem, not_opened};
 
 /// The name of the table.
@@ -43,6 +43,8 @@ pub(crate) struct Sqs {
     /// What bodies are: `raw` payloads, or envelopes of `sns`.
     #[schemars(extend("default" = "raw"))]
     pub(crate) body: Option<SqsBody>,
+    /// Large payloads, which Amazon's extended clients for SQS and SNS have put into S3.
+    pub(crate) s3_payloads: Option<S3Payloads>,
     /// A dead letter that is consumed keeps its first route: for queues to which oncegate alone writes.
     #[schemars(extend("default" = false))]
     pub(crate) routes_from_attributes: Option<bool>,
@@ -55,6 +57,35 @@ pub(crate) struct Sqs {
 pub(crate) enum SqsBody {
     Raw,
     Sns,
+}
+
+/// The objects in S3 that messages point to. They are read with the login of the queue, and never deleted. Needs a build with the
+/// feature `s3`.
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct S3Payloads {
+    /// The buckets that may be read from; a pointer to another one is bad input.
+    pub(crate) buckets: Names,
+    /// The largest payload; a larger one is bad input.
+    #[schemars(extend("default" = "4MiB"))]
+    pub(crate) max_size: Option<Size>,
+    /// The address of another server with S3's protocol.
+    #[schemars(extend("default" = "the AWS SDK's, or the region's"))]
+    pub(crate) endpoint_url: Option<String>,
+}
+
+#[cfg(feature = "s3")]
+impl S3Payloads {
+    fn payloads(&self) -> oncegate::sqs::S3Payloads {
+        let mut payloads = oncegate::sqs::S3Payloads::new(&self.buckets.0);
+        if let Some(Size(bytes)) = self.max_size {
+            payloads = payloads.max_bytes(bytes);
+        }
+        if let Some(url) = &self.endpoint_url {
+            payloads = payloads.endpoint_url(url);
+        }
+        payloads
+    }
 }
 
 impl Sqs {
@@ -76,6 +107,10 @@ impl Sqs {
         if self.body == Some(SqsBody::Sns) {
             source = source.body(Body::Sns);
         }
+        #[cfg(feature = "s3")]
+        if let Some(payloads) = &self.s3_payloads {
+            source = source.s3_payloads(payloads.payloads());
+        }
         if self.routes_from_attributes == Some(true) {
             source = source.routes_from_attributes();
         }
@@ -95,7 +130,12 @@ impl SourceSettings for Sqs {
 
     fn findings(&self) -> Vec<SourceFinding<'_>> {
         let is_missing = self.queue.as_deref().is_none_or(str::is_empty);
-        is_missing.then_some(SourceFinding::Missing("queue", "the queue's name or URL")).into_iter().collect()
+        let missing = is_missing.then_some(SourceFinding::Missing("queue", "the queue's name or URL"));
+        let s3 = (self.s3_payloads.is_some() && !cfg!(feature = "s3")).then_some(SourceFinding::Error(
+            "s3_payloads",
+            "this build does not read from S3: install it with `--features s3`",
+        ));
+        missing.into_iter().chain(s3).collect()
     }
 
     fn findings_beside(&self, lease: Duration, max_run: Duration) -> Vec<SourceFinding<'_>> {

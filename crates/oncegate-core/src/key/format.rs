@@ -123,13 +123,9 @@ impl PartialEq for SharedFormat {
 /// Recognises a payload that is no JSON document, but something that carries one: the error of a parser would not say what to
 /// change. `None` for everything else.
 pub fn foreign_form(payload: &[u8]) -> Option<&'static str> {
-    const POINTERS: [&[u8]; 2] = [
-        b"[\"software.amazon.payloadoffloading.PayloadS3Pointer\"",
-        b"[\"com.amazon.sqs.javamessaging.MessageS3Pointer\"",
-    ];
     match payload {
-        [b'[', ..] if POINTERS.iter().any(|pointer| payload.starts_with(pointer)) => Some(
-            "a pointer to an object in S3, as Amazon's extended clients write for large payloads; the object is not fetched, and the pointer is another one for each send, so use a message attribute for the key",
+        [b'[', ..] if is_s3_pointer(payload) => Some(
+            "a pointer to an object in S3, as Amazon's extended clients write for large payloads, and another one for each send; name its bucket in `s3_payloads` of the SQS source, or use a message attribute for the key",
         ),
         // UTF-16 and UTF-32 begin with a zero too, and then have a character of JSON.
         [0, 0, 0, _, 0, 0, 0, ..] | [0, 0x20..=0x7E, 0, _, ..] => None,
@@ -145,4 +141,14 @@ pub fn foreign_form(payload: &[u8]) -> Option<&'static str> {
         }
         _ => None,
     }
+}
+
+/// Whether a payload is a pointer to the real one in S3, as Amazon's extended clients for SQS and SNS write it.
+#[must_use]
+pub fn is_s3_pointer(payload: &[u8]) -> bool {
+    const BEGINNINGS: [&[u8]; 2] = [
+        b"[\"software.amazon.payloadoffloading.PayloadS3Pointer\"",
+        b"[\"com.amazon.sqs.javamessaging.MessageS3Pointer\"",
+    ];
+    BEGINNINGS.iter().any(|beginning| payload.starts_with(beginning))
 }

@@ -71,7 +71,7 @@ pub use self::error::{KeyError, KeySpecError};
 pub use self::explain::Explanation;
 pub use self::fingerprint::{CompiledFingerprint, Fingerprint, FingerprintSpec};
 use self::format::SharedFormat;
-pub use self::format::{DocumentPlace, Format, PrepareError, Wanted, foreign_form};
+pub use self::format::{DocumentPlace, Format, PrepareError, Wanted, foreign_form, is_s3_pointer};
 pub use self::input::{HeaderValue, KeyInput, KeySource};
 pub use self::normalise::{Normaliser, TimeUnit};
 pub use self::parts::{Blank, Decoder, KeyCase, Literal, MAX_DECODERS, Part, Place, When};

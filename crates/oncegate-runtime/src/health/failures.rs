@@ -12,8 +12,8 @@ use super::{Phase, Reason, SOURCE_LIMIT, SourceFailure, Status};
 const ERROR_MAX_BYTES: usize = 500;
 
 /// Operations without which messages are not delivered, those of some partitions at least.
-const DELIVERING: [&str; 9] =
-    ["open", "receive", "broker", "fetch", "login", "join", "offset", "read", "schema"];
+const DELIVERING: [&str; 10] =
+    ["open", "receive", "broker", "fetch", "login", "join", "offset", "read", "schema", "payload"];
 
 /// The operations that have failed and not succeeded since. Shared by the code that calls a broker and the code that
 /// reads a status.
