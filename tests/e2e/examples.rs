@@ -5,7 +5,7 @@
 use std::path::PathBuf;
 use std::process::Command;
 
-use oncegate_testkit::{Kafka, Postgres, RabbitMq, Redis, Sqs};
+use oncegate_testkit::{Kafka, Postgres, RabbitMq, Redis, SchemaRegistry, Sqs};
 
 /// Runs an example with `--json`, and reads what it has proved.
 ///
@@ -49,6 +49,20 @@ fn payments(example: &str, messages: u64, arguments: &[&str]) {
     assert_eq!((number("charged_twice"), number("charges")), (0, number("distinct_payments")));
     assert_eq!(number("replay_charges_asked_for"), 0);
     assert!(number("recoveries") > 0, "the kill hit no worker in the middle of a handler: {}", proof.0);
+}
+
+/// With the Python worker, which charges by itself.
+fn payments_avro(arguments: &[&str]) {
+    let proof = Proof::of("payments_avro", &[&["--messages", "2000"], arguments].concat());
+    let number = |name| proof.number(name);
+    assert_eq!((number("messages"), number("lost"), number("charged_twice")), (2_000, 0, 0));
+    assert_eq!(number("charges"), number("distinct_payments"));
+    assert_eq!(number("asked_for_twice"), number("asked_for_twice_explained_by_the_kill"));
+    assert_eq!((number("replay_charges_asked_for"), number("wrong_answers")), (0, 0));
+    assert!(number("recoveries") > 0, "the kill hit no worker in the middle of a handler: {}", proof.0);
+    assert_eq!(number("python_charges"), number("distinct_payments"));
+    assert_eq!((number("python_lost"), number("python_charged_twice")), (0, 0));
+    assert_eq!(number("python_replay_charges"), 0);
 }
 
 fn payments_postgres(arguments: &[&str]) {
@@ -132,6 +146,19 @@ fn the_outbox_proves_itself_on_a_server_of_its_own() {
 async fn the_outbox_proves_itself_on_kafka() {
     let (kafka, postgres) = (Kafka::shared().await, Postgres::shared().await);
     outbox(&["--bootstrap", kafka.bootstrap(), "--postgres", postgres.url()]);
+}
+
+#[test]
+fn payments_in_avro_prove_themselves_with_a_registry_of_their_own() {
+    payments_avro(&[]);
+}
+
+#[tokio::test]
+async fn payments_in_avro_prove_themselves_on_kafka_and_redis() {
+    let (kafka, redis, registry) =
+        (Kafka::shared().await, Redis::shared().await, SchemaRegistry::start().await);
+    let arguments = ["--bootstrap", kafka.bootstrap(), "--redis", redis.url(), "--registry", &registry.url()];
+    payments_avro(&arguments);
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! Topics that the serialisers of confluent-kafka-python have written, with their schemas in a real registry.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use axum::Router;
@@ -8,7 +9,7 @@ use axum::http::{HeaderMap, StatusCode};
 use axum::routing::get;
 use oncegate::core::key::{CompiledKey, Field, Key, KeyInput, KeySource as _, Scope};
 use oncegate::schema::{Registry, SchemaFormat};
-use oncegate_testkit::{HttpServer, Kafka, SchemaRegistry};
+use oncegate_testkit::{Certificates, HttpServer, Kafka, SchemaRegistry};
 use rdkafka::Message as _;
 
 use super::produce;
@@ -132,6 +133,33 @@ async fn a_wrong_address_never_makes_a_bad_payload() {
     let key = compiled(&key().format(format));
     key.prepare(&input).await.unwrap();
     assert_eq!(key.derive("orders", &input).unwrap_err().kind(), "unknown_schema");
+}
+
+#[tokio::test]
+async fn a_registry_with_tls_needs_an_authority_that_is_trusted() {
+    let registry = SchemaRegistry::start_tls(Certificates::for_names("IP:127.0.0.1")).await;
+    let (certificates, url) = registry.tls();
+    let payload = [0, 0, 0, 0x42, 0x42, 1, 2, 3];
+    let input = KeyInput::payload(&payload);
+    let with_root = |root: PathBuf| {
+        let format = SchemaFormat::registry(Registry::new(&url).tls_root(root)).unwrap();
+        compiled(&key().format(Arc::new(format)))
+    };
+    let trusted = with_root(certificates.file("ca.pem"));
+    trusted.prepare(&input).await.unwrap();
+    assert_eq!(trusted.derive("orders", &input).unwrap_err().kind(), "unknown_schema", "it has answered");
+
+    // Another authority, of the same name: an outage in words, and no bad payload.
+    let others = Certificates::for_names("IP:127.0.0.1");
+    let stranger = with_root(others.file("ca.pem"));
+    let error = stranger.prepare(&input).await.unwrap_err();
+    assert!(error.what.contains("certificate"), "{error}");
+    assert_eq!(stranger.derive("orders", &input).unwrap_err().kind(), "not_prepared");
+
+    // Without TLS on a port that speaks it.
+    let format = SchemaFormat::registry(Registry::new(&url.replace("https:", "http:"))).unwrap();
+    let plain = compiled(&key().format(Arc::new(format)));
+    plain.prepare(&input).await.unwrap_err();
 }
 
 /// A registry that knows GUIDs, which the real one does not, and asks for a login.

@@ -7,6 +7,7 @@ use tempfile::TempDir;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
+use crate::certificates::Certificates;
 use crate::place::{self, Port};
 use crate::process::{self, Process};
 
@@ -25,6 +26,8 @@ const HINT: &str = "`scripts/fetch-servers` installs Java and fetches Apicurio R
 #[derive(Debug)]
 pub struct SchemaRegistry {
     process: Option<Process>,
+    /// The port for TLS, and what it shows there.
+    tls: Option<(Port, Certificates)>,
     // After the process: fields are dropped in this order, and the server must not write any more.
     dir: TempDir,
     port: Port,
@@ -36,9 +39,32 @@ impl SchemaRegistry {
     /// # Panics
     /// When it does not start; the text has the reason and what to install.
     pub async fn start() -> Self {
-        let mut registry = Self { process: None, dir: place::server_dir("apicurio"), port: Port::reserve() };
+        Self::start_with(None).await
+    }
+
+    /// The same with a port for TLS, whose certificate is that of a server.
+    ///
+    /// # Panics
+    /// As [`SchemaRegistry::start`].
+    pub async fn start_tls(certificates: Certificates) -> Self {
+        Self::start_with(Some((Port::reserve(), certificates))).await
+    }
+
+    async fn start_with(tls: Option<(Port, Certificates)>) -> Self {
+        let (dir, port) = (place::server_dir("apicurio"), Port::reserve());
+        let mut registry = Self { process: None, tls, dir, port };
         registry.start_again().await;
         registry
+    }
+
+    /// Its certificates, and the address with TLS.
+    ///
+    /// # Panics
+    /// When it has none.
+    #[must_use]
+    pub fn tls(&self) -> (&Certificates, String) {
+        let (port, certificates) = self.tls.as_ref().expect("it was started with TLS");
+        (certificates, self.url_at(&port.address()).replace("http://", "https://"))
     }
 
     /// The address of Confluent's API, as clients take it.
@@ -76,6 +102,12 @@ impl SchemaRegistry {
         command.args(["-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xmx512m", "-jar"]).arg(home.join(JAR));
         command.env("QUARKUS_HTTP_HOST", "127.0.0.1");
         command.env("QUARKUS_HTTP_PORT", self.port.number().to_string());
+        if let Some((port, certificates)) = &self.tls {
+            command.env("QUARKUS_HTTP_SSL_PORT", port.number().to_string());
+            command.env("QUARKUS_HTTP_SSL_CERTIFICATE_FILES", certificates.file("server.pem"));
+            command.env("QUARKUS_HTTP_SSL_CERTIFICATE_KEY_FILES", certificates.file("server.key"));
+            command.env("QUARKUS_HTTP_INSECURE_REQUESTS", "enabled");
+        }
         command.current_dir(self.dir.path());
         let mut process = Process::spawn_logged("the registry", command, &self.dir.path().join("server.log"));
         let address = self.address();

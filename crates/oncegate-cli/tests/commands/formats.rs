@@ -6,6 +6,7 @@ use std::process::Stdio;
 use axum::Router;
 use axum::http::StatusCode;
 use oncegate_testkit::{HttpServer, Kafka, Process, SchemaRegistry, process, schema_python, unique, until};
+use rdkafka::Message as _;
 
 use super::{LIMIT, oncegate};
 
@@ -111,6 +112,21 @@ async fn a_topic_with_a_registry_runs_and_would_not_run_again() {
     let format = format!("registry:{}", registry.url());
     let by_flags = [&flags[..], &["--key", "order_id", "--format", &format, "--json"]].concat();
     assert_eq!(oncegate(&by_flags, b"").await.ended(0).json()["completed"], 10);
+
+    // One message, whatever schema it was written with, has its record.
+    for message in kafka.read_all(&topic).await.iter().step_by(4) {
+        let payload = message.payload().unwrap();
+        let inspect = ["inspect", "--config", config, "--json"];
+        assert_eq!(oncegate(&inspect, payload).await.ended(0).json()["state"], "completed");
+        let flags = ["inspect", "--store", &store, "--scope", "billing", "--topic", &topic];
+        let by_flags = [&flags[..], &["--key", "order_id", "--format", &format, "--json"]].concat();
+        assert_eq!(oncegate(&by_flags, payload).await.ended(0).json()["state"], "completed");
+    }
+    let audited = oncegate(&["audit", "--config", config, "--json"], b"").await.ended(0).json();
+    assert_eq!(
+        ["messages", "lost", "unreadable"].map(|name| audited[name].as_u64()),
+        [Some(10), Some(0), Some(0)]
+    );
 }
 
 #[tokio::test]

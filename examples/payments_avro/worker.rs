@@ -1,0 +1,55 @@
+//! A worker process: what you would write yourself, except that it stops in one payment to be killed there.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::Args;
+use oncegate::kafka::KafkaSource;
+use oncegate::{BoxError, Consumer, Documents, Gate};
+use oncegate_examples::crew::{start_logging, until_told_to_stop};
+use oncegate_examples::hang::Hang;
+use oncegate_examples::payments::{Bank, Ledger, open_store};
+
+use crate::billing::{self, AvroBilling, Billing};
+
+/// Short, so that the payments of the killed worker are taken over soon.
+const LEASE: Duration = Duration::from_secs(3);
+
+#[derive(Debug, Args)]
+pub(crate) struct Worker {
+    #[arg(long)]
+    bootstrap: String,
+    #[arg(long)]
+    registry: String,
+    #[arg(long)]
+    topic: String,
+    #[arg(long)]
+    group: String,
+    #[arg(long)]
+    store: String,
+    #[arg(long)]
+    scope: String,
+    #[arg(long)]
+    bank: PathBuf,
+    #[arg(long)]
+    ledger: PathBuf,
+    #[command(flatten)]
+    hang: Hang,
+}
+
+impl Worker {
+    #[tokio::main]
+    pub(crate) async fn run(self) -> Result<(), BoxError> {
+        start_logging();
+        let store = open_store(&self.store).await?;
+        let key = billing::key(&self.registry)?;
+        let documents = Documents::new(&key)?;
+        let gate = Gate::new(self.scope, key, store).lease(LEASE);
+        let source =
+            KafkaSource::new(self.bootstrap, self.group, [self.topic]).property("session.timeout.ms", "6000");
+        let (bank, ledger) = (Bank::open(&self.bank)?, Ledger::open(&self.ledger)?);
+        let billing = AvroBilling { documents, billing: Billing { bank, ledger, hang: self.hang } };
+        Consumer::new(source, gate, billing).concurrency(16).run_until(until_told_to_stop()).await?;
+        Ok(())
+    }
+}
