@@ -1,16 +1,20 @@
-//! Measures what the gate adds to a handler that takes 1 ms.
+//! Measures what the gate adds to a handler that asks a server which answers after 1 ms.
 
 use std::collections::VecDeque;
+use std::io::{Read as _, Write as _};
+use std::net::{Ipv4Addr, TcpListener};
 use std::sync::{Arc, Mutex};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use oncegate::source::{AckHandle, Delivery, Source, SourceError};
 use oncegate::{Attempt, Consumer, Failure, Gate, Message, Observer};
 use oncegate_testkit::RedisServer;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
-use tokio::time::sleep;
 
 use crate::bare::Bare;
 use crate::cores::Cores;
@@ -23,7 +27,7 @@ use crate::{BENCH_REDIS, Benchmark};
 
 pub(crate) const BENCHMARK: Benchmark = Benchmark {
     name: "handler",
-    question: "10,000 messages over 1,000 keys, a handler of 1 ms, 64 at a time: what does the gate add?",
+    question: "10,000 messages over 1,000 keys, a handler that waits 1 ms for a server, 64 at a time: what does the gate add?",
     cores: Cores::Shared,
     run: |plan| Box::pin(run(plan)),
 };
@@ -37,28 +41,74 @@ async fn run(plan: &Plan) -> Vec<Figure> {
     let mut bare = Bare::connect(&server).await;
     let count = plan.size(10_000, 1_000);
     let (again, distinct) = (messages_over(count, BROKER_KEYS), messages(count));
+    let downstream = Downstream::start().await;
     let mut rounds = plan.rounds("handler", &["1,000 keys", "10,000 keys", "without a gate"]);
     while rounds.next() {
         bare.flush().await;
-        rounds.measure("1,000 keys", with_gate(redis_gate(&server).await, &again)).await;
+        rounds.measure("1,000 keys", with_gate(redis_gate(&server).await, &downstream, &again)).await;
         bare.flush().await;
-        rounds.measure("10,000 keys", with_gate(redis_gate(&server).await, &distinct)).await;
-        rounds.measure("without a gate", without_gate(&distinct)).await;
+        rounds.measure("10,000 keys", with_gate(redis_gate(&server).await, &downstream, &distinct)).await;
+        rounds.measure("without a gate", without_gate(&downstream, &distinct)).await;
     }
     let rate = Unit::MessagesPerSecond;
     vec![
         rounds.against("1,000 keys", rate, "without a gate").target(Bound::RatioAtLeast, 0.95),
         // The worst case: each handler waits for its claim, and each permit for the completion.
-        rounds.against("10,000 keys", rate, "without a gate"),
+        rounds.against("10,000 keys", rate, "without a gate").target(Bound::RatioAtLeast, 0.85),
     ]
 }
 
-async fn work(_: Message, _: Attempt) -> Result<(), Failure> {
-    sleep(WORK).await;
-    Ok(())
+/// Connections to a server in this process that answers after 1 ms. It has a thread for each, because the timer of a runtime
+/// counts whole milliseconds: handlers that began at different times would wake at once.
+struct Downstream {
+    idle: Mutex<Vec<TcpStream>>,
 }
 
-async fn with_gate(gate: Gate, messages: &[Message]) -> f64 {
+impl Downstream {
+    async fn start() -> Arc<Self> {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port is free");
+        let address = listener.local_addr().expect("it listens");
+        // The threads end with their connections.
+        thread::spawn(move || {
+            for connection in listener.incoming().take(CONCURRENCY as usize) {
+                let mut connection = connection.expect("a connection");
+                connection.set_nodelay(true).expect("it is open");
+                thread::spawn(move || {
+                    let mut question = [0];
+                    while connection.read_exact(&mut question).is_ok() {
+                        thread::sleep(WORK);
+                        if connection.write_all(&question).is_err() {
+                            return;
+                        }
+                    }
+                });
+            }
+        });
+        let mut idle = Vec::new();
+        for _ in 0..CONCURRENCY {
+            let connection = TcpStream::connect(address).await.expect("the server listens");
+            connection.set_nodelay(true).expect("it is open");
+            idle.push(connection);
+        }
+        Arc::new(Self { idle: Mutex::new(idle) })
+    }
+
+    async fn ask(&self) -> std::io::Result<()> {
+        let connection = self.idle.lock().expect("no holder of the lock panics").pop();
+        let mut connection = connection.expect("there are as many as handlers");
+        connection.write_all(&[7]).await?;
+        connection.read_exact(&mut [0]).await?;
+        self.idle.lock().expect("no holder of the lock panics").push(connection);
+        Ok(())
+    }
+}
+
+async fn with_gate(gate: Gate, downstream: &Arc<Downstream>, messages: &[Message]) -> f64 {
+    let downstream = Arc::clone(downstream);
+    let work = move |_: Message, _: Attempt| {
+        let downstream = Arc::clone(&downstream);
+        async move { Ok::<(), Failure>(downstream.ask().await?) }
+    };
     let stopwatch = Stopwatch::new(messages.len());
     let source = Timed { source: Queue::of(messages), stopwatch: Arc::clone(&stopwatch) };
     let consumer = Consumer::new(source, gate, work).concurrency(CONCURRENCY);
@@ -68,7 +118,7 @@ async fn with_gate(gate: Gate, messages: &[Message]) -> f64 {
 }
 
 /// The shortest loop that keeps the same order: one message at a time for each broker key, 64 in total.
-async fn without_gate(messages: &[Message]) -> f64 {
+async fn without_gate(downstream: &Arc<Downstream>, messages: &[Message]) -> f64 {
     let permits = Arc::new(Semaphore::new(CONCURRENCY as usize));
     let turns: Vec<_> = (0..BROKER_KEYS).map(|_| Arc::new(tokio::sync::Mutex::new(()))).collect();
     let mut running = JoinSet::new();
@@ -76,10 +126,10 @@ async fn without_gate(messages: &[Message]) -> f64 {
     // Messages come round-robin over the keys, so the `n`th has the key of this turn.
     for (_, turn) in messages.iter().zip(turns.iter().cycle()) {
         let permit = Arc::clone(&permits).acquire_owned().await.expect("the semaphore is never closed");
-        let turn = Arc::clone(turn);
+        let (turn, downstream) = (Arc::clone(turn), Arc::clone(downstream));
         running.spawn(async move {
             let _turn = turn.lock().await;
-            sleep(WORK).await;
+            downstream.ask().await.expect("the server answers");
             drop(permit);
         });
     }

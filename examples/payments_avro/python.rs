@@ -69,7 +69,7 @@ impl PythonWorker {
         fs::write(&config, self.config(place, &group)?)?;
         let mut running = Running(
             Command::new(&self.oncegate)
-                .args(["run", "--config"])
+                .args(["run", "--listen", "off", "--config"])
                 .arg(&config)
                 .stdout(Stdio::null())
                 .stderr(fs::File::create(place.folder.join(format!("{pass}.log")))?)

@@ -1,5 +1,7 @@
 //! `oncegate check` and `oncegate schema`: the errors of a configuration, the settings that exist, and JSON schemas.
 
+use std::collections::BTreeMap;
+use std::fmt;
 use std::path::PathBuf;
 
 use serde::Serialize;
@@ -10,6 +12,7 @@ use crate::config::{self, Finding, Loaded, Secrets, Severity};
 use crate::doctor::{Report, examine_configured};
 use crate::exit::{Exit, Problem};
 use crate::output;
+use crate::sources::SourceSettings;
 
 /// The format of the `--json` document.
 const SCHEMA: &str = "oncegate.check/1";
@@ -54,9 +57,47 @@ struct CheckDocument<'a> {
     findings: &'a [Finding],
     #[serde(skip_serializing_if = "Vec::is_empty")]
     settings: Vec<Explained>,
+    /// The topics and queues whose messages have the keys of one route.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    routes: Vec<SharedRoute>,
     /// The findings of `--online`.
     #[serde(skip_serializing_if = "Option::is_none")]
     online: Option<&'a Report>,
+}
+
+/// Topics or queues whose messages have the keys of one route.
+#[derive(Serialize)]
+struct SharedRoute {
+    consumer: String,
+    route: String,
+    names: Vec<String>,
+}
+
+impl SharedRoute {
+    /// Those that a setting gives another route than their name.
+    fn all(loaded: &Loaded) -> Vec<Self> {
+        let mut shared = Vec::new();
+        for (consumer, settings) in loaded.consumers().filter(|(_, settings)| settings.route.is_some()) {
+            let source = settings.source.as_ref().and_then(|source| source.settings().ok());
+            let mut by_route: BTreeMap<String, Vec<String>> = BTreeMap::new();
+            for name in source.map(SourceSettings::routes).unwrap_or_default() {
+                by_route.entry(settings.route_of(&name).to_owned()).or_default().push(name);
+            }
+            shared.extend(by_route.into_iter().map(|(route, names)| Self {
+                consumer: consumer.to_owned(),
+                route,
+                names,
+            }));
+        }
+        shared
+    }
+}
+
+impl fmt::Display for SharedRoute {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { consumer, route, names } = self;
+        write!(f, "{consumer}: messages of {} have the keys of the route {route}", names.join(", "))
+    }
 }
 
 pub(crate) async fn run(args: &CheckArgs) -> Result<Exit, Problem> {
@@ -68,6 +109,7 @@ pub(crate) async fn run(args: &CheckArgs) -> Result<Exit, Problem> {
     let findings = &loaded.findings;
     let settings = if args.explain && !findings.has_errors() { loaded.explain() } else { Vec::new() };
     let ok = !findings.has_errors();
+    let routes = if ok { SharedRoute::all(&loaded) } else { Vec::new() };
     // With errors in the file, the findings would only be their consequences.
     let online = match args.online && ok {
         true => Some(within(args.answer.timeout, async { Ok(Box::pin(examine(&loaded)).await) }).await?),
@@ -85,6 +127,7 @@ pub(crate) async fn run(args: &CheckArgs) -> Result<Exit, Problem> {
             ok: exit == Exit::Yes,
             findings,
             settings,
+            routes,
             online,
         })?;
         return Ok(exit);
@@ -105,6 +148,9 @@ pub(crate) async fn run(args: &CheckArgs) -> Result<Exit, Problem> {
             let warnings = format!("{warnings} warning{}", plural(warnings));
             output::answer(&format!("{file} has {errors} error{} and {warnings}.", plural(errors)))?;
         }
+    }
+    for route in routes {
+        output::answer(&route.to_string())?;
     }
     if let Some(report) = online {
         output::answer(&format!("\n{}", report.text()))?;

@@ -86,6 +86,11 @@ pub(crate) fn route_of(settings: &shape::Consumer) -> Result<Option<String>, Str
     match routes.as_slice() {
         [] => Ok(None),
         [only] => Ok(Some(only.clone())),
+        [first, others @ ..]
+            if others.iter().all(|other| settings.route_of(other) == settings.route_of(first)) =>
+        {
+            Ok(Some(first.clone()))
+        }
         topics => Err(format!("messages of which topic? Give --route with one of {}", topics.join(", "))),
     }
 }

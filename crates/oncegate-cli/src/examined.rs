@@ -15,6 +15,7 @@ use tracing::warn;
 use crate::args::{KEY_FORMS, KEY_HELP};
 use crate::config::Loaded;
 use crate::config::format::Format;
+use crate::config::values::RouteSetting;
 use crate::configured::{ConfigArgs, StoreFlag, choose, missing};
 use crate::doctor::{Topics, configured_topics};
 use crate::exit::{Exit, Problem, not_opened};
@@ -47,6 +48,10 @@ pub(crate) struct ExaminedArgs {
     /// The format of payloads that are not JSON: registry:URL, avro:FILE, protobuf:FILE#MESSAGE, gzip, zstd or base64
     #[arg(long, value_name = "FORMAT")]
     pub(crate) format: Option<Format>,
+
+    /// The route in keys, in the place of the topic: orders, or {"eu.orders":"orders"}
+    #[arg(long, value_name = "NAME")]
+    pub(crate) route: Option<RouteSetting>,
 
     /// The fingerprint of the consumer's gate: payload, payload-except:sent_at, or raw [default: contents are not
     /// compared]
@@ -137,12 +142,13 @@ impl ExaminedArgs {
     }
 
     /// The flags about the consumer, and which of them are given.
-    fn given(&self) -> [(&'static str, bool); 6] {
+    fn given(&self) -> [(&'static str, bool); 7] {
         [
             ("--brokers (ONCEGATE_BROKERS)", self.brokers.is_some()),
             ("--store (ONCEGATE_STORE)", self.store.url.is_some()),
             ("--key (ONCEGATE_KEY)", self.key.is_some()),
             ("--format", self.format.is_some()),
+            ("--route", self.route.is_some()),
             ("--fingerprint", self.fingerprint.is_some()),
             ("--property", !self.properties.is_empty()),
         ]
@@ -167,6 +173,7 @@ impl ExaminedArgs {
         }
         let key = self.key.clone().or_else(|| consumer.key.clone().map(|key| key.0));
         let key = formatted(key, self.format.as_ref().or(consumer.format.as_ref()))?;
+        let key = routed(key, self.route.as_ref().or(consumer.route.as_ref()));
         let own = consumer.fingerprint.map(|fingerprint| fingerprint.0);
         let store = self.store.or_of(Some(loaded))?;
         Ok(Examined {
@@ -197,12 +204,21 @@ impl ExaminedArgs {
             routes_from_headers: self.routes_from_headers,
             group: scope.as_str().to_owned(),
             scope,
-            key: formatted(self.key.clone(), self.format.as_ref())?.ok_or_else(|| missing("--key"))?,
+            key: routed(formatted(self.key.clone(), self.format.as_ref())?, self.route.as_ref())
+                .ok_or_else(|| missing("--key"))?,
             fingerprint: self.fingerprint.clone(),
             dead_letters: None,
             store_name: store.redacted(),
             store: store.open().await?.store,
         })
+    }
+}
+
+/// The key with its routes.
+pub(crate) fn routed(key: Option<Key>, route: Option<&RouteSetting>) -> Option<Key> {
+    match route {
+        Some(route) => key.map(|key| route.apply(key)),
+        None => key,
     }
 }
 

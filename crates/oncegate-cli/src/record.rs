@@ -13,7 +13,7 @@ use crate::args::{KEY_FORMS, KEY_HELP, MessageArgs};
 use crate::config::Loaded;
 use crate::config::format::Format;
 use crate::configured::{ConfigArgs, StoreFlag, choose, missing, route_of};
-use crate::examined::formatted;
+use crate::examined::{formatted, routed};
 use crate::exit::{Exit, Problem};
 use crate::key::explain;
 use crate::store::Opened;
@@ -110,6 +110,7 @@ impl RecordArgs {
         };
         let key = self.key.clone().or(consumer.key.map(|key| key.0));
         let key = formatted(key, self.format.as_ref().or(consumer.format.as_ref()))?;
+        let key = routed(key, consumer.route.as_ref());
         Ok(Named::ByMessage {
             key: key.ok_or_else(|| refuse("there is no key".to_owned()))?,
             route: route.ok_or_else(|| refuse("there is no source: give --route".to_owned()))?,

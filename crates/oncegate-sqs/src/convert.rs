@@ -18,8 +18,6 @@ pub(crate) const TYPES_HEADER: &str = "AWS.DataTypes";
 /// The header with the group of a message in a FIFO queue.
 pub(crate) const GROUP_HEADER: &str = "AWS.MessageGroupId";
 
-/// The header with the unchanged pointer of a message whose payload came from S3.
-pub(crate) const POINTER_HEADER: &str = "AWS.S3Pointer";
 /// The header with the time of a message's first receive, in milliseconds since 1970.
 pub(crate) const FIRST_RECEIVE_HEADER: &str = "AWS.ApproximateFirstReceiveTimestamp";
 /// The header with the ARN of the queue from which a redrive policy has moved a message.

@@ -6,9 +6,9 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde::{Deserialize, Serialize};
 
-use super::convert::{FIRST_RECEIVE_HEADER, GROUP_HEADER, POINTER_HEADER, TYPES_HEADER, is_system};
+use super::convert::{FIRST_RECEIVE_HEADER, GROUP_HEADER, TYPES_HEADER, is_system};
 use super::sns::ENVELOPE_HEADER;
-use super::{ORIGIN_ATTRIBUTE, REASON_ATTRIBUTE};
+use super::{ORIGIN_ATTRIBUTE, POINTER_HEADER, REASON_ATTRIBUTE};
 use oncegate_core::reason::one_line;
 use oncegate_runtime::dead_letters::{DeadLetter, millis_since_1970};
 use oncegate_runtime::message::{Header, Message};

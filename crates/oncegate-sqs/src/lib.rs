@@ -121,6 +121,8 @@ pub use s3::S3Payloads;
 pub use settings::Body;
 pub use source::SqsSource;
 
+/// The header with the unchanged pointer of a message whose payload came from S3.
+pub(crate) const POINTER_HEADER: &str = "AWS.S3Pointer";
 /// The attribute with the reason of a dead letter, for people.
 pub(crate) const REASON_ATTRIBUTE: &str = "oncegate-reason";
 /// The attribute with the origin of a dead letter, for programs.

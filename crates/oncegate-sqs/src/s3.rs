@@ -19,11 +19,11 @@ use object_store::{
 };
 use oncegate_core::key::is_s3_pointer;
 use oncegate_runtime::BoxError;
-use oncegate_runtime::message::Message;
+use oncegate_runtime::message::{Header, Message};
 use oncegate_runtime::source::SourceError;
 use serde::Deserialize;
 
-use super::convert::{POINTER_HEADER, text};
+use super::POINTER_HEADER;
 use super::payloads::Payloads;
 
 /// Time limit of a request. A payload is read in one.
@@ -42,7 +42,7 @@ const TOO_LARGE: &str = "a payload that is not larger than the source's `s3_payl
 /// pointer again, and so does a redrive, so an object must be kept for as long as those may be needed: it is never deleted here.
 /// The account needs `s3:GetObject`, and `s3:ListBucket`, without which S3 denies that an object is missing.
 ///
-/// Whoever may send to the queue chooses what is read, so only the named buckets are read from.
+/// Every sender to the queue chooses what is read, so only the named buckets are read from.
 #[derive(Clone, Debug)]
 pub struct S3Payloads {
     buckets: Vec<String>,
@@ -162,7 +162,7 @@ enum Unread {
 
 /// What stands behind the class of a pointer.
 #[derive(Deserialize)]
-struct Place {
+struct Pointer {
     #[serde(rename = "s3BucketName")]
     bucket: String,
     #[serde(rename = "s3Key")]
@@ -179,7 +179,8 @@ impl Payloads for Objects {
         match self.read(message.payload()).await {
             Ok(payload) => {
                 let pointer = message.payload_bytes().unwrap_or_default();
-                let headers = message.headers().iter().cloned().chain([text(POINTER_HEADER, pointer)]);
+                let pointer = Header { name: POINTER_HEADER.into(), value: Some(pointer) };
+                let headers = message.headers().iter().cloned().chain([pointer]);
                 Ok(message.clone().with_headers(headers.collect()).with_payload(payload))
             }
             Err(Unread::Bad(expected)) => Ok(message.clone().with_defect(expected)),
@@ -190,8 +191,8 @@ impl Payloads for Objects {
 
 impl Objects {
     async fn read(&self, pointer: &[u8]) -> Result<Bytes, Unread> {
-        let pointer: Result<(String, Place), _> = serde_json::from_slice(pointer);
-        let (_, Place { bucket, key }) = pointer.map_err(|_| Unread::Bad(NO_POINTER))?;
+        let pointer: Result<(String, Pointer), _> = serde_json::from_slice(pointer);
+        let (_, Pointer { bucket, key }) = pointer.map_err(|_| Unread::Bad(NO_POINTER))?;
         let bucket = self.buckets.get(&bucket).ok_or(Unread::Bad(NO_BUCKET))?;
         let path = Path::parse(key).map_err(|_| Unread::Bad(NO_POINTER))?;
         let unread = |error| match error {

@@ -7,10 +7,11 @@ use oncegate::core::key::Scope;
 
 use super::findings::About;
 use super::shape::{Consumer, Handler, Store};
-use super::values::{Secret, Time};
+use super::values::{RouteSetting, Secret, Time};
 use super::{Loaded, Path, Secrets, Severity};
 use crate::run::wire::Endpoint;
 use crate::run::{build, program};
+use crate::sources::SourceSettings;
 
 /// A password belongs into a setting of its own.
 pub(super) const PASSWORD_IN_URL: &str = "the URL contains a password; take it out, and set `password`";
@@ -175,6 +176,7 @@ impl Loaded {
             self.missing(&at("key"), "the fields that identify a message, as { json = [\"order_id\"] }");
         }
         self.check_format(name, consumer, secrets);
+        self.check_route(&at("route"), consumer);
         self.check_source(name, consumer, secrets);
         match &consumer.handler {
             None => self.missing(&at("handler"), "{ http = \"http://127.0.0.1:8080/handle\" }, { exec = \"./worker\" } or { command = \"./work\" }"),
@@ -191,6 +193,16 @@ impl Loaded {
         self.check_times_of_source(name, consumer, secrets);
         if !self.findings.is_spoilt(&own) {
             self.check_by_building(name, consumer);
+        }
+    }
+
+    /// Warns of a route for a topic or queue that the source does not have. Its messages would keep their own.
+    fn check_route(&mut self, at: &[String], consumer: &Consumer) {
+        let Some(RouteSetting::Of(names)) = &consumer.route else { return };
+        let source = consumer.source.as_ref().and_then(|source| source.settings().ok());
+        let known = source.map(SourceSettings::routes).unwrap_or_default();
+        if let Some(stranger) = names.keys().find(|name| !known.contains(name)) {
+            self.warn(at, format!("the source has no topic or queue {stranger}"));
         }
     }
 

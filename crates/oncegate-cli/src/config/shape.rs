@@ -17,7 +17,9 @@ use serde::Deserialize;
 pub(crate) use self::store::{Durability, Store};
 use super::defaults::{size, time};
 use super::format::Format;
-use super::values::{FingerprintSetting, KeySetting, Names, Program, Property, Secret, Size, Time};
+use super::values::{
+    FingerprintSetting, KeySetting, Names, Program, Property, RouteSetting, Secret, Size, Time,
+};
 
 /// The configuration of `oncegate run`.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
@@ -41,6 +43,13 @@ pub(crate) struct Config {
     pub(crate) status: Option<Status>,
 }
 
+impl Consumer {
+    /// The route that messages of this topic or queue have in keys.
+    pub(crate) fn route_of<'a>(&'a self, name: &'a str) -> &'a str {
+        self.route.as_ref().map_or(name, |route| route.name(name))
+    }
+}
+
 /// A source, a gate and a handler.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
@@ -49,6 +58,8 @@ pub(crate) struct Consumer {
     pub(crate) source: Option<crate::sources::Source>,
     /// The fields that identify a message.
     pub(crate) key: Option<KeySetting>,
+    /// The route in keys, in the place of the topic or queue that a message comes from: one for all, or `{ "eu.orders" = "orders" }`. For a stream that has another name now.
+    pub(crate) route: Option<RouteSetting>,
     /// The format of payloads that are not JSON: Avro, Protobuf, compressed. Keys are those of the JSON with the same values.
     pub(crate) format: Option<Format>,
     /// What else must be equal besides the key: `"payload"`, `{ except = […] }` or `"raw"`. Without it, contents are not compared.

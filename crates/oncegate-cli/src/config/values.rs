@@ -1,8 +1,10 @@
 //! The values of settings: times and sizes with units, secrets, keys, lists.
 
 use std::borrow::Cow;
+use std::collections::BTreeMap;
 use std::fmt;
 use std::path::PathBuf;
+use std::str::FromStr;
 use std::time::{Duration, SystemTime};
 
 use oncegate::{FingerprintSpec, Key};
@@ -35,6 +37,43 @@ pub(crate) struct KeySetting(pub(crate) Key);
 /// A fingerprint in the form of a file or of the command line.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct FingerprintSetting(pub(crate) FingerprintSpec);
+
+/// The routes of keys: one of all messages, or one for each name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum RouteSetting {
+    All(String),
+    Of(BTreeMap<String, String>),
+}
+
+impl RouteSetting {
+    /// The key with these routes.
+    pub(crate) fn apply(&self, key: Key) -> Key {
+        match self {
+            Self::All(name) => key.route(name),
+            Self::Of(names) => names.iter().fold(key, |key, (route, name)| key.route_of(route, name)),
+        }
+    }
+
+    /// The route that messages of this topic or queue have in keys.
+    pub(crate) fn name<'a>(&'a self, route: &'a str) -> &'a str {
+        match self {
+            Self::All(name) => name,
+            Self::Of(names) => names.get(route).map_or(route, String::as_str),
+        }
+    }
+}
+
+/// `orders`, or `{"eu.orders": "orders"}`.
+impl FromStr for RouteSetting {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text.trim().starts_with('{') {
+            true => serde_json::from_str(text).map(Self::Of).map_err(|error| error.to_string()),
+            false => Ok(Self::All(text.to_owned())),
+        }
+    }
+}
 
 /// A program: a command line for a shell, or a list of arguments that needs no shell.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -237,6 +276,23 @@ impl<'de> Deserialize<'de> for Secret {
     }
 }
 
+impl<'de> Deserialize<'de> for RouteSetting {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        const FORMS: &str = "it must be a route, as \"orders\", or a table of routes by topic or queue, as { \"eu.orders\" = \"orders\" }";
+        read(deserializer, |value| match value {
+            Value::String(name) => name.parse(),
+            Value::Table(table) => {
+                let names = table.into_iter().map(|(route, name)| match name {
+                    Value::String(name) => Ok((route, name)),
+                    _ => Err(FORMS.to_owned()),
+                });
+                Ok(Self::Of(names.collect::<Result<_, String>>()?))
+            }
+            _ => Err(FORMS.to_owned()),
+        })
+    }
+}
+
 impl<'de> Deserialize<'de> for Property {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         read(deserializer, |value| match value {
@@ -274,6 +330,9 @@ described! {
     Names: "names", { "anyOf": [{ "type": "string" }, { "type": "array", "items": { "type": "string" } }] };
     Program: "command", {
         "anyOf": [{ "type": "string" }, { "type": "array", "items": { "type": "string" }, "minItems": 1 }]
+    };
+    RouteSetting: "route", {
+        "anyOf": [{ "type": "string" }, { "type": "object", "additionalProperties": { "type": "string" } }]
     };
     Secret: "secret", {
         "anyOf": [

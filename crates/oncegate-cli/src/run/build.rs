@@ -22,6 +22,10 @@ use crate::sources::input::{Input, STDIN};
 /// When a file or secret of the format cannot be read.
 pub(crate) fn key(consumer: &shape::Consumer) -> Result<Option<Key>, String> {
     let Some(KeySetting(key)) = consumer.key.clone() else { return Ok(None) };
+    let key = match &consumer.route {
+        Some(route) => route.apply(key),
+        None => key,
+    };
     match &consumer.format {
         Some(format) => format.apply(key).map(Some).map_err(|why| format!("`format`: {why}")),
         None => Ok(Some(key)),

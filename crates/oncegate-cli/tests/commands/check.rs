@@ -36,6 +36,40 @@ fn file(text: &str) -> File {
     File { path: path.to_str().unwrap().to_owned(), _dir: dir }
 }
 
+#[tokio::test]
+async fn the_names_that_share_a_route_are_shown() {
+    let of = |topics: &str, route: &str| {
+        file(&format!(
+            "[store]\nurl = \"sqlite:records.db\"\n[consumer.billing]\nkey = \"order_id\"\n{route}\n\
+             source.kafka = {{ brokers = \"b:9092\", topics = {topics} }}\n\
+             dead_letters = {{ kafka = \"dead\" }}\nhandler = {{ command = \"true\" }}\n"
+        ))
+    };
+    let two = "[\"orders\", \"eu.orders\"]";
+    let shown = oncegate(&["check", &of(two, "route = \"orders\"").path], b"").await;
+    shown.ended(0);
+    let line = "billing: messages of orders, eu.orders have the keys of the route orders";
+    assert!(shown.out.contains(line), "{}", shown.out);
+    let json =
+        oncegate(&["check", &of(two, "route = { \"eu.orders\" = \"orders\" }").path, "--json"], b"").await;
+    let expected =
+        serde_json::json!([{"consumer": "billing", "route": "orders", "names": ["orders", "eu.orders"]}]);
+    assert_eq!(json.ended(0).json()["routes"], expected);
+    let none = oncegate(&["check", &of(two, "").path, "--json"], b"").await.ended(0).json();
+    assert!(none.get("routes").is_none(), "{none}");
+
+    let stranger = oncegate(&["check", &of(two, "route = { \"us.orders\" = \"orders\" }").path], b"").await;
+    assert!(stranger.ended(0).err.contains("no topic or queue us.orders"), "{}", stranger.err);
+    for (route, words) in [
+        ("route = 7", "it must be a route"),
+        ("route = \"\"", "route"),
+        ("route = { a = 1 }", "it must be a route"),
+    ] {
+        let refused = oncegate(&["check", &of(two, route).path], b"").await;
+        assert!(refused.ended(1).err.contains(words), "{route}: {}", refused.err);
+    }
+}
+
 /// A file may be checked on another machine; --online is for the one that runs it.
 #[tokio::test]
 async fn a_worker_that_is_not_there_is_named() {

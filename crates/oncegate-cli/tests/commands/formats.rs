@@ -5,7 +5,9 @@ use std::process::Stdio;
 
 use axum::Router;
 use axum::http::StatusCode;
-use oncegate_testkit::{HttpServer, Kafka, Process, SchemaRegistry, process, schema_python, unique, until};
+use oncegate_testkit::{
+    HttpServer, Kafka, Process, Record, SchemaRegistry, process, schema_python, unique, until,
+};
 use rdkafka::Message as _;
 
 use super::{LIMIT, oncegate};
@@ -126,6 +128,58 @@ async fn a_topic_with_a_registry_runs_and_would_not_run_again() {
     assert_eq!(
         ["messages", "lost", "unreadable"].map(|name| audited[name].as_u64()),
         [Some(10), Some(0), Some(0)]
+    );
+}
+
+#[tokio::test]
+async fn a_topic_that_has_another_name_now_runs_nothing_again() {
+    let kafka = Kafka::shared().await;
+    let (old, new) = (kafka.new_topic("orders", 1).await, kafka.new_topic("eu-orders", 1).await);
+    let orders: Vec<String> = (0..5).map(|n| format!(r#"{{"order_id": {n}}}"#)).collect();
+    for topic in [&old, &new] {
+        kafka.create_topic(&format!("{topic}-dead"), 1).await;
+        kafka.produce(topic, orders.iter().map(|order| Record::new(order.clone()))).await;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let effects = dir.path().join("effects");
+    for (topic, route) in [(&old, String::new()), (&new, format!("route = \"{old}\""))] {
+        // JSON, which may be encoded and is not.
+        let config =
+            configuration(dir.path(), "encoding_header = \"content-encoding\"", kafka.bootstrap(), topic);
+        let text = std::fs::read_to_string(&config).unwrap();
+        std::fs::write(&config, text.replace("[consumer.billing]", &format!("[consumer.billing]\n{route}")))
+            .unwrap();
+        let config = config.to_str().unwrap();
+        let mut running = process::bound_to_parent(env!("CARGO_BIN_EXE_oncegate"), "KILL");
+        running.args(["run", "--config", config, "--listen", "off"]).current_dir(dir.path());
+        let mut running = Process::spawn_logged("oncegate run", running, &dir.path().join("log"));
+        let consumed = async || {
+            let answer = oncegate(&["audit", "--config", config, "--json"], b"").await;
+            if answer.out.is_empty() {
+                return Err(answer.err);
+            }
+            let audited = answer.json();
+            let counted = ["messages", "in_flight", "lost"].map(|name| audited[name].as_u64());
+            let is_over = counted == [Some(5), Some(0), Some(0)];
+            if is_over { Ok(()) } else { Err(format!("{audited}\n{}", running.log_tail())) }
+        };
+        until("everything is acknowledged", LIMIT, consumed).await;
+        let inspect = oncegate(&["inspect", "--config", config, "--json"], orders[0].as_bytes()).await;
+        assert_eq!(inspect.ended(0).json()["state"], "completed");
+        let replayed = oncegate(&["replay", "--config", config, "--json"], b"").await.ended(0).json();
+        assert_eq!(replayed["completed"], 5);
+        running.signal("TERM");
+        assert_eq!(running.end_within(LIMIT).await.code(), Some(0), "{}", running.log_tail());
+        assert_eq!(lines(&effects), 5, "{topic}");
+    }
+    let store = format!("sqlite:{}", dir.path().join("records.db").display());
+    let flags =
+        ["replay", "--brokers", kafka.bootstrap(), "--topic", &new, "--store", &store, "--scope", "billing"];
+    let flags = [&flags[..], &["--key", "order_id", "--json"]].concat();
+    assert_eq!(oncegate(&flags, b"").await.json()["completed"], 0, "by its own name, it would run again");
+    assert_eq!(
+        oncegate(&[&flags[..], &["--route", &old]].concat(), b"").await.ended(0).json()["completed"],
+        5
     );
 }
 

@@ -15,6 +15,7 @@ use super::json::Document;
 use super::normalise::Normaliser;
 use super::parts::{self, Composed, Reading};
 use super::path::{Node, Path};
+use super::routes::Routes;
 use super::store_key::{Digest, Scope, StoreKey};
 use super::{Domain, Field, KEY_FORMAT, Key, MAX_NAME_BYTES, Source, TenantSource};
 
@@ -38,6 +39,7 @@ pub struct CompiledKey {
     max_payload_bytes: usize,
     /// `None`: the payload is the document.
     format: Option<SharedFormat>,
+    routes: Routes,
     hasher: blake3::Hasher,
 }
 
@@ -188,6 +190,7 @@ impl Key {
             targets: paths.len(),
             max_payload_bytes: key.max_payload_bytes,
             format: key.format,
+            routes: key.routes,
             hasher: blake3::Hasher::new_derive_key(CONTEXT),
         })
     }
@@ -304,6 +307,7 @@ impl CompiledKey {
         message: &dyn KeySource,
         scratch: &mut Scratch,
     ) -> Result<Range<usize>, KeyError> {
+        let route = self.routes.name(route);
         within("route", route.len(), MAX_NAME_BYTES)?;
         scratch.out.extend_from_slice(&self.prefix);
         encode::put_bytes(route.as_bytes(), &mut scratch.out);

@@ -52,6 +52,7 @@ mod normalise;
 mod number;
 mod parts;
 mod path;
+mod routes;
 mod spec;
 mod store_key;
 pub mod vectors;
@@ -75,6 +76,7 @@ pub use self::format::{DocumentPlace, Format, PrepareError, Wanted, foreign_form
 pub use self::input::{HeaderValue, KeyInput, KeySource};
 pub use self::normalise::{Normaliser, TimeUnit};
 pub use self::parts::{Blank, Decoder, KeyCase, Literal, MAX_DECODERS, Part, Place, When};
+use self::routes::Routes;
 pub use self::store_key::{Digest, Scope, StoreKey};
 
 /// The version of the key format. Another version derives other keys from the same messages.
@@ -129,6 +131,7 @@ pub struct Key {
     domain: Domain,
     max_payload_bytes: usize,
     format: Option<SharedFormat>,
+    routes: Routes,
 }
 
 /// What a key is for. Keys of two domains are never equal.
@@ -276,6 +279,34 @@ impl Key {
         self
     }
 
+    /// Gives all messages the keys of this route, whatever topic or queue they come from: a mirrored topic, a renamed queue,
+    /// a topic for each region. Default: the route of the message.
+    ///
+    /// Like the format, it is not part of the specification: two names of one stream then share keys, and the records of the
+    /// first name answer the messages of the second.
+    ///
+    /// ```
+    /// use oncegate_core::key::{Key, KeyInput, Scope};
+    ///
+    /// let (scope, order) = (Scope::new("billing")?, KeyInput::payload(r#"{"order_id":7}"#));
+    /// let before = Key::json(["order_id"]).compile(&scope)?;
+    /// let mirrored = Key::json(["order_id"]).route("orders").compile(&scope)?;
+    /// assert_eq!(mirrored.derive("eu.orders", &order)?, before.derive("orders", &order)?);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn route(mut self, name: impl Into<String>) -> Self {
+        self.routes.set_all(name.into());
+        self
+    }
+
+    /// Gives the messages of `route` the keys of the route `name`. It goes before [`route`](Self::route).
+    #[must_use]
+    pub fn route_of(mut self, route: impl Into<String>, name: impl Into<String>) -> Self {
+        self.routes.set(route.into(), name.into());
+        self
+    }
+
     /// Whether every key depends on the payload. If so, a message without a payload (a Kafka tombstone) always gives
     /// [`KeyError::NoPayload`].
     #[must_use]
@@ -315,6 +346,7 @@ impl Key {
             domain: Domain::Messages,
             max_payload_bytes: DEFAULT_MAX_PAYLOAD_BYTES,
             format: None,
+            routes: Routes::default(),
         }
     }
 }

@@ -56,7 +56,9 @@ impl Key {
             other => other.clone(),
         };
         let except = canonical_paths(&self.except)?;
-        Ok(Self { source, except, tenant, format: self.format.clone(), ..*self })
+        self.routes.names().try_for_each(|name| checked_name("route", name).map(drop))?;
+        let (format, routes) = (self.format.clone(), self.routes.clone());
+        Ok(Self { source, except, tenant, format, routes, ..*self })
     }
 }
 
@@ -209,7 +211,7 @@ impl KeyMap {
         };
         let max_payload_bytes = self.max_payload_bytes.unwrap_or(DEFAULT_MAX_PAYLOAD_BYTES);
         let domain = self.domain.unwrap_or_default();
-        let key = Key { source, except, tenant: self.tenant, domain, max_payload_bytes, format: None };
+        let key = Key { except, tenant: self.tenant, domain, max_payload_bytes, ..Key::of(source) };
         key.check()?;
         Ok(key)
     }

@@ -57,6 +57,29 @@ fn one_specification_from_rust_file_and_command_line() {
 }
 
 #[test]
+fn a_stream_under_another_name_has_the_keys_of_the_first() {
+    let scope = Scope::new("billing").unwrap();
+    let order = KeyInput::payload(r#"{"order_id":7}"#);
+    let key = |key: Key, route: &str| key.compile(&scope).unwrap().derive(route, &order).unwrap();
+    let plain = || Key::json(["order_id"]);
+    let orders = key(plain(), "orders");
+    assert_ne!(key(plain(), "eu.orders"), orders);
+    assert_eq!(key(plain().route("orders"), "eu.orders"), orders);
+    assert_eq!(key(plain().route("orders"), "orders"), orders);
+    let mirrored = || plain().route_of("eu.orders", "orders").route_of("eu.refunds", "refunds");
+    assert_eq!(key(mirrored(), "eu.orders"), orders);
+    assert_eq!(key(mirrored(), "orders"), orders, "others keep their own");
+    assert_eq!(key(mirrored(), "eu.refunds"), key(plain(), "refunds"));
+    assert_eq!(key(mirrored().route("rest"), "eu.orders"), orders);
+    assert_eq!(key(mirrored().route("rest"), "us.orders"), key(plain(), "rest"));
+    // Not a part of the specification: the scope's records stay those of the same key.
+    assert_eq!(serde_json::to_string(&mirrored()).unwrap(), serde_json::to_string(&plain()).unwrap());
+    for bad in [plain().route(" "), plain().route_of("", "orders"), plain().route_of("eu.orders", "")] {
+        assert!(bad.check().unwrap_err().to_string().contains("route"), "{bad:?}");
+    }
+}
+
+#[test]
 fn what_is_wrong_is_said_with_what_to_do() {
     #[track_caller]
     fn check(spec: &str, expected: &str) {
