@@ -119,7 +119,9 @@ impl Session {
                 Some(Err(error)) => return Err(AmqpError::of(Asked::Messages(&self.reader.queue), &error)),
                 None => {
                     return Err(AmqpError::away(
-                        "the broker has cancelled the consumer: the queue was deleted, or its node has stopped",
+                        "the broker has cancelled the consumer: the queue was deleted, its node has stopped, or (a quorum queue \
+                         of RabbitMQ 4.3) a message was not acknowledged within its `consumer_timeout`; then set that in \
+                         rabbitmq.conf above the longest time that a message runs and waits for its retries",
                     ));
                 }
             }

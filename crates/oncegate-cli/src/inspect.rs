@@ -78,7 +78,8 @@ struct InspectDocument {
 }
 
 pub(crate) async fn run(args: &InspectArgs) -> Result<Exit, Problem> {
-    let (Found { opened, key, record: found }, promise) = within(args.answer.timeout, read(args)).await?;
+    let (Found { opened, key, record: found }, promise) =
+        within(args.answer.timeout, Box::pin(read(args))).await?;
     let of_store = within(args.answer.timeout, of_store(&opened, &key)).await?;
     let journal = told(args.journal.as_deref().map(|path| entries(path, &key)).transpose()?, of_store);
     if args.answer.json {

@@ -69,7 +69,7 @@ enum Named {
     /// By its message, of this scope and route.
     ByMessage {
         scope: Scope,
-        key: Key,
+        key: Box<Key>,
         route: String,
     },
 }
@@ -112,7 +112,7 @@ impl RecordArgs {
         let key = formatted(key, self.format.as_ref().or(consumer.format.as_ref()))?;
         let key = routed(key, consumer.route.as_ref());
         Ok(Named::ByMessage {
-            key: key.ok_or_else(|| refuse("there is no key".to_owned()))?,
+            key: Box::new(key.ok_or_else(|| refuse("there is no key".to_owned()))?),
             route: route.ok_or_else(|| refuse("there is no source: give --route".to_owned()))?,
             scope,
         })
@@ -125,7 +125,7 @@ impl RecordArgs {
         let scope = self.scope.clone().ok_or_else(|| missing("--scope"))?;
         let route = self.route.clone().ok_or_else(|| missing("--route"))?;
         let key = formatted(self.key.clone(), self.format.as_ref())?.ok_or_else(|| missing("--key"))?;
-        Ok(Named::ByMessage { scope, key, route })
+        Ok(Named::ByMessage { scope, key: Box::new(key), route })
     }
 
     async fn derive(

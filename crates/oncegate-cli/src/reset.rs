@@ -51,7 +51,8 @@ struct ResetDocument<'a> {
 }
 
 pub(crate) async fn run(args: &ResetArgs) -> Result<Exit, Problem> {
-    let Found { opened, key, record: found } = within(args.answer.timeout, args.record.find()).await?;
+    let Found { opened, key, record: found } =
+        within(args.answer.timeout, Box::pin(args.record.find())).await?;
     let Some(found) = found else {
         tell(args, &key, None, false, false)?;
         return Ok(Exit::No);

@@ -40,6 +40,33 @@ async fn nothing_is_lost_when_the_broker_is_killed() {
     }
 }
 
+/// Two nodes, each of which takes the other for dead: a quorum queue has no majority, and goes on when they meet again.
+// invariant: queue-message-lost
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_is_lost_when_the_nodes_of_a_cluster_are_parted() {
+    const MESSAGES: u32 = 200;
+    // It restarts the node with fewer clients. RabbitMQ 4.3 has no such setting, and needs none.
+    let first = RabbitMqServer::start_with("cluster_partition_handling = autoheal").await;
+    let second = first.start_joined().await;
+    for kind in [QueueKind::Classic, QueueKind::Quorum] {
+        let stage = Stage::on(&first, kind).await;
+        stage.send(0..MESSAGES).await;
+        let clerk = Clerk::waiting();
+        let running = stage.start(clerk.clone()).await;
+        clerk.book.until_count("start", 8).await;
+        first.part_from(&second).await;
+        // Results are stored, and acknowledged to a queue that may not take it.
+        clerk.open();
+        clerk.book.until_count("charge", 8).await;
+        first.rejoin(&second).await;
+        running.watched.until("acks", MESSAGES.into()).await;
+        running.until_health("ready", |health| health.is_ready()).await;
+        running.stop().await;
+        clerk.book.charged_once(MESSAGES);
+        stage.queue.until_ready(0).await;
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_broker_that_is_away_at_the_start_is_waited_for() {
     let mut server = RabbitMqServer::start().await;

@@ -5,6 +5,7 @@ use std::net::{Ipv4Addr, SocketAddr, TcpListener, UdpSocket};
 use std::ops::Deref;
 use std::path::PathBuf;
 use std::process::Command;
+use std::sync::Arc;
 use std::time::Duration;
 
 use base64::Engine as _;
@@ -36,6 +37,9 @@ const DEBIAN: &str = "/usr/lib/rabbitmq/bin/rabbitmq-server";
 
 /// Names another `rabbitmq-server` to start.
 const PROGRAM_VARIABLE: &str = "ONCEGATE_RABBITMQ";
+
+/// What nodes of one cluster have in common, in the folder that each has as its home.
+const COOKIE: &str = ".erlang.cookie";
 
 /// The user of a new server, and its password.
 const GUEST: &str = "guest";
@@ -243,8 +247,8 @@ pub struct RabbitMqServer {
     server: RabbitMq,
     settings: String,
     process: Option<Process>,
-    // After the server: fields are dropped in this order.
-    _mapper: Process,
+    // After the server: fields are dropped in this order. A node that has joined another one uses that one's.
+    _mapper: Option<Process>,
     dir: TempDir,
     ports: Ports,
 }
@@ -254,7 +258,7 @@ struct Ports {
     amqp: Port,
     management: Port,
     nodes: NodePort,
-    mapper: Port,
+    mapper: Arc<Port>,
 }
 
 /// The port for other nodes. Before the server binds it on loopback, it tries it on every address, which a [`Port`] of
@@ -300,22 +304,69 @@ impl RabbitMqServer {
     /// # Panics
     /// As [`RabbitMqServer::start`].
     pub async fn start_with(lines: &str) -> Self {
+        let port = Port::reserve();
+        let dir = place::server_dir("rabbitmq");
+        let mut mapper = process::bound_to_parent(MAPPER, "KILL");
+        mapper.args(["-address", "127.0.0.1", "-port", &port.number().to_string()]);
+        let mapper = Process::spawn_logged("epmd", mapper, &dir.path().join("epmd.log"));
+        let mut started = Self::place(dir, lines, Arc::new(port), Some(mapper));
+        started.start_again().await;
+        started
+    }
+
+    /// Starts a second node, with the settings of this one, and joins it to this one's cluster. This one must run for as
+    /// long.
+    ///
+    /// # Panics
+    /// As [`RabbitMqServer::start`].
+    pub async fn start_joined(&self) -> Self {
+        let dir = place::server_dir("rabbitmq");
+        fs::copy(self.dir.path().join(COOKIE), dir.path().join(COOKIE)).expect("this node has a cookie");
+        let mut joined = Self::place(dir, &self.settings, Arc::clone(&self.ports.mapper), None);
+        joined.start_again().await;
+        joined.control(&["stop_app"]).await;
+        joined.control(&["join_cluster", &self.node()]).await;
+        joined.control(&["start_app"]).await;
+        joined
+    }
+
+    fn place(dir: TempDir, lines: &str, mapper_port: Arc<Port>, mapper: Option<Process>) -> Self {
         let ports = Ports {
             amqp: Port::reserve(),
             management: Port::reserve(),
             nodes: NodePort::reserve(),
-            mapper: Port::reserve(),
+            mapper: mapper_port,
         };
-        let dir = place::server_dir("rabbitmq");
-        let mut mapper = process::bound_to_parent(MAPPER, "KILL");
-        mapper.args(["-address", "127.0.0.1", "-port", &ports.mapper.number().to_string()]);
-        let mapper = Process::spawn_logged("epmd", mapper, &dir.path().join("epmd.log"));
         let management = ports.management.address().parse().expect("it is an address");
         let server = RabbitMq { amqp: ports.amqp.address(), management };
-        let settings = lines.to_owned();
-        let mut started = Self { server, settings, process: None, _mapper: mapper, dir, ports };
-        started.start_again().await;
-        started
+        Self { server, settings: lines.to_owned(), process: None, _mapper: mapper, dir, ports }
+    }
+
+    /// Parts this node from another one of its cluster: each takes the other for dead, and both serve clients.
+    ///
+    /// # Panics
+    /// When `rabbitmqctl` fails.
+    pub async fn part_from(&self, other: &Self) {
+        let other = other.node();
+        let parted = format!(
+            "erlang:set_cookie('{other}', another), erlang:disconnect_node('{other}'), false = lists:member('{other}', nodes())."
+        );
+        self.control(&["eval", &parted]).await;
+    }
+
+    /// Lets them see each other again.
+    ///
+    /// # Panics
+    /// When `rabbitmqctl` fails, or they do not find each other.
+    pub async fn rejoin(&self, other: &Self) {
+        let other = other.node();
+        // They may refuse each other for a moment.
+        let joined = format!(
+            "erlang:set_cookie('{other}', erlang:get_cookie()), \
+             (fun Meet(Left) when Left > 0 -> case net_kernel:connect_node('{other}') of true -> ok; \
+             _ -> timer:sleep(250), Meet(Left - 1) end end)(400)."
+        );
+        self.control(&["eval", &joined]).await;
     }
 
     /// Kills the server with SIGKILL and waits until it is gone. Its data stays.

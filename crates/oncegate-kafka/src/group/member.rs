@@ -251,6 +251,10 @@ impl Member {
                 "handlers still run on revoked partitions; their messages will be delivered again"
             );
         }
+        if !self.assignments.are_due(revoked) {
+            // The commit thread may wait for the broker, to decide where other partitions begin.
+            return;
+        }
         // `close` sets the time limit of a member's last commit: a rebalance may hold it back for longer than a revoke
         // of a member that stays may wait.
         let commit_by = self.leaving().unwrap_or_else(|| Instant::now() + self.commit_patience);
@@ -292,10 +296,19 @@ mod tests {
         Member::new(totals, observer, buffer, Start::Beginning, PATIENCE, PATIENCE, None)
     }
 
-    /// Revokes a partition, and returns until when its commit may take.
-    fn commit_deadline(member: &Member) -> Instant {
+    /// Assigns a partition, and finishes a message of it.
+    fn finished(member: &Member) -> Partition {
         let partition = Partition { topic: "orders".into(), number: 0 };
         member.assigned(std::slice::from_ref(&partition), &PartitionMap::default());
+        let assignment = member.assignments.get(&partition).expect("it is ours");
+        let received = assignment.receive(5).expect("it is ours");
+        assert!(assignment.complete(received.receipt));
+        partition
+    }
+
+    /// Revokes a partition, and returns until when its commit may take.
+    fn commit_deadline(member: &Member) -> Instant {
+        let partition = finished(member);
         let mut deadline = None;
         member.revoked(&[partition], false, |by| {
             deadline = Some(by);
@@ -311,5 +324,16 @@ mod tests {
         assert!(commit_deadline(&member) < far, "a revoke of a member that stays has a limit of its own");
         member.leave(far);
         assert_eq!(commit_deadline(&member), far);
+    }
+
+    #[test]
+    fn a_member_with_nothing_to_commit_waits_for_no_commit() {
+        let member = member();
+        member.leave(Instant::now() + Duration::from_secs(3_600));
+        let partition = finished(&member);
+        member.assignments.committed(&member.assignments.due());
+        let never = |_| CommitOutcome::Failed("the broker did not answer a commit in time".to_owned());
+        member.revoked(&[partition], false, never);
+        assert!(member.uncommitted.lock().unwrap_or_else(PoisonError::into_inner).is_none());
     }
 }

@@ -123,6 +123,11 @@ impl Assignments {
         self.current().values().filter_map(Assignment::due).collect()
     }
 
+    /// Whether the position of one of these has moved since its last commit.
+    pub(crate) fn are_due(&self, ours: &[Arc<Assignment>]) -> bool {
+        ours.iter().any(|assignment| assignment.due().is_some())
+    }
+
     /// Records that the broker has these positions.
     pub(crate) fn committed(&self, done: &[Due]) {
         done.iter().for_each(Due::committed);
