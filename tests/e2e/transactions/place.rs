@@ -160,12 +160,16 @@ const ENTRIES_MOST: u32 = 10_000;
 
 /// A store with its tables, whose server may take its time.
 pub(crate) async fn postgres_store(url: &str) -> PostgresStore {
-    with_tables(PostgresStore::builder(url).connect_timeout(PATIENCE).response_timeout(PATIENCE)).await
+    with_tables(PostgresStore::builder(url).response_timeout(PATIENCE)).await
 }
 
 async fn with_tables(builder: PostgresBuilder) -> PostgresStore {
-    let store = builder.connect().await.unwrap();
-    store.create_schema().await.unwrap();
+    let store = builder.connect_timeout(PATIENCE).connect().await.unwrap();
+    // It may be asked for again, with the limits that the test is about.
+    until("the tables", 4 * PATIENCE, async || {
+        store.create_schema().await.map(drop).map_err(|error| error.to_string())
+    })
+    .await;
     store
 }
 
