@@ -13,7 +13,7 @@ use serde_json::json;
 
 use super::{Place, billing};
 
-/// When nothing is charged for this long, something is wrong.
+/// When nothing is acknowledged for this long, something is wrong.
 const STUCK_AFTER: Duration = Duration::from_secs(60);
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
@@ -76,15 +76,17 @@ impl PythonWorker {
                 .spawn()?,
         );
         let asker = place.broker.asker(&group)?;
-        let mut last = (before, Instant::now());
-        // A question that fails is asked again; that nothing moves any more is noticed all the same.
-        while !place.broker.is_consumed(&asker, place.topic).unwrap_or(false) {
-            let charged = self.charged()?.len();
-            bar.set_position((charged - before) as u64);
-            if charged != last.0 {
-                last = (charged, Instant::now());
+        let (mut lag, mut moved_at) = (None, Instant::now());
+        while lag != Some(0) {
+            // A question that fails is asked again; that nothing moves any more is noticed all the same.
+            if let Ok(left) = place.broker.lag(&asker, place.topic)
+                && lag != Some(left)
+            {
+                lag = Some(left);
+                moved_at = Instant::now();
             }
-            if last.1.elapsed() > STUCK_AFTER || running.0.try_wait()?.is_some() {
+            bar.set_position((self.charged()?.len() - before) as u64);
+            if moved_at.elapsed() > STUCK_AFTER || running.0.try_wait()?.is_some() {
                 let log = fs::read_to_string(place.folder.join(format!("{pass}.log")))?;
                 return Err(format!("`oncegate run` does not go on:\n{log}").into());
             }

@@ -119,16 +119,25 @@ impl Broker {
     /// # Errors
     /// When the broker does not answer.
     pub fn is_consumed(&self, asker: &BaseConsumer, topic: &str) -> Result<bool, BoxError> {
+        Ok(self.lag(asker, topic)? == 0)
+    }
+
+    /// How many messages of the topic the asker's group has not acknowledged.
+    ///
+    /// # Errors
+    /// When the broker does not answer.
+    pub fn lag(&self, asker: &BaseConsumer, topic: &str) -> Result<i64, BoxError> {
         let mut list = TopicPartitionList::new();
         list.add_partition_range(topic, 0, PARTITIONS - 1);
-        let committed = asker.committed_offsets(list, TIMEOUT)?;
-        for committed in committed.elements() {
+        let mut lag = 0;
+        for committed in asker.committed_offsets(list, TIMEOUT)?.elements() {
             let end = self.end(topic, committed.partition())?;
-            if end > 0 && committed.offset() != Offset::Offset(end) {
-                return Ok(false);
-            }
+            lag += match committed.offset() {
+                Offset::Offset(offset) => end - offset,
+                _ => end,
+            };
         }
-        Ok(true)
+        Ok(lag)
     }
 }
 

@@ -74,7 +74,7 @@ struct SharedRoute {
 }
 
 impl SharedRoute {
-    /// Those that a setting gives another route than their name.
+    /// Returns the routes of the consumers with that setting.
     fn all(loaded: &Loaded) -> Vec<Self> {
         let mut shared = Vec::new();
         for (consumer, settings) in loaded.consumers().filter(|(_, settings)| settings.route.is_some()) {

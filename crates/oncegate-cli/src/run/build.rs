@@ -7,10 +7,11 @@ use oncegate::core::store::Store;
 use oncegate::journal::FileJournal;
 use oncegate::results::ObjectResults;
 use oncegate::{
-    Attempt, Backoff, BatchHandler, BatchLimits, BatchMessage, Batched, Consumer, Failure, Gate, Key,
-    Message, OnStoreLoss, Ordering,
+    Attempt, Backoff, BatchHandler, BatchLimits, BatchMessage, Batched, Consumer, Documents, Failure, Gate,
+    Key, Message, OnStoreLoss, Ordering,
 };
 
+use crate::config::format::Deliver;
 use crate::config::shape;
 use crate::config::values::{KeySetting, Size, Time};
 use crate::sources::ConfiguredSource;
@@ -30,6 +31,19 @@ pub(crate) fn key(consumer: &shape::Consumer) -> Result<Option<Key>, String> {
         Some(format) => format.apply(key).map(Some).map_err(|why| format!("`format`: {why}")),
         None => Ok(Some(key)),
     }
+}
+
+/// Makes the documents of a consumer; `None` if its workers get the payloads as they came.
+///
+/// # Errors
+/// When the key or its format cannot be used; the text names the setting.
+pub(crate) fn documents(consumer: &shape::Consumer) -> Result<Option<Documents>, String> {
+    let deliver = consumer.format.as_ref().and_then(|format| format.deliver);
+    if deliver != Some(Deliver::Json) {
+        return Ok(None);
+    }
+    let Some(key) = key(consumer)? else { return Ok(None) };
+    Documents::new(&key).map(Some).map_err(|error| format!("`key`: {error}"))
 }
 
 /// The gate of a consumer; `None` without a key. Settings that are not given have the library's defaults.

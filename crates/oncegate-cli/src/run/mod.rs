@@ -14,7 +14,6 @@ mod batches;
 pub(crate) mod build;
 mod command;
 pub(crate) mod conformance;
-mod documents;
 mod exec;
 pub(crate) mod flags;
 mod hand_out;
@@ -352,7 +351,7 @@ async fn assemble(
         timeout: handler.timeout.map(|Time(timeout)| timeout),
         longest_delay: build::backoff(settings).most(),
         before: feed.as_ref().map(|feed| feed.before.clone()),
-        documents: documents::documents(settings).map_err(refuse)?,
+        documents: build::documents(settings).map_err(refuse)?,
     };
     let source = feed.map_or_else(|| source.into_source(), |feed| feed.source);
     let consumer = match build::batch_limits(settings) {

@@ -143,7 +143,7 @@ pub fn foreign_form(payload: &[u8]) -> Option<&'static str> {
     }
 }
 
-/// Whether a payload is a pointer to the real one in S3, as Amazon's extended clients for SQS and SNS write it.
+/// Returns whether a payload is a pointer to the real one in S3, as Amazon's extended clients for SQS and SNS write it.
 #[must_use]
 pub fn is_s3_pointer(payload: &[u8]) -> bool {
     const BEGINNINGS: [&[u8]; 2] = [

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-/// Which route a key has in the place of its message's.
+/// The routes that keys have in the place of those of their messages.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Routes {
     /// Of all messages whose route is none of those below.

@@ -57,8 +57,7 @@ impl Key {
         };
         let except = canonical_paths(&self.except)?;
         self.routes.names().try_for_each(|name| checked_name("route", name).map(drop))?;
-        let (format, routes) = (self.format.clone(), self.routes.clone());
-        Ok(Self { source, except, tenant, format, routes, ..*self })
+        Ok(Self { source, except, tenant, format: self.format.clone(), routes: self.routes.clone(), ..*self })
     }
 }
 
