@@ -6,13 +6,16 @@ use bytes::Bytes;
 use lapin::BasicProperties;
 use lapin::message::Delivery;
 use lapin::types::ShortString;
-use oncegate_runtime::message::{Header, Message, Origin};
+use oncegate_runtime::message::{Broker, Header, Message, Origin};
 use serde_json::Value;
 
 use super::headers::{
     self, APP_ID, CONTENT_ENCODING, CONTENT_TYPE, CORRELATION_ID, EXCHANGE, EXPIRATION, MESSAGE_ID, ORIGIN,
     PRIORITY, REDELIVERED, REPLY_TO, ROUTING_KEY, TYPE, USER_ID, text,
 };
+
+/// RabbitMQ, as its messages name it.
+static BROKER: Broker = Broker { name: "amqp", system: "rabbitmq" };
 
 /// The longest route that a header may have, in bytes; a longer one is not ours.
 const ROUTE_MAX_BYTES: usize = 255;
@@ -53,7 +56,8 @@ impl Reader {
         let route = told.and_then(first_route).unwrap_or_else(|| Arc::clone(&self.queue));
         let letter_of = first.as_ref().and_then(letter_of);
         let origin = self.origin(&properties, delivery_tag, channel);
-        let mut message = Message::new(route, origin, Some(Bytes::from(data))).with_headers(headers);
+        let message = Message::new(route, origin, Some(Bytes::from(data)));
+        let mut message = message.with_broker(&BROKER).with_headers(headers);
         // The property has seconds.
         let millis =
             properties.timestamp().and_then(|seconds| i64::try_from(seconds).ok()?.checked_mul(1_000));

@@ -17,9 +17,9 @@ use crate::config::Loaded;
 use crate::config::format::Format;
 use crate::config::values::RouteSetting;
 use crate::configured::{ConfigArgs, StoreFlag, choose, missing};
-use crate::doctor::{Topics, configured_topics};
 use crate::exit::{Exit, Problem, not_opened};
 use crate::parse::{Moment, fingerprint, pair};
+use crate::sources::kafka::Topics;
 
 /// The consumer whose messages are examined: as its configuration says, or by flags, which go before.
 #[derive(Debug, clap::Args)]
@@ -166,7 +166,8 @@ impl ExaminedArgs {
         let scope = Scope::new(name)?;
         let kafka = consumer.source.as_ref().and_then(|source| source.kafka.as_ref());
         let kafka = kafka.ok_or_else(|| refuse(format!("{name} does not read topics of Kafka")))?;
-        let topics = configured_topics(name, kafka, &consumer).map_err(|why| refuse(why).of(name))?;
+        let topics = kafka.cluster(name, consumer.dead_letters.as_ref());
+        let topics = topics.map_err(|why| refuse(why).of(name))?;
         let Topics { brokers, properties, consumed, dead_letters, group, .. } = topics;
         if let Some(other) = self.topics.iter().find(|topic| !consumed.contains(topic)) {
             return Err(refuse(format!("{name} does not consume the topic {other}")));

@@ -6,10 +6,10 @@ use std::path::{Path, PathBuf};
 
 use clap::ValueEnum;
 use serde::Serialize;
-use toml::Value;
 
 use crate::exit::{Exit, Problem};
 use crate::output;
+use crate::sources::{Commands, InitFlags, SourceKind, Template, quoted};
 
 /// The format of the `--json` document.
 const SCHEMA: &str = "oncegate.init/1";
@@ -43,29 +43,8 @@ pub(crate) struct InitArgs {
     #[arg(long, value_name = "URL")]
     store: Option<String>,
 
-    /// Addresses of Kafka, `host:port`, several with commas
-    #[arg(long, value_name = "HOST:PORT", default_value = "localhost:9092")]
-    brokers: String,
-
-    /// The topic; dead letters go to the same name with `.dead` behind it
-    #[arg(long, value_name = "NAME", default_value = "orders")]
-    topic: String,
-
-    /// The queue, by its name; one of SQS also by its URL
-    #[arg(long, value_name = "QUEUE", default_value = "orders")]
-    queue: String,
-
-    /// The queue of the dead letters, by its name; one of SQS also by its URL
-    #[arg(long, value_name = "QUEUE", default_value = "orders-dead")]
-    dead_letter_queue: String,
-
-    /// The address of another SQS server
-    #[arg(long, value_name = "URL")]
-    endpoint_url: Option<String>,
-
-    /// The address of RabbitMQ, without the password
-    #[arg(long, value_name = "URL", default_value = "amqp://guest@localhost:5672/%2f")]
-    amqp_url: String,
+    #[command(flatten)]
+    flags: InitFlags,
 
     /// Only print what would be written
     #[arg(long)]
@@ -84,19 +63,6 @@ enum Language {
     Go,
     Rust,
     Bash,
-}
-
-/// The kind of a source.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum SourceKind {
-    /// The lines of standard input
-    Stdin,
-    /// Topics of Kafka
-    Kafka,
-    /// An SQS queue
-    Sqs,
-    /// A queue of RabbitMQ
-    Amqp,
 }
 
 impl Language {
@@ -200,32 +166,25 @@ fn write(folder: &Path, files: &[(&str, &str)]) -> Result<(), Problem> {
 }
 
 impl InitArgs {
-    /// The commands to continue with, in the folder.
+    /// Returns what is written about the source.
+    fn template(&self) -> Template {
+        let check = format!("oncegate check {CONFIGURATION}");
+        let create_topics = format!("oncegate topics create {CONFIGURATION}");
+        let run = format!("oncegate run --config {CONFIGURATION}");
+        let commands =
+            Commands { check: &check, create_topics: &create_topics, run: &run, messages: MESSAGES };
+        self.source.template(&self.flags, &commands)
+    }
+
+    /// Returns the commands to continue with, in the folder.
     fn next(&self) -> Vec<String> {
         let build = self.language.build().map(str::to_owned);
-        let check = format!("oncegate check {CONFIGURATION}");
-        let run = format!("oncegate run --config {CONFIGURATION}");
-        let of_source = match self.source {
-            SourceKind::Stdin => vec![check, format!("{run} <{MESSAGES}")],
-            SourceKind::Kafka => vec![check, format!("oncegate topics create {CONFIGURATION}"), run],
-            SourceKind::Sqs => vec![check, format!("oncegate check {CONFIGURATION} --online"), run],
-            SourceKind::Amqp => vec![
-                "export RABBITMQ_PASSWORD=…".to_owned(),
-                check,
-                format!("oncegate topics create {CONFIGURATION}"),
-                run,
-            ],
-        };
-        build.into_iter().chain(of_source).collect()
+        build.into_iter().chain(self.template().next).collect()
     }
 
     fn configuration(&self) -> String {
-        let quoted = |text: &str| Value::String(text.to_owned()).to_string();
-        let store = self.store.as_deref().unwrap_or(match self.source {
-            SourceKind::Stdin => "sqlite:oncegate.db",
-            SourceKind::Kafka | SourceKind::Sqs | SourceKind::Amqp => "redis://localhost:6379",
-        });
-        let (source, dead_letters, on_source) = self.source_settings();
+        let Template { source, dead_letters, about: on_source, store, .. } = self.template();
+        let store = self.store.as_deref().unwrap_or(store);
         let (handler, on_handler) = self.language.handler();
         let scope = self.scope.as_str();
         format!(
@@ -255,46 +214,5 @@ retention = "7d"
             // A dot would begin another table.
             name = if scope.contains('.') { quoted(scope) } else { scope.to_owned() },
         )
-    }
-
-    /// The settings `source` and `dead_letters`, and what the source does.
-    fn source_settings(&self) -> (String, String, &'static str) {
-        let quoted = |text: &str| Value::String(text.to_owned()).to_string();
-        match self.source {
-            SourceKind::Stdin => (
-                "{ stdin = {} }".to_owned(),
-                r#"{ file = "dead.jsonl" }"#.to_owned(),
-                "Each line of standard input is a message; oncegate ends at the end of the input.",
-            ),
-            SourceKind::Kafka => {
-                let brokers: Vec<String> =
-                    self.brokers.split(',').map(|broker| quoted(broker.trim())).collect();
-                let (topic, dead) = (quoted(&self.topic), quoted(&format!("{}.dead", self.topic)));
-                (
-                    format!("{{ kafka = {{ brokers = [{}], topics = [{topic}] }} }}", brokers.join(", ")),
-                    format!("{{ kafka = {dead} }}"),
-                    "The consumer group has the consumer's name, unless `group` sets another one.",
-                )
-            }
-            SourceKind::Sqs => {
-                let endpoint = self.endpoint_url.as_deref();
-                let endpoint =
-                    endpoint.map(|url| format!(", endpoint_url = {}", quoted(url))).unwrap_or_default();
-                (
-                    format!("{{ sqs = {{ queue = {}{endpoint} }} }}", quoted(&self.queue)),
-                    format!("{{ sqs = {} }}", quoted(&self.dead_letter_queue)),
-                    "Credentials and region come in the AWS SDK's usual ways.",
-                )
-            }
-            SourceKind::Amqp => (
-                format!(
-                    "{{ amqp = {{ url = {}, password = {{ env = \"RABBITMQ_PASSWORD\" }}, queue = {} }} }}",
-                    quoted(&self.amqp_url),
-                    quoted(&self.queue)
-                ),
-                format!("{{ amqp = {} }}", quoted(&self.dead_letter_queue)),
-                "`oncegate topics create` makes the queues; a consumer makes none.",
-            ),
-        }
     }
 }

@@ -224,17 +224,16 @@ type TraceExport = Option<traces::Traces>;
 #[cfg(not(feature = "otlp"))]
 type TraceExport = Option<std::convert::Infallible>;
 
-/// What is not logged: the first unless `ONCEGATE_LOG` names it, the second never.
-const QUIET: [&str; 2] = ["lapin=off", "lapin::returned_messages=off"];
-
 fn start_logging(command: &Command, format: LogFormat) -> Result<TraceExport, Problem> {
     let filter =
         EnvFilter::builder().with_env_var("ONCEGATE_LOG").with_default_directive(command.log_level().into());
     let mut filter = filter.from_env_lossy();
-    // The client of RabbitMQ logs every error that it also returns, and messages that come back with their payloads.
-    let is_wanted = std::env::var("ONCEGATE_LOG").is_ok_and(|directives| directives.contains("lapin"));
-    for quiet in if is_wanted { &QUIET[1..] } else { &QUIET[..] } {
-        filter = filter.add_directive(quiet.parse().expect("it is a directive"));
+    let wanted = std::env::var("ONCEGATE_LOG").unwrap_or_default();
+    for library in sources::CHATTY {
+        let quiet = (!wanted.contains(library.target)).then(|| format!("{}=off", library.target));
+        for directive in quiet.into_iter().chain(library.never.iter().map(|&never| never.to_owned())) {
+            filter = filter.add_directive(directive.parse().expect("it is a directive"));
+        }
     }
     let colours =
         std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|no| no.is_empty());

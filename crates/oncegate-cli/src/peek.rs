@@ -7,9 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use oncegate::admin::dry_run::{Known, ReplayReport};
-use oncegate::amqp::AmqpSource;
-use oncegate::source::{AckHandle, Delivery, Source};
-use oncegate::sqs::{Body, SqsSource};
+use oncegate::source::{AckHandle, Delivery};
 use oncegate::{Counters, Message};
 use serde::Serialize;
 use tracing::warn;
@@ -18,14 +16,11 @@ use crate::args::{AnswerArgs, GateArgs, within};
 use crate::exit::{Exit, Problem, not_opened};
 use crate::output::{self, Table, grouped};
 use crate::replay::{changes, counts, examples};
+use crate::sources::PeekFlags;
 
 /// The format of the `--json` document.
 const SCHEMA: &str = "oncegate.peek/1";
 
-/// The visibility timeout of received messages unless it is extended; a killed peek hides messages for this long.
-const VISIBILITY: Duration = Duration::from_secs(60);
-/// The longest time that a receive waits for messages.
-const WAIT: Duration = Duration::from_secs(2);
 /// The queue counts as empty after this time without a message.
 const QUIET: Duration = Duration::from_secs(6);
 /// The number of messages that are requested at a time.
@@ -49,14 +44,8 @@ pub(crate) struct PeekArgs {
     #[arg(long, value_name = "QUEUE")]
     queue: String,
 
-    /// The address of another SQS server: http://127.0.0.1:9324 [default: as the AWS SDK finds it]
-    #[arg(long, value_name = "URL")]
-    endpoint_url: Option<String>,
-
-    /// The queue is one of RabbitMQ: amqp://user:password@host:5672/vhost, or amqps:// with TLS. In the variable, other users
-    /// of the machine do not see the password
-    #[arg(long, value_name = "URL", env = "ONCEGATE_AMQP_URL", hide_env_values = true, conflicts_with_all = ["endpoint_url", "sns"])]
-    amqp_url: Option<String>,
+    #[command(flatten)]
+    broker: PeekFlags,
 
     /// Accept that one receive of each message is used up
     #[arg(long)]
@@ -65,10 +54,6 @@ pub(crate) struct PeekArgs {
     /// The route of the messages: the queue's name, unless they are dead letters of another one
     #[arg(long, value_name = "NAME")]
     route: Option<String>,
-
-    /// Bodies are envelopes of SNS
-    #[arg(long)]
-    sns: bool,
 
     /// Read at most this many messages
     #[arg(long, value_name = "N", default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(1..=100_000))]
@@ -123,11 +108,11 @@ pub(crate) async fn run(args: &PeekArgs) -> Result<Exit, Problem> {
 /// Returns the report, and whether all messages of the queue were examined.
 async fn examine(args: &PeekArgs) -> Result<(ReplayReport, bool), Problem> {
     args.check()?;
+    let source = args.broker.source(&args.queue, args.most)?;
     let mut examination = args.gate.proof(args.gate.store.open().await?)?.open().await?;
     if examination.known() == Known::Nothing {
         warn!(scope = %args.gate.scope, "no gate has ever opened this scope in this store: is it the right scope, and the right store?");
     }
-    let source = args.source();
     source.open(Arc::new(Counters::default())).await.map_err(|error| not_opened(&error))?;
     let mut held: Vec<Arc<dyn AckHandle>> = Vec::new();
     let complete = loop {
@@ -163,9 +148,6 @@ impl PeekArgs {
                  so most of it would not be seen",
             );
         }
-        if self.amqp_url.is_some() && self.most > u32::from(u16::MAX) {
-            return refuse("--most: a consumer of RabbitMQ can hold at most 65,535 messages");
-        }
         if !self.use_up_a_receive {
             return refuse(
                 "looking into a queue uses up one receive of each message, which counts for the redrive policy or the \
@@ -173,22 +155,6 @@ impl PeekArgs {
             );
         }
         Ok(())
-    }
-
-    fn source(&self) -> Box<dyn Source> {
-        if let Some(url) = &self.amqp_url {
-            let most = u16::try_from(self.most).unwrap_or(u16::MAX);
-            let source = AmqpSource::new(url, self.queue.as_str()).prefetch(most);
-            return Box::new(source.in_order().routes_from_headers());
-        }
-        let body = if self.sns { Body::Sns } else { Body::Raw };
-        // A dead letter keeps its first route.
-        let source = SqsSource::new(self.queue.as_str()).body(body).routes_from_attributes();
-        let source = source.visibility(VISIBILITY).wait(WAIT);
-        Box::new(match &self.endpoint_url {
-            Some(url) => source.endpoint_url(url),
-            None => source,
-        })
     }
 
     /// The message on the requested route.

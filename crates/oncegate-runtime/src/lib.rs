@@ -47,7 +47,7 @@ pub use gate::{Completion, Entry, Gate, GateError, Lease, NotCommitted, OnStoreL
 pub use handler::Handler;
 pub use health::{Health, Status};
 pub use memory::MemoryStore;
-pub use message::{Header, Message, Origin};
+pub use message::{Broker, Header, Message, Origin};
 pub use observe::{Counters, Event, Observer};
 pub use shutdown::shutdown_signal;
 pub use transaction::{BlockingSqlTransaction, Completing, SqlTransaction};

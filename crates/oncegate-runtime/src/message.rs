@@ -18,9 +18,11 @@ pub struct Message {
     delivered: Arc<Delivered>,
 }
 
+#[derive(Clone)]
 struct Delivered {
     route: Arc<str>,
     origin: Origin,
+    broker: Option<&'static Broker>,
     payload: Option<Bytes>,
     key: Option<Bytes>,
     headers: Vec<Header>,
@@ -43,6 +45,15 @@ impl fmt::Debug for Header {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: {} bytes", self.name, self.value.as_ref().map_or(0, Bytes::len))
     }
+}
+
+/// The names of a broker, for spans and for workers. Each source has one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Broker {
+    /// The name in settings and in what workers get, such as `sqs`.
+    pub name: &'static str,
+    /// The name in OpenTelemetry's conventions for messaging (`messaging.system`), such as `aws_sqs`.
+    pub system: &'static str,
 }
 
 /// The origin of a message. It names a delivery for logs and dead letters; it does not identify the message.
@@ -118,6 +129,7 @@ impl Message {
         let delivered = Delivered {
             route: route.into(),
             origin,
+            broker: None,
             payload,
             key: None,
             headers: Vec::new(),
@@ -178,25 +190,18 @@ impl Message {
         self.delivered.dead_letter_of.as_deref()
     }
 
+    /// The same message of this broker.
+    pub fn with_broker(self, broker: &'static Broker) -> Self {
+        self.edit(|delivered| delivered.broker = Some(broker))
+    }
+
+    /// The broker, if the source has named it; an [`Origin::Kafka`] says it by itself.
+    pub fn broker(&self) -> Option<&'static Broker> {
+        self.delivered.broker
+    }
+
     fn edit(mut self, change: impl FnOnce(&mut Delivered)) -> Self {
-        match Arc::get_mut(&mut self.delivered) {
-            Some(delivered) => change(delivered),
-            None => {
-                let mut delivered = Delivered {
-                    route: Arc::clone(&self.delivered.route),
-                    origin: self.delivered.origin.clone(),
-                    payload: self.delivered.payload.clone(),
-                    key: self.delivered.key.clone(),
-                    headers: self.delivered.headers.clone(),
-                    timestamp_ms: self.delivered.timestamp_ms,
-                    first_failed_at: self.delivered.first_failed_at,
-                    defect: self.delivered.defect,
-                    dead_letter_of: self.delivered.dead_letter_of.clone(),
-                };
-                change(&mut delivered);
-                self.delivered = Arc::new(delivered);
-            }
-        }
+        change(Arc::make_mut(&mut self.delivered));
         self
     }
 

@@ -9,7 +9,10 @@ use bytes::Bytes;
 use super::held::MessageId;
 use super::settings::Body;
 use super::{ORIGIN_ATTRIBUTE, sns};
-use oncegate_runtime::message::{Header, Message, Origin};
+use oncegate_runtime::message::{Broker, Header, Message, Origin};
+
+/// SQS, as its messages name it.
+static BROKER: Broker = Broker { name: "sqs", system: "aws_sqs" };
 
 /// The prefix of headers from SQS. SQS reserves it, so senders' attributes cannot have it.
 pub(crate) const SYSTEM_PREFIX: &str = "AWS.";
@@ -79,7 +82,8 @@ impl Reader {
             .extend(system.into_iter().map(|(name, value)| text(&format!("{SYSTEM_PREFIX}{name}"), value)));
 
         let route = route.unwrap_or_else(|| Arc::clone(&self.queue));
-        let mut message = Message::new(route, origin, Some(payload)).with_headers(headers);
+        let message = Message::new(route, origin, Some(payload));
+        let mut message = message.with_broker(&BROKER).with_headers(headers);
         if let Some(group) = &group {
             message = message.with_key(group.clone());
         }

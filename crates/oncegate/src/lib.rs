@@ -74,9 +74,9 @@ pub use oncegate_core as core;
 pub use oncegate_core::key::{Field, FingerprintSpec, Key, TenantSource};
 pub use oncegate_runtime::{
     Attempt, Backoff, BatchHandler, BatchLimits, BatchMessage, Batched, BlockingSqlTransaction, BoxError,
-    Codec, Completing, Completion, Consumer, ConsumerError, Counters, Documents, Entry, Event, Failure, Gate,
-    GateError, Handler, Header, Health, Lease, MemoryStore, Message, Monitor, NotCommitted, Observer,
-    OnStoreLoss, OrPermanent, Ordering, Origin, Raw, SqlTransaction, Status, Transactional,
+    Broker, Codec, Completing, Completion, Consumer, ConsumerError, Counters, Documents, Entry, Event,
+    Failure, Gate, GateError, Handler, Header, Health, Lease, MemoryStore, Message, Monitor, NotCommitted,
+    Observer, OnStoreLoss, OrPermanent, Ordering, Origin, Raw, SqlTransaction, Status, Transactional,
     TransactionalBatchHandler, TransactionalHandler, Transactions, shutdown_signal,
 };
 pub use oncegate_runtime::{

@@ -70,13 +70,10 @@ impl Loaded {
     }
 
     pub(super) fn check_dead_letters(&mut self, name: &str, consumer: &Consumer, letters: &DeadLetters) {
-        let given = [&letters.kafka, &letters.sqs, &letters.amqp].map(Option::is_some);
-        let wrong = if given.iter().filter(|given| **given).count() + usize::from(letters.file.is_some()) == 1
-        {
-            let settings = consumer.source.as_ref().and_then(|source| source.settings().ok());
-            settings.and_then(|settings| settings.refuse_letters(letters))
-        } else {
-            Some(("", "it must be one of `kafka`, `sqs`, `amqp` and `file`".to_owned()))
+        let settings = consumer.source.as_ref().and_then(|source| source.settings().ok());
+        let wrong = match letters.check() {
+            Ok(()) => settings.and_then(|settings| settings.refuse_letters(letters)),
+            Err(why) => Some(("", why)),
         };
         let Some((setting, message)) = wrong else { return };
         let within: &[&str] = if setting.is_empty() { &["dead_letters"] } else { &["dead_letters", setting] };

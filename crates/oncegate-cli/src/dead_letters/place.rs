@@ -2,7 +2,6 @@
 
 use crate::config::{Loaded, shape};
 use crate::configured::{ConfigArgs, choose, missing};
-use crate::doctor::configured_topics;
 use crate::exit::{Exit, Problem};
 use crate::parse::pair;
 use crate::sources::LetterPlace;
@@ -96,7 +95,7 @@ impl PlaceArgs {
     ) -> Result<Box<dyn LetterPlace>, Problem> {
         let refuse = |why: String| Problem::new(Exit::Configuration, why).of(scope);
         let kafka = consumer.source.as_ref().and_then(|source| source.kafka.clone()).unwrap_or_default();
-        let cluster = configured_topics(scope, &kafka, consumer).map_err(refuse)?;
+        let cluster = kafka.cluster(scope, consumer.dead_letters.as_ref()).map_err(refuse)?;
         let brokers = self.brokers.clone().unwrap_or(cluster.brokers);
         if brokers.is_empty() {
             return Err(refuse("it does not read topics of Kafka: give --brokers".to_owned()));

@@ -5,17 +5,14 @@ use std::time::Duration;
 
 use oncegate::core::key::{Descriptor, Scope};
 use oncegate::core::store::{ScopeDescriptor, Store};
-use oncegate::dead_letters::DeadLetters;
-use oncegate::sqs::SqsDeadLetters;
 use oncegate::{Consumer, Gate, GateError};
 
-use super::{Questions, Report, Topics};
+use super::{Questions, Report};
 use crate::config::Loaded;
 use crate::config::shape;
-use crate::config::values::{Property, Time};
+use crate::config::values::Time;
 use crate::exit::{Exit, Problem};
-use crate::sources::kafka::Kafka;
-use crate::sources::{ConfiguredSource, Source};
+use crate::sources::{ConfiguredSource, LetterQueue, Source, sqs};
 use crate::store::{self, Opened};
 
 /// Examines the store and every source. Changes nothing: no consumer is started, no scope is created.
@@ -108,7 +105,8 @@ async fn same_key(scope: &Scope, consumer: &shape::Consumer, store: &Arc<dyn Sto
 /// When the file or variable of a secret cannot be read.
 pub(super) fn questions(name: &str, consumer: &shape::Consumer) -> Result<Questions, String> {
     let source = consumer.source.clone().unwrap_or_default();
-    let kafka = source.kafka.as_ref().map(|kafka| topics(name, kafka, consumer)).transpose()?;
+    let kafka = source.kafka.as_ref();
+    let kafka = kafka.map(|kafka| kafka.cluster(name, consumer.dead_letters.as_ref())).transpose()?;
     Ok(Questions {
         retention: retention(consumer),
         lease: consumer.lease.map_or(Gate::DEFAULT_LEASE, |Time(time)| time),
@@ -116,8 +114,7 @@ pub(super) fn questions(name: &str, consumer: &shape::Consumer) -> Result<Questi
         max_run: consumer.max_run.map_or(Gate::DEFAULT_MAX_RUN, |Time(time)| time),
         kafka,
         queue: queue(name, &source)?,
-        letters: letters(&source, consumer),
-        other_letters: other_letters(name, &source, consumer)?,
+        letters: letters(name, &source, consumer)?,
     })
 }
 
@@ -125,59 +122,26 @@ fn retention(consumer: &shape::Consumer) -> Duration {
     consumer.retention.map_or(Gate::DEFAULT_RETENTION, |Time(time)| time)
 }
 
-/// What is reached, with its name.
-type Reached<T> = Option<(String, T)>;
-
-/// The queue of a source that is no cluster of Kafka.
-fn queue(name: &str, source: &Source) -> Result<Reached<Box<dyn ConfiguredSource>>, String> {
-    let Ok(settings) = source.settings() else { return Ok(None) };
-    if source.kafka.is_some() || source.stdin.is_some() {
+/// Returns the queue of a source whose own checks say all about it, with its name.
+fn queue(name: &str, source: &Source) -> Result<Option<(String, Box<dyn ConfiguredSource>)>, String> {
+    let settings = source.settings().ok();
+    let Some((settings, queue)) = settings.and_then(|settings| Some((settings, settings.queue()?))) else {
         return Ok(None);
-    }
-    let route = settings.routes().join(", ");
-    Ok(Some((route, settings.open(name, Gate::DEFAULT_LEASE)?)))
+    };
+    Ok(Some((queue.to_owned(), settings.open(name, Gate::DEFAULT_LEASE)?)))
 }
 
-/// The dead-letter queue of RabbitMQ.
-fn other_letters(
+/// Returns the dead-letter queue, reached as a consumer reaches it.
+fn letters(
     name: &str,
     source: &Source,
     consumer: &shape::Consumer,
-) -> Result<Reached<Arc<dyn DeadLetters>>, String> {
-    let Some((to, queue)) = consumer.dead_letters.as_ref().and_then(|to| Some((to, to.amqp.clone()?))) else {
+) -> Result<Option<Box<dyn LetterQueue>>, String> {
+    let Some(letters) = consumer.dead_letters.as_ref().filter(|letters| letters.is_queue()) else {
         return Ok(None);
     };
-    let source = source.open(name, Gate::DEFAULT_LEASE)?;
-    Ok(source.dead_letters(to).map(|letters| (queue, letters)))
-}
-
-/// The dead-letter queue, reached as a consumer reaches it.
-fn letters(source: &Source, consumer: &shape::Consumer) -> Option<SqsDeadLetters> {
-    let queue = consumer.dead_letters.as_ref()?.sqs.as_ref()?;
-    Some(match &source.sqs {
-        Some(sqs) => sqs.source().dead_letters(queue),
-        None => SqsDeadLetters::new(queue),
-    })
-}
-
-/// The topics of the consumer `name`, and how their cluster is reached.
-///
-/// # Errors
-/// When the file or variable of a secret cannot be read.
-pub(crate) fn topics(name: &str, kafka: &Kafka, consumer: &shape::Consumer) -> Result<Topics, String> {
-    let property = |(name, Property(value)): (&String, &Property)| match value.resolve() {
-        Ok(value) => Ok((name.clone(), value)),
-        Err(why) => Err(format!("{name}: {why}")),
-    };
-    let letters = consumer.dead_letters.clone();
-    Ok(Topics {
-        brokers: kafka.brokers.clone().unwrap_or_default().0.join(","),
-        group: Some(kafka.group.clone().unwrap_or_else(|| name.to_owned())),
-        properties: kafka.properties.iter().map(property).collect::<Result<_, _>>()?,
-        consumed: kafka.topics.clone().unwrap_or_default().0,
-        retries: kafka.retry_topics.iter().map(|(topic, Time(wait))| (topic.clone(), *wait)).collect(),
-        // A missing dead-letter queue is reported without asking a server.
-        without_dead_letters: None,
-        dead_letters: letters.and_then(|letters| letters.kafka),
-    })
+    match source.settings() {
+        Ok(settings) => Ok(settings.open(name, Gate::DEFAULT_LEASE)?.letter_queue(letters)),
+        Err(_) => Ok(sqs::letter_queue(letters)),
+    }
 }

@@ -1,24 +1,19 @@
 //! Examines a store, topics and queues, and collects findings.
 
 use std::fmt::Write as _;
-use std::sync::Arc;
 use std::time::Duration;
 
 use oncegate::core::key::Scope;
 use oncegate::core::store::StoreError;
-use oncegate::dead_letters::DeadLetters;
 use oncegate::kafka::{self, MissingRight, Needs, TopicFacts};
 use oncegate::source::{SourceError, Terms};
-use oncegate::sqs::SqsDeadLetters;
 use serde::Serialize;
 
 use crate::exit::{Exit, Problem};
 use crate::output::{Table, plain, span};
-use crate::sources::ConfiguredSource;
+use crate::sources::kafka::{LETTER_BYTES, Topics};
+use crate::sources::{ConfiguredSource, LetterQueue};
 use crate::store::Opened;
-
-/// The most bytes that headers add to a dead letter: a reason of 1 KiB, and the other headers.
-pub(crate) const LETTER_BYTES: u64 = 4 * 1024;
 
 /// A setting that weakens the promise.
 #[derive(Debug, PartialEq, Eq, Serialize)]
@@ -56,25 +51,8 @@ pub(crate) struct Questions {
     pub(crate) max_run: Duration,
     /// A queue that is consumed, with its name.
     pub(crate) queue: Option<(String, Box<dyn ConfiguredSource>)>,
-    /// A dead-letter queue of SQS.
-    pub(crate) letters: Option<SqsDeadLetters>,
-    /// Another dead-letter queue, with its name.
-    pub(crate) other_letters: Option<(String, Arc<dyn DeadLetters>)>,
-}
-
-/// Topics, and their cluster.
-#[derive(Debug, Default)]
-pub(crate) struct Topics {
-    pub(crate) brokers: String,
-    /// The consumer group. Without it, the rights on group and topics are not tried.
-    pub(crate) group: Option<String>,
-    pub(crate) properties: Vec<(String, String)>,
-    pub(crate) consumed: Vec<String>,
-    /// The retry topics, each with the time that a message waits in it.
-    pub(crate) retries: Vec<(String, Duration)>,
-    pub(crate) dead_letters: Option<String>,
-    /// The fix to report when no dead-letter topic is named; `None` when dead letters are kept elsewhere.
-    pub(crate) without_dead_letters: Option<&'static str>,
+    /// A dead-letter queue.
+    pub(crate) letters: Option<Box<dyn LetterQueue>>,
 }
 
 impl Report {
@@ -214,22 +192,13 @@ impl Questions {
         if let Some((name, queue)) = &self.queue {
             self.ask_queue(name, &**queue, report).await;
         }
-        if let Some((name, letters)) = &self.other_letters {
-            match letters.open().await {
-                Ok(()) => report.saw(format!("queue {name}, of dead letters")),
-                Err(error) => match error.downcast_ref::<SourceError>() {
-                    Some(error) => report.source(name, error),
-                    None => report.finding(name, error.to_string(), ""),
-                },
-            }
-        }
         if let Some(letters) = &self.letters {
-            match letters.check_queue().await {
+            match letters.examine().await {
                 Ok(warnings) => {
-                    report.saw(format!("queue {}, of dead letters", letters.queue()));
-                    warnings.into_iter().for_each(|warning| report.finding(letters.queue(), warning, ""));
+                    report.saw(format!("queue {}, of dead letters", letters.name()));
+                    warnings.into_iter().for_each(|warning| report.finding(letters.name(), warning, ""));
                 }
-                Err(error) => report.source(letters.queue(), &error),
+                Err(error) => report.source(letters.name(), &error),
             }
         }
     }

@@ -21,9 +21,9 @@ use crate::parse::{duration, pair};
 use crate::sources::DeadLetters;
 use crate::sources::kafka::Kafka;
 use crate::store::StoreArgs;
-pub(crate) use configured::{examine as examine_configured, topics as configured_topics};
+pub(crate) use configured::examine as examine_configured;
 use examine::Questions;
-pub(crate) use examine::{LETTER_BYTES, Report, Topics};
+pub(crate) use examine::Report;
 
 /// The format of the `--json` document.
 const SCHEMA: &str = "oncegate.doctor/1";

@@ -463,7 +463,7 @@ mod tests {
         let text = told(&message(b"two\nlines"));
         assert!(text.contains(r#""payload":"two\nlines""#) && !text.contains('\n'), "{text}");
         assert!(
-            text.contains(r#""origin":{"sqs":{"id":"a","queue":"orders"}}"#)
+            text.contains(r#""origin":{"queue":{"id":"a","queue":"orders"}}"#)
                 && text.contains(r#""lease_ms":30000"#)
         );
         assert!(told(&message(b"\xff")).contains(r#""payload_base64":"/w==""#));

@@ -1,6 +1,4 @@
 //! The origin of a message, in the form of every kind of worker.
-//!
-//! A queue is one of SQS, or of RabbitMQ if its messages have the header that each of those has.
 
 use oncegate::{Message, Origin};
 use serde_json::{Value, json};
@@ -38,9 +36,9 @@ pub(super) fn as_source(message: &Message) -> String {
     }
 }
 
-/// The broker of a queue.
+/// Returns the name of a queue's broker, as its source says it.
 fn broker(message: &Message) -> &'static str {
-    if message.header("AMQP.exchange").is_some() { "amqp" } else { "sqs" }
+    message.broker().map_or("queue", |broker| broker.name)
 }
 
 /// A string of RFC 9651. Characters that it cannot hold are left out: names of topics and queues have none of them.
@@ -59,7 +57,7 @@ pub(super) fn quoted(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use oncegate::Header;
+    use oncegate::Broker;
 
     use super::*;
 
@@ -69,12 +67,12 @@ mod tests {
         let kafka = of(Origin::Kafka { topic: "orders".into(), partition: 3, offset: 42 });
         assert_eq!(as_dictionary(&kafka), r#"kafka, topic="orders", partition=3, offset=42"#);
         assert_eq!(as_json(&kafka).to_string(), r#"{"kafka":{"offset":42,"partition":3,"topic":"orders"}}"#);
-        let queue = || of(Origin::Queue { queue: "orders".into(), id: "a\"\\\n".into() });
-        assert_eq!(as_dictionary(&queue()), r#"sqs, queue="orders", id="a\"\\""#);
-        let exchange = Header { name: "AMQP.exchange".into(), value: Some("".into()) };
-        let of_rabbitmq = queue().with_headers(vec![exchange]);
-        assert_eq!(as_dictionary(&of_rabbitmq), r#"amqp, queue="orders", id="a\"\\""#);
-        assert_eq!(as_source(&of_rabbitmq), "/amqp/orders");
-        assert!(as_json(&of_rabbitmq)["amqp"].is_object());
+        static QUEUES: Broker = Broker { name: "queues", system: "some_queues" };
+        let queue = of(Origin::Queue { queue: "orders".into(), id: "a\"\\\n".into() });
+        assert_eq!(as_source(&queue), "/queue/orders");
+        let queue = queue.with_broker(&QUEUES);
+        assert_eq!(as_dictionary(&queue), r#"queues, queue="orders", id="a\"\\""#);
+        assert_eq!(as_source(&queue), "/queues/orders");
+        assert!(as_json(&queue)["queues"].is_object());
     }
 }

@@ -6,16 +6,19 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use oncegate::admin::dead_letter_reader::DeadLetterReader;
-use oncegate::amqp::{AmqpDeadLetterReader, AmqpSource};
+use oncegate::amqp::{AmqpDeadLetterReader, AmqpSource, QueuePlan};
 use oncegate::dead_letters;
 use oncegate::source::{Source, SourceError, Terms};
 use schemars::JsonSchema;
 use serde::Deserialize;
 
-use super::stdin::LETTERS_NEED_STDIN;
-use super::{ConfiguredSource, DeadLetters, LetterPlace, SourceFinding, SourceSettings};
+use super::topology::{Kind, NamedTopic, Role, State, Topology, Wanted};
+use super::{
+    ChattyLibrary, Commands, ConfiguredSource, DeadLetters, LetterPlace, LetterQueue, QueueFlags,
+    SourceFinding, SourceSettings, Template, quoted,
+};
 use crate::config::values::Secret;
-use crate::exit::{Problem, not_opened};
+use crate::exit::{Exit, Problem, not_opened};
 
 /// The name of the table.
 pub(super) const TABLE: &str = "amqp";
@@ -27,6 +30,61 @@ const LETTERS_STAY: &str =
     "messages of RabbitMQ have their dead letters in a queue of the same broker: { amqp = \"orders.dead\" }";
 /// The reason that one of the two alone is wrong.
 const PAIR: &str = "`tls_certificate` and `tls_key` belong together: give both";
+
+/// The client logs every error that it also returns, and messages that come back with their payloads.
+pub(super) const CHATTY: ChattyLibrary =
+    ChattyLibrary { target: "lapin", never: &["lapin::returned_messages=off"] };
+/// The delivery limit that is none.
+const NO_LIMIT: i32 = -1;
+
+/// What `init` has to know of RabbitMQ.
+#[derive(Debug, clap::Args)]
+pub(super) struct InitFlags {
+    /// The address of RabbitMQ, without the password
+    #[arg(long, value_name = "URL", default_value = "amqp://guest@localhost:5672/%2f")]
+    amqp_url: String,
+}
+
+impl InitFlags {
+    /// Returns what `init` writes.
+    pub(super) fn template(&self, queues: &QueueFlags, commands: &Commands<'_>) -> Template {
+        let (url, queue) = (quoted(&self.amqp_url), quoted(&queues.queue));
+        let password = r#"{ env = "RABBITMQ_PASSWORD" }"#;
+        Template {
+            source: format!("{{ amqp = {{ url = {url}, password = {password}, queue = {queue} }} }}"),
+            dead_letters: format!("{{ amqp = {} }}", quoted(&queues.dead_letter_queue)),
+            about: "`oncegate topics create` makes the queues; a consumer makes none.",
+            store: "redis://localhost:6379",
+            next: ["export RABBITMQ_PASSWORD=…", commands.check, commands.create_topics, commands.run]
+                .map(str::to_owned)
+                .into(),
+        }
+    }
+}
+
+/// What `peek` has to know of a queue of RabbitMQ.
+#[derive(Debug, clap::Args)]
+pub(super) struct PeekFlags {
+    /// The queue is one of RabbitMQ: amqp://user:password@host:5672/vhost, or amqps:// with TLS. In the variable, other users
+    /// of the machine do not see the password
+    #[arg(long, value_name = "URL", env = "ONCEGATE_AMQP_URL", hide_env_values = true, conflicts_with_all = ["endpoint_url", "sns"])]
+    amqp_url: Option<String>,
+}
+
+impl PeekFlags {
+    /// Returns the source if the flags name a broker.
+    ///
+    /// # Errors
+    /// When a consumer cannot hold as many messages.
+    pub(super) fn source(&self, queue: &str, most: u32) -> Result<Option<Box<dyn Source>>, Problem> {
+        let Some(url) = &self.amqp_url else { return Ok(None) };
+        let most = u16::try_from(most).map_err(|_| {
+            Problem::new(Exit::Usage, "--most: a consumer of RabbitMQ can hold at most 65,535 messages")
+        })?;
+        let source = AmqpSource::new(url, queue).prefetch(most);
+        Ok(Some(Box::new(source.in_order().routes_from_headers())))
+    }
+}
 
 /// A queue of RabbitMQ.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
@@ -155,11 +213,30 @@ impl SourceSettings for Amqp {
 
     fn refuse_letters(&self, letters: &DeadLetters) -> Option<(&'static str, String)> {
         if letters.file.is_some() {
-            return Some(("file", LETTERS_NEED_STDIN.to_owned()));
+            return letters.refused_for(TABLE);
         }
         let Some(queue) = &letters.amqp else { return Some(("", LETTERS_STAY.to_owned())) };
         (self.queue.as_ref() == Some(queue))
             .then(|| ("amqp", format!("the queue {queue} is consumed: every letter would come back")))
+    }
+
+    fn queue(&self) -> Option<&str> {
+        self.queue.as_deref()
+    }
+
+    fn topology(
+        &self,
+        name: &str,
+        letters: &DeadLetters,
+        wanted: &Wanted,
+    ) -> Option<Result<Box<dyn Topology>, String>> {
+        let consumed = self.queue.clone().filter(|_| !wanted.except_sources);
+        let consumed = consumed.map(|queue| NamedTopic::new(queue, Kind::Queue, name, Role::Source));
+        let letters = letters.amqp.clone();
+        let letters = letters.map(|queue| NamedTopic::new(queue, Kind::Queue, name, Role::DeadLetters));
+        let named = consumed.into_iter().chain(letters).collect();
+        let broker = self.url.clone().unwrap_or_default();
+        Some(self.configured().map(|source| Box::new(Queues { source, broker, named }) as _))
     }
 
     fn routes(&self) -> Vec<String> {
@@ -199,8 +276,82 @@ impl ConfiguredSource for AmqpSource {
         Some(Arc::new(Self::dead_letters(self, to.amqp.clone()?)))
     }
 
+    fn letter_queue(&self, to: &DeadLetters) -> Option<Box<dyn LetterQueue>> {
+        let queue = to.amqp.clone()?;
+        let letters = Box::new(Self::dead_letters(self, queue.clone()));
+        Some(Box::new(Examined { queue, letters }))
+    }
+
     fn into_source(self: Box<Self>) -> Arc<dyn Source> {
         Arc::from(self as Box<dyn Source>)
+    }
+}
+
+/// A queue of dead letters that `doctor` examines.
+struct Examined {
+    queue: String,
+    letters: Box<dyn dead_letters::DeadLetters>,
+}
+
+#[async_trait]
+impl LetterQueue for Examined {
+    fn name(&self) -> &str {
+        &self.queue
+    }
+
+    async fn examine(&self) -> Result<Vec<String>, SourceError> {
+        match self.letters.open().await {
+            Ok(()) => Ok(Vec::new()),
+            Err(error) => Err(match error.downcast::<SourceError>() {
+                Ok(error) => *error,
+                Err(error) => SourceError::new(error.to_string()),
+            }),
+        }
+    }
+}
+
+/// The queues of one consumer, and the source by which their broker is reached.
+struct Queues {
+    source: AmqpSource,
+    broker: String,
+    named: Vec<NamedTopic>,
+}
+
+#[async_trait]
+impl Topology for Queues {
+    fn broker(&self) -> &str {
+        &self.broker
+    }
+
+    fn named(&self) -> &[NamedTopic] {
+        &self.named
+    }
+
+    fn retain(&mut self, is_wanted: &dyn Fn(&NamedTopic) -> bool) {
+        self.named.retain(is_wanted);
+    }
+
+    async fn look(&mut self) -> Result<(), Problem> {
+        let names: Vec<&str> = self.named.iter().map(|queue| queue.topic.as_str()).collect();
+        let found = self.source.find_queues(&names).await.map_err(|error| not_opened(&error))?;
+        for (queue, _) in self.named.iter_mut().zip(found).filter(|(_, is_there)| *is_there) {
+            queue.state = State::Exists;
+        }
+        Ok(())
+    }
+
+    async fn create(&mut self, _: &Wanted, _: &[String]) -> Result<(), Problem> {
+        for queue in self.named.iter_mut().filter(|queue| queue.is_missing()) {
+            let plan = QueuePlan::new(&queue.topic);
+            // Each look at dead letters returns them.
+            let plan = if queue.role == Role::DeadLetters { plan.delivery_limit(NO_LIMIT) } else { plan };
+            match self.source.create_queue(&plan).await {
+                Ok(()) => queue.state = State::Created,
+                Err(error) if error.is_away() => return Err(not_opened(&error)),
+                Err(error) => queue.refuse(&Problem::caused(Exit::Configuration, &error)),
+            }
+        }
+        Ok(())
     }
 }
 

@@ -1,8 +1,9 @@
 //! The registry of sources: one file for each kind that a configuration can name.
 //!
 //! A kind is a table of [`Source`]. Its [`SourceSettings`] say all that the commands ask of one: what is wrong with its
-//! settings, which dead letters it can have, the routes of its messages, and the [`ConfiguredSource`] that it opens. A new
-//! kind is a file here, a field of [`Source`] and a line of [`Source::tables`].
+//! settings, which dead letters it can have, the routes of its messages, the topics or queues that they name, and the
+//! [`ConfiguredSource`] that it opens. Its flags and its part of what `init` writes are in its file, too. A new kind is a file
+//! here, and in this file a field of [`Source`], one of [`DeadLetters`], and a line of each list.
 //!
 //! Standard input is the source that needs no broker: `input` reads its lines, `dead_letter_file` has their dead letters.
 
@@ -12,6 +13,7 @@ pub(crate) mod input;
 pub(crate) mod kafka;
 pub(crate) mod sqs;
 pub(crate) mod stdin;
+pub(crate) mod topology;
 
 use std::fmt;
 use std::path::PathBuf;
@@ -19,6 +21,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use clap::ValueEnum;
 use oncegate::admin::dead_letter_reader::DeadLetterReader;
 use oncegate::dead_letters;
 use oncegate::source::{SourceError, Terms};
@@ -26,6 +29,7 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 
 use self::input::Input;
+use self::topology::{Topology, Wanted};
 use crate::config::values::Secret;
 use crate::exit::{Exit, Problem};
 
@@ -56,6 +60,168 @@ pub(crate) struct DeadLetters {
     /// A file of JSON lines, for messages of standard input.
     pub(crate) file: Option<PathBuf>,
 }
+
+/// The kind of a source that `init` writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum SourceKind {
+    /// The lines of standard input
+    Stdin,
+    /// Topics of Kafka
+    Kafka,
+    /// An SQS queue
+    Sqs,
+    /// A queue of RabbitMQ
+    Amqp,
+}
+
+/// What `init` has to know of a source.
+#[derive(Debug, clap::Args)]
+pub(crate) struct InitFlags {
+    #[command(flatten)]
+    kafka: kafka::InitFlags,
+
+    #[command(flatten)]
+    queues: QueueFlags,
+
+    #[command(flatten)]
+    sqs: sqs::InitFlags,
+
+    #[command(flatten)]
+    amqp: amqp::InitFlags,
+}
+
+/// The queues of every broker that has some.
+#[derive(Debug, clap::Args)]
+struct QueueFlags {
+    /// The queue, by its name; one of SQS also by its URL
+    #[arg(long, value_name = "QUEUE", default_value = "orders")]
+    queue: String,
+
+    /// The queue of the dead letters, by its name; one of SQS also by its URL
+    #[arg(long, value_name = "QUEUE", default_value = "orders-dead")]
+    dead_letter_queue: String,
+}
+
+/// What `init` writes about a source.
+pub(crate) struct Template {
+    /// The setting `source`, in TOML.
+    pub(crate) source: String,
+    /// The setting `dead_letters`, in TOML.
+    pub(crate) dead_letters: String,
+    /// What the source does, as a comment.
+    pub(crate) about: &'static str,
+    /// The URL of a store for as many machines as read such a source.
+    pub(crate) store: &'static str,
+    /// The commands to continue with, in the folder.
+    pub(crate) next: Vec<String>,
+}
+
+impl SourceKind {
+    /// Returns what `init` writes: `check` and `run` are the commands that check the configuration and run it, and `messages`
+    /// is the file of messages to try it with.
+    pub(crate) fn template(self, flags: &InitFlags, commands: &Commands<'_>) -> Template {
+        match self {
+            Self::Stdin => stdin::template(commands),
+            Self::Kafka => flags.kafka.template(commands),
+            Self::Sqs => flags.sqs.template(&flags.queues, commands),
+            Self::Amqp => flags.amqp.template(&flags.queues, commands),
+        }
+    }
+}
+
+/// Commands for the configuration that `init` writes.
+pub(crate) struct Commands<'a> {
+    pub(crate) check: &'a str,
+    pub(crate) create_topics: &'a str,
+    pub(crate) run: &'a str,
+    /// The file of messages to try it with.
+    pub(crate) messages: &'a str,
+}
+
+/// A text as TOML writes it.
+pub(crate) fn quoted(text: &str) -> String {
+    toml::Value::String(text.to_owned()).to_string()
+}
+
+/// Which broker the queue of `peek` belongs to.
+#[derive(Debug, clap::Args)]
+pub(crate) struct PeekFlags {
+    #[command(flatten)]
+    sqs: sqs::PeekFlags,
+
+    #[command(flatten)]
+    amqp: amqp::PeekFlags,
+}
+
+impl PeekFlags {
+    /// Returns a source that holds up to `most` messages of the queue until it is closed.
+    ///
+    /// # Errors
+    /// When a flag does not fit.
+    pub(crate) fn source(
+        &self,
+        queue: &str,
+        most: u32,
+    ) -> Result<Box<dyn oncegate::source::Source>, Problem> {
+        match self.amqp.source(queue, most)? {
+            Some(source) => Ok(source),
+            None => Ok(self.sqs.source(queue)),
+        }
+    }
+}
+
+/// A library that logs what it also returns.
+pub(crate) struct ChattyLibrary {
+    /// The target of its lines, which are logged only if the user names it.
+    pub(crate) target: &'static str,
+    /// The directives that hold even then, because the lines contain payloads.
+    pub(crate) never: &'static [&'static str],
+}
+
+/// The libraries of brokers that log too much.
+pub(crate) const CHATTY: [ChattyLibrary; 1] = [amqp::CHATTY];
+
+impl DeadLetters {
+    /// Every kind: whether it is given, and why messages of other sources cannot have it.
+    fn kinds(&self) -> [(&'static str, bool, Option<&'static str>); 4] {
+        [
+            (kafka::TABLE, self.kafka.is_some(), Some(kafka::LETTERS_NEED_CLUSTER)),
+            (sqs::TABLE, self.sqs.is_some(), None),
+            (amqp::TABLE, self.amqp.is_some(), Some(amqp::LETTERS_NEED_BROKER)),
+            (FILE, self.file.is_some(), Some(stdin::LETTERS_NEED_STDIN)),
+        ]
+    }
+
+    /// Checks that one kind is given.
+    ///
+    /// # Errors
+    /// When none is, or several are.
+    pub(crate) fn check(&self) -> Result<(), String> {
+        let kinds = self.kinds();
+        if kinds.iter().filter(|(_, is_given, _)| *is_given).count() == 1 {
+            return Ok(());
+        }
+        let names = kinds.map(|(name, ..)| format!("`{name}`"));
+        let [all @ .., last] = &names;
+        Err(format!("it must be one of {} and {last}", all.join(", ")))
+    }
+
+    /// Returns the kind that messages of the source `own` cannot have, with the reason.
+    fn refused_for(&self, own: &str) -> Option<(&'static str, String)> {
+        let mut kinds = self.kinds().into_iter();
+        kinds.find_map(|(name, is_given, why)| {
+            Some((name, why.filter(|_| is_given && name != own)?.to_owned()))
+        })
+    }
+
+    /// Returns whether they are in a queue, and in no topic or file.
+    pub(crate) fn is_queue(&self) -> bool {
+        self.kafka.is_none() && self.file.is_none()
+    }
+}
+
+/// The name of the dead letters in a file.
+const FILE: &str = "file";
 
 impl Source {
     /// Every kind, with its settings if they are given.
@@ -120,6 +286,21 @@ pub(crate) trait SourceSettings {
     /// Returns why its messages cannot have these dead letters, with the setting that is wrong; `""` means all of them.
     fn refuse_letters(&self, letters: &DeadLetters) -> Option<(&'static str, String)>;
 
+    /// Returns the name of the queue, if the source is one whose own checks say all about it.
+    fn queue(&self) -> Option<&str> {
+        None
+    }
+
+    /// Returns the topics or queues that these settings of the consumer `name` name, if a command can create them.
+    fn topology(
+        &self,
+        _name: &str,
+        _letters: &DeadLetters,
+        _wanted: &Wanted,
+    ) -> Option<Result<Box<dyn Topology>, String>> {
+        None
+    }
+
     /// Returns the place of these dead letters, if commands find it by these settings alone.
     fn letters(&self, _: &DeadLetters) -> Option<Result<Box<dyn LetterPlace>, String>> {
         None
@@ -174,8 +355,26 @@ pub(crate) trait ConfiguredSource: Send + Sync {
     /// Returns the dead-letter topic, queue or file, reached as the source is.
     fn dead_letters(&self, to: &DeadLetters) -> Option<Arc<dyn dead_letters::DeadLetters>>;
 
+    /// Returns the queue of these dead letters, reached as the source is, if they are in one that can be examined.
+    fn letter_queue(&self, _: &DeadLetters) -> Option<Box<dyn LetterQueue>> {
+        None
+    }
+
     /// Returns the source for a consumer.
     fn into_source(self: Box<Self>) -> Arc<dyn oncegate::source::Source>;
+}
+
+/// A queue of dead letters, as `doctor` examines it.
+#[async_trait]
+pub(crate) trait LetterQueue: Send + Sync {
+    /// Returns its name.
+    fn name(&self) -> &str;
+
+    /// Asks the broker whether it exists. Returns warnings of what may lose letters.
+    ///
+    /// # Errors
+    /// When it does not exist, or the broker is away.
+    async fn examine(&self) -> Result<Vec<String>, SourceError>;
 }
 
 /// Where dead letters are that commands list, show and redrive.

@@ -7,14 +7,14 @@ use async_trait::async_trait;
 use oncegate::admin::dead_letter_reader::DeadLetterReader;
 use oncegate::dead_letters;
 use oncegate::source::{Source, SourceError, Terms};
-use oncegate::sqs::{Body, SqsDeadLetterReader, SqsSource};
+use oncegate::sqs::{Body, SqsDeadLetterReader, SqsDeadLetters, SqsSource};
 use schemars::JsonSchema;
 use serde::Deserialize;
 
-use super::amqp::LETTERS_NEED_BROKER;
-use super::kafka::LETTERS_NEED_CLUSTER;
-use super::stdin::LETTERS_NEED_STDIN;
-use super::{ConfiguredSource, DeadLetters, LetterPlace, SourceFinding, SourceSettings};
+use super::{
+    Commands, ConfiguredSource, DeadLetters, LetterPlace, LetterQueue, QueueFlags, SourceFinding,
+    SourceSettings, Template, quoted,
+};
 use crate::config::values::{Names, Size, Time};
 use crate::exit::{Exit, Problem, not_opened};
 
@@ -22,6 +22,63 @@ use crate::exit::{Exit, Problem, not_opened};
 pub(super) const TABLE: &str = "sqs";
 /// The longest time for which SQS lets a message stay in flight.
 const HOLDS_MOST: Duration = Duration::from_secs(12 * 3_600);
+
+/// A message that a killed `peek` has received is hidden for this long.
+const PEEK_VISIBILITY: Duration = Duration::from_secs(60);
+/// The longest time that a receive of `peek` waits for messages.
+const PEEK_WAIT: Duration = Duration::from_secs(2);
+
+/// What `init` has to know of SQS.
+#[derive(Debug, clap::Args)]
+pub(super) struct InitFlags {
+    /// The address of another SQS server
+    #[arg(long, value_name = "URL")]
+    endpoint_url: Option<String>,
+}
+
+impl InitFlags {
+    /// Returns what `init` writes.
+    pub(super) fn template(&self, queues: &QueueFlags, commands: &Commands<'_>) -> Template {
+        let endpoint = self.endpoint_url.as_deref();
+        let endpoint = endpoint.map(|url| format!(", endpoint_url = {}", quoted(url))).unwrap_or_default();
+        Template {
+            source: format!("{{ sqs = {{ queue = {}{endpoint} }} }}", quoted(&queues.queue)),
+            dead_letters: format!("{{ sqs = {} }}", quoted(&queues.dead_letter_queue)),
+            about: "Credentials and region come in the AWS SDK's usual ways.",
+            store: "redis://localhost:6379",
+            next: vec![
+                commands.check.to_owned(),
+                format!("{} --online", commands.check),
+                commands.run.to_owned(),
+            ],
+        }
+    }
+}
+
+/// What `peek` has to know of a queue of SQS.
+#[derive(Debug, clap::Args)]
+pub(super) struct PeekFlags {
+    /// The address of another SQS server: http://127.0.0.1:9324 [default: as the AWS SDK finds it]
+    #[arg(long, value_name = "URL")]
+    endpoint_url: Option<String>,
+
+    /// Bodies are envelopes of SNS
+    #[arg(long)]
+    sns: bool,
+}
+
+impl PeekFlags {
+    pub(super) fn source(&self, queue: &str) -> Box<dyn Source> {
+        let body = if self.sns { Body::Sns } else { Body::Raw };
+        // A dead letter keeps its first route.
+        let source = SqsSource::new(queue).body(body).routes_from_attributes();
+        let source = source.visibility(PEEK_VISIBILITY).wait(PEEK_WAIT);
+        Box::new(match &self.endpoint_url {
+            Some(url) => source.endpoint_url(url),
+            None => source,
+        })
+    }
+}
 
 /// An SQS queue. Credentials come in the AWS SDK's usual ways.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
@@ -159,18 +216,16 @@ impl SourceSettings for Sqs {
     }
 
     fn refuse_letters(&self, letters: &DeadLetters) -> Option<(&'static str, String)> {
-        if letters.file.is_some() {
-            return Some(("file", LETTERS_NEED_STDIN.to_owned()));
-        }
-        if letters.kafka.is_some() {
-            return Some(("kafka", LETTERS_NEED_CLUSTER.to_owned()));
-        }
-        if letters.amqp.is_some() {
-            return Some(("amqp", LETTERS_NEED_BROKER.to_owned()));
+        if let Some(refused) = letters.refused_for(TABLE) {
+            return Some(refused);
         }
         let queue = letters.sqs.as_ref()?;
         (self.queue.as_deref().map(name_of) == Some(name_of(queue)))
             .then(|| ("sqs", format!("the queue {queue} is consumed: every letter would come back")))
+    }
+
+    fn queue(&self) -> Option<&str> {
+        self.queue.as_deref().map(name_of)
     }
 
     fn routes(&self) -> Vec<String> {
@@ -204,8 +259,28 @@ impl ConfiguredSource for SqsSource {
         Some(Arc::new(Self::dead_letters(self, to.sqs.clone()?)))
     }
 
+    fn letter_queue(&self, to: &DeadLetters) -> Option<Box<dyn LetterQueue>> {
+        Some(Box::new(Self::dead_letters(self, to.sqs.clone()?)))
+    }
+
     fn into_source(self: Box<Self>) -> Arc<dyn Source> {
         Arc::from(self as Box<dyn Source>)
+    }
+}
+
+/// Returns the queue of dead letters of another source, with the login of the machine.
+pub(crate) fn letter_queue(to: &DeadLetters) -> Option<Box<dyn LetterQueue>> {
+    Some(Box::new(SqsDeadLetters::new(to.sqs.clone()?)))
+}
+
+#[async_trait]
+impl LetterQueue for SqsDeadLetters {
+    fn name(&self) -> &str {
+        self.queue()
+    }
+
+    async fn examine(&self) -> Result<Vec<String>, SourceError> {
+        self.check_queue().await
     }
 }
 

@@ -11,7 +11,7 @@ use serde::Deserialize;
 
 use super::dead_letter_file::DeadLetterFile;
 use super::input::{Input, STDIN};
-use super::{ConfiguredSource, DeadLetters, SourceFinding, SourceSettings};
+use super::{Commands, ConfiguredSource, DeadLetters, SourceFinding, SourceSettings, Template};
 
 /// The name of the table.
 pub(super) const TABLE: &str = "stdin";
@@ -30,6 +30,18 @@ pub(crate) struct Stdin {
 impl Stdin {
     fn route(&self) -> String {
         self.route.clone().unwrap_or_else(|| STDIN.to_owned())
+    }
+}
+
+/// Returns what `init` writes.
+pub(super) fn template(commands: &Commands<'_>) -> Template {
+    let Commands { check, run, messages, .. } = commands;
+    Template {
+        source: "{ stdin = {} }".to_owned(),
+        dead_letters: r#"{ file = "dead.jsonl" }"#.to_owned(),
+        about: "Each line of standard input is a message; oncegate ends at the end of the input.",
+        store: "sqlite:oncegate.db",
+        next: vec![(*check).to_owned(), format!("{run} <{messages}")],
     }
 }
 

@@ -153,10 +153,7 @@ pub(super) fn ended(span: &Span, outcome: RunOutcome) {
 fn system(message: &Message) -> Option<&'static str> {
     match message.origin() {
         Origin::Kafka { .. } => Some("kafka"),
-        // A message of RabbitMQ always has this header, and its origin is a queue or, without an id, a text.
-        _ if message.header("AMQP.exchange").is_some() => Some("rabbitmq"),
-        Origin::Queue { .. } => Some("aws_sqs"),
-        Origin::Other(_) => None,
+        Origin::Queue { .. } | Origin::Other(_) => message.broker().map(|broker| broker.system),
     }
 }
 
@@ -207,19 +204,18 @@ impl opentelemetry::propagation::Extractor for Carrier<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::message::Header;
+    use crate::message::Broker;
 
     #[test]
     fn each_broker_has_its_name_in_the_conventions() {
-        let queue = || Origin::Queue { queue: "orders".into(), id: "1".into() };
+        static QUEUES: Broker = Broker { name: "queues", system: "some_queues" };
         let of = |origin| Message::new("orders", origin, None);
-        let by_exchange = |message: Message| {
-            let header = Header { name: "AMQP.exchange".into(), value: Some("".into()) };
-            message.with_headers(vec![header])
-        };
-        assert_eq!(system(&of(queue())), Some("aws_sqs"));
-        assert_eq!(system(&by_exchange(of(queue()))), Some("rabbitmq"));
-        assert_eq!(system(&by_exchange(of(Origin::Other("without an id".into())))), Some("rabbitmq"));
-        assert_eq!(system(&of(Origin::Other("elsewhere".into()))), None);
+        let queue = || of(Origin::Queue { queue: "orders".into(), id: "1".into() });
+        assert_eq!(system(&queue()), None);
+        assert_eq!(system(&queue().with_broker(&QUEUES)), Some("some_queues"));
+        let other = || of(Origin::Other("without an id".into()));
+        assert_eq!(system(&other().with_broker(&QUEUES)), Some("some_queues"));
+        let kafka = Origin::Kafka { topic: "orders".into(), partition: 0, offset: 0 };
+        assert_eq!(system(&of(kafka)), Some("kafka"));
     }
 }

@@ -1,5 +1,7 @@
 //! Topics of Kafka.
 
+mod topology;
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,9 +15,13 @@ use oncegate::sqs::SqsDeadLetters;
 use schemars::JsonSchema;
 use serde::Deserialize;
 
-use super::amqp::LETTERS_NEED_BROKER;
-use super::stdin::LETTERS_NEED_STDIN;
-use super::{ConfiguredSource, DeadLetters, LetterPlace, SourceFinding, SourceSettings};
+use self::topology::Cluster;
+pub(crate) use self::topology::Topics;
+use super::topology::{Topology, Wanted};
+use super::{
+    Commands, ConfiguredSource, DeadLetters, LetterPlace, LetterQueue, SourceFinding, SourceSettings,
+    Template, quoted, sqs,
+};
 use crate::config::defaults::time;
 use crate::config::values::{Names, Property, Secret, Time};
 use crate::exit::{Problem, not_opened};
@@ -32,6 +38,36 @@ pub(super) const LETTERS_NEED_CLUSTER: &str =
     "only a Kafka source can have dead letters in Kafka, because the source names the cluster";
 /// Brokers get this time to answer, however impatient the start is.
 const OPEN_TIMEOUT_MIN: Duration = Duration::from_secs(1);
+
+/// The most bytes that headers add to a dead letter: a reason of 1 KiB, and the other headers.
+pub(crate) const LETTER_BYTES: u64 = 4 * 1024;
+
+/// What `init` has to know of topics.
+#[derive(Debug, clap::Args)]
+pub(super) struct InitFlags {
+    /// Addresses of Kafka, `host:port`, several with commas
+    #[arg(long, value_name = "HOST:PORT", default_value = "localhost:9092")]
+    brokers: String,
+
+    /// The topic; dead letters go to the same name with `.dead` behind it
+    #[arg(long, value_name = "NAME", default_value = "orders")]
+    topic: String,
+}
+
+impl InitFlags {
+    /// Returns what `init` writes.
+    pub(super) fn template(&self, commands: &Commands<'_>) -> Template {
+        let brokers: Vec<String> = self.brokers.split(',').map(|broker| quoted(broker.trim())).collect();
+        let topic = quoted(&self.topic);
+        Template {
+            source: format!("{{ kafka = {{ brokers = [{}], topics = [{topic}] }} }}", brokers.join(", ")),
+            dead_letters: format!("{{ kafka = {} }}", quoted(&format!("{}.dead", self.topic))),
+            about: "The consumer group has the consumer's name, unless `group` sets another one.",
+            store: "redis://localhost:6379",
+            next: [commands.check, commands.create_topics, commands.run].map(str::to_owned).into(),
+        }
+    }
+}
 
 /// Topics of a Kafka cluster.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
@@ -155,16 +191,23 @@ impl SourceSettings for Kafka {
     }
 
     fn refuse_letters(&self, letters: &DeadLetters) -> Option<(&'static str, String)> {
-        if letters.file.is_some() {
-            return Some(("file", LETTERS_NEED_STDIN.to_owned()));
-        }
-        if letters.amqp.is_some() {
-            return Some(("amqp", LETTERS_NEED_BROKER.to_owned()));
+        if let Some(refused) = letters.refused_for(TABLE) {
+            return Some(refused);
         }
         let topic = letters.kafka.as_ref()?;
         let topics = self.topics.clone().unwrap_or_default().0;
         (topics.contains(topic) || self.retry_topics.contains_key(topic))
             .then(|| ("kafka", format!("the topic {topic} is consumed: every letter would come back")))
+    }
+
+    fn topology(
+        &self,
+        name: &str,
+        letters: &DeadLetters,
+        wanted: &Wanted,
+    ) -> Option<Result<Box<dyn Topology>, String>> {
+        let topics = self.cluster(name, Some(letters));
+        Some(topics.map(|topics| Box::new(Cluster::new(topics, name, wanted)) as _))
     }
 
     fn routes(&self) -> Vec<String> {
@@ -220,6 +263,10 @@ impl ConfiguredSource for KafkaSource {
         }
     }
 
+    fn letter_queue(&self, to: &DeadLetters) -> Option<Box<dyn LetterQueue>> {
+        sqs::letter_queue(to)
+    }
+
     fn into_source(self: Box<Self>) -> Arc<dyn Source> {
         Arc::from(self as Box<dyn Source>)
     }
@@ -244,6 +291,10 @@ impl ConfiguredSource for KafkaRetries {
             Some(topic) => Some(Arc::new(Self::dead_letters(self, topic.clone()))),
             None => queue(to),
         }
+    }
+
+    fn letter_queue(&self, to: &DeadLetters) -> Option<Box<dyn LetterQueue>> {
+        sqs::letter_queue(to)
     }
 
     fn into_source(self: Box<Self>) -> Arc<dyn Source> {
