@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use crate::exit::{Exit, Problem};
 use crate::output;
-use crate::sources::{Commands, InitFlags, SourceKind, Template, quoted};
+use crate::sources::{InitFlags, NextCommands, SourceKind, Template, quoted};
 
 /// The format of the `--json` document.
 const SCHEMA: &str = "oncegate.init/1";
@@ -111,7 +111,7 @@ struct InitDocument<'a> {
     schema: &'static str,
     folder: &'a Path,
     files: Vec<&'static str>,
-    /// Commands to continue with, in the folder.
+    /// NextCommands to continue with, in the folder.
     next: &'a [String],
     /// Whether the files were written.
     done: bool,
@@ -172,7 +172,7 @@ impl InitArgs {
         let create_topics = format!("oncegate topics create {CONFIGURATION}");
         let run = format!("oncegate run --config {CONFIGURATION}");
         let commands =
-            Commands { check: &check, create_topics: &create_topics, run: &run, messages: MESSAGES };
+            NextCommands { check: &check, create_topics: &create_topics, run: &run, messages: MESSAGES };
         self.source.template(&self.flags, &commands)
     }
 

@@ -139,7 +139,7 @@ impl CreateArgs {
         }
         if places.is_empty() {
             let file = file.map(|file| file.display().to_string()).unwrap_or_default();
-            let text = format!("{file} names no topic of Kafka and no queue of RabbitMQ");
+            let text = format!("{file} names no topic and no queue that can be created");
             return Err(Problem::new(Exit::Configuration, text));
         }
         Ok(places)

@@ -14,7 +14,7 @@ use serde::Deserialize;
 
 use super::topology::{Kind, NamedTopic, Role, State, Topology, Wanted};
 use super::{
-    ChattyLibrary, Commands, ConfiguredSource, DeadLetters, LetterPlace, LetterQueue, QueueFlags,
+    ChattyLibrary, ConfiguredSource, DeadLetters, LetterPlace, LetterQueue, NextCommands, QueueFlags,
     SourceFinding, SourceSettings, Template, quoted,
 };
 use crate::config::values::Secret;
@@ -39,15 +39,15 @@ const NO_LIMIT: i32 = -1;
 
 /// What `init` has to know of RabbitMQ.
 #[derive(Debug, clap::Args)]
-pub(super) struct InitFlags {
+pub(super) struct InitAmqp {
     /// The address of RabbitMQ, without the password
     #[arg(long, value_name = "URL", default_value = "amqp://guest@localhost:5672/%2f")]
     amqp_url: String,
 }
 
-impl InitFlags {
+impl InitAmqp {
     /// Returns what `init` writes.
-    pub(super) fn template(&self, queues: &QueueFlags, commands: &Commands<'_>) -> Template {
+    pub(super) fn template(&self, queues: &QueueFlags, commands: &NextCommands<'_>) -> Template {
         let (url, queue) = (quoted(&self.amqp_url), quoted(&queues.queue));
         let password = r#"{ env = "RABBITMQ_PASSWORD" }"#;
         Template {
@@ -64,14 +64,14 @@ impl InitFlags {
 
 /// What `peek` has to know of a queue of RabbitMQ.
 #[derive(Debug, clap::Args)]
-pub(super) struct PeekFlags {
+pub(super) struct PeekAmqp {
     /// The queue is one of RabbitMQ: amqp://user:password@host:5672/vhost, or amqps:// with TLS. In the variable, other users
     /// of the machine do not see the password
     #[arg(long, value_name = "URL", env = "ONCEGATE_AMQP_URL", hide_env_values = true, conflicts_with_all = ["endpoint_url", "sns"])]
     amqp_url: Option<String>,
 }
 
-impl PeekFlags {
+impl PeekAmqp {
     /// Returns the source if the flags name a broker.
     ///
     /// # Errors
@@ -279,7 +279,7 @@ impl ConfiguredSource for AmqpSource {
     fn letter_queue(&self, to: &DeadLetters) -> Option<Box<dyn LetterQueue>> {
         let queue = to.amqp.clone()?;
         let letters = Box::new(Self::dead_letters(self, queue.clone()));
-        Some(Box::new(Examined { queue, letters }))
+        Some(Box::new(ExaminedLetters { queue, letters }))
     }
 
     fn into_source(self: Box<Self>) -> Arc<dyn Source> {
@@ -288,13 +288,13 @@ impl ConfiguredSource for AmqpSource {
 }
 
 /// A queue of dead letters that `doctor` examines.
-struct Examined {
+struct ExaminedLetters {
     queue: String,
     letters: Box<dyn dead_letters::DeadLetters>,
 }
 
 #[async_trait]
-impl LetterQueue for Examined {
+impl LetterQueue for ExaminedLetters {
     fn name(&self) -> &str {
         &self.queue
     }

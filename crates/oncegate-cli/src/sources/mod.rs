@@ -78,16 +78,16 @@ pub(crate) enum SourceKind {
 #[derive(Debug, clap::Args)]
 pub(crate) struct InitFlags {
     #[command(flatten)]
-    kafka: kafka::InitFlags,
+    kafka: kafka::InitTopics,
 
     #[command(flatten)]
     queues: QueueFlags,
 
     #[command(flatten)]
-    sqs: sqs::InitFlags,
+    sqs: sqs::InitSqs,
 
     #[command(flatten)]
-    amqp: amqp::InitFlags,
+    amqp: amqp::InitAmqp,
 }
 
 /// The queues of every broker that has some.
@@ -119,7 +119,7 @@ pub(crate) struct Template {
 impl SourceKind {
     /// Returns what `init` writes: `check` and `run` are the commands that check the configuration and run it, and `messages`
     /// is the file of messages to try it with.
-    pub(crate) fn template(self, flags: &InitFlags, commands: &Commands<'_>) -> Template {
+    pub(crate) fn template(self, flags: &InitFlags, commands: &NextCommands<'_>) -> Template {
         match self {
             Self::Stdin => stdin::template(commands),
             Self::Kafka => flags.kafka.template(commands),
@@ -129,8 +129,8 @@ impl SourceKind {
     }
 }
 
-/// Commands for the configuration that `init` writes.
-pub(crate) struct Commands<'a> {
+/// NextCommands for the configuration that `init` writes.
+pub(crate) struct NextCommands<'a> {
     pub(crate) check: &'a str,
     pub(crate) create_topics: &'a str,
     pub(crate) run: &'a str,
@@ -147,10 +147,10 @@ pub(crate) fn quoted(text: &str) -> String {
 #[derive(Debug, clap::Args)]
 pub(crate) struct PeekFlags {
     #[command(flatten)]
-    sqs: sqs::PeekFlags,
+    sqs: sqs::PeekSqs,
 
     #[command(flatten)]
-    amqp: amqp::PeekFlags,
+    amqp: amqp::PeekAmqp,
 }
 
 impl PeekFlags {

@@ -12,7 +12,7 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 
 use super::{
-    Commands, ConfiguredSource, DeadLetters, LetterPlace, LetterQueue, QueueFlags, SourceFinding,
+    ConfiguredSource, DeadLetters, LetterPlace, LetterQueue, NextCommands, QueueFlags, SourceFinding,
     SourceSettings, Template, quoted,
 };
 use crate::config::values::{Names, Size, Time};
@@ -30,15 +30,15 @@ const PEEK_WAIT: Duration = Duration::from_secs(2);
 
 /// What `init` has to know of SQS.
 #[derive(Debug, clap::Args)]
-pub(super) struct InitFlags {
+pub(super) struct InitSqs {
     /// The address of another SQS server
     #[arg(long, value_name = "URL")]
     endpoint_url: Option<String>,
 }
 
-impl InitFlags {
+impl InitSqs {
     /// Returns what `init` writes.
-    pub(super) fn template(&self, queues: &QueueFlags, commands: &Commands<'_>) -> Template {
+    pub(super) fn template(&self, queues: &QueueFlags, commands: &NextCommands<'_>) -> Template {
         let endpoint = self.endpoint_url.as_deref();
         let endpoint = endpoint.map(|url| format!(", endpoint_url = {}", quoted(url))).unwrap_or_default();
         Template {
@@ -57,7 +57,7 @@ impl InitFlags {
 
 /// What `peek` has to know of a queue of SQS.
 #[derive(Debug, clap::Args)]
-pub(super) struct PeekFlags {
+pub(super) struct PeekSqs {
     /// The address of another SQS server: http://127.0.0.1:9324 [default: as the AWS SDK finds it]
     #[arg(long, value_name = "URL")]
     endpoint_url: Option<String>,
@@ -67,7 +67,7 @@ pub(super) struct PeekFlags {
     sns: bool,
 }
 
-impl PeekFlags {
+impl PeekSqs {
     pub(super) fn source(&self, queue: &str) -> Box<dyn Source> {
         let body = if self.sns { Body::Sns } else { Body::Raw };
         // A dead letter keeps its first route.

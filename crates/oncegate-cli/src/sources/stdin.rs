@@ -11,7 +11,7 @@ use serde::Deserialize;
 
 use super::dead_letter_file::DeadLetterFile;
 use super::input::{Input, STDIN};
-use super::{Commands, ConfiguredSource, DeadLetters, SourceFinding, SourceSettings, Template};
+use super::{ConfiguredSource, DeadLetters, NextCommands, SourceFinding, SourceSettings, Template};
 
 /// The name of the table.
 pub(super) const TABLE: &str = "stdin";
@@ -34,8 +34,8 @@ impl Stdin {
 }
 
 /// Returns what `init` writes.
-pub(super) fn template(commands: &Commands<'_>) -> Template {
-    let Commands { check, run, messages, .. } = commands;
+pub(super) fn template(commands: &NextCommands<'_>) -> Template {
+    let NextCommands { check, run, messages, .. } = commands;
     Template {
         source: "{ stdin = {} }".to_owned(),
         dead_letters: r#"{ file = "dead.jsonl" }"#.to_owned(),

@@ -16,10 +16,10 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 
 use self::topology::Cluster;
-pub(crate) use self::topology::Topics;
+pub(crate) use self::topology::{LETTER_BYTES, Topics};
 use super::topology::{Topology, Wanted};
 use super::{
-    Commands, ConfiguredSource, DeadLetters, LetterPlace, LetterQueue, SourceFinding, SourceSettings,
+    ConfiguredSource, DeadLetters, LetterPlace, LetterQueue, NextCommands, SourceFinding, SourceSettings,
     Template, quoted, sqs,
 };
 use crate::config::defaults::time;
@@ -39,12 +39,9 @@ pub(super) const LETTERS_NEED_CLUSTER: &str =
 /// Brokers get this time to answer, however impatient the start is.
 const OPEN_TIMEOUT_MIN: Duration = Duration::from_secs(1);
 
-/// The most bytes that headers add to a dead letter: a reason of 1 KiB, and the other headers.
-pub(crate) const LETTER_BYTES: u64 = 4 * 1024;
-
 /// What `init` has to know of topics.
 #[derive(Debug, clap::Args)]
-pub(super) struct InitFlags {
+pub(super) struct InitTopics {
     /// Addresses of Kafka, `host:port`, several with commas
     #[arg(long, value_name = "HOST:PORT", default_value = "localhost:9092")]
     brokers: String,
@@ -54,9 +51,9 @@ pub(super) struct InitFlags {
     topic: String,
 }
 
-impl InitFlags {
+impl InitTopics {
     /// Returns what `init` writes.
-    pub(super) fn template(&self, commands: &Commands<'_>) -> Template {
+    pub(super) fn template(&self, commands: &NextCommands<'_>) -> Template {
         let brokers: Vec<String> = self.brokers.split(',').map(|broker| quoted(broker.trim())).collect();
         let topic = quoted(&self.topic);
         Template {
@@ -160,6 +157,30 @@ impl Kafka {
             };
         }
         Ok(source)
+    }
+}
+
+impl Kafka {
+    /// Returns the topics of the consumer `name` with these dead letters, and how their cluster is reached.
+    ///
+    /// # Errors
+    /// When the file or variable of a secret cannot be read.
+    pub(crate) fn cluster(&self, name: &str, letters: Option<&DeadLetters>) -> Result<Topics, String> {
+        let mut properties = Vec::with_capacity(self.properties.len());
+        for (property, Property(value)) in &self.properties {
+            let value = value.resolve().map_err(|why| format!("{property}: {why}"))?;
+            properties.push((property.clone(), value));
+        }
+        Ok(Topics {
+            brokers: self.brokers.clone().unwrap_or_default().0.join(","),
+            group: Some(self.group.clone().unwrap_or_else(|| name.to_owned())),
+            properties,
+            consumed: self.topics.clone().unwrap_or_default().0,
+            retries: self.retry_topics.iter().map(|(topic, Time(wait))| (topic.clone(), *wait)).collect(),
+            // A missing dead-letter queue is reported without asking a server.
+            without_dead_letters: None,
+            dead_letters: letters.and_then(|letters| letters.kafka.clone()),
+        })
     }
 }
 

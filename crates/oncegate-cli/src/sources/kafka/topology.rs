@@ -5,11 +5,11 @@ use std::time::Duration;
 use async_trait::async_trait;
 use oncegate::kafka::{self, TopicCreation, TopicPlan};
 
-use super::{Kafka, LETTER_BYTES};
-use crate::config::values::{Property, Time};
 use crate::exit::{Exit, Problem, not_opened};
-use crate::sources::DeadLetters;
 use crate::sources::topology::{Kind, NamedTopic, Role, State, Topology, Wanted};
+
+/// The most bytes that headers add to a dead letter: a reason of 1 KiB, and the other headers.
+pub(crate) const LETTER_BYTES: u64 = 4 * 1024;
 
 /// Topics, and their cluster.
 #[derive(Debug, Default)]
@@ -24,30 +24,6 @@ pub(crate) struct Topics {
     pub(crate) dead_letters: Option<String>,
     /// The fix to report when no dead-letter topic is named; `None` when dead letters are kept elsewhere.
     pub(crate) without_dead_letters: Option<&'static str>,
-}
-
-impl Kafka {
-    /// Returns the topics of the consumer `name` with these dead letters, and how their cluster is reached.
-    ///
-    /// # Errors
-    /// When the file or variable of a secret cannot be read.
-    pub(crate) fn cluster(&self, name: &str, letters: Option<&DeadLetters>) -> Result<Topics, String> {
-        let mut properties = Vec::with_capacity(self.properties.len());
-        for (property, Property(value)) in &self.properties {
-            let value = value.resolve().map_err(|why| format!("{property}: {why}"))?;
-            properties.push((property.clone(), value));
-        }
-        Ok(Topics {
-            brokers: self.brokers.clone().unwrap_or_default().0.join(","),
-            group: Some(self.group.clone().unwrap_or_else(|| name.to_owned())),
-            properties,
-            consumed: self.topics.clone().unwrap_or_default().0,
-            retries: self.retry_topics.iter().map(|(topic, Time(wait))| (topic.clone(), *wait)).collect(),
-            // A missing dead-letter queue is reported without asking a server.
-            without_dead_letters: None,
-            dead_letters: letters.and_then(|letters| letters.kafka.clone()),
-        })
-    }
 }
 
 /// The topics of one consumer, as `topics create` makes them.
