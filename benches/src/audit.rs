@@ -1,4 +1,5 @@
-//! Compares the rate of an audit with that of a replay's dry run, over the same topic, and what memory they take.
+//! Compares the rate of an audit with that of a replay's dry run, over the same topic, and what
+//! memory they take.
 //!
 //! `ONCEGATE_AUDIT_MESSAGES=10000000` is the size of the topic; a million by default.
 
@@ -52,13 +53,15 @@ struct Handled {
 
 async fn run(plan: &Plan) -> Vec<Figure> {
     let server = RedisServer::start_with(&BENCH_REDIS).await;
-    let full =
-        std::env::var("ONCEGATE_AUDIT_MESSAGES").map_or(1_000_000, |count| count.parse().expect("a number"));
+    let full = std::env::var("ONCEGATE_AUDIT_MESSAGES")
+        .map_or(1_000_000, |count| count.parse().expect("a number"));
     let handled = Handled::with(plan.size(full, 5_000), &server).await;
     let mut rounds = plan.rounds("audit", &["records and effects", "records", "dry run"]);
     while rounds.next() {
         let memory = PeakMemory::begin();
-        rounds.measure("records and effects", handled.audit(true)).await;
+        rounds
+            .measure("records and effects", handled.audit(true))
+            .await;
         rounds.note("records and effects: memory", memory.mebibytes());
         rounds.measure("records", handled.audit(false)).await;
         let memory = PeakMemory::begin();
@@ -83,20 +86,44 @@ impl Handled {
     async fn with(count: usize, server: &RedisServer) -> Self {
         let kafka = Kafka::shared().await;
         let topic = kafka.new_topic("audit", PARTITIONS).await;
-        kafka.produce(&topic, (0..count).map(|n| Record::new(payload(n)).key(broker_key(n)))).await;
-        let store = redis_store(server).connect().await.expect("the server may be used");
+        kafka
+            .produce(
+                &topic,
+                (0..count).map(|n| Record::new(payload(n)).key(broker_key(n))),
+            )
+            .await;
+        let store = redis_store(server)
+            .connect()
+            .await
+            .expect("the server may be used");
         let scope = fresh_scope();
         let gate = Arc::new(Gate::new(scope.as_str(), key(), store.clone()));
-        let handle =
-            |n| handle(Arc::clone(&gate), Message::new(topic.as_str(), no_origin(), Some(payload(n))));
+        let handle = |n| {
+            handle(
+                Arc::clone(&gate),
+                Message::new(topic.as_str(), no_origin(), Some(payload(n))),
+            )
+        };
         let handled = (0..count).filter(|n| !is_planted(*n, count)).map(handle);
-        let mut effects: Vec<String> = stream::iter(handled).buffer_unordered(IN_FLIGHT).collect().await;
+        let mut effects: Vec<String> = stream::iter(handled)
+            .buffer_unordered(IN_FLIGHT)
+            .collect()
+            .await;
         effects.extend_from_within(..PLANTED);
-        Self { kafka, topic, scope, store, count, effects }
+        Self {
+            kafka,
+            topic,
+            scope,
+            store,
+            count,
+            effects,
+        }
     }
 
     async fn reader(&self) -> TopicReader {
-        TopicReader::open(self.kafka.bootstrap(), &*self.topic, []).await.expect("the topic is there")
+        TopicReader::open(self.kafka.bootstrap(), &*self.topic, [])
+            .await
+            .expect("the topic is there")
     }
 
     /// Messages per second.
@@ -107,11 +134,17 @@ impl Handled {
         let mut audit = audit.open(file).await.expect("the key is the same");
         let mut reader = self.reader().await;
         while let Some(messages) = reader.next_batch().await.expect("the topic can be read") {
-            audit.add_messages(messages).await.expect("the store answers");
+            audit
+                .add_messages(messages)
+                .await
+                .expect("the store answers");
         }
         if with_effects {
             for keys in self.effects.chunks(EFFECTS) {
-                audit.add_effects(keys.iter().map(String::as_str)).await.expect("the file can be written");
+                audit
+                    .add_effects(keys.iter().map(String::as_str))
+                    .await
+                    .expect("the file can be written");
             }
         }
         let report = audit.finish().await.expect("the file can be read");
@@ -123,7 +156,10 @@ impl Handled {
     fn check(&self, report: &AuditReport, with_effects: bool) {
         let planted = PLANTED as u64;
         let doubled = if with_effects { planted } else { 0 };
-        assert_eq!((report.lost, report.doubled, report.found()), (planted, doubled, planted + doubled));
+        assert_eq!(
+            (report.lost, report.doubled, report.found()),
+            (planted, doubled, planted + doubled)
+        );
     }
 
     /// Messages per second.
@@ -147,8 +183,13 @@ fn no_origin() -> oncegate::Origin {
 
 /// Claims and completes the message, and returns the idempotency key of its effect.
 async fn handle(gate: Arc<Gate>, message: Message) -> String {
-    let Ok(Entry::Granted(lease)) = gate.enter(&message).await else { panic!("each key is new") };
+    let Ok(Entry::Granted(lease)) = gate.enter(&message).await else {
+        panic!("each key is new")
+    };
     let key = lease.attempt().idempotency_key(Audit::DEFAULT_STEP);
-    assert!(matches!(lease.complete(&()).await, Ok(Completion::Applied)), "the lease is ours");
+    assert!(
+        matches!(lease.complete(&()).await, Ok(Completion::Applied)),
+        "the lease is ours"
+    );
     key
 }

@@ -1,4 +1,5 @@
-//! The hand-written baseline: a loop that sends two commands for each message, in pipelines on one connection.
+//! The hand-written baseline: a loop that sends two commands for each message, in pipelines on one
+//! connection.
 
 use std::time::Duration;
 
@@ -9,7 +10,10 @@ use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, Pipeline, Value};
 
 /// The line of a script that the shared file replaces, and that file.
-const INCLUDED: (&str, &str) = ("-- include lib/record.lua\n", include_str!("../../lua/lib/record.lua"));
+const INCLUDED: (&str, &str) = (
+    "-- include lib/record.lua\n",
+    include_str!("../../lua/lib/record.lua"),
+);
 /// The scripts of this release, as [`assembled`] takes them.
 pub(crate) const CLAIM: &str = include_str!("../../lua/claim.lua");
 pub(crate) const COMPLETE: &str = include_str!("../../lua/complete.lua");
@@ -46,7 +50,10 @@ enum How {
 impl Pair {
     /// Uses a plain command for the claim, as the store does without a fencing token.
     pub(crate) fn plain_claim(&self) -> Self {
-        Self { claim: How::Plain, ..self.clone() }
+        Self {
+            claim: How::Plain,
+            ..self.clone()
+        }
     }
 
     /// Uses shared script calls, as the store does for commands in one pipeline.
@@ -55,12 +62,20 @@ impl Pair {
             How::Script(sha) => How::Together(sha.clone()),
             other => other.clone(),
         };
-        Self { claim: together(&self.claim), complete: together(&self.complete), ..self.clone() }
+        Self {
+            claim: together(&self.claim),
+            complete: together(&self.complete),
+            ..self.clone()
+        }
     }
 
     /// Uses plain commands only, for servers that support `SET … IFEQ`.
     pub(crate) fn plain() -> Self {
-        Self { claim: How::Plain, complete: How::Plain, fenced: false }
+        Self {
+            claim: How::Plain,
+            complete: How::Plain,
+            fenced: false,
+        }
     }
 }
 
@@ -74,8 +89,12 @@ impl Bare {
     pub(crate) async fn connect(redis: &Redis) -> Self {
         let client = redis::Client::open(redis.url()).expect("the URL is valid");
         let config = AsyncConnectionConfig::new().set_response_timeout(Some(ANSWER_LIMIT));
-        let connection = client.get_multiplexed_async_connection_with_config(&config).await;
-        Self { connection: connection.expect("the server answers") }
+        let connection = client
+            .get_multiplexed_async_connection_with_config(&config)
+            .await;
+        Self {
+            connection: connection.expect("the server answers"),
+        }
     }
 
     pub(crate) async fn load(&mut self, claim: &str, complete: &str, fenced: bool) -> Pair {
@@ -85,7 +104,11 @@ impl Bare {
         }
         let loaded: Result<(String, String), _> = pipeline.query_async(&mut self.connection).await;
         let (claim, complete) = loaded.expect("the scripts are valid");
-        Pair { claim: How::Script(claim), complete: How::Script(complete), fenced }
+        Pair {
+            claim: How::Script(claim),
+            complete: How::Script(complete),
+            fenced,
+        }
     }
 
     /// Claims and completes `count` keys of a new scope, without results, `batch` at a time.
@@ -93,7 +116,9 @@ impl Bare {
         let (lease, retention) = (LEASE_MILLIS, RETENTION_MILLIS);
         for first in (0..count).step_by(batch) {
             let keys = first..count.min(first + batch);
-            let claims: Vec<_> = keys.map(|n| (format!("{scope}:{n:022}"), first_record())).collect();
+            let claims: Vec<_> = keys
+                .map(|n| (format!("{scope}:{n:022}"), first_record()))
+                .collect();
             let mut pipeline = redis::pipe();
             if let How::Together(sha) = &pair.claim {
                 let call = pipeline.cmd("EVALSHA").arg(sha).arg(claims.len());
@@ -102,16 +127,29 @@ impl Bare {
                 claims.iter().for_each(|(_, record)| _ = call.arg(record));
             }
             // A claim without the attempt, its last byte, requests a fencing token.
-            let wanted = ..if pair.fenced { RECORD_BYTES - 1 } else { RECORD_BYTES };
+            let wanted = ..if pair.fenced {
+                RECORD_BYTES - 1
+            } else {
+                RECORD_BYTES
+            };
             for (key, record) in &claims {
                 let record = record.get(wanted).expect("it is that long");
                 match &pair.claim {
-                    How::Script(sha) => {
-                        pipeline.cmd("EVALSHA").arg(sha).arg(1).arg(key).arg(record).arg(lease)
-                    }
-                    How::Plain => {
-                        pipeline.cmd("SET").arg(key).arg(record).arg("PX").arg(lease).arg("NX").arg("GET")
-                    }
+                    How::Script(sha) => pipeline
+                        .cmd("EVALSHA")
+                        .arg(sha)
+                        .arg(1)
+                        .arg(key)
+                        .arg(record)
+                        .arg(lease),
+                    How::Plain => pipeline
+                        .cmd("SET")
+                        .arg(key)
+                        .arg(record)
+                        .arg("PX")
+                        .arg(lease)
+                        .arg("NX")
+                        .arg("GET"),
                     How::Together(_) => break,
                 };
             }
@@ -128,7 +166,9 @@ impl Bare {
                 let call = pipeline.cmd("EVALSHA").arg(sha).arg(claims.len());
                 claims.iter().for_each(|(key, _)| _ = call.arg(key));
                 call.arg(retention);
-                claims.iter().for_each(|(_, record)| _ = call.arg(record).arg(completed_record(record)));
+                claims
+                    .iter()
+                    .for_each(|(_, record)| _ = call.arg(record).arg(completed_record(record)));
             }
             for (key, record) in &claims {
                 let completed = completed_record(record);
@@ -162,11 +202,23 @@ impl Bare {
         assert!(other.is_none(), "an unexpected answer: {other:?}");
     }
 
-    /// Runs a script over the keys from `first` up to `end` of a scope, in calls of a fixed number of keys.
-    pub(crate) async fn fill(&mut self, script: &str, scope: &str, first: usize, end: usize, at_once: usize) {
+    /// Runs a script over the keys from `first` up to `end` of a scope, in calls of a fixed number
+    /// of keys.
+    pub(crate) async fn fill(
+        &mut self,
+        script: &str,
+        scope: &str,
+        first: usize,
+        end: usize,
+        at_once: usize,
+    ) {
         for from in (first..end).step_by(at_once) {
             let mut call = redis::cmd("EVAL");
-            call.arg(script).arg(0).arg(scope).arg(from).arg(at_once.min(end - from));
+            call.arg(script)
+                .arg(0)
+                .arg(scope)
+                .arg(from)
+                .arg(at_once.min(end - from));
             let filled = call.query_async(&mut self.connection).await;
             let () = filled.expect("the server has enough memory");
         }
@@ -178,9 +230,15 @@ impl Bare {
         for key in keys {
             pipeline.cmd("GET").arg(key.as_str());
         }
-        let replies: Result<Vec<Value>, _> = pipeline.query_async(&mut self.connection.clone()).await;
+        let replies: Result<Vec<Value>, _> =
+            pipeline.query_async(&mut self.connection.clone()).await;
         let replies = replies.expect("the server answers every call");
-        assert!(replies.iter().all(|reply| matches!(reply, Value::BulkString(_))), "each is there");
+        assert!(
+            replies
+                .iter()
+                .all(|reply| matches!(reply, Value::BulkString(_))),
+            "each is there"
+        );
     }
 
     /// The processor time that the server has used so far, in microseconds.
@@ -192,17 +250,26 @@ impl Bare {
 
     /// The bytes that the server has allocated.
     pub(crate) async fn used_memory_bytes(&mut self) -> f64 {
-        self.info("memory").await.get("used_memory").expect("INFO has the used memory")
+        self.info("memory")
+            .await
+            .get("used_memory")
+            .expect("INFO has the used memory")
     }
 
     async fn info(&mut self, section: &str) -> redis::InfoDict {
         let mut info = redis::cmd("INFO");
-        info.arg(section).query_async(&mut self.connection).await.expect("the server answers")
+        info.arg(section)
+            .query_async(&mut self.connection)
+            .await
+            .expect("the server answers")
     }
 
     /// Deletes all keys, so that every contestant starts with the same server state.
     pub(crate) async fn flush(&mut self) {
-        let flushed = redis::cmd("FLUSHALL").arg("SYNC").query_async(&mut self.connection).await;
+        let flushed = redis::cmd("FLUSHALL")
+            .arg("SYNC")
+            .query_async(&mut self.connection)
+            .await;
         let () = flushed.expect("the server may be flushed");
     }
 }

@@ -1,10 +1,11 @@
-//! Compares a handler that takes messages one by one with one that takes them in batches. Neither does anything.
+//! Compares a handler that takes messages one by one with one that takes them in batches. Neither
+//! does anything.
 
 use std::sync::Arc;
 
 use oncegate::{
-    Attempt, BatchHandler, BatchLimits, BatchMessage, Batched, Consumer, Failure, Gate, Message, Observer,
-    Ordering,
+    Attempt, BatchHandler, BatchLimits, BatchMessage, Batched, Consumer, Failure, Gate, Message,
+    Observer, Ordering,
 };
 use oncegate_testkit::RedisServer;
 
@@ -39,7 +40,9 @@ async fn run(plan: &Plan) -> Vec<Figure> {
     while rounds.next() {
         bare.flush().await;
         let (gate, cpu) = (redis_gate(&server).await, own_cpu_micros());
-        rounds.measure("one by one", one_by_one(gate, &messages)).await;
+        rounds
+            .measure("one by one", one_by_one(gate, &messages))
+            .await;
         rounds.note("CPU, one by one", (own_cpu_micros() - cpu) / count as f64);
         bare.flush().await;
         let (gate, cpu) = (redis_gate(&server).await, own_cpu_micros());
@@ -66,7 +69,10 @@ impl BatchHandler for Nothing {
 
 async fn one_by_one(gate: Gate, messages: &[Message]) -> f64 {
     let stopwatch = Stopwatch::new(messages.len());
-    let source = Timed { source: Queue::of(messages), stopwatch: Arc::clone(&stopwatch) };
+    let source = Timed {
+        source: Queue::of(messages),
+        stopwatch: Arc::clone(&stopwatch),
+    };
     let handler = async |_: Message, _: Attempt| Ok::<(), Failure>(());
     let consumer = Consumer::new(source, gate, handler).concurrency(CALLS * BATCH as u32);
     rate(consumer, stopwatch).await
@@ -74,14 +80,24 @@ async fn one_by_one(gate: Gate, messages: &[Message]) -> f64 {
 
 async fn in_batches(gate: Gate, messages: &[Message]) -> f64 {
     let stopwatch = Stopwatch::new(messages.len());
-    let source = Timed { source: Queue::of(messages), stopwatch: Arc::clone(&stopwatch) };
+    let source = Timed {
+        source: Queue::of(messages),
+        stopwatch: Arc::clone(&stopwatch),
+    };
     let handler = Batched::new(BatchLimits::new(BATCH), Nothing);
-    rate(Consumer::new(source, gate, handler).concurrency(CALLS), stopwatch).await
+    rate(
+        Consumer::new(source, gate, handler).concurrency(CALLS),
+        stopwatch,
+    )
+    .await
 }
 
 async fn rate(consumer: Consumer, stopwatch: Arc<Stopwatch>) -> f64 {
     let consumer = consumer.ordering(Ordering::Unordered);
     let consumer = consumer.observer(Arc::clone(&stopwatch) as Arc<dyn Observer>);
-    consumer.run_until(std::future::pending()).await.expect("the consumer runs to the end");
+    consumer
+        .run_until(std::future::pending())
+        .await
+        .expect("the consumer runs to the end");
     stopwatch.rate()
 }

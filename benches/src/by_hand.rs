@@ -1,9 +1,11 @@
-//! The store's side of a loop as one would write it by hand: two pipelines for what a poll has returned. It handles no
-//! failure.
+//! The store's side of a loop as one would write it by hand: two pipelines for what a poll has
+//! returned. It handles no failure.
 
 use redis::Value;
 
-use crate::bare::{COMPLETE, LEASE_MILLIS, RETENTION_MILLIS, assembled, completed_record, first_record};
+use crate::bare::{
+    COMPLETE, LEASE_MILLIS, RETENTION_MILLIS, assembled, completed_record, first_record,
+};
 use crate::messages::fresh_scope;
 
 /// A connection of its own, and keys in a scope of their own.
@@ -19,21 +21,44 @@ impl ByHand {
         let client = redis::Client::open(redis).expect("the URL is valid");
         let mut connection = client.get_connection().expect("the server answers");
         let mut load = redis::cmd("SCRIPT");
-        let complete = load.arg("LOAD").arg(assembled(COMPLETE)).query(&mut connection).expect("it is valid");
-        Self { connection, complete, scope: fresh_scope() }
+        let complete = load
+            .arg("LOAD")
+            .arg(assembled(COMPLETE))
+            .query(&mut connection)
+            .expect("it is valid");
+        Self {
+            connection,
+            complete,
+            scope: fresh_scope(),
+        }
     }
 
     /// Claims the key of each payload. Returns those that were new, with their records.
-    pub(crate) fn claim<'a>(&mut self, payloads: impl Iterator<Item = &'a [u8]>) -> Vec<(String, Vec<u8>)> {
-        let claims: Vec<_> =
-            payloads.map(|payload| (store_key(&self.scope, payload), first_record())).collect();
+    pub(crate) fn claim<'a>(
+        &mut self,
+        payloads: impl Iterator<Item = &'a [u8]>,
+    ) -> Vec<(String, Vec<u8>)> {
+        let claims: Vec<_> = payloads
+            .map(|payload| (store_key(&self.scope, payload), first_record()))
+            .collect();
         let mut pipeline = redis::pipe();
         for (key, record) in &claims {
-            pipeline.cmd("SET").arg(key).arg(record).arg("PX").arg(LEASE_MILLIS).arg("NX").arg("GET");
+            pipeline
+                .cmd("SET")
+                .arg(key)
+                .arg(record)
+                .arg("PX")
+                .arg(LEASE_MILLIS)
+                .arg("NX")
+                .arg("GET");
         }
-        let replies: Vec<Value> =
-            pipeline.query(&mut self.connection).expect("the server answers every call");
-        let granted = claims.into_iter().zip(replies).filter(|(_, reply)| *reply == Value::Nil);
+        let replies: Vec<Value> = pipeline
+            .query(&mut self.connection)
+            .expect("the server answers every call");
+        let granted = claims
+            .into_iter()
+            .zip(replies)
+            .filter(|(_, reply)| *reply == Value::Nil);
         granted.map(|(claim, _)| claim).collect()
     }
 
@@ -45,15 +70,20 @@ impl ByHand {
         let mut pipeline = redis::pipe();
         for (key, record) in claims {
             let call = pipeline.cmd("EVALSHA").arg(&self.complete).arg(1).arg(key);
-            call.arg(record).arg(completed_record(record)).arg(RETENTION_MILLIS);
+            call.arg(record)
+                .arg(completed_record(record))
+                .arg(RETENTION_MILLIS);
         }
-        let _: Vec<Value> = pipeline.query(&mut self.connection).expect("the server answers every call");
+        let _: Vec<Value> = pipeline
+            .query(&mut self.connection)
+            .expect("the server answers every call");
     }
 }
 
 /// A key of two fields, as a reader of JSON would make it.
 fn store_key(scope: &str, payload: &[u8]) -> String {
-    let json: serde_json::Value = serde_json::from_slice(payload).expect("the producer writes JSON");
+    let json: serde_json::Value =
+        serde_json::from_slice(payload).expect("the producer writes JSON");
     let field = |pointer| json.pointer(pointer).expect("the producer writes it");
     format!("{scope}:{}:{}", field("/order_id"), field("/customer/id"))
 }

@@ -1,4 +1,5 @@
-//! Compares the scripts with the same rules by WATCH, MULTI and EXEC, while several workers claim the same keys.
+//! Compares the scripts with the same rules by WATCH, MULTI and EXEC, while several workers claim
+//! the same keys.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -12,7 +13,8 @@ use tokio::sync::Barrier;
 use tokio::time::sleep;
 
 use crate::bare::{
-    Bare, CLAIM, COMPLETE, LEASE_MILLIS, RETENTION_MILLIS, assembled, completed_record, first_record,
+    Bare, CLAIM, COMPLETE, LEASE_MILLIS, RETENTION_MILLIS, assembled, completed_record,
+    first_record,
 };
 use crate::cores::Cores;
 use crate::figure::{Figure, Unit};
@@ -83,8 +85,16 @@ const CASES: [Case; 3] = [
     },
     Case {
         wanted: Wanted::Own,
-        scripts: Series { rate: "scripts, alone", p99: "p99, scripts, alone", cpu: "CPU, scripts, alone" },
-        watch: Series { rate: "WATCH, alone", p99: "p99, WATCH, alone", cpu: "CPU, WATCH, alone" },
+        scripts: Series {
+            rate: "scripts, alone",
+            p99: "p99, scripts, alone",
+            cpu: "CPU, scripts, alone",
+        },
+        watch: Series {
+            rate: "WATCH, alone",
+            p99: "p99, WATCH, alone",
+            cpu: "CPU, WATCH, alone",
+        },
         tries: "tries of WATCH, alone",
     },
     Case {
@@ -94,7 +104,11 @@ const CASES: [Case; 3] = [
             p99: "p99, scripts, one key",
             cpu: "CPU, scripts, one key",
         },
-        watch: Series { rate: "WATCH, one key", p99: "p99, WATCH, one key", cpu: "CPU, WATCH, one key" },
+        watch: Series {
+            rate: "WATCH, one key",
+            p99: "p99, WATCH, one key",
+            cpu: "CPU, WATCH, one key",
+        },
         tries: "tries of WATCH, one key",
     },
 ];
@@ -103,10 +117,13 @@ async fn run(plan: &Plan) -> Vec<Figure> {
     let server = RedisServer::start_with(&BENCH_REDIS).await;
     let mut bare = Bare::connect(&server).await;
     let _loaded = bare.load(CLAIM, COMPLETE, false).await;
-    let shas: Arc<[String; 2]> =
-        Arc::new([CLAIM, COMPLETE].map(|text| redis::Script::new(&assembled(text)).get_hash().to_owned()));
-    let names: Vec<&'static str> =
-        CASES.iter().flat_map(|case| [case.scripts.rate, case.watch.rate]).collect();
+    let shas: Arc<[String; 2]> = Arc::new(
+        [CLAIM, COMPLETE].map(|text| redis::Script::new(&assembled(text)).get_hash().to_owned()),
+    );
+    let names: Vec<&'static str> = CASES
+        .iter()
+        .flat_map(|case| [case.scripts.rate, case.watch.rate])
+        .collect();
     let mut rounds = plan.rounds("contention", &names);
     while rounds.next() {
         for case in &CASES {
@@ -115,8 +132,10 @@ async fn run(plan: &Plan) -> Vec<Figure> {
                 Wanted::One => plan.size(20, 2),
             };
             let tried = Arc::new(AtomicU64::new(0));
-            let contestants =
-                [(case.scripts, By::Scripts(Arc::clone(&shas))), (case.watch, By::Watch(Arc::clone(&tried)))];
+            let contestants = [
+                (case.scripts, By::Scripts(Arc::clone(&shas))),
+                (case.watch, By::Watch(Arc::clone(&tried))),
+            ];
             let mut requests = 0;
             for (series, by) in contestants {
                 bare.flush().await;
@@ -137,14 +156,21 @@ async fn run(plan: &Plan) -> Vec<Figure> {
             rounds.note(case.tries, tried.load(Relaxed) as f64 / requests as f64);
         }
     }
-    let figures = CASES.iter().flat_map(|Case { scripts, watch, tries, .. }| {
-        [
-            rounds.against(scripts.rate, Unit::MessagesPerSecond, watch.rate),
-            rounds.against(scripts.p99, Unit::Micros, watch.p99),
-            rounds.against(scripts.cpu, Unit::MicrosPerMessage, watch.cpu),
-            rounds.figure(tries, Unit::TriesPerMessage),
-        ]
-    });
+    let figures = CASES.iter().flat_map(
+        |Case {
+             scripts,
+             watch,
+             tries,
+             ..
+         }| {
+            [
+                rounds.against(scripts.rate, Unit::MessagesPerSecond, watch.rate),
+                rounds.against(scripts.p99, Unit::Micros, watch.p99),
+                rounds.against(scripts.cpu, Unit::MicrosPerMessage, watch.cpu),
+                rounds.figure(tries, Unit::TriesPerMessage),
+            ]
+        },
+    );
     figures.collect()
 }
 
@@ -165,7 +191,12 @@ enum Claimed {
 }
 
 /// Returns how long all requests of all workers took, and how long each took, in microseconds.
-async fn compete(server: &RedisServer, by: &By, wanted: Wanted, keys: usize) -> (Duration, Vec<f64>) {
+async fn compete(
+    server: &RedisServer,
+    by: &By,
+    wanted: Wanted,
+    keys: usize,
+) -> (Duration, Vec<f64>) {
     let workers = match wanted {
         Wanted::Same | Wanted::Own => WORKERS,
         Wanted::One => CLIENTS,
@@ -176,7 +207,11 @@ async fn compete(server: &RedisServer, by: &By, wanted: Wanted, keys: usize) -> 
     let connections = join_all((0..workers).map(|_| server.connection())).await;
     let spawn = |(number, connection): (usize, MultiplexedConnection)| {
         // Without contention, each worker has its own keys.
-        let owner = if matches!(wanted, Wanted::Own) { number } else { 0 };
+        let owner = if matches!(wanted, Wanted::Own) {
+            number
+        } else {
+            0
+        };
         let worker = Worker {
             by: by.clone(),
             connection,
@@ -200,8 +235,16 @@ async fn compete(server: &RedisServer, by: &By, wanted: Wanted, keys: usize) -> 
         micros.extend(task.await.expect("no worker panics"));
     }
     let elapsed = started.elapsed();
-    let expected = if matches!(wanted, Wanted::Own) { keys * workers } else { keys };
-    assert_eq!(effects.load(Relaxed), expected as u64, "each key is handled once");
+    let expected = if matches!(wanted, Wanted::Own) {
+        keys * workers
+    } else {
+        keys
+    };
+    assert_eq!(
+        effects.load(Relaxed),
+        expected as u64,
+        "each key is handled once"
+    );
     (elapsed, micros)
 }
 
@@ -231,7 +274,8 @@ impl Worker {
         micros
     }
 
-    /// Requests each key until it is completed, several times. All clients begin with a key together.
+    /// Requests each key until it is completed, several times. All clients begin with a key
+    /// together.
     async fn request_all(mut self, keys: usize, together: &Barrier) -> Vec<f64> {
         let mut micros = Vec::with_capacity(keys * REQUESTS);
         for number in 0..keys {
@@ -265,13 +309,25 @@ impl Worker {
 }
 
 impl By {
-    async fn claim(&self, connection: &mut MultiplexedConnection, key: &str, record: &[u8]) -> Claimed {
+    async fn claim(
+        &self,
+        connection: &mut MultiplexedConnection,
+        key: &str,
+        record: &[u8],
+    ) -> Claimed {
         match self {
             Self::Scripts(shas) => {
                 let mut call = redis::cmd("EVALSHA");
                 let [claim, _] = &**shas;
-                call.arg(claim).arg(1).arg(key).arg(record).arg(LEASE_MILLIS);
-                let reply: Vec<u8> = call.query_async(connection).await.expect("the server answers");
+                call.arg(claim)
+                    .arg(1)
+                    .arg(key)
+                    .arg(record)
+                    .arg(LEASE_MILLIS);
+                let reply: Vec<u8> = call
+                    .query_async(connection)
+                    .await
+                    .expect("the server answers");
                 match reply.first() {
                     Some(b'P') => Claimed::Granted,
                     Some(b'B') => Claimed::Busy,
@@ -282,8 +338,15 @@ impl By {
             Self::Watch(tries) => loop {
                 tries.fetch_add(1, Relaxed);
                 if let Some(found) = watched(connection, key).await {
-                    let () = redis::cmd("UNWATCH").query_async(connection).await.expect("the server answers");
-                    return if found.first() == Some(&b'C') { Claimed::Completed } else { Claimed::Busy };
+                    let () = redis::cmd("UNWATCH")
+                        .query_async(connection)
+                        .await
+                        .expect("the server answers");
+                    return if found.first() == Some(&b'C') {
+                        Claimed::Completed
+                    } else {
+                        Claimed::Busy
+                    };
                 }
                 if exchanged(connection, key, record, LEASE_MILLIS).await {
                     return Claimed::Granted;
@@ -292,14 +355,27 @@ impl By {
         }
     }
 
-    async fn complete(&self, connection: &mut MultiplexedConnection, key: &str, record: &[u8]) -> bool {
+    async fn complete(
+        &self,
+        connection: &mut MultiplexedConnection,
+        key: &str,
+        record: &[u8],
+    ) -> bool {
         let completed = completed_record(record);
         match self {
             Self::Scripts(shas) => {
                 let mut call = redis::cmd("EVALSHA");
                 let [_, complete] = &**shas;
-                call.arg(complete).arg(1).arg(key).arg(record).arg(completed).arg(RETENTION_MILLIS);
-                let reply: Vec<u8> = call.query_async(connection).await.expect("the server answers");
+                call.arg(complete)
+                    .arg(1)
+                    .arg(key)
+                    .arg(record)
+                    .arg(completed)
+                    .arg(RETENTION_MILLIS);
+                let reply: Vec<u8> = call
+                    .query_async(connection)
+                    .await
+                    .expect("the server answers");
                 reply == b"H"
             }
             Self::Watch(_) => loop {
@@ -318,14 +394,31 @@ impl By {
 async fn watched(connection: &mut MultiplexedConnection, key: &str) -> Option<Vec<u8>> {
     let mut both = redis::pipe();
     both.cmd("WATCH").arg(key).ignore().cmd("GET").arg(key);
-    let (found,) = both.query_async(connection).await.expect("the server answers");
+    let (found,) = both
+        .query_async(connection)
+        .await
+        .expect("the server answers");
     found
 }
 
 /// Runs the transaction. Returns whether the record was unchanged since the WATCH.
-async fn exchanged(connection: &mut MultiplexedConnection, key: &str, record: &[u8], millis: u64) -> bool {
+async fn exchanged(
+    connection: &mut MultiplexedConnection,
+    key: &str,
+    record: &[u8],
+    millis: u64,
+) -> bool {
     let mut change = redis::pipe();
-    change.atomic().cmd("SET").arg(key).arg(record).arg("PX").arg(millis);
-    let reply: Value = change.query_async(connection).await.expect("the server answers");
+    change
+        .atomic()
+        .cmd("SET")
+        .arg(key)
+        .arg(record)
+        .arg("PX")
+        .arg(millis);
+    let reply: Value = change
+        .query_async(connection)
+        .await
+        .expect("the server answers");
     reply != Value::Nil
 }

@@ -77,20 +77,39 @@ pub(crate) enum Bound {
 impl Figure {
     pub(crate) fn new(name: &'static str, unit: Unit, values: &[f64]) -> Self {
         let (value, values) = (Summary::of(values), values.to_vec());
-        Self { name, unit, value, baseline: None, target: None, values }
+        Self {
+            name,
+            unit,
+            value,
+            baseline: None,
+            target: None,
+            values,
+        }
     }
 
     /// Adds a baseline with the values of the same rounds.
     pub(crate) fn against(mut self, baseline: &'static str, values: &[f64]) -> Self {
-        let ratios: Vec<f64> = self.values.iter().zip(values).map(|(ours, theirs)| ours / theirs).collect();
+        let ratios: Vec<f64> = self
+            .values
+            .iter()
+            .zip(values)
+            .map(|(ours, theirs)| ours / theirs)
+            .collect();
         let (value, ratio) = (Summary::of(values), Summary::of(&ratios));
-        self.baseline = Some(Baseline { name: baseline, value, ratio });
+        self.baseline = Some(Baseline {
+            name: baseline,
+            value,
+            ratio,
+        });
         self
     }
 
     /// Adds a target. A missed target is shown and does not fail the run.
     pub(crate) fn target(mut self, bound: Bound, limit: f64) -> Self {
-        let ratio = self.baseline.as_ref().map_or(f64::NAN, |baseline| baseline.ratio.median);
+        let ratio = self
+            .baseline
+            .as_ref()
+            .map_or(f64::NAN, |baseline| baseline.ratio.median);
         let met = match bound {
             Bound::RatioAtLeast => ratio >= limit,
             Bound::RatioAtMost => ratio <= limit,
@@ -107,7 +126,11 @@ impl Summary {
         sorted.sort_by(f64::total_cmp);
         let at = |n: usize| sorted.get(n).copied().unwrap_or(f64::NAN);
         let last = sorted.len().saturating_sub(1);
-        Self { median: f64::midpoint(at(last / 2), at(last.div_ceil(2))), min: at(0), max: at(last) }
+        Self {
+            median: f64::midpoint(at(last / 2), at(last.div_ceil(2))),
+            min: at(0),
+            max: at(last),
+        }
     }
 }
 

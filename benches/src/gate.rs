@@ -34,12 +34,23 @@ async fn run(plan: &Plan) -> Vec<Figure> {
     let count = plan.size(200_000, 5_000);
     let messages: Arc<[Message]> = messages(count).into();
 
-    let mut rounds = plan.rounds("gate", &["public API", "bare pipelines", "public API, memory"]);
+    let mut rounds = plan.rounds(
+        "gate",
+        &["public API", "bare pipelines", "public API, memory"],
+    );
     while rounds.next() {
         bare.flush().await;
         let cpu = own_cpu_micros();
-        rounds.measure("public API", rate(redis_gate(&server).await, &messages, IN_FLIGHT)).await;
-        rounds.note("CPU of this process", (own_cpu_micros() - cpu) / count as f64);
+        rounds
+            .measure(
+                "public API",
+                rate(redis_gate(&server).await, &messages, IN_FLIGHT),
+            )
+            .await;
+        rounds.note(
+            "CPU of this process",
+            (own_cpu_micros() - cpu) / count as f64,
+        );
 
         bare.flush().await;
         let (cpu, scope) = (own_cpu_micros(), fresh_scope());
@@ -49,17 +60,30 @@ async fn run(plan: &Plan) -> Vec<Figure> {
             count as f64 / started.elapsed().as_secs_f64()
         };
         rounds.measure("bare pipelines", loop_rate).await;
-        rounds.note("CPU of the bare loop", (own_cpu_micros() - cpu) / count as f64);
+        rounds.note(
+            "CPU of the bare loop",
+            (own_cpu_micros() - cpu) / count as f64,
+        );
 
         let gate = Gate::new(fresh_scope(), key(), MemoryStore::new());
-        rounds.measure("public API, memory", rate(gate, &messages, IN_FLIGHT)).await;
+        rounds
+            .measure("public API, memory", rate(gate, &messages, IN_FLIGHT))
+            .await;
     }
     vec![
         rounds
             .against("public API", Unit::MessagesPerSecond, "bare pipelines")
             .target(Bound::RatioAtLeast, 0.9),
-        rounds.against("CPU of this process", Unit::MicrosPerMessage, "CPU of the bare loop"),
-        rounds.against("public API, memory", Unit::MessagesPerSecond, "bare pipelines"),
+        rounds.against(
+            "CPU of this process",
+            Unit::MicrosPerMessage,
+            "CPU of the bare loop",
+        ),
+        rounds.against(
+            "public API, memory",
+            Unit::MessagesPerSecond,
+            "bare pipelines",
+        ),
     ]
 }
 
@@ -68,7 +92,8 @@ pub(crate) async fn redis_gate(redis: &Redis) -> Gate {
 }
 
 pub(crate) fn redis_store(redis: &Redis) -> RedisBuilder {
-    // The benchmark itself flushes the server between the rounds, which the store would report as a loss.
+    // The benchmark itself flushes the server between the rounds, which the store would report as a
+    // loss.
     RedisStore::builder(redis.url()).grant_after_loss()
 }
 
@@ -88,8 +113,13 @@ pub(crate) async fn rate(gate: Gate, messages: &Arc<[Message]>, in_flight: usize
         workers.spawn(async move {
             while let Some(message) = messages.get(next.fetch_add(1, Relaxed)) {
                 let entry = gate.enter(message).await.expect("the store answers");
-                let Entry::Granted(lease) = entry else { panic!("a fresh key is {entry:?}") };
-                assert_eq!(lease.complete(&()).await.expect("nothing to keep"), Completion::Applied);
+                let Entry::Granted(lease) = entry else {
+                    panic!("a fresh key is {entry:?}")
+                };
+                assert_eq!(
+                    lease.complete(&()).await.expect("nothing to keep"),
+                    Completion::Applied
+                );
             }
         });
     }

@@ -45,21 +45,38 @@ async fn run(plan: &Plan) -> Vec<Figure> {
     let mut rounds = plan.rounds("handler", &["1,000 keys", "10,000 keys", "without a gate"]);
     while rounds.next() {
         bare.flush().await;
-        rounds.measure("1,000 keys", with_gate(redis_gate(&server).await, &downstream, &again)).await;
+        rounds
+            .measure(
+                "1,000 keys",
+                with_gate(redis_gate(&server).await, &downstream, &again),
+            )
+            .await;
         bare.flush().await;
-        rounds.measure("10,000 keys", with_gate(redis_gate(&server).await, &downstream, &distinct)).await;
-        rounds.measure("without a gate", without_gate(&downstream, &distinct)).await;
+        rounds
+            .measure(
+                "10,000 keys",
+                with_gate(redis_gate(&server).await, &downstream, &distinct),
+            )
+            .await;
+        rounds
+            .measure("without a gate", without_gate(&downstream, &distinct))
+            .await;
     }
     let rate = Unit::MessagesPerSecond;
     vec![
-        rounds.against("1,000 keys", rate, "without a gate").target(Bound::RatioAtLeast, 0.95),
+        rounds
+            .against("1,000 keys", rate, "without a gate")
+            .target(Bound::RatioAtLeast, 0.95),
         // The worst case: each handler waits for its claim, and each permit for the completion.
-        rounds.against("10,000 keys", rate, "without a gate").target(Bound::RatioAtLeast, 0.85),
+        rounds
+            .against("10,000 keys", rate, "without a gate")
+            .target(Bound::RatioAtLeast, 0.85),
     ]
 }
 
-/// Connections to a server in this process that answers after 1 ms. It has a thread for each, because the timer of a runtime
-/// counts whole milliseconds: handlers that began at different times would wake at once.
+/// Connections to a server in this process that answers after 1 ms. It has a thread for each,
+/// because the timer of a runtime counts whole milliseconds: handlers that began at different times
+/// would wake at once.
 struct Downstream {
     idle: Mutex<Vec<TcpStream>>,
 }
@@ -86,19 +103,30 @@ impl Downstream {
         });
         let mut idle = Vec::new();
         for _ in 0..CONCURRENCY {
-            let connection = TcpStream::connect(address).await.expect("the server listens");
+            let connection = TcpStream::connect(address)
+                .await
+                .expect("the server listens");
             connection.set_nodelay(true).expect("it is open");
             idle.push(connection);
         }
-        Arc::new(Self { idle: Mutex::new(idle) })
+        Arc::new(Self {
+            idle: Mutex::new(idle),
+        })
     }
 
     async fn ask(&self) -> std::io::Result<()> {
-        let connection = self.idle.lock().expect("no holder of the lock panics").pop();
+        let connection = self
+            .idle
+            .lock()
+            .expect("no holder of the lock panics")
+            .pop();
         let mut connection = connection.expect("there are as many as handlers");
         connection.write_all(&[7]).await?;
         connection.read_exact(&mut [0]).await?;
-        self.idle.lock().expect("no holder of the lock panics").push(connection);
+        self.idle
+            .lock()
+            .expect("no holder of the lock panics")
+            .push(connection);
         Ok(())
     }
 }
@@ -110,22 +138,34 @@ async fn with_gate(gate: Gate, downstream: &Arc<Downstream>, messages: &[Message
         async move { Ok::<(), Failure>(downstream.ask().await?) }
     };
     let stopwatch = Stopwatch::new(messages.len());
-    let source = Timed { source: Queue::of(messages), stopwatch: Arc::clone(&stopwatch) };
+    let source = Timed {
+        source: Queue::of(messages),
+        stopwatch: Arc::clone(&stopwatch),
+    };
     let consumer = Consumer::new(source, gate, work).concurrency(CONCURRENCY);
     let consumer = consumer.observer(Arc::clone(&stopwatch) as Arc<dyn Observer>);
-    consumer.run_until(std::future::pending()).await.expect("the consumer runs to the end");
+    consumer
+        .run_until(std::future::pending())
+        .await
+        .expect("the consumer runs to the end");
     stopwatch.rate()
 }
 
-/// The shortest loop that keeps the same order: one message at a time for each broker key, 64 in total.
+/// The shortest loop that keeps the same order: one message at a time for each broker key, 64 in
+/// total.
 async fn without_gate(downstream: &Arc<Downstream>, messages: &[Message]) -> f64 {
     let permits = Arc::new(Semaphore::new(CONCURRENCY as usize));
-    let turns: Vec<_> = (0..BROKER_KEYS).map(|_| Arc::new(tokio::sync::Mutex::new(()))).collect();
+    let turns: Vec<_> = (0..BROKER_KEYS)
+        .map(|_| Arc::new(tokio::sync::Mutex::new(())))
+        .collect();
     let mut running = JoinSet::new();
     let started = Instant::now();
     // Messages come round-robin over the keys, so the `n`th has the key of this turn.
     for (_, turn) in messages.iter().zip(turns.iter().cycle()) {
-        let permit = Arc::clone(&permits).acquire_owned().await.expect("the semaphore is never closed");
+        let permit = Arc::clone(&permits)
+            .acquire_owned()
+            .await
+            .expect("the semaphore is never closed");
         let (turn, downstream) = (Arc::clone(turn), Arc::clone(downstream));
         running.spawn(async move {
             let _turn = turn.lock().await;
@@ -148,7 +188,10 @@ pub(crate) struct Queue {
 
 impl Queue {
     pub(crate) fn of(messages: &[Message]) -> Self {
-        Self { waiting: Mutex::new(messages.iter().cloned().collect()), ack_handle: Arc::new(NoBroker) }
+        Self {
+            waiting: Mutex::new(messages.iter().cloned().collect()),
+            ack_handle: Arc::new(NoBroker),
+        }
     }
 }
 
@@ -161,10 +204,16 @@ impl Source for Queue {
     async fn receive(&self, most: usize) -> Result<Option<Vec<Delivery>>, SourceError> {
         let mut waiting = self.waiting.lock().expect("no holder of the lock panics");
         let most = most.min(waiting.len());
-        let deliver =
-            |message| Delivery { message, ack_handle: Arc::clone(&self.ack_handle) as Arc<dyn AckHandle> };
+        let deliver = |message| Delivery {
+            message,
+            ack_handle: Arc::clone(&self.ack_handle) as Arc<dyn AckHandle>,
+        };
         let deliveries: Vec<Delivery> = waiting.drain(..most).map(deliver).collect();
-        Ok(if deliveries.is_empty() { None } else { Some(deliveries) })
+        Ok(if deliveries.is_empty() {
+            None
+        } else {
+            Some(deliveries)
+        })
     }
 
     async fn close(&self, _: Duration) -> Result<(), SourceError> {

@@ -69,14 +69,16 @@ const FILL: &str = "for number = ARGV[2], ARGV[2] + ARGV[3] - 1 do
 end";
 const FILL_AT_ONCE: usize = 20_000;
 
-/// Reads the same keys. A server that resizes its table moves a part of it at each call; afterwards the move is done.
+/// Reads the same keys. A server that resizes its table moves a part of it at each call; afterwards
+/// the move is done.
 const READ: &str = "for number = ARGV[2], ARGV[2] + ARGV[3] - 1 do
   redis.call('GET', string.format('%s:%022d', ARGV[1], number))
 end";
 
 async fn run(plan: &Plan) -> Vec<Figure> {
     let count = plan.size(60_000, 2_000);
-    // Each case is filled and measured once in a repetition, without a warm-up round: its first rate is the warm-up.
+    // Each case is filled and measured once in a repetition, without a warm-up round: its first
+    // rate is the warm-up.
     let mut rounds = plan.cold_rounds("held", &CASES.map(|(_, [_, rate, ..])| rate));
     while rounds.next() {
         let mut settings = BENCH_REDIS.to_vec();
@@ -84,7 +86,18 @@ async fn run(plan: &Plan) -> Vec<Figure> {
         let server = RedisServer::start_with(&settings).await;
         let mut bare = Bare::connect(&server).await;
         let mut held = 0;
-        for (keys, [cpu, rate_name, claim_p50, claim_p99, complete_p50, complete_p99]) in CASES {
+        for (
+            keys,
+            [
+                cpu,
+                rate_name,
+                claim_p50,
+                claim_p99,
+                complete_p50,
+                complete_p99,
+            ],
+        ) in CASES
+        {
             let keys = if plan.quick { keys / 1_000 } else { keys };
             let scope = fresh_scope();
             for script in [FILL, READ] {
@@ -95,9 +108,13 @@ async fn run(plan: &Plan) -> Vec<Figure> {
             let _warm_up = rate(redis_gate(&server).await, &fresh, IN_FLIGHT).await;
             let before = bare.server_cpu_micros().await;
             let reached = rate(redis_gate(&server).await, &fresh, IN_FLIGHT).await;
-            rounds.note(cpu, (bare.server_cpu_micros().await - before) / count as f64);
+            rounds.note(
+                cpu,
+                (bare.server_cpu_micros().await - before) / count as f64,
+            );
             rounds.measure(rate_name, async { reached }).await;
-            let [claims, completions] = latencies(redis_gate(&server).await, &fresh, reached / 2.0).await;
+            let [claims, completions] =
+                latencies(redis_gate(&server).await, &fresh, reached / 2.0).await;
             rounds.note(claim_p50, percentile(&claims, 0.5));
             rounds.note(claim_p99, percentile(&claims, 0.99));
             rounds.note(complete_p50, percentile(&completions, 0.5));
@@ -108,15 +125,19 @@ async fn run(plan: &Plan) -> Vec<Figure> {
     let mut figures = Vec::new();
     for (_, names) in CASES {
         let [cpu, rate, latencies @ ..] = names;
-        figures.push(rounds.against(cpu, Unit::MicrosPerMessage, first[0]).target(Bound::RatioAtMost, 1.25));
+        figures.push(
+            rounds
+                .against(cpu, Unit::MicrosPerMessage, first[0])
+                .target(Bound::RatioAtMost, 1.25),
+        );
         figures.push(rounds.figure(rate, Unit::MessagesPerSecond));
         figures.extend(latencies.map(|name| rounds.figure(name, Unit::MicrosPerMessage)));
     }
     figures
 }
 
-/// Sends messages at a steady rate, independent of the replies. Returns the latencies of claims and completions in µs,
-/// sorted.
+/// Sends messages at a steady rate, independent of the replies. Returns the latencies of claims and
+/// completions in µs, sorted.
 async fn latencies(gate: Gate, messages: &Arc<[Message]>, per_second: f64) -> [Vec<f64>; 2] {
     gate.open().await.expect("the gate opens");
     let gate = Arc::new(gate);
@@ -128,11 +149,14 @@ async fn latencies(gate: Gate, messages: &Arc<[Message]>, per_second: f64) -> [V
         let due = (started.elapsed().as_secs_f64() * per_second) as usize;
         while sent < due.min(messages.len()) {
             let (gate, messages, number) = (Arc::clone(&gate), Arc::clone(messages), sent);
-            running.spawn(async move { time(&gate, messages.get(number).expect("there is one")).await });
+            running.spawn(
+                async move { time(&gate, messages.get(number).expect("there is one")).await },
+            );
             sent += 1;
         }
     }
-    let (mut claims, mut completions): (Vec<f64>, Vec<f64>) = running.join_all().await.into_iter().unzip();
+    let (mut claims, mut completions): (Vec<f64>, Vec<f64>) =
+        running.join_all().await.into_iter().unzip();
     claims.sort_by(f64::total_cmp);
     completions.sort_by(f64::total_cmp);
     [claims, completions]
@@ -142,10 +166,18 @@ async fn time(gate: &Gate, message: &Message) -> (f64, f64) {
     let started = Instant::now();
     let entry = gate.enter(message).await.expect("the store answers");
     let claimed = started.elapsed();
-    let Entry::Granted(lease) = entry else { panic!("a fresh key is {entry:?}") };
+    let Entry::Granted(lease) = entry else {
+        panic!("a fresh key is {entry:?}")
+    };
     let started = Instant::now();
-    assert_eq!(lease.complete(&()).await.expect("nothing to keep"), Completion::Applied);
-    (claimed.as_secs_f64() * 1e6, started.elapsed().as_secs_f64() * 1e6)
+    assert_eq!(
+        lease.complete(&()).await.expect("nothing to keep"),
+        Completion::Applied
+    );
+    (
+        claimed.as_secs_f64() * 1e6,
+        started.elapsed().as_secs_f64() * 1e6,
+    )
 }
 
 pub(crate) fn percentile(sorted: &[f64], part: f64) -> f64 {

@@ -36,10 +36,12 @@ pub(crate) const BENCHMARK: Benchmark = Benchmark {
 
 const CONNECTIONS: usize = 64;
 const BODY: &str = r#"{"order":"A-7","customer":{"id":7},"amount":1999,"currency":"EUR"}"#;
-/// The time between two requests while latencies are measured: 4,000 a second, which is little for every contestant.
+/// The time between two requests while latencies are measured: 4,000 a second, which is little for
+/// every contestant.
 const PACE: Duration = Duration::from_micros(250);
 
-/// The names of what is measured of a contestant: its rate, and the latencies of requests at [`PACE`].
+/// The names of what is measured of a contestant: its rate, and the latencies of requests at
+/// [`PACE`].
 #[derive(Clone, Copy, Debug)]
 struct Series {
     rate: &'static str,
@@ -47,20 +49,39 @@ struct Series {
     p99: &'static str,
 }
 
-const MEMORY: Series = Series { rate: "layer, memory", p50: "p50, layer, memory", p99: "p99, layer, memory" };
-const REDIS: Series = Series { rate: "layer, Redis", p50: "p50, layer, Redis", p99: "p99, layer, Redis" };
-const REPLAYS: Series =
-    Series { rate: "replays, Redis", p50: "p50, replays, Redis", p99: "p99, replays, Redis" };
-const BARE: Series =
-    Series { rate: "without the layer", p50: "p50, without the layer", p99: "p99, without the layer" };
+const MEMORY: Series = Series {
+    rate: "layer, memory",
+    p50: "p50, layer, memory",
+    p99: "p99, layer, memory",
+};
+const REDIS: Series = Series {
+    rate: "layer, Redis",
+    p50: "p50, layer, Redis",
+    p99: "p99, layer, Redis",
+};
+const REPLAYS: Series = Series {
+    rate: "replays, Redis",
+    p50: "p50, replays, Redis",
+    p99: "p99, replays, Redis",
+};
+const BARE: Series = Series {
+    rate: "without the layer",
+    p50: "p50, without the layer",
+    p99: "p99, without the layer",
+};
 
 async fn run(plan: &Plan) -> Vec<Figure> {
     let redis = RedisServer::start_with(&BENCH_REDIS).await;
-    let mut rounds = plan.rounds("http", &[MEMORY, REDIS, REPLAYS, BARE].map(|series| series.rate));
+    let mut rounds = plan.rounds(
+        "http",
+        &[MEMORY, REDIS, REPLAYS, BARE].map(|series| series.rate),
+    );
     while rounds.next() {
         let memory = HttpServer::start(guarded(MemoryStore::new())).await;
         measure(plan, &mut rounds, MEMORY, memory.address()).await;
-        let store = RedisStore::connect(redis.url()).await.expect("it was started");
+        let store = RedisStore::connect(redis.url())
+            .await
+            .expect("it was started");
         let server = HttpServer::start(guarded(store)).await;
         measure(plan, &mut rounds, REDIS, server.address()).await;
         // The same keys again: every response is replayed from the record.
@@ -77,7 +98,8 @@ async fn run(plan: &Plan) -> Vec<Figure> {
     figures
 }
 
-/// Measures the rate of as many requests as all connections send, and then the latencies of paced ones.
+/// Measures the rate of as many requests as all connections send, and then the latencies of paced
+/// ones.
 async fn measure(plan: &Plan, rounds: &mut Rounds, series: Series, address: SocketAddr) {
     let requests = plan.size(20_000, 640);
     let rate = async {
@@ -93,19 +115,33 @@ async fn measure(plan: &Plan, rounds: &mut Rounds, series: Series, address: Sock
 }
 
 fn route() -> Router {
-    let charge = async |order: Bytes| (StatusCode::CREATED, format!(r#"{{"charged":{}}}"#, order.len()));
+    let charge = async |order: Bytes| {
+        (
+            StatusCode::CREATED,
+            format!(r#"{{"charged":{}}}"#, order.len()),
+        )
+    };
     Router::new().route("/charges", post(charge))
 }
 
 fn guarded(store: impl Store + 'static) -> Router {
-    let layer = IdempotencyLayer::new(request_gate(fresh_scope(), store), Principal::single_tenant());
+    let layer = IdempotencyLayer::new(
+        request_gate(fresh_scope(), store),
+        Principal::single_tenant(),
+    );
     route().layer(layer)
 }
 
-/// Sends requests, each with its own key, and one each `pace` if that is not zero. Returns how long each took, in
-/// microseconds.
-async fn send(address: SocketAddr, keys: &'static str, requests: usize, pace: Duration) -> Vec<f64> {
-    let client: Client<HttpConnector, Full<Bytes>> = Client::builder(TokioExecutor::new()).build_http();
+/// Sends requests, each with its own key, and one each `pace` if that is not zero. Returns how long
+/// each took, in microseconds.
+async fn send(
+    address: SocketAddr,
+    keys: &'static str,
+    requests: usize,
+    pace: Duration,
+) -> Vec<f64> {
+    let client: Client<HttpConnector, Full<Bytes>> =
+        Client::builder(TokioExecutor::new()).build_http();
     let uri: Arc<str> = format!("http://{address}/charges").into();
     let mut connections = JoinSet::new();
     let started = Instant::now();

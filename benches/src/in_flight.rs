@@ -1,4 +1,5 @@
-//! Measures the gate's public API with few and many messages in flight, on one connection and on four.
+//! Measures the gate's public API with few and many messages in flight, on one connection and on
+//! four.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -22,7 +23,8 @@ pub(crate) const BENCHMARK: Benchmark = Benchmark {
     run: |plan| Box::pin(run(plan)),
 };
 
-/// The names of the gate and its baseline, the number of messages in flight, and the number of connections.
+/// The names of the gate and its baseline, the number of messages in flight, and the number of
+/// connections.
 const CASES: [(&str, &str, usize, usize); 6] = [
     ("64 on 1", "bare, 64 on 1", 64, 1),
     ("256 on 1", "bare, 256 on 1", 256, 1),
@@ -37,32 +39,47 @@ async fn run(plan: &Plan) -> Vec<Figure> {
     let mut bare = Bare::connect(&server).await;
     let pair = bare.load(CLAIM, COMPLETE, false).await.plain_claim();
     let count = plan.size(80_000, 4_096);
-    let names: Vec<&'static str> = CASES.iter().flat_map(|(ours, theirs, ..)| [*ours, *theirs]).collect();
+    let names: Vec<&'static str> = CASES
+        .iter()
+        .flat_map(|(ours, theirs, ..)| [*ours, *theirs])
+        .collect();
     let mut rounds = plan.rounds("in_flight", &names);
     while rounds.next() {
         for (ours, theirs, in_flight, connections) in CASES {
             bare.flush().await;
-            rounds.measure(ours, gates(&server, count, in_flight, connections)).await;
+            rounds
+                .measure(ours, gates(&server, count, in_flight, connections))
+                .await;
             bare.flush().await;
-            rounds.measure(theirs, bare_loops(&server, &pair, count, in_flight, connections)).await;
+            rounds
+                .measure(
+                    theirs,
+                    bare_loops(&server, &pair, count, in_flight, connections),
+                )
+                .await;
         }
     }
     let figure = |(ours, theirs, ..): (&'static str, &'static str, usize, usize)| {
-        rounds.against(ours, Unit::MessagesPerSecond, theirs).target(Bound::RatioAtLeast, 0.95)
+        rounds
+            .against(ours, Unit::MessagesPerSecond, theirs)
+            .target(Bound::RatioAtLeast, 0.95)
     };
     CASES.into_iter().map(figure).collect()
 }
 
-/// Rate of several stores. A store uses one connection for everything but heartbeats, so four connections are four
-/// stores.
+/// Rate of several stores. A store uses one connection for everything but heartbeats, so four
+/// connections are four stores.
 async fn gates(server: &RedisServer, count: usize, in_flight: usize, connections: usize) -> f64 {
     let messages: Arc<[Message]> = messages(count / connections).into();
     let gates = join_all((0..connections).map(|_| redis_gate(server))).await;
     let rates = gates
         .into_iter()
         .map(|gate| tokio::spawn(share(gate, Arc::clone(&messages), in_flight / connections)));
-    let rates: Vec<f64> =
-        join_all(rates).await.into_iter().map(|rate| rate.expect("no worker panics")).collect();
+    let rates: Vec<f64> = join_all(rates)
+        .await
+        .into_iter()
+        .map(|rate| rate.expect("no worker panics"))
+        .collect();
     rates.iter().sum()
 }
 
@@ -82,9 +99,14 @@ async fn bare_loops(
         let (pair, scope, count) = (pair.clone(), fresh_scope(), count / connections);
         tokio::spawn(async move {
             let started = Instant::now();
-            bare.run(&pair, &scope, count, in_flight / connections).await;
+            bare.run(&pair, &scope, count, in_flight / connections)
+                .await;
             count as f64 / started.elapsed().as_secs_f64()
         })
     });
-    join_all(rates).await.into_iter().map(|rate| rate.expect("no loop panics")).sum()
+    join_all(rates)
+        .await
+        .into_iter()
+        .map(|rate| rate.expect("no loop panics"))
+        .sum()
 }

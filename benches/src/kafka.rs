@@ -1,4 +1,5 @@
-//! Measures the path from a Kafka topic through the gate to the commit, on a real broker and a real Redis.
+//! Measures the path from a Kafka topic through the gate to the commit, on a real broker and a real
+//! Redis.
 
 use std::pin::Pin;
 use std::sync::{Arc, Mutex};
@@ -46,7 +47,10 @@ const RECEIVE_MOST: usize = 512;
 const COMMIT_INTERVAL: Duration = Duration::from_secs(1);
 
 async fn run(plan: &Plan) -> Vec<Figure> {
-    let (redis, broker) = (RedisServer::start_with(&BENCH_REDIS).await, KafkaBroker::start_for_long().await);
+    let (redis, broker) = (
+        RedisServer::start_with(&BENCH_REDIS).await,
+        KafkaBroker::start_for_long().await,
+    );
     let mut bare = Bare::connect(&redis).await;
     let count = plan.size(300_000, 5_000);
     let topic = broker.new_topic(ROUTE, PARTITIONS).await;
@@ -68,9 +72,20 @@ async fn run(plan: &Plan) -> Vec<Figure> {
     let mut rounds = plan.rounds("kafka", &contestants);
     while rounds.next() {
         bare.flush().await;
-        rounds.measure("gate alone", rate(redis_gate(&redis).await, &alone, IN_FLIGHT)).await;
+        rounds
+            .measure(
+                "gate alone",
+                rate(redis_gate(&redis).await, &alone, IN_FLIGHT),
+            )
+            .await;
         bare.flush().await;
-        let work = Work { kafka: &broker, redis: &redis, topic: &topic, scope: &fresh_scope(), count };
+        let work = Work {
+            kafka: &broker,
+            redis: &redis,
+            topic: &topic,
+            scope: &fresh_scope(),
+            count,
+        };
         let cpu = own_cpu_micros();
         rounds.measure("unique", work.through_the_gate(count)).await;
         rounds.note("CPU, unique", (own_cpu_micros() - cpu) / count as f64);
@@ -78,19 +93,32 @@ async fn run(plan: &Plan) -> Vec<Figure> {
         rounds.measure("replay", work.through_the_gate(0)).await;
         rounds.note("CPU, replay", (own_cpu_micros() - cpu) / count as f64);
         bare.flush().await;
-        let units = Work { scope: &fresh_scope(), ..work };
-        for (contestant, cpu) in [("units", "CPU, units"), ("units, replay", "CPU, units, replay")] {
+        let units = Work {
+            scope: &fresh_scope(),
+            ..work
+        };
+        for (contestant, cpu) in [
+            ("units", "CPU, units"),
+            ("units, replay", "CPU, units, replay"),
+        ] {
             let before = own_cpu_micros();
             rounds.measure(contestant, units.in_units()).await;
             rounds.note(cpu, (own_cpu_micros() - before) / count as f64);
         }
         let by_hand = Arc::new(Mutex::new(ByHand::connect(redis.url())));
-        for (contestant, cpu) in [("by hand", "CPU, by hand"), ("by hand, replay", "CPU, by hand, replay")] {
+        for (contestant, cpu) in [
+            ("by hand", "CPU, by hand"),
+            ("by hand, replay", "CPU, by hand, replay"),
+        ] {
             let by_hand = Arc::clone(&by_hand);
             let before = own_cpu_micros();
             let looped = work.looped(move |polled| {
                 let mut store = by_hand.lock().expect("one loop at a time");
-                let claims = store.claim(polled.iter().map(|message| message.payload().unwrap_or_default()));
+                let claims = store.claim(
+                    polled
+                        .iter()
+                        .map(|message| message.payload().unwrap_or_default()),
+                );
                 store.complete(&claims);
             });
             rounds.measure(contestant, looped).await;
@@ -101,18 +129,34 @@ async fn run(plan: &Plan) -> Vec<Figure> {
     }
     let rate = Unit::MessagesPerSecond;
     vec![
-        rounds.against("unique", rate, "gate alone").target(Bound::RatioAtLeast, 0.7),
-        rounds.against("replay", rate, "unique").target(Bound::RatioAtLeast, 2.5),
-        rounds.against("unique", rate, "by hand").target(Bound::RatioAtLeast, 1.2),
-        rounds.against("unique", rate, "units").target(Bound::RatioAtLeast, 0.8),
+        rounds
+            .against("unique", rate, "gate alone")
+            .target(Bound::RatioAtLeast, 0.7),
+        rounds
+            .against("replay", rate, "unique")
+            .target(Bound::RatioAtLeast, 2.5),
+        rounds
+            .against("unique", rate, "by hand")
+            .target(Bound::RatioAtLeast, 1.2),
+        rounds
+            .against("unique", rate, "units")
+            .target(Bound::RatioAtLeast, 0.8),
         rounds.against("units", rate, "by hand"),
-        rounds.against("replay", rate, "by hand, replay").target(Bound::RatioAtLeast, 1.3),
+        rounds
+            .against("replay", rate, "by hand, replay")
+            .target(Bound::RatioAtLeast, 1.3),
         rounds.against("replay", rate, "units, replay"),
         rounds.against("no gate", rate, "poll and commit"),
         rounds.against("unique", rate, "no gate"),
-        rounds.against("CPU, unique", Unit::MicrosPerMessage, "CPU, by hand").target(Bound::RatioAtMost, 1.7),
+        rounds
+            .against("CPU, unique", Unit::MicrosPerMessage, "CPU, by hand")
+            .target(Bound::RatioAtMost, 1.7),
         rounds.against("CPU, unique", Unit::MicrosPerMessage, "CPU, units"),
-        rounds.against("CPU, replay", Unit::MicrosPerMessage, "CPU, by hand, replay"),
+        rounds.against(
+            "CPU, replay",
+            Unit::MicrosPerMessage,
+            "CPU, by hand, replay",
+        ),
     ]
 }
 
@@ -136,40 +180,60 @@ struct Work<'a> {
 impl Work<'_> {
     fn source(&self, stopwatch: &Arc<Stopwatch>) -> Timed<KafkaSource> {
         let source = KafkaSource::new(self.kafka.bootstrap(), unique("bench"), [self.topic]);
-        Timed { source, stopwatch: Arc::clone(stopwatch) }
+        Timed {
+            source,
+            stopwatch: Arc::clone(stopwatch),
+        }
     }
 
     /// Messages per second. Asserts the number of handler runs.
     async fn through_the_gate(&self, expected_runs: usize) -> f64 {
         let stopwatch = Stopwatch::new(self.count);
-        // The benchmark itself flushes the server between the rounds, which the store would report as a loss.
+        // The benchmark itself flushes the server between the rounds, which the store would report
+        // as a loss.
         let store = RedisStore::connect(self.redis.url());
         let store = store.await.expect("the server may be used");
         let gate = Gate::new(self.scope, key(), store).on_store_loss(OnStoreLoss::Continue);
         let consumer = Consumer::new(self.source(&stopwatch), gate, nothing_to_do);
         let consumer = consumer.concurrency(IN_FLIGHT as u32);
         let consumer = consumer.observer(Arc::clone(&stopwatch) as Arc<dyn Observer>);
-        consumer.run_until(Arc::clone(&stopwatch).over()).await.expect("the consumer runs to the end");
-        assert_eq!(stopwatch.runs(), expected_runs, "each message runs once, and none of a replay");
+        consumer
+            .run_until(Arc::clone(&stopwatch).over())
+            .await
+            .expect("the consumer runs to the end");
+        assert_eq!(
+            stopwatch.runs(),
+            expected_runs,
+            "each message runs once, and none of a replay"
+        );
         stopwatch.rate()
     }
 
     /// The topic in a loop by hand, on a thread of its own.
     async fn looped(&self, work: impl FnMut(&[BorrowedMessage<'_>]) + Send + 'static) -> f64 {
         let (kafka, topic, count) = (Kafka::clone(self.kafka), self.topic.to_owned(), self.count);
-        let looped = tokio::task::spawn_blocking(move || poll_and_commit(&kafka, &topic, count, work));
+        let looped =
+            tokio::task::spawn_blocking(move || poll_and_commit(&kafka, &topic, count, work));
         looped.await.expect("the loop ends")
     }
 
-    /// The bound of a consumer: its source, keys, store and acks in a loop without an engine. A unit has one claim call, a
-    /// boxed handler for each message, and one completion call. No failure is handled.
+    /// The bound of a consumer: its source, keys, store and acks in a loop without an engine. A
+    /// unit has one claim call, a boxed handler for each message, and one completion call. No
+    /// failure is handled.
     async fn in_units(&self) -> f64 {
         let stopwatch = Stopwatch::new(self.count);
-        let store = Arc::new(RedisStore::connect(self.redis.url()).await.expect("the server may be used"));
+        let store = Arc::new(
+            RedisStore::connect(self.redis.url())
+                .await
+                .expect("the server may be used"),
+        );
         let scope = Scope::new(self.scope).expect("the scope is valid");
         let key = Arc::new(key().compile(&scope).expect("the key is valid"));
         let source = self.source(&stopwatch);
-        source.open(Arc::new(Counters::default())).await.expect("the source opens");
+        source
+            .open(Arc::new(Counters::default()))
+            .await
+            .expect("the source opens");
         let mut left = self.count;
         let mut running = JoinSet::new();
         while left > 0 {
@@ -182,7 +246,10 @@ impl Work<'_> {
             running.spawn(unit(Arc::clone(&store), Arc::clone(&key), deliveries));
         }
         while running.join_next().await.is_some() {}
-        source.close(CLOSE_LIMIT).await.expect("the last commit arrives");
+        source
+            .close(CLOSE_LIMIT)
+            .await
+            .expect("the last commit arrives");
         stopwatch.rate()
     }
 
@@ -190,10 +257,16 @@ impl Work<'_> {
     async fn without_gate(&self) -> f64 {
         let stopwatch = Stopwatch::new(self.count);
         let source = self.source(&stopwatch);
-        source.open(Arc::new(Counters::default())).await.expect("the source opens");
+        source
+            .open(Arc::new(Counters::default()))
+            .await
+            .expect("the source opens");
         let mut left = self.count;
         while left > 0 {
-            let deliveries = source.receive(RECEIVE_MOST).await.expect("the source goes on");
+            let deliveries = source
+                .receive(RECEIVE_MOST)
+                .await
+                .expect("the source goes on");
             let deliveries = deliveries.expect("the topic has more");
             left -= deliveries.len();
             for delivery in deliveries {
@@ -201,19 +274,31 @@ impl Work<'_> {
                 delivery.ack_handle.ack();
             }
         }
-        source.close(CLOSE_LIMIT).await.expect("the last commit arrives");
+        source
+            .close(CLOSE_LIMIT)
+            .await
+            .expect("the last commit arrives");
         stopwatch.rate()
     }
 }
 
-/// Claims the keys of these messages, runs an empty handler for each that is granted, completes them, and acknowledges all.
+/// Claims the keys of these messages, runs an empty handler for each that is granted, completes
+/// them, and acknowledges all.
 async fn unit(store: Arc<RedisStore>, key: Arc<CompiledKey>, deliveries: Vec<Delivery>) {
     let claim = |delivery: &Delivery| {
-        let key = key.derive(ROUTE, &delivery.message).expect("the message has a key");
+        let key = key
+            .derive(ROUTE, &delivery.message)
+            .expect("the message has a key");
         let (token, lease, longest_lease) = (Token::from_bits(fastrand::u128(..)), LEASE, LEASE);
         Command {
             key,
-            operation: Operation::Claim { token, lease, fingerprint: None, fenced: false, longest_lease },
+            operation: Operation::Claim {
+                token,
+                lease,
+                fingerprint: None,
+                fenced: false,
+                longest_lease,
+            },
         }
     };
     let claims: Vec<Command> = deliveries.iter().map(claim).collect();
@@ -221,20 +306,42 @@ async fn unit(store: Arc<RedisStore>, key: Arc<CompiledKey>, deliveries: Vec<Del
     let mut completions = Vec::with_capacity(claims.len());
     for (answer, Command { key, operation }) in answers.into_iter().zip(claims) {
         match (answer.expect("the store answers"), operation) {
-            (Reply::Verdict { verdict: Verdict::Granted(_), .. }, Operation::Claim { token, .. }) => {
+            (
+                Reply::Verdict {
+                    verdict: Verdict::Granted(_),
+                    ..
+                },
+                Operation::Claim { token, .. },
+            ) => {
                 let handler: Pin<Box<dyn Future<Output = ()> + Send>> = Box::pin(async {});
                 handler.await;
                 let (fingerprint, result, retention) = (None, Bytes::new(), RETENTION);
-                let operation = Operation::Complete { token, fingerprint, result, retention };
+                let operation = Operation::Complete {
+                    token,
+                    fingerprint,
+                    result,
+                    retention,
+                };
                 completions.push(Command { key, operation });
             }
-            (Reply::Verdict { verdict: Verdict::Completed { .. }, .. }, _) => {}
+            (
+                Reply::Verdict {
+                    verdict: Verdict::Completed { .. },
+                    ..
+                },
+                _,
+            ) => {}
             (other, _) => panic!("{other:?}"),
         }
     }
     if !completions.is_empty() {
         let answers = store.execute(completions).await;
-        assert!(answers.iter().all(|answer| matches!(answer, Ok(Reply::Applied { .. }))), "{answers:?}");
+        assert!(
+            answers
+                .iter()
+                .all(|answer| matches!(answer, Ok(Reply::Applied { .. }))),
+            "{answers:?}"
+        );
     }
     for delivery in deliveries {
         assert!(delivery.ack_handle.start(), "the group has no other member");
@@ -255,17 +362,26 @@ fn poll_and_commit(
 ) -> f64 {
     const PATIENCE: Duration = Duration::from_secs(1);
     let mut config = kafka.config();
-    config.set("group.id", unique("bench")).set("auto.offset.reset", "earliest");
-    config.set("enable.auto.commit", "false").set("fetch.queue.backoff.ms", "10");
-    config.set("queued.min.messages", "10000").set("queued.max.messages.kbytes", "16384");
+    config
+        .set("group.id", unique("bench"))
+        .set("auto.offset.reset", "earliest");
+    config
+        .set("enable.auto.commit", "false")
+        .set("fetch.queue.backoff.ms", "10");
+    config
+        .set("queued.min.messages", "10000")
+        .set("queued.max.messages.kbytes", "16384");
     let consumer: BaseConsumer = config.create().expect("the settings are valid");
-    consumer.subscribe(&[topic]).expect("the topic can be subscribed to");
+    consumer
+        .subscribe(&[topic])
+        .expect("the topic can be subscribed to");
     let stopwatch = Stopwatch::new(count);
     let (mut left, mut committed_at) = (count, std::time::Instant::now());
     while left > 0 {
         let first = consumer.poll(PATIENCE);
         let others = std::iter::from_fn(|| consumer.poll(Duration::ZERO));
-        let polled: Result<Vec<_>, _> = first.into_iter().chain(others).take(RECEIVE_MOST).collect();
+        let polled: Result<Vec<_>, _> =
+            first.into_iter().chain(others).take(RECEIVE_MOST).collect();
         let polled = polled.expect("messages");
         if polled.is_empty() {
             continue;
@@ -275,10 +391,14 @@ fn poll_and_commit(
         stopwatch.acked(polled.len());
         left -= polled.len();
         if committed_at.elapsed() > COMMIT_INTERVAL {
-            consumer.commit_consumer_state(CommitMode::Async).expect("a commit can be sent");
+            consumer
+                .commit_consumer_state(CommitMode::Async)
+                .expect("a commit can be sent");
             committed_at = std::time::Instant::now();
         }
     }
-    consumer.commit_consumer_state(CommitMode::Sync).expect("the last commit arrives");
+    consumer
+        .commit_consumer_state(CommitMode::Sync)
+        .expect("the last commit arrives");
     stopwatch.rate()
 }

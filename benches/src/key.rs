@@ -1,4 +1,5 @@
-//! Compares deriving a key from a payload with only parsing the payload, and payloads of Avro and Protobuf with JSON.
+//! Compares deriving a key from a payload with only parsing the payload, and payloads of Avro and
+//! Protobuf with JSON.
 
 use std::hint::black_box;
 use std::sync::Arc;
@@ -59,42 +60,73 @@ async fn run(plan: &Plan) -> Vec<Figure> {
     let of_protobuf: Vec<Bytes> = (0..1_000).map(|n| in_protobuf(n).into()).collect();
     for ((twin, in_avro), in_protobuf) in payloads.iter().zip(&of_avro).zip(&of_protobuf) {
         let wanted = derived(&json, twin);
-        assert_eq!((derived(&avro, in_avro), derived(&protobuf, in_protobuf)), (wanted.clone(), wanted));
+        assert_eq!(
+            (derived(&avro, in_avro), derived(&protobuf, in_protobuf)),
+            (wanted.clone(), wanted)
+        );
     }
     let times = plan.size(500, 5);
-    let mut rounds =
-        plan.rounds("key", &["two fields", "serde_json::Value", "two fields, Avro", "two fields, Protobuf"]);
+    let mut rounds = plan.rounds(
+        "key",
+        &[
+            "two fields",
+            "serde_json::Value",
+            "two fields, Avro",
+            "two fields, Protobuf",
+        ],
+    );
     while rounds.next() {
         rounds
-            .measure("two fields", async { nanos(&payloads, times, |payload| derive(&json, payload)) })
+            .measure("two fields", async {
+                nanos(&payloads, times, |payload| derive(&json, payload))
+            })
             .await;
-        rounds.measure("serde_json::Value", async { nanos(&payloads, times, parse) }).await;
         rounds
-            .measure("two fields, Avro", async { nanos(&of_avro, times, |payload| derive(&avro, payload)) })
+            .measure("serde_json::Value", async {
+                nanos(&payloads, times, parse)
+            })
             .await;
-        let of_protobuf = async { nanos(&of_protobuf, times, |payload| derive(&protobuf, payload)) };
+        rounds
+            .measure("two fields, Avro", async {
+                nanos(&of_avro, times, |payload| derive(&avro, payload))
+            })
+            .await;
+        let of_protobuf =
+            async { nanos(&of_protobuf, times, |payload| derive(&protobuf, payload)) };
         rounds.measure("two fields, Protobuf", of_protobuf).await;
     }
     let unit = Unit::NanosPerMessage;
     vec![
         rounds.against("two fields", unit, "serde_json::Value"),
-        rounds.against("two fields, Avro", unit, "two fields").target(Bound::RatioAtMost, 1.5),
-        rounds.against("two fields, Protobuf", unit, "two fields").target(Bound::RatioAtMost, 1.5),
+        rounds
+            .against("two fields, Avro", unit, "two fields")
+            .target(Bound::RatioAtMost, 1.5),
+        rounds
+            .against("two fields, Protobuf", unit, "two fields")
+            .target(Bound::RatioAtMost, 1.5),
     ]
 }
 
 fn compiled(key: Key) -> CompiledKey {
-    key.compile(&Scope::new("billing").expect("a valid scope")).expect("a valid key")
+    key.compile(&Scope::new("billing").expect("a valid scope"))
+        .expect("a valid key")
 }
 
 fn derived(key: &CompiledKey, payload: &Bytes) -> StoreKey {
-    key.derive(ROUTE, &KeyInput::payload(payload)).expect("a key")
+    key.derive(ROUTE, &KeyInput::payload(payload))
+        .expect("a key")
 }
 
 /// The texts of the `n`th payload: order, customer's country, amount, currency and article.
 fn texts(n: usize) -> [String; 5] {
     let of_customer = format!("K-{:06}", n % 1_000);
-    [format!("A-{n:012}"), "SE".to_owned(), format!("{}.50", n % 500), "EUR".to_owned(), of_customer]
+    [
+        format!("A-{n:012}"),
+        "SE".to_owned(),
+        format!("{}.50", n % 500),
+        "EUR".to_owned(),
+        of_customer,
+    ]
 }
 
 const SENT_AT: u64 = 1_767_225_600;

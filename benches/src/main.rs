@@ -1,7 +1,7 @@
 //! The benchmarks. `scripts/bench` builds and starts this program.
 //!
-//! Each benchmark runs its contestants in turns, so that a slow moment of the machine affects all of them. Every figure
-//! is a ratio to a baseline of the same run.
+//! Each benchmark runs its contestants in turns, so that a slow moment of the machine affects all
+//! of them. Every figure is a ratio to a baseline of the same run.
 
 mod audit;
 mod bare;
@@ -115,7 +115,9 @@ fn main() -> ExitCode {
         return ExitCode::SUCCESS;
     }
     if arguments.list {
-        BENCHMARKS.iter().for_each(|one| println!("{:<12} {}", one.name, one.question));
+        BENCHMARKS
+            .iter()
+            .for_each(|one| println!("{:<12} {}", one.name, one.question));
         return ExitCode::SUCCESS;
     }
     let known = |name: &&String| !BENCHMARKS.iter().any(|one| one.name == **name);
@@ -123,9 +125,13 @@ fn main() -> ExitCode {
         eprintln!("there is no benchmark `{name}`; `--list` lists the benchmarks");
         return ExitCode::from(2);
     }
-    let wanted =
-        |one: &&Benchmark| arguments.names.is_empty() || arguments.names.iter().any(|n| n == one.name);
-    let plan = Plan { repetitions: arguments.repetitions, quick: arguments.quick };
+    let wanted = |one: &&Benchmark| {
+        arguments.names.is_empty() || arguments.names.iter().any(|n| n == one.name)
+    };
+    let plan = Plan {
+        repetitions: arguments.repetitions,
+        quick: arguments.quick,
+    };
     let mut report = Report::new(plan);
     if !arguments.json {
         println!("{}", report.head());

@@ -1,4 +1,5 @@
-//! Measures the server's memory and processor time per completed key, with its own key and in a bucket.
+//! Measures the server's memory and processor time per completed key, with its own key and in a
+//! bucket.
 
 use oncegate::redis::RedisBuilder;
 use oncegate_testkit::RedisServer;
@@ -26,12 +27,18 @@ async fn run(plan: &Plan) -> Vec<Figure> {
         rounds.measure("completed", async { plain.bytes }).await;
         rounds.note("server CPU", plain.cpu_micros);
         let compact = completed(count, |store| store.compact(count as u64)).await;
-        rounds.measure("completed, compact", async { compact.bytes }).await;
+        rounds
+            .measure("completed, compact", async { compact.bytes })
+            .await;
         rounds.note("server CPU, compact", compact.cpu_micros);
     }
     vec![
-        rounds.figure("completed", Unit::BytesPerKey).target(Bound::ValueAtMost, 150.0),
-        rounds.figure("completed, compact", Unit::BytesPerKey).target(Bound::ValueAtMost, 45.0),
+        rounds
+            .figure("completed", Unit::BytesPerKey)
+            .target(Bound::ValueAtMost, 150.0),
+        rounds
+            .figure("completed, compact", Unit::BytesPerKey)
+            .target(Bound::ValueAtMost, 45.0),
         rounds.against("server CPU, compact", Unit::MicrosPerMessage, "server CPU"),
     ]
 }
@@ -47,7 +54,10 @@ async fn completed(count: usize, kept: impl Fn(RedisBuilder) -> RedisBuilder) ->
     let mut bare = Bare::connect(&server).await;
     let gate = gate_over(kept(redis_store(&server))).await;
     let messages = messages(count).into();
-    let (bytes, cpu_micros) = (bare.used_memory_bytes().await, bare.server_cpu_micros().await);
+    let (bytes, cpu_micros) = (
+        bare.used_memory_bytes().await,
+        bare.server_cpu_micros().await,
+    );
     rate(gate, &messages, IN_FLIGHT).await;
     Taken {
         bytes: (bare.used_memory_bytes().await - bytes) / count as f64,

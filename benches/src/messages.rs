@@ -1,4 +1,5 @@
-//! The messages of the benchmarks: JSON payloads of 200 bytes, as an order system might produce them.
+//! The messages of the benchmarks: JSON payloads of 200 bytes, as an order system might produce
+//! them.
 
 use bytes::Bytes;
 use oncegate::{Key, Message, Origin};

@@ -48,7 +48,10 @@ const CASES: [(Slow, &str, &str); 4] = [
 
 async fn run(plan: &Plan) -> Vec<Figure> {
     let deliveries = plan.size(100, 5);
-    let names: Vec<&'static str> = CASES.iter().flat_map(|(_, ours, theirs)| [*ours, *theirs]).collect();
+    let names: Vec<&'static str> = CASES
+        .iter()
+        .flat_map(|(_, ours, theirs)| [*ours, *theirs])
+        .collect();
     let mut rounds = plan.rounds("neighbours", &names);
     while rounds.next() {
         for (slow, ours, theirs) in CASES {
@@ -56,7 +59,9 @@ async fn run(plan: &Plan) -> Vec<Figure> {
             rounds.measure(theirs, of_tasks(slow, deliveries)).await;
         }
     }
-    CASES.map(|(_, ours, theirs)| rounds.against(ours, Unit::Micros, theirs)).into()
+    CASES
+        .map(|(_, ours, theirs)| rounds.against(ours, Unit::Micros, theirs))
+        .into()
 }
 
 impl Slow {
@@ -84,17 +89,30 @@ struct Waits {
 
 impl Waits {
     fn deliver(&self) {
-        *self.delivered_at.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
+        *self
+            .delivered_at
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
     }
 
     fn note(&self) {
-        let delivered_at = *self.delivered_at.lock().unwrap_or_else(PoisonError::into_inner);
+        let delivered_at = *self
+            .delivered_at
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         let waited = delivered_at.map(|at| at.elapsed()).unwrap_or_default();
-        self.micros.lock().unwrap_or_else(PoisonError::into_inner).push(waited.as_secs_f64() * 1e6);
+        self.micros
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .push(waited.as_secs_f64() * 1e6);
     }
 
     fn p99(&self) -> f64 {
-        let mut micros = self.micros.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let mut micros = self
+            .micros
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone();
         micros.sort_by(f64::total_cmp);
         percentile(&micros, 0.99)
     }
@@ -104,7 +122,10 @@ async fn of_consumer(slow: Slow, deliveries: usize) -> f64 {
     let waits = Arc::new(Waits::default());
     let source = Bursts {
         waiting: Mutex::new((0..deliveries * TOGETHER).map(message).collect()),
-        acks: Arc::new(Acks { left: Mutex::new(0), all: Notify::new() }),
+        acks: Arc::new(Acks {
+            left: Mutex::new(0),
+            all: Notify::new(),
+        }),
         waits: Arc::clone(&waits),
     };
     let gate = Gate::new(fresh_scope(), key(), MemoryStore::new());
@@ -121,8 +142,13 @@ async fn of_consumer(slow: Slow, deliveries: usize) -> f64 {
         }
     };
     let consumer = Consumer::new(source, gate, handler);
-    let consumer = consumer.concurrency(TOGETHER as u32).ordering(Ordering::Unordered);
-    consumer.run_until(std::future::pending()).await.expect("the consumer runs to the end");
+    let consumer = consumer
+        .concurrency(TOGETHER as u32)
+        .ordering(Ordering::Unordered);
+    consumer
+        .run_until(std::future::pending())
+        .await
+        .expect("the consumer runs to the end");
     waits.p99()
 }
 
@@ -172,7 +198,13 @@ impl Source for Bursts {
     }
 
     async fn receive(&self, _: usize) -> Result<Option<Vec<Delivery>>, SourceError> {
-        while *self.acks.left.lock().unwrap_or_else(PoisonError::into_inner) > 0 {
+        while *self
+            .acks
+            .left
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            > 0
+        {
             self.acks.all.notified().await;
         }
         let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
@@ -182,12 +214,25 @@ impl Source for Bursts {
         if let Some(first) = messages.first_mut() {
             *first = first.clone().with_key(FIRST);
         }
-        *self.acks.left.lock().unwrap_or_else(PoisonError::into_inner) = messages.len();
+        *self
+            .acks
+            .left
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner) = messages.len();
         let acks = || Arc::clone(&self.acks) as Arc<dyn AckHandle>;
-        let deliveries: Vec<Delivery> =
-            messages.into_iter().map(|message| Delivery { message, ack_handle: acks() }).collect();
+        let deliveries: Vec<Delivery> = messages
+            .into_iter()
+            .map(|message| Delivery {
+                message,
+                ack_handle: acks(),
+            })
+            .collect();
         self.waits.deliver();
-        Ok(if deliveries.is_empty() { None } else { Some(deliveries) })
+        Ok(if deliveries.is_empty() {
+            None
+        } else {
+            Some(deliveries)
+        })
     }
 
     async fn close(&self, _: Duration) -> Result<(), SourceError> {

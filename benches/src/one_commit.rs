@@ -1,4 +1,5 @@
-//! Compares batches in one transaction with batches by hand and with messages one by one, in PostgreSQL and SQLite.
+//! Compares batches in one transaction with batches by hand and with messages one by one, in
+//! PostgreSQL and SQLite.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -8,8 +9,8 @@ use std::time::Instant;
 use oncegate::postgres::{PostgresStore, PostgresTransaction, PostgresTransactions};
 use oncegate::sqlite::{SqliteStore, SqliteTransaction, SqliteTransactions};
 use oncegate::{
-    Attempt, BatchLimits, BatchMessage, Consumer, Failure, Gate, Message, Observer, Ordering, Transactional,
-    TransactionalBatchHandler, TransactionalHandler,
+    Attempt, BatchLimits, BatchMessage, Consumer, Failure, Gate, Message, Observer, Ordering,
+    Transactional, TransactionalBatchHandler, TransactionalHandler,
 };
 use oncegate_testkit::{Postgres, PostgresServer};
 use rusqlite::{Connection, params};
@@ -79,32 +80,65 @@ async fn run(plan: &Plan) -> Vec<Figure> {
     let server = PostgresServer::start().await;
     let client = server.connection().await;
     client.batch_execute(EFFECTS).await.expect("a new table");
-    let store = PostgresStore::connect(server.url()).await.expect("the server may be used");
+    let store = PostgresStore::connect(server.url())
+        .await
+        .expect("the server may be used");
     store.create_schema().await.expect("new tables");
-    let transactions = store.transactions().expect("a store with a URL").connections(HANDLERS);
+    let transactions = store
+        .transactions()
+        .expect("a store with a URL")
+        .connections(HANDLERS);
     let all = messages(plan.size(100_000, 2_000));
     let some: Vec<Message> = all.iter().take(plan.size(10_000, 500)).cloned().collect();
     // Every connection is opened before the clock starts.
     in_postgres(&store, &transactions, false, &some).await;
     let names = [IN_POSTGRES, IN_SQLITE];
-    let contestants = names.iter().flat_map(|names| [names.batches, names.by_hand, names.one_by_one]);
+    let contestants = names
+        .iter()
+        .flat_map(|names| [names.batches, names.by_hand, names.one_by_one]);
     let mut rounds = plan.rounds("one-commit", &contestants.collect::<Vec<_>>());
     while rounds.next() {
         empty(&client).await;
-        rounds.measure(IN_POSTGRES.batches, in_postgres(&store, &transactions, true, &all)).await;
+        rounds
+            .measure(
+                IN_POSTGRES.batches,
+                in_postgres(&store, &transactions, true, &all),
+            )
+            .await;
         empty(&client).await;
-        rounds.measure(IN_POSTGRES.by_hand, postgres_by_hand(&server, all.len())).await;
+        rounds
+            .measure(IN_POSTGRES.by_hand, postgres_by_hand(&server, all.len()))
+            .await;
         empty(&client).await;
-        rounds.measure(IN_POSTGRES.one_by_one, in_postgres(&store, &transactions, false, &some)).await;
+        rounds
+            .measure(
+                IN_POSTGRES.one_by_one,
+                in_postgres(&store, &transactions, false, &some),
+            )
+            .await;
 
         let dir = tempfile::tempdir().expect("a folder");
         let file = |name: &str| dir.path().join(name);
-        rounds.measure(IN_SQLITE.batches, in_sqlite(&file("batches.db"), true, &all)).await;
+        rounds
+            .measure(
+                IN_SQLITE.batches,
+                in_sqlite(&file("batches.db"), true, &all),
+            )
+            .await;
         drop(sqlite_store(&file("hand.db")).await);
         let (path, count) = (file("hand.db"), all.len());
         let by_hand = tokio::task::spawn_blocking(move || sqlite_by_hand(&path, count));
-        rounds.measure(IN_SQLITE.by_hand, async { by_hand.await.expect("it does not panic") }).await;
-        rounds.measure(IN_SQLITE.one_by_one, in_sqlite(&file("one.db"), false, &some)).await;
+        rounds
+            .measure(IN_SQLITE.by_hand, async {
+                by_hand.await.expect("it does not panic")
+            })
+            .await;
+        rounds
+            .measure(
+                IN_SQLITE.one_by_one,
+                in_sqlite(&file("one.db"), false, &some),
+            )
+            .await;
     }
     let figures = |names: &Names| {
         let against = |baseline| rounds.against(names.batches, Unit::MessagesPerSecond, baseline);
@@ -116,10 +150,14 @@ async fn run(plan: &Plan) -> Vec<Figure> {
     names.iter().flat_map(figures).collect()
 }
 
-/// Empties the tables and writes a checkpoint, so that every contestant starts with the same server state.
+/// Empties the tables and writes a checkpoint, so that every contestant starts with the same server
+/// state.
 async fn empty(client: &Client) {
     let empty = "TRUNCATE oncegate_records, effects; CHECKPOINT";
-    client.batch_execute(empty).await.expect("the tables can be emptied");
+    client
+        .batch_execute(empty)
+        .await
+        .expect("the tables can be emptied");
 }
 
 /// Writes one row for each message.
@@ -135,7 +173,9 @@ impl TransactionalHandler<PostgresTransaction> for Write {
         transaction: &mut PostgresTransaction,
     ) -> Result<(), Failure> {
         let effect = transaction.prepare_cached(EFFECT).await?;
-        transaction.execute(&effect, &[&message.origin().to_string()]).await?;
+        transaction
+            .execute(&effect, &[&message.origin().to_string()])
+            .await?;
         Ok(())
     }
 }
@@ -149,7 +189,10 @@ impl TransactionalBatchHandler<PostgresTransaction> for Write {
         transaction: &mut PostgresTransaction,
     ) -> Result<Vec<Result<(), Failure>>, Failure> {
         let effects = transaction.prepare_cached(EFFECTS_AT_ONCE).await?;
-        let ids: Vec<String> = batch.iter().map(|one| one.message().origin().to_string()).collect();
+        let ids: Vec<String> = batch
+            .iter()
+            .map(|one| one.message().origin().to_string())
+            .collect();
         transaction.execute(&effects, &[&ids]).await?;
         Ok(batch.iter().map(|_| Ok(())).collect())
     }
@@ -164,7 +207,9 @@ impl TransactionalHandler<SqliteTransaction> for Write {
         _: &Attempt,
         transaction: &mut SqliteTransaction,
     ) -> Result<(), Failure> {
-        transaction.prepare_cached(EFFECT)?.execute([message.origin().to_string()])?;
+        transaction
+            .prepare_cached(EFFECT)?
+            .execute([message.origin().to_string()])?;
         Ok(())
     }
 }
@@ -197,7 +242,13 @@ async fn in_postgres(
         true => Transactional::batched(transactions, BatchLimits::new(BATCH), Write),
         false => Transactional::new(transactions, Write),
     };
-    rate(Gate::new(fresh_scope(), key(), store.clone()), work, is_batched, messages).await
+    rate(
+        Gate::new(fresh_scope(), key(), store.clone()),
+        work,
+        is_batched,
+        messages,
+    )
+    .await
 }
 
 /// Messages per second through a consumer on a new file.
@@ -208,32 +259,51 @@ async fn in_sqlite(file: &Path, is_batched: bool, messages: &[Message]) -> f64 {
         true => Transactional::batched(transactions, BatchLimits::new(BATCH), Write),
         false => Transactional::new(transactions, Write),
     };
-    rate(Gate::new(fresh_scope(), key(), store), work, is_batched, messages).await
+    rate(
+        Gate::new(fresh_scope(), key(), store),
+        work,
+        is_batched,
+        messages,
+    )
+    .await
 }
 
 /// A store without a purge, on a file with the table of effects.
 async fn sqlite_store(file: &Path) -> SqliteStore {
-    let store = SqliteStore::builder(file).check_files_up_to(0).without_purge();
+    let store = SqliteStore::builder(file)
+        .check_files_up_to(0)
+        .without_purge();
     let store = store.open().await.expect("the file is sound");
-    Connection::open(file).expect("a file").execute_batch(EFFECTS).expect("a new table");
+    Connection::open(file)
+        .expect("a file")
+        .execute_batch(EFFECTS)
+        .expect("a new table");
     store
 }
 
 async fn rate(gate: Gate, work: Transactional, is_batched: bool, messages: &[Message]) -> f64 {
     let stopwatch = Stopwatch::new(messages.len());
-    let source = Timed { source: Queue::of(messages), stopwatch: Arc::clone(&stopwatch) };
+    let source = Timed {
+        source: Queue::of(messages),
+        stopwatch: Arc::clone(&stopwatch),
+    };
     let at_once = if is_batched { CALLS } else { HANDLERS };
     let consumer = Consumer::new(source, gate, work)
         .concurrency(u32::try_from(at_once).expect("a small number"))
         .ordering(Ordering::Unordered)
         .observer(Arc::clone(&stopwatch) as Arc<dyn Observer>);
-    consumer.run_until(std::future::pending()).await.expect("the consumer runs to the end");
+    consumer
+        .run_until(std::future::pending())
+        .await
+        .expect("the consumer runs to the end");
     stopwatch.rate()
 }
 
 /// Keys in no order, as digests come.
 fn keys(scope: &str, count: usize) -> Vec<String> {
-    (0..count).map(|_| format!("{scope}:{:022}", fastrand::u64(..))).collect()
+    (0..count)
+        .map(|_| format!("{scope}:{:022}", fastrand::u64(..)))
+        .collect()
 }
 
 /// Messages per second, with two statements of many rows in each transaction.
@@ -255,9 +325,15 @@ async fn postgres_by_hand(postgres: &Postgres, count: usize) -> f64 {
                 // Batches that lock their rows in the same order cannot deadlock.
                 batch.sort_unstable();
                 let transaction = client.transaction().await.expect("the server answers");
-                let inserted = transaction.execute(&insert, &[&batch]).await.expect("the server answers");
+                let inserted = transaction
+                    .execute(&insert, &[&batch])
+                    .await
+                    .expect("the server answers");
                 assert_eq!(inserted, batch.len() as u64);
-                transaction.execute(&effects, &[&batch]).await.expect("the effects are made");
+                transaction
+                    .execute(&effects, &[&batch])
+                    .await
+                    .expect("the effects are made");
                 transaction.commit().await.expect("the server commits");
             }
         });
@@ -268,7 +344,8 @@ async fn postgres_by_hand(postgres: &Postgres, count: usize) -> f64 {
     count as f64 / started.elapsed().as_secs_f64()
 }
 
-/// Messages per second, with a row for the key and a row for the effect in the transaction of each batch.
+/// Messages per second, with a row for the key and a row for the effect in the transaction of each
+/// batch.
 fn sqlite_by_hand(file: &Path, count: usize) -> f64 {
     let keys = keys(&fresh_scope(), count);
     let mut connection = Connection::open(file).expect("a file");

@@ -36,7 +36,8 @@ pub(crate) const BENCHMARK: Benchmark = Benchmark {
 const CONNECTIONS: usize = 4;
 
 /// The planner assumes that the new table is small and would scan all of it for each batch.
-const PLAN: &str = "SET enable_seqscan = off; SET enable_hashjoin = off; SET enable_mergejoin = off";
+const PLAN: &str =
+    "SET enable_seqscan = off; SET enable_hashjoin = off; SET enable_mergejoin = off";
 
 /// The hand-written statements: a claim, and its completion by the owner.
 #[derive(Clone, Copy)]
@@ -85,7 +86,8 @@ VALUES ($1, 'completed', 4100000000000, '\\x01020304', 0, 'none', false, '', '':
 const HANDLERS: usize = 16;
 const MANY_HANDLERS: usize = 64;
 
-/// An effect in the one transaction of a transactional handler, the same by hand, and the same effect alone.
+/// An effect in the one transaction of a transactional handler, the same by hand, and the same
+/// effect alone.
 struct Series {
     ours: &'static str,
     by_hand: &'static str,
@@ -122,8 +124,13 @@ fn per_message(time: Duration, messages: &[Message]) -> f64 {
 async fn run(plan: &Plan) -> Vec<Figure> {
     let mut server = PostgresServer::start().await;
     let client = server.connection().await;
-    client.batch_execute(&format!("{LEAST_TABLE}; {EFFECTS}")).await.expect("new tables");
-    let store = PostgresStore::connect(server.url()).await.expect("the server may be used");
+    client
+        .batch_execute(&format!("{LEAST_TABLE}; {EFFECTS}"))
+        .await
+        .expect("new tables");
+    let store = PostgresStore::connect(server.url())
+        .await
+        .expect("the server may be used");
     store.create_schema().await.expect("new tables");
     let messages: Arc<[Message]> = messages(plan.size(40_000, 2_000)).into();
     let contestants = [
@@ -141,7 +148,10 @@ async fn run(plan: &Plan) -> Vec<Figure> {
     let some: Arc<[Message]> = messages.iter().take(messages.len() / 4).cloned().collect();
     let mut pools = Vec::new();
     for Series { handlers, .. } in SERIES {
-        let pool = store.transactions().expect("a store with a URL").connections(handlers);
+        let pool = store
+            .transactions()
+            .expect("a store with a URL")
+            .connections(handlers);
         // Every connection is opened before the clock starts, as those of the baseline are.
         one_transaction(&store, &pool, handlers, &some).await;
         pools.push(pool);
@@ -151,14 +161,22 @@ async fn run(plan: &Plan) -> Vec<Figure> {
         empty(&client).await;
         let gate = Gate::new(fresh_scope(), key(), store.clone());
         let cpu = Cpu::now(&mut server);
-        rounds.measure("public API", gate_rate(gate, &messages, IN_FLIGHT)).await;
-        rounds.note("CPU, client and server", cpu.since(&mut server, messages.len()));
-        for (name, cpu_name, rows) in
-            [("same rows", "CPU, same rows", SAME_ROWS), ("least rows", "CPU, least rows", LEAST_ROWS)]
-        {
+        rounds
+            .measure("public API", gate_rate(gate, &messages, IN_FLIGHT))
+            .await;
+        rounds.note(
+            "CPU, client and server",
+            cpu.since(&mut server, messages.len()),
+        );
+        for (name, cpu_name, rows) in [
+            ("same rows", "CPU, same rows", SAME_ROWS),
+            ("least rows", "CPU, least rows", LEAST_ROWS),
+        ] {
             empty(&client).await;
             let cpu = Cpu::now(&mut server);
-            rounds.measure(name, by_hand(&server, rows, messages.len())).await;
+            rounds
+                .measure(name, by_hand(&server, rows, messages.len()))
+                .await;
             rounds.note(cpu_name, cpu.since(&mut server, messages.len()));
         }
         empty(&client).await;
@@ -168,8 +186,16 @@ async fn run(plan: &Plan) -> Vec<Figure> {
         for (pool, series) in pools.iter().zip(&SERIES) {
             empty(&client).await;
             let before = server.cpu_time();
-            rounds.measure(series.ours, one_transaction(&store, pool, series.handlers, &messages)).await;
-            rounds.note(series.server, per_message(server.cpu_time() - before, &messages));
+            rounds
+                .measure(
+                    series.ours,
+                    one_transaction(&store, pool, series.handlers, &messages),
+                )
+                .await;
+            rounds.note(
+                series.server,
+                per_message(server.cpu_time() - before, &messages),
+            );
             empty(&client).await;
             let by_hand = effects(&server, Completing::ByHand, series.handlers, &messages);
             rounds.measure(series.by_hand, by_hand).await;
@@ -177,7 +203,10 @@ async fn run(plan: &Plan) -> Vec<Figure> {
             let before = server.cpu_time();
             let alone = effects(&server, Completing::Nothing, series.handlers, &messages);
             rounds.measure(series.alone, alone).await;
-            rounds.note(series.server_alone, per_message(server.cpu_time() - before, &messages));
+            rounds.note(
+                series.server_alone,
+                per_message(server.cpu_time() - before, &messages),
+            );
         }
     }
     figures(&rounds)
@@ -186,13 +215,27 @@ async fn run(plan: &Plan) -> Vec<Figure> {
 fn figures(rounds: &Rounds) -> Vec<Figure> {
     let rate = Unit::MessagesPerSecond;
     vec![
-        rounds.against("public API", Unit::MessagesPerSecond, "same rows").target(Bound::RatioAtLeast, 0.7),
-        rounds.against("CPU, client and server", Unit::MicrosPerMessage, "CPU, same rows"),
+        rounds
+            .against("public API", Unit::MessagesPerSecond, "same rows")
+            .target(Bound::RatioAtLeast, 0.7),
+        rounds.against(
+            "CPU, client and server",
+            Unit::MicrosPerMessage,
+            "CPU, same rows",
+        ),
         rounds.against("public API", Unit::MessagesPerSecond, "least rows"),
-        rounds.against("CPU, client and server", Unit::MicrosPerMessage, "CPU, least rows"),
+        rounds.against(
+            "CPU, client and server",
+            Unit::MicrosPerMessage,
+            "CPU, least rows",
+        ),
         rounds.against("effect, with the gate", rate, "effect alone"),
-        rounds.against("one transaction, 16", rate, "effect alone").target(Bound::RatioAtLeast, 0.75),
-        rounds.against("one transaction, 64", rate, "effect alone, 64").target(Bound::RatioAtLeast, 0.75),
+        rounds
+            .against("one transaction, 16", rate, "effect alone")
+            .target(Bound::RatioAtLeast, 0.75),
+        rounds
+            .against("one transaction, 64", rate, "effect alone, 64")
+            .target(Bound::RatioAtLeast, 0.75),
         rounds.against("one transaction, 16", rate, "by hand, 16"),
         rounds.against("one transaction, 64", rate, "by hand, 64"),
         rounds.against("by hand, 16", rate, "effect alone"),
@@ -209,7 +252,9 @@ struct Cpu {
 
 impl Cpu {
     fn now(server: &mut PostgresServer) -> Self {
-        Self { micros: own_cpu_micros() + server.cpu_time().as_secs_f64() * 1e6 }
+        Self {
+            micros: own_cpu_micros() + server.cpu_time().as_secs_f64() * 1e6,
+        }
     }
 
     fn since(&self, server: &mut PostgresServer, messages: usize) -> f64 {
@@ -217,10 +262,14 @@ impl Cpu {
     }
 }
 
-/// Empties the tables and writes a checkpoint, so that every contestant starts with the same server state.
+/// Empties the tables and writes a checkpoint, so that every contestant starts with the same server
+/// state.
 async fn empty(client: &Client) {
     let empty = "TRUNCATE oncegate_records, by_hand, effects; CHECKPOINT";
-    client.batch_execute(empty).await.expect("the tables can be emptied");
+    client
+        .batch_execute(empty)
+        .await
+        .expect("the tables can be emptied");
 }
 
 /// Keys claimed and completed per second, with as many in flight as the gate has.
@@ -242,8 +291,16 @@ async fn by_hand(postgres: &Postgres, rows: ByHand, count: usize) -> f64 {
             let complete = client.prepare(rows.complete).await.expect("valid SQL");
             for first in (position * batch..count).step_by(CONNECTIONS * batch) {
                 let numbers = first..count.min(first + batch);
-                let digest = |n| if rows.digests { fastrand::u64(..) } else { n as u64 };
-                let mut keys: Vec<String> = numbers.map(|n| format!("{scope}:{:022}", digest(n))).collect();
+                let digest = |n| {
+                    if rows.digests {
+                        fastrand::u64(..)
+                    } else {
+                        n as u64
+                    }
+                };
+                let mut keys: Vec<String> = numbers
+                    .map(|n| format!("{scope}:{:022}", digest(n)))
+                    .collect();
                 // Batches that lock their rows in the same order cannot deadlock.
                 keys.sort_unstable();
                 let owners = vec![&[7_u8; 16][..]; keys.len()];
@@ -287,7 +344,11 @@ async fn effects(
     let started = Instant::now();
     let mut handlers = JoinSet::new();
     for client in clients {
-        let (completing, next, messages) = (Arc::clone(&completing), Arc::clone(&next), Arc::clone(messages));
+        let (completing, next, messages) = (
+            Arc::clone(&completing),
+            Arc::clone(&next),
+            Arc::clone(messages),
+        );
         handlers.spawn(async move { handle(client, &completing, &next, &messages).await });
     }
     while let Some(handler) = handlers.join_next().await {
@@ -296,33 +357,58 @@ async fn effects(
     messages.len() as f64 / started.elapsed().as_secs_f64()
 }
 
-async fn handle(mut client: Client, completing: &Completing, next: &AtomicUsize, messages: &[Message]) {
+async fn handle(
+    mut client: Client,
+    completing: &Completing,
+    next: &AtomicUsize,
+    messages: &[Message],
+) {
     let effect = client.prepare(EFFECT).await.expect("valid SQL");
     let record = client.prepare(RECORD).await.expect("valid SQL");
     let scope = fresh_scope();
     loop {
         let number = next.fetch_add(1, Relaxed);
-        let Some(message) = messages.get(number) else { return };
+        let Some(message) = messages.get(number) else {
+            return;
+        };
         let id = number.to_string();
         let parameters: [&(dyn ToSql + Sync); 1] = [&id];
         if let Completing::ByHand = completing {
             let key = format!("{scope}:{:022}", fastrand::u64(..));
             let keys: [&(dyn ToSql + Sync); 1] = [&key];
-            let (begun, recorded) = join(client.batch_execute("BEGIN"), client.execute(&record, &keys)).await;
-            assert_eq!(begun.and(recorded).expect("the server answers"), 1, "the key is new");
-            client.execute(&effect, &parameters).await.expect("the effect is made");
-            client.batch_execute("COMMIT").await.expect("the server commits");
+            let (begun, recorded) = join(
+                client.batch_execute("BEGIN"),
+                client.execute(&record, &keys),
+            )
+            .await;
+            assert_eq!(
+                begun.and(recorded).expect("the server answers"),
+                1,
+                "the key is new"
+            );
+            client
+                .execute(&effect, &parameters)
+                .await
+                .expect("the effect is made");
+            client
+                .batch_execute("COMMIT")
+                .await
+                .expect("the server commits");
             continue;
         }
         let lease = match completing {
-            Completing::ByGate(gate) => match gate.enter(message).await.expect("the store answers") {
+            Completing::ByGate(gate) => match gate.enter(message).await.expect("the store answers")
+            {
                 Entry::Granted(lease) => Some(lease),
                 other => panic!("a fresh key is {other:?}"),
             },
             _ => None,
         };
         let transaction = client.transaction().await.expect("the server answers");
-        transaction.execute(&effect, &parameters).await.expect("the effect is made");
+        transaction
+            .execute(&effect, &parameters)
+            .await
+            .expect("the effect is made");
         match lease {
             None => transaction.commit().await.expect("the server commits"),
             Some(lease) => {
@@ -352,7 +438,8 @@ impl TransactionalHandler<PostgresTransaction> for Effect {
     }
 }
 
-/// Messages per second through a consumer whose handler is given its transaction, with as many connections as handlers.
+/// Messages per second through a consumer whose handler is given its transaction, with as many
+/// connections as handlers.
 async fn one_transaction(
     store: &PostgresStore,
     pool: &PostgresTransactions,
@@ -361,11 +448,17 @@ async fn one_transaction(
 ) -> f64 {
     let gate = Gate::new(fresh_scope(), key(), store.clone());
     let stopwatch = Stopwatch::new(messages.len());
-    let source = Timed { source: Queue::of(messages), stopwatch: Arc::clone(&stopwatch) };
+    let source = Timed {
+        source: Queue::of(messages),
+        stopwatch: Arc::clone(&stopwatch),
+    };
     let handlers = u32::try_from(handlers).expect("few connections");
     let consumer =
         Consumer::new(source, gate, Transactional::new(pool.clone(), Effect)).concurrency(handlers);
     let consumer = consumer.observer(Arc::clone(&stopwatch) as Arc<dyn Observer>);
-    consumer.run_until(std::future::pending()).await.expect("the consumer runs to the end");
+    consumer
+        .run_until(std::future::pending())
+        .await
+        .expect("the consumer runs to the end");
     stopwatch.rate()
 }

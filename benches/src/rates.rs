@@ -1,7 +1,8 @@
-//! Measures what a message costs at everyday rates: a producer at a fixed rate, an empty handler, 64 at a time.
+//! Measures what a message costs at everyday rates: a producer at a fixed rate, an empty handler,
+//! 64 at a time.
 //!
-//! Producer and consumers are processes of their own (this program with [`Task`] as an argument), so that the processor
-//! time of one is not counted for another.
+//! Producer and consumers are processes of their own (this program with [`Task`] as an argument),
+//! so that the processor time of one is not counted for another.
 
 mod baseline;
 mod consumer;
@@ -91,9 +92,16 @@ impl Percentiles {
         micros.sort_unstable();
         let at = |share: f64| {
             let place = (micros.len() as f64 * share) as usize;
-            micros.get(place.min(micros.len().saturating_sub(1))).copied().map_or(f64::NAN, f64::from)
+            micros
+                .get(place.min(micros.len().saturating_sub(1)))
+                .copied()
+                .map_or(f64::NAN, f64::from)
         };
-        Self { p50: at(0.5), p99: at(0.99), p999: at(0.999) }
+        Self {
+            p50: at(0.5),
+            p99: at(0.99),
+            p999: at(0.999),
+        }
     }
 }
 
@@ -105,16 +113,33 @@ pub(crate) async fn work(task: &Task) {
         Role::PollAndCommit => baseline::poll_and_commit(task),
         Role::Redis(_) | Role::Sqlite(_) | Role::Postgres(_) => consumer::consume(task).await,
     };
-    println!("{}", serde_json::to_string(&measured).expect("numbers can be written"));
+    println!(
+        "{}",
+        serde_json::to_string(&measured).expect("numbers can be written")
+    );
 }
 
 /// The contestants. The first three are consumers of oncegate.
-const CONTESTANTS: [&str; 5] = ["Redis", "SQLite", "PostgreSQL", "bare loop", "poll and commit"];
+const CONTESTANTS: [&str; 5] = [
+    "Redis",
+    "SQLite",
+    "PostgreSQL",
+    "bare loop",
+    "poll and commit",
+];
 
 async fn run(plan: &Plan) -> Vec<Figure> {
-    let (redis, kafka) = (RedisServer::start_with(&BENCH_REDIS).await, KafkaBroker::start_for_long().await);
-    let (postgres, folder) = (PostgresServer::start().await, tempfile::tempdir().expect("a folder"));
-    let store = PostgresStore::connect(postgres.url()).await.expect("the server may be used");
+    let (redis, kafka) = (
+        RedisServer::start_with(&BENCH_REDIS).await,
+        KafkaBroker::start_for_long().await,
+    );
+    let (postgres, folder) = (
+        PostgresServer::start().await,
+        tempfile::tempdir().expect("a folder"),
+    );
+    let store = PostgresStore::connect(postgres.url())
+        .await
+        .expect("the server may be used");
     store.create_schema().await.expect("new tables");
     let role_of = |contestant: &str| match contestant {
         "Redis" => Role::Redis(redis.url().to_owned()),
@@ -123,8 +148,10 @@ async fn run(plan: &Plan) -> Vec<Figure> {
         "bare loop" => Role::BareLoop(redis.url().to_owned()),
         _ => Role::PollAndCommit,
     };
-    let turns: Vec<&'static str> =
-        RATES.iter().flat_map(|rate| CONTESTANTS.map(|contestant| name(contestant, *rate, "CPU"))).collect();
+    let turns: Vec<&'static str> = RATES
+        .iter()
+        .flat_map(|rate| CONTESTANTS.map(|contestant| name(contestant, *rate, "CPU")))
+        .collect();
     let mut rounds = plan.cold_rounds("rates", &turns);
     while rounds.next() {
         for rate in RATES {
@@ -135,7 +162,10 @@ async fn run(plan: &Plan) -> Vec<Figure> {
             }
         }
     }
-    RATES.iter().flat_map(|rate| figures(&rounds, *rate)).collect()
+    RATES
+        .iter()
+        .flat_map(|rate| figures(&rounds, *rate))
+        .collect()
 }
 
 fn task(plan: &Plan, kafka: &Kafka, topic: String, rate: u32, role: Role) -> Task {
@@ -144,7 +174,14 @@ fn task(plan: &Plan, kafka: &Kafka, topic: String, rate: u32, role: Role) -> Tas
         plan.size(count, count.min(50))
     };
     let brokers = kafka.bootstrap().to_owned();
-    Task { role, brokers, topic, rate, warm_up: in_time(WARM_UP), count: in_time(MEASURED) }
+    Task {
+        role,
+        brokers,
+        topic,
+        rate,
+        warm_up: in_time(WARM_UP),
+        count: in_time(MEASURED),
+    }
 }
 
 async fn measure(rounds: &mut Rounds, contestant: &'static str, task: &Task) {
@@ -157,45 +194,88 @@ async fn measure(rounds: &mut Rounds, contestant: &'static str, task: &Task) {
         cpu
     };
     rounds.measure(name(contestant, rate, "CPU"), cpu).await;
-    let Measured { used, to_effect, to_ack, rss_mebibytes } = measured.expect("it was measured");
+    let Measured {
+        used,
+        to_effect,
+        to_ack,
+        rss_mebibytes,
+    } = measured.expect("it was measured");
     let switches = used.iter().map(|used| used.switches).sum::<f64>() / task.count as f64;
     rounds.note(name(contestant, rate, "switches"), switches);
     if contestant == "Redis" {
         for group in threads::GROUPS {
-            let micros = used.iter().filter(|used| used.group == group).map(|used| used.cpu_micros);
+            let micros = used
+                .iter()
+                .filter(|used| used.group == group)
+                .map(|used| used.cpu_micros);
             let per_message = micros.sum::<f64>() / task.count as f64;
-            rounds.note(name(contestant, rate, &format!("CPU, {group}")), per_message);
+            rounds.note(
+                name(contestant, rate, &format!("CPU, {group}")),
+                per_message,
+            );
         }
     }
     for (of, percentiles) in [("to effect", to_effect), ("to ack", to_ack)] {
-        rounds.note(name(contestant, rate, &format!("{of}, p50")), percentiles.p50);
-        rounds.note(name(contestant, rate, &format!("{of}, p99")), percentiles.p99);
-        rounds.note(name(contestant, rate, &format!("{of}, p99.9")), percentiles.p999);
+        rounds.note(
+            name(contestant, rate, &format!("{of}, p50")),
+            percentiles.p50,
+        );
+        rounds.note(
+            name(contestant, rate, &format!("{of}, p99")),
+            percentiles.p99,
+        );
+        rounds.note(
+            name(contestant, rate, &format!("{of}, p99.9")),
+            percentiles.p999,
+        );
     }
     rounds.note(name(contestant, rate, "RSS"), rss_mebibytes);
 }
 
 /// Runs a consumer and, once it has its partitions, the producer.
 async fn pair(task: &Task) -> Measured {
-    let mut consumer = process(task).stdout(Stdio::piped()).spawn().expect("this program can be started");
+    let mut consumer = process(task)
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("this program can be started");
     let mut output = BufReader::new(consumer.stdout.take().expect("it is piped"));
     let mut line = String::new();
     while line.trim_end() != READY {
         line.clear();
-        let read = output.read_line(&mut line).await.expect("a consumer writes text");
+        let read = output
+            .read_line(&mut line)
+            .await
+            .expect("a consumer writes text");
         assert!(read > 0, "the consumer has ended: {task:?}");
     }
-    let produced = process(&Task { role: Role::Produce, ..task.clone() }).status().await;
-    assert!(produced.expect("this program can be started").success(), "the producer has failed");
+    let produced = process(&Task {
+        role: Role::Produce,
+        ..task.clone()
+    })
+    .status()
+    .await;
+    assert!(
+        produced.expect("this program can be started").success(),
+        "the producer has failed"
+    );
     let mut measured = String::new();
-    output.read_to_string(&mut measured).await.expect("a consumer writes text");
-    assert!(consumer.wait().await.expect("it ends").success(), "the consumer has failed: {task:?}");
+    output
+        .read_to_string(&mut measured)
+        .await
+        .expect("a consumer writes text");
+    assert!(
+        consumer.wait().await.expect("it ends").success(),
+        "the consumer has failed: {task:?}"
+    );
     serde_json::from_str(&measured).expect("a consumer ends with its figures")
 }
 
 fn process(task: &Task) -> Command {
     let mut command = Command::new(std::env::current_exe().expect("this program has a path"));
-    command.arg("--task").arg(serde_json::to_string(task).expect("text")).kill_on_drop(true);
+    command
+        .arg("--task")
+        .arg(serde_json::to_string(task).expect("text"))
+        .kill_on_drop(true);
     command
 }
 
@@ -208,7 +288,11 @@ fn figures(rounds: &Rounds, rate: u32) -> Vec<Figure> {
         let against = |what: &str, unit| rounds.against(of(what), unit, name(bare, rate, what));
         let cpu = against("CPU", micros);
         let is_target = contestant == "Redis";
-        figures.push(if is_target { cpu.target(Bound::RatioAtMost, 2.0) } else { cpu });
+        figures.push(if is_target {
+            cpu.target(Bound::RatioAtMost, 2.0)
+        } else {
+            cpu
+        });
         if is_target {
             let group = |group: &&str| rounds.figure(of(&format!("CPU, {group}")), micros);
             figures.extend(threads::GROUPS.iter().map(group));
@@ -217,17 +301,37 @@ fn figures(rounds: &Rounds, rate: u32) -> Vec<Figure> {
         let effect = |what: &str, limit: f64| {
             let figure = against(what, Unit::Micros);
             let is_target = is_target && [1_000, 5_000].contains(&rate);
-            if is_target { figure.target(Bound::ValueAtMost, limit) } else { figure }
+            if is_target {
+                figure.target(Bound::ValueAtMost, limit)
+            } else {
+                figure
+            }
         };
-        figures.extend([effect("to effect, p50", 1_000.0), effect("to effect, p99", 5_000.0)]);
-        for what in ["to effect, p99.9", "to ack, p50", "to ack, p99", "to ack, p99.9"] {
+        figures.extend([
+            effect("to effect, p50", 1_000.0),
+            effect("to effect, p99", 5_000.0),
+        ]);
+        for what in [
+            "to effect, p99.9",
+            "to ack, p50",
+            "to ack, p99",
+            "to ack, p99.9",
+        ] {
             figures.push(against(what, Unit::Micros));
         }
         figures.push(against("RSS", Unit::Mebibytes));
     }
     for what in ["CPU", "switches"] {
-        let unit = if what == "CPU" { micros } else { Unit::SwitchesPerMessage };
-        figures.push(rounds.against(name(bare, rate, what), unit, name("poll and commit", rate, what)));
+        let unit = if what == "CPU" {
+            micros
+        } else {
+            Unit::SwitchesPerMessage
+        };
+        figures.push(rounds.against(
+            name(bare, rate, what),
+            unit,
+            name("poll and commit", rate, what),
+        ));
     }
     figures
 }

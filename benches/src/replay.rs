@@ -34,20 +34,44 @@ const RETENTION: Duration = Duration::from_secs(7 * 86_400);
 async fn run(plan: &Plan) -> Vec<Figure> {
     let server = RedisServer::start_with(&BENCH_REDIS).await;
     let bare = Bare::connect(&server).await;
-    let plain = redis_store(&server).connect().await.expect("the server may be used");
+    let plain = redis_store(&server)
+        .connect()
+        .await
+        .expect("the server may be used");
     let keys = keys(plan.size(400_000, 5_000));
     complete(&plain, &keys).await;
-    let compact =
-        redis_store(&server).compact(keys.len() as u64).connect().await.expect("the server may be used");
+    let compact = redis_store(&server)
+        .compact(keys.len() as u64)
+        .connect()
+        .await
+        .expect("the server may be used");
     complete(&compact, &keys).await;
-    let mut rounds =
-        plan.rounds("replay", &["prefetch", "bare GETs", "claims", "prefetch, compact", "claims, compact"]);
+    let mut rounds = plan.rounds(
+        "replay",
+        &[
+            "prefetch",
+            "bare GETs",
+            "claims",
+            "prefetch, compact",
+            "claims, compact",
+        ],
+    );
     while rounds.next() {
-        rounds.measure("prefetch", By::Ahead(&plain).over(&keys)).await;
-        rounds.measure("bare GETs", By::Get(&bare).over(&keys)).await;
-        rounds.measure("claims", By::Claims(&plain).over(&keys)).await;
-        rounds.measure("prefetch, compact", By::Ahead(&compact).over(&keys)).await;
-        rounds.measure("claims, compact", By::Claims(&compact).over(&keys)).await;
+        rounds
+            .measure("prefetch", By::Ahead(&plain).over(&keys))
+            .await;
+        rounds
+            .measure("bare GETs", By::Get(&bare).over(&keys))
+            .await;
+        rounds
+            .measure("claims", By::Claims(&plain).over(&keys))
+            .await;
+        rounds
+            .measure("prefetch, compact", By::Ahead(&compact).over(&keys))
+            .await;
+        rounds
+            .measure("claims, compact", By::Claims(&compact).over(&keys))
+            .await;
     }
     let against = |name| rounds.against(name, Unit::MessagesPerSecond, "bare GETs");
     vec![
@@ -60,7 +84,9 @@ async fn run(plan: &Plan) -> Vec<Figure> {
 
 fn keys(count: usize) -> Vec<StoreKey> {
     let scope = Scope::new(fresh_scope()).expect("it is one");
-    (0..count).map(|_| StoreKey::new(&scope, Digest::from_bytes(fastrand::u128(..).to_be_bytes()))).collect()
+    (0..count)
+        .map(|_| StoreKey::new(&scope, Digest::from_bytes(fastrand::u128(..).to_be_bytes())))
+        .collect()
 }
 
 /// How the keys are requested.
@@ -75,7 +101,9 @@ impl By<'_> {
     /// Keys per second.
     async fn over(self, keys: &[StoreKey]) -> f64 {
         let started = Instant::now();
-        let lanes: Vec<_> = (0..BATCHES_AT_ONCE).map(|lane| self.lane(keys, lane)).collect();
+        let lanes: Vec<_> = (0..BATCHES_AT_ONCE)
+            .map(|lane| self.lane(keys, lane))
+            .collect();
         join_all(lanes).await;
         keys.len() as f64 / started.elapsed().as_secs_f64()
     }
@@ -95,16 +123,32 @@ async fn complete(store: &RedisStore, keys: &[StoreKey]) {
     for batch in keys.chunks(BATCH) {
         let token = Token::from_bits(fastrand::u128(1..));
         let (fingerprint, result) = (None, b"".as_slice().into());
-        let operation = Operation::Complete { token, fingerprint, result, retention: RETENTION };
-        let command = |key: &StoreKey| Command { key: key.clone(), operation: operation.clone() };
+        let operation = Operation::Complete {
+            token,
+            fingerprint,
+            result,
+            retention: RETENTION,
+        };
+        let command = |key: &StoreKey| Command {
+            key: key.clone(),
+            operation: operation.clone(),
+        };
         let replies = store.execute(batch.iter().map(command).collect()).await;
-        assert!(replies.iter().all(|reply| matches!(reply, Ok(Reply::Applied { .. }))), "each is recorded");
+        assert!(
+            replies
+                .iter()
+                .all(|reply| matches!(reply, Ok(Reply::Applied { .. }))),
+            "each is recorded"
+        );
     }
 }
 
 async fn prefetch(store: &RedisStore, keys: &[StoreKey]) {
     let found = store.prefetch(keys.to_vec()).await;
-    assert!(found.iter().all(|found| matches!(found, Ok(Some(_)))), "each is completed");
+    assert!(
+        found.iter().all(|found| matches!(found, Ok(Some(_)))),
+        "each is completed"
+    );
 }
 
 async fn claim(store: &RedisStore, keys: &[StoreKey]) {
@@ -116,11 +160,25 @@ async fn claim(store: &RedisStore, keys: &[StoreKey]) {
         fenced: false,
         longest_lease: Duration::MAX,
     };
-    let command = |key: &StoreKey| Command { key: key.clone(), operation: operation.clone() };
-    let is_completed =
-        |reply| matches!(reply, &Ok(Reply::Verdict { verdict: Verdict::Completed { .. }, .. }));
+    let command = |key: &StoreKey| Command {
+        key: key.clone(),
+        operation: operation.clone(),
+    };
+    let is_completed = |reply| {
+        matches!(
+            reply,
+            &Ok(Reply::Verdict {
+                verdict: Verdict::Completed { .. },
+                ..
+            })
+        )
+    };
     assert!(
-        store.execute(keys.iter().map(command).collect()).await.iter().all(is_completed),
+        store
+            .execute(keys.iter().map(command).collect())
+            .await
+            .iter()
+            .all(is_completed),
         "each is completed"
     );
 }

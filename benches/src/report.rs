@@ -27,19 +27,35 @@ struct Answered {
 
 impl Report {
     pub(crate) fn new(plan: Plan) -> Self {
-        Self { schema: SCHEMA, machine: Machine::look(), plan, benchmarks: Vec::new() }
+        Self {
+            schema: SCHEMA,
+            machine: Machine::look(),
+            plan,
+            benchmarks: Vec::new(),
+        }
     }
 
     /// The lines before the figures.
     pub(crate) fn head(&self) -> String {
-        let names = line(["figure", "value", "unit", "baseline", "", "ratio", "spread", "target"]);
+        let names = line([
+            "figure", "value", "unit", "baseline", "", "ratio", "spread", "target",
+        ]);
         format!("{}\n\n{names}", self.machine)
     }
 
     /// Adds a benchmark's figures and returns them as lines.
-    pub(crate) fn add(&mut self, name: &'static str, question: &'static str, figures: Vec<Figure>) -> String {
+    pub(crate) fn add(
+        &mut self,
+        name: &'static str,
+        question: &'static str,
+        figures: Vec<Figure>,
+    ) -> String {
         let lines: Vec<String> = figures.iter().map(|figure| show(name, figure)).collect();
-        self.benchmarks.push(Answered { name, question, figures });
+        self.benchmarks.push(Answered {
+            name,
+            question,
+            figures,
+        });
         lines.join("\n")
     }
 
@@ -58,10 +74,18 @@ fn show(benchmark: &str, figure: &Figure) -> String {
             Bound::RatioAtMost => ("", "≤"),
             Bound::ValueAtMost => ("value ", "≤"),
         };
-        format!("{of}{sign} {} {}", target.limit, if target.met { "met" } else { "MISSED" })
+        format!(
+            "{of}{sign} {} {}",
+            target.limit,
+            if target.met { "met" } else { "MISSED" }
+        )
     });
     match &figure.baseline {
-        Some(Baseline { name: baseline, value: theirs, ratio }) => {
+        Some(Baseline {
+            name: baseline,
+            value: theirs,
+            ratio,
+        }) => {
             let (theirs, ratio_text) = (number(theirs.median), format!("{:.2}", ratio.median));
             line([
                 &name,
@@ -74,7 +98,16 @@ fn show(benchmark: &str, figure: &Figure) -> String {
                 &target,
             ])
         }
-        None => line([&name, &value, unit, "", "", "", &spread(figure.value, number), &target]),
+        None => line([
+            &name,
+            &value,
+            unit,
+            "",
+            "",
+            "",
+            &spread(figure.value, number),
+            &target,
+        ]),
     }
 }
 

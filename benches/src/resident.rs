@@ -16,7 +16,9 @@ impl PeakMemory {
     pub(crate) fn begin() -> Self {
         // Sets the highest value back to the present one.
         fs::write("/proc/self/clear_refs", "5").expect("the kernel counts the memory");
-        Self { before: rss_mebibytes() }
+        Self {
+            before: rss_mebibytes(),
+        }
     }
 
     pub(crate) fn mebibytes(&self) -> f64 {
@@ -27,6 +29,9 @@ impl PeakMemory {
 fn mebibytes(of: &str) -> f64 {
     const KIB_PER_MEBIBYTE: f64 = 1_024.0;
     let status = fs::read_to_string("/proc/self/status").expect("the kernel reports the memory");
-    let kib = status.lines().find_map(|line| line.strip_prefix(of)?.trim().strip_suffix(" kB"));
-    kib.and_then(|kib| kib.trim().parse::<f64>().ok()).map_or(f64::NAN, |kib| kib / KIB_PER_MEBIBYTE)
+    let kib = status
+        .lines()
+        .find_map(|line| line.strip_prefix(of)?.trim().strip_suffix(" kB"));
+    kib.and_then(|kib| kib.trim().parse::<f64>().ok())
+        .map_or(f64::NAN, |kib| kib / KIB_PER_MEBIBYTE)
 }

@@ -47,11 +47,18 @@ pub(crate) struct Rounds {
 impl Rounds {
     fn new(benchmark: &str, contestants: &[&'static str], warm_ups: u32, repetitions: u32) -> Self {
         let steps = contestants.len() as u64 * u64::from(warm_ups + repetitions);
-        let style = ProgressStyle::with_template("{prefix:>12} [{bar:30}] {pos}/{len} {msg} ({elapsed})");
+        let style =
+            ProgressStyle::with_template("{prefix:>12} [{bar:30}] {pos}/{len} {msg} ({elapsed})");
         let bar = ProgressBar::new(steps).with_prefix(benchmark.to_owned());
         let bar = bar.with_style(style.expect("the template is valid"));
         bar.enable_steady_tick(Duration::from_millis(200));
-        Self { begun: 0, warm_ups, repetitions, series: Vec::new(), bar }
+        Self {
+            begun: 0,
+            warm_ups,
+            repetitions,
+            series: Vec::new(),
+            bar,
+        }
     }
 
     /// Begins the next round. Returns `false` when there is none.
@@ -61,7 +68,11 @@ impl Rounds {
     }
 
     /// Measures a contestant in this round.
-    pub(crate) async fn measure(&mut self, contestant: &'static str, measured: impl Future<Output = f64>) {
+    pub(crate) async fn measure(
+        &mut self,
+        contestant: &'static str,
+        measured: impl Future<Output = f64>,
+    ) {
         let warm_up = if self.is_warm_up() { " (warm-up)" } else { "" };
         self.bar.set_message(format!("{contestant}{warm_up}"));
         let value = measured.await;
@@ -86,13 +97,21 @@ impl Rounds {
     }
 
     /// The figure of a contestant compared with a baseline, round by round.
-    pub(crate) fn against(&self, contestant: &'static str, unit: Unit, baseline: &'static str) -> Figure {
-        self.figure(contestant, unit).against(baseline, self.values(baseline))
+    pub(crate) fn against(
+        &self,
+        contestant: &'static str,
+        unit: Unit,
+        baseline: &'static str,
+    ) -> Figure {
+        self.figure(contestant, unit)
+            .against(baseline, self.values(baseline))
     }
 
     fn values(&self, series: &str) -> &[f64] {
         let found = self.series.iter().find(|(name, _)| *name == series);
-        found.map(|(_, values)| &values[..]).expect("every series was measured")
+        found
+            .map(|(_, values)| &values[..])
+            .expect("every series was measured")
     }
 
     fn is_warm_up(&self) -> bool {

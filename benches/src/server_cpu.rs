@@ -28,7 +28,8 @@ end
 return 'L'";
 
 const PIPELINE: usize = 64;
-/// How often the contestants take turns within one round. The ratios are close, and the machine's speed drifts.
+/// How often the contestants take turns within one round. The ratios are close, and the machine's
+/// speed drifts.
 const TURNS: usize = 12;
 
 /// A contestant: how it claims and completes, and on which server it is measured.
@@ -40,7 +41,8 @@ struct Contestant {
 }
 
 async fn run(plan: &Plan) -> Vec<Figure> {
-    // Without the append-only file: its cost is the same for all contestants and would hide the differences.
+    // Without the append-only file: its cost is the same for all contestants and would hide the
+    // differences.
     let mut settings = BENCH_REDIS.to_vec();
     settings.extend(["--appendonly", "no"]);
     let redis = RedisServer::start_with(&settings).await;
@@ -59,7 +61,10 @@ async fn run(plan: &Plan) -> Vec<Figure> {
             contestants.iter().map(|one| one.used_micros).sum()
         };
         rounds.measure("all in turns", turns).await;
-        for Contestant { name, used_micros, .. } in &contestants {
+        for Contestant {
+            name, used_micros, ..
+        } in &contestants
+        {
             rounds.note(name, used_micros / (TURNS * count) as f64);
         }
     }
@@ -90,11 +95,21 @@ async fn contestants(redis: &Redis, valkey: &Redis) -> Vec<Contestant> {
         let pair = match name {
             "bare pair" => server.load(BARE_CLAIM, BARE_COMPLETE, false).await,
             "Valkey, plain" => Pair::plain(),
-            "shared calls" => server.load(FIRST_CLAIMS, FIRST_COMPLETIONS, false).await.together(),
-            "plain claim" | "Valkey, plain claim" => server.load(CLAIM, COMPLETE, false).await.plain_claim(),
+            "shared calls" => server
+                .load(FIRST_CLAIMS, FIRST_COMPLETIONS, false)
+                .await
+                .together(),
+            "plain claim" | "Valkey, plain claim" => {
+                server.load(CLAIM, COMPLETE, false).await.plain_claim()
+            }
             _ => server.load(CLAIM, COMPLETE, fenced).await,
         };
-        contestants.push(Contestant { name, server, pair, used_micros: 0.0 });
+        contestants.push(Contestant {
+            name,
+            server,
+            pair,
+            used_micros: 0.0,
+        });
     }
     contestants
 }

@@ -84,7 +84,9 @@ fn quote() -> Quote {
         quantity: n % 7 + 1,
         unit_price_cents: u64::from(n) * 137 + 995,
         in_stock: !n.is_multiple_of(3),
-        note: n.is_multiple_of(5).then(|| "delivered from another warehouse".to_owned()),
+        note: n
+            .is_multiple_of(5)
+            .then(|| "delivered from another warehouse".to_owned()),
     };
     Quote {
         quote_id: "Q-000000000042".to_owned(),
@@ -96,13 +98,19 @@ fn quote() -> Quote {
 fn scores() -> Scores {
     Scores {
         model: "risk-7",
-        scores: (0..256_u32).map(|n| f64::from(n * 7_919 % 10_007) / 10_007.0).collect(),
+        scores: (0..256_u32)
+            .map(|n| f64::from(n * 7_919 % 10_007) / 10_007.0)
+            .collect(),
     }
 }
 
 /// The same numbers in a custom format.
 fn raw_scores() -> Raw {
-    Raw(scores().scores.into_iter().flat_map(f64::to_le_bytes).collect())
+    Raw(scores()
+        .scores
+        .into_iter()
+        .flat_map(f64::to_le_bytes)
+        .collect())
 }
 
 fn stored(result: &(impl ToStored + ?Sized), codec: Codec) -> Bytes {
@@ -122,11 +130,18 @@ async fn run(plan: &Plan) -> Vec<Figure> {
         ("256 numbers, raw", stored(&raw_scores(), json)),
     ];
     let mut figures: Vec<Figure> = Vec::new();
-    let by_name: BTreeMap<&str, f64> =
-        results.iter().map(|(name, stored)| (*name, stored.len() as f64)).collect();
-    for (name, size) in results.iter().map(|(name, stored)| (*name, stored.len() as f64)) {
+    let by_name: BTreeMap<&str, f64> = results
+        .iter()
+        .map(|(name, stored)| (*name, stored.len() as f64))
+        .collect();
+    for (name, size) in results
+        .iter()
+        .map(|(name, stored)| (*name, stored.len() as f64))
+    {
         let figure = Figure::new(name, Unit::BytesPerResult, &[size]);
-        let in_json = name.split_once(", ").map(|(what, _)| format!("{what}, JSON"));
+        let in_json = name
+            .split_once(", ")
+            .map(|(what, _)| format!("{what}, JSON"));
         let in_json = in_json.and_then(|json| by_name.get(json.as_str()).copied());
         figures.push(match in_json {
             Some(in_json) if !name.ends_with("JSON") => figure.against("JSON", &[in_json]),
@@ -135,8 +150,18 @@ async fn run(plan: &Plan) -> Vec<Figure> {
     }
     let count = plan.size(100_000, 1_000);
     for (names, result) in [
-        (["Redis, no result", "SQLite, no result", "PostgreSQL, no result"], stored(&(), json)),
-        (["Redis, receipt", "SQLite, receipt", "PostgreSQL, receipt"], stored(&receipt(), json)),
+        (
+            [
+                "Redis, no result",
+                "SQLite, no result",
+                "PostgreSQL, no result",
+            ],
+            stored(&(), json),
+        ),
+        (
+            ["Redis, receipt", "SQLite, receipt", "PostgreSQL, receipt"],
+            stored(&receipt(), json),
+        ),
     ] {
         let mut rounds = plan.cold_rounds("sizes", &names);
         while rounds.next() {
@@ -161,7 +186,9 @@ async fn measure(
 async fn in_redis(result: &Bytes, count: usize) -> f64 {
     let server = RedisServer::start_with(&BENCH_REDIS).await;
     let mut bare = Bare::connect(&server).await;
-    let store = RedisStore::connect(server.url()).await.expect("the server answers");
+    let store = RedisStore::connect(server.url())
+        .await
+        .expect("the server answers");
     // Memory for scripts and buffers is not counted.
     fill(&store, result, 2 * BATCH).await;
     let before = bare.used_memory_bytes().await;
@@ -172,22 +199,35 @@ async fn in_redis(result: &Bytes, count: usize) -> f64 {
 async fn in_sqlite(result: &Bytes, count: usize) -> f64 {
     let dir = tempfile::tempdir().expect("a folder");
     let path = dir.path().join("records.db");
-    fill(&SqliteStore::open(&path).await.expect("a new file"), result, count).await;
+    fill(
+        &SqliteStore::open(&path).await.expect("a new file"),
+        result,
+        count,
+    )
+    .await;
     let connection = Connection::open(&path).expect("the file is there");
     let pragma = |name| connection.pragma_query_value(None, name, |row| row.get::<_, i64>(0));
-    let pages = pragma("page_count").expect("a number") - pragma("freelist_count").expect("a number");
+    let pages =
+        pragma("page_count").expect("a number") - pragma("freelist_count").expect("a number");
     (pages * pragma("page_size").expect("a number")) as f64 / count as f64
 }
 
 async fn in_postgres(result: &Bytes, count: usize) -> f64 {
     let server = PostgresServer::start().await;
-    let store = PostgresStore::connect(server.url()).await.expect("the server answers");
+    let store = PostgresStore::connect(server.url())
+        .await
+        .expect("the server answers");
     store.create_schema().await.expect("an empty database");
     fill(&store, result, count).await;
     let client = server.connection().await;
     // The final state after autovacuum: without the rows that the completions have replaced.
-    client.batch_execute("VACUUM FULL oncegate_records").await.expect("it can be packed");
-    let size = client.query_one("SELECT pg_total_relation_size('oncegate_records')", &[]).await;
+    client
+        .batch_execute("VACUUM FULL oncegate_records")
+        .await
+        .expect("it can be packed");
+    let size = client
+        .query_one("SELECT pg_total_relation_size('oncegate_records')", &[])
+        .await;
     size.expect("a number").get::<_, i64>(0) as f64 / count as f64
 }
 
@@ -206,24 +246,47 @@ async fn fill(store: &dyn Store, result: &Bytes, count: usize) {
                 fenced: false,
                 longest_lease: Duration::MAX,
             };
-            Command { key: key.clone(), operation }
+            Command {
+                key: key.clone(),
+                operation,
+            }
         });
         for reply in store.execute(claims.collect()).await {
-            let granted = matches!(reply, Ok(Reply::Verdict { verdict: Verdict::Granted(_), .. }));
+            let granted = matches!(
+                reply,
+                Ok(Reply::Verdict {
+                    verdict: Verdict::Granted(_),
+                    ..
+                })
+            );
             assert!(granted, "a new key is granted: {reply:?}");
         }
         let completions = keys.iter().map(|(key, token)| {
             let (token, result, retention) = (*token, result.clone(), Gate::DEFAULT_RETENTION);
-            let operation = Operation::Complete { token, fingerprint: None, result, retention };
-            Command { key: key.clone(), operation }
+            let operation = Operation::Complete {
+                token,
+                fingerprint: None,
+                result,
+                retention,
+            };
+            Command {
+                key: key.clone(),
+                operation,
+            }
         });
         for reply in store.execute(completions.collect()).await {
-            assert!(matches!(reply, Ok(Reply::Applied { .. })), "its owner completes it: {reply:?}");
+            assert!(
+                matches!(reply, Ok(Reply::Applied { .. })),
+                "its owner completes it: {reply:?}"
+            );
         }
     }
 }
 
 fn random_key(scope: &Scope) -> (StoreKey, Token) {
     let digest = Digest::from_bytes(fastrand::u128(..).to_be_bytes());
-    (StoreKey::new(scope, digest), Token::from_bits(fastrand::u128(..)))
+    (
+        StoreKey::new(scope, digest),
+        Token::from_bits(fastrand::u128(..)),
+    )
 }

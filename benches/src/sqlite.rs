@@ -22,28 +22,47 @@ pub(crate) const BENCHMARK: Benchmark = Benchmark {
     run: |plan| Box::pin(run(plan)),
 };
 
-/// The number of messages in flight, and the contestants' names: on a new file, and on a file that already holds
-/// records.
+/// The number of messages in flight, and the contestants' names: on a new file, and on a file that
+/// already holds records.
 const CONTESTS: [(usize, OnFile, OnFile); 3] = [
     (
         64,
-        OnFile { store: "64 in flight", by_hand: "same rows, 64 a batch" },
-        OnFile { store: "64 in flight, 500,000 held", by_hand: "same rows, 500,000 held, 64 a batch" },
+        OnFile {
+            store: "64 in flight",
+            by_hand: "same rows, 64 a batch",
+        },
+        OnFile {
+            store: "64 in flight, 500,000 held",
+            by_hand: "same rows, 500,000 held, 64 a batch",
+        },
     ),
     (
         256,
-        OnFile { store: "256 in flight", by_hand: "same rows, 256 a batch" },
-        OnFile { store: "256 in flight, 500,000 held", by_hand: "same rows, 500,000 held, 256 a batch" },
+        OnFile {
+            store: "256 in flight",
+            by_hand: "same rows, 256 a batch",
+        },
+        OnFile {
+            store: "256 in flight, 500,000 held",
+            by_hand: "same rows, 500,000 held, 256 a batch",
+        },
     ),
     (
         1_024,
-        OnFile { store: "1,024 in flight", by_hand: "same rows, 1,024 a batch" },
-        OnFile { store: "1,024 in flight, 500,000 held", by_hand: "same rows, 500,000 held, 1,024 a batch" },
+        OnFile {
+            store: "1,024 in flight",
+            by_hand: "same rows, 1,024 a batch",
+        },
+        OnFile {
+            store: "1,024 in flight, 500,000 held",
+            by_hand: "same rows, 500,000 held, 1,024 a batch",
+        },
     ),
 ];
 const LEAST: &str = "least rows, 64 a batch";
 
-/// The number of records that the used file holds at first. It grows with the measurements of both contestants.
+/// The number of records that the used file holds at first. It grows with the measurements of both
+/// contestants.
 const HELD: usize = 500_000;
 
 /// The names of the contestants on one kind of file.
@@ -105,7 +124,9 @@ const LEAST_ROWS: ByHand = ByHand {
 async fn run(plan: &Plan) -> Vec<Figure> {
     let count = plan.size(40_000, 2_000);
     let new_messages: Arc<[Message]> = messages(count).into();
-    let names = CONTESTS.iter().flat_map(|(_, new, held)| [new.store, new.by_hand, held.store, held.by_hand]);
+    let names = CONTESTS
+        .iter()
+        .flat_map(|(_, new, held)| [new.store, new.by_hand, held.store, held.by_hand]);
     let names: Vec<&'static str> = names.chain([LEAST]).collect();
     let held_dir = tempfile::tempdir().expect("a folder");
     let held_file = held_dir.path().join("held.db");
@@ -116,18 +137,41 @@ async fn run(plan: &Plan) -> Vec<Figure> {
     while rounds.next() {
         for (in_flight, new, held) in CONTESTS {
             let dir = tempfile::tempdir().expect("a folder");
-            let by_hand = ByHand { in_flight, ..SAME_ROWS };
+            let by_hand = ByHand {
+                in_flight,
+                ..SAME_ROWS
+            };
             let gate = gate_over(&fresh_scope(), &dir.path().join("gate.db")).await;
-            rounds.measure(new.store, rate(gate, &new_messages, in_flight)).await;
+            rounds
+                .measure(new.store, rate(gate, &new_messages, in_flight))
+                .await;
             let file = dir.path().join("same.db");
             drop(opened(&file).await);
-            measure_by_hand(&mut rounds, new.by_hand, by_hand, fresh_scope(), &file, count).await;
+            measure_by_hand(
+                &mut rounds,
+                new.by_hand,
+                by_hand,
+                fresh_scope(),
+                &file,
+                count,
+            )
+            .await;
 
             let unseen: Arc<[Message]> = (so_far..so_far + count).map(message).collect();
             so_far += count;
             let gate = gate_over(&held_scope, &held_file).await;
-            rounds.measure(held.store, rate(gate, &unseen, in_flight)).await;
-            measure_by_hand(&mut rounds, held.by_hand, by_hand, held_scope.clone(), &held_file, count).await;
+            rounds
+                .measure(held.store, rate(gate, &unseen, in_flight))
+                .await;
+            measure_by_hand(
+                &mut rounds,
+                held.by_hand,
+                by_hand,
+                held_scope.clone(),
+                &held_file,
+                count,
+            )
+            .await;
         }
         let dir = tempfile::tempdir().expect("a folder");
         let file = dir.path().join("least.db");
@@ -146,7 +190,9 @@ async fn run(plan: &Plan) -> Vec<Figure> {
 
 /// Opens a store without the check of its file at start-up and without the background purge.
 async fn opened(file: &Path) -> SqliteStore {
-    let store = SqliteStore::builder(file).check_files_up_to(0).without_purge();
+    let store = SqliteStore::builder(file)
+        .check_files_up_to(0)
+        .without_purge();
     store.open().await.expect("the file is sound")
 }
 
@@ -173,12 +219,14 @@ async fn measure_by_hand(
 ) {
     let file = file.to_owned();
     let measured = tokio::task::spawn_blocking(move || by_hand.rate(&file, &scope, count));
-    rounds.measure(name, async { measured.await.expect("it does not panic") }).await;
+    rounds
+        .measure(name, async { measured.await.expect("it does not panic") })
+        .await;
 }
 
 impl ByHand {
-    /// Messages per second. Each row is inserted and updated, with one transaction for each batch of inserts or
-    /// updates.
+    /// Messages per second. Each row is inserted and updated, with one transaction for each batch
+    /// of inserts or updates.
     fn rate(&self, file: &Path, scope: &str, count: usize) -> f64 {
         let mut connection = Connection::open(file).expect("a file");
         connection.execute_batch(SETTINGS).expect("valid settings");
@@ -186,9 +234,10 @@ impl ByHand {
         let keys = self.keys(scope, count);
         let started = Instant::now();
         for keys in keys.chunks(self.in_flight) {
-            for (sql, expires_at_ms) in
-                [(self.insert, 4_000_000_000_000_i64), (self.update, 4_100_000_000_000)]
-            {
+            for (sql, expires_at_ms) in [
+                (self.insert, 4_000_000_000_000_i64),
+                (self.update, 4_100_000_000_000),
+            ] {
                 let batch = connection.transaction().expect("there is no other writer");
                 let mut statement = batch.prepare_cached(sql).expect("valid SQL");
                 for key in keys {
@@ -204,6 +253,8 @@ impl ByHand {
 
     fn keys(&self, scope: &str, count: usize) -> Vec<String> {
         let digest = |n| if self.digests { fastrand::u64(..) } else { n };
-        (0..count as u64).map(|n| format!("{scope}:{:022}", digest(n))).collect()
+        (0..count as u64)
+            .map(|n| format!("{scope}:{:022}", digest(n)))
+            .collect()
     }
 }

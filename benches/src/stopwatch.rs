@@ -28,7 +28,14 @@ impl Stopwatch {
     pub(crate) fn new(expected: usize) -> Arc<Self> {
         let (acked, runs) = (AtomicUsize::new(0), AtomicUsize::new(0));
         let (started, stopped) = (OnceLock::new(), OnceLock::new());
-        Arc::new(Self { expected, acked, runs, started, stopped, over: Notify::new() })
+        Arc::new(Self {
+            expected,
+            acked,
+            runs,
+            started,
+            stopped,
+            over: Notify::new(),
+        })
     }
 
     pub(crate) fn received(&self) {
@@ -86,11 +93,22 @@ impl<S: Source> Source for Timed<S> {
     }
 
     async fn receive(&self, most: usize) -> Result<Option<Vec<Delivery>>, SourceError> {
-        let Some(received) = self.source.receive(most).await? else { return Ok(None) };
+        let Some(received) = self.source.receive(most).await? else {
+            return Ok(None);
+        };
         self.stopwatch.received();
-        let timed = |Delivery { message, ack_handle }| {
-            let ack_handle = TimedTicket { ack_handle, stopwatch: Arc::clone(&self.stopwatch) };
-            Delivery { message, ack_handle: Arc::new(ack_handle) }
+        let timed = |Delivery {
+                         message,
+                         ack_handle,
+                     }| {
+            let ack_handle = TimedTicket {
+                ack_handle,
+                stopwatch: Arc::clone(&self.stopwatch),
+            };
+            Delivery {
+                message,
+                ack_handle: Arc::new(ack_handle),
+            }
         };
         Ok(Some(received.into_iter().map(timed).collect()))
     }

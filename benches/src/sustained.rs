@@ -1,4 +1,5 @@
-//! Measures a store in the steady state, in which as many records expire as arrive, in little more than a minute.
+//! Measures a store in the steady state, in which as many records expire as arrive, in little more
+//! than a minute.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -42,8 +43,8 @@ const MEBIBYTE: f64 = 1_048_576.0;
 /// The interval in which the size is measured.
 const SAMPLE_EVERY: Duration = Duration::from_millis(250);
 
-/// Server settings for the shorter time scale: autovacuum checks the tables every second instead of every minute,
-/// because records live for seconds instead of hours.
+/// Server settings for the shorter time scale: autovacuum checks the tables every second instead of
+/// every minute, because records live for seconds instead of hours.
 const POSTGRES: [&str; 1] = ["autovacuum_naptime=1s"];
 
 /// The names of the figures of a store.
@@ -57,10 +58,18 @@ struct Names {
 /// The baseline of each figure.
 const BASELINE: &str = "2nd quarter";
 
-const REDIS: Names =
-    Names { rate: "Redis, rate", p99: "Redis, p99", size: "Redis, size", record: "Redis, size a record" };
-const SQLITE: Names =
-    Names { rate: "SQLite, rate", p99: "SQLite, p99", size: "SQLite, size", record: "SQLite, size a record" };
+const REDIS: Names = Names {
+    rate: "Redis, rate",
+    p99: "Redis, p99",
+    size: "Redis, size",
+    record: "Redis, size a record",
+};
+const SQLITE: Names = Names {
+    rate: "SQLite, rate",
+    p99: "SQLite, p99",
+    size: "SQLite, size",
+    record: "SQLite, size a record",
+};
 const POSTGRESQL: Names = Names {
     rate: "PostgreSQL, rate",
     p99: "PostgreSQL, p99",
@@ -69,25 +78,45 @@ const POSTGRESQL: Names = Names {
 };
 
 async fn run(plan: &Plan) -> Vec<Figure> {
-    let quarter = if plan.quick { Duration::from_millis(500) } else { QUARTER };
+    let quarter = if plan.quick {
+        Duration::from_millis(500)
+    } else {
+        QUARTER
+    };
     let mut figures = Vec::new();
     {
         let server = RedisServer::start_with(&BENCH_REDIS).await;
-        let store = RedisStore::connect(server.url()).await.expect("the server may be used");
+        let store = RedisStore::connect(server.url())
+            .await
+            .expect("the server may be used");
         let place = Place::Redis(Bare::connect(&server).await);
-        figures.extend(sustained(Arc::new(store), place, quarter).await.figures(&REDIS));
+        figures.extend(
+            sustained(Arc::new(store), place, quarter)
+                .await
+                .figures(&REDIS),
+        );
     }
     {
         let dir = tempfile::tempdir().expect("a folder");
         let file = dir.path().join("records.db");
         let store = SqliteStore::open(&file).await.expect("the disk takes it");
-        figures.extend(sustained(Arc::new(store), Place::Sqlite(file), quarter).await.figures(&SQLITE));
+        figures.extend(
+            sustained(Arc::new(store), Place::Sqlite(file), quarter)
+                .await
+                .figures(&SQLITE),
+        );
     }
     let server = PostgresServer::start_with(&POSTGRES).await;
-    let store = PostgresStore::connect(server.url()).await.expect("the server may be used");
+    let store = PostgresStore::connect(server.url())
+        .await
+        .expect("the server may be used");
     store.create_schema().await.expect("new tables");
     let place = Place::Postgres(server.connection().await);
-    figures.extend(sustained(Arc::new(store), place, quarter).await.figures(&POSTGRESQL));
+    figures.extend(
+        sustained(Arc::new(store), place, quarter)
+            .await
+            .figures(&POSTGRESQL),
+    );
     figures
 }
 
@@ -106,12 +135,17 @@ impl Place {
             Self::Sqlite(file) => {
                 let mut log = file.clone().into_os_string();
                 log.push("-wal");
-                let bytes =
-                    |path: &Path| std::fs::metadata(path).map(|metadata| metadata.len()).unwrap_or_default();
+                let bytes = |path: &Path| {
+                    std::fs::metadata(path)
+                        .map(|metadata| metadata.len())
+                        .unwrap_or_default()
+                };
                 (bytes(file) + bytes(Path::new(&log))) as f64
             }
             Self::Postgres(client) => {
-                let size = client.query_one("SELECT pg_total_relation_size('oncegate_records')", &[]).await;
+                let size = client
+                    .query_one("SELECT pg_total_relation_size('oncegate_records')", &[])
+                    .await;
                 size.expect("the server answers").get::<_, i64>(0) as f64
             }
         }
@@ -152,9 +186,16 @@ async fn sustained(store: Arc<dyn Store>, mut place: Place, quarter: Duration) -
     let mut micros = vec![Vec::new(); QUARTERS];
     while let Some(worker) = workers.join_next().await {
         let worker = worker.expect("no worker panics");
-        micros.iter_mut().zip(worker).for_each(|(all, one)| all.extend(one));
+        micros
+            .iter_mut()
+            .zip(worker)
+            .for_each(|(all, one)| all.extend(one));
     }
-    Quarters { seconds: quarter.as_secs_f64(), micros, sizes }
+    Quarters {
+        seconds: quarter.as_secs_f64(),
+        micros,
+        sizes,
+    }
 }
 
 fn number(started: Instant, quarter: Duration) -> usize {
@@ -165,15 +206,44 @@ async fn message(store: &dyn Store, scope: &Scope) {
     let key = StoreKey::new(scope, Digest::from_bytes(fastrand::u128(..).to_be_bytes()));
     let token = Token::from_bits(fastrand::u128(1..));
     let lease = Duration::from_secs(30);
-    let claim =
-        Operation::Claim { token, lease, fingerprint: None, fenced: false, longest_lease: Duration::MAX };
-    let claimed = store.execute_one(Command { key: key.clone(), operation: claim }).await;
-    let is_granted = matches!(claimed, Ok(Reply::Verdict { verdict: Verdict::Granted(_), .. }));
+    let claim = Operation::Claim {
+        token,
+        lease,
+        fingerprint: None,
+        fenced: false,
+        longest_lease: Duration::MAX,
+    };
+    let claimed = store
+        .execute_one(Command {
+            key: key.clone(),
+            operation: claim,
+        })
+        .await;
+    let is_granted = matches!(
+        claimed,
+        Ok(Reply::Verdict {
+            verdict: Verdict::Granted(_),
+            ..
+        })
+    );
     assert!(is_granted, "a fresh key is {claimed:?}");
     let result = b"".as_slice().into();
-    let complete = Operation::Complete { token, fingerprint: None, result, retention: RETENTION };
-    let completed = store.execute_one(Command { key, operation: complete }).await;
-    assert!(matches!(completed, Ok(Reply::Applied { .. })), "a claim's completion is {completed:?}");
+    let complete = Operation::Complete {
+        token,
+        fingerprint: None,
+        result,
+        retention: RETENTION,
+    };
+    let completed = store
+        .execute_one(Command {
+            key,
+            operation: complete,
+        })
+        .await;
+    assert!(
+        matches!(completed, Ok(Reply::Applied { .. })),
+        "a claim's completion is {completed:?}"
+    );
 }
 
 impl Quarters {
@@ -190,7 +260,10 @@ impl Quarters {
         let p99 = |quarter: usize| {
             let mut micros = self.of(&self.micros, quarter).to_vec();
             micros.sort_unstable();
-            micros.get(micros.len() * 99 / 100).copied().map_or(f64::NAN, f64::from)
+            micros
+                .get(micros.len() * 99 / 100)
+                .copied()
+                .map_or(f64::NAN, f64::from)
         };
         [
             compared(names.rate, Unit::MessagesPerSecond, &rate).target(Bound::RatioAtLeast, 0.9),

@@ -1,4 +1,5 @@
-//! The book as a table in the file of the records: the orders of a batch and their records are one transaction.
+//! The book as a table in the file of the records: the orders of a batch and their records are one
+//! transaction.
 
 use oncegate::prelude::*;
 use oncegate::sqlite::SqliteTransaction;
@@ -38,10 +39,12 @@ impl TransactionalBatchHandler<SqliteTransaction> for Ledger {
         let mut insert = transaction.prepare_cached("INSERT INTO book VALUES (?1, ?2)")?;
         for one in batch {
             let Order { order_id, amount } = one.message().json()?;
-            insert.execute((order_id, amount)).map_err(|error| match error.sqlite_error_code() {
-                // Another attempt would be refused as well.
-                Some(ErrorCode::ConstraintViolation) => Failure::permanent(error),
-                _ => Failure::from(error),
+            insert.execute((order_id, amount)).map_err(|error| {
+                match error.sqlite_error_code() {
+                    // Another attempt would be refused as well.
+                    Some(ErrorCode::ConstraintViolation) => Failure::permanent(error),
+                    _ => Failure::from(error),
+                }
             })?;
         }
         Ok(batch.iter().map(|_| Ok(())).collect())

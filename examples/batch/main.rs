@@ -1,9 +1,10 @@
 //! Orders are booked a hundred at a time: one write for each batch, and each order is booked once.
 //!
-//! `cargo run --example batch` starts a Kafka-speaking broker in this process and keeps records in SQLite; `--bootstrap`
-//! and `--redis` name servers instead. Every third order comes twice, and some orders cannot be booked: each of them makes
-//! its whole batch fail. With `--one-transaction` the book is a table in the file of the records, and the orders of a batch
-//! and their records are one commit. It prints what happened as a table, and exits with 1 when the proof fails.
+//! `cargo run --example batch` starts a Kafka-speaking broker in this process and keeps records in
+//! SQLite; `--bootstrap` and `--redis` name servers instead. Every third order comes twice, and
+//! some orders cannot be booked: each of them makes its whole batch fail. With `--one-transaction`
+//! the book is a table in the file of the records, and the orders of a batch and their records are
+//! one commit. It prints what happened as a table, and exits with 1 when the proof fails.
 
 mod ledger;
 
@@ -44,7 +45,8 @@ struct Args {
     /// A Redis, `redis://host:port`; without it the records are in a file of SQLite.
     #[arg(long)]
     redis: Option<String>,
-    /// Book in the file of the records: the orders of a batch and their records are one transaction.
+    /// Book in the file of the records: the orders of a batch and their records are one
+    /// transaction.
     #[arg(long, conflicts_with = "redis")]
     one_transaction: bool,
     #[command(flatten)]
@@ -75,7 +77,11 @@ impl BatchHandler for Bookkeeper {
             }
             rows += &format!("{order_id}\n");
         }
-        OpenOptions::new().create(true).append(true).open(&self.book)?.write_all(rows.as_bytes())?;
+        OpenOptions::new()
+            .create(true)
+            .append(true)
+            .open(&self.book)?
+            .write_all(rows.as_bytes())?;
         Ok(batch.iter().map(|_| Ok(())).collect())
     }
 }
@@ -96,7 +102,8 @@ struct Proof {
 }
 
 impl Proof {
-    /// Whether every order that can be booked was booked once, and the others are dead letters at their first attempt.
+    /// Whether every order that can be booked was booked once, and the others are dead letters at
+    /// their first attempt.
     fn holds(&self) -> bool {
         self.booked == self.orders - self.unbookable
             && self.booked_twice == 0
@@ -107,15 +114,26 @@ impl Proof {
 
 impl fmt::Display for Proof {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "{:>8}  messages for {} orders", self.messages, self.orders)?;
-        writeln!(f, "{:>8}  orders booked, {} of them twice", self.booked, self.booked_twice)?;
+        writeln!(
+            f,
+            "{:>8}  messages for {} orders",
+            self.messages, self.orders
+        )?;
+        writeln!(
+            f,
+            "{:>8}  orders booked, {} of them twice",
+            self.booked, self.booked_twice
+        )?;
         writeln!(
             f,
             "{:>8}  dead letters, for {} orders that cannot be booked",
             self.dead_letters, self.unbookable
         )?;
         let (calls, parts) = (self.calls, self.calls_for_parts_of_failed_batches);
-        write!(f, "{calls:>8}  calls of the handler, {parts} of them for parts of batches that failed")
+        write!(
+            f,
+            "{calls:>8}  calls of the handler, {parts} of them for parts of batches that failed"
+        )
     }
 }
 
@@ -179,7 +197,10 @@ async fn book(
     let booked = if args.one_transaction {
         ledger::booked(&sqlite)?
     } else {
-        std::fs::read_to_string(&book)?.lines().map(str::to_owned).collect()
+        std::fs::read_to_string(&book)?
+            .lines()
+            .map(str::to_owned)
+            .collect()
     };
     let proof = proof(args.orders.into(), messages, &booked, &counters.counters);
     args.show.proof(&proof)?;
@@ -191,7 +212,11 @@ fn produce(broker: &Broker, topic: &str, orders: u32) -> Result<u64, BoxError> {
     let sender = broker.sender(topic)?;
     let mut messages = 0;
     for order in 0..orders {
-        let amount = if order % UNBOOKABLE == UNBOOKABLE / 2 { 0 } else { 10 };
+        let amount = if order % UNBOOKABLE == UNBOOKABLE / 2 {
+            0
+        } else {
+            10
+        };
         for _ in 0..if order % 3 == 0 { 2 } else { 1 } {
             let payload = format!(r#"{{"order_id":"order-{order}","amount":{amount}}}"#);
             sender.send(&payload, &order.to_string())?;
@@ -204,8 +229,11 @@ fn produce(broker: &Broker, topic: &str, orders: u32) -> Result<u64, BoxError> {
 
 fn proof(orders: u64, messages: u64, booked: &[String], counters: &Counters) -> Proof {
     let mut times: BTreeMap<&str, u64> = BTreeMap::new();
-    booked.iter().for_each(|order| *times.entry(order).or_default() += 1);
-    let unbookable = (0..orders).filter(|order| order % u64::from(UNBOOKABLE) == u64::from(UNBOOKABLE / 2));
+    booked
+        .iter()
+        .for_each(|order| *times.entry(order).or_default() += 1);
+    let unbookable =
+        (0..orders).filter(|order| order % u64::from(UNBOOKABLE) == u64::from(UNBOOKABLE / 2));
     Proof {
         schema: "oncegate.example.batch.v1",
         messages,
@@ -230,7 +258,11 @@ struct UntilAcked {
 
 impl UntilAcked {
     fn new(messages: u64) -> Self {
-        Self { counters: Counters::default(), messages, all: Notify::new() }
+        Self {
+            counters: Counters::default(),
+            messages,
+            all: Notify::new(),
+        }
     }
 
     async fn over(self: Arc<Self>) {

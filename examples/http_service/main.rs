@@ -21,9 +21,13 @@ struct Receipt {
     reference: String,
 }
 
-async fn pay(Extension(attempt): Extension<Attempt>, Json(payment): Json<Payment>) -> Json<Receipt> {
+async fn pay(
+    Extension(attempt): Extension<Attempt>,
+    Json(payment): Json<Payment>,
+) -> Json<Receipt> {
     let Payment { order, amount } = payment;
-    // Your bank's client, which gets the reference: it is the same for every attempt of this request.
+    // Your bank's client, which gets the reference: it is the same for every attempt of this
+    // request.
     let reference = attempt.idempotency_key("charge");
     println!("charging {amount} for {order}");
     Json(Receipt { order, reference })
@@ -38,11 +42,15 @@ async fn main() -> anyhow::Result<()> {
     let idempotency = IdempotencyLayer::new(gate, Principal::single_tenant());
     idempotency.open().await?; // reports wrong settings at start-up
 
-    let app = Router::new().route("/payments", post(pay)).layer(idempotency.clone());
+    let app = Router::new()
+        .route("/payments", post(pay))
+        .layer(idempotency.clone());
     let address = std::env::var("LISTEN").unwrap_or_else(|_| "127.0.0.1:8080".to_owned());
     let listener = tokio::net::TcpListener::bind(&address).await?;
     println!("listening at {address}");
-    axum::serve(listener, app).with_graceful_shutdown(shutdown_signal()).await?;
+    axum::serve(listener, app)
+        .with_graceful_shutdown(shutdown_signal())
+        .await?;
     idempotency.drain(Duration::from_secs(20)).await; // handlers whose clients have disconnected
     Ok(())
 }

@@ -1,4 +1,5 @@
-//! The two consumers: what you would write yourself. One ships orders, the other receives their notices.
+//! The two consumers: what you would write yourself. One ships orders, the other receives their
+//! notices.
 
 use std::str::FromStr as _;
 
@@ -54,8 +55,15 @@ impl Handler for Shipping {
         let mut client = self.pool.get().await?;
         let mut transaction = client.transaction().await?;
         let ship = "INSERT INTO shipments (run, order_id) VALUES ($1, $2) RETURNING sequence";
-        let sequence = transaction.query_one(ship, &[&self.run, &order_id]).await?.get(0);
-        let payload = serde_json::to_vec(&Shipped { order_id, customer: customer.clone(), sequence })?;
+        let sequence = transaction
+            .query_one(ship, &[&self.run, &order_id])
+            .await?
+            .get(0);
+        let payload = serde_json::to_vec(&Shipped {
+            order_id,
+            customer: customer.clone(),
+            sequence,
+        })?;
         let notice = OutboxMessage::new(format!("{}-shipments", self.run), payload).key(customer);
         self.outbox.publish(&mut transaction, notice).await?;
         attempt.commit_with(transaction, &()).await
@@ -74,12 +82,19 @@ impl Handler for Notices {
     async fn handle(&self, message: &Message, attempt: &Attempt) -> Result<(), Failure> {
         let shipped: Shipped = message.json()?;
         // The broker's key orders messages; here it must be the customer's.
-        (message.key() == Some(shipped.customer.as_bytes())).then_some(()).or_permanent()?;
+        (message.key() == Some(shipped.customer.as_bytes()))
+            .then_some(())
+            .or_permanent()?;
         let mut client = self.pool.get().await?;
         let transaction = client.transaction().await?;
-        let insert = "INSERT INTO notices (run, order_id, customer, sequence) VALUES ($1, $2, $3, $4)";
-        let notice: [&(dyn tokio_postgres::types::ToSql + Sync); 4] =
-            [&self.run, &shipped.order_id, &shipped.customer, &shipped.sequence];
+        let insert =
+            "INSERT INTO notices (run, order_id, customer, sequence) VALUES ($1, $2, $3, $4)";
+        let notice: [&(dyn tokio_postgres::types::ToSql + Sync); 4] = [
+            &self.run,
+            &shipped.order_id,
+            &shipped.customer,
+            &shipped.sequence,
+        ];
         transaction.execute(insert, &notice).await?;
         attempt.commit_with(transaction, &()).await
     }
@@ -90,25 +105,43 @@ impl Consumers {
     pub(crate) async fn run(self) -> Result<(), BoxError> {
         start_logging();
         let config = tokio_postgres::Config::from_str(&self.postgres)?;
-        let pool = Pool::builder(Manager::new(config, NoTls)).max_size(2 * CONCURRENCY as usize).build()?;
+        let pool = Pool::builder(Manager::new(config, NoTls))
+            .max_size(2 * CONCURRENCY as usize)
+            .build()?;
         let store = PostgresStore::connect(&self.postgres).await?;
         let source = |topic: &str| {
             let group = format!("{}-{topic}", self.run);
-            let topic = format!("{}-{}", self.run, if topic == "notices" { "shipments" } else { topic });
+            let topic = format!(
+                "{}-{}",
+                self.run,
+                if topic == "notices" {
+                    "shipments"
+                } else {
+                    topic
+                }
+            );
             KafkaSource::new(&self.bootstrap, group, [topic])
         };
-        let gate =
-            |name: &str, key| Gate::new(format!("{}-{name}", self.run), key, store.clone()).transactional();
+        let gate = |name: &str, key| {
+            Gate::new(format!("{}-{name}", self.run), key, store.clone()).transactional()
+        };
         let stop = CancellationToken::new();
 
         let orders = gate("shipping", Key::json(["order_id"]));
         let outbox = store.outbox(&self.run)?;
-        let shipping = Shipping { pool: pool.clone(), outbox, run: self.run.clone() };
+        let shipping = Shipping {
+            pool: pool.clone(),
+            outbox,
+            run: self.run.clone(),
+        };
         let shipping = Consumer::new(source("orders"), orders, shipping).concurrency(CONCURRENCY);
 
         // The id is the same however often the relay has published it.
         let shipments = gate("notices", Key::header(ID_HEADER));
-        let notices = Notices { pool, run: self.run.clone() };
+        let notices = Notices {
+            pool,
+            run: self.run.clone(),
+        };
         let notices = Consumer::new(source("notices"), shipments, notices).concurrency(CONCURRENCY);
 
         let told = async {

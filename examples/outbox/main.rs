@@ -1,14 +1,15 @@
-//! Consume, change, publish: an order is shipped and its notice is published. Each listener sees each exactly once.
+//! Consume, change, publish: an order is shipped and its notice is published. Each listener sees
+//! each exactly once.
 //!
-//! The handler writes the shipment and its notice (a message of the outbox) in one transaction of PostgreSQL, together
-//! with the mark that the order is done. A relay publishes the outbox to Kafka, at least once and in order for each
-//! customer; each message carries its id. The next consumer's key is that id, so that its gate answers
-//! what the relay has published twice.
+//! The handler writes the shipment and its notice (a message of the outbox) in one transaction of
+//! PostgreSQL, together with the mark that the order is done. A relay publishes the outbox to
+//! Kafka, at least once and in order for each customer; each message carries its id. The next
+//! consumer's key is that id, so that its gate answers what the relay has published twice.
 //!
-//! `cargo run --example outbox` starts a Kafka-speaking broker in this process, and a PostgreSQL server from the
-//! programs that are installed on this machine; `--bootstrap` and `--postgres` name others. During the run the
-//! relay crashes several times between publishing messages and marking them as sent. It prints what happened as a table, and exits
-//! with 1 when the proof fails.
+//! `cargo run --example outbox` starts a Kafka-speaking broker in this process, and a PostgreSQL
+//! server from the programs that are installed on this machine; `--bootstrap` and `--postgres` name
+//! others. During the run the relay crashes several times between publishing messages and marking
+//! them as sent. It prints what happened as a table, and exits with 1 when the proof fails.
 
 mod consumers;
 mod proof;
@@ -97,7 +98,14 @@ fn run(args: &Args) -> Result<bool, BoxError> {
     broker.create_topic(&shipments)?;
     let messages = produce(&broker, &orders, args.orders)?;
 
-    let shared = ["--bootstrap", broker.bootstrap(), "--postgres", database.url(), "--run", &run];
+    let shared = [
+        "--bootstrap",
+        broker.bootstrap(),
+        "--postgres",
+        database.url(),
+        "--run",
+        &run,
+    ];
     let shared = shared.map(str::to_owned);
     let mut consumers = Crew::start(1, &[&["consumers".to_owned()], &shared[..]].concat())?;
     let crashes = crash_relays(&shared, &database, &run, bar)?;
@@ -106,14 +114,22 @@ fn run(args: &Args) -> Result<bool, BoxError> {
     let heard = || proof::progress(&database, &run);
     let asker = broker.asker(&format!("{run}-notices"))?;
     let all_received = |progress: &Progress| {
-        progress.answers == u64::from(args.orders) && broker.is_consumed(&asker, &shipments).unwrap_or(false)
+        progress.answers == u64::from(args.orders)
+            && broker.is_consumed(&asker, &shipments).unwrap_or(false)
     };
     consumers.wait_for(bar, heard, all_received)?;
     relay.stop()?;
     consumers.stop()?;
     stages.end();
 
-    let proof = Proof::new(&database, &broker, &run, messages, args.orders.into(), crashes)?;
+    let proof = Proof::new(
+        &database,
+        &broker,
+        &run,
+        messages,
+        args.orders.into(),
+        crashes,
+    )?;
     args.show.proof(&proof)?;
     Ok(proof.holds())
 }

@@ -28,7 +28,10 @@ pub(crate) struct Proof {
 /// Returns how many orders are shipped, and how many notices a listener has received.
 pub(crate) fn progress(database: &Database, run: &str) -> Result<Progress, BoxError> {
     let charges = database.count("SELECT count(*) FROM shipments WHERE run = $1", &[&run])?;
-    let answers = database.count("SELECT count(DISTINCT order_id) FROM notices WHERE run = $1", &[&run])?;
+    let answers = database.count(
+        "SELECT count(DISTINCT order_id) FROM notices WHERE run = $1",
+        &[&run],
+    )?;
     Ok(Progress { charges, answers })
 }
 
@@ -69,7 +72,8 @@ impl Proof {
         })
     }
 
-    /// Whether every order was shipped once and noticed once, in order, although some were published again.
+    /// Whether every order was shipped once and noticed once, in order, although some were
+    /// published again.
     pub(crate) fn holds(&self) -> bool {
         self.shipments == self.orders
             && self.shipped_twice == 0
@@ -87,19 +91,35 @@ impl fmt::Display for Proof {
             ("distinct orders", self.orders, ""),
             ("shipments", self.shipments, "must be the distinct orders"),
             ("shipped twice", self.shipped_twice, "must be 0"),
-            ("crashes of the relay", self.relay_crashes, "each between publishing and noting it"),
+            (
+                "crashes of the relay",
+                self.relay_crashes,
+                "each between publishing and noting it",
+            ),
             ("published messages", self.published, ""),
             ("published again", self.published_again, "after the crashes"),
-            ("notices by the next consumer", self.notices, "must be the distinct orders"),
+            (
+                "notices by the next consumer",
+                self.notices,
+                "must be the distinct orders",
+            ),
             ("noticed twice", self.noticed_twice, "must be 0"),
-            ("out of order for their customer", self.out_of_order, "must be 0"),
+            (
+                "out of order for their customer",
+                self.out_of_order,
+                "must be 0",
+            ),
             ("left in the outbox", self.left_in_the_outbox, "must be 0"),
         ];
         writeln!(f)?;
         for (name, count, note) in rows {
             writeln!(f, "    {name:36} {count:>8}   {note}")?;
         }
-        let verdict = if self.holds() { "The proof holds." } else { "THE PROOF FAILS." };
+        let verdict = if self.holds() {
+            "The proof holds."
+        } else {
+            "THE PROOF FAILS."
+        };
         write!(f, "\n  {verdict}")
     }
 }

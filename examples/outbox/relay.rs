@@ -48,7 +48,9 @@ impl Relay {
     #[tokio::main]
     pub(crate) async fn run(self) -> Result<(), BoxError> {
         start_logging();
-        let outbox = PostgresStore::connect(&self.postgres).await?.outbox(&self.run)?;
+        let outbox = PostgresStore::connect(&self.postgres)
+            .await?
+            .outbox(&self.run)?;
         let mut relay = OutboxRelay::new(outbox, KafkaPublisher::new(&self.bootstrap)).lease(LEASE);
         if self.crash {
             relay = relay.observer(std::sync::Arc::new(Crash::default()));

@@ -1,4 +1,5 @@
-//! What is to be done once for each payment, and what makes two payments the same: what you would write yourself.
+//! What is to be done once for each payment, and what makes two payments the same: what you would
+//! write yourself.
 
 use std::time::Duration;
 
@@ -39,16 +40,22 @@ impl Handler for Billing {
         let payment: Payment = message.json()?;
         self.hang.here(&payment.order_id).await?;
         tokio::time::sleep(BANK_TAKES).await;
-        // The same for every attempt: after a crash the bank recognises the request, and charges no second time.
+        // The same for every attempt: after a crash the bank recognises the request, and charges no
+        // second time.
         let charge = attempt.idempotency_key("charge");
-        self.ledger.append(&Entry::request(payment.order_id, &charge, attempt.recovered()))?;
+        self.ledger.append(&Entry::request(
+            payment.order_id,
+            &charge,
+            attempt.recovered(),
+        ))?;
         self.bank.charge(&charge)?;
         Ok(Receipt { charge })
     }
 
     async fn duplicate(&self, message: &Message, receipt: Receipt) -> Result<(), Failure> {
         let payment: Payment = message.json()?;
-        self.ledger.append(&Entry::answer(payment.order_id, &receipt.charge))?;
+        self.ledger
+            .append(&Entry::answer(payment.order_id, &receipt.charge))?;
         Ok(())
     }
 }

@@ -1,8 +1,10 @@
-//! Payments from a Kafka topic, each charged once: with duplicates, several worker processes, a kill, and a replay.
+//! Payments from a Kafka topic, each charged once: with duplicates, several worker processes, a
+//! kill, and a replay.
 //!
-//! `cargo run --example payments` needs no server: it starts a Kafka-speaking broker in this process and keeps its
-//! records in one SQLite file. `--bootstrap localhost:9092 --redis redis://localhost:6379` does the same on real
-//! servers. It prints what happened as a table, and exits with 1 when the proof fails.
+//! `cargo run --example payments` needs no server: it starts a Kafka-speaking broker in this
+//! process and keeps its records in one SQLite file. `--bootstrap localhost:9092 --redis
+//! redis://localhost:6379` does the same on real servers. It prints what happened as a table, and
+//! exits with 1 when the proof fails.
 
 mod billing;
 mod worker;
@@ -65,7 +67,17 @@ fn run(args: &Args) -> Result<bool, BoxError> {
     let store = store_place(args.redis.as_deref(), folder.path());
     let bank = Bank::open(&bank_place(folder.path()))?;
     let hang = stage.hang(folder.path());
-    let start = |pass: &str| Pass::start(&broker, &topic, &store, &stage.name, folder.path(), pass, &hang);
+    let start = |pass: &str| {
+        Pass::start(
+            &broker,
+            &topic,
+            &store,
+            &stage.name,
+            folder.path(),
+            pass,
+            &hang,
+        )
+    };
 
     let bar = stage.charging("consuming; one worker is killed on the way");
     let mut first = start("first")?;
@@ -103,20 +115,40 @@ impl Pass {
         let group = format!("{run}-{pass}");
         let path = folder.join(format!("{pass}.ledger"));
         let ledger = Ledger::open(&path)?;
-        let (path, bank) = (path.display().to_string(), bank_place(folder).display().to_string());
-        let arguments = ["--bootstrap", broker.bootstrap(), "--topic", topic, "--group", &group];
-        let arguments = arguments.into_iter().chain(["--store", store, "--scope", run, "--ledger", &path]);
+        let (path, bank) = (
+            path.display().to_string(),
+            bank_place(folder).display().to_string(),
+        );
+        let arguments = [
+            "--bootstrap",
+            broker.bootstrap(),
+            "--topic",
+            topic,
+            "--group",
+            &group,
+        ];
+        let arguments = arguments
+            .into_iter()
+            .chain(["--store", store, "--scope", run, "--ledger", &path]);
         let hang = hang.arguments();
-        let arguments = arguments.chain(["--bank", &bank]).chain(hang.iter().map(String::as_str));
+        let arguments = arguments
+            .chain(["--bank", &bank])
+            .chain(hang.iter().map(String::as_str));
         let crew = Crew::start_workers(arguments)?;
-        Ok(Self { group, ledger, crew })
+        Ok(Self {
+            group,
+            ledger,
+            crew,
+        })
     }
 
     /// Waits until every message of the topic is acknowledged, and stops the workers.
     fn finish(&mut self, broker: &Broker, topic: &str, bar: &ProgressBar) -> Result<(), BoxError> {
         let asker = broker.asker(&self.group)?;
-        // A question that fails is asked again; that nothing moves any more is noticed all the same.
+        // A question that fails is asked again; that nothing moves any more is noticed all the
+        // same.
         let is_consumed = || broker.is_consumed(&asker, topic).unwrap_or(false);
-        self.crew.finish(bar, || self.ledger.progress(), is_consumed)
+        self.crew
+            .finish(bar, || self.ledger.progress(), is_consumed)
     }
 }

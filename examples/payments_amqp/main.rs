@@ -1,9 +1,10 @@
-//! Payments from a queue of RabbitMQ, each charged once: with duplicates, several worker processes, a kill, and everything
-//! published a second time.
+//! Payments from a queue of RabbitMQ, each charged once: with duplicates, several worker processes,
+//! a kill, and everything published a second time.
 //!
-//! `cargo run --example payments_amqp --features amqp` starts a RabbitMQ, which `scripts/fetch-servers` installs, and
-//! keeps its records in one SQLite file. `--broker 127.0.0.1:5672,127.0.0.1:15672 --redis redis://localhost:6379` does the
-//! same on servers that run already. It prints what happened as a table, and exits with 1 when the proof fails.
+//! `cargo run --example payments_amqp --features amqp` starts a RabbitMQ, which
+//! `scripts/fetch-servers` installs, and keeps its records in one SQLite file. `--broker
+//! 127.0.0.1:5672,127.0.0.1:15672 --redis redis://localhost:6379` does the same on servers that run
+//! already. It prints what happened as a table, and exits with 1 when the proof fails.
 
 #[path = "../payments/billing.rs"]
 mod billing;
@@ -27,8 +28,8 @@ use queue::Queue;
 struct Args {
     #[command(flatten)]
     stage: StageArgs,
-    /// A RabbitMQ of your own with the user `guest`, by its addresses for AMQP and for its management plugin:
-    /// `127.0.0.1:5672,127.0.0.1:15672`; without it one is started.
+    /// A RabbitMQ of your own with the user `guest`, by its addresses for AMQP and for its
+    /// management plugin: `127.0.0.1:5672,127.0.0.1:15672`; without it one is started.
     #[arg(long)]
     broker: Option<String>,
     /// A Redis server, `redis://host:port`; without it the records are in one SQLite file.
@@ -56,5 +57,7 @@ fn main() -> ExitCode {
 /// Sends, consumes, kills, sends again, and returns whether the proof holds.
 fn run(args: &Args) -> Result<bool, BoxError> {
     let stage = Stage::new(&args.stage);
-    queue_proof::prove(&stage, args.redis.as_deref(), |run| Queue::create(args.broker.as_deref(), run))
+    queue_proof::prove(&stage, args.redis.as_deref(), |run| {
+        Queue::create(args.broker.as_deref(), run)
+    })
 }

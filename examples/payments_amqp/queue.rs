@@ -29,7 +29,13 @@ impl Queue {
         };
         let queue = runtime.block_on(broker.new_queue(run, QueueKind::Quorum));
         let uri = broker.uri();
-        Ok(Self { runtime, broker, uri, queue, _server: server })
+        Ok(Self {
+            runtime,
+            broker,
+            uri,
+            queue,
+            _server: server,
+        })
     }
 }
 
@@ -39,8 +45,9 @@ impl queue::Queue for Queue {
     }
 
     fn is_empty(&self) -> bool {
-        self.runtime
-            .block_on(async { self.queue.ready().await == 0 && self.broker.left(&self.queue).await == 0 })
+        self.runtime.block_on(async {
+            self.queue.ready().await == 0 && self.broker.left(&self.queue).await == 0
+        })
     }
 
     fn arguments(&self) -> [&str; 4] {

@@ -1,4 +1,5 @@
-//! A worker process: what you would write yourself, except that it stops in one payment to be killed there.
+//! A worker process: what you would write yourself, except that it stops in one payment to be
+//! killed there.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -41,8 +42,15 @@ impl Worker {
         let gate = Gate::new(self.scope, billing::key(), store).lease(LEASE);
         let source = AmqpSource::new(self.uri, self.queue).prefetch(32);
         let (bank, ledger) = (Bank::open(&self.bank)?, Ledger::open(&self.ledger)?);
-        let billing = Billing { bank, ledger, hang: self.hang };
-        Consumer::new(source, gate, billing).concurrency(16).run_until(until_told_to_stop()).await?;
+        let billing = Billing {
+            bank,
+            ledger,
+            hang: self.hang,
+        };
+        Consumer::new(source, gate, billing)
+            .concurrency(16)
+            .run_until(until_told_to_stop())
+            .await?;
         Ok(())
     }
 }

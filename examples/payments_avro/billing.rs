@@ -1,4 +1,5 @@
-//! What is to be done once for each payment, and what makes two payments the same: what you would write yourself.
+//! What is to be done once for each payment, and what makes two payments the same: what you would
+//! write yourself.
 
 #[path = "../payments/billing.rs"]
 mod of_json;
@@ -14,7 +15,8 @@ use of_json::Receipt;
 /// The newest schema. The names and defaults in it count for payloads that were written before.
 pub(crate) const READER: &str = include_str!("payment.avsc");
 
-/// The fields that make two payments the same, whatever schema they were written with: those of JSON.
+/// The fields that make two payments the same, whatever schema they were written with: those of
+/// JSON.
 pub(crate) fn key(registry: &str) -> Result<Key, BoxError> {
     let format = SchemaFormat::registry(Registry::new(registry))?.reader(READER)?;
     Ok(of_json::key().format(Arc::new(format)))
@@ -30,10 +32,14 @@ impl Handler for AvroBilling {
     type Output = Receipt;
 
     async fn handle(&self, message: &Message, attempt: &Attempt) -> Result<Receipt, Failure> {
-        self.billing.handle(&self.documents.of(message).await?, attempt).await
+        self.billing
+            .handle(&self.documents.of(message).await?, attempt)
+            .await
     }
 
     async fn duplicate(&self, message: &Message, receipt: Receipt) -> Result<(), Failure> {
-        self.billing.duplicate(&self.documents.of(message).await?, receipt).await
+        self.billing
+            .duplicate(&self.documents.of(message).await?, receipt)
+            .await
     }
 }

@@ -1,10 +1,12 @@
-//! Payments in Avro from a Kafka topic, each charged once: written by another implementation with a schema registry, with a
-//! schema that changes in the middle of the topic, consumed in Rust and by a Python worker.
+//! Payments in Avro from a Kafka topic, each charged once: written by another implementation with a
+//! schema registry, with a schema that changes in the middle of the topic, consumed in Rust and by
+//! a Python worker.
 //!
-//! `cargo run --example payments_avro --features avro` starts a registry, which `scripts/fetch-servers` fetches together with
-//! confluent-kafka for Python, and a Kafka-speaking broker in this process. `--bootstrap localhost:9092
-//! --registry http://localhost:8081` does the same on servers that run already. The Python worker runs under `oncegate run`. It
-//! prints what happened as a table, and exits with 1 when the proof fails.
+//! `cargo run --example payments_avro --features avro` starts a registry, which
+//! `scripts/fetch-servers` fetches together with confluent-kafka for Python, and a Kafka-speaking
+//! broker in this process. `--bootstrap localhost:9092 --registry http://localhost:8081` does the
+//! same on servers that run already. The Python worker runs under `oncegate run`. It prints what
+//! happened as a table, and exits with 1 when the proof fails.
 
 mod billing;
 mod proof;
@@ -75,7 +77,12 @@ fn run(args: &Args) -> Result<bool, BoxError> {
     let broker = Broker::start(args.bootstrap.as_deref())?;
     broker.create_topic(&topic)?;
     let registry = RegistryPlace::start(args.registry.as_deref())?;
-    python::produce(broker.bootstrap(), registry.url(), &topic, &stage.payments.payloads)?;
+    python::produce(
+        broker.bootstrap(),
+        registry.url(),
+        &topic,
+        &stage.payments.payloads,
+    )?;
     bar.inc(stage.payments.messages());
     let store = store_place(args.redis.as_deref(), folder.path());
     let bank = Bank::open(&bank_place(folder.path()))?;
@@ -132,14 +139,30 @@ impl Place<'_> {
         let group = format!("{run}-{pass}");
         let path = self.folder.join(format!("{pass}.ledger"));
         let ledger = Ledger::open(&path)?;
-        let (path, bank) = (path.display().to_string(), bank_place(self.folder).display().to_string());
-        let arguments = ["--bootstrap", self.broker.bootstrap(), "--registry", self.registry];
-        let arguments = arguments.into_iter().chain(["--topic", self.topic, "--group", &group]);
+        let (path, bank) = (
+            path.display().to_string(),
+            bank_place(self.folder).display().to_string(),
+        );
+        let arguments = [
+            "--bootstrap",
+            self.broker.bootstrap(),
+            "--registry",
+            self.registry,
+        ];
+        let arguments = arguments
+            .into_iter()
+            .chain(["--topic", self.topic, "--group", &group]);
         let arguments = arguments.chain(["--store", self.store, "--scope", run, "--ledger", &path]);
         let hang = hang.arguments();
-        let arguments = arguments.chain(["--bank", &bank]).chain(hang.iter().map(String::as_str));
+        let arguments = arguments
+            .chain(["--bank", &bank])
+            .chain(hang.iter().map(String::as_str));
         let crew = Crew::start_workers(arguments)?;
-        Ok(Pass { group, ledger, crew })
+        Ok(Pass {
+            group,
+            ledger,
+            crew,
+        })
     }
 }
 
@@ -147,8 +170,10 @@ impl Pass {
     /// Waits until every message of the topic is acknowledged, and stops the workers.
     fn finish(&mut self, broker: &Broker, topic: &str, bar: &ProgressBar) -> Result<(), BoxError> {
         let asker = broker.asker(&self.group)?;
-        // A question that fails is asked again; that nothing moves any more is noticed all the same.
+        // A question that fails is asked again; that nothing moves any more is noticed all the
+        // same.
         let is_consumed = || broker.is_consumed(&asker, topic).unwrap_or(false);
-        self.crew.finish(bar, || self.ledger.progress(), is_consumed)
+        self.crew
+            .finish(bar, || self.ledger.progress(), is_consumed)
     }
 }

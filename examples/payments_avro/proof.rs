@@ -17,12 +17,21 @@ pub(crate) struct ProofWithPython {
 }
 
 impl ProofWithPython {
-    pub(crate) fn new(rust: Proof, produced: &Payments, charged: &[String], again: &[String]) -> Self {
+    pub(crate) fn new(
+        rust: Proof,
+        produced: &Payments,
+        charged: &[String],
+        again: &[String],
+    ) -> Self {
         let orders: BTreeSet<&String> = charged.iter().collect();
         Self {
             rust,
             python_charges: charged.len() as u64,
-            python_lost: produced.orders.iter().filter(|order| !orders.contains(order)).count() as u64,
+            python_lost: produced
+                .orders
+                .iter()
+                .filter(|order| !orders.contains(order))
+                .count() as u64,
             python_charged_twice: (charged.len() - orders.len()) as u64,
             python_replay_charges: again.len() as u64,
         }
@@ -38,16 +47,28 @@ impl ProofWithPython {
 
 impl fmt::Display for ProofWithPython {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "{}\n\n  the same topic, a Python worker under `oncegate run`", self.rust)?;
+        writeln!(
+            f,
+            "{}\n\n  the same topic, a Python worker under `oncegate run`",
+            self.rust
+        )?;
         for (name, count, note) in [
             ("charges", self.python_charges, "runs of the worker"),
             ("lost", self.python_lost, "must be 0"),
             ("charged twice", self.python_charged_twice, "must be 0"),
-            ("charges by a replay", self.python_replay_charges, "must be 0"),
+            (
+                "charges by a replay",
+                self.python_replay_charges,
+                "must be 0",
+            ),
         ] {
             writeln!(f, "    {name:36} {count:>8}   {note}")?;
         }
-        let verdict = if self.holds() { "Both proofs hold." } else { "A PROOF FAILS." };
+        let verdict = if self.holds() {
+            "Both proofs hold."
+        } else {
+            "A PROOF FAILS."
+        };
         write!(f, "\n  {verdict}")
     }
 }

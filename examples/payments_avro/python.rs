@@ -1,4 +1,5 @@
-//! What is written in Python: the producer, with another implementation of Avro, and a worker that gets JSON.
+//! What is written in Python: the producer, with another implementation of Avro, and a worker that
+//! gets JSON.
 
 use std::fs;
 use std::io::Write as _;
@@ -35,7 +36,10 @@ pub(crate) fn produce(
     }
     drop(input);
     let status = producer.wait()?;
-    status.success().then_some(()).ok_or_else(|| format!("the producer has failed: {status}").into())
+    status
+        .success()
+        .then_some(())
+        .ok_or_else(|| format!("the producer has failed: {status}").into())
 }
 
 fn here() -> PathBuf {
@@ -53,7 +57,11 @@ impl PythonWorker {
     pub(crate) fn new(place: &Place<'_>, run: &str, oncegate: PathBuf) -> Result<Self, BoxError> {
         let ledger = place.folder.join("python.ledger");
         fs::write(&ledger, "")?;
-        Ok(Self { oncegate, scope: format!("{run}-python"), ledger })
+        Ok(Self {
+            oncegate,
+            scope: format!("{run}-python"),
+            ledger,
+        })
     }
 
     /// Consumes the whole topic in a new group. Returns the orders that were charged.
@@ -78,7 +86,8 @@ impl PythonWorker {
         let asker = place.broker.asker(&group)?;
         let (mut lag, mut moved_at) = (None, Instant::now());
         while lag != Some(0) {
-            // A question that fails is asked again; that nothing moves any more is noticed all the same.
+            // A question that fails is asked again; that nothing moves any more is noticed all the
+            // same.
             if let Ok(left) = place.broker.lag(&asker, place.topic)
                 && lag != Some(left)
             {
@@ -106,7 +115,11 @@ impl PythonWorker {
         fs::write(&reader, billing::READER)?;
         let worker = Path::new(env!("CARGO_MANIFEST_DIR")).join("workers/python/worker_stdio.py");
         let (source, format, handler) = (
-            [json!([place.broker.bootstrap()]), json!([place.topic]), json!(group)],
+            [
+                json!([place.broker.bootstrap()]),
+                json!([place.topic]),
+                json!(group),
+            ],
             [json!(place.registry), json!(reader)],
             json!(["python3", worker, self.ledger]),
         );
@@ -131,18 +144,29 @@ handler = {{ exec = {handler}, workers = 2 }}
 
     /// The orders that were charged so far, one line each.
     fn charged(&self) -> Result<Vec<String>, BoxError> {
-        Ok(fs::read_to_string(&self.ledger)?.lines().map(str::to_owned).collect())
+        Ok(fs::read_to_string(&self.ledger)?
+            .lines()
+            .map(str::to_owned)
+            .collect())
     }
 }
 
 /// The program `oncegate` that was built with this one, or else the one that is installed.
 pub(crate) fn oncegate() -> Result<PathBuf, BoxError> {
     let this = std::env::current_exe()?;
-    let built = this.parent().and_then(Path::parent).map(|folder| folder.join("oncegate"));
+    let built = this
+        .parent()
+        .and_then(Path::parent)
+        .map(|folder| folder.join("oncegate"));
     let path = std::env::var_os("PATH").unwrap_or_default();
     let installed = std::env::split_paths(&path).map(|folder| folder.join("oncegate"));
-    let found = built.into_iter().chain(installed).find(|program| program.is_file());
-    found.ok_or_else(|| "there is no program `oncegate`: `cargo build -p oncegate-cli` makes it".into())
+    let found = built
+        .into_iter()
+        .chain(installed)
+        .find(|program| program.is_file());
+    found.ok_or_else(|| {
+        "there is no program `oncegate`: `cargo build -p oncegate-cli` makes it".into()
+    })
 }
 
 /// It is killed when this value is dropped.

@@ -13,11 +13,17 @@ pub(crate) struct RegistryPlace {
 impl RegistryPlace {
     pub(crate) fn start(url: Option<&str>) -> Result<Self, BoxError> {
         if let Some(url) = url {
-            return Ok(Self { url: url.to_owned(), _server: None });
+            return Ok(Self {
+                url: url.to_owned(),
+                _server: None,
+            });
         }
         let runtime = Runtime::new()?;
         let server = runtime.block_on(SchemaRegistry::start());
-        Ok(Self { url: server.url(), _server: Some((server, runtime)) })
+        Ok(Self {
+            url: server.url(),
+            _server: Some((server, runtime)),
+        })
     }
 
     pub(crate) fn url(&self) -> &str {

@@ -1,4 +1,5 @@
-//! A worker process: what you would write yourself, except that it stops in one payment to be killed there.
+//! A worker process: what you would write yourself, except that it stops in one payment to be
+//! killed there.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -45,11 +46,21 @@ impl Worker {
         let key = billing::key(&self.registry)?;
         let documents = Documents::new(&key)?;
         let gate = Gate::new(self.scope, key, store).lease(LEASE);
-        let source =
-            KafkaSource::new(self.bootstrap, self.group, [self.topic]).property("session.timeout.ms", "6000");
+        let source = KafkaSource::new(self.bootstrap, self.group, [self.topic])
+            .property("session.timeout.ms", "6000");
         let (bank, ledger) = (Bank::open(&self.bank)?, Ledger::open(&self.ledger)?);
-        let billing = AvroBilling { documents, billing: Billing { bank, ledger, hang: self.hang } };
-        Consumer::new(source, gate, billing).concurrency(16).run_until(until_told_to_stop()).await?;
+        let billing = AvroBilling {
+            documents,
+            billing: Billing {
+                bank,
+                ledger,
+                hang: self.hang,
+            },
+        };
+        Consumer::new(source, gate, billing)
+            .concurrency(16)
+            .run_until(until_told_to_stop())
+            .await?;
         Ok(())
     }
 }

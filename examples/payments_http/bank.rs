@@ -26,7 +26,10 @@ pub(crate) struct Bank {
 impl Bank {
     pub(crate) fn open(path: &Path) -> Result<Self, BoxError> {
         let statement = OpenOptions::new().create(true).append(true).open(path)?;
-        Ok(Self { path: path.to_owned(), statement: Mutex::new(statement) })
+        Ok(Self {
+            path: path.to_owned(),
+            statement: Mutex::new(statement),
+        })
     }
 
     /// Moves money. It charges as often as it is asked.
@@ -34,22 +37,34 @@ impl Bank {
         let mut line = serde_json::to_vec(charge)?;
         line.push(b'\n');
         // In one write: a process that is killed leaves a whole line or none.
-        self.statement.lock().map_err(|_| "the bank is broken")?.write_all(&line)?;
+        self.statement
+            .lock()
+            .map_err(|_| "the bank is broken")?
+            .write_all(&line)?;
         Ok(())
     }
 
     /// The charge of this reference, if there was one.
     pub(crate) fn find(&self, reference: &str) -> Result<Option<Charge>, BoxError> {
-        Ok(self.statement()?.into_iter().find(|charge| charge.reference == reference))
+        Ok(self
+            .statement()?
+            .into_iter()
+            .find(|charge| charge.reference == reference))
     }
 
     /// How often an order was charged.
     pub(crate) fn charges(&self, order: &str) -> Result<usize, BoxError> {
-        Ok(self.statement()?.iter().filter(|charge| charge.order == order).count())
+        Ok(self
+            .statement()?
+            .iter()
+            .filter(|charge| charge.order == order)
+            .count())
     }
 
     fn statement(&self) -> Result<Vec<Charge>, BoxError> {
         let text = std::fs::read_to_string(&self.path)?;
-        text.lines().map(|line| Ok(serde_json::from_str(line)?)).collect()
+        text.lines()
+            .map(|line| Ok(serde_json::from_str(line)?))
+            .collect()
     }
 }

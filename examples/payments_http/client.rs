@@ -15,7 +15,8 @@ use oncegate::BoxError;
 /// The longest wait for anything.
 const LIMIT: Duration = Duration::from_secs(30);
 
-/// The service in a child process. Dropping this value ends it: gracefully if possible, by SIGKILL otherwise.
+/// The service in a child process. Dropping this value ends it: gracefully if possible, by SIGKILL
+/// otherwise.
 pub(crate) struct Service {
     process: Child,
     pub(crate) client: Client,
@@ -24,7 +25,11 @@ pub(crate) struct Service {
 impl Service {
     pub(crate) fn start(folder: &Path) -> Result<Self, BoxError> {
         let mut command = Command::new(std::env::current_exe()?);
-        command.arg("--serve").arg(folder).stdin(Stdio::piped()).stdout(Stdio::piped());
+        command
+            .arg("--serve")
+            .arg(folder)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped());
         let mut process = command.spawn()?;
         let mut address = String::new();
         let output = process.stdout.take().ok_or("the service has no output")?;
@@ -76,11 +81,19 @@ impl Answer {
 
 impl Client {
     fn of(uri: &str) -> Self {
-        Self { connections: Connections::builder(TokioExecutor::new()).build_http(), uri: uri.to_owned() }
+        Self {
+            connections: Connections::builder(TokioExecutor::new()).build_http(),
+            uri: uri.to_owned(),
+        }
     }
 
     /// Sends a payment once.
-    pub(crate) async fn pay(&self, key: &str, order: &str, amount: u64) -> Result<Answer, BoxError> {
+    pub(crate) async fn pay(
+        &self,
+        key: &str,
+        order: &str,
+        amount: u64,
+    ) -> Result<Answer, BoxError> {
         let body = format!(r#"{{"order":"{order}","amount":{amount}}}"#);
         let request = Request::post(&self.uri)
             .header("idempotency-key", format!("\"{key}\""))
@@ -88,15 +101,26 @@ impl Client {
             .body(Full::from(body))?;
         let (head, body) = self.connections.request(request).await?.into_parts();
         let body = body.collect().await?.to_bytes();
-        Ok(Answer { status: head.status, headers: head.headers, body: String::from_utf8(body.into())? })
+        Ok(Answer {
+            status: head.status,
+            headers: head.headers,
+            body: String::from_utf8(body.into())?,
+        })
     }
 
     /// Sends it until the service returns a final answer: again after each `Retry-After`.
-    pub(crate) async fn pay_surely(&self, key: &str, order: &str, amount: u64) -> Result<Answer, BoxError> {
+    pub(crate) async fn pay_surely(
+        &self,
+        key: &str,
+        order: &str,
+        amount: u64,
+    ) -> Result<Answer, BoxError> {
         let deadline = Instant::now() + LIMIT;
         loop {
             let answer = self.pay(key, order, amount).await?;
-            let Some(after) = answer.headers.get(header::RETRY_AFTER) else { return Ok(answer) };
+            let Some(after) = answer.headers.get(header::RETRY_AFTER) else {
+                return Ok(answer);
+            };
             if Instant::now() > deadline {
                 return Err(format!("no outcome within {LIMIT:?}: {answer:?}").into());
             }

@@ -1,12 +1,14 @@
-//! A payment service behind `Idempotency-Key`, which shows by itself that no repetition charges twice:
+//! A payment service behind `Idempotency-Key`, which shows by itself that no repetition charges
+//! twice:
 //!
 //! ```sh
 //! cargo run --example payments_http
 //! ```
 //!
-//! A hundred equal requests at once, a client that hangs up, a key with another body, and a service that is killed
-//! after the money has moved. It needs no server: the records are in a SQLite file. The exit code is 0 only if every
-//! order was charged once and every client got the receipt of that charge.
+//! A hundred equal requests at once, a client that hangs up, a key with another body, and a service
+//! that is killed after the money has moved. It needs no server: the records are in a SQLite file.
+//! The exit code is 0 only if every order was charged once and every client got the receipt of that
+//! charge.
 
 mod bank;
 mod client;
@@ -80,10 +82,26 @@ async fn show(json: bool) -> Result<bool, BoxError> {
     if json {
         println!("{}", serde_json::to_string_pretty(&scenes)?);
     } else {
-        for Scene { name, holds, charges, seen } in &scenes {
-            println!("{} {name}: {charges} charge; {seen}", if *holds { "ok  " } else { "FAIL" });
+        for Scene {
+            name,
+            holds,
+            charges,
+            seen,
+        } in &scenes
+        {
+            println!(
+                "{} {name}: {charges} charge; {seen}",
+                if *holds { "ok  " } else { "FAIL" }
+            );
         }
-        println!("{}", if holds { "Every order was charged once." } else { "It does not hold." });
+        println!(
+            "{}",
+            if holds {
+                "Every order was charged once."
+            } else {
+                "It does not hold."
+            }
+        );
     }
     Ok(holds)
 }
@@ -94,16 +112,25 @@ async fn a_hundred_at_once(service: &Service, bank: &Bank) -> Result<Scene, BoxE
         let client = service.client.clone();
         clients.spawn(async move { client.pay_surely("key-1", "order-1", AMOUNT).await });
     }
-    let answers = clients.join_all().await.into_iter().collect::<Result<Vec<_>, _>>()?;
+    let answers = clients
+        .join_all()
+        .await
+        .into_iter()
+        .collect::<Result<Vec<_>, _>>()?;
     let first = answers.first().ok_or("no answers")?;
-    let equal = answers.iter().all(|a| a.status == StatusCode::CREATED && a.body == first.body);
+    let equal = answers
+        .iter()
+        .all(|a| a.status == StatusCode::CREATED && a.body == first.body);
     let replayed = answers.iter().filter(|answer| answer.is_replayed()).count();
     let charges = bank.charges("order-1")?;
     Ok(Scene {
         name: "a hundred equal requests at once",
         holds: equal && charges == 1 && replayed == EQUAL_REQUESTS - 1,
         charges,
-        seen: format!("{} receipts, {replayed} of them replayed, all equal: {equal}", answers.len()),
+        seen: format!(
+            "{} receipts, {replayed} of them replayed, all equal: {equal}",
+            answers.len()
+        ),
     })
 }
 
@@ -114,13 +141,20 @@ async fn a_client_that_hangs_up(service: &Service, bank: &Bank) -> Result<Scene,
     // It loses its patience before the receipt comes, and its connection with it.
     sent.abort();
     let hung_up = sent.await.is_err();
-    let answer = service.client.pay_surely("key-2", "order-2", AMOUNT).await?;
+    let answer = service
+        .client
+        .pay_surely("key-2", "order-2", AMOUNT)
+        .await?;
     let charges = bank.charges("order-2")?;
     Ok(Scene {
         name: "a client that hangs up and comes back",
         holds: hung_up && charges == 1 && answer.is_replayed(),
         charges,
-        seen: format!("hung up: {hung_up}; then {}, replayed: {}", answer.status, answer.is_replayed()),
+        seen: format!(
+            "hung up: {hung_up}; then {}, replayed: {}",
+            answer.status,
+            answer.is_replayed()
+        ),
     })
 }
 
@@ -147,21 +181,34 @@ async fn another_body(service: &Service, bank: &Bank) -> Result<Scene, BoxError>
 }
 
 /// Kills the service after the charge and before its record is completed.
-async fn a_crash(service: Service, folder: &Path, bank: &Bank) -> Result<(Scene, Service), BoxError> {
+async fn a_crash(
+    service: Service,
+    folder: &Path,
+    bank: &Bank,
+) -> Result<(Scene, Service), BoxError> {
     let client = service.client.clone();
     let sent = tokio::spawn(async move { client.pay("key-3", "order-3", AMOUNT).await });
     until_charged(bank, "order-3").await?;
     service.kill()?;
     let no_answer = sent.await?.is_err();
     let service = Service::start(folder)?;
-    let answer = service.client.pay_surely("key-3", "order-3", AMOUNT).await?;
+    let answer = service
+        .client
+        .pay_surely("key-3", "order-3", AMOUNT)
+        .await?;
     let receipt: Receipt = serde_json::from_str(&answer.body)?;
     let charges = bank.charges("order-3")?;
     let scene = Scene {
         name: "a service killed after the charge, and a retry",
-        holds: no_answer && charges == 1 && receipt.found_after_a_crash && receipt.order == "order-3",
+        holds: no_answer
+            && charges == 1
+            && receipt.found_after_a_crash
+            && receipt.order == "order-3",
         charges,
-        seen: format!("{}, found after a crash: {}", answer.status, receipt.found_after_a_crash),
+        seen: format!(
+            "{}, found after a crash: {}",
+            answer.status, receipt.found_after_a_crash
+        ),
     };
     Ok((scene, service))
 }

@@ -54,11 +54,22 @@ async fn pay(
     // An attempt that crashed may have charged: ask the bank before charging again.
     let found = attempt.recovered() && bank.find(&reference).map_err(failed)?.is_some();
     if !found {
-        let charge = Charge { order: order.clone(), amount, reference: reference.clone() };
+        let charge = Charge {
+            order: order.clone(),
+            amount,
+            reference: reference.clone(),
+        };
         bank.charge(&charge).map_err(failed)?;
     }
     sleep(AFTER_THE_CHARGE).await;
-    Ok((StatusCode::CREATED, Json(Receipt { order, reference, found_after_a_crash: found })))
+    Ok((
+        StatusCode::CREATED,
+        Json(Receipt {
+            order,
+            reference,
+            found_after_a_crash: found,
+        }),
+    ))
 }
 
 /// Serves until its standard input ends. Writes its address to the standard output.
@@ -75,17 +86,27 @@ pub(crate) async fn serve(folder: &Path) -> Result<(), BoxError> {
 
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
     writeln!(std::io::stdout(), "{}", listener.local_addr()?)?;
-    axum::serve(listener, app).with_graceful_shutdown(end_of_input()).await?;
+    axum::serve(listener, app)
+        .with_graceful_shutdown(end_of_input())
+        .await?;
     // The connections have ended; handlers whose clients had gone may still run.
     let left = idempotency.drain(DRAIN).await;
-    if left > 0 { Err(format!("{left} payments were cut off").into()) } else { Ok(()) }
+    if left > 0 {
+        Err(format!("{left} payments were cut off").into())
+    } else {
+        Ok(())
+    }
 }
 
 async fn end_of_input() {
     let (ended, input) = oneshot::channel();
     std::thread::spawn(move || {
         let mut line = String::new();
-        while std::io::stdin().lock().read_line(&mut line).is_ok_and(|bytes| bytes > 0) {}
+        while std::io::stdin()
+            .lock()
+            .read_line(&mut line)
+            .is_ok_and(|bytes| bytes > 0)
+        {}
         ended.send(())
     });
     _ = input.await;

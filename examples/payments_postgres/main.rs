@@ -1,11 +1,12 @@
-//! Payments from a Kafka topic, each charged exactly once: the charge and the mark that it is done are rows of one
-//! PostgreSQL database, committed together.
+//! Payments from a Kafka topic, each charged exactly once: the charge and the mark that it is done
+//! are rows of one PostgreSQL database, committed together.
 //!
-//! `cargo run --example payments_postgres` starts a Kafka-speaking broker in this process, and a PostgreSQL server
-//! from the programs that are installed on this machine. `--bootstrap localhost:9092 --postgres
-//! postgres://localhost/test` does the same on servers that are there. In the middle, one worker is killed in a
-//! transaction that has made a charge, and the connections of all others are cut; then the topic is replayed. It prints
-//! what happened as a table, and exits with 1 when the proof fails.
+//! `cargo run --example payments_postgres` starts a Kafka-speaking broker in this process, and a
+//! PostgreSQL server from the programs that are installed on this machine. `--bootstrap
+//! localhost:9092 --postgres postgres://localhost/test` does the same on servers that are there. In
+//! the middle, one worker is killed in a transaction that has made a charge, and the connections of
+//! all others are cut; then the topic is replayed. It prints what happened as a table, and exits
+//! with 1 when the proof fails.
 
 mod proof;
 mod worker;
@@ -83,8 +84,13 @@ fn run(args: &Args) -> Result<bool, BoxError> {
     broker.produce(&topic, &stage.payments.payloads, bar)?;
     let folder = tempfile::tempdir()?;
     let hang = stage.hang(folder.path());
-    let servers =
-        Servers { broker: &broker, database: &database, topic: &topic, run: &stage.name, hang: &hang };
+    let servers = Servers {
+        broker: &broker,
+        database: &database,
+        topic: &topic,
+        run: &stage.name,
+        hang: &hang,
+    };
 
     let bar = stage.charging("consuming; a kill and cut connections on the way");
     let mut first = servers.start("first")?;
@@ -99,7 +105,14 @@ fn run(args: &Args) -> Result<bool, BoxError> {
     stage.end();
 
     let taken_back = servers.taken_back(killed)?;
-    let proof = Proof::new(&database, &stage.name, &stage.payments, before_replay, cut, taken_back)?;
+    let proof = Proof::new(
+        &database,
+        &stage.name,
+        &stage.payments,
+        before_replay,
+        cut,
+        taken_back,
+    )?;
     stage.print(&proof)?;
     Ok(proof.holds())
 }
@@ -122,11 +135,20 @@ struct Pass {
 impl Servers<'_> {
     fn start(&self, pass: &str) -> Result<Pass, BoxError> {
         let group = format!("{}-{pass}", self.run);
-        let arguments = ["--bootstrap", self.broker.bootstrap(), "--topic", self.topic];
+        let arguments = [
+            "--bootstrap",
+            self.broker.bootstrap(),
+            "--topic",
+            self.topic,
+        ];
         let url = self.database.url_named(self.run);
-        let arguments = arguments.into_iter().chain(["--group", &group, "--postgres", &url]);
+        let arguments = arguments
+            .into_iter()
+            .chain(["--group", &group, "--postgres", &url]);
         let hang = self.hang.arguments();
-        let arguments = arguments.chain(["--run", self.run]).chain(hang.iter().map(String::as_str));
+        let arguments = arguments
+            .chain(["--run", self.run])
+            .chain(hang.iter().map(String::as_str));
         let crew = Crew::start_workers(arguments)?;
         Ok(Pass { group, crew })
     }
@@ -134,7 +156,8 @@ impl Servers<'_> {
     /// Waits until every message of the topic is acknowledged, and stops the workers.
     fn finish(&self, pass: &mut Pass, bar: &ProgressBar) -> Result<(), BoxError> {
         let asker = self.broker.asker(&pass.group)?;
-        // A question that fails is asked again; that nothing moves any more is noticed all the same.
+        // A question that fails is asked again; that nothing moves any more is noticed all the
+        // same.
         let is_consumed = || self.broker.is_consumed(&asker, self.topic).unwrap_or(false);
         pass.crew.finish(bar, || self.progress(), is_consumed)
     }
@@ -149,10 +172,15 @@ impl Servers<'_> {
         })
     }
 
-    /// Returns how often the charge that the killed worker had made in its transaction is there, made by another worker.
+    /// Returns how often the charge that the killed worker had made in its transaction is there,
+    /// made by another worker.
     fn taken_back(&self, killed: u32) -> Result<u64, BoxError> {
-        let question = "SELECT count(*) FROM charges WHERE run = $1 AND order_id = $2 AND pid <> $3";
-        self.database.count(question, &[&self.run, &self.hang.order(), &i32::try_from(killed)?])
+        let question =
+            "SELECT count(*) FROM charges WHERE run = $1 AND order_id = $2 AND pid <> $3";
+        self.database.count(
+            question,
+            &[&self.run, &self.hang.order(), &i32::try_from(killed)?],
+        )
     }
 
     /// Cuts every connection of the workers that are left, and returns how many there were.

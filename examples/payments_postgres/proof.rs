@@ -53,8 +53,10 @@ impl Proof {
                 "SELECT count(*) FROM answers AS a WHERE run = $1 AND NOT EXISTS (SELECT FROM charges AS c \
                  WHERE (c.run, c.order_id, c.charge) = (a.run, a.order_id, a.charge))",
             )?,
-            replay_charges: count("SELECT count(*) FROM charges WHERE run = $1")? - before_replay.charges,
-            replay_answered: count("SELECT count(*) FROM answers WHERE run = $1")? - before_replay.answers,
+            replay_charges: count("SELECT count(*) FROM charges WHERE run = $1")?
+                - before_replay.charges,
+            replay_answered: count("SELECT count(*) FROM answers WHERE run = $1")?
+                - before_replay.answers,
         })
     }
 
@@ -76,16 +78,36 @@ impl fmt::Display for Proof {
             ("first pass, three workers, one killed", 0, ""),
             ("messages", self.messages, ""),
             ("distinct payments", self.distinct_payments, ""),
-            ("connections cut", self.connections_cut, "those of the other workers, after the kill"),
-            ("charges in the table", self.charges, "must be the distinct payments"),
-            ("duplicates answered from the store", self.answered_from_the_store, ""),
-            ("charges taken back", self.taken_back, "by the kill in their transaction; must be 1"),
+            (
+                "connections cut",
+                self.connections_cut,
+                "those of the other workers, after the kill",
+            ),
+            (
+                "charges in the table",
+                self.charges,
+                "must be the distinct payments",
+            ),
+            (
+                "duplicates answered from the store",
+                self.answered_from_the_store,
+                "",
+            ),
+            (
+                "charges taken back",
+                self.taken_back,
+                "by the kill in their transaction; must be 1",
+            ),
             ("lost", self.lost, "must be 0"),
             ("charged twice", self.charged_twice, "must be 0"),
             ("wrong answers", self.wrong_answers, "must be 0"),
             ("replay of the whole topic", 0, ""),
             ("charges in the table", self.replay_charges, "must be 0"),
-            ("answered from the store", self.replay_answered, "at least every message"),
+            (
+                "answered from the store",
+                self.replay_answered,
+                "at least every message",
+            ),
         ];
         for (name, count, note) in rows {
             match name.starts_with("first pass") || name.starts_with("replay of") {
@@ -93,7 +115,11 @@ impl fmt::Display for Proof {
                 false => writeln!(f, "    {name:36} {count:>8}   {note}")?,
             }
         }
-        let verdict = if self.holds() { "The proof holds." } else { "THE PROOF FAILS." };
+        let verdict = if self.holds() {
+            "The proof holds."
+        } else {
+            "THE PROOF FAILS."
+        };
         write!(f, "\n  {verdict}")
     }
 }

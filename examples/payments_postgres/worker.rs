@@ -1,4 +1,5 @@
-//! A worker process: what you would write yourself, except that it stops in one transaction to be killed there.
+//! A worker process: what you would write yourself, except that it stops in one transaction to be
+//! killed there.
 
 use std::str::FromStr as _;
 use std::time::Duration;
@@ -8,7 +9,8 @@ use deadpool_postgres::{Manager, ManagerConfig, Pool, RecyclingMethod};
 use oncegate::kafka::KafkaSource;
 use oncegate::postgres::{PostgresStore, PostgresTransaction};
 use oncegate::{
-    Attempt, BoxError, Consumer, Failure, Field, Gate, Key, Message, Transactional, TransactionalHandler,
+    Attempt, BoxError, Consumer, Failure, Field, Gate, Key, Message, Transactional,
+    TransactionalHandler,
 };
 use oncegate_examples::crew::{start_logging, until_told_to_stop};
 use oncegate_examples::hang::Hang;
@@ -71,10 +73,21 @@ impl TransactionalHandler<PostgresTransaction> for Billing {
         transaction: &mut PostgresTransaction,
     ) -> Result<Receipt, Failure> {
         let payment: Payment = message.json()?;
-        let receipt = Receipt { charge: attempt.idempotency_key("charge") };
-        let insert = "INSERT INTO charges (run, order_id, amount, charge, pid) VALUES ($1, $2, $3, $4, $5)";
-        let (amount, pid) = (payment.amount.to_string(), i32::try_from(std::process::id())?);
-        transaction.execute(insert, &[&self.run, &payment.order_id, &amount, &receipt.charge, &pid]).await?;
+        let receipt = Receipt {
+            charge: attempt.idempotency_key("charge"),
+        };
+        let insert =
+            "INSERT INTO charges (run, order_id, amount, charge, pid) VALUES ($1, $2, $3, $4, $5)";
+        let (amount, pid) = (
+            payment.amount.to_string(),
+            i32::try_from(std::process::id())?,
+        );
+        transaction
+            .execute(
+                insert,
+                &[&self.run, &payment.order_id, &amount, &receipt.charge, &pid],
+            )
+            .await?;
         // A kill here takes the charge back.
         self.hang.here(&payment.order_id).await?;
         tokio::time::sleep(BOOKING_TAKES).await;
@@ -85,7 +98,9 @@ impl TransactionalHandler<PostgresTransaction> for Billing {
         let payment: Payment = message.json()?;
         let client = self.pool.get().await?;
         let insert = "INSERT INTO answers (run, order_id, charge) VALUES ($1, $2, $3)";
-        client.execute(insert, &[&self.run, &payment.order_id, &receipt.charge]).await?;
+        client
+            .execute(insert, &[&self.run, &payment.order_id, &receipt.charge])
+            .await?;
         Ok(())
     }
 }
@@ -97,11 +112,18 @@ impl Worker {
         let store = PostgresStore::connect(&self.postgres).await?;
         let transactions = store.transactions()?.connections(CONCURRENCY as usize);
         let gate = Gate::new(&*self.run, key(), store).lease(LEASE);
-        let source =
-            KafkaSource::new(self.bootstrap, self.group, [self.topic]).property("session.timeout.ms", "6000");
-        let billing = Billing { pool: pool(&self.postgres)?, run: self.run, hang: self.hang };
+        let source = KafkaSource::new(self.bootstrap, self.group, [self.topic])
+            .property("session.timeout.ms", "6000");
+        let billing = Billing {
+            pool: pool(&self.postgres)?,
+            run: self.run,
+            hang: self.hang,
+        };
         let billing = Transactional::new(transactions, billing);
-        Consumer::new(source, gate, billing).concurrency(CONCURRENCY).run_until(until_told_to_stop()).await?;
+        Consumer::new(source, gate, billing)
+            .concurrency(CONCURRENCY)
+            .run_until(until_told_to_stop())
+            .await?;
         Ok(())
     }
 }
@@ -109,7 +131,11 @@ impl Worker {
 /// The connections for answers to duplicates; the store and its transactions have their own.
 fn pool(url: &str) -> Result<Pool, BoxError> {
     let config = tokio_postgres::Config::from_str(url)?;
-    let recycling = ManagerConfig { recycling_method: RecyclingMethod::Fast };
+    let recycling = ManagerConfig {
+        recycling_method: RecyclingMethod::Fast,
+    };
     let manager = Manager::from_config(config, NoTls, recycling);
-    Ok(Pool::builder(manager).max_size(CONCURRENCY as usize).build()?)
+    Ok(Pool::builder(manager)
+        .max_size(CONCURRENCY as usize)
+        .build()?)
 }

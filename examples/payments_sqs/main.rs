@@ -1,9 +1,10 @@
-//! Payments from an SQS queue, each charged once: with duplicates, several worker processes, a kill, and everything
-//! sent a second time.
+//! Payments from an SQS queue, each charged once: with duplicates, several worker processes, a
+//! kill, and everything sent a second time.
 //!
-//! `cargo run --example payments_sqs --features sqs` starts an ElasticMQ, which `scripts/fetch-servers` fetches, and
-//! keeps its records in one SQLite file. `--endpoint http://127.0.0.1:9324 --redis redis://localhost:6379` does the
-//! same on servers that run already. It prints what happened as a table, and exits with 1 when the proof fails.
+//! `cargo run --example payments_sqs --features sqs` starts an ElasticMQ, which
+//! `scripts/fetch-servers` fetches, and keeps its records in one SQLite file. `--endpoint
+//! http://127.0.0.1:9324 --redis redis://localhost:6379` does the same on servers that run already.
+//! It prints what happened as a table, and exits with 1 when the proof fails.
 
 #[path = "../payments/billing.rs"]
 mod billing;
@@ -55,5 +56,7 @@ fn main() -> ExitCode {
 /// Sends, consumes, kills, sends again, and returns whether the proof holds.
 fn run(args: &Args) -> Result<bool, BoxError> {
     let stage = Stage::new(&args.stage);
-    queue_proof::prove(&stage, args.redis.as_deref(), |run| Queue::create(args.endpoint.as_deref(), run))
+    queue_proof::prove(&stage, args.redis.as_deref(), |run| {
+        Queue::create(args.endpoint.as_deref(), run)
+    })
 }

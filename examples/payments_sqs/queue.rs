@@ -29,7 +29,12 @@ impl Queue {
             }
         };
         let queue = runtime.block_on(sqs.new_queue(run));
-        Ok(Self { runtime, sqs, queue, _server: server })
+        Ok(Self {
+            runtime,
+            sqs,
+            queue,
+            _server: server,
+        })
     }
 }
 
@@ -43,6 +48,11 @@ impl queue::Queue for Queue {
     }
 
     fn arguments(&self) -> [&str; 4] {
-        ["--endpoint", self.sqs.endpoint(), "--queue", self.queue.url()]
+        [
+            "--endpoint",
+            self.sqs.endpoint(),
+            "--queue",
+            self.queue.url(),
+        ]
     }
 }

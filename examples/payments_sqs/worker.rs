@@ -1,4 +1,5 @@
-//! A worker process: what you would write yourself, except that it stops in one payment to be killed there.
+//! A worker process: what you would write yourself, except that it stops in one payment to be
+//! killed there.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -43,14 +44,21 @@ impl Worker {
         start_logging();
         let store = open_store(&self.store).await?;
         let gate = Gate::new(self.scope, billing::key(), store).lease(LEASE);
-        // `SqsSource::new("orders")` finds credentials and region in the usual places; another server has
-        // neither.
+        // `SqsSource::new("orders")` finds credentials and region in the usual places; another
+        // server has neither.
         let source = SqsSource::from_client(Sqs::at(self.endpoint).client().clone(), self.queue)
             .visibility(VISIBILITY)
             .wait(WAIT);
         let (bank, ledger) = (Bank::open(&self.bank)?, Ledger::open(&self.ledger)?);
-        let billing = Billing { bank, ledger, hang: self.hang };
-        Consumer::new(source, gate, billing).concurrency(16).run_until(until_told_to_stop()).await?;
+        let billing = Billing {
+            bank,
+            ledger,
+            hang: self.hang,
+        };
+        Consumer::new(source, gate, billing)
+            .concurrency(16)
+            .run_until(until_told_to_stop())
+            .await?;
         Ok(())
     }
 }

@@ -45,9 +45,15 @@ impl Broker {
                 (mock.bootstrap_servers(), Some(mock))
             }
         };
-        let reader =
-            ClientConfig::new().set("bootstrap.servers", &bootstrap).set("group.id", "none").create()?;
-        Ok(Self { bootstrap, reader, mock })
+        let reader = ClientConfig::new()
+            .set("bootstrap.servers", &bootstrap)
+            .set("group.id", "none")
+            .create()?;
+        Ok(Self {
+            bootstrap,
+            reader,
+            mock,
+        })
     }
 
     /// `host:port`.
@@ -72,16 +78,26 @@ impl Broker {
     /// When the client cannot be made.
     pub fn sender<'a>(&self, topic: &'a str) -> Result<Sender<'a>, BoxError> {
         let mut config = ClientConfig::new();
-        config.set("bootstrap.servers", &self.bootstrap).set("linger.ms", "5");
-        Ok(Sender { producer: config.create()?, topic })
+        config
+            .set("bootstrap.servers", &self.bootstrap)
+            .set("linger.ms", "5");
+        Ok(Sender {
+            producer: config.create()?,
+            topic,
+        })
     }
 
-    /// Sends the payloads with broker keys at random: duplicates come on any partition, as after a change of the
-    /// partition count.
+    /// Sends the payloads with broker keys at random: duplicates come on any partition, as after a
+    /// change of the partition count.
     ///
     /// # Errors
     /// When the broker does not take them.
-    pub fn produce(&self, topic: &str, payloads: &[String], bar: &ProgressBar) -> Result<(), BoxError> {
+    pub fn produce(
+        &self,
+        topic: &str,
+        payloads: &[String],
+        bar: &ProgressBar,
+    ) -> Result<(), BoxError> {
         let sender = self.sender(topic)?;
         // The same keys for as many messages.
         let mut rng = Rng::with_seed(payloads.len() as u64);
@@ -111,7 +127,10 @@ impl Broker {
     /// When the client cannot be made.
     pub fn asker(&self, group: &str) -> Result<BaseConsumer, BoxError> {
         let mut config = ClientConfig::new();
-        Ok(config.set("bootstrap.servers", &self.bootstrap).set("group.id", group).create()?)
+        Ok(config
+            .set("bootstrap.servers", &self.bootstrap)
+            .set("group.id", group)
+            .create()?)
     }
 
     /// Whether the asker's group has acknowledged the whole topic.
@@ -143,7 +162,9 @@ impl Broker {
 
 impl fmt::Debug for Broker {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Broker").field("bootstrap", &self.bootstrap).finish_non_exhaustive()
+        f.debug_struct("Broker")
+            .field("bootstrap", &self.bootstrap)
+            .finish_non_exhaustive()
     }
 }
 
@@ -154,9 +175,14 @@ impl Sender<'_> {
     /// When the client does not take it.
     pub fn send(&self, payload: &str, key: &str) -> Result<(), BoxError> {
         loop {
-            match self.producer.send(BaseRecord::to(self.topic).payload(payload).key(key)) {
+            match self
+                .producer
+                .send(BaseRecord::to(self.topic).payload(payload).key(key))
+            {
                 Ok(()) => return Ok(()),
-                Err((KafkaError::MessageProduction(RDKafkaErrorCode::QueueFull), _)) => self.flush()?,
+                Err((KafkaError::MessageProduction(RDKafkaErrorCode::QueueFull), _)) => {
+                    self.flush()?
+                }
                 Err((error, _)) => return Err(error.into()),
             }
         }
@@ -173,16 +199,23 @@ impl Sender<'_> {
 
 impl fmt::Debug for Sender<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Sender").field("topic", &self.topic).finish_non_exhaustive()
+        f.debug_struct("Sender")
+            .field("topic", &self.topic)
+            .finish_non_exhaustive()
     }
 }
 
 fn create_topic(bootstrap: &str, topic: &str) -> Result<(), BoxError> {
-    let admin: AdminClient<DefaultClientContext> =
-        ClientConfig::new().set("bootstrap.servers", bootstrap).create()?;
+    let admin: AdminClient<DefaultClientContext> = ClientConfig::new()
+        .set("bootstrap.servers", bootstrap)
+        .create()?;
     let topics = [NewTopic::new(topic, PARTITIONS, TopicReplication::Fixed(1))];
-    let options = AdminOptions::new().operation_timeout(Some(TIMEOUT)).request_timeout(Some(TIMEOUT));
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let options = AdminOptions::new()
+        .operation_timeout(Some(TIMEOUT))
+        .request_timeout(Some(TIMEOUT));
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?;
     for created in runtime.block_on(admin.create_topics(&topics, &options))? {
         created.map_err(|(topic, error)| format!("cannot create the topic {topic}: {error}"))?;
     }

@@ -42,22 +42,30 @@ impl Crew {
     ///
     /// # Errors
     /// When one does not start.
-    pub fn start_workers<'a>(arguments: impl IntoIterator<Item = &'a str>) -> Result<Self, BoxError> {
+    pub fn start_workers<'a>(
+        arguments: impl IntoIterator<Item = &'a str>,
+    ) -> Result<Self, BoxError> {
         let arguments = ["worker"].into_iter().chain(arguments).map(str::to_owned);
         Self::start(WORKERS, &arguments.collect::<Vec<String>>())
     }
 
-    /// Starts so many workers, and waits until each [says that it is ready](until_told_to_stop); `arguments` is what each
-    /// is given.
+    /// Starts so many workers, and waits until each [says that it is ready](until_told_to_stop);
+    /// `arguments` is what each is given.
     ///
     /// # Errors
     /// When one does not start, or ends before it is ready.
     pub fn start(workers: usize, arguments: &[String]) -> Result<Self, BoxError> {
         let start = |_| {
             let mut worker = Command::new(std::env::current_exe()?);
-            worker.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()
+            worker
+                .args(arguments)
+                .stdin(Stdio::piped())
+                .stdout(Stdio::piped())
+                .spawn()
         };
-        let workers = (0..workers).map(start).collect::<Result<Vec<Child>, io::Error>>()?;
+        let workers = (0..workers)
+            .map(start)
+            .collect::<Result<Vec<Child>, io::Error>>()?;
         let mut crew = Self { workers };
         for worker in &mut crew.workers {
             let mut said = String::new();
@@ -101,7 +109,8 @@ impl Crew {
         }
     }
 
-    /// Waits until a worker has stopped in the middle of a payment, and kills it with SIGKILL. Returns its process id.
+    /// Waits until a worker has stopped in the middle of a payment, and kills it with SIGKILL.
+    /// Returns its process id.
     ///
     /// # Errors
     /// When nothing moves, or a worker ends by itself.
@@ -112,7 +121,10 @@ impl Crew {
         progress: impl Fn() -> Result<Progress, BoxError>,
     ) -> Result<u32, BoxError> {
         self.wait_for(bar, progress, |_| hang.who().is_some())?;
-        let place = self.workers.iter().position(|worker| Some(worker.id()) == hang.who());
+        let place = self
+            .workers
+            .iter()
+            .position(|worker| Some(worker.id()) == hang.who());
         let place = place.ok_or("it is no worker that has stopped")?;
         // It stays among the workers until it is dead, so that it is waited for whatever happens.
         let worker = self.workers.get_mut(place).ok_or("no worker is left")?;
@@ -135,12 +147,15 @@ impl Crew {
         self.stop()
     }
 
-    /// Closing a worker's standard input asks it to stop; it finishes what it has started, commits and leaves.
+    /// Closing a worker's standard input asks it to stop; it finishes what it has started, commits
+    /// and leaves.
     ///
     /// # Errors
     /// When one does not end well.
     pub fn stop(&mut self) -> Result<(), BoxError> {
-        self.workers.iter_mut().for_each(|worker| drop(worker.stdin.take()));
+        self.workers
+            .iter_mut()
+            .for_each(|worker| drop(worker.stdin.take()));
         for worker in &mut self.workers {
             let status = worker.wait()?;
             if !status.success() {
@@ -161,8 +176,8 @@ impl Drop for Crew {
     }
 }
 
-/// In a worker: tells the main process that it is ready. What it returns resolves when the main process closes the worker's
-/// standard input to stop it, or ends.
+/// In a worker: tells the main process that it is ready. What it returns resolves when the main
+/// process closes the worker's standard input to stop it, or ends.
 pub fn until_told_to_stop() -> impl Future<Output = ()> + Send {
     println!("{READY}");
     async {
@@ -170,9 +185,15 @@ pub fn until_told_to_stop() -> impl Future<Output = ()> + Send {
     }
 }
 
-/// In a worker: logs to standard error. Quiet unless something is wrong; `PAYMENTS_LOG=info` shows more.
+/// In a worker: logs to standard error. Quiet unless something is wrong; `PAYMENTS_LOG=info` shows
+/// more.
 pub fn start_logging() {
-    let level = std::env::var("PAYMENTS_LOG").ok().and_then(|level| level.parse().ok());
+    let level = std::env::var("PAYMENTS_LOG")
+        .ok()
+        .and_then(|level| level.parse().ok());
     let level = level.unwrap_or(tracing_subscriber::filter::LevelFilter::ERROR);
-    tracing_subscriber::fmt().with_max_level(level).with_writer(std::io::stderr).init();
+    tracing_subscriber::fmt()
+        .with_max_level(level)
+        .with_writer(std::io::stderr)
+        .init();
 }

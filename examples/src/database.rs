@@ -9,7 +9,8 @@ use tokio::runtime::Runtime;
 use tokio_postgres::types::ToSql;
 use tokio_postgres::{Client, NoTls, Row};
 
-/// A database, and a connection to read it. A server that this process started stops when this value is dropped.
+/// A database, and a connection to read it. A server that this process started stops when this
+/// value is dropped.
 pub struct Database {
     url: String,
     client: Client,
@@ -18,8 +19,8 @@ pub struct Database {
 }
 
 impl Database {
-    /// The database at `url`, or a new server from the programs that are installed on this machine. It makes the
-    /// tables of oncegate, and those of the example.
+    /// The database at `url`, or a new server from the programs that are installed on this machine.
+    /// It makes the tables of oncegate, and those of the example.
     ///
     /// # Errors
     /// When it cannot be reached, or takes no tables.
@@ -27,7 +28,10 @@ impl Database {
     /// # Panics
     /// When a server cannot be started; the text names what to install.
     pub fn open(url: Option<&str>, tables: &str) -> Result<Self, BoxError> {
-        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(1)
+            .enable_all()
+            .build()?;
         let (url, server) = match url {
             Some(url) => (url.to_owned(), None),
             None => {
@@ -46,7 +50,12 @@ impl Database {
             client.batch_execute(&alone).await?;
             Ok::<_, BoxError>(client)
         })?;
-        Ok(Self { url, client, runtime, _server: server })
+        Ok(Self {
+            url,
+            client,
+            runtime,
+            _server: server,
+        })
     }
 
     /// Where it is.
@@ -65,15 +74,24 @@ impl Database {
     /// # Errors
     /// When there is none.
     pub fn ask(&self, question: &str, parameters: &[&(dyn ToSql + Sync)]) -> Result<Row, BoxError> {
-        Ok(self.runtime.block_on(self.client.query_one(question, parameters))?)
+        Ok(self
+            .runtime
+            .block_on(self.client.query_one(question, parameters))?)
     }
 
     /// The one number of an answer.
     ///
     /// # Errors
     /// When there is none.
-    pub fn count(&self, question: &str, parameters: &[&(dyn ToSql + Sync)]) -> Result<u64, BoxError> {
-        Ok(self.ask(question, parameters)?.try_get::<_, i64>(0)?.unsigned_abs())
+    pub fn count(
+        &self,
+        question: &str,
+        parameters: &[&(dyn ToSql + Sync)],
+    ) -> Result<u64, BoxError> {
+        Ok(self
+            .ask(question, parameters)?
+            .try_get::<_, i64>(0)?
+            .unsigned_abs())
     }
 }
 

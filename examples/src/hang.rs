@@ -1,7 +1,7 @@
 //! The payment in the middle of which a worker is killed.
 //!
-//! A kill at some moment may find a worker with nothing in hand. So one worker stops in the middle of one payment, and
-//! says so in a file.
+//! A kill at some moment may find a worker with nothing in hand. So one worker stops in the middle
+//! of one payment, and says so in a file.
 
 use std::fs::{self, OpenOptions};
 use std::io::{ErrorKind, Write as _};
@@ -22,9 +22,13 @@ pub struct Hang {
 }
 
 impl Hang {
-    /// In the main process: a worker stops in this order's payment, and says so in a file in `folder`.
+    /// In the main process: a worker stops in this order's payment, and says so in a file in
+    /// `folder`.
     pub fn on(order: String, folder: &Path) -> Self {
-        Self { slow_order: order, stopped: folder.join("stopped") }
+        Self {
+            slow_order: order,
+            stopped: folder.join("stopped"),
+        }
     }
 
     /// The order.
@@ -35,12 +39,21 @@ impl Hang {
     /// The arguments that tell a worker.
     pub fn arguments(&self) -> [String; 4] {
         let stopped = self.stopped.display().to_string();
-        ["--slow-order".to_owned(), self.slow_order.clone(), "--stopped".to_owned(), stopped]
+        [
+            "--slow-order".to_owned(),
+            self.slow_order.clone(),
+            "--stopped".to_owned(),
+            stopped,
+        ]
     }
 
     /// The process that has stopped.
     pub fn who(&self) -> Option<u32> {
-        fs::read_to_string(&self.stopped).ok()?.strip_suffix('\n')?.parse().ok()
+        fs::read_to_string(&self.stopped)
+            .ok()?
+            .strip_suffix('\n')?
+            .parse()
+            .ok()
     }
 
     /// In a worker: stops in the payment of that order, unless a worker has done so before.
@@ -51,7 +64,11 @@ impl Hang {
         if order != self.slow_order {
             return Ok(());
         }
-        match OpenOptions::new().write(true).create_new(true).open(&self.stopped) {
+        match OpenOptions::new()
+            .write(true)
+            .create_new(true)
+            .open(&self.stopped)
+        {
             Ok(mut file) => writeln!(file, "{}", std::process::id())?,
             Err(error) if error.kind() == ErrorKind::AlreadyExists => return Ok(()),
             Err(error) => return Err(error.into()),

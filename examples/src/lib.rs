@@ -1,7 +1,9 @@
-//! Shared parts of the examples: their stage, a broker, a database, and worker processes that are killed in a payment.
+//! Shared parts of the examples: their stage, a broker, a database, and worker processes that are
+//! killed in a payment.
 //!
 //! What you would write yourself is in `payments/{billing,worker}.rs`, `payments_sqs/worker.rs`,
-//! `payments_amqp/worker.rs`, `payments_avro/{billing,worker}.rs`, `payments_http/`, `payments_postgres/worker.rs`, `batch/` and `outbox/`.
+//! `payments_amqp/worker.rs`, `payments_avro/{billing,worker}.rs`, `payments_http/`,
+//! `payments_postgres/worker.rs`, `batch/` and `outbox/`.
 
 pub mod broker;
 pub mod crew;

@@ -1,5 +1,5 @@
-//! The proof of payments from a queue, the same for every broker: consumed while a worker is killed, sent a second time, and
-//! compared with what the bank was asked for.
+//! The proof of payments from a queue, the same for every broker: consumed while a worker is
+//! killed, sent a second time, and compared with what the bank was asked for.
 
 use std::path::Path;
 
@@ -26,8 +26,8 @@ pub trait Queue {
     fn arguments(&self) -> [&str; 4];
 }
 
-/// Sends, consumes, kills, sends again, and returns whether the proof holds. `create` makes a queue for a run of this name;
-/// without a Redis server, the records are in one SQLite file.
+/// Sends, consumes, kills, sends again, and returns whether the proof holds. `create` makes a queue
+/// for a run of this name; without a Redis server, the records are in one SQLite file.
 ///
 /// # Errors
 /// When a server, a worker or a file cannot be used.
@@ -43,11 +43,19 @@ pub fn prove<Q: Queue>(
     let store = store_place(redis, folder.path());
     let bank = Bank::open(&bank_place(folder.path()))?;
     let hang = stage.hang(folder.path());
-    let shared = Shared { queue: &queue, store, run: &stage.name, hang, folder: folder.path() };
+    let shared = Shared {
+        queue: &queue,
+        store,
+        run: &stage.name,
+        hang,
+        folder: folder.path(),
+    };
 
     let bar = stage.charging("consuming; one worker is killed on the way");
     let mut first = shared.start("first")?;
-    let killed = first.crew.kill_in(&shared.hang, bar, || first.ledger.progress())?;
+    let killed = first
+        .crew
+        .kill_in(&shared.hang, bar, || first.ledger.progress())?;
     first.finish(&queue, bar)?;
 
     let bar = stage.sending("everything comes a second time");
@@ -91,7 +99,9 @@ impl<Q: Queue> Shared<'_, Q> {
         let (path, hang) = (path.display().to_string(), self.hang.arguments());
         let arguments = self.queue.arguments().into_iter();
         let arguments = arguments.chain(["--store", &self.store, "--scope", self.run]);
-        let arguments = arguments.chain(["--ledger", &path]).chain(hang.iter().map(String::as_str));
+        let arguments = arguments
+            .chain(["--ledger", &path])
+            .chain(hang.iter().map(String::as_str));
         let bank = bank_place(self.folder).display().to_string();
         let crew = Crew::start_workers(arguments.chain(["--bank", &bank]))?;
         Ok(Pass { ledger, crew })
@@ -101,6 +111,7 @@ impl<Q: Queue> Shared<'_, Q> {
 impl Pass {
     /// Waits until the queue is empty, and stops the workers.
     fn finish(&mut self, queue: &impl Queue, bar: &ProgressBar) -> Result<(), BoxError> {
-        self.crew.finish(bar, || self.ledger.progress(), || queue.is_empty())
+        self.crew
+            .finish(bar, || self.ledger.progress(), || queue.is_empty())
     }
 }

@@ -18,9 +18,15 @@ pub struct Show {
 impl Show {
     /// A bar for people, and none beside JSON.
     pub fn stages(self) -> Stages {
-        let bar = if self.json { ProgressBar::hidden() } else { ProgressBar::new(0) };
+        let bar = if self.json {
+            ProgressBar::hidden()
+        } else {
+            ProgressBar::new(0)
+        };
         let style = ProgressStyle::with_template("{msg:44} {bar:30} {pos}/{len} {elapsed}");
-        Stages { bar: bar.with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar())) }
+        Stages {
+            bar: bar.with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar())),
+        }
     }
 
     /// Prints the proof.

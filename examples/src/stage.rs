@@ -1,4 +1,5 @@
-//! The stage of the programs about payments: their options, the run's name and messages, and its stages on the screen.
+//! The stage of the programs about payments: their options, the run's name and messages, and its
+//! stages on the screen.
 
 use std::path::Path;
 

@@ -14,7 +14,11 @@ fn main() {
         ("\"orders\"", "README_TOPIC"),
         ("\"orders.dead\"", "README_DEAD_LETTERS"),
     ] {
-        assert_eq!(program.matches(literal).count(), 1, "the README's program contains {literal} once");
+        assert_eq!(
+            program.matches(literal).count(),
+            1,
+            "the README's program contains {literal} once"
+        );
         let variable = match name {
             "README_REDIS" => format!("&std::env::var({name:?})?"),
             _ => format!("std::env::var({name:?})?"),

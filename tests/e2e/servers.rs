@@ -5,8 +5,8 @@ use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use oncegate_testkit::{
-    Depth, ElasticmqServer, Fault, Kafka, KafkaBroker, Ledger, Moto, Process, Record, Redis, RedisServer,
-    Sqs, SqsProxy, process, unique,
+    Depth, ElasticmqServer, Fault, Kafka, KafkaBroker, Ledger, Moto, Process, Record, Redis,
+    RedisServer, Sqs, SqsProxy, process, unique,
 };
 use rdkafka::Message;
 use rdkafka::consumer::{BaseConsumer, CommitMode, Consumer};
@@ -30,10 +30,17 @@ async fn the_shared_redis_answers() {
 async fn a_killed_redis_comes_back_with_its_data_or_wiped() {
     let mut server = RedisServer::synced().await;
     let url = server.url().to_owned();
-    let () = server.connection().await.set("kept", "yes").await.expect("SET");
+    let () = server
+        .connection()
+        .await
+        .set("kept", "yes")
+        .await
+        .expect("SET");
 
     server.kill();
-    let gone = redis::Client::open(url.as_str()).expect("the URL is valid").get_connection();
+    let gone = redis::Client::open(url.as_str())
+        .expect("the URL is valid")
+        .get_connection();
     assert!(gone.is_err(), "a killed Redis answers");
 
     server.start_again().await;
@@ -64,9 +71,15 @@ async fn a_message_with_a_date_of_long_ago_is_refused() {
     let broker = KafkaBroker::start().await;
     let topic = broker.new_topic("dates", 1).await;
     let producer: FutureProducer = broker.config().create().expect("the settings are valid");
-    let of_2023 = FutureRecord::<[u8], [u8]>::to(&topic).timestamp(1_700_000_000_000).payload(b"old");
+    let of_2023 = FutureRecord::<[u8], [u8]>::to(&topic)
+        .timestamp(1_700_000_000_000)
+        .payload(b"old");
     let (error, _) = producer.send(of_2023, LIMIT).await.expect_err("refused");
-    assert_eq!(error.rdkafka_error_code(), Some(RDKafkaErrorCode::InvalidTimestamp), "{error}");
+    assert_eq!(
+        error.rdkafka_error_code(),
+        Some(RDKafkaErrorCode::InvalidTimestamp),
+        "{error}"
+    );
 }
 
 #[tokio::test]
@@ -78,7 +91,8 @@ async fn a_topic_goes_round_through_a_consumer_group() {
 
     let (consuming, name) = (kafka.clone(), group.clone());
     let (read_from, expected) = (topic.clone(), sent.len());
-    let consumed = tokio::task::spawn_blocking(move || consume(&consuming, &name, &read_from, expected));
+    let consumed =
+        tokio::task::spawn_blocking(move || consume(&consuming, &name, &read_from, expected));
     let mut consumed = consumed.await.expect("the consumer ends");
     consumed.sort_unstable();
     assert_eq!(consumed, (0..300).map(payload).collect::<Vec<_>>());
@@ -87,10 +101,18 @@ async fn a_topic_goes_round_through_a_consumer_group() {
     assert_eq!(ends.len(), 3);
     assert_eq!(ends.values().sum::<i64>(), 300);
     assert_eq!(kafka.committed_offsets(&group, &topic).await, ends);
-    assert!(kafka.committed_offsets(&unique("other"), &topic).await.is_empty());
+    assert!(
+        kafka
+            .committed_offsets(&unique("other"), &topic)
+            .await
+            .is_empty()
+    );
 
     let all = kafka.read_all(&topic).await;
-    let places: Vec<_> = all.iter().map(|message| (message.partition(), message.offset())).collect();
+    let places: Vec<_> = all
+        .iter()
+        .map(|message| (message.partition(), message.offset()))
+        .collect();
     let mut sent = sent;
     sent.sort_unstable();
     assert_eq!(places, sent);
@@ -105,7 +127,9 @@ async fn records_arrive_byte_for_byte() {
     let large = vec![b'x'; 1 << 20];
     let records = [
         Record::tombstone().key("k").partition(1),
-        Record::new(large.clone()).partition(1).header("h", b"\xff\xfe"),
+        Record::new(large.clone())
+            .partition(1)
+            .header("h", b"\xff\xfe"),
     ];
     assert_eq!(kafka.produce(&topic, records).await, [(1, 0), (1, 1)]);
     let read = kafka.read_all(&topic).await;
@@ -139,16 +163,31 @@ async fn a_queue_goes_round_on_both_servers() {
         let (queue, dead) = (sqs.new_queue("round").await, sqs.new_queue("dead").await);
         queue.redrive_to(&dead, 3).await;
         queue.send((0..25).map(|n| format!("body {n:02}"))).await;
-        assert_eq!(queue.depth().await, Depth { visible: 25, ..Depth::default() });
+        assert_eq!(
+            queue.depth().await,
+            Depth {
+                visible: 25,
+                ..Depth::default()
+            }
+        );
         assert_eq!(queue.receive(LIMIT).await.len(), 10);
         let in_flight = queue.depth().await;
         assert_eq!((in_flight.visible, in_flight.in_flight), (15, 10));
         assert_eq!(queue.take_all().await.len(), 15);
 
         let fifo = sqs.new_fifo_queue("round").await;
-        fifo.send_to_group("g", (0..25).map(|n| format!("{n:02}"))).await;
-        let bodies: Vec<_> = fifo.take_all().await.into_iter().filter_map(|message| message.body).collect();
-        assert_eq!(bodies, (0..25).map(|n| format!("{n:02}")).collect::<Vec<_>>());
+        fifo.send_to_group("g", (0..25).map(|n| format!("{n:02}")))
+            .await;
+        let bodies: Vec<_> = fifo
+            .take_all()
+            .await
+            .into_iter()
+            .filter_map(|message| message.body)
+            .collect();
+        assert_eq!(
+            bodies,
+            (0..25).map(|n| format!("{n:02}")).collect::<Vec<_>>()
+        );
         fifo.until_empty().await;
     }
 }
@@ -161,7 +200,10 @@ async fn a_killed_elasticmq_comes_back_with_its_messages() {
     server.kill();
     server.start_again().await;
     let messages = queue.take_all().await;
-    assert_eq!(messages.first().and_then(|message| message.body.as_deref()), Some("kept"));
+    assert_eq!(
+        messages.first().and_then(|message| message.body.as_deref()),
+        Some("kept")
+    );
 }
 
 #[tokio::test]
@@ -172,36 +214,62 @@ async fn calls_to_a_queue_go_wrong_on_their_way() {
     queue.send(["one", "two"]).await;
 
     let through = proxy.sqs();
-    let receive = || through.client().receive_message().queue_url(queue.url()).visibility_timeout(1).send();
+    let receive = || {
+        through
+            .client()
+            .receive_message()
+            .queue_url(queue.url())
+            .visibility_timeout(1)
+            .send()
+    };
     proxy.next(1, "ReceiveMessage", Fault::Throttle);
     proxy.next(1, "ReceiveMessage", Fault::LoseReply);
     let throttled = receive().await.expect_err("throttled").into_service_error();
     assert_eq!(throttled.meta().code(), Some("ThrottlingException"));
     receive().await.expect_err("the reply is lost");
     assert_eq!((proxy.calls("ReceiveMessage"), proxy.faults_met()), (2, 2));
-    queue.until("visible again", |depth| depth.visible == 2).await;
+    queue
+        .until("visible again", |depth| depth.visible == 2)
+        .await;
 
     let messages = queue.receive(LIMIT).await;
     let at = vec![1];
     proxy.next(
         1,
         "DeleteMessageBatch",
-        Fault::FailEntries { at, code: "InternalError", senders_fault: false },
+        Fault::FailEntries {
+            at,
+            code: "InternalError",
+            senders_fault: false,
+        },
     );
     let entry = |(n, message): (usize, &aws_sdk_sqs::types::Message)| {
         let entry = aws_sdk_sqs::types::DeleteMessageBatchRequestEntry::builder().id(n.to_string());
-        entry.set_receipt_handle(message.receipt_handle.clone()).build().expect("both are set")
+        entry
+            .set_receipt_handle(message.receipt_handle.clone())
+            .build()
+            .expect("both are set")
     };
     let entries = messages.iter().enumerate().map(entry).collect();
-    let deleted = through.client().delete_message_batch().queue_url(queue.url()).set_entries(Some(entries));
+    let deleted = through
+        .client()
+        .delete_message_batch()
+        .queue_url(queue.url())
+        .set_entries(Some(entries));
     let deleted = deleted.send().await.expect("an answer");
     assert_eq!((deleted.successful.len(), deleted.failed.len()), (1, 1));
     assert_eq!(queue.depth().await.total(), 1, "the server has deleted one");
 
-    let gone = messages.first().and_then(|message| message.body.clone()).expect("a body");
+    let gone = messages
+        .first()
+        .and_then(|message| message.body.clone())
+        .expect("a body");
     proxy.deliver_again(&gone);
     let again = queue.receive(LIMIT).await;
-    assert_eq!(again.first().and_then(|message| message.body.clone()), Some(gone));
+    assert_eq!(
+        again.first().and_then(|message| message.body.clone()),
+        Some(gone)
+    );
 
     proxy.every("ListQueues", Fault::Hold);
     let held = through.client().list_queues().send();
@@ -218,19 +286,29 @@ async fn calls_to_a_queue_go_wrong_on_their_way() {
 async fn a_child_dies_with_its_parent_even_by_sigkill() {
     // `sh` stands for the test process: it starts a child that is bound to it, and prints its id.
     let mut parent = process::bound_to_parent("sh", "KILL");
-    parent.args(["-c", "setpriv --pdeathsig KILL -- sleep 600 & echo $!; wait"]).stdout(Stdio::piped());
+    parent
+        .args([
+            "-c",
+            "setpriv --pdeathsig KILL -- sleep 600 & echo $!; wait",
+        ])
+        .stdout(Stdio::piped());
     let mut parent = Process::spawn("a parent", parent);
     let out = parent.child().stdout.take().expect("stdout is a pipe");
     let id = std::io::BufRead::lines(std::io::BufReader::new(out)).next();
     let id = id.expect("a line").expect("text");
     // Until setpriv has become `sleep`, the child is not bound yet.
     let command = Path::new("/proc").join(&id).join("comm");
-    until("the child runs", || std::fs::read_to_string(&command).is_ok_and(|name| name.trim() == "sleep"))
-        .await;
+    until("the child runs", || {
+        std::fs::read_to_string(&command).is_ok_and(|name| name.trim() == "sleep")
+    })
+    .await;
     parent.kill();
     // Its new parent may take a moment to collect it; a zombie has no command line any more.
     let command_line = Path::new("/proc").join(&id).join("cmdline");
-    until("the child is dead", || std::fs::read(&command_line).map_or(true, |line| line.is_empty())).await;
+    until("the child is dead", || {
+        std::fs::read(&command_line).map_or(true, |line| line.is_empty())
+    })
+    .await;
 }
 
 #[tokio::test]
@@ -238,7 +316,11 @@ async fn a_server_that_cannot_start_says_why() {
     let started = tokio::spawn(RedisServer::start_with(&["--no-such-setting", "1"])).await;
     let panic = started.expect_err("it cannot start").into_panic();
     let text = panic.downcast_ref::<String>().expect("a text");
-    for part in ["Redis ended before it was ready", "scripts/fetch-servers", "no-such-setting"] {
+    for part in [
+        "Redis ended before it was ready",
+        "scripts/fetch-servers",
+        "no-such-setting",
+    ] {
         assert!(text.contains(part), "{part:?} is missing in: {text}");
     }
 }
@@ -257,7 +339,12 @@ fn a_ledger_is_shared_and_whole() {
     });
     let ledger = Ledger::open(&path);
     assert_eq!(ledger.read().len(), 200);
-    assert!(ledger.read().iter().all(|effect| effect.pid == std::process::id()));
+    assert!(
+        ledger
+            .read()
+            .iter()
+            .all(|effect| effect.pid == std::process::id())
+    );
     assert_eq!(ledger.counts().len(), 50);
     assert!(ledger.counts().values().all(|count| *count == 4));
 }
@@ -273,7 +360,10 @@ fn numbered(number: u32) -> Record {
 /// Joins the group, reads that many messages, commits, and leaves.
 fn consume(kafka: &Kafka, group: &str, topic: &str, count: usize) -> Vec<Vec<u8>> {
     let mut config = kafka.config();
-    config.set("group.id", group).set("auto.offset.reset", "earliest").set("enable.auto.commit", "false");
+    config
+        .set("group.id", group)
+        .set("auto.offset.reset", "earliest")
+        .set("enable.auto.commit", "false");
     let consumer: BaseConsumer = config.create().expect("the settings are valid");
     consumer.subscribe(&[topic]).expect("subscribe");
     let mut payloads = Vec::new();
@@ -287,7 +377,9 @@ fn consume(kafka: &Kafka, group: &str, topic: &str, count: usize) -> Vec<Vec<u8>
         let message = message.expect("a message");
         payloads.push(message.payload().expect("a payload").to_vec());
     }
-    consumer.commit_consumer_state(CommitMode::Sync).expect("commit");
+    consumer
+        .commit_consumer_state(CommitMode::Sync)
+        .expect("commit");
     payloads
 }
 

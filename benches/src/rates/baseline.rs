@@ -1,5 +1,5 @@
-//! What one would write by hand: a loop that claims, works and completes what a poll has returned, and the same without
-//! a store. They handle no failure at all.
+//! What one would write by hand: a loop that claims, works and completes what a poll has returned,
+//! and the same without a store. They handle no failure at all.
 
 use std::time::{Duration, Instant};
 
@@ -31,7 +31,9 @@ pub(super) fn bare_loop(task: &Task, redis: &str) -> Measured {
 
 /// Polls and commits.
 pub(super) fn poll_and_commit(task: &Task) -> Measured {
-    consume(task, |meter, polled| polled.iter().for_each(|(_, stamp)| meter.effect(*stamp)))
+    consume(task, |meter, polled| {
+        polled.iter().for_each(|(_, stamp)| meter.effect(*stamp))
+    })
 }
 
 /// Polls, works, and commits every second.
@@ -41,7 +43,11 @@ fn consume(task: &Task, mut work: impl FnMut(&Meter, &[(Vec<u8>, Stamp)])) -> Me
     let mut committed_at = Instant::now();
     while !is_over {
         let polled = poll(&consumer);
-        if !is_ready && consumer.assignment().is_ok_and(|assignment| assignment.count() > 0) {
+        if !is_ready
+            && consumer
+                .assignment()
+                .is_ok_and(|assignment| assignment.count() > 0)
+        {
             println!("{READY}");
             is_ready = true;
         }
@@ -49,25 +55,39 @@ fn consume(task: &Task, mut work: impl FnMut(&Meter, &[(Vec<u8>, Stamp)])) -> Me
             continue;
         }
         work(&meter, &polled);
-        is_over = polled.iter().fold(false, |is_over, (_, stamp)| meter.ack(*stamp) || is_over);
+        is_over = polled
+            .iter()
+            .fold(false, |is_over, (_, stamp)| meter.ack(*stamp) || is_over);
         if committed_at.elapsed() > COMMIT_INTERVAL {
-            consumer.commit_consumer_state(CommitMode::Async).expect("a commit can be sent");
+            consumer
+                .commit_consumer_state(CommitMode::Async)
+                .expect("a commit can be sent");
             committed_at = Instant::now();
         }
     }
-    consumer.commit_consumer_state(CommitMode::Sync).expect("the last commit arrives");
+    consumer
+        .commit_consumer_state(CommitMode::Sync)
+        .expect("the last commit arrives");
     meter.measured()
 }
 
 /// A consumer with the settings of `KafkaSource`.
 fn consumer(task: &Task) -> BaseConsumer {
     let mut config = ClientConfig::new();
-    config.set("bootstrap.servers", &task.brokers).set("group.id", group());
-    config.set("auto.offset.reset", "earliest").set("enable.auto.commit", "false");
+    config
+        .set("bootstrap.servers", &task.brokers)
+        .set("group.id", group());
+    config
+        .set("auto.offset.reset", "earliest")
+        .set("enable.auto.commit", "false");
     config.set("fetch.queue.backoff.ms", "10");
-    config.set("queued.min.messages", "10000").set("queued.max.messages.kbytes", "16384");
+    config
+        .set("queued.min.messages", "10000")
+        .set("queued.max.messages.kbytes", "16384");
     let consumer: BaseConsumer = config.create().expect("the settings are valid");
-    consumer.subscribe(&[&task.topic]).expect("the topic can be subscribed to");
+    consumer
+        .subscribe(&[&task.topic])
+        .expect("the topic can be subscribed to");
     consumer
 }
 
@@ -75,16 +95,28 @@ fn consumer(task: &Task) -> BaseConsumer {
 fn poll(consumer: &BaseConsumer) -> Vec<(Vec<u8>, Stamp)> {
     let mut polled = Vec::new();
     while polled.len() < POLL_MOST {
-        let wait = if polled.is_empty() { POLL } else { Duration::ZERO };
-        let Some(message) = consumer.poll(wait) else { break };
+        let wait = if polled.is_empty() {
+            POLL
+        } else {
+            Duration::ZERO
+        };
+        let Some(message) = consumer.poll(wait) else {
+            break;
+        };
         let message = message.expect("a message");
-        polled.push((message.payload().unwrap_or_default().to_vec(), stamp(&message)));
+        polled.push((
+            message.payload().unwrap_or_default().to_vec(),
+            stamp(&message),
+        ));
     }
     polled
 }
 
 fn stamp(message: &BorrowedMessage<'_>) -> Stamp {
     let headers = message.headers().expect("the producer adds one");
-    let stamp = headers.iter().find(|header| header.key == STAMP).and_then(|header| header.value);
+    let stamp = headers
+        .iter()
+        .find(|header| header.key == STAMP)
+        .and_then(|header| header.value);
     Stamp::from_bytes(stamp.expect("the producer adds it"))
 }

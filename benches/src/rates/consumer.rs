@@ -27,7 +27,9 @@ const CONCURRENCY: u32 = 64;
 pub(super) async fn consume(task: &Task) -> Measured {
     let gate = match &task.role {
         Role::Redis(url) => {
-            let store = RedisStore::connect(url).await.expect("the server may be used");
+            let store = RedisStore::connect(url)
+                .await
+                .expect("the server may be used");
             Gate::new(fresh_scope(), key(), store)
         }
         Role::Sqlite(file) => {
@@ -35,14 +37,19 @@ pub(super) async fn consume(task: &Task) -> Measured {
             Gate::new(fresh_scope(), key(), store)
         }
         Role::Postgres(url) => {
-            let store = PostgresStore::connect(url).await.expect("the server may be used");
+            let store = PostgresStore::connect(url)
+                .await
+                .expect("the server may be used");
             Gate::new(fresh_scope(), key(), store)
         }
         other => panic!("{other:?} is no consumer of oncegate"),
     };
     let meter = Arc::new(Meter::new(task));
     let source = KafkaSource::new(&task.brokers, group(), [&task.topic]);
-    let source = Metered { source, meter: Arc::clone(&meter) };
+    let source = Metered {
+        source,
+        meter: Arc::clone(&meter),
+    };
     let running = Arc::clone(&meter);
     let handler = move |message: Message, _: Attempt| {
         running.effect(stamp(&message));
@@ -51,7 +58,10 @@ pub(super) async fn consume(task: &Task) -> Measured {
     let consumer = Consumer::new(source, gate, handler).concurrency(CONCURRENCY);
     let consumer = consumer.observer(Arc::new(Readiness(Once::new())) as Arc<dyn Observer>);
     let over = Arc::clone(&meter);
-    consumer.run_until(async move { over.over.notified().await }).await.expect("it runs to the end");
+    consumer
+        .run_until(async move { over.over.notified().await })
+        .await
+        .expect("it runs to the end");
     meter.measured()
 }
 
@@ -79,7 +89,8 @@ pub(super) struct Meter {
     acked: AtomicUsize,
     first: Mutex<Option<Snapshot>>,
     last: Mutex<Option<(Snapshot, f64)>>,
-    /// Of each message: from the producer to the handler, when the handler ran, and from there to the ack.
+    /// Of each message: from the producer to the handler, when the handler ran, and from there to
+    /// the ack.
     to_effect: Vec<AtomicU64>,
     effect_us: Vec<AtomicU64>,
     to_ack: Vec<AtomicU64>,
@@ -104,13 +115,19 @@ impl Meter {
 
     /// Notes the effect of a message.
     pub(super) fn effect(&self, stamp: Stamp) {
-        let Some(place) = stamp.number.checked_sub(self.warm_up) else { return };
+        let Some(place) = stamp.number.checked_sub(self.warm_up) else {
+            return;
+        };
         if place == 0 {
             *self.first.lock().expect("no thread panics") = Some(Snapshot::now());
         }
         let now = now_us();
         store(&self.effect_us, place, now);
-        store(&self.to_effect, place, now.saturating_sub(stamp.produced_us));
+        store(
+            &self.to_effect,
+            place,
+            now.saturating_sub(stamp.produced_us),
+        );
     }
 
     /// Notes the ack of a message. Returns whether it was the last one.
@@ -128,11 +145,19 @@ impl Meter {
     }
 
     pub(super) fn measured(&self) -> Measured {
-        let first = self.first.lock().expect("no thread panics").take().expect("messages were measured");
+        let first = self
+            .first
+            .lock()
+            .expect("no thread panics")
+            .take()
+            .expect("messages were measured");
         let last = self.last.lock().expect("no thread panics").take();
         let (last, rss_mebibytes) = last.expect("every message was acknowledged");
         let micros = |times: &[AtomicU64]| {
-            times.iter().map(|micros| u32::try_from(micros.load(Relaxed)).unwrap_or(u32::MAX)).collect()
+            times
+                .iter()
+                .map(|micros| u32::try_from(micros.load(Relaxed)).unwrap_or(u32::MAX))
+                .collect()
         };
         Measured {
             used: last.since(&first),
@@ -144,7 +169,10 @@ impl Meter {
 }
 
 fn store(times: &[AtomicU64], place: usize, micros: u64) {
-    times.get(place).expect("the producer numbers its messages").store(micros, Relaxed);
+    times
+        .get(place)
+        .expect("the producer numbers its messages")
+        .store(micros, Relaxed);
 }
 
 /// A source that reports every ack to the meter.
@@ -165,10 +193,22 @@ impl Source for Metered {
     }
 
     async fn receive(&self, most: usize) -> Result<Option<Vec<Delivery>>, SourceError> {
-        let Some(received) = self.source.receive(most).await? else { return Ok(None) };
-        let metered = |Delivery { message, ack_handle }| {
+        let Some(received) = self.source.receive(most).await? else {
+            return Ok(None);
+        };
+        let metered = |Delivery {
+                           message,
+                           ack_handle,
+                       }| {
             let (stamp, meter) = (stamp(&message), Arc::clone(&self.meter));
-            Delivery { message, ack_handle: Arc::new(MeteredAck { ack_handle, stamp, meter }) }
+            Delivery {
+                message,
+                ack_handle: Arc::new(MeteredAck {
+                    ack_handle,
+                    stamp,
+                    meter,
+                }),
+            }
         };
         Ok(Some(received.into_iter().map(metered).collect()))
     }

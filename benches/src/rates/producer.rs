@@ -20,7 +20,10 @@ const LAST_DELIVERY: Duration = Duration::from_secs(60);
 /// Produces every message of the task at its time.
 pub(super) fn produce(task: &Task) {
     let mut config = ClientConfig::new();
-    config.set("bootstrap.servers", &task.brokers).set("linger.ms", "0").set("acks", "1");
+    config
+        .set("bootstrap.servers", &task.brokers)
+        .set("linger.ms", "0")
+        .set("acks", "1");
     let producer: BaseProducer = config.create().expect("the settings are valid");
     let started = Instant::now();
     for number in 0..task.warm_up + task.count {
@@ -35,15 +38,27 @@ pub(super) fn produce(task: &Task) {
         }
         send(&producer, &task.topic, number);
     }
-    producer.flush(LAST_DELIVERY).expect("the broker takes every message");
+    producer
+        .flush(LAST_DELIVERY)
+        .expect("the broker takes every message");
 }
 
 fn send(producer: &BaseProducer, topic: &str, number: usize) {
     let (payload, key) = (payload(number), broker_key(number));
     loop {
-        let stamp = Stamp { number, produced_us: now_us() }.to_bytes();
-        let headers = OwnedHeaders::new().insert(Header { key: STAMP, value: Some(&stamp) });
-        let record = BaseRecord::to(topic).payload(&payload[..]).key(&key[..]).headers(headers);
+        let stamp = Stamp {
+            number,
+            produced_us: now_us(),
+        }
+        .to_bytes();
+        let headers = OwnedHeaders::new().insert(Header {
+            key: STAMP,
+            value: Some(&stamp),
+        });
+        let record = BaseRecord::to(topic)
+            .payload(&payload[..])
+            .key(&key[..])
+            .headers(headers);
         match producer.send(record) {
             Ok(()) => return,
             Err((KafkaError::MessageProduction(RDKafkaErrorCode::QueueFull), _)) => {
@@ -69,12 +84,17 @@ impl Stamp {
 
     pub(super) fn from_bytes(bytes: &[u8]) -> Self {
         let bits = u128::from_be_bytes(bytes.try_into().expect("the producer writes 16 bytes"));
-        Self { number: (bits >> 64) as usize, produced_us: bits as u64 }
+        Self {
+            number: (bits >> 64) as usize,
+            produced_us: bits as u64,
+        }
     }
 }
 
 /// The wall clock, which the processes of one machine share, in microseconds.
 pub(super) fn now_us() -> u64 {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("it is later than 1970");
+    let now = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .expect("it is later than 1970");
     u64::try_from(now.as_micros()).expect("it is earlier than the year 586,000")
 }

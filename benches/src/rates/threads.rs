@@ -16,7 +16,8 @@ pub(super) struct Used {
     pub(super) switches: f64,
 }
 
-/// What each thread has used so far. A thread that has ended is missing, so measure while all of them live.
+/// What each thread has used so far. A thread that has ended is missing, so measure while all of
+/// them live.
 #[derive(Debug)]
 pub(super) struct Snapshot {
     threads: BTreeMap<u32, Used>,
@@ -26,15 +27,24 @@ impl Snapshot {
     pub(super) fn now() -> Self {
         let tasks = fs::read_dir("/proc/self/task").expect("the kernel lists the threads");
         let numbers = tasks.filter_map(|task| task.ok()?.file_name().to_str()?.parse().ok());
-        Self { threads: numbers.filter_map(|number: u32| Some((number, used(number)?))).collect() }
+        Self {
+            threads: numbers
+                .filter_map(|number: u32| Some((number, used(number)?)))
+                .collect(),
+        }
     }
 
     /// What was used since an earlier snapshot.
     pub(super) fn since(&self, earlier: &Self) -> Vec<Used> {
         let difference = |(number, now): (&u32, &Used)| {
             let before = earlier.threads.get(number);
-            let (cpu, switches) = before.map_or((0.0, 0.0), |used| (used.cpu_micros, used.switches));
-            Used { cpu_micros: now.cpu_micros - cpu, switches: now.switches - switches, ..now.clone() }
+            let (cpu, switches) =
+                before.map_or((0.0, 0.0), |used| (used.cpu_micros, used.switches));
+            Used {
+                cpu_micros: now.cpu_micros - cpu,
+                switches: now.switches - switches,
+                ..now.clone()
+            }
         };
         self.threads.iter().map(difference).collect()
     }
@@ -47,10 +57,19 @@ fn used(number: u32) -> Option<Used> {
     // `man 5 proc`: the first number is the time on the processor, in nanoseconds.
     let nanos: f64 = read("schedstat")?.split(' ').next()?.parse().ok()?;
     let status = read("status")?;
-    let switches =
-        status.lines().filter_map(|line| line.split_once("ctxt_switches:")?.1.trim().parse::<f64>().ok());
+    let switches = status.lines().filter_map(|line| {
+        line.split_once("ctxt_switches:")?
+            .1
+            .trim()
+            .parse::<f64>()
+            .ok()
+    });
     let group = group_of(read("comm")?.trim());
-    Some(Used { group: group.to_owned(), cpu_micros: nanos / NANOS_PER_MICRO, switches: switches.sum() })
+    Some(Used {
+        group: group.to_owned(),
+        cpu_micros: nanos / NANOS_PER_MICRO,
+        switches: switches.sum(),
+    })
 }
 
 fn group_of(name: &str) -> &'static str {

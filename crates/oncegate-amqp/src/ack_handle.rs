@@ -10,8 +10,8 @@ use super::hub::{Fetched, Hub};
 
 /// Acknowledges one delivery. When dropped without an ack, it returns the message to its queue.
 ///
-/// Retries wait in the consumer: a message that is returned is delivered again at once, and counts as one more
-/// delivery for the limit of a quorum queue.
+/// Retries wait in the consumer: a message that is returned is delivered again at once, and counts
+/// as one more delivery for the limit of a quorum queue.
 #[derive(Debug)]
 struct AmqpTicket {
     hub: Arc<Hub>,
@@ -22,10 +22,21 @@ struct AmqpTicket {
 }
 
 pub(crate) fn delivery(hub: &Arc<Hub>, fetched: Fetched, in_order: bool) -> Delivery {
-    let Fetched { message, epoch, tag, lost } = fetched;
+    let Fetched {
+        message,
+        epoch,
+        tag,
+        lost,
+    } = fetched;
     Delivery {
         message,
-        ack_handle: Arc::new(AmqpTicket { hub: Arc::clone(hub), epoch, tag, lost, in_order }),
+        ack_handle: Arc::new(AmqpTicket {
+            hub: Arc::clone(hub),
+            epoch,
+            tag,
+            lost,
+            in_order,
+        }),
     }
 }
 

@@ -21,15 +21,24 @@ const CLOSE_LIMIT: Duration = Duration::from_secs(3);
 const SUCCESS: u16 = 200;
 
 /// Opens a connection. It ends for good when it is lost: the callers open another one.
-pub(crate) async fn connect(settings: &Connection, name: &str) -> Result<lapin::Connection, AmqpError> {
+pub(crate) async fn connect(
+    settings: &Connection,
+    name: &str,
+) -> Result<lapin::Connection, AmqpError> {
     let uri = settings.uri()?;
     choose_cryptography();
     let user = uri.authority.userinfo.username.clone();
     let vhost = uri.vhost.clone();
-    let asked = Asked::Connection { user: &user, vhost: &vhost };
+    let asked = Asked::Connection {
+        user: &user,
+        vhost: &vhost,
+    };
     let properties = ConnectionProperties::default().with_connection_name(name.into());
     let builder = DefaultConnectionBuilder::new().map_err(|error| AmqpError::of(asked, &error))?;
-    let builder = builder.with_uri(uri.clone()).with_properties(properties).with_tls_config(settings.tls());
+    let builder = builder
+        .with_uri(uri.clone())
+        .with_properties(properties)
+        .with_tls_config(settings.tls());
     let connected = timeout(CONNECT_LIMIT, builder.connect()).await;
     let connected = connected.map_err(|_| AmqpError::unanswered(asked))?;
     connected.map_err(|error| AmqpError::of(asked, &error))
@@ -45,22 +54,34 @@ pub(crate) async fn call<T>(
     asked: Asked<'_>,
     answer: impl Future<Output = lapin::Result<T>>,
 ) -> Result<T, AmqpError> {
-    let answered = timeout(CALL_LIMIT, answer).await.map_err(|_| AmqpError::unanswered(asked))?;
+    let answered = timeout(CALL_LIMIT, answer)
+        .await
+        .map_err(|_| AmqpError::unanswered(asked))?;
     answered.map_err(|error| AmqpError::of(asked, &error))
 }
 
-/// Checks that the queue exists, and returns how many messages wait in it. If it does not, the channel is closed.
+/// Checks that the queue exists, and returns how many messages wait in it. If it does not, the
+/// channel is closed.
 pub(crate) async fn check_queue(channel: &Channel, queue: &str) -> Result<u32, AmqpError> {
     let asked = Asked::Queue(queue);
-    let Some(name) = short(queue) else { return Err(AmqpError::new("the queue's name is too long")) };
+    let Some(name) = short(queue) else {
+        return Err(AmqpError::new("the queue's name is too long"));
+    };
     let options = QueueDeclareOptions::default().passive();
-    let found = call(asked, channel.queue_declare(name, options, FieldTable::default())).await?;
+    let found = call(
+        asked,
+        channel.queue_declare(name, options, FieldTable::default()),
+    )
+    .await?;
     Ok(found.message_count())
 }
 
-/// Closes a channel, so that the broker has read everything that was sent by it. `false` when it did not answer.
+/// Closes a channel, so that the broker has read everything that was sent by it. `false` when it
+/// did not answer.
 pub(crate) async fn close_channel(channel: &Channel, limit: Duration) -> bool {
-    timeout(limit, channel.close(SUCCESS, "OK".into())).await.is_ok_and(|closed| closed.is_ok())
+    timeout(limit, channel.close(SUCCESS, "OK".into()))
+        .await
+        .is_ok_and(|closed| closed.is_ok())
 }
 
 /// Closes a connection. Without an answer it is dropped.
@@ -68,7 +89,8 @@ pub(crate) async fn close(connection: &lapin::Connection) {
     _ = timeout(CLOSE_LIMIT, connection.close(SUCCESS, "OK".into())).await;
 }
 
-/// Installs a crypto provider for rustls, which needs one per process. The program's own choice takes precedence.
+/// Installs a crypto provider for rustls, which needs one per process. The program's own choice
+/// takes precedence.
 fn choose_cryptography() {
     #[cfg(feature = "tls")]
     if rustls::crypto::CryptoProvider::get_default().is_none() {

@@ -10,12 +10,15 @@ use oncegate_runtime::message::{Broker, Header, Message, Origin};
 use serde_json::Value;
 
 use super::headers::{
-    self, APP_ID, CONTENT_ENCODING, CONTENT_TYPE, CORRELATION_ID, EXCHANGE, EXPIRATION, MESSAGE_ID, ORIGIN,
-    PRIORITY, REDELIVERED, REPLY_TO, ROUTING_KEY, TYPE, USER_ID, text,
+    self, APP_ID, CONTENT_ENCODING, CONTENT_TYPE, CORRELATION_ID, EXCHANGE, EXPIRATION, MESSAGE_ID,
+    ORIGIN, PRIORITY, REDELIVERED, REPLY_TO, ROUTING_KEY, TYPE, USER_ID, text,
 };
 
 /// RabbitMQ, as its messages name it.
-static BROKER: Broker = Broker { name: "amqp", system: "rabbitmq" };
+static BROKER: Broker = Broker {
+    name: "amqp",
+    system: "rabbitmq",
+};
 
 /// The longest route that a header may have, in bytes; a longer one is not ours.
 const ROUTE_MAX_BYTES: usize = 255;
@@ -42,8 +45,20 @@ pub(crate) struct Reader {
 impl Reader {
     /// Converts a delivery of the channel with this name, which no other channel has.
     pub(crate) fn read(&self, delivery: Delivery, channel: &str) -> Message {
-        let Delivery { delivery_tag, exchange, routing_key, redelivered, properties, data, .. } = delivery;
-        let mut headers = properties.headers().as_ref().map(headers::read).unwrap_or_default();
+        let Delivery {
+            delivery_tag,
+            exchange,
+            routing_key,
+            redelivered,
+            properties,
+            data,
+            ..
+        } = delivery;
+        let mut headers = properties
+            .headers()
+            .as_ref()
+            .map(headers::read)
+            .unwrap_or_default();
         of_properties(&properties, &mut headers);
         let first = origin_header(&headers);
         let told = first.as_ref().filter(|_| self.routes_from_headers);
@@ -53,14 +68,17 @@ impl Reader {
         headers.push(text(ROUTING_KEY, routing_key.to_owned()));
         headers.push(text(REDELIVERED, redelivered.to_string()));
 
-        let route = told.and_then(first_route).unwrap_or_else(|| Arc::clone(&self.queue));
+        let route = told
+            .and_then(first_route)
+            .unwrap_or_else(|| Arc::clone(&self.queue));
         let letter_of = first.as_ref().and_then(letter_of);
         let origin = self.origin(&properties, delivery_tag, channel);
         let message = Message::new(route, origin, Some(Bytes::from(data)));
         let mut message = message.with_broker(&BROKER).with_headers(headers);
         // The property has seconds.
-        let millis =
-            properties.timestamp().and_then(|seconds| i64::try_from(seconds).ok()?.checked_mul(1_000));
+        let millis = properties
+            .timestamp()
+            .and_then(|seconds| i64::try_from(seconds).ok()?.checked_mul(1_000));
         if let Some(millis) = millis {
             message = message.with_timestamp_ms(millis);
         }
@@ -70,12 +88,23 @@ impl Reader {
         message
     }
 
-    /// Names the delivery. Without a `message_id` no two deliveries of one message have a name in common, and no key
-    /// can be made of the message's id: a key of the delivery's number would be new for every delivery.
+    /// Names the delivery. Without a `message_id` no two deliveries of one message have a name in
+    /// common, and no key can be made of the message's id: a key of the delivery's number would be
+    /// new for every delivery.
     fn origin(&self, properties: &BasicProperties, tag: u64, channel: &str) -> Origin {
-        match properties.message_id().as_ref().map(ShortString::as_str).filter(|id| !id.is_empty()) {
-            Some(id) => Origin::Queue { queue: Arc::clone(&self.queue), id: id.into() },
-            None => Origin::Other(format!("queue {}{DELIVERY}{tag} of channel {channel}", self.queue).into()),
+        match properties
+            .message_id()
+            .as_ref()
+            .map(ShortString::as_str)
+            .filter(|id| !id.is_empty())
+        {
+            Some(id) => Origin::Queue {
+                queue: Arc::clone(&self.queue),
+                id: id.into(),
+            },
+            None => Origin::Other(
+                format!("queue {}{DELIVERY}{tag} of channel {channel}", self.queue).into(),
+            ),
         }
     }
 }
@@ -111,10 +140,14 @@ fn first_route(origin: &Value) -> Option<Arc<str>> {
 
 /// Returns the exchange and the routing key that such a message was published with.
 fn first_address(origin: &Value) -> Option<(&str, &str)> {
-    Some((origin.get("exchange")?.as_str()?, origin.get("routing_key")?.as_str()?))
+    Some((
+        origin.get("exchange")?.as_str()?,
+        origin.get("routing_key")?.as_str()?,
+    ))
 }
 
-/// Returns the scope that has written the message as a dead letter. A message that a redrive of ours has sent has no id.
+/// Returns the scope that has written the message as a dead letter. A message that a redrive of
+/// ours has sent has no id.
 fn letter_of(origin: &Value) -> Option<Arc<str>> {
     let id = origin.get("id")?.as_str()?;
     let scope = origin.get("scope")?.as_str()?;
@@ -138,7 +171,10 @@ mod tests {
     }
 
     fn reader() -> Reader {
-        Reader { queue: "orders".into(), routes_from_headers: false }
+        Reader {
+            queue: "orders".into(),
+            routes_from_headers: false,
+        }
     }
 
     #[test]
@@ -146,23 +182,50 @@ mod tests {
         let mut table = FieldTable::default();
         table.insert("x-delivery-count".into(), AMQPValue::LongLongInt(3));
         // A sender cannot say this for the broker.
-        table.insert("AMQP.redelivered".into(), AMQPValue::LongString("false".into()));
-        let properties = BasicProperties::default().with_headers(table).with_timestamp(12);
-        let properties = properties.with_content_type("application/json".into()).with_message_id("m1".into());
+        table.insert(
+            "AMQP.redelivered".into(),
+            AMQPValue::LongString("false".into()),
+        );
+        let properties = BasicProperties::default()
+            .with_headers(table)
+            .with_timestamp(12);
+        let properties = properties
+            .with_content_type("application/json".into())
+            .with_message_id("m1".into());
         let message = reader().read(delivery(properties), "c");
         assert_eq!(message.origin().to_string(), "orders#m1");
-        assert_eq!((message.route(), message.timestamp_ms()), ("orders", Some(12_000)));
-        assert_eq!(message.header("content-type"), Some(&b"application/json"[..]));
+        assert_eq!(
+            (message.route(), message.timestamp_ms()),
+            ("orders", Some(12_000))
+        );
+        assert_eq!(
+            message.header("content-type"),
+            Some(&b"application/json"[..])
+        );
         assert_eq!(message.header("x-delivery-count"), Some(&b"3"[..]));
         assert_eq!(message.header(REDELIVERED), Some(&b"true"[..]));
-        assert_eq!(message.headers().iter().filter(|header| &*header.name == REDELIVERED).count(), 1);
+        assert_eq!(
+            message
+                .headers()
+                .iter()
+                .filter(|header| &*header.name == REDELIVERED)
+                .count(),
+            1
+        );
     }
 
     #[test]
     fn a_message_without_an_id_makes_no_key_of_its_id() {
         let message = reader().read(delivery(BasicProperties::default()), "c");
-        assert_eq!(message.message_id(), None, "a delivery's number is new each time");
-        assert_eq!(message.origin().to_string(), "queue orders, delivery 7 of channel c");
+        assert_eq!(
+            message.message_id(),
+            None,
+            "a delivery's number is new each time"
+        );
+        assert_eq!(
+            message.origin().to_string(),
+            "queue orders, delivery 7 of channel c"
+        );
         assert_eq!(queue_of(message.origin()), Some("orders"));
     }
 
@@ -172,12 +235,19 @@ mod tests {
         let origin = r#"{"route":"payments","exchange":"shop","routing_key":"paid"}"#;
         table.insert(ORIGIN.into(), AMQPValue::LongString(origin.into()));
         let redriven = || delivery(BasicProperties::default().with_headers(table.clone()));
-        let told = Reader { routes_from_headers: true, ..reader() }.read(redriven(), "c");
+        let told = Reader {
+            routes_from_headers: true,
+            ..reader()
+        }
+        .read(redriven(), "c");
         assert_eq!(told.route(), "payments");
         assert_eq!(told.header(EXCHANGE), Some(&b"shop"[..]));
         assert_eq!(told.header(ROUTING_KEY), Some(&b"paid"[..]));
         // A sender cannot say it to a source that does not ask for it.
         let message = reader().read(redriven(), "c");
-        assert_eq!((message.route(), message.header(EXCHANGE)), ("orders", Some(&b""[..])));
+        assert_eq!(
+            (message.route(), message.header(EXCHANGE)),
+            ("orders", Some(&b""[..]))
+        );
     }
 }

@@ -6,7 +6,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use oncegate_runtime::admin::dead_letter_reader::{DeadLetterReader, Disposition, StoredDeadLetter};
+use oncegate_runtime::admin::dead_letter_reader::{
+    DeadLetterReader, Disposition, StoredDeadLetter,
+};
 use oncegate_runtime::failure::BoxError;
 use oncegate_runtime::message::{Message, Origin};
 use oncegate_runtime::observe::Counters;
@@ -22,18 +24,19 @@ use super::settings::{Connection, check_name};
 const QUIET: Duration = Duration::from_secs(3);
 /// The number of messages that are requested at a time.
 const RECEIVE_MOST: usize = 100;
-/// The most dead letters that are held: the largest prefetch of the protocol. The rest of a longer queue is read the next
-/// time.
+/// The most dead letters that are held: the largest prefetch of the protocol. The rest of a longer
+/// queue is read the next time.
 const HELD_MOST: u16 = u16::MAX;
 /// Time limit for returning and acknowledging messages at the end.
 const CLOSE_LIMIT: Duration = Duration::from_secs(60);
 
 /// Reads the dead letters that are ready in a queue.
 ///
-/// A queue cannot be read without receiving. That hides its messages until the reader is closed, and marks them as
-/// redelivered. Dead letters whose message was sent are acknowledged, and the others return to their places in the queue.
-/// A quorum queue counts each return: with a `delivery-limit`, which RabbitMQ 4 sets to 20 by default, it drops messages
-/// that were read more often. Give a dead-letter queue the `delivery-limit` -1.
+/// A queue cannot be read without receiving. That hides its messages until the reader is closed,
+/// and marks them as redelivered. Dead letters whose message was sent are acknowledged, and the
+/// others return to their places in the queue. A quorum queue counts each return: with a
+/// `delivery-limit`, which RabbitMQ 4 sets to 20 by default, it drops messages that were read more
+/// often. Give a dead-letter queue the `delivery-limit` -1.
 pub struct AmqpDeadLetterReader {
     connection: Connection,
     queue: String,
@@ -47,7 +50,8 @@ struct ReaderConnection {
     /// Ack handles of messages that are received and not settled, by the place of the message.
     held: HashMap<Origin, Arc<dyn AckHandle>>,
     seen: usize,
-    /// The number of times that each name has occurred: messages without an id of their own may share one.
+    /// The number of times that each name has occurred: messages without an id of their own may
+    /// share one.
     names: HashMap<String, usize>,
 }
 
@@ -55,7 +59,12 @@ impl AmqpDeadLetterReader {
     /// Creates a reader for the queue of this name at the broker of the URI, as
     /// [`AmqpSource::new`](super::AmqpSource::new) takes it.
     pub fn new(uri: impl Into<String>, queue: impl Into<String>) -> Self {
-        Self { connection: Connection::new(uri.into()), queue: queue.into(), most: HELD_MOST, open: None }
+        Self {
+            connection: Connection::new(uri.into()),
+            queue: queue.into(),
+            most: HELD_MOST,
+            open: None,
+        }
     }
 
     /// Logs in with this password, in place of that in the URI.
@@ -65,7 +74,8 @@ impl AmqpDeadLetterReader {
         self
     }
 
-    /// Trusts this authority's certificate in PEM, besides those of the machine. Only with `amqps://`.
+    /// Trusts this authority's certificate in PEM, besides those of the machine. Only with
+    /// `amqps://`.
     #[must_use]
     pub fn tls_root(mut self, pem: impl Into<String>) -> Self {
         self.connection.tls_root = Some(pem.into());
@@ -87,12 +97,15 @@ impl AmqpDeadLetterReader {
     }
 
     fn opened(&self) -> Result<&ReaderConnection, SourceError> {
-        self.open.as_ref().ok_or_else(|| SourceError::new("the dead-letter reader has not been opened"))
+        self.open
+            .as_ref()
+            .ok_or_else(|| SourceError::new("the dead-letter reader has not been opened"))
     }
 }
 
 impl ReaderConnection {
-    /// Names a message by its id, or that of its dead letter. A number follows if another message has the same.
+    /// Names a message by its id, or that of its dead letter. A number follows if another message
+    /// has the same.
     fn name(&mut self, queue: &str, message: &Message) -> Origin {
         let own = match message.origin() {
             Origin::Queue { id, .. } => Some(id.to_string()),
@@ -101,8 +114,15 @@ impl ReaderConnection {
         let own = own.unwrap_or_else(|| "no-id".to_owned());
         let count = self.names.entry(own.clone()).or_default();
         *count += 1;
-        let id = if *count == 1 { own } else { format!("{own}~{count}") };
-        Origin::Queue { queue: queue.into(), id: id.into() }
+        let id = if *count == 1 {
+            own
+        } else {
+            format!("{own}~{count}")
+        };
+        Origin::Queue {
+            queue: queue.into(),
+            id: id.into(),
+        }
     }
 }
 
@@ -115,29 +135,49 @@ impl DeadLetterReader for AmqpDeadLetterReader {
         let name = format!("oncegate redrives {}", self.queue);
         let publisher = Publisher::new(self.connection.clone(), name);
         let held = HashMap::new();
-        self.open = Some(ReaderConnection { source, publisher, held, seen: 0, names: HashMap::new() });
+        self.open = Some(ReaderConnection {
+            source,
+            publisher,
+            held,
+            seen: 0,
+            names: HashMap::new(),
+        });
         Ok(())
     }
 
     async fn next_batch(&mut self) -> Result<Option<Vec<StoredDeadLetter>>, SourceError> {
         let most = usize::from(self.most);
         let Some(open) = self.open.as_mut() else {
-            return Err(SourceError::new("the dead-letter reader has not been opened"));
+            return Err(SourceError::new(
+                "the dead-letter reader has not been opened",
+            ));
         };
         let room = most.saturating_sub(open.seen);
         if room == 0 {
             return Ok(None);
         }
         // A timeout loses nothing: messages that arrive later are returned with the rest.
-        let received = tokio::time::timeout(QUIET, open.source.receive(room.min(RECEIVE_MOST))).await;
-        let Ok(received) = received else { return Ok(None) };
-        let Some(deliveries) = received? else { return Ok(None) };
+        let received =
+            tokio::time::timeout(QUIET, open.source.receive(room.min(RECEIVE_MOST))).await;
+        let Ok(received) = received else {
+            return Ok(None);
+        };
+        let Some(deliveries) = received? else {
+            return Ok(None);
+        };
         open.seen += deliveries.len();
         let mut letters = Vec::with_capacity(deliveries.len());
-        for Delivery { message, ack_handle } in deliveries {
+        for Delivery {
+            message,
+            ack_handle,
+        } in deliveries
+        {
             let place = open.name(&self.queue, &message);
             open.held.insert(place.clone(), ack_handle);
-            letters.push(StoredDeadLetter { place, ..StoredDeadLetter::of(message, letter::read) });
+            letters.push(StoredDeadLetter {
+                place,
+                ..StoredDeadLetter::of(message, letter::read)
+            });
         }
         Ok(Some(letters))
     }
@@ -147,14 +187,18 @@ impl DeadLetterReader for AmqpDeadLetterReader {
         let queue = match (to, stored.letter()) {
             (Some(to), _) => to,
             (None, Some(_)) => queue_of(message.origin()).ok_or_else(|| {
-                format!("its origin is {}, which is not a queue: name a queue", message.origin())
+                format!(
+                    "its origin is {}, which is not a queue: name a queue",
+                    message.origin()
+                )
             })?,
-            (None, None) => {
-                dead_lettered_from(message).ok_or_else(|| "it has no origin: name a queue".to_owned())?
-            }
+            (None, None) => dead_lettered_from(message)
+                .ok_or_else(|| "it has no origin: name a queue".to_owned())?,
         };
         if queue == self.queue {
-            return Err(format!("{queue} is the dead-letter queue itself: name another queue"));
+            return Err(format!(
+                "{queue} is the dead-letter queue itself: name another queue"
+            ));
         }
         check_name("queue", queue).map_err(|error| error.to_string())?;
         redriven(stored, queue).map(|_| queue.to_owned())
@@ -167,8 +211,11 @@ impl DeadLetterReader for AmqpDeadLetterReader {
     }
 
     fn settle(&mut self, stored: &StoredDeadLetter, settled: Disposition) {
-        let Some(open) = self.open.as_mut() else { return };
-        // Dead letters that stay are held until the end. Otherwise the queue would deliver them again at once.
+        let Some(open) = self.open.as_mut() else {
+            return;
+        };
+        // Dead letters that stay are held until the end. Otherwise the queue would deliver them
+        // again at once.
         if settled == Disposition::Sent
             && let Some(ack_handle) = open.held.remove(&stored.place)
         {
@@ -176,15 +223,18 @@ impl DeadLetterReader for AmqpDeadLetterReader {
         }
     }
 
-    /// Does nothing: the queue's thread acknowledges settled messages, and a message that is not acknowledged is
-    /// delivered again.
+    /// Does nothing: the queue's thread acknowledges settled messages, and a message that is not
+    /// acknowledged is delivered again.
     async fn save(&mut self) -> Result<(), SourceError> {
         Ok(())
     }
 
     async fn close(&mut self) -> Result<(), SourceError> {
-        let Some(open) = self.open.take() else { return Ok(()) };
-        // An ack handle that is dropped without an ack returns its message; from here on with all others, in their order.
+        let Some(open) = self.open.take() else {
+            return Ok(());
+        };
+        // An ack handle that is dropped without an ack returns its message; from here on with all
+        // others, in their order.
         open.source.stop_receiving();
         drop(open.held);
         open.publisher.close().await;
@@ -197,7 +247,8 @@ fn dead_lettered_from(message: &Message) -> Option<&str> {
     std::str::from_utf8(message.header("x-first-death-queue")?).ok()
 }
 
-/// Returns the message with its first route. A message that oncegate did not write gets its route from the queue.
+/// Returns the message with its first route. A message that oncegate did not write gets its route
+/// from the queue.
 fn redriven(stored: &StoredDeadLetter, destination: &str) -> Result<Outgoing, String> {
     let route = stored.letter().map(|letter| letter.message.route());
     Outgoing::redriven(stored.message(), route, destination)
@@ -206,6 +257,8 @@ fn redriven(stored: &StoredDeadLetter, destination: &str) -> Result<Outgoing, St
 impl fmt::Debug for AmqpDeadLetterReader {
     /// Does not show the URI, because it has a password.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("AmqpDeadLetterReader").field("queue", &self.queue).finish_non_exhaustive()
+        f.debug_struct("AmqpDeadLetterReader")
+            .field("queue", &self.queue)
+            .finish_non_exhaustive()
     }
 }

@@ -14,15 +14,16 @@ use super::letter::Outgoing;
 use super::publisher::Publisher;
 use super::settings::{Connection, check_name};
 
-/// Writes dead letters to a queue: payload, headers and properties unchanged, and two headers with their origin and cause
-/// (see [`amqp`](super)).
+/// Writes dead letters to a queue: payload, headers and properties unchanged, and two headers with
+/// their origin and cause (see [`amqp`](super)).
 ///
-/// A dead letter counts as written when the broker has confirmed it. It is published through the default exchange, as
-/// persistent and `mandatory`: without a queue of this name, the write fails, and the message is not acknowledged. The
-/// queue must be durable, and should be a quorum queue without a limit that drops messages.
+/// A dead letter counts as written when the broker has confirmed it. It is published through the
+/// default exchange, as persistent and `mandatory`: without a queue of this name, the write fails,
+/// and the message is not acknowledged. The queue must be durable, and should be a quorum queue
+/// without a limit that drops messages.
 ///
-/// Headers that do not fit into a frame of the connection (128 KiB by default) are left out, the largest first;
-/// `oncegate-origin` has their names, and it is logged.
+/// Headers that do not fit into a frame of the connection (128 KiB by default) are left out, the
+/// largest first; `oncegate-origin` has their names, and it is logged.
 pub struct AmqpDeadLetters {
     connection: Connection,
     queue: String,
@@ -35,7 +36,8 @@ impl AmqpDeadLetters {
     /// Creates dead letters that write to the queue of this name at the broker of the URI, as
     /// [`AmqpSource::new`](super::AmqpSource::new) takes it.
     ///
-    /// [`AmqpSource::dead_letters`](super::AmqpSource::dead_letters) takes the URI and the certificates of the source.
+    /// [`AmqpSource::dead_letters`](super::AmqpSource::dead_letters) takes the URI and the
+    /// certificates of the source.
     pub fn new(uri: impl Into<String>, queue: impl Into<String>) -> Self {
         Self::with(Connection::new(uri.into()), queue.into())
     }
@@ -43,7 +45,12 @@ impl AmqpDeadLetters {
     pub(crate) fn with(connection: Connection, queue: String) -> Self {
         let name = format!("oncegate writes dead letters to {queue}");
         let publisher = Publisher::new(connection.clone(), name);
-        Self { connection, queue, consumed: None, publisher }
+        Self {
+            connection,
+            queue,
+            consumed: None,
+            publisher,
+        }
     }
 
     pub(crate) fn beside(mut self, consumed: String) -> Self {
@@ -58,7 +65,8 @@ impl AmqpDeadLetters {
         self.connected_anew()
     }
 
-    /// Trusts this authority's certificate in PEM, besides those of the machine. Only with `amqps://`.
+    /// Trusts this authority's certificate in PEM, besides those of the machine. Only with
+    /// `amqps://`.
     #[must_use]
     pub fn tls_root(mut self, pem: impl Into<String>) -> Self {
         self.connection.tls_root = Some(pem.into());
@@ -75,7 +83,8 @@ impl AmqpDeadLetters {
     /// Checks the queue as [`open`](DeadLetters::open) does. It writes nothing.
     ///
     /// # Errors
-    /// When the queue cannot be used: it does not exist, the broker cannot be reached, or a right is missing.
+    /// When the queue cannot be used: it does not exist, the broker cannot be reached, or a right
+    /// is missing.
     pub async fn check_queue(&self) -> Result<(), SourceError> {
         self.check().await?;
         self.publisher.close().await;
@@ -88,8 +97,16 @@ impl AmqpDeadLetters {
     }
 
     fn connected_anew(self) -> Self {
-        let Self { connection, queue, consumed, .. } = self;
-        Self { consumed, ..Self::with(connection, queue) }
+        let Self {
+            connection,
+            queue,
+            consumed,
+            ..
+        } = self;
+        Self {
+            consumed,
+            ..Self::with(connection, queue)
+        }
     }
 
     async fn check(&self) -> Result<(), AmqpError> {
@@ -103,8 +120,15 @@ impl AmqpDeadLetters {
 
     /// Returns the error of a write; it says when the broker will never take the letter.
     fn unwritten(&self, error: &AmqpError) -> BoxError {
-        let what = format!("dead letter could not be written to the queue `{}`: {error}", self.queue);
-        if error.is_refused() { Box::new(DeadLetterRefused::new(what)) } else { what.into() }
+        let what = format!(
+            "dead letter could not be written to the queue `{}`: {error}",
+            self.queue
+        );
+        if error.is_refused() {
+            Box::new(DeadLetterRefused::new(what))
+        } else {
+            what.into()
+        }
     }
 
     fn refuse_loop(&self, consumed: &str) -> Result<(), AmqpError> {
@@ -129,19 +153,28 @@ impl DeadLetters for AmqpDeadLetters {
         if let Some(consumed) = queue_of(letter.message.origin()) {
             self.refuse_loop(consumed)?;
         }
-        let limit = self.publisher.header_limit().await.map_err(|error| self.unwritten(&error))?;
+        let limit = self
+            .publisher
+            .header_limit()
+            .await
+            .map_err(|error| self.unwritten(&error))?;
         let outgoing = Outgoing::letter(letter, limit);
         if !outgoing.left_out.is_empty() {
             let origin = letter.message.origin();
             warn!(%origin, left_out = ?outgoing.left_out, limit, "the dead letter has no room for these headers of its message");
         }
-        self.publisher.publish(&self.queue, outgoing).await.map_err(|error| self.unwritten(&error))
+        self.publisher
+            .publish(&self.queue, outgoing)
+            .await
+            .map_err(|error| self.unwritten(&error))
     }
 }
 
 impl fmt::Debug for AmqpDeadLetters {
     /// Does not show the URI, because it has a password.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("AmqpDeadLetters").field("queue", &self.queue).finish_non_exhaustive()
+        f.debug_struct("AmqpDeadLetters")
+            .field("queue", &self.queue)
+            .finish_non_exhaustive()
     }
 }

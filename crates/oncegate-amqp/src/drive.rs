@@ -1,6 +1,7 @@
 //! The thread of a queue: one session after another, until the source leaves.
 //!
-//! It shares no runtime with the handlers: a handler that blocks its thread must not cost the connection its heartbeat.
+//! It shares no runtime with the handlers: a handler that blocks its thread must not cost the
+//! connection its heartbeat.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -30,9 +31,12 @@ pub(crate) struct Driver {
 }
 
 impl Driver {
-    /// Runs until the source leaves. The first session is reported to `opened`; if it cannot begin, that is the end.
-    /// The error says that the last acks may be lost.
-    pub(crate) async fn run(self, opened: oneshot::Sender<Result<(), AmqpError>>) -> Result<(), AmqpError> {
+    /// Runs until the source leaves. The first session is reported to `opened`; if it cannot begin,
+    /// that is the end. The error says that the last acks may be lost.
+    pub(crate) async fn run(
+        self,
+        opened: oneshot::Sender<Result<(), AmqpError>>,
+    ) -> Result<(), AmqpError> {
         let first = Session::open(&self.settings, &self.reader).await;
         let mut session = match first {
             Ok(session) => session,
@@ -51,7 +55,9 @@ impl Driver {
         loop {
             self.hub.connected();
             let began = Instant::now();
-            let Err(error) = session.serve(&self.hub, &mut watch).await else { return Ok(()) };
+            let Err(error) = session.serve(&self.hub, &mut watch).await else {
+                return Ok(());
+            };
             drop(session);
             let unacked = self.hub.lock().held.in_hand();
             self.hub.disconnected(&error);
@@ -59,8 +65,14 @@ impl Driver {
                 return Err(error);
             }
             warn!(queue = self.settings.queue, %error, messages = unacked, "the connection to the broker is lost; its messages are delivered again");
-            failures = if began.elapsed() >= GOOD_SESSION { 0 } else { failures };
-            let Some(next) = self.connect_again(&mut failures).await else { return Ok(()) };
+            failures = if began.elapsed() >= GOOD_SESSION {
+                0
+            } else {
+                failures
+            };
+            let Some(next) = self.connect_again(&mut failures).await else {
+                return Ok(());
+            };
             session = next;
         }
     }

@@ -30,7 +30,12 @@ pub(crate) struct AmqpError {
 }
 
 /// Parts of texts by which RabbitMQ says that a queue's node or leader is not there at the moment.
-const QUEUE_AWAY: [&str; 4] = ["down or inaccessible", "is stopped", "timeout", "not available"];
+const QUEUE_AWAY: [&str; 4] = [
+    "down or inaccessible",
+    "is stopped",
+    "timeout",
+    "not available",
+];
 /// The text by which RabbitMQ closes a channel whose messages were not acknowledged in time.
 const ACK_TIMED_OUT: &str = "delivery acknowledgement on channel";
 
@@ -42,12 +47,20 @@ pub(crate) const CONSUMER_PRIORITY: &str = "x-priority";
 impl AmqpError {
     /// An error that another try does not end.
     pub(crate) fn new(what: impl Into<String>) -> Self {
-        Self { what: what.into(), is_away: false, is_refused: false, is_missing: false }
+        Self {
+            what: what.into(),
+            is_away: false,
+            is_refused: false,
+            is_missing: false,
+        }
     }
 
     /// An error that ends when the broker answers again.
     pub(crate) fn away(what: impl Into<String>) -> Self {
-        Self { is_away: true, ..Self::new(what) }
+        Self {
+            is_away: true,
+            ..Self::new(what)
+        }
     }
 
     /// The broker did not answer within the limit.
@@ -57,7 +70,10 @@ impl AmqpError {
 
     /// No queue has this name.
     pub(crate) fn no_queue(queue: &str) -> Self {
-        Self::new(missing(Asked::Publish(queue), "the message could not be routed"))
+        Self::new(missing(
+            Asked::Publish(queue),
+            "the message could not be routed",
+        ))
     }
 
     /// The broker reads nothing from connections that publish.
@@ -86,21 +102,26 @@ impl AmqpError {
         match protocol.kind() {
             // Another consumer has the queue for itself, for now.
             AMQPErrorKind::Soft(AMQPSoftError::ACCESSREFUSED) if said.contains(EXCLUSIVE) => {
-                Self::away(format!("another consumer has the queue exclusively: {said}"))
+                Self::away(format!(
+                    "another consumer has the queue exclusively: {said}"
+                ))
             }
-            AMQPErrorKind::Soft(AMQPSoftError::RESOURCELOCKED) => {
-                Self::away(format!("another connection has the queue exclusively: {said}"))
-            }
+            AMQPErrorKind::Soft(AMQPSoftError::RESOURCELOCKED) => Self::away(format!(
+                "another connection has the queue exclusively: {said}"
+            )),
             AMQPErrorKind::Soft(AMQPSoftError::ACCESSREFUSED) => Self::new(refused(asked, &said)),
             AMQPErrorKind::Soft(AMQPSoftError::NOTFOUND)
                 if QUEUE_AWAY.iter().any(|part| said.contains(part)) =>
             {
                 Self::away(format!("the queue is not available at the moment: {said}"))
             }
-            AMQPErrorKind::Soft(AMQPSoftError::NOTFOUND) => {
-                Self { is_missing: true, ..Self::new(missing(asked, &said)) }
-            }
-            AMQPErrorKind::Soft(AMQPSoftError::PRECONDITIONFAILED) if said.contains(ACK_TIMED_OUT) => {
+            AMQPErrorKind::Soft(AMQPSoftError::NOTFOUND) => Self {
+                is_missing: true,
+                ..Self::new(missing(asked, &said))
+            },
+            AMQPErrorKind::Soft(AMQPSoftError::PRECONDITIONFAILED)
+                if said.contains(ACK_TIMED_OUT) =>
+            {
                 Self::away(format!(
                     "the broker has closed the channel, because a message was not acknowledged within its \
                      `consumer_timeout`; every message is delivered again. Set `consumer_timeout` in rabbitmq.conf (or \
@@ -108,27 +129,37 @@ impl AmqpError {
                      retries: {said}"
                 ))
             }
-            AMQPErrorKind::Soft(AMQPSoftError::PRECONDITIONFAILED) if said.contains("message size") => Self {
-                is_refused: true,
-                ..Self::new(format!("the message is too large for the broker: {said}"))
-            },
-            AMQPErrorKind::Soft(AMQPSoftError::PRECONDITIONFAILED) if said.contains(CONSUMER_PRIORITY) => {
+            AMQPErrorKind::Soft(AMQPSoftError::PRECONDITIONFAILED)
+                if said.contains("message size") =>
+            {
+                Self {
+                    is_refused: true,
+                    ..Self::new(format!("the message is too large for the broker: {said}"))
+                }
+            }
+            AMQPErrorKind::Soft(AMQPSoftError::PRECONDITIONFAILED)
+                if said.contains(CONSUMER_PRIORITY) =>
+            {
                 Self::new(format!(
                     "the queue is a stream, which delivers acknowledged messages again: use a classic or a quorum queue \
                      ({said})"
                 ))
             }
             AMQPErrorKind::Hard(AMQPHardError::NOTALLOWED) => Self::new(not_allowed(asked, &said)),
-            AMQPErrorKind::Hard(_) => Self::away(format!("the broker has closed the connection: {said}")),
+            AMQPErrorKind::Hard(_) => {
+                Self::away(format!("the broker has closed the connection: {said}"))
+            }
             AMQPErrorKind::Soft(_) => Self::new(format!("the broker refuses ({asked:?}): {said}")),
         }
     }
 
     fn of_connection(asked: Asked<'_>, error: &lapin::Error) -> Self {
         match error.kind() {
-            ErrorKind::IOError(io) if io.kind() == std::io::ErrorKind::InvalidData => Self::new(format!(
-                "TLS to the broker failed: {io}; check `tls_root` and the host's name in the URI"
-            )),
+            ErrorKind::IOError(io) if io.kind() == std::io::ErrorKind::InvalidData => {
+                Self::new(format!(
+                    "TLS to the broker failed: {io}; check `tls_root` and the host's name in the URI"
+                ))
+            }
             ErrorKind::SerialisationError(_) | ErrorKind::ChannelsLimitReached => {
                 Self::new(format!("the client refuses ({asked:?}): {error}"))
             }
@@ -152,7 +183,9 @@ fn refused(asked: Asked<'_>, said: &str) -> String {
             )
         }
         Asked::Queue(queue) | Asked::Messages(queue) => {
-            format!("the user may not read the queue `{queue}`: grant the permission `read` on it ({said})")
+            format!(
+                "the user may not read the queue `{queue}`: grant the permission `read` on it ({said})"
+            )
         }
         Asked::Declare(queue) => format!(
             "the user may not make the queue `{queue}`: grant the permission `configure` on it, or let its owner make it \
@@ -167,7 +200,10 @@ fn refused(asked: Asked<'_>, said: &str) -> String {
 
 fn missing(asked: Asked<'_>, said: &str) -> String {
     match asked {
-        Asked::Queue(name) | Asked::Messages(name) | Asked::Declare(name) | Asked::Publish(name) => format!(
+        Asked::Queue(name)
+        | Asked::Messages(name)
+        | Asked::Declare(name)
+        | Asked::Publish(name) => format!(
             "the queue `{name}` does not exist: create it, for example with `oncegate topics create` or `rabbitmqadmin \
              declare queue name={name} durable=true`, or correct its name or the virtual host ({said})"
         ),
@@ -204,19 +240,40 @@ mod tests {
     fn errors_say_what_to_change_and_whether_to_wait() {
         let soft = |kind, said| error(AMQPErrorKind::Soft(kind), said);
         let cases = [
-            (soft(AMQPSoftError::NOTFOUND, "NOT_FOUND - no queue 'orders'"), "rabbitmqadmin", false),
             (
-                soft(AMQPSoftError::NOTFOUND, "home node 'r@h' of queue is down or inaccessible"),
+                soft(AMQPSoftError::NOTFOUND, "NOT_FOUND - no queue 'orders'"),
+                "rabbitmqadmin",
+                false,
+            ),
+            (
+                soft(
+                    AMQPSoftError::NOTFOUND,
+                    "home node 'r@h' of queue is down or inaccessible",
+                ),
                 "moment",
                 true,
             ),
-            (soft(AMQPSoftError::ACCESSREFUSED, "ACCESS_REFUSED"), "permission `read`", false),
             (
-                soft(AMQPSoftError::PRECONDITIONFAILED, "delivery acknowledgement on channel 1 timed out"),
+                soft(AMQPSoftError::ACCESSREFUSED, "ACCESS_REFUSED"),
+                "permission `read`",
+                false,
+            ),
+            (
+                soft(
+                    AMQPSoftError::PRECONDITIONFAILED,
+                    "delivery acknowledgement on channel 1 timed out",
+                ),
                 "consumer_timeout",
                 true,
             ),
-            (error(AMQPErrorKind::Hard(AMQPHardError::CONNECTIONFORCED), "shutdown"), "closed", true),
+            (
+                error(
+                    AMQPErrorKind::Hard(AMQPHardError::CONNECTIONFORCED),
+                    "shutdown",
+                ),
+                "closed",
+                true,
+            ),
         ];
         for (error, word, away) in cases {
             let explained = AmqpError::of(Asked::Messages("orders"), &error);

@@ -12,7 +12,8 @@ pub(crate) struct Described {
     arguments: Map<String, Value>,
     /// `null`, or an empty list, without a policy.
     effective_policy_definition: Value,
-    /// The limit that applies to a quorum queue, from RabbitMQ 4 on also by default. A number, or a word.
+    /// The limit that applies to a quorum queue, from RabbitMQ 4 on also by default. A number, or a
+    /// word.
     delivery_limit: Value,
 }
 
@@ -25,9 +26,14 @@ impl Described {
                 "the queue `{queue}` is not durable, or is deleted with its last consumer: its messages are lost then"
             ));
         }
-        if let Some(limit) = self.delivery_limit().filter(|limit| *limit < i64::from(max_attempts)) {
+        if let Some(limit) = self
+            .delivery_limit()
+            .filter(|limit| *limit < i64::from(max_attempts))
+        {
             let then = match self.text("dead-letter-exchange") {
-                Some(exchange) => format!("gives the message to its dead-letter exchange `{exchange}`"),
+                Some(exchange) => {
+                    format!("gives the message to its dead-letter exchange `{exchange}`")
+                }
                 None => "drops the message".to_owned(),
             };
             warnings.push(format!(
@@ -36,14 +42,24 @@ impl Described {
                  `max_attempts`, or to -1"
             ));
         }
-        if let Some(millis) = self.number("message-ttl").or_else(|| self.number("expires")) {
+        if let Some(millis) = self
+            .number("message-ttl")
+            .or_else(|| self.number("expires"))
+        {
             warnings.push(format!(
                 "the queue `{queue}` drops messages that wait for {millis} ms: remove `message-ttl` and `expires`, or accept \
                  the loss"
             ));
         }
-        let is_limited = self.number("max-length").or_else(|| self.number("max-length-bytes")).is_some();
-        if is_limited && self.text("overflow").is_none_or(|overflow| overflow == "drop-head") {
+        let is_limited = self
+            .number("max-length")
+            .or_else(|| self.number("max-length-bytes"))
+            .is_some();
+        if is_limited
+            && self
+                .text("overflow")
+                .is_none_or(|overflow| overflow == "drop-head")
+        {
             warnings.push(format!(
                 "the queue `{queue}` drops its oldest messages when it is full: set `overflow` to `reject-publish`"
             ));
@@ -53,13 +69,18 @@ impl Described {
 
     /// Returns how often a message may come back, if that is limited.
     fn delivery_limit(&self) -> Option<i64> {
-        let applied = self.delivery_limit.as_i64().or_else(|| self.number("delivery-limit"));
+        let applied = self
+            .delivery_limit
+            .as_i64()
+            .or_else(|| self.number("delivery-limit"));
         applied.filter(|limit| *limit >= 0)
     }
 
     /// Returns a number of the queue's arguments or policy: the lower one of both, which applies.
     fn number(&self, name: &str) -> Option<i64> {
-        let values = [self.argument(name), self.policy(name)].into_iter().flatten();
+        let values = [self.argument(name), self.policy(name)]
+            .into_iter()
+            .flatten();
         values.filter_map(Value::as_i64).min()
     }
 
@@ -98,7 +119,10 @@ mod tests {
         }
         let cases = [
             (r#"{"durable":false}"#, "not durable"),
-            (r#"{"durable":true,"auto_delete":true}"#, "deleted with its last consumer"),
+            (
+                r#"{"durable":true,"auto_delete":true}"#,
+                "deleted with its last consumer",
+            ),
             (
                 r#"{"durable":true,"arguments":{"x-delivery-limit":3}}"#,
                 "is 3, below `max_attempts` (5): the broker drops",
@@ -109,8 +133,14 @@ mod tests {
                     "effective_policy_definition":{"delivery-limit":2}}"#,
                 "is 2, below `max_attempts` (5): the broker gives the message to its dead-letter exchange `dlx`",
             ),
-            (r#"{"durable":true,"effective_policy_definition":{"message-ttl":1000}}"#, "wait for 1000 ms"),
-            (r#"{"durable":true,"arguments":{"x-max-length":9}}"#, "reject-publish"),
+            (
+                r#"{"durable":true,"effective_policy_definition":{"message-ttl":1000}}"#,
+                "wait for 1000 ms",
+            ),
+            (
+                r#"{"durable":true,"arguments":{"x-max-length":9}}"#,
+                "reject-publish",
+            ),
         ];
         for (described, word) in cases {
             let said = warnings(described);

@@ -11,7 +11,8 @@ pub(crate) const REASON: &str = "oncegate-reason";
 /// The header with the origin of a dead letter, for programs.
 pub(crate) const ORIGIN: &str = "oncegate-origin";
 
-/// The prefix of headers from the delivery and from its properties. A sender's headers of such names are dropped.
+/// The prefix of headers from the delivery and from its properties. A sender's headers of such
+/// names are dropped.
 pub(crate) const PREFIX: &str = "AMQP.";
 /// The exchange that the message was published to; empty for the default exchange.
 pub(crate) const EXCHANGE: &str = "AMQP.exchange";
@@ -34,20 +35,26 @@ pub(crate) const LEFT_OUT: &str = "AMQP.headers-left-out";
 pub(crate) const CONTENT_TYPE: &str = "content-type";
 pub(crate) const CONTENT_ENCODING: &str = "content-encoding";
 
-/// Headers that the broker writes, or acts on: written into a dead letter, `CC` would send copies of it to other queues.
+/// Headers that the broker writes, or acts on: written into a dead letter, `CC` would send copies
+/// of it to other queues.
 const OF_THE_BROKER: [&str; 4] = ["CC", "BCC", "x-death", "x-delivery-count"];
 /// Beginnings of further such names.
 const OF_THE_BROKER_BEGIN: [&str; 3] = ["x-first-death-", "x-last-death-", "x-received-from"];
 
 /// Creates a header.
 pub(crate) fn text(name: &str, value: impl Into<Bytes>) -> Header {
-    Header { name: name.into(), value: Some(value.into()) }
+    Header {
+        name: name.into(),
+        value: Some(value.into()),
+    }
 }
 
 /// Returns whether a header belongs to its sender, and so to a dead letter.
 pub(crate) fn is_senders(name: &str) -> bool {
-    let of_the_broker =
-        OF_THE_BROKER.contains(&name) || OF_THE_BROKER_BEGIN.iter().any(|begin| name.starts_with(begin));
+    let of_the_broker = OF_THE_BROKER.contains(&name)
+        || OF_THE_BROKER_BEGIN
+            .iter()
+            .any(|begin| name.starts_with(begin));
     !of_the_broker && !name.starts_with(PREFIX) && ![REASON, ORIGIN].contains(&name)
 }
 
@@ -63,7 +70,10 @@ pub(crate) fn read(table: &FieldTable) -> Vec<Header> {
         let (value, kind) = match value {
             AMQPValue::LongString(value) => (Some(Bytes::copy_from_slice(value.as_bytes())), None),
             AMQPValue::ShortString(value) => (Some(value.as_str().to_owned().into()), None),
-            AMQPValue::ByteArray(value) => (Some(Bytes::copy_from_slice(value.as_slice())), Some("bytes")),
+            AMQPValue::ByteArray(value) => (
+                Some(Bytes::copy_from_slice(value.as_slice())),
+                Some("bytes"),
+            ),
             AMQPValue::Void => (None, Some("null")),
             AMQPValue::Boolean(value) => (Some(value.to_string().into()), Some("bool")),
             AMQPValue::ShortShortInt(value) => (Some(value.to_string().into()), Some("int")),
@@ -76,14 +86,18 @@ pub(crate) fn read(table: &FieldTable) -> Vec<Header> {
             AMQPValue::Timestamp(value) => (Some(value.to_string().into()), Some("timestamp")),
             AMQPValue::Float(value) => (Some(value.to_string().into()), Some("double")),
             AMQPValue::Double(value) => (Some(value.to_string().into()), Some("double")),
-            AMQPValue::FieldArray(_) | AMQPValue::FieldTable(_) | AMQPValue::DecimalValue(_) => {
-                (Some(serde_json::to_vec(value).unwrap_or_default().into()), Some("json"))
-            }
+            AMQPValue::FieldArray(_) | AMQPValue::FieldTable(_) | AMQPValue::DecimalValue(_) => (
+                Some(serde_json::to_vec(value).unwrap_or_default().into()),
+                Some("json"),
+            ),
         };
         if let Some(kind) = kind {
             types.insert(name.to_owned(), kind);
         }
-        headers.push(Header { name: name.into(), value });
+        headers.push(Header {
+            name: name.into(),
+            value,
+        });
     }
     if !types.is_empty()
         && let Ok(types) = serde_json::to_string(&types)
@@ -103,7 +117,9 @@ pub(crate) fn write(headers: &[Header]) -> FieldTable {
             continue;
         }
         // A table's names are short strings. A longer name cannot have come from one.
-        let Some(name) = short(&header.name) else { continue };
+        let Some(name) = short(&header.name) else {
+            continue;
+        };
         let kind = types.get(&*header.name).map(String::as_str);
         table.insert(name, value(header.value.as_deref(), kind));
     }
@@ -111,7 +127,9 @@ pub(crate) fn write(headers: &[Header]) -> FieldTable {
 }
 
 fn value(bytes: Option<&[u8]>, kind: Option<&str>) -> AMQPValue {
-    let Some(bytes) = bytes else { return AMQPValue::Void };
+    let Some(bytes) = bytes else {
+        return AMQPValue::Void;
+    };
     let text = std::str::from_utf8(bytes).unwrap_or_default();
     let typed = match kind {
         Some("bytes") => Some(AMQPValue::ByteArray(bytes.to_vec().into())),
@@ -127,7 +145,12 @@ fn value(bytes: Option<&[u8]>, kind: Option<&str>) -> AMQPValue {
 
 /// Returns the value of the last header of this name.
 pub(crate) fn last<'a>(headers: &'a [Header], name: &str) -> Option<&'a [u8]> {
-    headers.iter().rev().find(|header| &*header.name == name)?.value.as_deref()
+    headers
+        .iter()
+        .rev()
+        .find(|header| &*header.name == name)?
+        .value
+        .as_deref()
 }
 
 /// Returns the text as a short string; `None` when it has more than 255 bytes.
@@ -148,7 +171,10 @@ mod tests {
         table.insert("none".into(), AMQPValue::Void);
         table.insert("bytes".into(), AMQPValue::ByteArray(vec![0, 255].into()));
         let mut inner = FieldTable::default();
-        inner.insert("list".into(), AMQPValue::FieldArray(vec![AMQPValue::ShortInt(1)].into()));
+        inner.insert(
+            "list".into(),
+            AMQPValue::FieldArray(vec![AMQPValue::ShortInt(1)].into()),
+        );
         table.insert("table".into(), AMQPValue::FieldTable(inner));
         let headers = read(&table);
         assert_eq!(last(&headers, "count"), Some(&b"-7"[..]));
@@ -157,7 +183,15 @@ mod tests {
 
     #[test]
     fn headers_that_the_broker_acts_on_are_not_written() {
-        let names = ["CC", "x-death", "x-first-death-queue", "x-delivery-count", EXCHANGE, REASON, ORIGIN];
+        let names = [
+            "CC",
+            "x-death",
+            "x-first-death-queue",
+            "x-delivery-count",
+            EXCHANGE,
+            REASON,
+            ORIGIN,
+        ];
         let headers: Vec<Header> = names.iter().map(|name| text(name, "x")).collect();
         assert_eq!(write(&headers), FieldTable::default());
     }

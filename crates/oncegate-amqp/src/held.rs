@@ -1,7 +1,8 @@
-//! The deliveries of one channel that are neither acknowledged nor returned, and the acks that are due.
+//! The deliveries of one channel that are neither acknowledged nor returned, and the acks that are
+//! due.
 //!
-//! This module does no I/O. A delivery tag counts within its channel alone, so each handle carries the epoch of its
-//! channel: in a later epoch it belongs to no delivery.
+//! This module does no I/O. A delivery tag counts within its channel alone, so each handle carries
+//! the epoch of its channel: in a later epoch it belongs to no delivery.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -36,7 +37,10 @@ impl Held {
     /// Begins with a new channel. What the last one had delivered is no longer ours.
     pub(crate) fn begin(&mut self) {
         self.lost.cancel();
-        *self = Self { epoch: self.epoch + 1, ..Self::default() };
+        *self = Self {
+            epoch: self.epoch + 1,
+            ..Self::default()
+        };
     }
 
     /// Holds a delivery. Returns the epoch, and a token that fires when the channel is lost.
@@ -61,18 +65,28 @@ impl Held {
         is_ours && self.returned.insert(tag)
     }
 
-    /// Keeps a delivery until the channel is closed, which returns it; `false` when it is no longer ours.
+    /// Keeps a delivery until the channel is closed, which returns it; `false` when it is no longer
+    /// ours.
     pub(crate) fn withhold(&mut self, epoch: u64, tag: u64) -> bool {
         let is_ours = epoch == self.epoch && self.in_hand.remove(&tag).is_some();
         is_ours && self.withheld.insert(tag)
     }
 
-    /// Takes what is due: first the returns, and after them, in a second list, the acks. An ack of several deliveries
-    /// ends below the first unfinished one. It must be sent after the returns, or it would acknowledge them.
+    /// Takes what is due: first the returns, and after them, in a second list, the acks. An ack of
+    /// several deliveries ends below the first unfinished one. It must be sent after the returns,
+    /// or it would acknowledge them.
     pub(crate) fn take(&mut self) -> (Vec<Settlement>, Vec<Settlement>) {
-        let returns = std::mem::take(&mut self.returned).into_iter().map(Settlement::Return).collect();
+        let returns = std::mem::take(&mut self.returned)
+            .into_iter()
+            .map(Settlement::Return)
+            .collect();
         let unfinished = [self.in_hand.keys().next(), self.withheld.first()];
-        let first_unfinished = unfinished.into_iter().flatten().min().copied().unwrap_or(u64::MAX);
+        let first_unfinished = unfinished
+            .into_iter()
+            .flatten()
+            .min()
+            .copied()
+            .unwrap_or(u64::MAX);
         let above = self.acked.split_off(&first_unfinished);
         let below = std::mem::take(&mut self.acked);
         let mut acks: Vec<Settlement> = match (below.len(), below.last()) {
@@ -84,8 +98,8 @@ impl Held {
         (returns, acks)
     }
 
-    /// Returns whether every delivery is acknowledged or returned, and the broker has been told so. Acks also come while others are
-    /// sent.
+    /// Returns whether every delivery is acknowledged or returned, and the broker has been told so.
+    /// Acks also come while others are sent.
     pub(crate) fn is_settled(&self) -> bool {
         self.in_hand.is_empty() && self.acked.is_empty() && self.returned.is_empty()
     }
@@ -121,7 +135,11 @@ mod tests {
         for tag in [1, 2, 3, 5, 7] {
             assert!(held.ack(1, tag));
         }
-        let acks = vec![Settlement::AckUpTo(3), Settlement::Ack(5), Settlement::Ack(7)];
+        let acks = vec![
+            Settlement::AckUpTo(3),
+            Settlement::Ack(5),
+            Settlement::Ack(7),
+        ];
         assert_eq!(held.take(), (vec![], acks));
         assert_eq!(held.take(), (vec![], vec![]), "each once");
         assert!(held.ack(1, 4));
@@ -150,7 +168,10 @@ mod tests {
         let mut held = held(1..=3);
         assert!(!held.is_settled());
         assert!(held.ack(1, 1) && held.ack(1, 2) && held.give_back(1, 3));
-        assert!(held.in_hand() == 0 && !held.is_settled(), "nothing was told to the broker");
+        assert!(
+            held.in_hand() == 0 && !held.is_settled(),
+            "nothing was told to the broker"
+        );
         held.take();
         assert!(held.is_settled());
         held.admit(Instant::now(), 4);
@@ -168,6 +189,10 @@ mod tests {
         assert!(lost.is_cancelled());
         held.admit(Instant::now(), 2);
         assert!(!held.is_ours(epoch, 2) && !held.ack(epoch, 2) && !held.give_back(epoch, 2));
-        assert_eq!(held.take(), (vec![], vec![]), "nor does an ack that was not sent yet");
+        assert_eq!(
+            held.take(),
+            (vec![], vec![]),
+            "nor does an ack that was not sent yet"
+        );
     }
 }

@@ -71,7 +71,14 @@ impl Hub {
         };
         let state = Mutex::new(state);
         let failures = FailureLog::default();
-        Self { state, wake: Notify::new(), arrived: Notify::new(), observer, failures, in_order }
+        Self {
+            state,
+            wake: Notify::new(),
+            arrived: Notify::new(),
+            observer,
+            failures,
+            in_order,
+        }
     }
 
     /// Locks the state. Every change leaves it consistent, so a poisoned lock is safe to use.
@@ -104,7 +111,12 @@ impl Hub {
         state.delivered_at = Some(now);
         for (tag, message) in messages {
             let (epoch, lost) = state.held.admit(now, tag);
-            state.arrived.push_back(Fetched { message, epoch, tag, lost });
+            state.arrived.push_back(Fetched {
+                message,
+                epoch,
+                tag,
+                lost,
+            });
         }
         if state.end.is_some() {
             state.return_arrived(self.in_order);
@@ -130,7 +142,8 @@ impl Hub {
         state.disconnected_at.get_or_insert(now);
         drop(state);
         self.failures.failed(now.into_std(), RECEIVE, error);
-        self.observer.observe(Event::SourceError { operation: RECEIVE });
+        self.observer
+            .observe(Event::SourceError { operation: RECEIVE });
     }
 
     /// Notes that the thread runs.
@@ -161,7 +174,9 @@ impl Hub {
         let mut held = PartitionStatus::new(queue, 0);
         held.in_flight = state.arrived.len();
         held.oldest_unfinished = state.held.oldest().map(|oldest| now.duration_since(oldest));
-        held.delivered_ago = state.delivered_at.map(|delivered| now.duration_since(delivered));
+        held.delivered_ago = state
+            .delivered_at
+            .map(|delivered| now.duration_since(delivered));
         SourceStatus {
             polled_ago: Some(now.duration_since(state.turned_at)),
             disconnected_for: state.disconnected_at.map(|since| now.duration_since(since)),
@@ -171,7 +186,8 @@ impl Hub {
         }
     }
 
-    /// Ends the source: no further message is passed on, and messages not taken return to the queue.
+    /// Ends the source: no further message is passed on, and messages not taken return to the
+    /// queue.
     pub(crate) fn end(&self, end: End) {
         let mut state = self.lock();
         state.end.get_or_insert(end);

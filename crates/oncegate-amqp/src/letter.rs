@@ -1,4 +1,5 @@
-//! The format of a dead letter as an AMQP message, and what is left out when its headers are too large.
+//! The format of a dead letter as an AMQP message, and what is left out when its headers are too
+//! large.
 
 use bytes::Bytes;
 use lapin::BasicProperties;
@@ -9,16 +10,17 @@ use oncegate_runtime::message::{Header, Message, Origin};
 use serde::{Deserialize, Serialize};
 
 use super::headers::{
-    self, APP_ID, CONTENT_ENCODING, CONTENT_TYPE, CORRELATION_ID, EXCHANGE, EXPIRATION, LEFT_OUT, MESSAGE_ID,
-    ORIGIN, PREFIX, PRIORITY, REASON, REDELIVERED, REPLY_TO, ROUTING_KEY, TYPE, USER_ID, is_senders, last,
-    short, text,
+    self, APP_ID, CONTENT_ENCODING, CONTENT_TYPE, CORRELATION_ID, EXCHANGE, EXPIRATION, LEFT_OUT,
+    MESSAGE_ID, ORIGIN, PREFIX, PRIORITY, REASON, REDELIVERED, REPLY_TO, ROUTING_KEY, TYPE,
+    USER_ID, is_senders, last, short, text,
 };
 
 /// The longest `oncegate-reason`, in bytes.
 const REASON_MAX_BYTES: usize = 1024;
 /// The `delivery_mode` of a message that is stored on disk.
 const PERSISTENT: u8 = 2;
-/// Bytes of a message's properties besides its headers, at most: nine short strings and some numbers.
+/// Bytes of a message's properties besides its headers, at most: nine short strings and some
+/// numbers.
 const PROPERTIES_BYTES: usize = 3_072;
 /// Bytes of a header besides its name and value: two lengths and the type.
 const HEADER_BYTES: usize = 6;
@@ -67,8 +69,9 @@ struct Provenance {
 }
 
 impl Outgoing {
-    /// Makes a dead letter: payload, headers and properties unchanged, and two headers with its reason and origin. The
-    /// largest headers of the message are left out until all of them fit into `limit` bytes.
+    /// Makes a dead letter: payload, headers and properties unchanged, and two headers with its
+    /// reason and origin. The largest headers of the message are left out until all of them fit
+    /// into `limit` bytes.
     pub(crate) fn letter(letter: &DeadLetter, limit: usize) -> Self {
         let message = &letter.message;
         let cause = letter.cause.as_str();
@@ -97,21 +100,34 @@ impl Outgoing {
         loop {
             // It has only text and numbers, so it can always be serialized.
             let origin = serde_json::to_string(&provenance).unwrap_or_default();
-            table.insert(ORIGIN.into(), AMQPValue::LongString(LongString::from(origin)));
+            table.insert(
+                ORIGIN.into(),
+                AMQPValue::LongString(LongString::from(origin)),
+            );
             if size(&table) <= limit.saturating_sub(PROPERTIES_BYTES) {
                 break;
             }
-            let Some((without, name)) = without_largest(&table) else { break };
+            let Some((without, name)) = without_largest(&table) else {
+                break;
+            };
             table = without;
             provenance.left_out.push(name);
         }
         let properties = properties(message).with_headers(table);
-        Self { properties, body: message.payload_bytes().unwrap_or_default(), left_out: provenance.left_out }
+        Self {
+            properties,
+            body: message.payload_bytes().unwrap_or_default(),
+            left_out: provenance.left_out,
+        }
     }
 
-    /// Makes a dead-lettered message as it is sent back to a queue, with its first route, exchange and routing key if
-    /// the queue does not say them. The error says why it cannot be sent.
-    pub(crate) fn redriven(message: &Message, route: Option<&str>, queue: &str) -> Result<Self, String> {
+    /// Makes a dead-lettered message as it is sent back to a queue, with its first route, exchange
+    /// and routing key if the queue does not say them. The error says why it cannot be sent.
+    pub(crate) fn redriven(
+        message: &Message,
+        route: Option<&str>,
+        queue: &str,
+    ) -> Result<Self, String> {
         if let Some(names) = message.header(LEFT_OUT) {
             let names = String::from_utf8_lossy(names);
             return Err(format!(
@@ -129,9 +145,16 @@ impl Outgoing {
             let origin = serde_json::json!({
                 "route": route.unwrap_or(queue), "exchange": exchange, "routing_key": routing_key
             });
-            table.insert(ORIGIN.into(), AMQPValue::LongString(LongString::from(origin.to_string())));
+            table.insert(
+                ORIGIN.into(),
+                AMQPValue::LongString(LongString::from(origin.to_string())),
+            );
         }
-        Ok(Self { properties: properties(message).with_headers(table), body, left_out: Vec::new() })
+        Ok(Self {
+            properties: properties(message).with_headers(table),
+            body,
+            left_out: Vec::new(),
+        })
     }
 }
 
@@ -139,12 +162,19 @@ impl Outgoing {
 pub(crate) fn read(kept: &Message) -> Option<DeadLetter> {
     let provenance: Provenance = serde_json::from_slice(last(kept.headers(), ORIGIN)?).ok()?;
     let payload = kept.payload_bytes().filter(|_| !provenance.tombstone);
-    let mut message = Message::new(provenance.route.as_str(), Origin::parse(&provenance.origin), payload)
-        .with_headers(own_headers(kept, &provenance));
+    let mut message = Message::new(
+        provenance.route.as_str(),
+        Origin::parse(&provenance.origin),
+        payload,
+    )
+    .with_headers(own_headers(kept, &provenance));
     if let Some(timestamp_ms) = provenance.timestamp_ms {
         message = message.with_timestamp_ms(timestamp_ms);
     }
-    let reason = kept.header(REASON).map(String::from_utf8_lossy).unwrap_or_default();
+    let reason = kept
+        .header(REASON)
+        .map(String::from_utf8_lossy)
+        .unwrap_or_default();
     let prefix = format!("{}: ", provenance.cause);
     Some(DeadLetter {
         message,
@@ -164,16 +194,25 @@ pub(crate) fn id(kept: &Message) -> Option<String> {
     Some(provenance.id).filter(|id| !id.is_empty())
 }
 
-/// Returns the sender's headers and properties, with the exchange and routing key of the first delivery.
+/// Returns the sender's headers and properties, with the exchange and routing key of the first
+/// delivery.
 fn own_headers(kept: &Message, provenance: &Provenance) -> Vec<Header> {
     const OF_THE_LETTER: [&str; 3] = [EXCHANGE, ROUTING_KEY, REDELIVERED];
-    let is_own =
-        |name: &str| is_senders(name) || (name.starts_with(PREFIX) && !OF_THE_LETTER.contains(&name));
-    let mut headers: Vec<Header> =
-        kept.headers().iter().filter(|header| is_own(&header.name)).cloned().collect();
+    let is_own = |name: &str| {
+        is_senders(name) || (name.starts_with(PREFIX) && !OF_THE_LETTER.contains(&name))
+    };
+    let mut headers: Vec<Header> = kept
+        .headers()
+        .iter()
+        .filter(|header| is_own(&header.name))
+        .cloned()
+        .collect();
     headers.push(text(EXCHANGE, provenance.exchange.clone()));
     headers.push(text(ROUTING_KEY, provenance.routing_key.clone()));
-    for (name, value) in [(USER_ID, &provenance.user_id), (EXPIRATION, &provenance.expiration)] {
+    for (name, value) in [
+        (USER_ID, &provenance.user_id),
+        (EXPIRATION, &provenance.expiration),
+    ] {
         if let Some(value) = value {
             headers.push(text(name, value.clone()));
         }
@@ -184,8 +223,8 @@ fn own_headers(kept: &Message, provenance: &Provenance) -> Vec<Header> {
     headers
 }
 
-/// Returns the message's own properties, stored on disk. It has no `expiration`, by which the broker would drop it, and
-/// no `user_id`, which must be the sender's own.
+/// Returns the message's own properties, stored on disk. It has no `expiration`, by which the
+/// broker would drop it, and no `user_id`, which must be the sender's own.
 fn properties(message: &Message) -> BasicProperties {
     let mut properties = BasicProperties::default().with_delivery_mode(PERSISTENT);
     let named = |name| word(message, name).and_then(short);
@@ -208,7 +247,10 @@ fn properties(message: &Message) -> BasicProperties {
         properties = properties.with_priority(priority);
     }
     // The property has seconds.
-    if let Some(seconds) = message.timestamp_ms().and_then(|millis| u64::try_from(millis / 1_000).ok()) {
+    if let Some(seconds) = message
+        .timestamp_ms()
+        .and_then(|millis| u64::try_from(millis / 1_000).ok())
+    {
         properties = properties.with_timestamp(seconds);
     }
     properties
@@ -220,7 +262,9 @@ fn word<'a>(message: &'a Message, name: &str) -> Option<&'a str> {
 
 /// Returns the table without its largest header that is not ours, and that header's name.
 fn without_largest(table: &FieldTable) -> Option<(FieldTable, String)> {
-    let foreign = table.into_iter().filter(|(name, _)| ![REASON, ORIGIN].contains(&name.as_str()));
+    let foreign = table
+        .into_iter()
+        .filter(|(name, _)| ![REASON, ORIGIN].contains(&name.as_str()));
     let (largest, _) = foreign.max_by_key(|(_, value)| value_size(value))?;
     let mut without = FieldTable::default();
     for (name, value) in table {
@@ -231,9 +275,13 @@ fn without_largest(table: &FieldTable) -> Option<(FieldTable, String)> {
     Some((without, largest.as_str().to_owned()))
 }
 
-/// Returns the size of a table in a frame, in bytes; of nested values, an estimate that is not too small.
+/// Returns the size of a table in a frame, in bytes; of nested values, an estimate that is not too
+/// small.
 fn size(table: &FieldTable) -> usize {
-    table.into_iter().map(|(name, value)| name.as_str().len() + HEADER_BYTES + value_size(value)).sum()
+    table
+        .into_iter()
+        .map(|(name, value)| name.as_str().len() + HEADER_BYTES + value_size(value))
+        .sum()
 }
 
 fn value_size(value: &AMQPValue) -> usize {
@@ -242,16 +290,19 @@ fn value_size(value: &AMQPValue) -> usize {
         AMQPValue::ShortString(text) => text.as_str().len(),
         AMQPValue::ByteArray(bytes) => bytes.len(),
         AMQPValue::FieldTable(table) => size(table),
-        AMQPValue::FieldArray(values) => {
-            values.as_slice().iter().map(|value| HEADER_BYTES + value_size(value)).sum()
-        }
+        AMQPValue::FieldArray(values) => values
+            .as_slice()
+            .iter()
+            .map(|value| HEADER_BYTES + value_size(value))
+            .sum(),
         _ => size_of::<u64>(),
     }
 }
 
 /// Returns the beginning of a text, cut between characters.
 fn cut(text: &str, most_bytes: usize) -> &str {
-    text.get(..text.floor_char_boundary(most_bytes)).unwrap_or_default()
+    text.get(..text.floor_char_boundary(most_bytes))
+        .unwrap_or_default()
 }
 
 #[cfg(test)]
@@ -261,7 +312,10 @@ mod tests {
     use std::time::{Duration, UNIX_EPOCH};
 
     fn letter(headers: Vec<Header>) -> DeadLetter {
-        let origin = Origin::Queue { queue: "orders".into(), id: "m1".into() };
+        let origin = Origin::Queue {
+            queue: "orders".into(),
+            id: "m1".into(),
+        };
         let message = Message::new("orders", origin, Some(Bytes::from_static(b"\x00\xff")));
         DeadLetter {
             message: message.with_headers(headers).with_timestamp_ms(12_345),
@@ -277,11 +331,18 @@ mod tests {
 
     /// The message as the broker delivers it.
     fn delivered(outgoing: &Outgoing) -> Message {
-        let mut delivery =
-            lapin::message::Delivery::mock(1, "".into(), "orders.dead".into(), false, outgoing.body.to_vec());
+        let mut delivery = lapin::message::Delivery::mock(
+            1,
+            "".into(),
+            "orders.dead".into(),
+            false,
+            outgoing.body.to_vec(),
+        );
         delivery.properties = outgoing.properties.clone();
-        let reader =
-            super::super::convert::Reader { queue: "orders.dead".into(), routes_from_headers: false };
+        let reader = super::super::convert::Reader {
+            queue: "orders.dead".into(),
+            routes_from_headers: false,
+        };
         reader.read(delivery, "c")
     }
 
@@ -299,10 +360,21 @@ mod tests {
         ];
         let written = Outgoing::letter(&letter(headers), usize::MAX);
         assert_eq!(*written.properties.delivery_mode(), Some(PERSISTENT));
-        assert_eq!(*written.properties.expiration(), None, "the broker would drop it");
-        assert_eq!(*written.properties.user_id(), None, "the broker would refuse it");
+        assert_eq!(
+            *written.properties.expiration(),
+            None,
+            "the broker would drop it"
+        );
+        assert_eq!(
+            *written.properties.user_id(),
+            None,
+            "the broker would refuse it"
+        );
         let kept = delivered(&written);
-        assert_eq!(kept.header(REASON), Some(&b"permanent: no such account"[..]));
+        assert_eq!(
+            kept.header(REASON),
+            Some(&b"permanent: no such account"[..])
+        );
         let back = read(&kept).unwrap();
         assert_eq!(
             (back.cause, back.attempts, &*back.reason),
@@ -310,20 +382,37 @@ mod tests {
         );
         assert_eq!(id(&kept), Some(back.id()));
         let message = &back.message;
-        assert_eq!((message.payload(), message.timestamp_ms()), (&b"\x00\xff"[..], Some(12_345)));
-        for (name, value) in
-            [("tenant", "a"), (EXCHANGE, "shop"), (ROUTING_KEY, "orders.new"), (USER_ID, "someone")]
-        {
+        assert_eq!(
+            (message.payload(), message.timestamp_ms()),
+            (&b"\x00\xff"[..], Some(12_345))
+        );
+        for (name, value) in [
+            ("tenant", "a"),
+            (EXCHANGE, "shop"),
+            (ROUTING_KEY, "orders.new"),
+            (USER_ID, "someone"),
+        ] {
             assert_eq!(word(message, name), Some(value), "{name}");
         }
-        assert_eq!((message.header("x-delivery-count"), message.header(REDELIVERED)), (None, None));
+        assert_eq!(
+            (
+                message.header("x-delivery-count"),
+                message.header(REDELIVERED)
+            ),
+            (None, None)
+        );
         let redriven = Outgoing::redriven(message, Some("orders"), "orders").unwrap();
         assert_eq!(
-            redriven.properties.content_type().as_ref().map(ShortString::as_str),
+            redriven
+                .properties
+                .content_type()
+                .as_ref()
+                .map(ShortString::as_str),
             Some("application/json")
         );
         let again = delivered(&redriven);
-        let origin: serde_json::Value = serde_json::from_slice(again.header(ORIGIN).unwrap()).unwrap();
+        let origin: serde_json::Value =
+            serde_json::from_slice(again.header(ORIGIN).unwrap()).unwrap();
         assert_eq!(origin["routing_key"], "orders.new");
         assert_eq!(again.dead_letter_of(), None, "it is a message again");
     }

@@ -13,25 +13,28 @@
 //!
 //! # The life of a message
 //!
-//! - It is **delivered** ahead, as far as [`AmqpSource::prefetch`] allows, and waits here until a handler is free.
-//! - It is **held** without an ack while it waits, runs, or waits for its retry, because the broker has no delayed
-//!   returns. The broker's `consumer_timeout` (30 minutes by default) limits that time.
-//! - It is **acknowledged** after its record is completed, or its dead letter is confirmed. One ack covers several
-//!   messages where no unfinished message is below them.
-//! - When the **connection is lost**, the broker delivers again what was not acknowledged. The handlers of the old
-//!   deliveries are cancelled, and their acks are dropped: an ack handle has the epoch of its channel.
+//! - It is **delivered** ahead, as far as [`AmqpSource::prefetch`] allows, and waits here until a
+//!   handler is free.
+//! - It is **held** without an ack while it waits, runs, or waits for its retry, because the broker
+//!   has no delayed returns. The broker's `consumer_timeout` (30 minutes by default) limits that
+//!   time.
+//! - It is **acknowledged** after its record is completed, or its dead letter is confirmed. One ack
+//!   covers several messages where no unfinished message is below them.
+//! - When the **connection is lost**, the broker delivers again what was not acknowledged. The
+//!   handlers of the old deliveries are cancelled, and their acks are dropped: an ack handle has
+//!   the epoch of its channel.
 //! - At a **stop**, messages that have not started return to the queue at once.
 //!
 //! # Rights
 //!
-//! A source needs the permission `read` on its queue; dead letters need `write` on `amq.default`, the default exchange.
-//! A consumer declares nothing, so that it needs no permission `configure`: [`AmqpSource::create_queue`] does. Both rights
-//! are checked at the start.
+//! A source needs the permission `read` on its queue; dead letters need `write` on `amq.default`,
+//! the default exchange. A consumer declares nothing, so that it needs no permission `configure`:
+//! [`AmqpSource::create_queue`] does. Both rights are checked at the start.
 //!
 //! # Headers
 //!
-//! A sender's headers become headers of the same names, with their values as text. What the protocol has besides becomes
-//! headers with the prefix `AMQP.`, which senders cannot use:
+//! A sender's headers become headers of the same names, with their values as text. What the
+//! protocol has besides becomes headers with the prefix `AMQP.`, which senders cannot use:
 //!
 //! | header | value |
 //! |---|---|
@@ -42,13 +45,13 @@
 //! | `AMQP.header-types` | the types of headers that are not text, as a JSON object |
 //! | `x-delivery-count`, `x-death`, … | as the broker writes them |
 //!
-//! The property `timestamp` is the message's timestamp, and `message-id` its id. A message without one has no id, so that
-//! no key can be derived from it.
+//! The property `timestamp` is the message's timestamp, and `message-id` its id. A message without
+//! one has no id, so that no key can be derived from it.
 //!
 //! # Dead letters
 //!
-//! A dead letter has the payload, headers and properties of its message, except for `expiration` and `user-id`, and the
-//! two headers below.
+//! A dead letter has the payload, headers and properties of its message, except for `expiration`
+//! and `user-id`, and the two headers below.
 //!
 //! | header | value |
 //! |---|---|
@@ -59,19 +62,24 @@
 //!
 //! Implementation notes: facts about RabbitMQ and its client that this code depends on.
 //!
-//! - A delivery tag counts within its channel. The same number on the next channel is another message.
-//! - An ack of "all up to this one" also covers deliveries that were returned later. Returns are sent before acks.
-//! - A confirmed message may have been dropped: without `mandatory`, the broker confirms what it could not route.
-//! - A quorum queue buffers acks that come faster than it takes them, and forgets those of a channel that closes. Many
-//!   single acks before a close may be lost in it; acks of many messages are few. Their redeliveries are answered.
-//! - A message that is returned is delivered again at once, and counts for the `delivery-limit` of a quorum queue. So
-//!   retries wait here.
+//! - A delivery tag counts within its channel. The same number on the next channel is another
+//!   message.
+//! - An ack of "all up to this one" also covers deliveries that were returned later. Returns are
+//!   sent before acks.
+//! - A confirmed message may have been dropped: without `mandatory`, the broker confirms what it
+//!   could not route.
+//! - A quorum queue buffers acks that come faster than it takes them, and forgets those of a
+//!   channel that closes. Many single acks before a close may be lost in it; acks of many messages
+//!   are few. Their redeliveries are answered.
+//! - A message that is returned is delivered again at once, and counts for the `delivery-limit` of
+//!   a quorum queue. So retries wait here.
 //! - Any error closes the channel, with all its deliveries. Checks have channels of their own.
-//! - While the broker is short of memory or disk, it stops reading from connections that publish. Acks must not wait for
-//!   that, so dead letters have a connection of their own.
-//! - A stream delivers acknowledged messages again. AMQP 0-9-1 does not name a queue's type, so the source always
-//!   subscribes with `x-priority`, which a stream refuses.
-//! - The connection lives on a thread of its own: a handler that blocks its thread must not cost a heartbeat.
+//! - While the broker is short of memory or disk, it stops reading from connections that publish.
+//!   Acks must not wait for that, so dead letters have a connection of their own.
+//! - A stream delivers acknowledged messages again. AMQP 0-9-1 does not name a queue's type, so the
+//!   source always subscribes with `x-priority`, which a stream refuses.
+//! - The connection lives on a thread of its own: a handler that blocks its thread must not cost a
+//!   heartbeat.
 
 mod source;
 

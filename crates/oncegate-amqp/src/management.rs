@@ -23,15 +23,25 @@ const ANSWER_MAX_BYTES: usize = 1 << 20;
 /// The plugin's port, if the URL has none.
 const PORT: u16 = 15_672;
 /// The characters that stay in a name of the path.
-const IN_PATHS: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
+const IN_PATHS: &AsciiSet = &NON_ALPHANUMERIC
+    .remove(b'-')
+    .remove(b'.')
+    .remove(b'_')
+    .remove(b'~');
 
-/// Returns what the plugin says about the queue. The error shows no part of a URI: it may have a password.
+/// Returns what the plugin says about the queue. The error shows no part of a URI: it may have a
+/// password.
 pub(crate) async fn describe(settings: &Settings, url: &str) -> Result<Described, String> {
-    let url: Uri = url.parse().map_err(|_| "its URL must be http://host:15672".to_owned())?;
+    let url: Uri = url
+        .parse()
+        .map_err(|_| "its URL must be http://host:15672".to_owned())?;
     let host = url.host().filter(|_| url.scheme_str() == Some("http"));
     let host = host.ok_or("its URL must be http://host:15672; it is asked without TLS")?;
     let port = url.port_u16().unwrap_or(PORT);
-    let broker = settings.connection.uri().map_err(|error| error.to_string())?;
+    let broker = settings
+        .connection
+        .uri()
+        .map_err(|error| error.to_string())?;
     let login = &broker.authority.userinfo;
     let credentials = STANDARD.encode(format!("{}:{}", login.username, login.password));
     let vhost = utf8_percent_encode(&broker.vhost, IN_PATHS);
@@ -45,19 +55,32 @@ pub(crate) async fn describe(settings: &Settings, url: &str) -> Result<Described
     let answered = timeout(LIMIT, ask(host, port, request)).await;
     let (status, body) = answered.map_err(|_| format!("no answer within {LIMIT:?}"))??;
     if status != StatusCode::OK {
-        return Err(format!("{status}; the user needs the tag `monitoring` or `management`"));
+        return Err(format!(
+            "{status}; the user needs the tag `monitoring` or `management`"
+        ));
     }
     serde_json::from_slice(&body).map_err(|error| error.to_string())
 }
 
-async fn ask(host: &str, port: u16, request: Request<Empty<Bytes>>) -> Result<(StatusCode, Bytes), String> {
-    let stream = TcpStream::connect((host, port)).await.map_err(|error| error.to_string())?;
+async fn ask(
+    host: &str,
+    port: u16,
+    request: Request<Empty<Bytes>>,
+) -> Result<(StatusCode, Bytes), String> {
+    let stream = TcpStream::connect((host, port))
+        .await
+        .map_err(|error| error.to_string())?;
     let connected = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await;
     let (mut sender, connection) = connected.map_err(|error| error.to_string())?;
     let answer = async {
-        let answer = sender.send_request(request).await.map_err(|error| error.to_string())?;
+        let answer = sender
+            .send_request(request)
+            .await
+            .map_err(|error| error.to_string())?;
         let status = answer.status();
-        let body = Limited::new(answer.into_body(), ANSWER_MAX_BYTES).collect().await;
+        let body = Limited::new(answer.into_body(), ANSWER_MAX_BYTES)
+            .collect()
+            .await;
         Ok((status, body.map_err(|error| error.to_string())?.to_bytes()))
     };
     tokio::pin!(connection, answer);

@@ -19,8 +19,8 @@ const FRAME_OVERHEAD: usize = 64;
 
 /// A connection of its own, opened when it is needed, and again after it was lost.
 ///
-/// It is not the source's: the broker stops reading a connection that publishes while it is short of memory or disk,
-/// and acks must not wait for that.
+/// It is not the source's: the broker stops reading a connection that publishes while it is short
+/// of memory or disk, and acks must not wait for that.
 #[derive(Debug)]
 pub(crate) struct Publisher {
     settings: Connection,
@@ -36,7 +36,11 @@ struct Link {
 
 impl Publisher {
     pub(crate) fn new(settings: Connection, name: String) -> Self {
-        Self { settings, name, open: Mutex::default() }
+        Self {
+            settings,
+            name,
+            open: Mutex::default(),
+        }
     }
 
     /// Checks that the queue exists and that messages may be published to it. It writes nothing.
@@ -45,10 +49,22 @@ impl Publisher {
         // The broker closes a channel after an error: this one is not used for anything else.
         let probe = channel(&link.connection).await?;
         check_queue(&probe, queue).await?;
-        call(Asked::Publish(queue), probe.confirm_select(ConfirmSelectOptions::default())).await?;
+        call(
+            Asked::Publish(queue),
+            probe.confirm_select(ConfirmSelectOptions::default()),
+        )
+        .await?;
         // No queue has such a name, so the message reaches none. The right is checked before.
         let nowhere = format!("oncegate-check-{:032x}", rand::random::<u128>());
-        match publish(&probe, Asked::Publish(queue), &nowhere, &[], BasicProperties::default()).await {
+        match publish(
+            &probe,
+            Asked::Publish(queue),
+            &nowhere,
+            &[],
+            BasicProperties::default(),
+        )
+        .await
+        {
             Ok(()) | Err(Unpublished::NoQueue | Unpublished::NotStored) => Ok(()),
             Err(Unpublished::Failed(error)) => Err(error),
         }
@@ -61,11 +77,20 @@ impl Publisher {
         Ok(if frame == 0 { FRAME_DEFAULT } else { frame }.saturating_sub(FRAME_OVERHEAD))
     }
 
-    /// Publishes to the queue. Returns only when the broker has confirmed that the message is stored there.
+    /// Publishes to the queue. Returns only when the broker has confirmed that the message is
+    /// stored there.
     pub(crate) async fn publish(&self, queue: &str, message: Outgoing) -> Result<(), AmqpError> {
         let link = self.link().await?;
         let asked = Asked::Publish(queue);
-        match publish(&link.channel, asked, queue, &message.body, message.properties).await {
+        match publish(
+            &link.channel,
+            asked,
+            queue,
+            &message.body,
+            message.properties,
+        )
+        .await
+        {
             Ok(()) => Ok(()),
             Err(Unpublished::NoQueue) => Err(AmqpError::no_queue(queue)),
             Err(Unpublished::NotStored) => Err(AmqpError::away(format!(
@@ -75,7 +100,11 @@ impl Publisher {
             Err(Unpublished::Failed(error)) => {
                 let is_blocked = link.connection.status().blocked();
                 self.forget(&link).await;
-                Err(if is_blocked { AmqpError::blocked() } else { error })
+                Err(if is_blocked {
+                    AmqpError::blocked()
+                } else {
+                    error
+                })
             }
         }
     }
@@ -94,14 +123,21 @@ impl Publisher {
         }
         let connection = connect(&self.settings, &self.name).await?;
         let channel = channel(&connection).await?;
-        call(Asked::Publish("a channel"), channel.confirm_select(ConfirmSelectOptions::default())).await?;
-        let link = Arc::new(Link { connection, channel });
+        call(
+            Asked::Publish("a channel"),
+            channel.confirm_select(ConfirmSelectOptions::default()),
+        )
+        .await?;
+        let link = Arc::new(Link {
+            connection,
+            channel,
+        });
         *open = Some(Arc::clone(&link));
         Ok(link)
     }
 
-    /// Drops a connection that has failed, unless another caller has opened the next one. Its other calls fail, and are
-    /// repeated by their callers.
+    /// Drops a connection that has failed, unless another caller has opened the next one. Its other
+    /// calls fail, and are repeated by their callers.
     async fn forget(&self, failed: &Arc<Link>) {
         let mut open = self.open.lock().await;
         if open.as_ref().is_some_and(|link| Arc::ptr_eq(link, failed)) {
@@ -141,10 +177,21 @@ async fn publish(
     body: &[u8],
     properties: BasicProperties,
 ) -> Result<(), Unpublished> {
-    let Some(name) = short(queue) else { return Err(AmqpError::new("the queue's name is too long").into()) };
-    // Without `mandatory` the broker confirms a message that it has dropped, because no queue has the name.
-    let options = BasicPublishOptions { mandatory: true, ..BasicPublishOptions::default() };
-    let confirmed = async { channel.basic_publish("".into(), name, options, body, properties).await?.await };
+    let Some(name) = short(queue) else {
+        return Err(AmqpError::new("the queue's name is too long").into());
+    };
+    // Without `mandatory` the broker confirms a message that it has dropped, because no queue has
+    // the name.
+    let options = BasicPublishOptions {
+        mandatory: true,
+        ..BasicPublishOptions::default()
+    };
+    let confirmed = async {
+        channel
+            .basic_publish("".into(), name, options, body, properties)
+            .await?
+            .await
+    };
     match call(asked, confirmed).await? {
         Confirmation::Ack(None) => Ok(()),
         Confirmation::Ack(Some(_)) | Confirmation::Nack(Some(_)) => Err(Unpublished::NoQueue),

@@ -10,8 +10,8 @@ use super::error::{AmqpError, Asked};
 use super::headers::short;
 use super::settings::check_name;
 
-/// A queue that is to be made. It is a durable quorum queue: the broker confirms a message when a majority of its replicas
-/// has it.
+/// A queue that is to be made. It is a durable quorum queue: the broker confirms a message when a
+/// majority of its replicas has it.
 #[derive(Clone, Debug)]
 pub struct QueuePlan {
     name: String,
@@ -21,11 +21,15 @@ pub struct QueuePlan {
 impl QueuePlan {
     /// Plans a queue of this name.
     pub fn new(name: impl Into<String>) -> Self {
-        Self { name: name.into(), delivery_limit: None }
+        Self {
+            name: name.into(),
+            delivery_limit: None,
+        }
     }
 
-    /// Sets how often the broker returns a message before it drops it (`x-delivery-limit`): by default, as the broker does
-    /// it. -1 means without a limit, which a queue of dead letters needs: each reading returns its messages.
+    /// Sets how often the broker returns a message before it drops it (`x-delivery-limit`): by
+    /// default, as the broker does it. -1 means without a limit, which a queue of dead letters
+    /// needs: each reading returns its messages.
     #[must_use]
     pub fn delivery_limit(mut self, returns: i32) -> Self {
         self.delivery_limit = Some(returns);
@@ -34,7 +38,10 @@ impl QueuePlan {
 
     fn arguments(&self) -> FieldTable {
         let mut arguments = FieldTable::default();
-        arguments.insert("x-queue-type".into(), AMQPValue::LongString("quorum".into()));
+        arguments.insert(
+            "x-queue-type".into(),
+            AMQPValue::LongString("quorum".into()),
+        );
         if let Some(limit) = self.delivery_limit {
             arguments.insert("x-delivery-limit".into(), AMQPValue::LongInt(limit));
         }
@@ -43,7 +50,8 @@ impl QueuePlan {
 }
 
 impl AmqpSource {
-    /// Returns which of these queues exist at the source's broker. Needs the right `read` on those that do.
+    /// Returns which of these queues exist at the source's broker. Needs the right `read` on those
+    /// that do.
     ///
     /// # Errors
     /// When the broker is away or refuses the login, a name is none, or a right is missing.
@@ -68,10 +76,12 @@ impl AmqpSource {
         Ok(found?)
     }
 
-    /// Makes a queue at the source's broker, if there is none of its name. Needs the right `configure` on it.
+    /// Makes a queue at the source's broker, if there is none of its name. Needs the right
+    /// `configure` on it.
     ///
     /// # Errors
-    /// When the broker is away or refuses the login, the right is missing, or a queue of this name has other settings.
+    /// When the broker is away or refuses the login, the right is missing, or a queue of this name
+    /// has other settings.
     pub async fn create_queue(&self, plan: &QueuePlan) -> Result<(), SourceError> {
         check_name("queue", &plan.name)?;
         let Some(name) = short(&plan.name) else {
@@ -82,7 +92,12 @@ impl AmqpSource {
             let channel = channel(&connection).await?;
             let options = QueueDeclareOptions::durable();
             let asked = Asked::Declare(&plan.name);
-            call(asked, channel.queue_declare(name, options, plan.arguments())).await.map(drop)
+            call(
+                asked,
+                channel.queue_declare(name, options, plan.arguments()),
+            )
+            .await
+            .map(drop)
         };
         let created = created.await;
         close(&connection).await;

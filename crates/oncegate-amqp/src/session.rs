@@ -1,7 +1,7 @@
 //! One connection that consumes a queue, until it is lost or left.
 //!
-//! A lost connection is never repaired: a new session begins, with a new channel. So nothing of the old one, a consumer
-//! that gets nothing for example, lives on.
+//! A lost connection is never repaired: a new session begins, with a new channel. So nothing of the
+//! old one, a consumer that gets nothing for example, lives on.
 
 use std::time::Duration;
 
@@ -43,7 +43,8 @@ impl Session {
     /// Connects, checks the queue, and begins to consume it.
     pub(crate) async fn open(settings: &Settings, reader: &Reader) -> Result<Self, AmqpError> {
         let queue = settings.queue.as_str();
-        let connection = connect(&settings.connection, &format!("oncegate consumes {queue}")).await?;
+        let connection =
+            connect(&settings.connection, &format!("oncegate consumes {queue}")).await?;
         let opened = Self::consume(&connection, settings).await;
         let (channel, consumer) = match opened {
             Ok(opened) => opened,
@@ -53,7 +54,13 @@ impl Session {
             }
         };
         let name = format!("{:08x}", rand::random::<u32>());
-        Ok(Self { connection, channel, consumer, reader: reader.clone(), name })
+        Ok(Self {
+            connection,
+            channel,
+            consumer,
+            reader: reader.clone(),
+            name,
+        })
     }
 
     async fn consume(
@@ -63,19 +70,31 @@ impl Session {
         let asked = Asked::Messages(&settings.queue);
         let channel = channel(connection).await?;
         check_queue(&channel, &settings.queue).await?;
-        call(asked, channel.basic_qos(settings.prefetch, BasicQosOptions::default())).await?;
-        let Some(queue) = short(&settings.queue) else { return Err(AmqpError::new("the name is too long")) };
+        call(
+            asked,
+            channel.basic_qos(settings.prefetch, BasicQosOptions::default()),
+        )
+        .await?;
+        let Some(queue) = short(&settings.queue) else {
+            return Err(AmqpError::new("the name is too long"));
+        };
         let mut arguments = FieldTable::default();
         // Always there, because a stream refuses it: a stream delivers acknowledged messages again.
-        arguments
-            .insert(CONSUMER_PRIORITY.into(), AMQPValue::LongInt(settings.priority.unwrap_or(NO_PRIORITY)));
+        arguments.insert(
+            CONSUMER_PRIORITY.into(),
+            AMQPValue::LongInt(settings.priority.unwrap_or(NO_PRIORITY)),
+        );
         let options = BasicConsumeOptions::default();
-        let consumer = call(asked, channel.basic_consume(queue, "".into(), options, arguments)).await?;
+        let consumer = call(
+            asked,
+            channel.basic_consume(queue, "".into(), options, arguments),
+        )
+        .await?;
         Ok((channel, consumer))
     }
 
-    /// Receives and acknowledges until the source has left. The error says why the session is lost, or that the last
-    /// acks may be.
+    /// Receives and acknowledges until the source has left. The error says why the session is lost,
+    /// or that the last acks may be.
     pub(crate) async fn serve(&mut self, hub: &Hub, watch: &mut Watch) -> Result<(), AmqpError> {
         let mut ticks = interval(TICK);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -108,15 +127,24 @@ impl Session {
     }
 
     /// Passes on this delivery and all that are here.
-    fn receive(&mut self, hub: &Hub, first: Option<lapin::Result<Delivery>>) -> Result<(), AmqpError> {
+    fn receive(
+        &mut self,
+        hub: &Hub,
+        first: Option<lapin::Result<Delivery>>,
+    ) -> Result<(), AmqpError> {
         let mut messages = Vec::new();
         let mut next = Some(first);
         while let Some(arrived) = next {
             match arrived {
                 Some(Ok(delivery)) => {
-                    messages.push((delivery.delivery_tag, self.reader.read(delivery, &self.name)));
+                    messages.push((
+                        delivery.delivery_tag,
+                        self.reader.read(delivery, &self.name),
+                    ));
                 }
-                Some(Err(error)) => return Err(AmqpError::of(Asked::Messages(&self.reader.queue), &error)),
+                Some(Err(error)) => {
+                    return Err(AmqpError::of(Asked::Messages(&self.reader.queue), &error));
+                }
                 None => {
                     return Err(AmqpError::away(
                         "the broker has cancelled the consumer: the queue was deleted, its node has stopped, or (a quorum queue \
@@ -136,7 +164,9 @@ impl Session {
         let (returns, acks) = hub.lock().held.take();
         for settlements in [returns, acks] {
             if !settlements.is_empty() {
-                let sent = settlements.into_iter().map(|settlement| send(&self.channel, settlement));
+                let sent = settlements
+                    .into_iter()
+                    .map(|settlement| send(&self.channel, settlement));
                 call(Asked::Messages(&self.reader.queue), try_join_all(sent)).await?;
             }
         }
@@ -147,10 +177,18 @@ impl Session {
     async fn stop_consuming(&mut self, hub: &Hub) -> Result<(), AmqpError> {
         let tag = self.consumer.tag();
         let asked = Asked::Messages(&self.reader.queue);
-        call(asked, self.channel.basic_cancel(tag, BasicCancelOptions::default())).await?;
+        call(
+            asked,
+            self.channel
+                .basic_cancel(tag, BasicCancelOptions::default()),
+        )
+        .await?;
         let mut late = Vec::new();
         while let Some(Some(Ok(delivery))) = self.consumer.next().now_or_never() {
-            late.push((delivery.delivery_tag, self.reader.read(delivery, &self.name)));
+            late.push((
+                delivery.delivery_tag,
+                self.reader.read(delivery, &self.name),
+            ));
         }
         if !late.is_empty() {
             hub.put(late);
@@ -193,9 +231,25 @@ impl Session {
 async fn send(channel: &Channel, settlement: Settlement) -> lapin::Result<()> {
     match settlement {
         Settlement::Return(tag) => {
-            channel.basic_nack(tag, BasicNackOptions { multiple: false, requeue: true }).await
+            channel
+                .basic_nack(
+                    tag,
+                    BasicNackOptions {
+                        multiple: false,
+                        requeue: true,
+                    },
+                )
+                .await
         }
-        Settlement::Ack(tag) => channel.basic_ack(tag, BasicAckOptions { multiple: false }).await,
-        Settlement::AckUpTo(tag) => channel.basic_ack(tag, BasicAckOptions { multiple: true }).await,
+        Settlement::Ack(tag) => {
+            channel
+                .basic_ack(tag, BasicAckOptions { multiple: false })
+                .await
+        }
+        Settlement::AckUpTo(tag) => {
+            channel
+                .basic_ack(tag, BasicAckOptions { multiple: true })
+                .await
+        }
     }
 }

@@ -34,24 +34,34 @@ pub(crate) struct Settings {
     pub(crate) management: Option<String>,
 }
 
-/// The heartbeat in seconds, if the URI has none: a connection that is silent for twice as long is given up.
+/// The heartbeat in seconds, if the URI has none: a connection that is silent for twice as long is
+/// given up.
 const HEARTBEAT: u16 = 10;
 /// The time that a TCP connection may take, in milliseconds, if the URI does not say.
 const CONNECT_MILLIS: u64 = 5_000;
 
 impl Connection {
     pub(crate) fn new(uri: String) -> Self {
-        Self { uri, password: None, tls_root: None, tls_client: None }
+        Self {
+            uri,
+            password: None,
+            tls_root: None,
+            tls_client: None,
+        }
     }
 
-    /// Returns the parsed URI with the defaults of this crate. No error shows any part of it: it has a password.
+    /// Returns the parsed URI with the defaults of this crate. No error shows any part of it: it
+    /// has a password.
     pub(crate) fn uri(&self) -> Result<AMQPUri, AmqpError> {
         const FORM: &str = "amqp://user:password@host:5672/vhost, or amqps:// with TLS";
         let parsed: Result<AMQPUri, String> = self.uri.parse();
-        let mut uri = parsed.map_err(|_| AmqpError::new(format!("the URI of the broker must be {FORM}")))?;
+        let mut uri =
+            parsed.map_err(|_| AmqpError::new(format!("the URI of the broker must be {FORM}")))?;
         if self.uri.contains('[') {
             // The client would connect to `localhost`.
-            return Err(AmqpError::new("the URI of the broker has an IPv6 address: use a name"));
+            return Err(AmqpError::new(
+                "the URI of the broker has an IPv6 address: use a name",
+            ));
         }
         if uri.scheme == AMQPScheme::AMQPS && !cfg!(feature = "tls") {
             return Err(AmqpError::new(
@@ -62,7 +72,9 @@ impl Connection {
             "/".clone_into(&mut uri.vhost);
         }
         if short(&uri.vhost).is_none() {
-            return Err(AmqpError::new("the virtual host in the broker's URI has more than 255 bytes"));
+            return Err(AmqpError::new(
+                "the virtual host in the broker's URI has more than 255 bytes",
+            ));
         }
         if let Some(password) = &self.password {
             uri.authority.userinfo.password.clone_from(password);
@@ -73,8 +85,14 @@ impl Connection {
     }
 
     pub(crate) fn tls(&self) -> OwnedTLSConfig {
-        let identity = self.tls_client.clone().map(|(pem, key)| OwnedIdentity::PKCS8 { pem, key });
-        OwnedTLSConfig { identity, cert_chain: self.tls_root.clone() }
+        let identity = self
+            .tls_client
+            .clone()
+            .map(|(pem, key)| OwnedIdentity::PKCS8 { pem, key });
+        OwnedTLSConfig {
+            identity,
+            cert_chain: self.tls_root.clone(),
+        }
     }
 }
 
@@ -99,7 +117,9 @@ impl Settings {
         self.connection.uri()?;
         check_name("queue", &self.queue)?;
         if self.prefetch == 0 {
-            return Err(AmqpError::new("`prefetch` is 0, which means no limit; it must be from 1 to 65,535"));
+            return Err(AmqpError::new(
+                "`prefetch` is 0, which means no limit; it must be from 1 to 65,535",
+            ));
         }
         Ok(())
     }
@@ -109,15 +129,21 @@ impl Settings {
 pub(crate) fn check_name(what: &str, name: &str) -> Result<(), AmqpError> {
     match short(name) {
         Some(_) if !name.is_empty() => Ok(()),
-        _ => Err(AmqpError::new(format!("the name of the {what} must have from 1 to 255 bytes"))),
+        _ => Err(AmqpError::new(format!(
+            "the name of the {what} must have from 1 to 255 bytes"
+        ))),
     }
 }
 
 impl fmt::Debug for Connection {
     /// Shows the host alone, because the URI has a password.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let host = self.uri().map(|uri| format!("{}:{}", uri.authority.host, uri.authority.port));
-        f.debug_struct("Connection").field("host", &host.unwrap_or_default()).finish_non_exhaustive()
+        let host = self
+            .uri()
+            .map(|uri| format!("{}:{}", uri.authority.host, uri.authority.port));
+        f.debug_struct("Connection")
+            .field("host", &host.unwrap_or_default())
+            .finish_non_exhaustive()
     }
 }
 
@@ -146,7 +172,13 @@ mod tests {
         let uri = |text: &str| Connection::new(text.to_owned()).uri().unwrap();
         assert_eq!(uri("amqp://localhost").vhost, "/");
         assert_eq!(uri("amqp://localhost/").vhost, "/");
-        assert_eq!(uri("amqp://localhost/shop?heartbeat=3").query.heartbeat, Some(3));
-        assert_eq!(uri("amqp://localhost/shop").query.heartbeat, Some(HEARTBEAT));
+        assert_eq!(
+            uri("amqp://localhost/shop?heartbeat=3").query.heartbeat,
+            Some(3)
+        );
+        assert_eq!(
+            uri("amqp://localhost/shop").query.heartbeat,
+            Some(HEARTBEAT)
+        );
     }
 }

@@ -25,10 +25,11 @@ use super::settings::{Connection, Settings};
 
 /// A source that consumes a classic or a quorum queue of RabbitMQ.
 ///
-/// The broker delivers as many messages ahead as [`prefetch`](Self::prefetch) says. A message is acknowledged after its
-/// record is completed, several by one ack where nothing unfinished is below them. After a lost connection the source
-/// connects again, and the broker delivers every message again that was not acknowledged: the handlers of the old
-/// deliveries are cancelled, and their acks are dropped.
+/// The broker delivers as many messages ahead as [`prefetch`](Self::prefetch) says. A message is
+/// acknowledged after its record is completed, several by one ack where nothing unfinished is below
+/// them. After a lost connection the source connects again, and the broker delivers every message
+/// again that was not acknowledged: the handlers of the old deliveries are cancelled, and their
+/// acks are dropped.
 ///
 /// ```no_run
 /// use oncegate::amqp::AmqpSource;
@@ -58,35 +59,41 @@ impl AmqpSource {
     /// 128 messages.
     pub const DEFAULT_PREFETCH: u16 = Settings::PREFETCH;
 
-    /// Creates a source for the queue of this name at the broker of the URI: `amqp://user:password@host:5672/vhost`, or
-    /// `amqps://` with TLS (feature `tls`).
+    /// Creates a source for the queue of this name at the broker of the URI:
+    /// `amqp://user:password@host:5672/vhost`, or `amqps://` with TLS (feature `tls`).
     ///
-    /// The URI may have the parameters `heartbeat` (seconds; 10 by default), `connection_timeout` (milliseconds; 5,000 by
-    /// default) and `auth_mechanism` (`plain` by default; `external` logs in by the client's certificate). It does not
-    /// connect and checks nothing before [`open`](Source::open).
+    /// The URI may have the parameters `heartbeat` (seconds; 10 by default), `connection_timeout`
+    /// (milliseconds; 5,000 by default) and `auth_mechanism` (`plain` by default; `external` logs
+    /// in by the client's certificate). It does not connect and checks nothing before
+    /// [`open`](Source::open).
     pub fn new(uri: impl Into<String>, queue: impl Into<String>) -> Self {
         Self::with(Connection::new(uri.into()), queue.into())
     }
 
     pub(crate) fn with(connection: Connection, queue: String) -> Self {
         let settings = Settings::new(connection, queue);
-        Self { settings, max_attempts: AtomicU32::default(), open: Mutex::default() }
+        Self {
+            settings,
+            max_attempts: AtomicU32::default(),
+            open: Mutex::default(),
+        }
     }
 
-    /// Sets how many messages the broker delivers before the first of them is acknowledged: 128 by default, from 1 to
-    /// 65,535.
+    /// Sets how many messages the broker delivers before the first of them is acknowledged: 128 by
+    /// default, from 1 to 65,535.
     ///
-    /// Messages that run, wait for a handler, or wait for their retries count. With fewer than the consumer's
-    /// `concurrency`, handlers stay idle; many more are kept from other consumers, and count towards the broker's
-    /// `consumer_timeout`.
+    /// Messages that run, wait for a handler, or wait for their retries count. With fewer than the
+    /// consumer's `concurrency`, handlers stay idle; many more are kept from other consumers, and
+    /// count towards the broker's `consumer_timeout`.
     #[must_use]
     pub fn prefetch(mut self, messages: u16) -> Self {
         self.settings.prefetch = messages;
         self
     }
 
-    /// Sets the priority of this consumer among those of the queue (`x-priority`): the broker's default, 0, without it.
-    /// The broker delivers to consumers of a lower priority only while those of a higher one have their prefetch full.
+    /// Sets the priority of this consumer among those of the queue (`x-priority`): the broker's
+    /// default, 0, without it. The broker delivers to consumers of a lower priority only while
+    /// those of a higher one have their prefetch full.
     #[must_use]
     pub fn priority(mut self, priority: i32) -> Self {
         self.settings.priority = Some(priority);
@@ -100,7 +107,8 @@ impl AmqpSource {
         self
     }
 
-    /// Trusts this authority's certificate in PEM, besides those of the machine. Only with `amqps://`.
+    /// Trusts this authority's certificate in PEM, besides those of the machine. Only with
+    /// `amqps://`.
     #[must_use]
     pub fn tls_root(mut self, pem: impl Into<String>) -> Self {
         self.settings.connection.tls_root = Some(pem.into());
@@ -114,33 +122,37 @@ impl AmqpSource {
         self
     }
 
-    /// Asks the management plugin at this URL, such as `http://localhost:15672`, at the start: which limits of the queue
-    /// lose messages, or take them away before `max_attempts`. They are logged as warnings.
+    /// Asks the management plugin at this URL, such as `http://localhost:15672`, at the start:
+    /// which limits of the queue lose messages, or take them away before `max_attempts`. They are
+    /// logged as warnings.
     ///
-    /// It is asked with the user and the password of the broker's URI, and without TLS. The user needs the tag
-    /// `management`. A plugin that does not answer is logged, and nothing else.
+    /// It is asked with the user and the password of the broker's URI, and without TLS. The user
+    /// needs the tag `management`. A plugin that does not answer is logged, and nothing else.
     #[must_use]
     pub fn management(mut self, url: impl Into<String>) -> Self {
         self.settings.management = Some(url.into());
         self
     }
 
-    /// Runs the messages of the queue one after another, as the broker has delivered them: those behind a message that
-    /// waits for a retry, or for the lease of a consumer that died, wait as well. Without it, messages run concurrently,
-    /// because RabbitMQ has no key by which the consumer's `Ordering` could keep an order.
+    /// Runs the messages of the queue one after another, as the broker has delivered them: those
+    /// behind a message that waits for a retry, or for the lease of a consumer that died, wait as
+    /// well. Without it, messages run concurrently, because RabbitMQ has no key by which the
+    /// consumer's `Ordering` could keep an order.
     ///
-    /// Across several consumers the order holds only for a queue with `x-single-active-consumer`. A message that is given
-    /// up is in the dead letters when the next one runs.
+    /// Across several consumers the order holds only for a queue with `x-single-active-consumer`. A
+    /// message that is given up is in the dead letters when the next one runs.
     #[must_use]
     pub fn in_order(mut self) -> Self {
         self.settings.in_order = true;
         self
     }
 
-    /// Takes each message's route from its header `oncegate-origin`, if present, instead of the queue's name.
+    /// Takes each message's route from its header `oncegate-origin`, if present, instead of the
+    /// queue's name.
     ///
-    /// Use it to consume a dead-letter queue, and a queue that messages are redriven to: such a message keeps its first
-    /// route, and so its key. Use it only for queues that no other service writes to.
+    /// Use it to consume a dead-letter queue, and a queue that messages are redriven to: such a
+    /// message keeps its first route, and so its key. Use it only for queues that no other service
+    /// writes to.
     #[must_use]
     pub fn routes_from_headers(mut self) -> Self {
         self.settings.routes_from_headers = true;
@@ -159,24 +171,33 @@ impl AmqpSource {
         Ok(self.settings.check()?)
     }
 
-    /// Checks the queue and the right to read it, as [`open`](Source::open) does for a consumer with these terms. It
-    /// consumes the queue for a moment: messages that are delivered meanwhile go back at once.
+    /// Checks the queue and the right to read it, as [`open`](Source::open) does for a consumer
+    /// with these terms. It consumes the queue for a moment: messages that are delivered meanwhile
+    /// go back at once.
     ///
-    /// Returns a warning for each limit of the queue that may lose messages, with what to change, if the
-    /// [management plugin](Self::management) is set.
+    /// Returns a warning for each limit of the queue that may lose messages, with what to change,
+    /// if the [management plugin](Self::management) is set.
     ///
     /// # Errors
-    /// When the queue cannot be used: it does not exist, the broker cannot be reached, or a right is missing.
+    /// When the queue cannot be used: it does not exist, the broker cannot be reached, or a right
+    /// is missing.
     pub async fn check_queue(&self, terms: &Terms) -> Result<Vec<String>, SourceError> {
         self.settings.check()?;
-        let settings = Settings { prefetch: 1, ..self.settings.clone() };
-        Session::open(&settings, &self.reader()).await?.leave().await?;
+        let settings = Settings {
+            prefetch: 1,
+            ..self.settings.clone()
+        };
+        Session::open(&settings, &self.reader())
+            .await?
+            .leave()
+            .await?;
         Ok(self.warnings(terms.max_attempts).await)
     }
 
     /// Returns dead letters that write to another queue of the same broker.
     pub fn dead_letters(&self, queue: impl Into<String>) -> AmqpDeadLetters {
-        AmqpDeadLetters::with(self.settings.connection.clone(), queue.into()).beside(self.queue().to_owned())
+        AmqpDeadLetters::with(self.settings.connection.clone(), queue.into())
+            .beside(self.queue().to_owned())
     }
 
     /// Returns the queue's name.
@@ -185,7 +206,9 @@ impl AmqpSource {
     }
 
     async fn warnings(&self, max_attempts: u32) -> Vec<String> {
-        let Some(url) = &self.settings.management else { return Vec::new() };
+        let Some(url) = &self.settings.management else {
+            return Vec::new();
+        };
         match management::describe(&self.settings, url).await {
             Ok(described) => described.warnings(self.queue(), max_attempts),
             Err(error) => vec![format!(
@@ -196,8 +219,15 @@ impl AmqpSource {
     }
 
     fn reader(&self) -> Reader {
-        let Settings { queue, routes_from_headers, .. } = &self.settings;
-        Reader { queue: queue.as_str().into(), routes_from_headers: *routes_from_headers }
+        let Settings {
+            queue,
+            routes_from_headers,
+            ..
+        } = &self.settings;
+        Reader {
+            queue: queue.as_str().into(),
+            routes_from_headers: *routes_from_headers,
+        }
     }
 
     fn hub(&self) -> Result<Arc<Hub>, SourceError> {
@@ -210,7 +240,8 @@ impl AmqpSource {
 #[async_trait]
 impl Source for AmqpSource {
     fn agree(&self, terms: &Terms) -> Supply {
-        self.max_attempts.store(terms.max_attempts, Ordering::Relaxed);
+        self.max_attempts
+            .store(terms.max_attempts, Ordering::Relaxed);
         Supply::OnDemand
     }
 
@@ -221,15 +252,30 @@ impl Source for AmqpSource {
             return Err(SourceError::new("the AMQP source is already open"));
         }
         let hub = Arc::new(Hub::new(observer, self.settings.in_order));
-        let driver = Driver { hub: Arc::clone(&hub), settings: self.settings.clone(), reader: self.reader() };
+        let driver = Driver {
+            hub: Arc::clone(&hub),
+            settings: self.settings.clone(),
+            reader: self.reader(),
+        };
         let (opened, opening) = oneshot::channel();
         let left = spawn(Arc::clone(&hub), driver, opened)?;
         let opened = opening.await;
-        opened.map_err(|_| SourceError::new("the thread of the queue ended before it was connected"))??;
-        info!(queue = self.queue(), prefetch = self.settings.prefetch, "the queue is open");
-        *self.open.lock().unwrap_or_else(PoisonError::into_inner) =
-            Some(OpenSource { hub, left: Some(left) });
-        for warning in self.warnings(self.max_attempts.load(Ordering::Relaxed)).await {
+        opened.map_err(|_| {
+            SourceError::new("the thread of the queue ended before it was connected")
+        })??;
+        info!(
+            queue = self.queue(),
+            prefetch = self.settings.prefetch,
+            "the queue is open"
+        );
+        *self.open.lock().unwrap_or_else(PoisonError::into_inner) = Some(OpenSource {
+            hub,
+            left: Some(left),
+        });
+        for warning in self
+            .warnings(self.max_attempts.load(Ordering::Relaxed))
+            .await
+        {
             warn!(queue = self.queue(), "{warning}");
         }
         Ok(())
@@ -240,8 +286,9 @@ impl Source for AmqpSource {
         match hub.take(most).await {
             Ok(fetched) => {
                 let in_order = self.settings.in_order;
-                let deliveries =
-                    fetched.into_iter().map(|fetched| ack_handle::delivery(&hub, fetched, in_order));
+                let deliveries = fetched
+                    .into_iter()
+                    .map(|fetched| ack_handle::delivery(&hub, fetched, in_order));
                 Ok(Some(deliveries.collect()))
             }
             Err(End::Closed) => Ok(None),
@@ -257,7 +304,9 @@ impl Source for AmqpSource {
     }
 
     fn status(&self) -> SourceStatus {
-        self.hub().map(|hub| hub.status(self.queue())).unwrap_or_default()
+        self.hub()
+            .map(|hub| hub.status(self.queue()))
+            .unwrap_or_default()
     }
 
     /// Sends the last acks, and returns when the broker has read them.
@@ -265,7 +314,9 @@ impl Source for AmqpSource {
         let by = Instant::now() + deadline;
         let left = {
             let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
-            let Some(open) = open.as_mut() else { return Ok(()) };
+            let Some(open) = open.as_mut() else {
+                return Ok(());
+            };
             open.hub.leave(by);
             open.left.take()
         };
@@ -288,8 +339,12 @@ fn spawn(
     driver: Driver,
     opened: oneshot::Sender<Result<(), AmqpError>>,
 ) -> Result<oneshot::Receiver<Result<(), AmqpError>>, SourceError> {
-    let refuse = |error: std::io::Error| SourceError::caused("cannot start the thread of the queue", error);
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(refuse)?;
+    let refuse =
+        |error: std::io::Error| SourceError::caused("cannot start the thread of the queue", error);
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(refuse)?;
     let (left, leaving) = oneshot::channel();
     let body = move || {
         // A receiver must not wait for a thread that has panicked.
@@ -299,7 +354,10 @@ fn spawn(
         // A source that was dropped does not wait for it.
         _ = left.send(ended);
     };
-    std::thread::Builder::new().name("oncegate-amqp".to_owned()).spawn(body).map_err(refuse)?;
+    std::thread::Builder::new()
+        .name("oncegate-amqp".to_owned())
+        .spawn(body)
+        .map_err(refuse)?;
     Ok(leaving)
 }
 
@@ -308,14 +366,20 @@ struct EndOnDrop(Arc<Hub>);
 
 impl Drop for EndOnDrop {
     fn drop(&mut self) {
-        self.0.end(End::Failed("the queue's thread has ended".to_owned()));
+        self.0
+            .end(End::Failed("the queue's thread has ended".to_owned()));
     }
 }
 
 impl Drop for AmqpSource {
     /// Leaves the queue as `close` does, without waiting for the end.
     fn drop(&mut self) {
-        if let Some(open) = self.open.lock().unwrap_or_else(PoisonError::into_inner).take() {
+        if let Some(open) = self
+            .open
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take()
+        {
             open.hub.leave(Instant::now() + DROPPED_GRACE);
         }
     }
@@ -324,6 +388,8 @@ impl Drop for AmqpSource {
 impl fmt::Debug for AmqpSource {
     /// Does not show the URI, because it has a password.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("AmqpSource").field("queue", &self.settings.queue).finish_non_exhaustive()
+        f.debug_struct("AmqpSource")
+            .field("queue", &self.settings.queue)
+            .finish_non_exhaustive()
     }
 }

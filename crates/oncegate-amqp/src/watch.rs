@@ -13,7 +13,8 @@ const SILENT_LOOKS: u32 = 3;
 
 /// Watches a queue that delivers nothing, through all sessions.
 ///
-/// A standby of a single active consumer gets nothing either, so that the queue is asked less and less often.
+/// A standby of a single active consumer gets nothing either, so that the queue is asked less and
+/// less often.
 #[derive(Debug)]
 pub(crate) struct Watch {
     since: Instant,
@@ -23,7 +24,11 @@ pub(crate) struct Watch {
 
 impl Watch {
     pub(crate) fn new() -> Self {
-        Self { since: Instant::now(), every: QUIET, silent_looks: 0 }
+        Self {
+            since: Instant::now(),
+            every: QUIET,
+            silent_looks: 0,
+        }
     }
 
     /// Begins with a new session.
@@ -77,11 +82,17 @@ mod tests {
             waited.push(began.elapsed().as_secs());
             watch.begin();
         }
-        assert_eq!(waited, [30, 60, 120, 240, 480, 960, 1_800, 1_800, 1_800, 1_800]);
+        assert_eq!(
+            waited,
+            [30, 60, 120, 240, 480, 960, 1_800, 1_800, 1_800, 1_800]
+        );
         advance(Duration::from_secs(1)).await;
         assert!(!watch.is_due(0, Some(Instant::now())), "it delivers again");
         advance(QUIET).await;
         assert!(!watch.is_due(1, None), "a message is in hand");
-        assert!(watch.is_due(0, None) && !watch.is_silent(0), "an empty queue is no fault");
+        assert!(
+            watch.is_due(0, None) && !watch.is_silent(0),
+            "an empty queue is no fault"
+        );
     }
 }

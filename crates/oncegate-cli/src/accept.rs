@@ -1,4 +1,5 @@
-//! What `accept-loss` and `accept-dead-letters` share: show what stops a scope, ask, and let the scope continue.
+//! What `accept-loss` and `accept-dead-letters` share: show what stops a scope, ask, and let the
+//! scope continue.
 
 use std::future::Future;
 use std::time::{Duration, SystemTime};
@@ -95,7 +96,12 @@ pub(crate) async fn run<T: Obstacle>(args: &AcceptArgs) -> Result<Exit, Problem>
         tell(args, Some(&found), false)?;
         return Ok(Exit::Yes);
     }
-    let Words { question, change, event, .. } = T::WORDS;
+    let Words {
+        question,
+        change,
+        event,
+        ..
+    } = T::WORDS;
     let journal = args.change.begin(question, change).await?;
     journal.note_now(JournalEntry::now(format!("{event}_begins")).key(&args.scope))?;
     let accept = async { Ok(found.accept(&*store, &args.scope).await?) };
@@ -124,9 +130,13 @@ fn show<T: Obstacle>(args: &AcceptArgs, found: &T) -> Result<(), Problem> {
         return Ok(());
     }
     let (since_ms, why) = found.since_and_why();
-    let since = humantime::format_rfc3339_seconds(SystemTime::UNIX_EPOCH + Duration::from_millis(since_ms));
+    let since =
+        humantime::format_rfc3339_seconds(SystemTime::UNIX_EPOCH + Duration::from_millis(since_ms));
     let state = T::WORDS.state;
-    output::answer(&format!("scope      {}\n{state:<11}{since}\nreason     {why}\n", args.scope))
+    output::answer(&format!(
+        "scope      {}\n{state:<11}{since}\nreason     {why}\n",
+        args.scope
+    ))
 }
 
 fn tell<T: Obstacle>(args: &AcceptArgs, found: Option<&T>, done: bool) -> Result<(), Problem> {
@@ -134,12 +144,22 @@ fn tell<T: Obstacle>(args: &AcceptArgs, found: Option<&T>, done: bool) -> Result
     let of_scope = |[before, after]: [&str; 2]| format!("{before}{scope}{after}");
     if args.answer.json {
         let found = found.map(Obstacle::since_and_why);
-        return output::answer_json(&AcceptDocument { words, scope: scope.as_str(), found, done });
+        return output::answer_json(&AcceptDocument {
+            words,
+            scope: scope.as_str(),
+            found,
+            done,
+        });
     }
     match (found, done) {
         (_, true) => eprintln!("oncegate: {}", of_scope(words.accepted)),
-        (None, false) => eprintln!("oncegate: {}; nothing was changed", of_scope(words.not_found)),
-        (Some(_), false) if args.change.dry_run => eprintln!("oncegate: nothing was changed (--dry-run)"),
+        (None, false) => eprintln!(
+            "oncegate: {}; nothing was changed",
+            of_scope(words.not_found)
+        ),
+        (Some(_), false) if args.change.dry_run => {
+            eprintln!("oncegate: nothing was changed (--dry-run)")
+        }
         (Some(_), false) => {}
     }
     Ok(())

@@ -1,4 +1,5 @@
-//! `oncegate accept-dead-letters`: lets a consumer continue that has stopped at its dead-letter limit.
+//! `oncegate accept-dead-letters`: lets a consumer continue that has stopped at its dead-letter
+//! limit.
 
 use oncegate::admin;
 use oncegate::core::key::Scope;
@@ -9,9 +10,10 @@ use crate::exit::{Exit, Problem};
 
 /// Let a consumer continue that has stopped at its dead-letter limit
 ///
-/// The stop outlives restarts: until a message succeeds, each process of the scope stops at the first message that it
-/// would have to give up. This command shows when and why it stopped, and lets the next process give up as many messages
-/// again. It is not needed when the cause is gone, because the first message that succeeds ends the stop.
+/// The stop outlives restarts: until a message succeeds, each process of the scope stops at the
+/// first message that it would have to give up. This command shows when and why it stopped, and
+/// lets the next process give up as many messages again. It is not needed when the cause is gone,
+/// because the first message that succeeds ends the stop.
 ///
 /// Exit code 1: no consumer of the scope has stopped so; nothing was changed.
 #[derive(Debug, clap::Args)]
@@ -32,8 +34,14 @@ impl Obstacle for DeadLetterStop {
         event: "accept_dead_letters",
         state: "stopped",
         since: "stopped_at_ms",
-        accepted: ["accepted: the next process of scope ", " may give up as many again"],
-        not_found: ["no consumer of scope ", " has stopped at its dead-letter limit"],
+        accepted: [
+            "accepted: the next process of scope ",
+            " may give up as many again",
+        ],
+        not_found: [
+            "no consumer of scope ",
+            " has stopped at its dead-letter limit",
+        ],
     };
 
     async fn find(store: &dyn Store, scope: &Scope) -> Result<Option<Self>, StoreError> {
@@ -41,7 +49,9 @@ impl Obstacle for DeadLetterStop {
     }
 
     async fn accept(&self, store: &dyn Store, scope: &Scope) -> Result<Accepted<Self>, StoreError> {
-        Ok(admin::accept_dead_letters(store, scope).await?.map_or(Accepted::Gone, Accepted::Yes))
+        Ok(admin::accept_dead_letters(store, scope)
+            .await?
+            .map_or(Accepted::Gone, Accepted::Yes))
     }
 
     fn since_and_why(&self) -> (u64, &str) {

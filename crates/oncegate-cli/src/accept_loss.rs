@@ -9,8 +9,9 @@ use crate::exit::{Exit, Problem};
 
 /// Resume a scope that is halted because its store has lost records
 ///
-/// Messages whose records are lost run again when they are delivered again; `oncegate replay` shows which ones. The
-/// command first prints why the scope is halted. Every process of the scope resumes within seconds, without a restart.
+/// Messages whose records are lost run again when they are delivered again; `oncegate replay` shows
+/// which ones. The command first prints why the scope is halted. Every process of the scope resumes
+/// within seconds, without a restart.
 ///
 /// Exit code 1: the scope is not halted, or was halted again meanwhile; nothing was changed.
 #[derive(Debug, clap::Args)]

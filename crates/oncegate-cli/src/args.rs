@@ -65,12 +65,13 @@ pub(crate) struct GateArgs {
     #[arg(long, value_name = "SPEC", env = "ONCEGATE_KEY", help = KEY_HELP, long_help = KEY_FORMS)]
     pub(crate) key: Key,
 
-    /// The format of payloads that are not JSON: registry:URL, avro:FILE, protobuf:FILE#MESSAGE, gzip, zstd or base64
+    /// The format of payloads that are not JSON: registry:URL, avro:FILE, protobuf:FILE#MESSAGE,
+    /// gzip, zstd or base64
     #[arg(long, value_name = "FORMAT")]
     pub(crate) format: Option<crate::config::format::Format>,
 
-    /// The fingerprint of the consumer's gate: payload, payload-except:sent_at, or raw [default: contents are not
-    /// compared]
+    /// The fingerprint of the consumer's gate: payload, payload-except:sent_at, or raw [default:
+    /// contents are not compared]
     #[arg(long, value_name = "SPEC", value_parser = fingerprint)]
     pub(crate) fingerprint: Option<FingerprintSpec>,
 }
@@ -79,7 +80,11 @@ impl GateArgs {
     /// Returns a replay report for messages of this gate.
     pub(crate) fn proof(&self, store: Arc<dyn Store>) -> Result<DryRun, Problem> {
         let key = formatted(Some(self.key.clone()), self.format.as_ref())?;
-        let proof = DryRun::new(self.scope.as_str(), key.unwrap_or_else(|| self.key.clone()), store);
+        let proof = DryRun::new(
+            self.scope.as_str(),
+            key.unwrap_or_else(|| self.key.clone()),
+            store,
+        );
         Ok(match &self.fingerprint {
             Some(fingerprint) => proof.fingerprint(fingerprint.clone()),
             None => proof,
@@ -120,7 +125,9 @@ impl MessageArgs {
 /// Reads a payload from a file, or from standard input if there is no file.
 pub(crate) async fn read_file(path: Option<PathBuf>) -> Result<Vec<u8>, Problem> {
     let reading = tokio::task::spawn_blocking(move || read(path));
-    reading.await.map_err(|error| Problem::new(Exit::Bug, format!("no payload was read: {error}")))?
+    reading
+        .await
+        .map_err(|error| Problem::new(Exit::Bug, format!("no payload was read: {error}")))?
 }
 
 fn read(path: Option<PathBuf>) -> Result<Vec<u8>, Problem> {
@@ -137,14 +144,18 @@ fn read(path: Option<PathBuf>) -> Result<Vec<u8>, Problem> {
             if input.is_terminal() {
                 eprintln!("oncegate: reading the payload from standard input, to its end (Ctrl-D)");
             }
-            ("standard input".to_owned(), input.take(most).read_to_end(&mut payload))
+            (
+                "standard input".to_owned(),
+                input.take(most).read_to_end(&mut payload),
+            )
         }
     };
     match read {
         Ok(_) => Ok(payload),
-        Err(error) => {
-            Err(Problem::new(Exit::BadData, format!("cannot read the payload from {name}: {error}")))
-        }
+        Err(error) => Err(Problem::new(
+            Exit::BadData,
+            format!("cannot read the payload from {name}: {error}"),
+        )),
     }
 }
 
@@ -158,6 +169,9 @@ pub(crate) async fn within<T>(
     };
     match tokio::time::timeout(limit, answer).await {
         Ok(answer) => answer,
-        Err(_) => Err(Problem::new(Exit::TimedOut, format!("no answer within {limit:?} (--timeout)"))),
+        Err(_) => Err(Problem::new(
+            Exit::TimedOut,
+            format!("no answer within {limit:?} (--timeout)"),
+        )),
     }
 }

@@ -23,8 +23,8 @@ pub(crate) struct ChangeArgs {
     #[arg(long, value_name = "TEXT", required_unless_present = "dry_run", value_parser = parse::reason)]
     pub(crate) why: Option<String>,
 
-    /// The journal, one JSON object per line: when, who, why and what [default: oncegate/journal.jsonl in
-    /// $XDG_STATE_HOME or ~/.local/state]
+    /// The journal, one JSON object per line: when, who, why and what [default:
+    /// oncegate/journal.jsonl in $XDG_STATE_HOME or ~/.local/state]
     #[arg(long, value_name = "FILE", env = "ONCEGATE_JOURNAL")]
     pub(crate) journal: Option<PathBuf>,
 
@@ -34,12 +34,16 @@ pub(crate) struct ChangeArgs {
 }
 
 impl ChangeArgs {
-    /// Asks for confirmation, and opens the journal. A change that cannot be written to the journal is not made.
+    /// Asks for confirmation, and opens the journal. A change that cannot be written to the journal
+    /// is not made.
     pub(crate) async fn begin(&self, question: &str, what: &str) -> Result<Written, Problem> {
         confirm(question, what, self.yes).await?;
         let path = self.journal.clone().or_else(default_path);
         let path = path.ok_or_else(|| {
-            Problem::new(Exit::Configuration, "there is no home directory for the journal: set --journal")
+            Problem::new(
+                Exit::Configuration,
+                "there is no home directory for the journal: set --journal",
+            )
         })?;
         let refuse = |error| {
             let text = format!(
@@ -50,7 +54,11 @@ impl ChangeArgs {
         };
         let file = JournalFile::open(&path).map_err(refuse)?;
         let by = self.by.clone().unwrap_or_else(user);
-        Ok(Written { file, by, why: self.why.clone().unwrap_or_default() })
+        Ok(Written {
+            file,
+            by,
+            why: self.why.clone().unwrap_or_default(),
+        })
     }
 }
 
@@ -66,7 +74,9 @@ impl Written {
     /// Writes an entry with who and why.
     pub(crate) fn note(&self, entry: JournalEntry) -> Result<(), Problem> {
         let entry = entry.by(self.by.as_str()).reason(&self.why);
-        self.file.append(&entry).map_err(|error| self.failed(&error))
+        self.file
+            .append(&entry)
+            .map_err(|error| self.failed(&error))
     }
 
     /// Writes an entry, and waits until it is on the disk.
@@ -77,12 +87,19 @@ impl Written {
 
     fn failed(&self, error: &std::io::Error) -> Problem {
         let path = self.file.path().display();
-        Problem::new(Exit::Unreachable, format!("the journal {path} can no longer be written: {error}"))
+        Problem::new(
+            Exit::Unreachable,
+            format!("the journal {path} can no longer be written: {error}"),
+        )
     }
 }
 
 fn default_path() -> Option<PathBuf> {
-    let set = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    let set = |name| {
+        std::env::var_os(name)
+            .filter(|value| !value.is_empty())
+            .map(PathBuf::from)
+    };
     let state = set("XDG_STATE_HOME").or_else(|| Some(set("HOME")?.join(".local/state")))?;
     Some(state.join("oncegate/journal.jsonl"))
 }
@@ -91,5 +108,8 @@ fn user() -> String {
     let set = |name: &&str| std::env::var(name).ok().filter(|name| !name.is_empty());
     // Services and containers often have none of these.
     let number = || format!("uid {}", rustix::process::getuid().as_raw());
-    ["SUDO_USER", "USER", "LOGNAME"].iter().find_map(set).unwrap_or_else(number)
+    ["SUDO_USER", "USER", "LOGNAME"]
+        .iter()
+        .find_map(set)
+        .unwrap_or_else(number)
 }

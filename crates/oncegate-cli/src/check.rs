@@ -1,4 +1,5 @@
-//! `oncegate check` and `oncegate schema`: the errors of a configuration, the settings that exist, and JSON schemas.
+//! `oncegate check` and `oncegate schema`: the errors of a configuration, the settings that exist,
+//! and JSON schemas.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -19,14 +20,19 @@ const SCHEMA: &str = "oncegate.check/1";
 
 /// Check a configuration without connecting to anything: lists all errors, each with its line
 ///
-/// Variables such as ONCEGATE_CONSUMER__BILLING__LEASE count, as they do for `oncegate run`. With --online, store and
-/// brokers are checked as by `oncegate doctor`, once there are no errors, schema registries must answer, and a worker whose
-/// program or script is not on this machine is an error instead of a warning. Exit code 1: the configuration has errors, or
-/// there are findings; 69: a server cannot be reached.
+/// Variables such as ONCEGATE_CONSUMER__BILLING__LEASE count, as they do for `oncegate run`. With
+/// --online, store and brokers are checked as by `oncegate doctor`, once there are no errors,
+/// schema registries must answer, and a worker whose program or script is not on this machine is an
+/// error instead of a warning. Exit code 1: the configuration has errors, or there are findings;
+/// 69: a server cannot be reached.
 #[derive(Debug, clap::Args)]
 pub(crate) struct CheckArgs {
     /// The configuration; `--config FILE` is the same
-    #[arg(value_name = "FILE", required_unless_present = "named", conflicts_with = "named")]
+    #[arg(
+        value_name = "FILE",
+        required_unless_present = "named",
+        conflicts_with = "named"
+    )]
     config: Option<PathBuf>,
 
     /// The configuration
@@ -41,7 +47,8 @@ pub(crate) struct CheckArgs {
     #[arg(long)]
     strict: bool,
 
-    /// Check that the settings of every consumer's store and source can keep the promise; changes nothing
+    /// Check that the settings of every consumer's store and source can keep the promise; changes
+    /// nothing
     #[arg(long)]
     online: bool,
 
@@ -77,11 +84,20 @@ impl SharedRoute {
     /// Returns the routes of the consumers with that setting.
     fn all(loaded: &Loaded) -> Vec<Self> {
         let mut shared = Vec::new();
-        for (consumer, settings) in loaded.consumers().filter(|(_, settings)| settings.route.is_some()) {
-            let source = settings.source.as_ref().and_then(|source| source.settings().ok());
+        for (consumer, settings) in loaded
+            .consumers()
+            .filter(|(_, settings)| settings.route.is_some())
+        {
+            let source = settings
+                .source
+                .as_ref()
+                .and_then(|source| source.settings().ok());
             let mut by_route: BTreeMap<String, Vec<String>> = BTreeMap::new();
             for name in source.map(SourceSettings::routes).unwrap_or_default() {
-                by_route.entry(settings.route_of(&name).to_owned()).or_default().push(name);
+                by_route
+                    .entry(settings.route_of(&name).to_owned())
+                    .or_default()
+                    .push(name);
             }
             shared.extend(by_route.into_iter().map(|(route, names)| Self {
                 consumer: consumer.to_owned(),
@@ -95,24 +111,53 @@ impl SharedRoute {
 
 impl fmt::Display for SharedRoute {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { consumer, route, names } = self;
-        write!(f, "{consumer}: messages of {} have the keys of the route {route}", names.join(", "))
+        let Self {
+            consumer,
+            route,
+            names,
+        } = self;
+        write!(
+            f,
+            "{consumer}: messages of {} have the keys of the route {route}",
+            names.join(", ")
+        )
     }
 }
 
 pub(crate) async fn run(args: &CheckArgs) -> Result<Exit, Problem> {
-    let secrets = if args.strict { Secrets::MustBeElsewhere } else { Secrets::MayBeLiteral };
+    let secrets = if args.strict {
+        Secrets::MustBeElsewhere
+    } else {
+        Secrets::MayBeLiteral
+    };
     let file = args.config.as_ref().or(args.named.as_ref());
     let mut loaded = config::load(file.map(PathBuf::as_path), |_| Vec::new(), secrets)?;
     // A file may be checked on another machine than the one that runs it.
-    loaded.look_for_workers(if args.online { Severity::Error } else { Severity::Warning });
+    loaded.look_for_workers(if args.online {
+        Severity::Error
+    } else {
+        Severity::Warning
+    });
     let findings = &loaded.findings;
-    let settings = if args.explain && !findings.has_errors() { loaded.explain() } else { Vec::new() };
+    let settings = if args.explain && !findings.has_errors() {
+        loaded.explain()
+    } else {
+        Vec::new()
+    };
     let ok = !findings.has_errors();
-    let routes = if ok { SharedRoute::all(&loaded) } else { Vec::new() };
+    let routes = if ok {
+        SharedRoute::all(&loaded)
+    } else {
+        Vec::new()
+    };
     // With errors in the file, the findings would only be their consequences.
     let online = match args.online && ok {
-        true => Some(within(args.answer.timeout, async { Ok(Box::pin(examine(&loaded)).await) }).await?),
+        true => Some(
+            within(args.answer.timeout, async {
+                Ok(Box::pin(examine(&loaded)).await)
+            })
+            .await?,
+        ),
         false => None,
     };
     let exit = match (ok, &online) {
@@ -138,15 +183,26 @@ pub(crate) async fn run(args: &CheckArgs) -> Result<Exit, Problem> {
     if !settings.is_empty() {
         output::answer(&explained(&settings))?;
     }
-    let (errors, warnings) = (findings.count(Severity::Error), findings.count(Severity::Warning));
-    let file = file.map(|file| file.display().to_string()).unwrap_or_default();
+    let (errors, warnings) = (
+        findings.count(Severity::Error),
+        findings.count(Severity::Warning),
+    );
+    let file = file
+        .map(|file| file.display().to_string())
+        .unwrap_or_default();
     let plural = |count: usize| if count == 1 { "" } else { "s" };
     match (errors, warnings) {
         (0, 0) => output::answer(&format!("{file} is fine."))?,
-        (0, _) => output::answer(&format!("{file} will do, with {warnings} warning{}.", plural(warnings)))?,
+        (0, _) => output::answer(&format!(
+            "{file} will do, with {warnings} warning{}.",
+            plural(warnings)
+        ))?,
         _ => {
             let warnings = format!("{warnings} warning{}", plural(warnings));
-            output::answer(&format!("{file} has {errors} error{} and {warnings}.", plural(errors)))?;
+            output::answer(&format!(
+                "{file} has {errors} error{} and {warnings}.",
+                plural(errors)
+            ))?;
         }
     }
     for route in routes {
@@ -164,8 +220,12 @@ pub(crate) async fn run(args: &CheckArgs) -> Result<Exit, Problem> {
 async fn examine(loaded: &Loaded) -> Report {
     let mut report = examine_configured(loaded).await;
     for (name, consumer) in loaded.consumers() {
-        let Some(format) = &consumer.format else { continue };
-        let Some(registry) = &format.registry else { continue };
+        let Some(format) = &consumer.format else {
+            continue;
+        };
+        let Some(registry) = &format.registry else {
+            continue;
+        };
         report.about(name);
         match format.check().await {
             Ok(()) => report.saw(format!("schema registry {registry} of {name}: it answers")),
@@ -182,16 +242,20 @@ fn explained(settings: &[Explained]) -> String {
     const WIDTH_MOST: usize = 70;
     let text = |Explained { path, value, .. }: &Explained| format!("{path} = {value}");
     let widths = settings.iter().map(|setting| text(setting).chars().count());
-    let width = widths.filter(|width| *width <= WIDTH_MOST).max().unwrap_or(0);
+    let width = widths
+        .filter(|width| *width <= WIDTH_MOST)
+        .max()
+        .unwrap_or(0);
     let line = |setting: &Explained| format!("{:width$}  # {}", text(setting), setting.origin);
     settings.iter().map(line).collect::<Vec<_>>().join("\n")
 }
 
-/// Print a JSON schema: of a configuration, or of the report of `oncegate prove`; or the table of all settings
+/// Print a JSON schema: of a configuration, or of the report of `oncegate prove`; or the table of
+/// all settings
 #[derive(Debug, clap::Args)]
 pub(crate) struct SchemaArgs {
-    /// `config`: the JSON schema of a configuration, for editors; `settings`: its settings as a table in Markdown;
-    /// `prove`: the JSON schema of report.json
+    /// `config`: the JSON schema of a configuration, for editors; `settings`: its settings as a
+    /// table in Markdown; `prove`: the JSON schema of report.json
     #[arg(value_name = "WHAT", value_parser = ["config", "prove", "settings"])]
     what: String,
 }

@@ -13,14 +13,15 @@ pub(crate) const BESIDE: &str = "oncegate.toml";
 /// The configuration of a command.
 #[derive(Debug, clap::Args)]
 pub(crate) struct ConfigArgs {
-    /// The configuration, for what no flag says; --scope chooses one of several consumers [default: oncegate.toml in the
-    /// working directory, if there are no flags with settings]
+    /// The configuration, for what no flag says; --scope chooses one of several consumers [default:
+    /// oncegate.toml in the working directory, if there are no flags with settings]
     #[arg(long, value_name = "FILE", env = "ONCEGATE_CONFIG")]
     config: Option<PathBuf>,
 }
 
 impl ConfigArgs {
-    /// Reads the configuration, or that beside the command if there are no flags with settings. `None` if there is none.
+    /// Reads the configuration, or that beside the command if there are no flags with settings.
+    /// `None` if there is none.
     ///
     /// # Errors
     /// When it cannot be read, or has errors, which are printed.
@@ -45,7 +46,10 @@ pub(crate) fn load(file: &Path) -> Result<Loaded, Problem> {
     let loaded = config::load(Some(file), |_| Vec::new(), Secrets::MayBeLiteral)?;
     if loaded.findings.has_errors() {
         eprintln!("{}", loaded.render());
-        return Err(Problem::new(Exit::Configuration, "the configuration has errors"));
+        return Err(Problem::new(
+            Exit::Configuration,
+            "the configuration has errors",
+        ));
     }
     Ok(loaded)
 }
@@ -63,14 +67,28 @@ pub(crate) fn choose<'a>(
         Some(scope) => known.find(|(name, _)| *name == scope),
         None => known.next().filter(|_| known.next().is_none()),
     };
-    let names = || loaded.consumers().map(|(name, _)| name).collect::<Vec<_>>().join(", ");
+    let names = || {
+        loaded
+            .consumers()
+            .map(|(name, _)| name)
+            .collect::<Vec<_>>()
+            .join(", ")
+    };
     found.ok_or_else(|| {
         let why = match scope {
-            _ if loaded.config.consumer.is_empty() => "the configuration has no consumer".to_owned(),
-            Some(scope) => {
-                format!("the configuration has no consumer `{scope}`: give --scope with one of {}", names())
+            _ if loaded.config.consumer.is_empty() => {
+                "the configuration has no consumer".to_owned()
             }
-            None => format!("which consumer of the configuration? Give --scope with one of {}", names()),
+            Some(scope) => {
+                format!(
+                    "the configuration has no consumer `{scope}`: give --scope with one of {}",
+                    names()
+                )
+            }
+            None => format!(
+                "which consumer of the configuration? Give --scope with one of {}",
+                names()
+            ),
         };
         Problem::new(Exit::Configuration, why)
     })
@@ -81,32 +99,46 @@ pub(crate) fn choose<'a>(
 /// # Errors
 /// When there are several.
 pub(crate) fn route_of(settings: &shape::Consumer) -> Result<Option<String>, String> {
-    let source = settings.source.as_ref().and_then(|source| source.settings().ok());
+    let source = settings
+        .source
+        .as_ref()
+        .and_then(|source| source.settings().ok());
     let routes = source.map(SourceSettings::routes).unwrap_or_default();
     match routes.as_slice() {
         [] => Ok(None),
         [only] => Ok(Some(only.clone())),
         [first, others @ ..]
-            if others.iter().all(|other| settings.route_of(other) == settings.route_of(first)) =>
+            if others
+                .iter()
+                .all(|other| settings.route_of(other) == settings.route_of(first)) =>
         {
             Ok(Some(first.clone()))
         }
-        topics => Err(format!("messages of which topic? Give --route with one of {}", topics.join(", "))),
+        topics => Err(format!(
+            "messages of which topic? Give --route with one of {}",
+            topics.join(", ")
+        )),
     }
 }
 
 /// Where the records are, if no configuration says it.
 #[derive(Debug, clap::Args)]
 pub(crate) struct StoreFlag {
-    /// The store: redis://host:port, redis+cluster://host:port,…, redis+sentinel://host:port,…/name (rediss for
-    /// TLS), postgres://host:port/database, or an SQLite file as sqlite:path or path [default: that of --config]
-    #[arg(long = "store", value_name = "URL", env = "ONCEGATE_STORE", hide_env_values = true)]
+    /// The store: redis://host:port, redis+cluster://host:port,…, redis+sentinel://host:port,…/name
+    /// (rediss for TLS), postgres://host:port/database, or an SQLite file as sqlite:path or path
+    /// [default: that of --config]
+    #[arg(
+        long = "store",
+        value_name = "URL",
+        env = "ONCEGATE_STORE",
+        hide_env_values = true
+    )]
     pub(crate) url: Option<String>,
 }
 
 impl StoreFlag {
-    /// Returns the store of the flag, or else that of the configuration. The flag's has none of the other settings: the
-    /// password belongs to another server.
+    /// Returns the store of the flag, or else that of the configuration. The flag's has none of the
+    /// other settings: the password belongs to another server.
     ///
     /// # Errors
     /// When neither names a store.
@@ -115,13 +147,18 @@ impl StoreFlag {
             return Ok(NamedStore::ByUrl(StoreArgs { url: url.clone() }));
         }
         let settings = loaded.and_then(|loaded| loaded.config.store.clone());
-        settings.map(|settings| NamedStore::Configured(Box::new(settings))).ok_or_else(|| missing("--store"))
+        settings
+            .map(|settings| NamedStore::Configured(Box::new(settings)))
+            .ok_or_else(|| missing("--store"))
     }
 }
 
 /// Returns the problem that neither this flag nor a configuration was given.
 pub(crate) fn missing(flag: &str) -> Problem {
-    Problem::new(Exit::Usage, format!("{flag} is missing, or a configuration with it (--config)"))
+    Problem::new(
+        Exit::Usage,
+        format!("{flag} is missing, or a configuration with it (--config)"),
+    )
 }
 
 /// The store of a command.
@@ -160,11 +197,24 @@ mod tests {
             let settings: shape::Consumer = toml::from_str(&format!("source = {source}")).unwrap();
             route_of(&settings)
         };
-        assert_eq!(route("{ kafka = { topics = [\"orders\"] } }").unwrap().unwrap(), "orders");
-        assert_eq!(route("{ sqs = { queue = \"https://sqs.eu/1/orders\" } }").unwrap().unwrap(), "orders");
+        assert_eq!(
+            route("{ kafka = { topics = [\"orders\"] } }")
+                .unwrap()
+                .unwrap(),
+            "orders"
+        );
+        assert_eq!(
+            route("{ sqs = { queue = \"https://sqs.eu/1/orders\" } }")
+                .unwrap()
+                .unwrap(),
+            "orders"
+        );
         assert_eq!(route("{ stdin = {} }").unwrap().unwrap(), "stdin");
         assert_eq!(route("{}").unwrap(), None);
         let error = route("{ kafka = { topics = [\"orders\", \"refunds\"] } }").unwrap_err();
-        assert!(error.contains("--route") && error.contains("orders, refunds"), "{error}");
+        assert!(
+            error.contains("--route") && error.contains("orders, refunds"),
+            "{error}"
+        );
     }
 }

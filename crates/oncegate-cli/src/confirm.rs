@@ -16,7 +16,10 @@ pub(crate) async fn confirm(question: &str, what: &str, yes: bool) -> Result<(),
     eprint!("oncegate: {question} [y/N] ");
     let asked = tokio::task::spawn_blocking(|| {
         let mut answer = String::new();
-        std::io::stdin().lock().read_line(&mut answer).map(|_| answer)
+        std::io::stdin()
+            .lock()
+            .read_line(&mut answer)
+            .map(|_| answer)
     });
     match asked.await {
         Ok(Ok(answer)) if matches!(answer.trim(), "y" | "Y" | "yes") => Ok(()),

@@ -21,7 +21,8 @@ use crate::exit::{Exit, Problem, not_opened};
 use crate::parse::{Moment, fingerprint, pair};
 use crate::sources::kafka::Topics;
 
-/// The consumer whose messages are examined: as its configuration says, or by flags, which go before.
+/// The consumer whose messages are examined: as its configuration says, or by flags, which go
+/// before.
 #[derive(Debug, clap::Args)]
 pub(crate) struct ExaminedArgs {
     #[command(flatten)]
@@ -45,7 +46,8 @@ pub(crate) struct ExaminedArgs {
     #[arg(long, value_name = "SPEC", env = "ONCEGATE_KEY", help = KEY_HELP, long_help = KEY_FORMS)]
     pub(crate) key: Option<Key>,
 
-    /// The format of payloads that are not JSON: registry:URL, avro:FILE, protobuf:FILE#MESSAGE, gzip, zstd or base64
+    /// The format of payloads that are not JSON: registry:URL, avro:FILE, protobuf:FILE#MESSAGE,
+    /// gzip, zstd or base64
     #[arg(long, value_name = "FORMAT")]
     pub(crate) format: Option<Format>,
 
@@ -53,8 +55,8 @@ pub(crate) struct ExaminedArgs {
     #[arg(long, value_name = "NAME")]
     pub(crate) route: Option<RouteSetting>,
 
-    /// The fingerprint of the consumer's gate: payload, payload-except:sent_at, or raw [default: contents are not
-    /// compared]
+    /// The fingerprint of the consumer's gate: payload, payload-except:sent_at, or raw [default:
+    /// contents are not compared]
     #[arg(long, value_name = "SPEC", value_parser = fingerprint)]
     pub(crate) fingerprint: Option<FingerprintSpec>,
 
@@ -62,7 +64,8 @@ pub(crate) struct ExaminedArgs {
     #[arg(long = "property", value_name = "NAME=VALUE", value_parser = pair)]
     pub(crate) properties: Vec<(String, String)>,
 
-    /// Take routes from the header `oncegate-route`, as the consumer of a topic for redriven messages does
+    /// Take routes from the header `oncegate-route`, as the consumer of a topic for redriven
+    /// messages does
     #[arg(long)]
     pub(crate) routes_from_headers: bool,
 
@@ -72,7 +75,9 @@ pub(crate) struct ExaminedArgs {
 
 /// Which messages of the topics are read.
 #[derive(Debug, clap::Args)]
-#[command(next_help_heading = "The window [default: all messages that the topics have at the start]")]
+#[command(
+    next_help_heading = "The window [default: all messages that the topics have at the start]"
+)]
 pub(crate) struct WindowArgs {
     /// Only this partition; may be repeated
     #[arg(long = "partition", value_name = "NUMBER", value_parser = clap::value_parser!(i32).range(0..))]
@@ -122,19 +127,27 @@ impl ExaminedArgs {
             None => self.of_flags().await?,
         };
         let mut seen = HashSet::new();
-        match examined.topics.iter().find(|topic| !seen.insert(topic.as_str())) {
-            Some(twice) => Err(Problem::new(Exit::Usage, format!("--topic {twice} is given twice"))),
+        match examined
+            .topics
+            .iter()
+            .find(|topic| !seen.insert(topic.as_str()))
+        {
+            Some(twice) => Err(Problem::new(
+                Exit::Usage,
+                format!("--topic {twice} is given twice"),
+            )),
             None => Ok(examined),
         }
     }
 
-    /// Checks that no flag changes what the configuration says of the consumer, because its handler and its gate are those
-    /// of the configuration.
+    /// Checks that no flag changes what the configuration says of the consumer, because its handler
+    /// and its gate are those of the configuration.
     pub(crate) fn check_unaltered(&self) -> Result<(), Problem> {
         match self.given().into_iter().find(|(_, is_given)| *is_given) {
             Some((flag, _)) => {
-                let text =
-                    format!("--run takes everything about the consumer from --config: leave out {flag}");
+                let text = format!(
+                    "--run takes everything about the consumer from --config: leave out {flag}"
+                );
                 Err(Problem::new(Exit::Usage, text))
             }
             None => Ok(()),
@@ -156,7 +169,8 @@ impl ExaminedArgs {
 
     /// Reads the configuration, if there is one.
     pub(crate) fn load(&self) -> Result<Option<Loaded>, Problem> {
-        let has_settings = self.given().iter().any(|(_, is_given)| *is_given) || !self.topics.is_empty();
+        let has_settings =
+            self.given().iter().any(|(_, is_given)| *is_given) || !self.topics.is_empty();
         self.config.load(has_settings)
     }
 
@@ -164,24 +178,46 @@ impl ExaminedArgs {
         let refuse = |why: String| Problem::new(Exit::Configuration, why);
         let (name, consumer) = choose(loaded, self.scope.as_ref().map(Scope::as_str))?;
         let scope = Scope::new(name)?;
-        let kafka = consumer.source.as_ref().and_then(|source| source.kafka.as_ref());
+        let kafka = consumer
+            .source
+            .as_ref()
+            .and_then(|source| source.kafka.as_ref());
         let kafka = kafka.ok_or_else(|| refuse(format!("{name} does not read topics of Kafka")))?;
         let topics = kafka.cluster(name, consumer.dead_letters.as_ref());
         let topics = topics.map_err(|why| refuse(why).of(name))?;
-        let Topics { brokers, properties, consumed, dead_letters, group, .. } = topics;
+        let Topics {
+            brokers,
+            properties,
+            consumed,
+            dead_letters,
+            group,
+            ..
+        } = topics;
         if let Some(other) = self.topics.iter().find(|topic| !consumed.contains(topic)) {
             return Err(refuse(format!("{name} does not consume the topic {other}")));
         }
-        let key = self.key.clone().or_else(|| consumer.key.clone().map(|key| key.0));
+        let key = self
+            .key
+            .clone()
+            .or_else(|| consumer.key.clone().map(|key| key.0));
         let key = formatted(key, self.format.as_ref().or(consumer.format.as_ref()))?;
         let key = routed(key, self.route.as_ref().or(consumer.route.as_ref()));
         let own = consumer.fingerprint.map(|fingerprint| fingerprint.0);
         let store = self.store.or_of(Some(loaded))?;
         Ok(Examined {
             brokers: self.brokers.clone().unwrap_or(brokers),
-            topics: if self.topics.is_empty() { consumed } else { self.topics.clone() },
-            properties: if self.properties.is_empty() { properties } else { self.properties.clone() },
-            routes_from_headers: self.routes_from_headers || kafka.routes_from_headers == Some(true),
+            topics: if self.topics.is_empty() {
+                consumed
+            } else {
+                self.topics.clone()
+            },
+            properties: if self.properties.is_empty() {
+                properties
+            } else {
+                self.properties.clone()
+            },
+            routes_from_headers: self.routes_from_headers
+                || kafka.routes_from_headers == Some(true),
             group: group.unwrap_or_else(|| name.to_owned()),
             key: key.ok_or_else(|| refuse(format!("{name} has no key")))?,
             fingerprint: self.fingerprint.clone().or(own),
@@ -205,8 +241,11 @@ impl ExaminedArgs {
             routes_from_headers: self.routes_from_headers,
             group: scope.as_str().to_owned(),
             scope,
-            key: routed(formatted(self.key.clone(), self.format.as_ref())?, self.route.as_ref())
-                .ok_or_else(|| missing("--key"))?,
+            key: routed(
+                formatted(self.key.clone(), self.format.as_ref())?,
+                self.route.as_ref(),
+            )
+            .ok_or_else(|| missing("--key"))?,
             fingerprint: self.fingerprint.clone(),
             dead_letters: None,
             store_name: store.redacted(),
@@ -228,14 +267,16 @@ pub(crate) fn formatted(key: Option<Key>, format: Option<&Format>) -> Result<Opt
     match (key, format) {
         (Some(key), Some(format)) => {
             let key = format.apply(key);
-            key.map(Some).map_err(|why| Problem::new(Exit::Configuration, format!("the format: {why}")))
+            key.map(Some)
+                .map_err(|why| Problem::new(Exit::Configuration, format!("the format: {why}")))
         }
         (key, _) => Ok(key),
     }
 }
 
 impl Examined {
-    /// Opens the topics. All ends are taken before the first message is read, so that they belong to one moment.
+    /// Opens the topics. All ends are taken before the first message is read, so that they belong
+    /// to one moment.
     pub(crate) async fn readers(&self, window: &WindowArgs) -> Result<Vec<TopicReader>, Problem> {
         let window = window.of_topic();
         let mut readers = Vec::new();
@@ -245,8 +286,16 @@ impl Examined {
         Ok(readers)
     }
 
-    pub(crate) async fn reader(&self, topic: &str, window: TopicWindow) -> Result<TopicReader, Problem> {
-        let window = if self.routes_from_headers { window.routes_from_headers() } else { window };
+    pub(crate) async fn reader(
+        &self,
+        topic: &str,
+        window: TopicWindow,
+    ) -> Result<TopicReader, Problem> {
+        let window = if self.routes_from_headers {
+            window.routes_from_headers()
+        } else {
+            window
+        };
         let properties = self.properties.iter().cloned();
         let reader = TopicReader::open_window(&self.brokers, topic, properties, window).await;
         reader.map_err(|error| not_opened(&error))
@@ -271,21 +320,35 @@ impl Examined {
 
 impl WindowArgs {
     fn of_topic(&self) -> TopicWindow {
-        let mut window =
-            self.partitions.iter().fold(TopicWindow::new(), |window, one| window.partition(*one));
-        window = self.from_offset.into_iter().fold(window, TopicWindow::from_offset);
-        window = self.to_offset.into_iter().fold(window, TopicWindow::to_offset);
-        let time =
-            |moment: &Option<Moment>| -> Option<SystemTime> { moment.as_ref().map(|moment| moment.time) };
-        window = time(&self.since).into_iter().fold(window, TopicWindow::since);
-        time(&self.until).into_iter().fold(window, TopicWindow::until)
+        let mut window = self
+            .partitions
+            .iter()
+            .fold(TopicWindow::new(), |window, one| window.partition(*one));
+        window = self
+            .from_offset
+            .into_iter()
+            .fold(window, TopicWindow::from_offset);
+        window = self
+            .to_offset
+            .into_iter()
+            .fold(window, TopicWindow::to_offset);
+        let time = |moment: &Option<Moment>| -> Option<SystemTime> {
+            moment.as_ref().map(|moment| moment.time)
+        };
+        window = time(&self.since)
+            .into_iter()
+            .fold(window, TopicWindow::since);
+        time(&self.until)
+            .into_iter()
+            .fold(window, TopicWindow::until)
     }
 }
 
 /// A progress bar on standard error; hidden unless that is a terminal.
 pub(crate) fn progress(total: u64) -> ProgressBar {
-    let style =
-        ProgressStyle::with_template("{bar:30} {human_pos}/{human_len} offsets  {per_sec}  {eta} left");
+    let style = ProgressStyle::with_template(
+        "{bar:30} {human_pos}/{human_len} offsets  {per_sec}  {eta} left",
+    );
     let style = style.unwrap_or_else(|_| ProgressStyle::default_bar());
     ProgressBar::new(total).with_style(style)
 }

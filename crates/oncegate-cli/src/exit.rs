@@ -44,7 +44,10 @@ pub(crate) struct Problem {
 
 impl Problem {
     pub(crate) fn new(exit: Exit, text: impl Into<String>) -> Self {
-        Self { exit, text: text.into() }
+        Self {
+            exit,
+            text: text.into(),
+        }
     }
 
     /// The exit code of the command.
@@ -69,12 +72,18 @@ impl Problem {
 
     /// The same problem, with the name of this consumer.
     pub(crate) fn of(self, consumer: &str) -> Self {
-        Self { text: format!("{consumer}: {}", self.text), ..self }
+        Self {
+            text: format!("{consumer}: {}", self.text),
+            ..self
+        }
     }
 
     /// The same problem, followed by the text of another one.
     pub(crate) fn and(self, other: &Self) -> Self {
-        Self { text: format!("{}\n{}", self.text, other.text), ..self }
+        Self {
+            text: format!("{}\n{}", self.text, other.text),
+            ..self
+        }
     }
 
     /// Prints the problem to standard error, and returns the exit code.
@@ -90,10 +99,14 @@ impl fmt::Display for Problem {
     }
 }
 
-/// A source that cannot be opened because of its settings or its topic has no cause; an error of the broker or the
-/// network is a cause.
+/// A source that cannot be opened because of its settings or its topic has no cause; an error of
+/// the broker or the network is a cause.
 pub(crate) fn not_opened(error: &SourceError) -> Problem {
-    let exit = if error.source().is_some() { Exit::Unreachable } else { Exit::Configuration };
+    let exit = if error.source().is_some() {
+        Exit::Unreachable
+    } else {
+        Exit::Configuration
+    };
     Problem::caused(exit, error)
 }
 

@@ -1,4 +1,5 @@
-//! `oncegate completions` and `oncegate man`: shell completions and manual pages, generated from the commands.
+//! `oncegate completions` and `oncegate man`: shell completions and manual pages, generated from
+//! the commands.
 
 use std::path::PathBuf;
 
@@ -25,7 +26,10 @@ pub(crate) struct ManArgs {
     folder: Option<PathBuf>,
 }
 
-pub(crate) fn completions(args: &CompletionsArgs, mut command: clap::Command) -> Result<Exit, Problem> {
+pub(crate) fn completions(
+    args: &CompletionsArgs,
+    mut command: clap::Command,
+) -> Result<Exit, Problem> {
     let mut script = Vec::new();
     clap_complete::generate(args.shell, &mut command, "oncegate", &mut script);
     output::answer(&String::from_utf8_lossy(&script))?;
@@ -34,7 +38,10 @@ pub(crate) fn completions(args: &CompletionsArgs, mut command: clap::Command) ->
 
 pub(crate) fn man(args: &ManArgs, command: clap::Command) -> Result<Exit, Problem> {
     let failed = |error: std::io::Error| {
-        Problem::new(Exit::Configuration, format!("--folder: the pages cannot be written: {error}"))
+        Problem::new(
+            Exit::Configuration,
+            format!("--folder: the pages cannot be written: {error}"),
+        )
     };
     match &args.folder {
         Some(folder) => {
@@ -43,7 +50,9 @@ pub(crate) fn man(args: &ManArgs, command: clap::Command) -> Result<Exit, Proble
         }
         None => {
             let mut page = Vec::new();
-            clap_mangen::Man::new(command).render(&mut page).map_err(failed)?;
+            clap_mangen::Man::new(command)
+                .render(&mut page)
+                .map_err(failed)?;
             output::answer(&String::from_utf8_lossy(&page))?;
         }
     }

@@ -22,12 +22,17 @@ const ANSWER_MAX_BYTES: usize = 1024 * 1024;
 
 /// Ask a running consumer whether it takes and handles messages
 ///
-/// For container health checks and scripts: it requests /readyz once and prints the answer, with its reasons. Exit code
-/// 0: the consumer is ready; 1: it is not ready; 69: there is no answer.
+/// For container health checks and scripts: it requests /readyz once and prints the answer, with
+/// its reasons. Exit code 0: the consumer is ready; 1: it is not ready; 69: there is no answer.
 #[derive(Debug, clap::Args)]
 pub(crate) struct HealthArgs {
     /// The URL of the consumer's readiness probe
-    #[arg(long, value_name = "URL", env = "ONCEGATE_HEALTH", default_value = "http://127.0.0.1:9464/readyz")]
+    #[arg(
+        long,
+        value_name = "URL",
+        env = "ONCEGATE_HEALTH",
+        default_value = "http://127.0.0.1:9464/readyz"
+    )]
     url: Uri,
 
     /// Print one JSON document
@@ -51,16 +56,27 @@ struct HealthDocument {
 
 pub(crate) async fn run(args: &HealthArgs) -> Result<Exit, Problem> {
     if args.url.scheme_str() != Some("http") || args.url.host().is_none() {
-        return Err(Problem::new(Exit::Usage, "--url must be http://host:port/path; there is no TLS here"));
+        return Err(Problem::new(
+            Exit::Usage,
+            "--url must be http://host:port/path; there is no TLS here",
+        ));
     }
     let (status, said) = within(Some(args.timeout), ask(args)).await?;
     let ready = status.is_success();
     if args.json {
         let said = serde_json::from_str(&said).unwrap_or(serde_json::Value::String(said));
-        output::answer_json(&HealthDocument { schema: SCHEMA, ready, status: status.as_u16(), said })?;
+        output::answer_json(&HealthDocument {
+            schema: SCHEMA,
+            ready,
+            status: status.as_u16(),
+            said,
+        })?;
     } else {
         let word = if ready { "ready" } else { "not ready" };
-        output::answer(&format!("{word} ({status})\n{}", output::plain(said.trim())))?;
+        output::answer(&format!(
+            "{word} ({status})\n{}",
+            output::plain(said.trim())
+        ))?;
     }
     Ok(if ready { Exit::Yes } else { Exit::No })
 }
@@ -68,12 +84,20 @@ pub(crate) async fn run(args: &HealthArgs) -> Result<Exit, Problem> {
 async fn ask(args: &HealthArgs) -> Result<(StatusCode, String), Problem> {
     let away = |error: &dyn std::error::Error| {
         let why = Problem::caused(Exit::Unreachable, error);
-        Problem::new(Exit::Unreachable, format!("no answer from {}: {why}", args.url))
+        Problem::new(
+            Exit::Unreachable,
+            format!("no answer from {}: {why}", args.url),
+        )
     };
     let client: Client<_, Empty<Bytes>> = Client::builder(TokioExecutor::new()).build_http();
-    let response = client.get(args.url.clone()).await.map_err(|error| away(&error))?;
+    let response = client
+        .get(args.url.clone())
+        .await
+        .map_err(|error| away(&error))?;
     let status = response.status();
-    let body = Limited::new(response.into_body(), ANSWER_MAX_BYTES).collect().await;
+    let body = Limited::new(response.into_body(), ANSWER_MAX_BYTES)
+        .collect()
+        .await;
     let body = body.map_err(|error| away(&*error))?.to_bytes();
     Ok((status, String::from_utf8_lossy(&body).into_owned()))
 }

@@ -1,4 +1,5 @@
-//! `oncegate init`: writes a configuration, a worker in the language asked for, and messages to try them with.
+//! `oncegate init`: writes a configuration, a worker in the language asked for, and messages to try
+//! them with.
 
 use std::fs::OpenOptions;
 use std::io::{self, Write as _};
@@ -19,8 +20,8 @@ const MESSAGES: &str = "orders.jsonl";
 
 /// Write a commented configuration, a worker, and a few messages to try them with
 ///
-/// The worker handles orders: change it, and `key`, to what your messages are. Files that exist are never overwritten:
-/// then nothing is written, and the exit code is 1.
+/// The worker handles orders: change it, and `key`, to what your messages are. Files that exist are
+/// never overwritten: then nothing is written, and the exit code is 1.
 #[derive(Debug, clap::Args)]
 pub(crate) struct InitArgs {
     /// The folder to write to; it is made if there is none
@@ -72,9 +73,13 @@ impl Language {
             Self::Python => &[("worker.py", include_str!("../templates/worker.py"))],
             Self::Node => &[("worker.js", include_str!("../templates/worker.js"))],
             Self::Go => &[("worker.go", include_str!("../templates/worker.go"))],
-            // As a file `Cargo.toml`, the template would keep its folder out of this crate's package.
+            // As a file `Cargo.toml`, the template would keep its folder out of this crate's
+            // package.
             Self::Rust => &[
-                ("Cargo.toml", include_str!("../templates/worker-manifest.toml")),
+                (
+                    "Cargo.toml",
+                    include_str!("../templates/worker-manifest.toml"),
+                ),
                 ("src/main.rs", include_str!("../templates/worker.rs")),
             ],
             Self::Bash => &[("worker.sh", include_str!("../templates/worker.sh"))],
@@ -88,10 +93,14 @@ impl Language {
             Self::Python => (r#"{ exec = ["python3", "worker.py"], workers = 2 }"#, LINES),
             Self::Node => (r#"{ exec = ["node", "worker.js"] }"#, LINES),
             Self::Go => (r#"{ exec = ["./worker"], workers = 2 }"#, LINES),
-            Self::Rust => (r#"{ exec = ["./target/release/worker"], workers = 2 }"#, LINES),
-            Self::Bash => {
-                (r#"{ command = ["bash", "worker.sh"] }"#, "A program that oncegate starts for each message.")
-            }
+            Self::Rust => (
+                r#"{ exec = ["./target/release/worker"], workers = 2 }"#,
+                LINES,
+            ),
+            Self::Bash => (
+                r#"{ command = ["bash", "worker.sh"] }"#,
+                "A program that oncegate starts for each message.",
+            ),
         }
     }
 
@@ -122,8 +131,14 @@ pub(crate) fn run(args: &InitArgs) -> Result<Exit, Problem> {
     let mut files = vec![(CONFIGURATION, configuration.as_str())];
     files.extend(args.language.worker());
     files.push((MESSAGES, include_str!("../templates/orders.jsonl")));
-    if let Some((name, _)) = files.iter().find(|(name, _)| args.folder.join(name).exists()) {
-        let text = format!("{} exists; nothing was written", args.folder.join(name).display());
+    if let Some((name, _)) = files
+        .iter()
+        .find(|(name, _)| args.folder.join(name).exists())
+    {
+        let text = format!(
+            "{} exists; nothing was written",
+            args.folder.join(name).display()
+        );
         return Err(Problem::new(Exit::No, text));
     }
     let next = args.next();
@@ -133,19 +148,34 @@ pub(crate) fn run(args: &InitArgs) -> Result<Exit, Problem> {
             write(&args.folder, &files)?;
         }
         let (folder, done) = (&*args.folder, !args.dry_run);
-        output::answer_json(&InitDocument { schema: SCHEMA, folder, files: files_named, next: &next, done })?;
+        output::answer_json(&InitDocument {
+            schema: SCHEMA,
+            folder,
+            files: files_named,
+            next: &next,
+            done,
+        })?;
         return Ok(Exit::Yes);
     }
     if args.dry_run {
-        let shown =
-            |(name, text): &(&str, &str)| format!("==> {} <==\n{text}", args.folder.join(name).display());
+        let shown = |(name, text): &(&str, &str)| {
+            format!("==> {} <==\n{text}", args.folder.join(name).display())
+        };
         output::answer(&files.iter().map(shown).collect::<Vec<_>>().join("\n"))?;
         return Ok(Exit::Yes);
     }
     write(&args.folder, &files)?;
     let change = (args.folder != Path::new(".")).then(|| format!("cd {}", args.folder.display()));
-    let next: Vec<String> = change.into_iter().chain(next).map(|command| format!("  {command}")).collect();
-    let names = files.iter().map(|(name, _)| *name).collect::<Vec<_>>().join(", ");
+    let next: Vec<String> = change
+        .into_iter()
+        .chain(next)
+        .map(|command| format!("  {command}"))
+        .collect();
+    let names = files
+        .iter()
+        .map(|(name, _)| *name)
+        .collect::<Vec<_>>()
+        .join(", ");
     output::answer(&format!("wrote {names}\n\nnext:\n{}", next.join("\n")))?;
     Ok(Exit::Yes)
 }
@@ -153,14 +183,18 @@ pub(crate) fn run(args: &InitArgs) -> Result<Exit, Problem> {
 /// Writes new files; one that has come into being meanwhile is not overwritten either.
 fn write(folder: &Path, files: &[(&str, &str)]) -> Result<(), Problem> {
     let failed = |path: &Path, error: &io::Error| {
-        Problem::new(Exit::Configuration, format!("{} cannot be written: {error}", path.display()))
+        Problem::new(
+            Exit::Configuration,
+            format!("{} cannot be written: {error}", path.display()),
+        )
     };
     for (name, text) in files {
         let path = folder.join(name);
         let parent = path.parent().unwrap_or(folder);
         std::fs::create_dir_all(parent).map_err(|error| failed(parent, &error))?;
         let file = OpenOptions::new().write(true).create_new(true).open(&path);
-        file.and_then(|mut file| file.write_all(text.as_bytes())).map_err(|error| failed(&path, &error))?;
+        file.and_then(|mut file| file.write_all(text.as_bytes()))
+            .map_err(|error| failed(&path, &error))?;
     }
     Ok(())
 }
@@ -171,8 +205,12 @@ impl InitArgs {
         let check = format!("oncegate check {CONFIGURATION}");
         let create_topics = format!("oncegate topics create {CONFIGURATION}");
         let run = format!("oncegate run --config {CONFIGURATION}");
-        let commands =
-            NextCommands { check: &check, create_topics: &create_topics, run: &run, messages: MESSAGES };
+        let commands = NextCommands {
+            check: &check,
+            create_topics: &create_topics,
+            run: &run,
+            messages: MESSAGES,
+        };
         self.source.template(&self.flags, &commands)
     }
 
@@ -183,7 +221,13 @@ impl InitArgs {
     }
 
     fn configuration(&self) -> String {
-        let Template { source, dead_letters, about: on_source, store, .. } = self.template();
+        let Template {
+            source,
+            dead_letters,
+            about: on_source,
+            store,
+            ..
+        } = self.template();
         let store = self.store.as_deref().unwrap_or(store);
         let (handler, on_handler) = self.language.handler();
         let scope = self.scope.as_str();
@@ -212,7 +256,11 @@ retention = "7d"
 "#,
             store = quoted(store),
             // A dot would begin another table.
-            name = if scope.contains('.') { quoted(scope) } else { scope.to_owned() },
+            name = if scope.contains('.') {
+                quoted(scope)
+            } else {
+                scope.to_owned()
+            },
         )
     }
 }

@@ -27,7 +27,8 @@ const ENTRIES_MOST: u32 = 100;
 
 /// Show what the store holds for one key, and what the next delivery would do
 ///
-/// The key is given as it appears in logs and dead letters, or derived from a message. Exit code 1: there is no record.
+/// The key is given as it appears in logs and dead letters, or derived from a message. Exit code 1:
+/// there is no record.
 #[derive(Debug, clap::Args)]
 pub(crate) struct InspectArgs {
     #[command(flatten)]
@@ -78,18 +79,38 @@ struct InspectDocument {
 }
 
 pub(crate) async fn run(args: &InspectArgs) -> Result<Exit, Problem> {
-    let (Found { opened, key, record: found }, promise) =
-        within(args.answer.timeout, Box::pin(read(args))).await?;
+    let (
+        Found {
+            opened,
+            key,
+            record: found,
+        },
+        promise,
+    ) = within(args.answer.timeout, Box::pin(read(args))).await?;
     let of_store = within(args.answer.timeout, of_store(&opened, &key)).await?;
-    let journal = told(args.journal.as_deref().map(|path| entries(path, &key)).transpose()?, of_store);
+    let journal = told(
+        args.journal
+            .as_deref()
+            .map(|path| entries(path, &key))
+            .transpose()?,
+        of_store,
+    );
     if args.answer.json {
-        let document = InspectDocument { promise: Some(promise), journal, ..document(&key, found.as_ref()) };
+        let document = InspectDocument {
+            promise: Some(promise),
+            journal,
+            ..document(&key, found.as_ref())
+        };
         output::answer_json(&document)?;
     } else {
         let mut store = Table::default();
         promise.tell(&mut store);
         let history = journal.map(|entries| history(&entries)).unwrap_or_default();
-        output::answer(&format!("{}\n{}{history}", words(&key, found.as_ref()), store.render()))?;
+        output::answer(&format!(
+            "{}\n{}{history}",
+            words(&key, found.as_ref()),
+            store.render()
+        ))?;
     }
     Ok(if found.is_some() { Exit::Yes } else { Exit::No })
 }
@@ -110,7 +131,12 @@ pub(crate) fn words(key: &StoreKey, found: Option<&RecordSnapshot>) -> String {
     };
     let protected = record.protected_for(*now);
     let next = match &record.state {
-        State::Pending { token, attempt, recovery, fencing_token } => {
+        State::Pending {
+            token,
+            attempt,
+            recovery,
+            fencing_token,
+        } => {
             table.text("state", "pending: claimed, and not finished");
             table.text("attempt", format!("{attempt}{}", recovery_words(*recovery)));
             table.text("owner", format!("{:?}", token.tag()));
@@ -121,23 +147,49 @@ pub(crate) fn words(key: &StoreKey, found: Option<&RecordSnapshot>) -> String {
                     format!("a delivery would wait, for at most {}", span(left)),
                 ),
                 None => {
-                    let next =
-                        format!("a delivery would run the handler, as attempt {}", attempt.saturating_add(1));
-                    ("over: its owner has ended without an outcome, or lost the store".to_owned(), next)
+                    let next = format!(
+                        "a delivery would run the handler, as attempt {}",
+                        attempt.saturating_add(1)
+                    );
+                    (
+                        "over: its owner has ended without an outcome, or lost the store"
+                            .to_owned(),
+                        next,
+                    )
                 }
             };
             table.text("lease", lease);
             next
         }
-        State::Released { attempt, recovery, fencing_token, reason, .. } => {
+        State::Released {
+            attempt,
+            recovery,
+            fencing_token,
+            reason,
+            ..
+        } => {
             table.text("state", "released: waiting for its next attempt");
-            let earlier = if recovery.recovered() { ", one of which ended without an outcome" } else { "" };
+            let earlier = if recovery.recovered() {
+                ", one of which ended without an outcome"
+            } else {
+                ""
+            };
             table.text("attempts", format!("{attempt} counted{earlier}"));
             fencing_token_words(&mut table, *fencing_token);
-            table.text("reason", if reason.is_empty() { "none given" } else { reason });
+            table.text(
+                "reason",
+                if reason.is_empty() {
+                    "none given"
+                } else {
+                    reason
+                },
+            );
             match protected {
                 Some(left) => format!("a delivery would run the handler after {}", span(left)),
-                None => format!("a delivery would run the handler, as attempt {}", attempt.saturating_add(1)),
+                None => format!(
+                    "a delivery would run the handler, as attempt {}",
+                    attempt.saturating_add(1)
+                ),
             }
         }
         State::Completed { by, result } => {
@@ -146,11 +198,30 @@ pub(crate) fn words(key: &StoreKey, found: Option<&RecordSnapshot>) -> String {
             table.text("owner", format!("{by:?}"));
             "a delivery would get that result, and run nothing".to_owned()
         }
-        State::Failed { attempt, handed_over, reason, .. } => {
+        State::Failed {
+            attempt,
+            handed_over,
+            reason,
+            ..
+        } => {
             table.text("state", "failed: given up");
             table.text("attempts", attempt.to_string());
-            table.text("reason", if reason.is_empty() { "none given" } else { reason });
-            table.text("dead letter", if *handed_over { "written" } else { "not known to be written" });
+            table.text(
+                "reason",
+                if reason.is_empty() {
+                    "none given"
+                } else {
+                    reason
+                },
+            );
+            table.text(
+                "dead letter",
+                if *handed_over {
+                    "written"
+                } else {
+                    "not known to be written"
+                },
+            );
             match handed_over {
                 true => "a delivery would run nothing, and write no second dead letter".to_owned(),
                 false => "a delivery would run nothing, and write the dead letter".to_owned(),
@@ -160,7 +231,11 @@ pub(crate) fn words(key: &StoreKey, found: Option<&RecordSnapshot>) -> String {
     table.text("next", next);
     table.text(
         "content",
-        if record.fingerprint.is_some() { "compared by a fingerprint" } else { "not compared" },
+        if record.fingerprint.is_some() {
+            "compared by a fingerprint"
+        } else {
+            "not compared"
+        },
     );
     table.text("forgotten", format!("in {}", span(left(found))));
     table.render()
@@ -169,8 +244,12 @@ pub(crate) fn words(key: &StoreKey, found: Option<&RecordSnapshot>) -> String {
 fn recovery_words(recovery: Recovery) -> &'static str {
     match recovery {
         Recovery::None => "",
-        Recovery::Earlier => "; an earlier one ended without an outcome, so its effect may have happened",
-        Recovery::Takeover => "; the one before ended without an outcome, so its effect may have happened",
+        Recovery::Earlier => {
+            "; an earlier one ended without an outcome, so its effect may have happened"
+        }
+        Recovery::Takeover => {
+            "; the one before ended without an outcome, so its effect may have happened"
+        }
     }
 }
 
@@ -180,7 +259,8 @@ fn fencing_token_words(table: &mut Table, fencing_token: Option<FencingToken>) {
     }
 }
 
-/// The last entries for the key in the store's own journal. A user without the right to read it still sees the record.
+/// The last entries for the key in the store's own journal. A user without the right to read it
+/// still sees the record.
 async fn of_store(opened: &Opened, key: &StoreKey) -> Result<Vec<JournalEntry>, Problem> {
     match opened.history(key, ENTRIES_MOST).await {
         Err(problem) if problem.exit() == Exit::Configuration => {
@@ -192,7 +272,10 @@ async fn of_store(opened: &Opened, key: &StoreKey) -> Result<Vec<JournalEntry>, 
 }
 
 /// The entries of both journals in the order of time; `None` if there is no journal.
-fn told(of_file: Option<Vec<JournalEntry>>, of_store: Vec<JournalEntry>) -> Option<Vec<JournalEntry>> {
+fn told(
+    of_file: Option<Vec<JournalEntry>>,
+    of_store: Vec<JournalEntry>,
+) -> Option<Vec<JournalEntry>> {
     if of_file.is_none() && of_store.is_empty() {
         return None;
     }
@@ -216,16 +299,35 @@ fn entries(path: &Path, key: &StoreKey) -> Result<Vec<JournalEntry>, Problem> {
 }
 
 fn history(entries: &[JournalEntry]) -> String {
-    let mut text =
-        format!("\njournal, the last {} entries (~: a best effort, others may be missing):\n", entries.len());
-    for JournalEntry { at_ms, event, attempt, run, origin, by, reason, best_effort, .. } in entries {
+    let mut text = format!(
+        "\njournal, the last {} entries (~: a best effort, others may be missing):\n",
+        entries.len()
+    );
+    for JournalEntry {
+        at_ms,
+        event,
+        attempt,
+        run,
+        origin,
+        by,
+        reason,
+        best_effort,
+        ..
+    } in entries
+    {
         let at = SystemTime::UNIX_EPOCH + Duration::from_millis(*at_ms);
         let mark = if *best_effort { '~' } else { ' ' };
         text.push_str(&format!("{mark} {}  {}", output::time(at), plain(event)));
         let attempt = attempt.map(|attempt| format!("attempt {attempt}"));
         let run = run.as_ref().map(|run| format!("run {run}"));
         let by = by.as_ref().map(|by| format!("by {by}"));
-        let words = [attempt.as_ref(), run.as_ref(), origin.as_ref(), by.as_ref(), reason.as_ref()];
+        let words = [
+            attempt.as_ref(),
+            run.as_ref(),
+            origin.as_ref(),
+            by.as_ref(),
+            reason.as_ref(),
+        ];
         for word in words.into_iter().flatten() {
             text.push_str(&format!("  {}", plain(word)));
         }
@@ -236,7 +338,13 @@ fn history(entries: &[JournalEntry]) -> String {
 
 /// Adds how long the store keeps the record.
 fn left(found: &RecordSnapshot) -> Duration {
-    Duration::from_millis(found.record.expires_at.millis().saturating_sub(found.now.millis()))
+    Duration::from_millis(
+        found
+            .record
+            .expires_at
+            .millis()
+            .saturating_sub(found.now.millis()),
+    )
 }
 
 fn millis(duration: Duration) -> u64 {
@@ -270,16 +378,28 @@ fn document(key: &StoreKey, found: Option<&RecordSnapshot>) -> InspectDocument {
         ..base
     };
     let protected_for_ms = Some(record.protected_for(*now).map_or(0, millis));
-    let number = |fencing_token: &Option<FencingToken>| fencing_token.map(|FencingToken(number)| number);
+    let number =
+        |fencing_token: &Option<FencingToken>| fencing_token.map(|FencingToken(number)| number);
     match &record.state {
-        State::Pending { attempt, recovery, fencing_token, .. } => InspectDocument {
+        State::Pending {
+            attempt,
+            recovery,
+            fencing_token,
+            ..
+        } => InspectDocument {
             attempt: Some(*attempt),
             recovered: Some(recovery.recovered()),
             fencing_token: number(fencing_token),
             protected_for_ms,
             ..base
         },
-        State::Released { attempt, recovery, fencing_token, reason, .. } => InspectDocument {
+        State::Released {
+            attempt,
+            recovery,
+            fencing_token,
+            reason,
+            ..
+        } => InspectDocument {
             attempt: Some(*attempt),
             recovered: Some(recovery.recovered()),
             fencing_token: number(fencing_token),
@@ -292,7 +412,12 @@ fn document(key: &StoreKey, found: Option<&RecordSnapshot>) -> InspectDocument {
             result_bytes: Some(result.len()),
             ..base
         },
-        State::Failed { attempt, handed_over, reason, .. } => InspectDocument {
+        State::Failed {
+            attempt,
+            handed_over,
+            reason,
+            ..
+        } => InspectDocument {
             attempt: Some(*attempt),
             handed_over: Some(*handed_over),
             reason: Some(reason.clone()),
@@ -311,14 +436,23 @@ mod tests {
 
     fn shown(expires_in: Duration, state: State) -> (String, InspectDocument) {
         let key: StoreKey = "billing:eMT5oSC2v1zTz8Nw5IO50A".parse().unwrap();
-        let record = Record { expires_at: NOW + expires_in, fingerprint: None, state };
+        let record = Record {
+            expires_at: NOW + expires_in,
+            fingerprint: None,
+            state,
+        };
         let found = RecordSnapshot { now: NOW, record };
         (words(&key, Some(&found)), document(&key, Some(&found)))
     }
 
     fn pending(recovery: Recovery) -> State {
         let token = Token::from_bits(u128::MAX);
-        State::Pending { token, attempt: 2, recovery, fencing_token: Some(FencingToken(77)) }
+        State::Pending {
+            token,
+            attempt: 2,
+            recovery,
+            fencing_token: Some(FencingToken(77)),
+        }
     }
 
     fn check(text: &str, lines: &[&str]) {
@@ -340,7 +474,10 @@ mod tests {
                 "would wait",
             ],
         );
-        assert!(!text.contains("ffffffffff"), "the token is the owner's alone");
+        assert!(
+            !text.contains("ffffffffff"),
+            "the token is the owner's alone"
+        );
         assert_eq!(
             (json.state, json.protected_for_ms, json.recovered),
             ("pending", Some(26_001), Some(true))
@@ -352,26 +489,55 @@ mod tests {
         let (text, json) = shown(TAIL - Duration::from_secs(5), pending(Recovery::None));
         check(
             &text,
-            &["lease          over", "run the handler, as attempt 3", "forgotten      in 29 d 23 h"],
+            &[
+                "lease          over",
+                "run the handler, as attempt 3",
+                "forgotten      in 29 d 23 h",
+            ],
         );
-        assert_eq!((json.protected_for_ms, json.recovered), (Some(0), Some(false)));
+        assert_eq!(
+            (json.protected_for_ms, json.recovered),
+            (Some(0), Some(false))
+        );
     }
 
     #[test]
     fn a_retry_that_waits() {
         let by = TokenTag([0; 4]);
         let reason = "bank\nis closed".to_owned();
-        let state = State::Released { by, attempt: 1, recovery: Recovery::None, fencing_token: None, reason };
+        let state = State::Released {
+            by,
+            attempt: 1,
+            recovery: Recovery::None,
+            fencing_token: None,
+            reason,
+        };
         let (text, json) = shown(TAIL + Duration::from_secs(90), state);
-        check(&text, &[r"reason     bank\nis closed", "after 1 min 30 s", "attempts   1 counted"]);
-        assert_eq!((json.state, json.attempt, json.fencing_token), ("released", Some(1), None));
+        check(
+            &text,
+            &[
+                r"reason     bank\nis closed",
+                "after 1 min 30 s",
+                "attempts   1 counted",
+            ],
+        );
+        assert_eq!(
+            (json.state, json.attempt, json.fencing_token),
+            ("released", Some(1), None)
+        );
     }
 
     #[test]
     fn a_result_is_described_and_never_shown() {
-        let state = State::Completed { by: TokenTag([1; 4]), result: b"\x01\"secret\"".as_slice().into() };
+        let state = State::Completed {
+            by: TokenTag([1; 4]),
+            result: b"\x01\"secret\"".as_slice().into(),
+        };
         let (text, json) = shown(Duration::from_secs(86_400), state);
-        check(&text, &["result     8 bytes of JSON", "forgotten  in 1 d 0 h"]);
+        check(
+            &text,
+            &["result     8 bytes of JSON", "forgotten  in 1 d 0 h"],
+        );
         assert!(!text.contains("secret"));
         assert_eq!((json.state, json.result_bytes), ("completed", Some(9)));
     }
@@ -386,9 +552,16 @@ mod tests {
         };
         check(
             &shown(TAIL, failed(true)).0,
-            &["dead letter  written", "no second dead letter", "no such account"],
+            &[
+                "dead letter  written",
+                "no second dead letter",
+                "no such account",
+            ],
         );
-        check(&shown(TAIL, failed(false)).0, &["not known to be written", "and write the dead letter"]);
+        check(
+            &shown(TAIL, failed(false)).0,
+            &["not known to be written", "and write the dead letter"],
+        );
     }
 
     #[test]

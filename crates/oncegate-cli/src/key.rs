@@ -19,7 +19,8 @@ const EXAMPLE: &str = "example";
 
 /// Explain the key of a message: its canonical form, its digest, and its name in the store
 ///
-/// The payload comes from a file or from standard input. The answer shows the values of the key's fields.
+/// The payload comes from a file or from standard input. The answer shows the values of the key's
+/// fields.
 #[derive(Debug, clap::Args)]
 pub(crate) struct KeyArgs {
     #[arg(
@@ -32,7 +33,8 @@ pub(crate) struct KeyArgs {
     )]
     key: Option<Key>,
 
-    /// What the payload is, if it is not JSON: registry:URL, avro:FILE, protobuf:FILE#MESSAGE, gzip, zstd or base64
+    /// What the payload is, if it is not JSON: registry:URL, avro:FILE, protobuf:FILE#MESSAGE,
+    /// gzip, zstd or base64
     #[arg(long, value_name = "FORMAT")]
     format: Option<Format>,
 
@@ -40,7 +42,8 @@ pub(crate) struct KeyArgs {
     #[arg(long, value_name = "NAME", env = "ONCEGATE_SCOPE")]
     scope: Option<Scope>,
 
-    /// The route of the message: its topic or the name of its queue, unless it was retried or redriven
+    /// The route of the message: its topic or the name of its queue, unless it was retried or
+    /// redriven
     #[arg(long, value_name = "NAME", aliases = ["topic", "queue"])]
     route: Option<String>,
 
@@ -87,14 +90,23 @@ pub(crate) async fn run(args: &KeyArgs) -> Result<Exit, Problem> {
         None => Scope::new(EXAMPLE)?,
     };
     let route = args.route.as_deref().unwrap_or(EXAMPLE);
-    for (given, name) in [(args.scope.is_some(), "scope"), (args.route.is_some(), "route")] {
+    for (given, name) in [
+        (args.scope.is_some(), "scope"),
+        (args.route.is_some(), "route"),
+    ] {
         if !given {
-            warn!("without --{name}, this is the key of the {name} `{EXAMPLE}`; others have another digest");
+            warn!(
+                "without --{name}, this is the key of the {name} `{EXAMPLE}`; others have another digest"
+            );
         }
     }
     let explanation = explain(&key, &scope, route, &args.message).await?;
     if args.json {
-        let canonical_hex = explanation.canonical().iter().map(|byte| format!("{byte:02x}")).collect();
+        let canonical_hex = explanation
+            .canonical()
+            .iter()
+            .map(|byte| format!("{byte:02x}"))
+            .collect();
         output::answer_json(&KeyDocument {
             schema: SCHEMA,
             canonical: explanation.lines(),
@@ -118,9 +130,13 @@ pub(crate) async fn explain(
     let compiled = key.compile(scope)?;
     let payload = message.read_payload(key).await?;
     let headers = message.headers.iter();
-    let headers: Vec<(&str, &[u8])> =
-        headers.map(|(name, value)| (name.as_str(), value.as_bytes())).collect();
-    let mut input = payload.as_deref().map_or(KeyInput::empty(), KeyInput::payload).with_headers(&headers);
+    let headers: Vec<(&str, &[u8])> = headers
+        .map(|(name, value)| (name.as_str(), value.as_bytes()))
+        .collect();
+    let mut input = payload
+        .as_deref()
+        .map_or(KeyInput::empty(), KeyInput::payload)
+        .with_headers(&headers);
     if let Some(key) = &message.message_key {
         input = input.with_message_key(key);
     }
@@ -129,7 +145,9 @@ pub(crate) async fn explain(
     }
     let prepared = compiled.prepare(&input).await;
     prepared.map_err(|error| Problem::caused(Exit::Unreachable, &error))?;
-    compiled.explain(route, &input).map_err(|error| Problem::caused(Exit::BadData, &error))
+    compiled
+        .explain(route, &input)
+        .map_err(|error| Problem::caused(Exit::BadData, &error))
 }
 
 fn check_vectors(json: bool) -> Result<Exit, Problem> {
@@ -139,9 +157,16 @@ fn check_vectors(json: bool) -> Result<Exit, Problem> {
     };
     let passed = wrong.is_empty();
     if json {
-        output::answer_json(&VectorsDocument { schema: SCHEMA, passed, vectors: count, wrong })?;
+        output::answer_json(&VectorsDocument {
+            schema: SCHEMA,
+            passed,
+            vectors: count,
+            wrong,
+        })?;
     } else if let Some(count) = count {
-        output::answer(&format!("This build makes the published keys: {count} of {count} vectors."))?;
+        output::answer(&format!(
+            "This build makes the published keys: {count} of {count} vectors."
+        ))?;
     } else {
         output::answer(&wrong.join("\n"))?;
     }

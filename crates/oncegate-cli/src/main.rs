@@ -1,11 +1,13 @@
-//! The `oncegate` command: runs a consumer with a worker in any language, and inspects and repairs its records.
+//! The `oncegate` command: runs a consumer with a worker in any language, and inspects and repairs
+//! its records.
 //!
-//! The answer goes to standard output, progress and logs to standard error. `run` consumes, `replay --run` runs what is
-//! missing, `outbox relay` publishes, `init` writes files, `topics create` creates topics, `migrate` creates tables,
-//! `sweep` deletes large results, `reset` and `dead-letters redrive` reopen records, `accept-loss` resumes a halted scope,
-//! and `accept-dead-letters` a consumer that has stopped at its dead-letter limit. No other command changes anything:
-//! neither the store, nor the topic, nor what a consumer receives. `peek` and `dead-letters` use up receives of a queue's
-//! messages, and require a flag for that.
+//! The answer goes to standard output, progress and logs to standard error. `run` consumes, `replay
+//! --run` runs what is missing, `outbox relay` publishes, `init` writes files, `topics create`
+//! creates topics, `migrate` creates tables, `sweep` deletes large results, `reset` and
+//! `dead-letters redrive` reopen records, `accept-loss` resumes a halted scope, and
+//! `accept-dead-letters` a consumer that has stopped at its dead-letter limit. No other command
+//! changes anything: neither the store, nor the topic, nor what a consumer receives. `peek` and
+//! `dead-letters` use up receives of a queue's messages, and require a flag for that.
 
 use std::io::IsTerminal;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -59,8 +61,8 @@ mod traces;
 
 use exit::{Exit, Problem};
 
-/// Exit codes: 0 yes, 1 the answer is no, 2 usage, 3 answered in part, 65 bad input data, 69 store or broker unreachable, 70 a bug,
-/// 75 timed out, 78 configuration, 130 interrupted.
+/// Exit codes: 0 yes, 1 the answer is no, 2 usage, 3 answered in part, 65 bad input data, 69 store
+/// or broker unreachable, 70 a bug, 75 timed out, 78 configuration, 130 interrupted.
 #[derive(Debug, Parser)]
 #[command(
     name = "oncegate",
@@ -70,7 +72,13 @@ use exit::{Exit, Problem};
 #[command(arg_required_else_help = true, after_help = EXIT_CODES)]
 struct Cli {
     /// The format of logs on standard error
-    #[arg(long, value_name = "FORMAT", env = "ONCEGATE_LOG_FORMAT", default_value = "text", global = true)]
+    #[arg(
+        long,
+        value_name = "FORMAT",
+        env = "ONCEGATE_LOG_FORMAT",
+        default_value = "text",
+        global = true
+    )]
     log_format: LogFormat,
 
     #[command(subcommand)]
@@ -128,7 +136,10 @@ fn main() -> ExitCode {
     if let Some(failed) = run::process::become_worker() {
         return failed;
     }
-    let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
+    let runtime = match tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+    {
         Ok(runtime) => runtime,
         Err(error) => return Problem::new(Exit::Bug, format!("no runtime: {error}")).report(),
     };
@@ -208,8 +219,8 @@ impl Command {
         }
     }
 
-    /// The log level unless ONCEGATE_LOG sets another: commands that inspect log warnings only, and `prove` causes those
-    /// itself.
+    /// The log level unless ONCEGATE_LOG sets another: commands that inspect log warnings only, and
+    /// `prove` causes those itself.
     fn log_level(&self) -> tracing::Level {
         match self {
             Self::Prove(_) => tracing::Level::ERROR,
@@ -225,19 +236,25 @@ type TraceExport = Option<traces::Traces>;
 type TraceExport = Option<std::convert::Infallible>;
 
 fn start_logging(command: &Command, format: LogFormat) -> Result<TraceExport, Problem> {
-    let filter =
-        EnvFilter::builder().with_env_var("ONCEGATE_LOG").with_default_directive(command.log_level().into());
+    let filter = EnvFilter::builder()
+        .with_env_var("ONCEGATE_LOG")
+        .with_default_directive(command.log_level().into());
     let mut filter = filter.from_env_lossy();
     let wanted = std::env::var("ONCEGATE_LOG").unwrap_or_default();
     for library in sources::CHATTY {
         let quiet = (!wanted.contains(library.target)).then(|| format!("{}=off", library.target));
-        for directive in quiet.into_iter().chain(library.never.iter().map(|&never| never.to_owned())) {
+        for directive in quiet
+            .into_iter()
+            .chain(library.never.iter().map(|&never| never.to_owned()))
+        {
             filter = filter.add_directive(directive.parse().expect("it is a directive"));
         }
     }
-    let colours =
-        std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|no| no.is_empty());
-    let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).with_ansi(colours);
+    let colours = std::io::stderr().is_terminal()
+        && std::env::var_os("NO_COLOR").is_none_or(|no| no.is_empty());
+    let lines = tracing_subscriber::fmt::layer()
+        .with_writer(std::io::stderr)
+        .with_ansi(colours);
     let lines = match format {
         LogFormat::Text => lines.boxed(),
         LogFormat::Json => lines.with_ansi(false).json().boxed(),

@@ -14,9 +14,10 @@ pub(crate) fn answer(text: &str) -> Result<(), Problem> {
     let mut out = io::stdout().lock();
     match writeln!(out, "{}", text.trim_end()).and_then(|()| out.flush()) {
         // The reader, `head` for example, closed the pipe because it needs no more.
-        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
-            Err(Problem::new(Exit::Bug, format!("cannot write the answer: {error}")))
-        }
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(Problem::new(
+            Exit::Bug,
+            format!("cannot write the answer: {error}"),
+        )),
         _ => Ok(()),
     }
 }
@@ -24,7 +25,8 @@ pub(crate) fn answer(text: &str) -> Result<(), Problem> {
 /// Writes the answer as one JSON document.
 pub(crate) fn answer_json(document: &impl Serialize) -> Result<(), Problem> {
     let text = serde_json::to_string_pretty(document);
-    let text = text.map_err(|error| Problem::new(Exit::Bug, format!("cannot write the answer: {error}")))?;
+    let text =
+        text.map_err(|error| Problem::new(Exit::Bug, format!("cannot write the answer: {error}")))?;
     answer(&text)
 }
 
@@ -45,7 +47,12 @@ struct FactRow {
 impl Table {
     pub(crate) fn text(&mut self, name: &str, value: impl AsRef<str>) {
         let (name, value) = (plain(name), plain(value.as_ref()));
-        self.rows.push(FactRow { name, value, numeric: false, note: String::new() });
+        self.rows.push(FactRow {
+            name,
+            value,
+            numeric: false,
+            note: String::new(),
+        });
     }
 
     pub(crate) fn number(&mut self, name: &str, value: u64) {
@@ -54,16 +61,32 @@ impl Table {
 
     pub(crate) fn noted(&mut self, name: &str, value: u64, note: &str) {
         let (name, note) = (name.to_owned(), note.to_owned());
-        self.rows.push(FactRow { name, value: grouped(value), numeric: true, note });
+        self.rows.push(FactRow {
+            name,
+            value: grouped(value),
+            numeric: true,
+            note,
+        });
     }
 
     pub(crate) fn render(&self) -> String {
         let width = |text: &str| text.chars().count();
-        let names = self.rows.iter().map(|row| width(&row.name)).max().unwrap_or(0);
+        let names = self
+            .rows
+            .iter()
+            .map(|row| width(&row.name))
+            .max()
+            .unwrap_or(0);
         let numeric = self.rows.iter().filter(|row| row.numeric);
         let numbers = numeric.map(|row| width(&row.value)).max().unwrap_or(0);
         let mut out = String::new();
-        for FactRow { name, value, numeric, note } in &self.rows {
+        for FactRow {
+            name,
+            value,
+            numeric,
+            note,
+        } in &self.rows
+        {
             let numbers = if *numeric { numbers } else { 0 };
             let line = format!("{name:names$}  {value:>numbers$}  {note}");
             out.push_str(line.trim_end());
@@ -97,14 +120,15 @@ pub(crate) fn span(duration: Duration) -> String {
     }
 }
 
-/// A time as 2026-11-21T10:00:00.000Z. A year outside of four digits, from garbage in a header, is limited to them.
+/// A time as 2026-11-21T10:00:00.000Z. A year outside of four digits, from garbage in a header, is
+/// limited to them.
 pub(crate) fn time(time: SystemTime) -> String {
     let last = SystemTime::UNIX_EPOCH + Duration::from_secs(253_402_300_799);
     humantime::format_rfc3339_millis(time.clamp(SystemTime::UNIX_EPOCH, last)).to_string()
 }
 
-/// The text with escapes for characters that could move a terminal's cursor, change its colours, or change the order in
-/// which it shows other characters.
+/// The text with escapes for characters that could move a terminal's cursor, change its colours, or
+/// change the order in which it shows other characters.
 pub(crate) fn plain(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {
@@ -128,12 +152,17 @@ mod tests {
         table.text("scope", "billing");
         table.number("messages", 1_234_567);
         table.noted("  of them", 12, "exact");
-        assert_eq!(table.render(), "scope      billing\nmessages   1,234,567\n  of them         12  exact\n");
+        assert_eq!(
+            table.render(),
+            "scope      billing\nmessages   1,234,567\n  of them         12  exact\n"
+        );
     }
 
     #[test]
     fn spans_have_two_units() {
-        let spans = [0, 59, 60, 3_599, 3_600, 86_399, 86_400, 604_799].map(Duration::from_secs).map(span);
+        let spans = [0, 59, 60, 3_599, 3_600, 86_399, 86_400, 604_799]
+            .map(Duration::from_secs)
+            .map(span);
         let expected = [
             "0.0 s",
             "59.0 s",
@@ -152,13 +181,19 @@ mod tests {
         let after = |seconds| SystemTime::UNIX_EPOCH + Duration::from_secs(seconds);
         assert_eq!(time(after(1_795_284_000)), "2026-11-21T18:00:00.000Z");
         assert_eq!(time(after(1 << 60)), "9999-12-31T23:59:59.000Z");
-        assert_eq!(time(SystemTime::UNIX_EPOCH - Duration::from_secs(1)), "1970-01-01T00:00:00.000Z");
+        assert_eq!(
+            time(SystemTime::UNIX_EPOCH - Duration::from_secs(1)),
+            "1970-01-01T00:00:00.000Z"
+        );
     }
 
     #[test]
     fn a_reason_cannot_drive_the_terminal() {
         assert_eq!(plain("a\u{1b}[2J\nb é"), "a\\u{1b}[2J\\nb é");
-        assert_eq!(plain("user\u{202e}gpj.exe\u{2066}\u{61c}"), "user\\u{202e}gpj.exe\\u{2066}\\u{61c}");
+        assert_eq!(
+            plain("user\u{202e}gpj.exe\u{2066}\u{61c}"),
+            "user\\u{202e}gpj.exe\\u{2066}\\u{61c}"
+        );
         assert_eq!(plain("\u{200f}שלום"), "\\u{200f}שלום");
     }
 }

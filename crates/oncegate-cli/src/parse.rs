@@ -29,13 +29,19 @@ pub(crate) fn fingerprint(text: &str) -> Result<FingerprintSpec, String> {
     if let Some(paths) = text.strip_prefix("payload-except:") {
         return Ok(FingerprintSpec::payload().except(paths.split(',').map(str::trim)));
     }
-    let json = if text.starts_with('{') { text.to_owned() } else { serde_json::json!(text).to_string() };
+    let json = if text.starts_with('{') {
+        text.to_owned()
+    } else {
+        serde_json::json!(text).to_string()
+    };
     serde_json::from_str(&json).map_err(|error| error.to_string())
 }
 
 /// A whole number above zero with its unit: `500ms`, `30s`, `5m`, `2h`, `7d`.
 pub(crate) fn duration(text: &str) -> Result<Duration, String> {
-    let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    let digits = text
+        .find(|c: char| !c.is_ascii_digit())
+        .unwrap_or(text.len());
     let (number, unit) = text.split_at(digits);
     let unit = match unit {
         "ms" => Duration::from_millis(1),
@@ -43,9 +49,17 @@ pub(crate) fn duration(text: &str) -> Result<Duration, String> {
         "m" => Duration::from_secs(60),
         "h" => Duration::from_secs(3_600),
         "d" => Duration::from_secs(86_400),
-        _ => return Err("it must be a number with one of the units ms, s, m, h, d, as in 30s".to_owned()),
+        _ => {
+            return Err(
+                "it must be a number with one of the units ms, s, m, h, d, as in 30s".to_owned(),
+            );
+        }
     };
-    match number.parse().ok().and_then(|number| unit.checked_mul(number)) {
+    match number
+        .parse()
+        .ok()
+        .and_then(|number| unit.checked_mul(number))
+    {
         Some(duration) if !duration.is_zero() => Ok(duration),
         _ => Err("it must be a whole number above zero".to_owned()),
     }
@@ -63,9 +77,15 @@ impl std::str::FromStr for Moment {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let ago = |ago: Duration| SystemTime::now().checked_sub(ago);
-        let time = humantime::parse_rfc3339_weak(text).ok().or_else(|| duration(text).ok().and_then(ago));
-        let time = time.ok_or("it must be a time as 2026-11-21T10:00:00Z, in UTC, or a duration as 2h")?;
-        Ok(Self { text: text.to_owned(), time })
+        let time = humantime::parse_rfc3339_weak(text)
+            .ok()
+            .or_else(|| duration(text).ok().and_then(ago));
+        let time =
+            time.ok_or("it must be a time as 2026-11-21T10:00:00Z, in UTC, or a duration as 2h")?;
+        Ok(Self {
+            text: text.to_owned(),
+            time,
+        })
     }
 }
 
@@ -77,14 +97,27 @@ mod tests {
     fn durations_have_units() {
         assert_eq!(duration("500ms"), Ok(Duration::from_millis(500)));
         assert_eq!(duration("2h"), Ok(Duration::from_secs(7_200)));
-        for bad in ["", "5", "s", "0s", "-1s", "1.5s", "5 s", "99999999999999999999d", "999999999999d99"] {
+        for bad in [
+            "",
+            "5",
+            "s",
+            "0s",
+            "-1s",
+            "1.5s",
+            "5 s",
+            "99999999999999999999d",
+            "999999999999d99",
+        ] {
             assert!(duration(bad).is_err(), "{bad}");
         }
     }
 
     #[test]
     fn a_header_may_hold_equals_signs() {
-        assert_eq!(pair("token=a=b"), Ok(("token".to_owned(), "a=b".to_owned())));
+        assert_eq!(
+            pair("token=a=b"),
+            Ok(("token".to_owned(), "a=b".to_owned()))
+        );
         assert!(pair("token").is_err() && pair("=x").is_err());
     }
 
@@ -93,8 +126,14 @@ mod tests {
         assert_eq!(fingerprint("payload"), Ok(FingerprintSpec::payload()));
         assert_eq!(fingerprint("raw"), Ok(FingerprintSpec::raw()));
         let except = FingerprintSpec::payload().except(["sent_at", "trace.id"]);
-        assert_eq!(fingerprint("payload-except:sent_at, trace.id"), Ok(except.clone()));
-        assert_eq!(fingerprint(r#"{"except":["sent_at","trace.id"]}"#), Ok(except));
+        assert_eq!(
+            fingerprint("payload-except:sent_at, trace.id"),
+            Ok(except.clone())
+        );
+        assert_eq!(
+            fingerprint(r#"{"except":["sent_at","trace.id"]}"#),
+            Ok(except)
+        );
         assert!(fingerprint("payloads").is_err());
     }
 }

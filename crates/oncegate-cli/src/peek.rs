@@ -1,7 +1,8 @@
 //! `oncegate peek`: reports what would happen to the messages in a queue.
 //!
-//! A queue cannot be read without receiving: that hides its messages for a while and uses up one receive of each.
-//! Therefore it is a command of its own beside `replay`, and requires a flag that accepts this.
+//! A queue cannot be read without receiving: that hides its messages for a while and uses up one
+//! receive of each. Therefore it is a command of its own beside `replay`, and requires a flag that
+//! accepts this.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -30,17 +31,21 @@ const HAND_BACK_LIMIT: Duration = Duration::from_secs(60);
 
 /// Show what would happen to the messages in a queue of SQS or RabbitMQ, and return them to it
 ///
-/// Use it above all for dead letters before a redrive. It receives the messages, reads their records in the store as
-/// replay does, holds them meanwhile and returns them to the queue at the end.
+/// Use it above all for dead letters before a redrive. It receives the messages, reads their
+/// records in the store as replay does, holds them meanwhile and returns them to the queue at the
+/// end.
 ///
-/// It uses up one receive of every message, which counts for a redrive policy or the delivery limit of a quorum queue, and
-/// consumers do not see the messages while it runs. Therefore it requires --use-up-a-receive. It refuses FIFO queues, which
-/// deliver nothing behind the first messages of a group while those are held.
+/// It uses up one receive of every message, which counts for a redrive policy or the delivery limit
+/// of a quorum queue, and consumers do not see the messages while it runs. Therefore it requires
+/// --use-up-a-receive. It refuses FIFO queues, which deliver nothing behind the first messages of a
+/// group while those are held.
 ///
-/// Exit code 0: none of the messages would run a handler or go to the dead letters, and all were seen.
+/// Exit code 0: none of the messages would run a handler or go to the dead letters, and all were
+/// seen.
 #[derive(Debug, clap::Args)]
 pub(crate) struct PeekArgs {
-    /// The queue: its name, or the URL of one of SQS where region and account are not those of the environment
+    /// The queue: its name, or the URL of one of SQS where region and account are not those of the
+    /// environment
     #[arg(long, value_name = "QUEUE")]
     queue: String,
 
@@ -109,11 +114,18 @@ pub(crate) async fn run(args: &PeekArgs) -> Result<Exit, Problem> {
 async fn examine(args: &PeekArgs) -> Result<(ReplayReport, bool), Problem> {
     args.check()?;
     let source = args.broker.source(&args.queue, args.most)?;
-    let mut examination = args.gate.proof(args.gate.store.open().await?)?.open().await?;
+    let mut examination = args
+        .gate
+        .proof(args.gate.store.open().await?)?
+        .open()
+        .await?;
     if examination.known() == Known::Nothing {
         warn!(scope = %args.gate.scope, "no gate has ever opened this scope in this store: is it the right scope, and the right store?");
     }
-    source.open(Arc::new(Counters::default())).await.map_err(|error| not_opened(&error))?;
+    source
+        .open(Arc::new(Counters::default()))
+        .await
+        .map_err(|error| not_opened(&error))?;
     let mut held: Vec<Arc<dyn AckHandle>> = Vec::new();
     let complete = loop {
         let room = (args.most as usize).saturating_sub(held.len());
@@ -123,9 +135,15 @@ async fn examine(args: &PeekArgs) -> Result<(ReplayReport, bool), Problem> {
         // Dropping the wait loses no message: one that arrives later is returned with the rest.
         let received = tokio::time::timeout(QUIET, source.receive(room.min(RECEIVE_MOST))).await;
         let Ok(received) = received else { break true };
-        let Some(deliveries) = received? else { break true };
+        let Some(deliveries) = received? else {
+            break true;
+        };
         let mut messages = Vec::with_capacity(deliveries.len());
-        for Delivery { message, ack_handle } in deliveries {
+        for Delivery {
+            message,
+            ack_handle,
+        } in deliveries
+        {
             held.push(ack_handle);
             messages.push(args.routed(message));
         }
@@ -159,8 +177,14 @@ impl PeekArgs {
 
     /// The message on the requested route.
     fn routed(&self, message: Message) -> Message {
-        let Some(route) = &self.route else { return message };
-        let mut routed = Message::new(route.as_str(), message.origin().clone(), message.payload_bytes());
+        let Some(route) = &self.route else {
+            return message;
+        };
+        let mut routed = Message::new(
+            route.as_str(),
+            message.origin().clone(),
+            message.payload_bytes(),
+        );
         if let Some(key) = message.key_bytes() {
             routed = routed.with_key(key);
         }
@@ -178,11 +202,16 @@ impl PeekArgs {
         text.push('\n');
         let parts = changes(report);
         text.push_str(&match parts.is_empty() {
-            true => "All of these messages are done: consuming them would change nothing.".to_owned(),
+            true => {
+                "All of these messages are done: consuming them would change nothing.".to_owned()
+            }
             false => format!("Of {} messages, {parts}.", grouped(report.messages)),
         });
         if !complete {
-            text.push_str(&format!("\nThe queue has more than the {} that were looked at.", self.most));
+            text.push_str(&format!(
+                "\nThe queue has more than the {} that were looked at.",
+                self.most
+            ));
         }
         text
     }

@@ -25,7 +25,11 @@ pub(crate) enum Promised {
 impl Promised {
     pub(crate) async fn by(store: &dyn Store) -> Self {
         match store.check().await {
-            Ok(Checkup { store, survives, warnings }) => {
+            Ok(Checkup {
+                store,
+                survives,
+                warnings,
+            }) => {
                 let promise = survives.promise();
                 Self::Known {
                     found: store,
@@ -35,18 +39,28 @@ impl Promised {
                     warnings,
                 }
             }
-            Err(error) => Self::Unknown { unknown: error.to_string() },
+            Err(error) => Self::Unknown {
+                unknown: error.to_string(),
+            },
         }
     }
 
     /// Adds the lines of the promise to a table.
     pub(crate) fn tell(&self, table: &mut Table) {
         match self {
-            Self::Known { found, row, holds, adds_a_run, warnings } => {
+            Self::Known {
+                found,
+                row,
+                holds,
+                adds_a_run,
+                warnings,
+            } => {
                 table.text("found", found);
                 table.text("promise", format!("{row}: {holds}"));
                 table.text("runs again", format!("after {adds_a_run}"));
-                warnings.iter().for_each(|warning| table.text("warning", warning));
+                warnings
+                    .iter()
+                    .for_each(|warning| table.text("warning", warning));
             }
             Self::Unknown { unknown } => table.text("promise", format!("unknown: {unknown}")),
         }

@@ -43,12 +43,13 @@ pub(crate) struct RecordArgs {
     #[arg(long, value_name = "SPEC", help = KEY_HELP, long_help = KEY_FORMS)]
     key: Option<Key>,
 
-    /// What the payload is, if it is not JSON: registry:URL, avro:FILE, protobuf:FILE#MESSAGE, gzip, zstd or base64
+    /// What the payload is, if it is not JSON: registry:URL, avro:FILE, protobuf:FILE#MESSAGE,
+    /// gzip, zstd or base64
     #[arg(long, value_name = "FORMAT", conflicts_with_all = ["store_key", "digest"])]
     format: Option<Format>,
 
-    /// The route of the message: its topic or the name of its queue, unless it was retried or redriven [default: that of
-    /// the configuration]
+    /// The route of the message: its topic or the name of its queue, unless it was retried or
+    /// redriven [default: that of the configuration]
     #[arg(long, value_name = "NAME", aliases = ["topic", "queue"], conflicts_with_all = ["store_key", "digest"])]
     route: Option<String>,
 
@@ -77,17 +78,24 @@ enum Named {
 impl RecordArgs {
     /// Reads what the store holds for the selected key.
     pub(crate) async fn find(&self) -> Result<Found, Problem> {
-        let loaded = self.config.load(self.store.url.is_some() || self.key.is_some())?;
+        let loaded = self
+            .config
+            .load(self.store.url.is_some() || self.key.is_some())?;
         let named = self.named(loaded.as_ref())?;
         let opened = self.store.or_of(loaded.as_ref())?.open().await?;
         let key = match named {
             Named::ByKey(key) => key,
             Named::ByMessage { scope, key, route } => {
-                self.derive(&key, &scope, &route, Arc::clone(&opened.store)).await?
+                self.derive(&key, &scope, &route, Arc::clone(&opened.store))
+                    .await?
             }
         };
         let record = admin::read(&*opened.store, &key).await?;
-        Ok(Found { opened, key, record })
+        Ok(Found {
+            opened,
+            key,
+            record,
+        })
     }
 
     fn named(&self, loaded: Option<&Loaded>) -> Result<Named, Problem> {
@@ -97,7 +105,9 @@ impl RecordArgs {
         if let (Some(scope), Some(digest)) = (&self.scope, self.digest) {
             return Ok(Named::ByKey(StoreKey::new(scope, digest)));
         }
-        let Some(loaded) = loaded else { return self.named_by_flags() };
+        let Some(loaded) = loaded else {
+            return self.named_by_flags();
+        };
         let (name, consumer) = choose(loaded, self.scope.as_ref().map(Scope::as_str))?;
         let scope = Scope::new(name)?;
         if let Some(digest) = self.digest {
@@ -124,8 +134,13 @@ impl RecordArgs {
         }
         let scope = self.scope.clone().ok_or_else(|| missing("--scope"))?;
         let route = self.route.clone().ok_or_else(|| missing("--route"))?;
-        let key = formatted(self.key.clone(), self.format.as_ref())?.ok_or_else(|| missing("--key"))?;
-        Ok(Named::ByMessage { scope, key: Box::new(key), route })
+        let key =
+            formatted(self.key.clone(), self.format.as_ref())?.ok_or_else(|| missing("--key"))?;
+        Ok(Named::ByMessage {
+            scope,
+            key: Box::new(key),
+            route,
+        })
     }
 
     async fn derive(
@@ -136,10 +151,15 @@ impl RecordArgs {
         store: Arc<dyn Store>,
     ) -> Result<StoreKey, Problem> {
         // With another key than the scope's, the answer would always be "absent".
-        let examination = DryRun::new(scope.as_str(), key.clone(), store).open().await?;
+        let examination = DryRun::new(scope.as_str(), key.clone(), store)
+            .open()
+            .await?;
         if examination.known() == Known::Nothing {
             warn!(%scope, "no gate has ever opened this scope in this store: is it the right scope, and the right store?");
         }
-        Ok(explain(key, scope, route, &self.message).await?.store_key().clone())
+        Ok(explain(key, scope, route, &self.message)
+            .await?
+            .store_key()
+            .clone())
     }
 }

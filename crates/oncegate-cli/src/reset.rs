@@ -19,8 +19,8 @@ const SCHEMA: &str = "oncegate.reset/1";
 
 /// Reopen one record: the next delivery of its message runs the handler as attempt 1
 ///
-/// It first shows the record and which effect may repeat. Then it reopens the record, unless the record has changed
-/// since. It delivers nothing: for a dead letter, use dead-letters redrive.
+/// It first shows the record and which effect may repeat. Then it reopens the record, unless the
+/// record has changed since. It delivers nothing: for a dead letter, use dead-letters redrive.
 ///
 /// Exit code 1: there is no record, or it has changed meanwhile; nothing was changed.
 #[derive(Debug, clap::Args)]
@@ -51,14 +51,21 @@ struct ResetDocument<'a> {
 }
 
 pub(crate) async fn run(args: &ResetArgs) -> Result<Exit, Problem> {
-    let Found { opened, key, record: found } =
-        within(args.answer.timeout, Box::pin(args.record.find())).await?;
+    let Found {
+        opened,
+        key,
+        record: found,
+    } = within(args.answer.timeout, Box::pin(args.record.find())).await?;
     let Some(found) = found else {
         tell(args, &key, None, false, false)?;
         return Ok(Exit::No);
     };
     if !args.answer.json {
-        output::answer(&format!("{}effect     {}", inspect::words(&key, Some(&found)), effect(&found)))?;
+        output::answer(&format!(
+            "{}effect     {}",
+            inspect::words(&key, Some(&found)),
+            effect(&found)
+        ))?;
     }
     if args.change.dry_run {
         tell(args, &key, Some(&found), false, false)?;
@@ -81,7 +88,11 @@ pub(crate) async fn run(args: &ResetArgs) -> Result<Exit, Problem> {
     }
 }
 
-async fn open(store: &dyn Store, key: &StoreKey, found: &RecordSnapshot) -> Result<Reopened, Problem> {
+async fn open(
+    store: &dyn Store,
+    key: &StoreKey,
+    found: &RecordSnapshot,
+) -> Result<Reopened, Problem> {
     Ok(admin::reopen(store, key, &found.record).await?)
 }
 
@@ -105,7 +116,9 @@ fn tell(
         });
     }
     match (done, changed, found) {
-        (true, ..) => eprintln!("oncegate: {key} is open: its next delivery runs the handler as attempt 1"),
+        (true, ..) => {
+            eprintln!("oncegate: {key} is open: its next delivery runs the handler as attempt 1")
+        }
         (_, true, found) => {
             eprintln!("oncegate: the record has changed meanwhile, and was left as it is now:");
             output::answer(&inspect::words(key, found))?;
@@ -152,11 +165,24 @@ mod tests {
         let said = |state, left| {
             effect(&RecordSnapshot {
                 now,
-                record: Record { expires_at: now + left, fingerprint: None, state },
+                record: Record {
+                    expires_at: now + left,
+                    fingerprint: None,
+                    state,
+                },
             })
         };
         let by = TokenTag([1; 4]);
-        assert!(said(State::Completed { by, result: Vec::new().into() }, TAIL).contains("happens once more"));
+        assert!(
+            said(
+                State::Completed {
+                    by,
+                    result: Vec::new().into()
+                },
+                TAIL
+            )
+            .contains("happens once more")
+        );
         let pending = || State::Pending {
             token: Token::from_bits(1),
             attempt: 2,
@@ -166,7 +192,12 @@ mod tests {
         assert!(said(pending(), TAIL + Duration::from_secs(9)).contains("attempt 2 is running"));
         assert!(said(pending(), TAIL - Duration::from_secs(9)).contains("without an outcome"));
         let reason = String::new();
-        let failed = State::Failed { by, attempt: 3, handed_over: true, reason };
+        let failed = State::Failed {
+            by,
+            attempt: 3,
+            handed_over: true,
+            reason,
+        };
         assert!(said(failed, TAIL).contains("given up after 3 attempts"));
     }
 }

@@ -1,5 +1,6 @@
-//! The signals that ask this program to stop. They are watched from its start until its end, so that none of them ends
-//! it in the middle of an effect, and none is missed between two places that wait for one.
+//! The signals that ask this program to stop. They are watched from its start until its end, so
+//! that none of them ends it in the middle of an effect, and none is missed between two places that
+//! wait for one.
 
 use std::sync::LazyLock;
 use std::time::Duration;
@@ -9,8 +10,8 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 use tracing::info;
 
-/// Signals that come closer together are one request: `timeout`, a shell with its job, and systemd with `SendSIGHUP`
-/// send two for one stop.
+/// Signals that come closer together are one request: `timeout`, a shell with its job, and systemd
+/// with `SendSIGHUP` send two for one stop.
 const ONE_REQUEST: Duration = Duration::from_secs(1);
 
 /// What was asked for so far.
@@ -28,7 +29,10 @@ static ASKED: LazyLock<watch::Sender<Asked>> = LazyLock::new(watch::Sender::defa
 pub(crate) fn watch(runtime: &Runtime) {
     let mut signal = Box::pin(oncegate::shutdown_signal());
     // The first poll installs the handlers.
-    if runtime.block_on(async { futures_util::poll!(&mut signal) }).is_ready() {
+    if runtime
+        .block_on(async { futures_util::poll!(&mut signal) })
+        .is_ready()
+    {
         note();
     }
     runtime.spawn(async move {
@@ -47,8 +51,13 @@ pub(crate) fn watch(runtime: &Runtime) {
 fn ignore_user_signals() {
     use tokio::signal::unix::{SignalKind, signal};
 
-    for (name, kind) in [("SIGUSR1", SignalKind::user_defined1()), ("SIGUSR2", SignalKind::user_defined2())] {
-        let Ok(mut signals) = signal(kind) else { continue };
+    for (name, kind) in [
+        ("SIGUSR1", SignalKind::user_defined1()),
+        ("SIGUSR2", SignalKind::user_defined2()),
+    ] {
+        let Ok(mut signals) = signal(kind) else {
+            continue;
+        };
         tokio::spawn(async move {
             while signals.recv().await.is_some() {
                 info!("{name} has no meaning here, and is ignored");
@@ -67,7 +76,12 @@ fn note() {
 /// Resolves when the program was asked to stop, also before this was called.
 pub(crate) async fn stop() {
     // The sender is a static, so this cannot fail.
-    drop(ASKED.subscribe().wait_for(|asked| asked.first.is_some()).await);
+    drop(
+        ASKED
+            .subscribe()
+            .wait_for(|asked| asked.first.is_some())
+            .await,
+    );
 }
 
 /// Resolves when the program was asked again, a second or more after the first time.

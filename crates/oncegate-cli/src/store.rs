@@ -26,9 +26,14 @@ const KNOWN: &str = "known are redis://host:port, redis+cluster://host:port,host
 /// Where the records are.
 #[derive(Debug, clap::Args)]
 pub(crate) struct StoreArgs {
-    /// The store: redis://host:port, redis+cluster://host:port,…, redis+sentinel://host:port,…/name (rediss for
-    /// TLS), postgres://host:port/database, or an SQLite file as sqlite:path or path
-    #[arg(long = "store", value_name = "URL", env = "ONCEGATE_STORE", hide_env_values = true)]
+    /// The store: redis://host:port, redis+cluster://host:port,…, redis+sentinel://host:port,…/name
+    /// (rediss for TLS), postgres://host:port/database, or an SQLite file as sqlite:path or path
+    #[arg(
+        long = "store",
+        value_name = "URL",
+        env = "ONCEGATE_STORE",
+        hide_env_values = true
+    )]
     pub(crate) url: String,
 }
 
@@ -55,19 +60,35 @@ pub(crate) enum SqlStore {
 
 impl Opened {
     fn redis(store: RedisStore) -> Self {
-        Self { store: Arc::new(store.clone()), redis: Some(store), sql: None }
+        Self {
+            store: Arc::new(store.clone()),
+            redis: Some(store),
+            sql: None,
+        }
     }
 
     fn sqlite(store: SqliteStore) -> Self {
-        Self { store: Arc::new(store.clone()), redis: None, sql: Some(SqlStore::Sqlite(store)) }
+        Self {
+            store: Arc::new(store.clone()),
+            redis: None,
+            sql: Some(SqlStore::Sqlite(store)),
+        }
     }
 
     fn postgres(store: PostgresStore) -> Self {
-        Self { store: Arc::new(store.clone()), redis: None, sql: Some(SqlStore::Postgres(store)) }
+        Self {
+            store: Arc::new(store.clone()),
+            redis: None,
+            sql: Some(SqlStore::Postgres(store)),
+        }
     }
 
     /// The last entries for a key in the store's own journal; empty where it has none.
-    pub(crate) async fn history(&self, key: &StoreKey, most: u32) -> Result<Vec<JournalEntry>, Problem> {
+    pub(crate) async fn history(
+        &self,
+        key: &StoreKey,
+        most: u32,
+    ) -> Result<Vec<JournalEntry>, Problem> {
         Ok(match &self.sql {
             Some(SqlStore::Postgres(store)) => store.journal(key, most).await?,
             Some(SqlStore::Sqlite(store)) => store.journal(key, most).await?,
@@ -80,16 +101,19 @@ impl Opened {
 const NO_OUTBOX: &str =
     "an outbox is a table beside the rows of its effects: it needs postgres:// or an SQLite file";
 
-/// Connects to the store of a configuration, as a consumer does: purges expired records, creates an SQLite file, and
-/// waits for a server that is away until `patience` is over.
+/// Connects to the store of a configuration, as a consumer does: purges expired records, creates an
+/// SQLite file, and waits for a server that is away until `patience` is over.
 pub(crate) async fn open_configured(
     store: &shape::Store,
     patience: Duration,
 ) -> Result<Arc<dyn Store>, Problem> {
-    open(store, Purpose::Consume, patience).await.map(|opened| opened.store)
+    open(store, Purpose::Consume, patience)
+        .await
+        .map(|opened| opened.store)
 }
 
-/// Connects to the store of a configuration without changing it: purges nothing, and a missing file is an error.
+/// Connects to the store of a configuration without changing it: purges nothing, and a missing file
+/// is an error.
 pub(crate) async fn open_existing(store: &shape::Store) -> Result<Opened, Problem> {
     match file_to_be_made(store) {
         Some(path) => Err(no_file(&path)),
@@ -97,19 +121,25 @@ pub(crate) async fn open_existing(store: &shape::Store) -> Result<Opened, Proble
     }
 }
 
-/// Connects to the store of a configuration without changing it: creates no file, and purges nothing.
+/// Connects to the store of a configuration without changing it: creates no file, and purges
+/// nothing.
 pub(crate) async fn open_to_read(store: &shape::Store) -> Result<Opened, Problem> {
     open(store, Purpose::Read, Duration::ZERO).await
 }
 
-/// Connects to the database of outboxes, and waits for a server that is away until `patience` is over. It creates no file
-/// and purges no records.
+/// Connects to the database of outboxes, and waits for a server that is away until `patience` is
+/// over. It creates no file and purges no records.
 ///
 /// # Errors
 /// Also when the store is no SQL database.
-pub(crate) async fn open_sql(store: &shape::Store, patience: Duration) -> Result<SqlStore, Problem> {
+pub(crate) async fn open_sql(
+    store: &shape::Store,
+    patience: Duration,
+) -> Result<SqlStore, Problem> {
     let opened = open(store, Purpose::Read, patience).await?;
-    opened.sql.ok_or_else(|| Problem::new(Exit::Configuration, format!("store: {NO_OUTBOX}")))
+    opened
+        .sql
+        .ok_or_else(|| Problem::new(Exit::Configuration, format!("store: {NO_OUTBOX}")))
 }
 
 /// A server with records of a trial, which are removed after it.
@@ -167,27 +197,53 @@ pub(crate) fn file_of(url: &str) -> Option<PathBuf> {
 /// The store for people: a file by its absolute path, a URL without user, password and parameters.
 pub(crate) fn named(url: &str) -> String {
     let file = file_of(url).and_then(|path| std::path::absolute(path).ok());
-    file.map_or_else(|| redacted(url), |path| format!("sqlite:{}", path.display()))
+    file.map_or_else(
+        || redacted(url),
+        |path| format!("sqlite:{}", path.display()),
+    )
 }
 
-async fn open(store: &shape::Store, purpose: Purpose, patience: Duration) -> Result<Opened, Problem> {
+async fn open(
+    store: &shape::Store,
+    purpose: Purpose,
+    patience: Duration,
+) -> Result<Opened, Problem> {
     let refuse = |why: String| Problem::new(Exit::Configuration, format!("store: {why}"));
     let (password, password_file) = match &store.password {
         Some(Secret::File(path)) => (None, Some(path)),
-        other => (other.as_ref().map(Secret::resolve).transpose().map_err(refuse)?, None),
+        other => (
+            other
+                .as_ref()
+                .map(Secret::resolve)
+                .transpose()
+                .map_err(refuse)?,
+            None,
+        ),
     };
-    let url = with_password(store.url.as_deref().unwrap_or_default(), password.as_deref());
+    let url = with_password(
+        store.url.as_deref().unwrap_or_default(),
+        password.as_deref(),
+    );
     let sentinel_password = match &store.sentinel_password {
         Some(Secret::File(_)) => None,
-        other => other.as_ref().map(Secret::resolve).transpose().map_err(refuse)?,
+        other => other
+            .as_ref()
+            .map(Secret::resolve)
+            .transpose()
+            .map_err(refuse)?,
     };
-    let access = Access { purpose, password_file, sentinel_password };
+    let access = Access {
+        purpose,
+        password_file,
+        sentinel_password,
+    };
     match address(&url)? {
         Address::Sqlite(path) => {
             let mut builder = SqliteStore::builder(path);
             match purpose {
                 Purpose::Read => builder = builder.must_exist().without_purge(),
-                // `journaled` creates a missing journal, and a command that inspects must change nothing.
+                // `journaled` creates a missing journal, and a command that inspects must change
+                // nothing.
                 Purpose::Consume if store.journal == Some(true) => builder = builder.journaled(),
                 Purpose::Consume => {}
             }
@@ -204,17 +260,26 @@ async fn open(store: &shape::Store, purpose: Purpose, patience: Duration) -> Res
     }
 }
 
-/// The URL with a password in it, percent-encoded so that no character of the password ends it early.
+/// The URL with a password in it, percent-encoded so that no character of the password ends it
+/// early.
 fn with_password(url: &str, password: Option<&str>) -> String {
     let (Some(password), Some((scheme, rest))) = (password, url.split_once("://")) else {
         return url.to_owned();
     };
-    let (user, rest) = rest.rsplit_once('@').map_or(("", rest), |(user, rest)| (user, rest));
+    let (user, rest) = rest
+        .rsplit_once('@')
+        .map_or(("", rest), |(user, rest)| (user, rest));
     let user = user.split(':').next().unwrap_or_default();
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~".contains(&byte);
     let spelt: String = password
         .bytes()
-        .map(|byte| if plain(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") })
+        .map(|byte| {
+            if plain(byte) {
+                char::from(byte).to_string()
+            } else {
+                format!("%{byte:02X}")
+            }
+        })
         .collect();
     format!("{scheme}://{user}:{spelt}@{rest}")
 }
@@ -248,23 +313,30 @@ impl StoreArgs {
         }
     }
 
-    /// Connects for an examination, which reports a policy that may evict records with everything else.
+    /// Connects for an examination, which reports a policy that may evict records with everything
+    /// else.
     pub(crate) async fn open_to_examine(&self, allow_no_replica: bool) -> Result<Opened, Problem> {
         let allow_no_replica = Some(allow_no_replica);
-        let store = shape::Store { url: Some(self.url.clone()), allow_no_replica, ..shape::Store::default() };
+        let store = shape::Store {
+            url: Some(self.url.clone()),
+            allow_no_replica,
+            ..shape::Store::default()
+        };
         open_existing(&store).await
     }
 
-    /// Connects to a store that must be PostgreSQL; `journaled`: to one that has, or will get, a journal.
+    /// Connects to a store that must be PostgreSQL; `journaled`: to one that has, or will get, a
+    /// journal.
     pub(crate) async fn open_postgres(&self, journaled: bool) -> Result<PostgresStore, Problem> {
         match address(&self.url)? {
-            Address::Postgres(url) if journaled => {
-                Ok(PostgresStore::builder(&url).without_purge().journaled().connect().await?)
-            }
+            Address::Postgres(url) if journaled => Ok(PostgresStore::builder(&url)
+                .without_purge()
+                .journaled()
+                .connect()
+                .await?),
             Address::Postgres(url) => postgres(&url).await,
             _ => {
-                let text =
-                    "--store: only postgres://host:port/database needs its tables created by a command";
+                let text = "--store: only postgres://host:port/database needs its tables created by a command";
                 Err(Problem::new(Exit::Configuration, text))
             }
         }
@@ -272,7 +344,10 @@ impl StoreArgs {
 
     /// Connects to a store that must be an SQL database.
     pub(crate) async fn open_sql(&self) -> Result<SqlStore, Problem> {
-        let store = shape::Store { url: Some(self.url.clone()), ..shape::Store::default() };
+        let store = shape::Store {
+            url: Some(self.url.clone()),
+            ..shape::Store::default()
+        };
         open_sql(&store, Duration::ZERO).await
     }
 
@@ -283,16 +358,27 @@ impl StoreArgs {
 }
 
 fn no_file(path: &std::path::Path) -> Problem {
-    Problem::new(Exit::Unreachable, format!("there is no SQLite file {}", path.display()))
+    Problem::new(
+        Exit::Unreachable,
+        format!("there is no SQLite file {}", path.display()),
+    )
 }
 
 /// Commands do not purge: that is left to the consumers.
 async fn postgres(url: &str) -> Result<PostgresStore, Problem> {
-    Ok(PostgresStore::builder(url).without_purge().connect().await?)
+    Ok(PostgresStore::builder(url)
+        .without_purge()
+        .connect()
+        .await?)
 }
 
 fn address(url: &str) -> Result<Address, Problem> {
-    let refuse = |why: String| Err(Problem::new(Exit::Configuration, format!("--store: {why}; {KNOWN}")));
+    let refuse = |why: String| {
+        Err(Problem::new(
+            Exit::Configuration,
+            format!("--store: {why}; {KNOWN}"),
+        ))
+    };
     if url.trim() != url {
         return refuse("it begins or ends with a blank".to_owned());
     }
@@ -313,17 +399,20 @@ fn address(url: &str) -> Result<Address, Problem> {
             }
         }
         // A file of that name would be a store of each host's own.
-        _ if is_like_address(url) => {
-            refuse("it looks like the address of a server: begin it with redis:// or postgres://".to_owned())
-        }
-        Some((scheme, _)) => refuse(format!("`{scheme}` is not a kind of store that this build knows")),
+        _ if is_like_address(url) => refuse(
+            "it looks like the address of a server: begin it with redis:// or postgres://"
+                .to_owned(),
+        ),
+        Some((scheme, _)) => refuse(format!(
+            "`{scheme}` is not a kind of store that this build knows"
+        )),
         None if url.is_empty() => refuse("it is empty".to_owned()),
         None => Ok(Address::Sqlite(url.into())),
     }
 }
 
-/// Whether this text without a known scheme names a server: by a login, or by the port of one of its hosts. Paths that begin
-/// with `/` or `.` name files, whatever follows.
+/// Whether this text without a known scheme names a server: by a login, or by the port of one of
+/// its hosts. Paths that begin with `/` or `.` name files, whatever follows.
 fn is_like_address(text: &str) -> bool {
     if text.starts_with(['/', '.']) {
         return false;
@@ -335,7 +424,8 @@ fn is_like_address(text: &str) -> bool {
     }
     let has_port = |host: &str| {
         let host = host.split(['/', '?', '#']).next().unwrap_or_default();
-        host.rsplit_once(':').is_some_and(|(_, port)| port.parse::<u16>().is_ok())
+        host.rsplit_once(':')
+            .is_some_and(|(_, port)| port.parse::<u16>().is_ok())
     };
     !scheme.is_empty() || rest.contains('@') || rest.split(',').any(has_port)
 }
@@ -343,7 +433,9 @@ fn is_like_address(text: &str) -> bool {
 fn is_scheme(text: &str) -> bool {
     text.len() > 1
         && text.starts_with(|c: char| c.is_ascii_alphabetic())
-        && text.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'+' | b'-' | b'.'))
+        && text
+            .bytes()
+            .all(|b| b.is_ascii_alphanumeric() || matches!(b, b'+' | b'-' | b'.'))
 }
 
 /// For people: without user, password and parameters.
@@ -357,9 +449,13 @@ pub(crate) fn redacted(url: &str) -> String {
             _ => url.to_owned(),
         };
     };
-    let (rest, parameters) = rest.split_once('?').map_or((rest, ""), |(rest, _)| (rest, "?***"));
+    let (rest, parameters) = rest
+        .split_once('?')
+        .map_or((rest, ""), |(rest, _)| (rest, "?***"));
     // The last `@` ends the password, whatever the password contains.
-    let (user, rest) = rest.rsplit_once('@').map_or(("", rest), |(_, rest)| ("***@", rest));
+    let (user, rest) = rest
+        .rsplit_once('@')
+        .map_or(("", rest), |(_, rest)| ("***@", rest));
     format!("{scheme}://{user}{rest}{parameters}")
 }
 
@@ -381,7 +477,11 @@ mod tests {
         for url in ["postgres://db/once", "postgresql://db/once"] {
             assert_eq!(known(url), Address::Postgres(url.to_owned()));
         }
-        for file in ["sqlite:/var/once.db", "sqlite:///var/once.db", "/var/once.db"] {
+        for file in [
+            "sqlite:/var/once.db",
+            "sqlite:///var/once.db",
+            "/var/once.db",
+        ] {
             assert_eq!(known(file), Address::Sqlite("/var/once.db".into()));
         }
         assert_eq!(known("once.db"), Address::Sqlite("once.db".into()));
@@ -391,16 +491,29 @@ mod tests {
     #[test]
     fn a_password_goes_into_the_url_whatever_is_in_it() {
         let url = |url| with_password(url, Some("p@ss:/w%"));
-        assert_eq!(url("redis://cache:6379/2"), "redis://:p%40ss%3A%2Fw%25@cache:6379/2");
-        assert_eq!(url("redis+cluster://me@a:1,b:2"), "redis+cluster://me:p%40ss%3A%2Fw%25@a:1,b:2");
+        assert_eq!(
+            url("redis://cache:6379/2"),
+            "redis://:p%40ss%3A%2Fw%25@cache:6379/2"
+        );
+        assert_eq!(
+            url("redis+cluster://me@a:1,b:2"),
+            "redis+cluster://me:p%40ss%3A%2Fw%25@a:1,b:2"
+        );
         assert_eq!(url("once.db"), "once.db");
     }
 
     #[test]
     fn others_are_refused_with_the_known_ones() {
-        for (url, says) in [("mysql:once", "`mysql`"), ("sqlite:", "no file"), ("", "empty")] {
+        for (url, says) in [
+            ("mysql:once", "`mysql`"),
+            ("sqlite:", "no file"),
+            ("", "empty"),
+        ] {
             let text = address(url).unwrap_err().to_string();
-            assert!(text.contains(says) && text.contains("known are redis://"), "{url}: {text}");
+            assert!(
+                text.contains(says) && text.contains("known are redis://"),
+                "{url}: {text}"
+            );
         }
     }
 
@@ -420,24 +533,59 @@ mod tests {
             "redis_cluster://user:hunter2@cache",
         ] {
             let text = address(url).unwrap_err().to_string();
-            assert!(text.contains("known are redis://") && !text.contains("hunter2"), "{url}: {text}");
+            assert!(
+                text.contains("known are redis://") && !text.contains("hunter2"),
+                "{url}: {text}"
+            );
             assert!(!redacted(url).contains("hunter2"), "{url}");
         }
-        for file in ["./cache:6379", "/var/a@b.db", "sqlite:cache:6379", "sqlite:a@b.db", "once.db"] {
-            assert!(!matches!(address(file), Ok(Address::Redis(_) | Address::Postgres(_))), "{file}");
+        for file in [
+            "./cache:6379",
+            "/var/a@b.db",
+            "sqlite:cache:6379",
+            "sqlite:a@b.db",
+            "once.db",
+        ] {
+            assert!(
+                !matches!(address(file), Ok(Address::Redis(_) | Address::Postgres(_))),
+                "{file}"
+            );
         }
-        assert_eq!(address("sqlite:cache:6379").unwrap(), Address::Sqlite("cache:6379".into()));
-        assert_eq!(address("./cache:6379").unwrap(), Address::Sqlite("./cache:6379".into()));
+        assert_eq!(
+            address("sqlite:cache:6379").unwrap(),
+            Address::Sqlite("cache:6379".into())
+        );
+        assert_eq!(
+            address("./cache:6379").unwrap(),
+            Address::Sqlite("./cache:6379".into())
+        );
     }
 
     #[test]
     fn nobody_reads_a_password() {
-        assert_eq!(redacted("redis://user:p@ss@cache:6379/2"), "redis://***@cache:6379/2");
-        assert_eq!(redacted("redis://:secret@cache?pass=secret"), "redis://***@cache?***");
-        assert_eq!(redacted("redis+cluster://u:p@a:1,b:2"), "redis+cluster://***@a:1,b:2");
+        assert_eq!(
+            redacted("redis://user:p@ss@cache:6379/2"),
+            "redis://***@cache:6379/2"
+        );
+        assert_eq!(
+            redacted("redis://:secret@cache?pass=secret"),
+            "redis://***@cache?***"
+        );
+        assert_eq!(
+            redacted("redis+cluster://u:p@a:1,b:2"),
+            "redis+cluster://***@a:1,b:2"
+        );
         assert_eq!(redacted("redis://cache:6379"), "redis://cache:6379");
         assert_eq!(redacted("/var/once.db"), "/var/once.db");
-        assert_eq!(redacted("postgres://user:p@ss@db/once?password=x"), "postgres://***@db/once?***");
-        assert!(!address("mysql://user:secret@db").unwrap_err().to_string().contains("secret"));
+        assert_eq!(
+            redacted("postgres://user:p@ss@db/once?password=x"),
+            "postgres://***@db/once?***"
+        );
+        assert!(
+            !address("mysql://user:secret@db")
+                .unwrap_err()
+                .to_string()
+                .contains("secret")
+        );
     }
 }

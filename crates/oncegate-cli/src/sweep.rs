@@ -16,11 +16,13 @@ const SCHEMA: &str = "oncegate.sweep/1";
 
 /// Delete the large results of a scope whose records have expired
 ///
-/// Results older than --older-than are deleted, by the clock of the result store. Give it the retention of the scope's
-/// gates plus two days: a younger result may belong to a record that a duplicate can still read.
+/// Results older than --older-than are deleted, by the clock of the result store. Give it the
+/// retention of the scope's gates plus two days: a younger result may belong to a record that a
+/// duplicate can still read.
 #[derive(Debug, clap::Args)]
 pub(crate) struct SweepArgs {
-    /// Where the results are: a folder, or s3://bucket/prefix with credentials from the AWS variables
+    /// Where the results are: a folder, or s3://bucket/prefix with credentials from the AWS
+    /// variables
     #[arg(long, value_name = "PLACE", env = "ONCEGATE_RESULTS")]
     results: String,
 
@@ -55,12 +57,20 @@ struct SweepDocument<'a> {
 
 pub(crate) async fn run(args: &SweepArgs) -> Result<Exit, Problem> {
     let results = open(&args.results)?;
-    let sweep = if args.dry_run { Sweep::Count } else { Sweep::Delete };
+    let sweep = if args.dry_run {
+        Sweep::Count
+    } else {
+        Sweep::Delete
+    };
     let sweeping = async {
         let swept = results.sweep(&args.scope, args.older_than, sweep).await;
         swept.map_err(|error| Problem::new(Exit::Unreachable, error.to_string()))
     };
-    let Swept { kept, over, over_bytes } = within(args.answer.timeout, sweeping).await?;
+    let Swept {
+        kept,
+        over,
+        over_bytes,
+    } = within(args.answer.timeout, sweeping).await?;
     if args.answer.json {
         output::answer_json(&SweepDocument {
             schema: SCHEMA,
@@ -75,7 +85,14 @@ pub(crate) async fn run(args: &SweepArgs) -> Result<Exit, Problem> {
         let mut table = Table::default();
         table.text("results", &args.results);
         table.text("scope", args.scope.as_str());
-        table.number(if args.dry_run { "would be deleted" } else { "deleted" }, over);
+        table.number(
+            if args.dry_run {
+                "would be deleted"
+            } else {
+                "deleted"
+            },
+            over,
+        );
         table.number("  bytes", over_bytes);
         table.number("kept", kept);
         output::answer(&table.render())?;
@@ -101,7 +118,10 @@ fn open(place: &str) -> Result<ObjectResults, Problem> {
     }
     // Opening would create the folder, and there would be nothing to delete.
     if !std::path::Path::new(place).is_dir() {
-        return Err(Problem::new(Exit::Unreachable, format!("there is no folder {place}")));
+        return Err(Problem::new(
+            Exit::Unreachable,
+            format!("there is no folder {place}"),
+        ));
     }
     ObjectResults::folder(place).map_err(|error| refuse(error.to_string()))
 }

@@ -21,16 +21,20 @@ pub(crate) enum TopicsCommand {
     Create(CreateArgs),
 }
 
-/// Create the topics of Kafka and the queues of RabbitMQ that a configuration names and that do not exist: its sources, retry
-/// topics and dead letters
+/// Create the topics of Kafka and the queues of RabbitMQ that a configuration names and that do not
+/// exist: its sources, retry topics and dead letters
 ///
-/// Those that exist are not changed. Queues are quorum queues, those of dead letters without a delivery limit. Exit code 1 with
-/// --dry-run: there is something to create; 69: no broker answers; 78: a topic was refused, for example because there are
-/// fewer brokers than --replication-factor.
+/// Those that exist are not changed. Queues are quorum queues, those of dead letters without a
+/// delivery limit. Exit code 1 with --dry-run: there is something to create; 69: no broker answers;
+/// 78: a topic was refused, for example because there are fewer brokers than --replication-factor.
 #[derive(Debug, clap::Args)]
 pub(crate) struct CreateArgs {
     /// The configuration; `--config FILE` is the same
-    #[arg(value_name = "FILE", required_unless_present = "named", conflicts_with = "named")]
+    #[arg(
+        value_name = "FILE",
+        required_unless_present = "named",
+        conflicts_with = "named"
+    )]
     config: Option<PathBuf>,
 
     /// The configuration
@@ -45,7 +49,8 @@ pub(crate) struct CreateArgs {
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u16).range(1..))]
     replication_factor: Option<u16>,
 
-    /// Create only those of retries and dead letters: those that are consumed belong to their producers
+    /// Create only those of retries and dead letters: those that are consumed belong to their
+    /// producers
     #[arg(long)]
     except_sources: bool,
 
@@ -90,25 +95,46 @@ impl CreateArgs {
         }
         let pending = named(&places).any(NamedTopic::is_missing);
         if !self.answer.json {
-            output::answer(&named(&places).map(NamedTopic::found).collect::<Vec<_>>().join("\n"))?;
+            output::answer(
+                &named(&places)
+                    .map(NamedTopic::found)
+                    .collect::<Vec<_>>()
+                    .join("\n"),
+            )?;
         }
         if pending && !self.dry_run {
-            confirm("create what is missing?", "create what is missing above", self.yes).await?;
+            confirm(
+                "create what is missing?",
+                "create what is missing above",
+                self.yes,
+            )
+            .await?;
             for at in 0..places.len() {
                 let consumed = consumed(&places, places[at].broker());
                 within(self.answer.timeout, places[at].create(&wanted, &consumed)).await?;
             }
             if !self.answer.json {
-                output::answer(&named(&places).filter_map(NamedTopic::done).collect::<Vec<_>>().join("\n"))?;
+                output::answer(
+                    &named(&places)
+                        .filter_map(NamedTopic::done)
+                        .collect::<Vec<_>>()
+                        .join("\n"),
+                )?;
             }
         }
         if self.answer.json {
-            output::answer_json(&TopicsDocument { schema: SCHEMA, topics: named(&places).collect() })?;
+            output::answer_json(&TopicsDocument {
+                schema: SCHEMA,
+                topics: named(&places).collect(),
+            })?;
         }
         match (pending, self.dry_run) {
             (true, true) => Ok(Exit::No),
             (true, false) if named(&places).any(|topic| topic.state == State::Refused) => {
-                Err(Problem::new(Exit::Configuration, "not all topics and queues were created"))
+                Err(Problem::new(
+                    Exit::Configuration,
+                    "not all topics and queues were created",
+                ))
             }
             _ => Ok(Exit::Yes),
         }
@@ -117,28 +143,46 @@ impl CreateArgs {
     /// Returns the topics and queues that the configuration names, each once.
     fn places(&self, wanted: &Wanted) -> Result<Places, Problem> {
         let file = self.config.as_ref().or(self.named.as_ref());
-        let loaded = config::load(file.map(PathBuf::as_path), |_| Vec::new(), Secrets::MayBeLiteral)?;
+        let loaded = config::load(
+            file.map(PathBuf::as_path),
+            |_| Vec::new(),
+            Secrets::MayBeLiteral,
+        )?;
         if loaded.findings.has_errors() {
             eprintln!("{}", loaded.render());
-            return Err(Problem::new(Exit::Configuration, "the configuration has errors"));
+            return Err(Problem::new(
+                Exit::Configuration,
+                "the configuration has errors",
+            ));
         }
         let mut places = Places::new();
         for (name, consumer) in loaded.consumers() {
-            let settings = consumer.source.as_ref().and_then(|source| source.settings().ok());
+            let settings = consumer
+                .source
+                .as_ref()
+                .and_then(|source| source.settings().ok());
             let letters = consumer.dead_letters.clone().unwrap_or_default();
-            let Some(place) = settings.and_then(|settings| settings.topology(name, &letters, wanted)) else {
+            let Some(place) =
+                settings.and_then(|settings| settings.topology(name, &letters, wanted))
+            else {
                 continue;
             };
             let mut place = place.map_err(|why| Problem::new(Exit::Configuration, why).of(name))?;
             // Several consumers may have one dead-letter topic.
-            let same = places.iter().filter(|known| known.broker() == place.broker());
-            let known: Vec<String> =
-                same.flat_map(|known| known.named()).map(|topic| topic.topic.clone()).collect();
+            let same = places
+                .iter()
+                .filter(|known| known.broker() == place.broker());
+            let known: Vec<String> = same
+                .flat_map(|known| known.named())
+                .map(|topic| topic.topic.clone())
+                .collect();
             place.retain(&|topic| !known.contains(&topic.topic));
             places.push(place);
         }
         if places.is_empty() {
-            let file = file.map(|file| file.display().to_string()).unwrap_or_default();
+            let file = file
+                .map(|file| file.display().to_string())
+                .unwrap_or_default();
             let text = format!("{file} names no topic and no queue that can be created");
             return Err(Problem::new(Exit::Configuration, text));
         }

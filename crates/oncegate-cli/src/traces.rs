@@ -1,7 +1,7 @@
 //! Traces by OTLP over HTTP (feature `otlp`), when the environment names a collector.
 //!
-//! The variables are OpenTelemetry's own: `OTEL_EXPORTER_OTLP_ENDPOINT`, `OTEL_EXPORTER_OTLP_TRACES_ENDPOINT`,
-//! `OTEL_SERVICE_NAME`, `OTEL_TRACES_SAMPLER` and their like.
+//! The variables are OpenTelemetry's own: `OTEL_EXPORTER_OTLP_ENDPOINT`,
+//! `OTEL_EXPORTER_OTLP_TRACES_ENDPOINT`, `OTEL_SERVICE_NAME`, `OTEL_TRACES_SAMPLER` and their like.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,7 +23,10 @@ use tracing_subscriber::registry::LookupSpan;
 use crate::exit::{Exit, Problem};
 
 /// Either of these variables turns traces on.
-const ENDPOINTS: [&str; 2] = ["OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"];
+const ENDPOINTS: [&str; 2] = [
+    "OTEL_EXPORTER_OTLP_ENDPOINT",
+    "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT",
+];
 
 /// Exports traces until it is dropped; then it sends the remaining ones, for five seconds at most.
 #[derive(Debug)]
@@ -37,27 +40,39 @@ impl Traces {
     /// # Errors
     /// When the values of the variables cannot be used.
     pub(crate) fn start() -> Result<Option<Self>, Problem> {
-        if !ENDPOINTS.iter().any(|name| std::env::var_os(name).is_some_and(|value| !value.is_empty())) {
+        if !ENDPOINTS
+            .iter()
+            .any(|name| std::env::var_os(name).is_some_and(|value| !value.is_empty()))
+        {
             return Ok(None);
         }
         let exporter = SpanExporter::builder().with_http().build();
-        let exporter =
-            exporter.map_err(|error| Problem::new(Exit::Configuration, format!("traces: {error}")))?;
+        let exporter = exporter
+            .map_err(|error| Problem::new(Exit::Configuration, format!("traces: {error}")))?;
         Self::to(exporter).map(Some)
     }
 
     fn to(exporter: SpanExporter) -> Result<Self, Problem> {
-        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
-        let runtime = runtime.map_err(|error| Problem::new(Exit::Bug, format!("no runtime: {error}")))?;
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(1)
+            .enable_all()
+            .build();
+        let runtime =
+            runtime.map_err(|error| Problem::new(Exit::Bug, format!("no runtime: {error}")))?;
         let named = Resource::builder();
         let resource = match std::env::var_os("OTEL_SERVICE_NAME") {
             Some(_) => named,
             None => named.with_service_name("oncegate"),
         };
         global::set_text_map_propagator(TraceContextPropagator::new());
-        let exporter = OnRuntime { exporter: Arc::new(exporter), runtime };
+        let exporter = OnRuntime {
+            exporter: Arc::new(exporter),
+            runtime,
+        };
         let provider = SdkTracerProvider::builder().with_resource(resource.build());
-        Ok(Self { provider: provider.with_batch_exporter(exporter).build() })
+        Ok(Self {
+            provider: provider.with_batch_exporter(exporter).build(),
+        })
     }
 
     /// The layer that collects oncegate's own spans.
@@ -66,7 +81,9 @@ impl Traces {
         S: Subscriber + for<'span> LookupSpan<'span>,
     {
         let ours = Targets::new().with_target("oncegate", LevelFilter::INFO);
-        tracing_opentelemetry::layer().with_tracer(self.provider.tracer("oncegate")).with_filter(ours)
+        tracing_opentelemetry::layer()
+            .with_tracer(self.provider.tracer("oncegate"))
+            .with_filter(ours)
     }
 }
 
@@ -78,7 +95,8 @@ impl Drop for Traces {
     }
 }
 
-/// A runtime for the exporter's HTTP client. The exporter's thread has no runtime, and must not depend on another one.
+/// A runtime for the exporter's HTTP client. The exporter's thread has no runtime, and must not
+/// depend on another one.
 #[derive(Debug)]
 struct OnRuntime {
     exporter: Arc<SpanExporter>,
@@ -88,7 +106,10 @@ struct OnRuntime {
 impl Exports for OnRuntime {
     async fn export(&self, batch: Vec<SpanData>) -> OTelSdkResult {
         let exporter = Arc::clone(&self.exporter);
-        let exported = self.runtime.spawn(async move { exporter.export(batch).await }).await;
+        let exported = self
+            .runtime
+            .spawn(async move { exporter.export(batch).await })
+            .await;
         exported.unwrap_or_else(|error| Err(OTelSdkError::InternalFailure(error.to_string())))
     }
 
@@ -122,12 +143,19 @@ mod tests {
         let got: Arc<Mutex<Vec<u8>>> = Arc::default();
         let collected = Arc::clone(&got);
         let collect = async move |body: Bytes| {
-            collected.lock().unwrap_or_else(PoisonError::into_inner).extend_from_slice(&body);
+            collected
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .extend_from_slice(&body);
         };
         let collector = HttpServer::start(Router::new().route("/v1/traces", post(collect))).await;
         let endpoint = format!("http://{}/v1/traces", collector.address());
         let traced = move || {
-            let exporter = SpanExporter::builder().with_http().with_endpoint(endpoint).build().unwrap();
+            let exporter = SpanExporter::builder()
+                .with_http()
+                .with_endpoint(endpoint)
+                .build()
+                .unwrap();
             let traces = Traces::to(exporter).unwrap();
             let subscriber = tracing_subscriber::registry().with(traces.layer());
             tracing::subscriber::with_default(subscriber, || {
@@ -139,8 +167,15 @@ mod tests {
         };
         tokio::task::spawn_blocking(traced).await.unwrap();
         let got = got.lock().unwrap_or_else(PoisonError::into_inner);
-        let has = |text: &str| got.windows(text.len()).any(|window| window == text.as_bytes());
-        assert!(has("process orders") && has("service.name"), "{} bytes", got.len());
+        let has = |text: &str| {
+            got.windows(text.len())
+                .any(|window| window == text.as_bytes())
+        };
+        assert!(
+            has("process orders") && has("service.name"),
+            "{} bytes",
+            got.len()
+        );
         assert!(!has("another_crate"), "others' spans are not ours to send");
     }
 }

@@ -1,5 +1,5 @@
-// A worker of oncegate. It gets each order once, as a line of JSON on standard input, and answers with a line on
-// standard output. So print with `eprintln!`; oncegate writes that into its log.
+// A worker of oncegate. It gets each order once, as a line of JSON on standard input, and answers
+// with a line on standard output. So print with `eprintln!`; oncegate writes that into its log.
 use std::fs::OpenOptions;
 use std::io::{self, Write};
 
@@ -45,7 +45,8 @@ struct Answer {
     outcome: Outcome,
 }
 
-/// Your effect. The key is the same in every attempt for this order: pass it to the systems that you call.
+/// Your effect. The key is the same in every attempt for this order: pass it to the systems that
+/// you call.
 fn charge(order: &Order, _idempotency_key: &str) -> io::Result<Receipt> {
     let mut charges = OpenOptions::new()
         .append(true)

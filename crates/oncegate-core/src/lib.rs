@@ -1,4 +1,5 @@
-//! The core of oncegate: idempotency keys, the record that a store holds for a key, and the rules that change it.
+//! The core of oncegate: idempotency keys, the record that a store holds for a key, and the rules
+//! that change it.
 //!
 //! This crate does no I/O and reads no clock; time and randomness are parameters.
 //!

@@ -10,9 +10,10 @@ use crate::key::Fingerprint;
 
 /// How long a PENDING record is kept after its lease has expired: 30 days.
 ///
-/// The record expires `lease + TAIL` after the last extend. A process that takes over long after a crash still reads
-/// the attempt number from it. The tail is a constant of the record format: a store tells a live lease from an expired
-/// one by the remaining time to live, and needs neither a clock nor a stored instant.
+/// The record expires `lease + TAIL` after the last extend. A process that takes over long after a
+/// crash still reads the attempt number from it. The tail is a constant of the record format: a
+/// store tells a live lease from an expired one by the remaining time to live, and needs neither a
+/// clock nor a stored instant.
 pub const TAIL: Duration = Duration::from_secs(30 * 86_400);
 
 /// The maximum size of a stored reason, in bytes. A longer reason is cut at a character boundary.
@@ -37,7 +38,9 @@ impl StoreTime {
 
     /// The instant `millis` milliseconds after the origin.
     pub const fn from_millis(millis: u64) -> Self {
-        Self { micros: millis.saturating_mul(1_000) }
+        Self {
+            micros: millis.saturating_mul(1_000),
+        }
     }
 
     /// Whole milliseconds since the origin.
@@ -65,12 +68,14 @@ pub fn whole_millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// An owner token: 128 random bits, new for each attempt. The caller that presents it owns the claim.
+/// An owner token: 128 random bits, new for each attempt. The caller that presents it owns the
+/// claim.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Token([u8; 16]);
 
 impl Token {
-    /// Creates a token from random bits. They must come from a generator that no other process shares.
+    /// Creates a token from random bits. They must come from a generator that no other process
+    /// shares.
     pub const fn from_bits(bits: u128) -> Self {
         Self(bits.to_be_bytes())
     }
@@ -94,7 +99,8 @@ impl From<[u8; 16]> for Token {
 }
 
 impl fmt::Debug for Token {
-    /// Prints the tag only: a token read from a log must not be enough to complete another owner's claim.
+    /// Prints the tag only: a token read from a log must not be enough to complete another owner's
+    /// claim.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Debug::fmt(&self.tag(), f)
     }
@@ -102,14 +108,15 @@ impl fmt::Debug for Token {
 
 /// The first four bytes of an owner token. A record keeps them when the attempt has ended.
 ///
-/// The tag distinguishes a repeated call of the last owner from a call of another caller. It protects nothing: the
-/// state is final by then, and a caller whose tag matches by chance (one in 2³²) only gets the reply that nothing is
-/// left to do.
+/// The tag distinguishes a repeated call of the last owner from a call of another caller. It
+/// protects nothing: the state is final by then, and a caller whose tag matches by chance (one in
+/// 2³²) only gets the reply that nothing is left to do.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct TokenTag(pub [u8; 4]);
 
 impl TokenTag {
-    /// The tag of a record that was not written by the end of an attempt, such as a reopened record.
+    /// The tag of a record that was not written by the end of an attempt, such as a reopened
+    /// record.
     pub const NONE: Self = Self([0; 4]);
 }
 
@@ -119,7 +126,8 @@ impl fmt::Debug for TokenTag {
     }
 }
 
-/// A fencing token: a number that only grows per key. A downstream system can refuse a smaller one than the last.
+/// A fencing token: a number that only grows per key. A downstream system can refuse a smaller one
+/// than the last.
 ///
 /// The term is from Kleppmann, "How to do distributed locking" (2016).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -156,7 +164,8 @@ pub enum State {
         by: TokenTag,
         /// How many attempts have counted so far.
         attempt: u8,
-        /// Whether an attempt of this key ended without reporting an outcome: the recovery of the next attempt.
+        /// Whether an attempt of this key ended without reporting an outcome: the recovery of the
+        /// next attempt.
         recovery: Recovery,
         /// The last fencing token issued, if the gate is fenced.
         fencing_token: Option<FencingToken>,
@@ -183,7 +192,8 @@ pub enum State {
     },
 }
 
-/// Whether an earlier attempt of a key ended without reporting an outcome, so that its effect may have happened.
+/// Whether an earlier attempt of a key ended without reporting an outcome, so that its effect may
+/// have happened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Recovery {
     /// Every earlier attempt reported its outcome.
@@ -191,8 +201,8 @@ pub enum Recovery {
     None,
     /// An earlier attempt was taken over, or thrown away; this attempt follows a release.
     Earlier,
-    /// This attempt took over a claim whose lease had expired. In a released record: an attempt that had done so was
-    /// not started, so the next one takes over.
+    /// This attempt took over a claim whose lease had expired. In a released record: an attempt
+    /// that had done so was not started, so the next one takes over.
     Takeover,
 }
 
@@ -218,18 +228,21 @@ impl Record {
         now.millis() <= self.expires_at.millis()
     }
 
-    /// How long from `now` until the lease expires or the retry is due; `None` when that time has passed.
+    /// How long from `now` until the lease expires or the retry is due; `None` when that time has
+    /// passed.
     ///
-    /// Compared in whole milliseconds: at the very millisecond of the end, the time has not passed yet.
+    /// Compared in whole milliseconds: at the very millisecond of the end, the time has not passed
+    /// yet.
     pub fn protected_for(&self, now: StoreTime) -> Option<Duration> {
         let end = self.expires_at.millis().saturating_sub(whole_millis(TAIL));
-        end.checked_sub(now.millis()).map(|left| Duration::from_millis(left + 1))
+        end.checked_sub(now.millis())
+            .map(|left| Duration::from_millis(left + 1))
     }
 
     /// Whether both records have the same content. Their expiry is ignored.
     ///
-    /// A reset must hit the record that the operator has read. A heartbeat of the owner in between changes only the
-    /// expiry, so the reset still applies.
+    /// A reset must hit the record that the operator has read. A heartbeat of the owner in between
+    /// changes only the expiry, so the reset still applies.
     pub fn same_content(&self, other: &Self) -> bool {
         self.fingerprint == other.fingerprint && self.state == other.state
     }

@@ -17,7 +17,8 @@ use tokio::time::{Instant, timeout_at};
 
 use oncegate_runtime::failure::BoxError;
 
-/// A body that the layer passes on: bytes that it has read, or a stream that it has not. Empty by default.
+/// A body that the layer passes on: bytes that it has read, or a stream that it has not. Empty by
+/// default.
 #[derive(Default)]
 pub struct Body {
     /// The content before the stream.
@@ -38,13 +39,19 @@ impl Body {
         B: HttpBody<Data = Bytes> + Send + 'static,
         B::Error: Into<BoxError>,
     {
-        Self { rest: Some(body.map_err(Into::into).boxed_unsync()), ..Self::default() }
+        Self {
+            rest: Some(body.map_err(Into::into).boxed_unsync()),
+            ..Self::default()
+        }
     }
 }
 
 impl From<Bytes> for Body {
     fn from(read: Bytes) -> Self {
-        Self { read, ..Self::default() }
+        Self {
+            read,
+            ..Self::default()
+        }
     }
 }
 
@@ -77,7 +84,10 @@ impl HttpBody for Body {
 
     fn size_hint(&self) -> SizeHint {
         let read = u64::try_from(self.read.len()).unwrap_or(u64::MAX);
-        let rest = self.rest.as_ref().map_or_else(|| SizeHint::with_exact(0), HttpBody::size_hint);
+        let rest = self
+            .rest
+            .as_ref()
+            .map_or_else(|| SizeHint::with_exact(0), HttpBody::size_hint);
         let mut hint = SizeHint::new();
         hint.set_lower(rest.lower().saturating_add(read));
         if let Some(upper) = rest.upper() {
@@ -90,7 +100,9 @@ impl HttpBody for Body {
 impl fmt::Debug for Body {
     /// Shows its size, never its content.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Body").field("size", &HttpBody::size_hint(self)).finish_non_exhaustive()
+        f.debug_struct("Body")
+            .field("size", &HttpBody::size_hint(self))
+            .finish_non_exhaustive()
     }
 }
 
@@ -113,10 +125,11 @@ pub(super) enum Cut {
     Broken,
 }
 
-/// Reads up to `limit_bytes` for up to `patience`, as long as there is `room` for the bytes. Trailers stay in the body,
-/// and are not part of the content.
+/// Reads up to `limit_bytes` for up to `patience`, as long as there is `room` for the bytes.
+/// Trailers stay in the body, and are not part of the content.
 ///
-/// The pieces are joined as they arrive, because a piece of one byte would take a hundred bytes by itself.
+/// The pieces are joined as they arrive, because a piece of one byte would take a hundred bytes by
+/// itself.
 pub(super) async fn collect(
     mut body: Body,
     limit_bytes: usize,
@@ -125,7 +138,10 @@ pub(super) async fn collect(
 ) -> Collected {
     let announced = HttpBody::size_hint(&body).lower();
     if usize::try_from(announced).map_or(true, |announced| announced > limit_bytes) {
-        return Collected { whole: Err(Cut::TooLarge), body };
+        return Collected {
+            whole: Err(Cut::TooLarge),
+            body,
+        };
     }
     let deadline = Instant::now() + patience;
     let mut content = BytesMut::new();
@@ -139,9 +155,12 @@ pub(super) async fn collect(
                 body = Body::stream(Failed { error: Some(error) });
                 break Some(Cut::Broken);
             }
-            // The handler has ended, so its body that panics is one that breaks off: nothing runs again for it.
+            // The handler has ended, so its body that panics is one that breaks off: nothing runs
+            // again for it.
             Ok(Err(_panic)) => {
-                body = Body::stream(Failed { error: Some("the body has panicked".into()) });
+                body = Body::stream(Failed {
+                    error: Some("the body has panicked".into()),
+                });
                 break Some(Cut::Broken);
             }
             Err(_elapsed) => break Some(Cut::TooSlow),
@@ -164,7 +183,14 @@ pub(super) async fn collect(
         None => (Ok(content.clone()), None),
         Some(cut) => (Err(cut), body.rest),
     };
-    Collected { whole, body: Body { read: content, trailers, rest } }
+    Collected {
+        whole,
+        body: Body {
+            read: content,
+            trailers,
+            rest,
+        },
+    }
 }
 
 /// A body that ends with the error that interrupted it.

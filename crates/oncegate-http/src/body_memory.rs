@@ -1,4 +1,5 @@
-//! The memory for request bodies: a limit for all of them together, and one for those of each caller.
+//! The memory for request bodies: a limit for all of them together, and one for those of each
+//! caller.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -38,7 +39,10 @@ enum Refused {
 
 impl BodyMemory {
     pub(super) fn new(most_bytes: usize) -> Self {
-        Self { most_bytes, used: Mutex::default() }
+        Self {
+            most_bytes,
+            used: Mutex::default(),
+        }
     }
 
     /// The size of the whole.
@@ -68,7 +72,12 @@ impl OccupiedMemory {
     pub(super) fn occupy(&mut self, bytes: usize) -> bool {
         let mut used = self.memory.lock();
         let all = used.bytes.saturating_add(bytes);
-        let of_caller = used.callers.get(&self.caller).copied().unwrap_or_default().saturating_add(bytes);
+        let of_caller = used
+            .callers
+            .get(&self.caller)
+            .copied()
+            .unwrap_or_default()
+            .saturating_add(bytes);
         self.refused = if all > self.memory.most_bytes {
             Some(Refused::All)
         } else if of_caller > self.caller_bytes {

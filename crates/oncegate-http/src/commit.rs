@@ -17,11 +17,11 @@ use oncegate_runtime::codec::Raw;
 use oncegate_runtime::failure::{BoxError, Failure};
 use oncegate_runtime::transaction::{BlockingSqlTransaction, SqlTransaction};
 
-/// Keeps the response of a request in a transaction of its handler. In the extensions of every request that the layer
-/// lets in under a key, beside the [`Attempt`].
+/// Keeps the response of a request in a transaction of its handler. In the extensions of every
+/// request that the layer lets in under a key, beside the [`Attempt`].
 ///
-/// The rows that the handler has written, and the response that repetitions get, are committed together, or neither is.
-/// The response leaves after the commit.
+/// The rows that the handler has written, and the response that repetitions get, are committed
+/// together, or neither is. The response leaves after the commit.
 ///
 /// ```no_run
 /// # #[cfg(feature = "postgres")] mod example {
@@ -39,9 +39,10 @@ use oncegate_runtime::transaction::{BlockingSqlTransaction, SqlTransaction};
 /// # }
 /// ```
 ///
-/// The record decides what the client gets, not what the handler returns: when the transaction was committed, it gets the
-/// response that was given to it, also if the handler returns something else. When it was not, nothing is kept, a
-/// response that would complete the key becomes 503 `not-committed`, and a repeated request runs again.
+/// The record decides what the client gets, not what the handler returns: when the transaction was
+/// committed, it gets the response that was given to it, also if the handler returns something
+/// else. When it was not, nothing is kept, a response that would complete the key becomes 503
+/// `not-committed`, and a repeated request runs again.
 #[derive(Clone)]
 pub struct ResponseCommit {
     attempt: Attempt,
@@ -87,7 +88,12 @@ impl ResponseCommit {
             retention: layer.gate.retention_period(),
         };
         let problems_at = Arc::clone(&layer.settings.problems_at);
-        Self { attempt: attempt.clone(), limits, problems_at, given: Arc::default() }
+        Self {
+            attempt: attempt.clone(),
+            limits,
+            problems_at,
+            given: Arc::default(),
+        }
     }
 
     /// The attempt of the request.
@@ -97,15 +103,16 @@ impl ResponseCommit {
 
     /// Keeps `response` in `transaction`, and commits it. Call it last, and return what it returns.
     ///
-    /// The transaction must be one of the database in which the gate's store keeps its records. From here on it runs
-    /// under the limits of [`Attempt::commit_with`]. After a **crash** both the rows and the kept response exist, or
-    /// neither; a repeated request gets the response, or runs. A body over the layer's
-    /// [`max_response_bytes`](IdempotencyLayer::max_response_bytes) or the gate's `max_result_bytes` is not kept:
-    /// repetitions then get 409 `response-not-kept`.
+    /// The transaction must be one of the database in which the gate's store keeps its records.
+    /// From here on it runs under the limits of [`Attempt::commit_with`]. After a **crash** both
+    /// the rows and the kept response exist, or neither; a repeated request gets the response, or
+    /// runs. A body over the layer's [`max_response_bytes`](IdempotencyLayer::max_response_bytes)
+    /// or the gate's `max_result_bytes` is not kept: repetitions then get 409 `response-not-kept`.
     ///
     /// # Errors
-    /// When the lease was lost to another attempt, or the database failed: then the transaction was rolled back, unless
-    /// the connection broke during the commit. Return it and do nothing else: the layer reads the record.
+    /// When the lease was lost to another attempt, or the database failed: then the transaction was
+    /// rolled back, unless the connection broke during the commit. Return it and do nothing else:
+    /// the layer reads the record.
     pub async fn commit_with<S, Tx: SqlTransaction<S>, B: Into<Bytes>>(
         &self,
         transaction: Tx,
@@ -116,8 +123,8 @@ impl ResponseCommit {
         self.end(response, committed)
     }
 
-    /// As [`commit_with`](Self::commit_with), for a transaction on the SQLite file of the gate's store. It blocks: call
-    /// it on a thread that may.
+    /// As [`commit_with`](Self::commit_with), for a transaction on the SQLite file of the gate's
+    /// store. It blocks: call it on a thread that may.
     ///
     /// # Errors
     /// As [`commit_with`](Self::commit_with).
@@ -131,9 +138,14 @@ impl ResponseCommit {
         self.end(response, committed)
     }
 
-    /// Notes the response before its transaction is committed, and returns it with what is stored of it.
+    /// Notes the response before its transaction is committed, and returns it with what is stored
+    /// of it.
     fn give<B: Into<Bytes>>(&self, response: Response<B>) -> (Response<Bytes>, Raw) {
-        let Limits { body_bytes, record_bytes, retention } = self.limits;
+        let Limits {
+            body_bytes,
+            record_bytes,
+            retention,
+        } = self.limits;
         let mut response = response.map(Into::into);
         let expires_unix_s = expires_unix_s(retention);
         let encode = |body: Option<Bytes>| {
@@ -142,7 +154,11 @@ impl ResponseCommit {
         let body = Some(response.body().clone()).filter(|body| body.len() <= body_bytes);
         let whole = encode(body);
         // One byte names the encoding.
-        let kept = if whole.len() < record_bytes { whole } else { encode(None) };
+        let kept = if whole.len() < record_bytes {
+            whole
+        } else {
+            encode(None)
+        };
         mark_expiry(response.headers_mut(), expires_unix_s);
         let mut given = self.given();
         given.count += 1;
@@ -167,14 +183,21 @@ impl ResponseCommit {
             }
             Err(failure) => {
                 let problems_at = Arc::clone(&self.problems_at);
-                Err(ResponseNotCommitted { error: failure.into_error(), problems_at })
+                Err(ResponseNotCommitted {
+                    error: failure.into_error(),
+                    problems_at,
+                })
             }
         }
     }
 
     /// The response to send once the record shows that a transaction was committed.
     pub(super) fn committed(&self) -> CommittedResponse {
-        let Given { count, response, is_confirmed } = std::mem::take(&mut *self.given());
+        let Given {
+            count,
+            response,
+            is_confirmed,
+        } = std::mem::take(&mut *self.given());
         match response {
             Some(response) if is_confirmed || count == 1 => {
                 CommittedResponse::Known(response.map(Body::from))
@@ -191,11 +214,14 @@ impl ResponseCommit {
 
 impl fmt::Debug for ResponseCommit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ResponseCommit").field("attempt", &self.attempt).finish_non_exhaustive()
+        f.debug_struct("ResponseCommit")
+            .field("attempt", &self.attempt)
+            .finish_non_exhaustive()
     }
 }
 
-/// Why the transaction of a response was not committed, as far as the handler knows. The layer reads the record.
+/// Why the transaction of a response was not committed, as far as the handler knows. The layer
+/// reads the record.
 #[derive(Debug)]
 pub struct ResponseNotCommitted {
     error: BoxError,
@@ -203,8 +229,8 @@ pub struct ResponseNotCommitted {
 }
 
 impl ResponseNotCommitted {
-    /// A response for the handler to return: 503 `not-committed`. If the transaction was committed nevertheless, the
-    /// client gets the committed response instead.
+    /// A response for the handler to return: 503 `not-committed`. If the transaction was committed
+    /// nevertheless, the client gets the committed response instead.
     pub fn response(&self) -> Response<Body> {
         Problem::NotCommitted.response(&self.problems_at)
     }

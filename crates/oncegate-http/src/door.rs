@@ -66,7 +66,9 @@ pub(super) async fn serve<E: Send + 'static>(
     let mut waited = false;
     loop {
         // A claimed request runs at once, so a permit is needed first.
-        let Some(place) = layer.tasks.place() else { return Ok(layer.refuse(&Problem::Overloaded)) };
+        let Some(place) = layer.tasks.place() else {
+            return Ok(layer.refuse(&Problem::Overloaded));
+        };
         let retry_in = match layer.knock(&parts, &caller, &body).await {
             Door::Open(lease) => {
                 let request = Request::from_parts(parts, Body::from(body));
@@ -88,15 +90,18 @@ pub(super) async fn serve<E: Send + 'static>(
     }
 }
 
-/// Whether the store cannot be asked now. An unreadable record, for example, is still a record: the request may have been
-/// handled.
+/// Whether the store cannot be asked now. An unreadable record, for example, is still a record: the
+/// request may have been handled.
 fn is_away(error: &StoreError) -> bool {
     error.is_away()
 }
 
 /// Whether the program must be changed before requests can be served.
 fn is_setting(error: &GateError) -> bool {
-    matches!(error, GateError::Settings { .. } | GateError::Key(_) | GateError::OtherDescriptor { .. })
+    matches!(
+        error,
+        GateError::Settings { .. } | GateError::Key(_) | GateError::OtherDescriptor { .. }
+    )
 }
 
 impl IdempotencyLayer {
@@ -106,27 +111,42 @@ impl IdempotencyLayer {
         if duty == Duty::Safe {
             return Ok(None);
         }
-        let Some(key) = key::of(&request.headers, self.settings.strict).map_err(Problem::KeyInvalid)? else {
+        let Some(key) =
+            key::of(&request.headers, self.settings.strict).map_err(Problem::KeyInvalid)?
+        else {
             let required = self.settings.required && duty == Duty::Enforce;
-            return if required { Err(Problem::KeyMissing) } else { Ok(None) };
+            return if required {
+                Err(Problem::KeyMissing)
+            } else {
+                Ok(None)
+            };
         };
-        let principal = self.settings.principal.of(request).ok_or(Problem::PrincipalMissing)?;
+        let principal = self
+            .settings
+            .principal
+            .of(request)
+            .ok_or(Problem::PrincipalMissing)?;
         Ok(Some(Caller { principal, key }))
     }
 
     /// Reads the body before the claim: a slow upload holds no lease.
     async fn read(&self, body: Body, caller: &Caller) -> Result<(Bytes, OccupiedMemory), Problem> {
         let limit_bytes = self.settings.max_request_bytes;
-        let mut memory = self.body_memory.none(&caller.principal, self.caller_bytes());
+        let mut memory = self
+            .body_memory
+            .none(&caller.principal, self.caller_bytes());
         let room = |bytes| memory.occupy(bytes);
         let collected = collect(body, limit_bytes, self.settings.request_timeout, room).await;
         let refusal = memory.refusal();
-        collected.whole.map(|body| (body, memory)).map_err(|cut| match cut {
-            Cut::TooLarge => Problem::RequestTooLarge { limit_bytes },
-            Cut::NoRoom => refusal,
-            Cut::TooSlow => Problem::RequestTooSlow,
-            Cut::Broken => Problem::RequestBroken,
-        })
+        collected
+            .whole
+            .map(|body| (body, memory))
+            .map_err(|cut| match cut {
+                Cut::TooLarge => Problem::RequestTooLarge { limit_bytes },
+                Cut::NoRoom => refusal,
+                Cut::TooSlow => Problem::RequestTooSlow,
+                Cut::Broken => Problem::RequestBroken,
+            })
     }
 
     async fn knock(&self, request: &Parts, caller: &Caller, body: &Bytes) -> Door {
@@ -180,12 +200,15 @@ impl IdempotencyLayer {
         }
     }
 
-    /// Asks the gate, for a limited time. At the time limit, a claim that may have been granted is released.
+    /// Asks the gate, for a limited time. At the time limit, a claim that may have been granted is
+    /// released.
     pub(super) async fn ask(&self, message: &Message) -> Result<Entry, GateError> {
         self.check()?;
         let patience = self.settings.claim_timeout;
         let asked = timeout(patience, self.gate.enter(message)).await;
-        asked.unwrap_or_else(|_| Err(StoreError::unknown(format!("no answer within {patience:?}")).into()))
+        asked.unwrap_or_else(|_| {
+            Err(StoreError::unknown(format!("no answer within {patience:?}")).into())
+        })
     }
 
     /// Tells the breaker whether the store has answered a claim.
@@ -212,9 +235,18 @@ impl IdempotencyLayer {
     fn without_store(&self) -> Door {
         let scope = self.gate.scope();
         if self.settings.fail_open {
-            warn!(scope, "a request runs without protection against its repetition");
-            self.gate.observe(Event::Answered { scope, answer: "fail_open" });
-            self.gate.observe(Event::ExtraRun { scope, cause: ExtraRunCause::FailOpen });
+            warn!(
+                scope,
+                "a request runs without protection against its repetition"
+            );
+            self.gate.observe(Event::Answered {
+                scope,
+                answer: "fail_open",
+            });
+            self.gate.observe(Event::ExtraRun {
+                scope,
+                cause: ExtraRunCause::FailOpen,
+            });
             return Door::FailOpen;
         }
         Door::Answered(self.refuse(&Problem::StoreUnavailable))
@@ -238,11 +270,18 @@ impl IdempotencyLayer {
     }
 
     fn replay(&self, stored: &Stored) -> Response<Body> {
-        let kept = stored.decode::<Raw>().ok().and_then(|Raw(bytes)| Kept::decode(&bytes));
+        let kept = stored
+            .decode::<Raw>()
+            .ok()
+            .and_then(|Raw(bytes)| Kept::decode(&bytes));
         let status = kept.as_ref().map(|kept| kept.status);
         match kept.and_then(Kept::replay) {
             Some(response) => {
-                self.gate.observe(Event::Acked { scope: self.gate.scope(), count: 1, age: None });
+                self.gate.observe(Event::Acked {
+                    scope: self.gate.scope(),
+                    count: 1,
+                    age: None,
+                });
                 self.note("replayed");
                 response
             }
@@ -255,17 +294,27 @@ impl IdempotencyLayer {
         problem.response(&self.settings.problems_at)
     }
 
-    /// Refuses a request whose body may not have come yet. A server of HTTP/1 closes such a connection, and its client must
-    /// learn of it: another request on it would be lost.
-    fn refuse_unread(&self, problem: &Problem, request: &Parts, is_complete: bool) -> Response<Body> {
+    /// Refuses a request whose body may not have come yet. A server of HTTP/1 closes such a
+    /// connection, and its client must learn of it: another request on it would be lost.
+    fn refuse_unread(
+        &self,
+        problem: &Problem,
+        request: &Parts,
+        is_complete: bool,
+    ) -> Response<Body> {
         let mut response = self.refuse(problem);
         if !is_complete && request.version <= Version::HTTP_11 {
-            response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+            response
+                .headers_mut()
+                .insert(header::CONNECTION, HeaderValue::from_static("close"));
         }
         response
     }
 
     pub(super) fn note(&self, answer: &'static str) {
-        self.gate.observe(Event::Answered { scope: self.gate.scope(), answer });
+        self.gate.observe(Event::Answered {
+            scope: self.gate.scope(),
+            answer,
+        });
     }
 }

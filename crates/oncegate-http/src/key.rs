@@ -1,4 +1,5 @@
-//! Parses the header `Idempotency-Key`: an sf-string (RFC 9651, section 3.3.3), or the same without quotes.
+//! Parses the header `Idempotency-Key`: an sf-string (RFC 9651, section 3.3.3), or the same without
+//! quotes.
 
 use ::http::HeaderMap;
 use ::http::header::HeaderName;
@@ -8,7 +9,8 @@ pub(super) const MAX_KEY_BYTES: usize = 255;
 
 pub(super) const HEADER: HeaderName = HeaderName::from_static("idempotency-key");
 
-/// The key of a request, without quotes: `"abc"` and `abc` are one key. `None` when there is no header.
+/// The key of a request, without quotes: `"abc"` and `abc` are one key. `None` when there is no
+/// header.
 ///
 /// The error describes what is wrong, and never contains the value.
 pub(super) fn of(headers: &HeaderMap, strict: bool) -> Result<Option<String>, &'static str> {
@@ -26,8 +28,9 @@ fn parse(value: &[u8], strict: bool) -> Result<String, &'static str> {
     let key = match value {
         [] => return Err("the key is empty"),
         [b'"', ..] => {
-            let (key, rest) = string(value)
-                .ok_or("the quoted string does not end, or has other characters than visible ASCII")?;
+            let (key, rest) = string(value).ok_or(
+                "the quoted string does not end, or has other characters than visible ASCII",
+            )?;
             parameters(rest).ok_or("something follows the quoted string that is no parameter")?;
             key
         }
@@ -73,7 +76,9 @@ fn string(text: &[u8]) -> Option<(Vec<u8>, &[u8])> {
 fn parameters(mut rest: &[u8]) -> Option<()> {
     while let [b';', after @ ..] = rest {
         let after = from_first_not(after, |byte| byte == b' ');
-        let (b'a'..=b'z' | b'*') = after.first()? else { return None };
+        let (b'a'..=b'z' | b'*') = after.first()? else {
+            return None;
+        };
         rest = from_first_not(
             after,
             |byte| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'_' | b'-' | b'.' | b'*'),
@@ -92,15 +97,18 @@ fn bare_item(text: &[u8]) -> Option<&[u8]> {
         [b'?', b'0' | b'1', rest @ ..] => Some(rest),
         [b'@', date @ ..] => number(date, false),
         [b':', bytes @ ..] => {
-            let is_base64 = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'+' | b'/' | b'=');
+            let is_base64 =
+                |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'+' | b'/' | b'=');
             from_first_not(bytes, is_base64).strip_prefix(b":")
         }
         [b'%', b'"', display @ ..] => {
-            from_first_not(display, |byte| matches!(byte, b' '..=b'~') && byte != b'"').strip_prefix(b"\"")
+            from_first_not(display, |byte| matches!(byte, b' '..=b'~') && byte != b'"')
+                .strip_prefix(b"\"")
         }
         [b'-' | b'0'..=b'9', ..] => number(text, true),
         [b'A'..=b'Z' | b'a'..=b'z' | b'*', ..] => {
-            let is_token = |byte: u8| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~:/".contains(&byte);
+            let is_token =
+                |byte: u8| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~:/".contains(&byte);
             Some(from_first_not(text, is_token))
         }
         _ => None,
@@ -123,7 +131,10 @@ fn number(text: &[u8], may_have_point: bool) -> Option<&[u8]> {
 }
 
 fn from_first_not(text: &[u8], belongs: impl Fn(u8) -> bool) -> &[u8] {
-    let end = text.iter().position(|byte| !belongs(*byte)).unwrap_or(text.len());
+    let end = text
+        .iter()
+        .position(|byte| !belongs(*byte))
+        .unwrap_or(text.len());
     text.get(end..).unwrap_or_default()
 }
 
@@ -153,8 +164,14 @@ mod tests {
 
     #[test]
     fn quoted_and_bare_keys_are_one_key() {
-        check("\"8e03978e-40d5-43e8-bc93-6894a57f9324\"", Ok("8e03978e-40d5-43e8-bc93-6894a57f9324"));
-        check("8e03978e-40d5-43e8-bc93-6894a57f9324", Ok("8e03978e-40d5-43e8-bc93-6894a57f9324"));
+        check(
+            "\"8e03978e-40d5-43e8-bc93-6894a57f9324\"",
+            Ok("8e03978e-40d5-43e8-bc93-6894a57f9324"),
+        );
+        check(
+            "8e03978e-40d5-43e8-bc93-6894a57f9324",
+            Ok("8e03978e-40d5-43e8-bc93-6894a57f9324"),
+        );
         check(r#" "a \"b\" \\ c" "#, Ok(r#"a "b" \ c"#));
         check("order=7:/#A", Ok("order=7:/#A"));
     }
@@ -225,9 +242,19 @@ mod tests {
         let mut rng = Rng::with_seed(seed);
         for _ in 0..20_000 {
             let length = rng.usize(1..=40);
-            let text: String = (0..length).map(|_| char::from(rng.u8(b' '..=b'~'))).collect();
-            let expected = if text.trim().is_empty() { None } else { Some(text.clone()) };
-            assert_eq!(parse(quoted(&text).as_bytes(), true).ok(), expected, "{text:?}");
+            let text: String = (0..length)
+                .map(|_| char::from(rng.u8(b' '..=b'~')))
+                .collect();
+            let expected = if text.trim().is_empty() {
+                None
+            } else {
+                Some(text.clone())
+            };
+            assert_eq!(
+                parse(quoted(&text).as_bytes(), true).ok(),
+                expected,
+                "{text:?}"
+            );
             // A bare text is the same key as the quoted one, or none at all.
             if let Ok(bare) = parse(text.as_bytes(), false)
                 && !text.trim().starts_with('"')
@@ -235,10 +262,13 @@ mod tests {
                 assert_eq!(bare, text.trim());
             }
             // Bytes that often form valid keys.
-            let bytes: Vec<u8> =
-                (0..length).map(|_| *rng.choice(b"\"\\;=,a1.-@:?%* \xff\x00").unwrap()).collect();
+            let bytes: Vec<u8> = (0..length)
+                .map(|_| *rng.choice(b"\"\\;=,a1.-@:?%* \xff\x00").unwrap())
+                .collect();
             let key = parse(&bytes, false).unwrap_or_default();
-            assert!(key.len() <= MAX_KEY_BYTES && key.bytes().all(|byte| matches!(byte, b' '..=b'~')));
+            assert!(
+                key.len() <= MAX_KEY_BYTES && key.bytes().all(|byte| matches!(byte, b' '..=b'~'))
+            );
         }
     }
 }

@@ -1,7 +1,9 @@
-//! `Idempotency-Key` for tower and axum: a request that is sent again is answered, not handled again.
+//! `Idempotency-Key` for tower and axum: a request that is sent again is answered, not handled
+//! again.
 //!
-//! In HTTP the response is the acknowledgement, so it leaves only after the record of its request is COMPLETED in
-//! the store. `docs/HTTP.md` of the repository is the manual: what clients see, the settings, and the limits.
+//! In HTTP the response is the acknowledgement, so it leaves only after the record of its request
+//! is COMPLETED in the store. `docs/HTTP.md` of the repository is the manual: what clients see, the
+//! settings, and the limits.
 //!
 //! ```
 //! use axum::routing::post;
@@ -45,44 +47,52 @@
 //! | the same again, while it runs | 409 `in-progress`, `Retry-After: 1` |
 //! | the key with another request | 422 `key-reused` |
 //!
-//! Every response that is not from the handler is `application/problem+json`. The `type` of a problem is the address
-//! of its description below.
+//! Every response that is not from the handler is `application/problem+json`. The `type` of a
+//! problem is the address of its description below.
 //!
 //! # key-missing
 //! 400. The operation requires an `Idempotency-Key`. Nothing was done.
 //! # key-invalid
-//! 400. The `Idempotency-Key` is neither a quoted string nor a plain token of up to 255 bytes, or occurs twice.
+//! 400. The `Idempotency-Key` is neither a quoted string nor a plain token of up to 255 bytes, or
+//!      occurs twice.
 //! # principal-missing
 //! 401. Keys belong to a caller, and authentication has put none into the request.
 //! # request-too-large
-//! 413. The body is larger than [`max_request_bytes`](IdempotencyLayer::max_request_bytes). Nothing was done.
+//! 413. The body is larger than [`max_request_bytes`](IdempotencyLayer::max_request_bytes). Nothing
+//!      was done.
 //! # request-too-slow
-//! 408. The body took longer than [`request_timeout`](IdempotencyLayer::request_timeout). Nothing was done.
+//! 408. The body took longer than [`request_timeout`](IdempotencyLayer::request_timeout). Nothing
+//!      was done.
 //! # request-broken
 //! 400. The body ended too early. Nothing was done.
 //! # key-reused
-//! 422. The key was used with another method, host, path, query or body. Use a new key for a new operation.
+//! 422. The key was used with another method, host, path, query or body. Use a new key for a new
+//!      operation.
 //! # in-progress
-//! 409 with `Retry-After`. The first request with this key is still being handled; send the same request again.
+//! 409 with `Retry-After`. The first request with this key is still being handled; send the same
+//! request again.
 //! # outcome-unknown
-//! 503 with `Retry-After`. The request may have been handled, but the store did not confirm it in time. Send it
-//! again with the same key: a completed request is not handled again.
+//! 503 with `Retry-After`. The request may have been handled, but the store did not confirm it in
+//! time. Send it again with the same key: a completed request is not handled again.
 //! # response-not-kept
-//! 409 without `Retry-After`. The request was handled; its response was too large to keep, or did not end.
+//! 409 without `Retry-After`. The request was handled; its response was too large to keep, or did
+//! not end.
 //! # store-unavailable
 //! 503 with `Retry-After`. Nothing was done, because duplicates could not be detected.
 //! # overloaded
-//! 503 with `Retry-After`. Too many handlers are running, the bodies of the current requests leave no memory for this
-//! one, or the service stops. Nothing was done.
+//! 503 with `Retry-After`. Too many handlers are running, the bodies of the current requests leave
+//! no memory for this one, or the service stops. Nothing was done.
 //! # caller-overloaded
-//! 429 with `Retry-After`. The bodies of this caller's current requests take up what one caller may have. Nothing was done.
+//! 429 with `Retry-After`. The bodies of this caller's current requests take up what one caller may
+//! have. Nothing was done.
 //! # handler-panicked
 //! 500. The handler has panicked. Another request with the same key runs it again.
 //! # not-committed
-//! 503 with `Retry-After`. The handler's transaction was not committed: nothing of it was done. Send it again with the
-//! same key.
+//! 503 with `Retry-After`. The handler's transaction was not committed: nothing of it was done.
+//! Send it again with the same key.
 //! # attempts-exhausted
-//! The status of the last attempt. Every attempt has failed, and the request is not handled again under this key.
+//! The status of the last attempt. Every attempt has failed, and the request is not handled again
+//! under this key.
 //! # given-up
 //! The status of the response. The handler gave up for good.
 //! # misconfigured
@@ -92,15 +102,16 @@
 //!
 //! Implementation notes: facts about HTTP that this code depends on.
 //!
-//! - hyper drops the future of a response when its client disconnects, and everything in it. So handlers run in tasks.
-//! - A released key is due at once, and "due" means a whole millisecond later. A request for such a key waits that
-//!   long instead of refusing.
-//! - A response body may fail after a good status. The effect has happened by then, so the record holds "done, not
-//!   kept".
-//! - The route is the same for all requests, so that a key that is reused on another path is a mismatch and not
-//!   another key.
-//! - A panic in `call` and one in the future that it returns both belong to the handler: the future is made inside the
-//!   task.
+//! - hyper drops the future of a response when its client disconnects, and everything in it. So
+//!   handlers run in tasks.
+//! - A released key is due at once, and "due" means a whole millisecond later. A request for such a
+//!   key waits that long instead of refusing.
+//! - A response body may fail after a good status. The effect has happened by then, so the record
+//!   holds "done, not kept".
+//! - The route is the same for all requests, so that a key that is reused on another path is a
+//!   mismatch and not another key.
+//! - A panic in `call` and one in the future that it returns both belong to the handler: the future
+//!   is made inside the task.
 
 use std::fmt;
 use std::sync::Arc;
@@ -147,10 +158,12 @@ const MAX_RESPONSE_BYTES_LIMIT: usize = 8 * 1024 * 1024;
 /// The highest value for [`IdempotencyLayer::max_attempts`]: what a record can count.
 const MAX_ATTEMPTS_LIMIT: u32 = 254;
 
-/// A tower layer that implements `Idempotency-Key`. Cheap to clone; clones share the gate and the running handlers.
+/// A tower layer that implements `Idempotency-Key`. Cheap to clone; clones share the gate and the
+/// running handlers.
 ///
-/// Place it inside authentication, outside the handler, and inside compression and every other layer that changes
-/// responses. A clone may have other settings, for another route: `layer.clone().optional()`.
+/// Place it inside authentication, outside the handler, and inside compression and every other
+/// layer that changes responses. A clone may have other settings, for another route:
+/// `layer.clone().optional()`.
 #[derive(Clone)]
 pub struct IdempotencyLayer {
     gate: Arc<Gate>,
@@ -218,33 +231,41 @@ impl IdempotencyLayer {
         let body_memory = Arc::new(BodyMemory::new(Self::DEFAULT_MAX_BUFFERED_BYTES));
         let fits = *gate.key() == request::key();
         let store_breaker = Arc::default();
-        Self { gate: Arc::new(gate), fits, tasks, body_memory, store_breaker, settings }
+        Self {
+            gate: Arc::new(gate),
+            fits,
+            tasks,
+            body_memory,
+            store_breaker,
+            settings,
+        }
     }
 
     /// Lets POST and PATCH pass without a key, unprotected. By default they need one.
     ///
-    /// PUT, DELETE and other methods that are not safe never need a key, but a key that is sent is used.
+    /// PUT, DELETE and other methods that are not safe never need a key, but a key that is sent is
+    /// used.
     pub fn optional(mut self) -> Self {
         self.settings.required = false;
         self
     }
 
-    /// Refuses keys without quotes. By default `abc` and `"abc"` are the same key: the draft requires quotes, but many
-    /// clients send none.
+    /// Refuses keys without quotes. By default `abc` and `"abc"` are the same key: the draft
+    /// requires quotes, but many clients send none.
     pub fn strict(mut self) -> Self {
         self.settings.strict = true;
         self
     }
 
-    /// Keeps every response once the handler has begun, 5xx and panics included. By default 401, 403, 408, 409,
-    /// 425, 429 and 5xx are not kept, and a repeated request runs the handler again.
+    /// Keeps every response once the handler has begun, 5xx and panics included. By default 401,
+    /// 403, 408, 409, 425, 429 and 5xx are not kept, and a repeated request runs the handler again.
     pub fn keep_everything(mut self) -> Self {
         self.settings.policy = Policy::KeepEverything;
         self
     }
 
-    /// The largest request body: 1 MiB by default, up to 64 MiB. Larger ones get 413. It is read before the
-    /// claim, and held in memory.
+    /// The largest request body: 1 MiB by default, up to 64 MiB. Larger ones get 413. It is read
+    /// before the claim, and held in memory.
     pub fn max_request_bytes(mut self, bytes: usize) -> Self {
         self.settings.max_request_bytes = bytes;
         self
@@ -256,18 +277,21 @@ impl IdempotencyLayer {
         self
     }
 
-    /// The largest response body that is kept: 64 KiB by default, up to 8 MiB. A larger one is recorded as done
-    /// without its body before its first byte leaves, and repetitions get 409 `response-not-kept`.
+    /// The largest response body that is kept: 64 KiB by default, up to 8 MiB. A larger one is
+    /// recorded as done without its body before its first byte leaves, and repetitions get 409
+    /// `response-not-kept`.
     ///
-    /// The gate limits body and headers together, by [`max_result_bytes`](Gate::max_result_bytes), or by
-    /// [`max_large_result_bytes`](Gate::max_large_result_bytes) if it has a store for large results. If that is less,
-    /// it is the default, and a larger value is refused when the layer opens.
+    /// The gate limits body and headers together, by [`max_result_bytes`](Gate::max_result_bytes),
+    /// or by [`max_large_result_bytes`](Gate::max_large_result_bytes) if it has a store for large
+    /// results. If that is less, it is the default, and a larger value is refused when the layer
+    /// opens.
     pub fn max_response_bytes(mut self, bytes: usize) -> Self {
         self.settings.max_response_bytes = Some(bytes);
         self
     }
 
-    /// How long the layer waits for the end of a response body before it treats the body as endless. Default: 5 s.
+    /// How long the layer waits for the end of a response body before it treats the body as
+    /// endless. Default: 5 s.
     ///
     /// Server-sent events are recognised by their content type, without a wait.
     pub fn response_patience(mut self, patience: Duration) -> Self {
@@ -275,11 +299,11 @@ impl IdempotencyLayer {
         self
     }
 
-    /// How long a request waits for the store's answer to its claim. Default: 5 s. After it, the answer is 503
-    /// `store-unavailable`, and nothing runs.
+    /// How long a request waits for the store's answer to its claim. Default: 5 s. After it, the
+    /// answer is 503 `store-unavailable`, and nothing runs.
     ///
-    /// After five claims in a row without an answer, requests are refused at once, except for one a second, until the
-    /// store answers one.
+    /// After five claims in a row without an answer, requests are refused at once, except for one a
+    /// second, until the store answers one.
     pub fn claim_timeout(mut self, timeout: Duration) -> Self {
         self.settings.claim_timeout = timeout;
         self
@@ -292,7 +316,8 @@ impl IdempotencyLayer {
         self
     }
 
-    /// How long a repetition waits for the first request's response before it gets 409 `in-progress`.
+    /// How long a repetition waits for the first request's response before it gets 409
+    /// `in-progress`.
     ///
     /// Default: no wait. While it waits, it asks the store every 20 to 250 ms.
     pub fn wait(mut self, patience: Duration) -> Self {
@@ -300,15 +325,15 @@ impl IdempotencyLayer {
         self
     }
 
-    /// The number of attempts of a key that may fail or end their process before the request is given up: 10 by
-    /// default, 1 to 254.
+    /// The number of attempts of a key that may fail or end their process before the request is
+    /// given up: 10 by default, 1 to 254.
     pub fn max_attempts(mut self, attempts: u32) -> Self {
         self.settings.max_attempts = attempts;
         self
     }
 
-    /// The most handlers that run at once: 1,024 by default. Further requests get 503 `overloaded`. Limits outside
-    /// of this layer do not count handlers whose clients have disconnected.
+    /// The most handlers that run at once: 1,024 by default. Further requests get 503 `overloaded`.
+    /// Limits outside of this layer do not count handlers whose clients have disconnected.
     ///
     /// Clones made before this call share another limit.
     pub fn max_in_flight(mut self, handlers: usize) -> Self {
@@ -316,9 +341,10 @@ impl IdempotencyLayer {
         self
     }
 
-    /// The most bytes of request bodies in memory at once, from the first byte until the handler has ended: 256 MiB by
-    /// default. A request whose body does not fit gets 503 `overloaded`. It bounds the memory that concurrent uploads
-    /// can take; must be at least [`max_request_bytes`](Self::max_request_bytes).
+    /// The most bytes of request bodies in memory at once, from the first byte until the handler
+    /// has ended: 256 MiB by default. A request whose body does not fit gets 503 `overloaded`. It
+    /// bounds the memory that concurrent uploads can take; must be at least
+    /// [`max_request_bytes`](Self::max_request_bytes).
     ///
     /// Clones made before this call share another limit.
     pub fn max_buffered_bytes(mut self, bytes: usize) -> Self {
@@ -327,29 +353,33 @@ impl IdempotencyLayer {
     }
 
     /// The most bytes of request bodies of one caller in memory at once: half of
-    /// [`max_buffered_bytes`](Self::max_buffered_bytes) by default, so that no caller takes the memory of all others; with
-    /// [`Principal::single_tenant`] all of it. A request whose body does not fit gets 429 `caller-overloaded`. Must be at
-    /// least [`max_request_bytes`](Self::max_request_bytes).
+    /// [`max_buffered_bytes`](Self::max_buffered_bytes) by default, so that no caller takes the
+    /// memory of all others; with [`Principal::single_tenant`] all of it. A request whose body does
+    /// not fit gets 429 `caller-overloaded`. Must be at least
+    /// [`max_request_bytes`](Self::max_request_bytes).
     pub fn max_caller_bytes(mut self, bytes: usize) -> Self {
         self.settings.max_caller_bytes = Some(bytes);
         self
     }
 
-    /// Runs requests *without protection* when the store does not answer their claim. By default they get 503,
-    /// and nothing runs. Each is counted as the answer `fail_open`, and as `extra_runs{fail_open}`.
+    /// Runs requests *without protection* when the store does not answer their claim. By default
+    /// they get 503, and nothing runs. Each is counted as the answer `fail_open`, and as
+    /// `extra_runs{fail_open}`.
     pub fn fail_open(mut self) -> Self {
         self.settings.fail_open = true;
         self
     }
 
-    /// The address where your documentation describes the problems, such as `https://api.example.com/problems/`; the
-    /// problem's name is appended. Default: the documentation of this module.
+    /// The address where your documentation describes the problems, such as
+    /// `https://api.example.com/problems/`; the problem's name is appended. Default: the
+    /// documentation of this module.
     pub fn problems_at(mut self, address: impl Into<Arc<str>>) -> Self {
         self.settings.problems_at = address.into();
         self
     }
 
-    /// Checks the settings and opens the gate. A layer that is not opened opens at its first request.
+    /// Checks the settings and opens the gate. A layer that is not opened opens at its first
+    /// request.
     ///
     /// # Errors
     /// The text of the [`GateError`] names what to change.
@@ -358,11 +388,12 @@ impl IdempotencyLayer {
         self.gate.open().await
     }
 
-    /// Shuts down: accepts no new requests, waits until no handler runs, and cancels those that still run after
-    /// `deadline`. Returns how many were cancelled. Call it after the server has stopped accepting.
+    /// Shuts down: accepts no new requests, waits until no handler runs, and cancels those that
+    /// still run after `deadline`. Returns how many were cancelled. Call it after the server has
+    /// stopped accepting.
     ///
-    /// A cancelled handler is dropped at its next `await`. Its lease expires, and the next attempt is marked as
-    /// recovered, because this one may have had its effect.
+    /// A cancelled handler is dropped at its next `await`. Its lease expires, and the next attempt
+    /// is marked as recovered, because this one may have had its effect.
     pub async fn drain(&self, deadline: Duration) -> usize {
         self.tasks.drain(deadline).await
     }
@@ -370,19 +401,34 @@ impl IdempotencyLayer {
     /// The largest response body that is kept.
     fn kept_response_bytes(&self) -> usize {
         let of_gate = self.gate.largest_result_bytes();
-        self.settings.max_response_bytes.unwrap_or(Self::DEFAULT_MAX_RESPONSE_BYTES.min(of_gate))
+        self.settings
+            .max_response_bytes
+            .unwrap_or(Self::DEFAULT_MAX_RESPONSE_BYTES.min(of_gate))
     }
 
     /// The most bytes of request bodies of one caller in memory at once.
     fn caller_bytes(&self) -> usize {
-        let Settings { max_caller_bytes, max_request_bytes, principal, .. } = &self.settings;
+        let Settings {
+            max_caller_bytes,
+            max_request_bytes,
+            principal,
+            ..
+        } = &self.settings;
         let most = self.body_memory.bytes();
-        let default = if principal.is_one() { most } else { (most / 2).max(*max_request_bytes) };
+        let default = if principal.is_one() {
+            most
+        } else {
+            (most / 2).max(*max_request_bytes)
+        };
         max_caller_bytes.unwrap_or(default)
     }
 
     fn check(&self) -> Result<(), GateError> {
-        let Settings { max_request_bytes, max_attempts, .. } = self.settings;
+        let Settings {
+            max_request_bytes,
+            max_attempts,
+            ..
+        } = self.settings;
         let max_response_bytes = self.kept_response_bytes();
         let refuse = |what: &str| {
             let (scope, what) = (self.gate.scope().to_owned(), what.to_owned());
@@ -417,6 +463,8 @@ impl IdempotencyLayer {
 
 impl fmt::Debug for IdempotencyLayer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("IdempotencyLayer").field("settings", &self.settings).finish_non_exhaustive()
+        f.debug_struct("IdempotencyLayer")
+            .field("settings", &self.settings)
+            .finish_non_exhaustive()
     }
 }

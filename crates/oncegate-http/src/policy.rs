@@ -3,7 +3,8 @@
 use ::http::StatusCode;
 use ::http::response::Parts;
 
-/// A handler's own decision about its key, as an extension of its response; it overrides the status.
+/// A handler's own decision about its key, as an extension of its response; it overrides the
+/// status.
 ///
 /// In axum: `(StatusCode::CONFLICT, Extension(Settle::Retry), "not yet")`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,7 +32,8 @@ pub(super) enum Decision {
 /// How the status decides, unless the response contains a [`Settle`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Policy {
-    /// Results are kept; responses that another attempt may change are not, and the key is released.
+    /// Results are kept; responses that another attempt may change are not, and the key is
+    /// released.
     ByStatus,
     /// Every response is kept once the handler has begun.
     KeepEverything,
@@ -47,8 +49,8 @@ impl Policy {
         }
         match response.status {
             _ if self == Self::KeepEverything => Decision::Complete,
-            // A time limit inside of the layer drops the handler, which may have had its effect by then; so may a server
-            // that the handler has called and that did not answer it.
+            // A time limit inside of the layer drops the handler, which may have had its effect by
+            // then; so may a server that the handler has called and that did not answer it.
             StatusCode::REQUEST_TIMEOUT | StatusCode::GATEWAY_TIMEOUT => Decision::Unknown,
             // These do not concern the work, but the caller, the rate or the time.
             StatusCode::UNAUTHORIZED
@@ -78,25 +80,59 @@ mod tests {
 
     #[test]
     fn the_status_decides_unless_the_handler_does() {
-        let (free, counted) = (Decision::Release { counted: false }, Decision::Release { counted: true });
+        let (free, counted) = (
+            Decision::Release { counted: false },
+            Decision::Release { counted: true },
+        );
         for status in [200, 201, 204, 302, 400, 402, 404, 410, 413, 422, 451] {
-            assert_eq!(decide(Policy::ByStatus, status, None), Decision::Complete, "{status}");
+            assert_eq!(
+                decide(Policy::ByStatus, status, None),
+                Decision::Complete,
+                "{status}"
+            );
         }
         for status in [401, 403, 409, 425, 429] {
             assert_eq!(decide(Policy::ByStatus, status, None), free, "{status}");
         }
         for status in [408, 504] {
-            assert_eq!(decide(Policy::ByStatus, status, None), Decision::Unknown, "{status}");
-            assert_eq!(decide(Policy::KeepEverything, status, None), Decision::Complete, "{status}");
-            assert_eq!(decide(Policy::ByStatus, status, Some(Settle::Complete)), Decision::Complete);
-            assert_eq!(decide(Policy::ByStatus, status, Some(Settle::Retry)), counted);
+            assert_eq!(
+                decide(Policy::ByStatus, status, None),
+                Decision::Unknown,
+                "{status}"
+            );
+            assert_eq!(
+                decide(Policy::KeepEverything, status, None),
+                Decision::Complete,
+                "{status}"
+            );
+            assert_eq!(
+                decide(Policy::ByStatus, status, Some(Settle::Complete)),
+                Decision::Complete
+            );
+            assert_eq!(
+                decide(Policy::ByStatus, status, Some(Settle::Retry)),
+                counted
+            );
         }
         for status in [500, 502, 503, 599] {
             assert_eq!(decide(Policy::ByStatus, status, None), counted, "{status}");
-            assert_eq!(decide(Policy::KeepEverything, status, None), Decision::Complete, "{status}");
-            assert_eq!(decide(Policy::ByStatus, status, Some(Settle::Complete)), Decision::Complete);
+            assert_eq!(
+                decide(Policy::KeepEverything, status, None),
+                Decision::Complete,
+                "{status}"
+            );
+            assert_eq!(
+                decide(Policy::ByStatus, status, Some(Settle::Complete)),
+                Decision::Complete
+            );
         }
-        assert_eq!(decide(Policy::KeepEverything, 200, Some(Settle::Retry)), counted);
-        assert_eq!(decide(Policy::ByStatus, 200, Some(Settle::Fail)), Decision::Fail);
+        assert_eq!(
+            decide(Policy::KeepEverything, 200, Some(Settle::Retry)),
+            counted
+        );
+        assert_eq!(
+            decide(Policy::ByStatus, 200, Some(Settle::Fail)),
+            Decision::Fail
+        );
     }
 }

@@ -7,11 +7,12 @@ use ::http::request::Parts;
 
 type Function = dyn Fn(&Parts) -> Option<String> + Send + Sync;
 
-/// How the caller of a request is identified. It is part of every key, so no caller gets another's responses.
+/// How the caller of a request is identified. It is part of every key, so no caller gets another's
+/// responses.
 ///
-/// It is read from the request after authentication, so the layer belongs inside of that. A request without a
-/// principal gets 401; callers never share a default. The principal does not appear in the store or in logs: only
-/// the key's digest contains it.
+/// It is read from the request after authentication, so the layer belongs inside of that. A request
+/// without a principal gets 401; callers never share a default. The principal does not appear in
+/// the store or in logs: only the key's digest contains it.
 #[derive(Clone)]
 pub struct Principal {
     of: Arc<Function>,
@@ -20,8 +21,8 @@ pub struct Principal {
 }
 
 impl Principal {
-    /// The text of a request extension that authentication has added, such as a user's or tenant's id. Two
-    /// callers must never have the same text.
+    /// The text of a request extension that authentication has added, such as a user's or tenant's
+    /// id. Two callers must never have the same text.
     ///
     /// ```
     /// use oncegate::http::Principal;
@@ -45,15 +46,22 @@ impl Principal {
     /// The text that `of` returns for a request; `None` and blank texts are answered with 401.
     pub fn from_fn(of: impl Fn(&Parts) -> Option<String> + Send + Sync + 'static) -> Self {
         Self {
-            of: Arc::new(move |request| of(request).filter(|text| !text.trim().is_empty()).map(named)),
+            of: Arc::new(move |request| {
+                of(request)
+                    .filter(|text| !text.trim().is_empty())
+                    .map(named)
+            }),
             is_one: false,
         }
     }
 
-    /// All requests come from one caller. Any client that knows or guesses a key gets its response, so use this only
-    /// for services with a single client.
+    /// All requests come from one caller. Any client that knows or guesses a key gets its response,
+    /// so use this only for services with a single client.
     pub fn single_tenant() -> Self {
-        Self { of: Arc::new(|_| Some("single tenant".to_owned())), is_one: true }
+        Self {
+            of: Arc::new(|_| Some("single tenant".to_owned())),
+            is_one: true,
+        }
     }
 
     pub(super) fn is_one(&self) -> bool {

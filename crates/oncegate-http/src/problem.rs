@@ -10,12 +10,13 @@ use serde::Serialize;
 
 use super::body::Body;
 
-/// Default of [`IdempotencyLayer::problems_at`](super::IdempotencyLayer::problems_at): the documentation of this
-/// module.
-pub(super) const DEFAULT_PROBLEMS_AT: &str = "https://docs.rs/oncegate/latest/oncegate/http/index.html#";
+/// Default of [`IdempotencyLayer::problems_at`](super::IdempotencyLayer::problems_at): the
+/// documentation of this module.
+pub(super) const DEFAULT_PROBLEMS_AT: &str =
+    "https://docs.rs/oncegate/latest/oncegate/http/index.html#";
 
-/// The `Retry-After` for a request that may be repeated, in seconds. The owner of a key usually finishes long before
-/// its lease expires.
+/// The `Retry-After` for a request that may be repeated, in seconds. The owner of a key usually
+/// finishes long before its lease expires.
 const RETRY_AFTER_SECONDS: HeaderValue = HeaderValue::from_static("1");
 
 /// Why a request was not handled, or its response cannot be given.
@@ -67,8 +68,14 @@ impl Problem {
             Self::CallerOverloaded => "caller-overloaded",
             Self::HandlerPanicked => "handler-panicked",
             Self::NotCommitted => "not-committed",
-            Self::Failed(GivenUp { cause: Cause::AttemptsExhausted, .. }) => "attempts-exhausted",
-            Self::Failed(GivenUp { cause: Cause::Handler, .. }) => "given-up",
+            Self::Failed(GivenUp {
+                cause: Cause::AttemptsExhausted,
+                ..
+            }) => "attempts-exhausted",
+            Self::Failed(GivenUp {
+                cause: Cause::Handler,
+                ..
+            }) => "given-up",
             Self::Misconfigured => "misconfigured",
         }
     }
@@ -81,9 +88,10 @@ impl Problem {
             Self::RequestTooSlow => StatusCode::REQUEST_TIMEOUT,
             Self::KeyReused => StatusCode::UNPROCESSABLE_ENTITY,
             Self::InProgress | Self::ResponseNotKept { .. } => StatusCode::CONFLICT,
-            Self::OutcomeUnknown | Self::StoreUnavailable | Self::Overloaded | Self::NotCommitted => {
-                StatusCode::SERVICE_UNAVAILABLE
-            }
+            Self::OutcomeUnknown
+            | Self::StoreUnavailable
+            | Self::Overloaded
+            | Self::NotCommitted => StatusCode::SERVICE_UNAVAILABLE,
             Self::CallerOverloaded => StatusCode::TOO_MANY_REQUESTS,
             Self::HandlerPanicked | Self::Misconfigured => StatusCode::INTERNAL_SERVER_ERROR,
             Self::Failed(given_up) => given_up.status,
@@ -120,8 +128,14 @@ impl Problem {
             Self::CallerOverloaded => "Too many requests of this caller are running",
             Self::HandlerPanicked => "The request failed",
             Self::NotCommitted => "The transaction of the request was not committed",
-            Self::Failed(GivenUp { cause: Cause::AttemptsExhausted, .. }) => "Every attempt has failed",
-            Self::Failed(GivenUp { cause: Cause::Handler, .. }) => "It was given up",
+            Self::Failed(GivenUp {
+                cause: Cause::AttemptsExhausted,
+                ..
+            }) => "Every attempt has failed",
+            Self::Failed(GivenUp {
+                cause: Cause::Handler,
+                ..
+            }) => "It was given up",
             Self::Misconfigured => "The service is set up wrongly",
         }
     }
@@ -133,8 +147,12 @@ impl Problem {
                     "{reason}. Send for example Idempotency-Key: \"8e03978e-40d5-43e8-bc93-6894a57f9324\"."
                 );
             }
-            Self::RequestTooLarge { limit_bytes } => return format!("The limit is {limit_bytes} bytes."),
-            Self::ResponseNotKept { status: Some(status) } => {
+            Self::RequestTooLarge { limit_bytes } => {
+                return format!("The limit is {limit_bytes} bytes.");
+            }
+            Self::ResponseNotKept {
+                status: Some(status),
+            } => {
                 return format!(
                     "The request was handled once, with status {}, and is not handled again.",
                     status.as_u16()
@@ -161,7 +179,9 @@ impl Problem {
                 "The request was handled once, and is not handled again."
             }
             Self::StoreUnavailable => "Nothing was done. Send it again with the same key.",
-            Self::Overloaded | Self::CallerOverloaded => "Nothing was done. Send it again with the same key.",
+            Self::Overloaded | Self::CallerOverloaded => {
+                "Nothing was done. Send it again with the same key."
+            }
             Self::HandlerPanicked => "Send it again with the same key.",
             Self::NotCommitted => "Nothing of it was done. Send it again with the same key.",
             Self::Failed(_) => "The request is not handled again under this key.",
@@ -183,7 +203,10 @@ impl Problem {
         let mut response = Response::new(Body::from(Bytes::from(json)));
         *response.status_mut() = status;
         let headers = response.headers_mut();
-        headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
+        headers.insert(
+            CONTENT_TYPE,
+            HeaderValue::from_static("application/problem+json"),
+        );
         if self.may_retry_soon() {
             headers.insert(RETRY_AFTER, RETRY_AFTER_SECONDS);
         }
@@ -222,12 +245,18 @@ impl FromStr for GivenUp {
     type Err = ();
 
     fn from_str(reason: &str) -> Result<Self, ()> {
-        let (cause, status) = match (reason.strip_prefix(ATTEMPTS_EXHAUSTED), reason.strip_prefix(HANDLER)) {
+        let (cause, status) = match (
+            reason.strip_prefix(ATTEMPTS_EXHAUSTED),
+            reason.strip_prefix(HANDLER),
+        ) {
             (Some(status), _) => (Cause::AttemptsExhausted, status),
             (None, Some(status)) => (Cause::Handler, status),
             (None, None) => return Err(()),
         };
-        Ok(Self { cause, status: status.parse().map_err(|_| ())? })
+        Ok(Self {
+            cause,
+            status: status.parse().map_err(|_| ())?,
+        })
     }
 }
 
@@ -238,7 +267,10 @@ mod tests {
     #[test]
     fn a_reason_reads_back() {
         for cause in [Cause::AttemptsExhausted, Cause::Handler] {
-            let given_up = GivenUp { cause, status: StatusCode::BAD_GATEWAY };
+            let given_up = GivenUp {
+                cause,
+                status: StatusCode::BAD_GATEWAY,
+            };
             assert_eq!(given_up.to_string().parse(), Ok(given_up));
         }
         assert_eq!("something else".parse::<GivenUp>(), Err(()));

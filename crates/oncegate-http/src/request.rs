@@ -12,22 +12,28 @@ use serde_json::value::RawValue;
 use oncegate_runtime::gate::Gate;
 use oncegate_runtime::message::{Header, Message, Origin};
 
-/// The route of all requests: a key that is reused on another path is a mistake of the client, not another key.
+/// The route of all requests: a key that is reused on another path is a mistake of the client, not
+/// another key.
 const ROUTE: &str = "http";
 const KEY: &str = "idempotency-key";
 const PRINCIPAL: &str = "principal";
 
-/// The largest request as a message: more than [`super::IdempotencyLayer::max_request_bytes`] allows.
+/// The largest request as a message: more than [`super::IdempotencyLayer::max_request_bytes`]
+/// allows.
 const MAX_DOCUMENT_BYTES: usize = 2 * super::MAX_REQUEST_BYTES_LIMIT;
 
-/// A gate for requests: the key is the caller and the header `Idempotency-Key`, the fingerprint is the rest of
-/// the request.
+/// A gate for requests: the key is the caller and the header `Idempotency-Key`, the fingerprint is
+/// the rest of the request.
 ///
-/// The fingerprint is computed from a JSON document `{"method", "host", "path", "query", "body"}`. The host has no
-/// port. The path is the one that the client sent, also in a nested router of axum. The body is the request's own
-/// JSON, independent of its formatting, or a hash of its bytes if it is not JSON. Leave out fields that a client may
-/// change when it repeats a request with `.fingerprint(FingerprintSpec::payload().except(["body.sent_at"]))`.
-pub fn request_gate(scope: impl Into<String>, store: impl oncegate_core::store::Store + 'static) -> Gate {
+/// The fingerprint is computed from a JSON document `{"method", "host", "path", "query", "body"}`.
+/// The host has no port. The path is the one that the client sent, also in a nested router of axum.
+/// The body is the request's own JSON, independent of its formatting, or a hash of its bytes if it
+/// is not JSON. Leave out fields that a client may change when it repeats a request with
+/// `.fingerprint(FingerprintSpec::payload().except(["body.sent_at"]))`.
+pub fn request_gate(
+    scope: impl Into<String>,
+    store: impl oncegate_core::store::Store + 'static,
+) -> Gate {
     Gate::new(scope, key(), store).fingerprint(FingerprintSpec::payload())
 }
 
@@ -84,7 +90,9 @@ pub(super) fn message(request: &Parts, caller: &Caller, body: &Bytes, form: Form
         path: uri.path(),
         query: uri.query(),
         body: json,
-        body_hash: json.is_none().then(|| blake3::hash(body).to_hex().to_string()),
+        body_hash: json
+            .is_none()
+            .then(|| blake3::hash(body).to_hex().to_string()),
     };
     // Strings and parsed JSON can always be serialized.
     let document = serde_json::to_vec(&document).unwrap_or_default();
@@ -92,28 +100,50 @@ pub(super) fn message(request: &Parts, caller: &Caller, body: &Bytes, form: Form
         name: name.into(),
         value: Some(Bytes::copy_from_slice(value.as_bytes())),
     };
-    Message::new(ROUTE, Origin::Other("an HTTP request".into()), Some(document.into()))
-        .with_headers(vec![header(KEY, &caller.key), header(PRINCIPAL, &caller.principal)])
+    Message::new(
+        ROUTE,
+        Origin::Other("an HTTP request".into()),
+        Some(document.into()),
+    )
+    .with_headers(vec![
+        header(KEY, &caller.key),
+        header(PRINCIPAL, &caller.principal),
+    ])
 }
 
-/// The URI that the client sent. A nested router of axum strips its prefix from that of the request.
+/// The URI that the client sent. A nested router of axum strips its prefix from that of the
+/// request.
 fn sent_uri(request: &Parts) -> &Uri {
-    request.extensions.get::<OriginalUri>().map_or(&request.uri, |OriginalUri(uri)| uri)
+    request
+        .extensions
+        .get::<OriginalUri>()
+        .map_or(&request.uri, |OriginalUri(uri)| uri)
 }
 
-/// The host that the client named, in lower case and without a port: in the URI (HTTP/2), or in its header.
+/// The host that the client named, in lower case and without a port: in the URI (HTTP/2), or in its
+/// header.
 fn host(uri: &Uri, headers: &HeaderMap) -> Option<String> {
-    let named = headers.get(header::HOST).and_then(|value| Authority::try_from(value.as_bytes()).ok());
+    let named = headers
+        .get(header::HOST)
+        .and_then(|value| Authority::try_from(value.as_bytes()).ok());
     let host = uri.host().or_else(|| named.as_ref().map(Authority::host))?;
     Some(host.to_ascii_lowercase())
 }
 
 /// Whether the content type is `application/json` or ends with `+json`.
 fn is_json(headers: &HeaderMap) -> bool {
-    let Some(value) = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()) else {
+    let Some(value) = headers
+        .get(header::CONTENT_TYPE)
+        .and_then(|value| value.to_str().ok())
+    else {
         return false;
     };
-    let essence = value.split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
+    let essence = value
+        .split(';')
+        .next()
+        .unwrap_or_default()
+        .trim()
+        .to_ascii_lowercase();
     essence == "application/json" || essence.ends_with("+json")
 }
 
@@ -122,7 +152,8 @@ fn is_json(headers: &HeaderMap) -> bool {
 pub(super) enum Duty {
     /// It changes nothing: the request passes, with or without a key.
     Safe,
-    /// It may change something, but repeating it does no harm by itself: a key is used, but not required.
+    /// It may change something, but repeating it does no harm by itself: a key is used, but not
+    /// required.
     Honour,
     /// Repeating it may do harm: a key is required.
     Enforce,
@@ -146,24 +177,45 @@ mod tests {
     use super::*;
 
     fn fingerprint(method: &str, uri: &str, content_type: &str, body: &'static str) -> Fingerprint {
-        let request = Request::builder().method(method).uri(uri).header("content-type", content_type);
+        let request = Request::builder()
+            .method(method)
+            .uri(uri)
+            .header("content-type", content_type);
         fingerprint_of(&request.body(()).unwrap().into_parts().0, body)
     }
 
     fn fingerprint_of(parts: &Parts, body: &'static str) -> Fingerprint {
-        let caller = Caller { principal: "p".to_owned(), key: "k".to_owned() };
-        let spec: CompiledFingerprint =
-            FingerprintSpec::payload().except(["body.sent_at"]).compile(&key()).unwrap();
-        let of = |form| spec.derive(&message(parts, &caller, &Bytes::from_static(body.as_bytes()), form));
+        let caller = Caller {
+            principal: "p".to_owned(),
+            key: "k".to_owned(),
+        };
+        let spec: CompiledFingerprint = FingerprintSpec::payload()
+            .except(["body.sent_at"])
+            .compile(&key())
+            .unwrap();
+        let of = |form| {
+            spec.derive(&message(
+                parts,
+                &caller,
+                &Bytes::from_static(body.as_bytes()),
+                form,
+            ))
+        };
         of(Form::Json).or_else(|_| of(Form::Bytes)).unwrap()
     }
 
     #[test]
     fn the_spelling_of_json_does_not_count_and_its_content_does() {
         let of = |body| fingerprint("POST", "/c", "application/json; charset=utf-8", body);
-        assert_eq!(of(r#"{"a":10,"b":"x","sent_at":1}"#), of(r#"{ "b":"x", "sent_at":2, "a":1e1 }"#));
+        assert_eq!(
+            of(r#"{"a":10,"b":"x","sent_at":1}"#),
+            of(r#"{ "b":"x", "sent_at":2, "a":1e1 }"#)
+        );
         assert_ne!(of(r#"{"a":10}"#), of(r#"{"a":11}"#));
-        assert_ne!(of(r#"{"a":9007199254740993}"#), of(r#"{"a":9007199254740992}"#));
+        assert_ne!(
+            of(r#"{"a":9007199254740993}"#),
+            of(r#"{"a":9007199254740992}"#)
+        );
         assert_eq!(of("{}"), of(" {} "));
         let text = |body| fingerprint("POST", "/c", "text/plain", body);
         assert_ne!(text(r#"{"a":1}"#), text(r#"{ "a":1}"#));
@@ -172,7 +224,14 @@ mod tests {
     #[test]
     fn what_only_claims_to_be_json_counts_by_its_bytes() {
         let of = |body| fingerprint("POST", "/c", "application/json", body);
-        for body in ["", "{", r#"{"a":1,"a":2}"#, r#"1,"path":"/d""#, "[1]]", "\u{feff}{}"] {
+        for body in [
+            "",
+            "{",
+            r#"{"a":1,"a":2}"#,
+            r#"1,"path":"/d""#,
+            "[1]]",
+            "\u{feff}{}",
+        ] {
             assert_eq!(of(body), of(body), "{body:?}");
             assert_ne!(of(body), of(r#"{"a":1}"#), "{body:?}");
         }

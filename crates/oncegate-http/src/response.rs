@@ -8,8 +8,9 @@
 //! {"charge":"ch_1"}
 //! ```
 //!
-//! `oncegate-expires` is when the record expires, in seconds since 1970. `oncegate-body: not-kept` means that there
-//! was a body and that it was not stored. A 1xx response (a change of protocols) cannot be repeated and is not kept.
+//! `oncegate-expires` is when the record expires, in seconds since 1970. `oncegate-body: not-kept`
+//! means that there was a body and that it was not stored. A 1xx response (a change of protocols)
+//! cannot be repeated and is not kept.
 
 use ::http::header::{self, HeaderName};
 use ::http::{HeaderMap, HeaderValue, Response, StatusCode};
@@ -72,9 +73,19 @@ impl Kept {
     ) -> Self {
         let kept = repeatable(headers);
         if status.is_informational() || kept.len() > MAX_KEPT_HEADERS - 2 {
-            return Self { status, headers: HeaderMap::new(), body: None, expires_unix_s };
+            return Self {
+                status,
+                headers: HeaderMap::new(),
+                body: None,
+                expires_unix_s,
+            };
         }
-        Self { status, headers: kept, body, expires_unix_s }
+        Self {
+            status,
+            headers: kept,
+            body,
+            expires_unix_s,
+        }
     }
 
     pub(super) fn is_whole(&self) -> bool {
@@ -107,7 +118,9 @@ impl Kept {
     pub(super) fn decode(stored: &Bytes) -> Option<Self> {
         let mut lines = [httparse::EMPTY_HEADER; MAX_KEPT_HEADERS];
         let mut head = httparse::Response::new(&mut lines);
-        let httparse::Status::Complete(head_bytes) = head.parse(stored).ok()? else { return None };
+        let httparse::Status::Complete(head_bytes) = head.parse(stored).ok()? else {
+            return None;
+        };
         let status = StatusCode::from_u16(head.code?).ok()?;
         let mut headers = HeaderMap::new();
         let mut body = Some(stored.slice(head_bytes..)).filter(|_| !status.is_informational());
@@ -122,8 +135,14 @@ impl Kept {
                 }
             }
         }
-        // Another program may have written the record, with headers that would break this connection.
-        Some(Self { status, headers: repeatable(&headers), body, expires_unix_s })
+        // Another program may have written the record, with headers that would break this
+        // connection.
+        Some(Self {
+            status,
+            headers: repeatable(&headers),
+            body,
+            expires_unix_s,
+        })
     }
 
     /// The response for a repetition; `None` when its body was not kept.
@@ -131,13 +150,16 @@ impl Kept {
         let mut response = Response::new(Body::from(self.body?));
         *response.status_mut() = self.status;
         *response.headers_mut() = self.headers;
-        response.headers_mut().insert(REPLAYED, HeaderValue::from_static("true"));
+        response
+            .headers_mut()
+            .insert(REPLAYED, HeaderValue::from_static("true"));
         mark_expiry(response.headers_mut(), self.expires_unix_s);
         Some(response)
     }
 }
 
-/// The headers that a repetition gets: those that are not about one connection, one moment or one request.
+/// The headers that a repetition gets: those that are not about one connection, one moment or one
+/// request.
 fn repeatable(headers: &HeaderMap) -> HeaderMap {
     let named_by_connection: Vec<&str> = headers
         .get_all(header::CONNECTION)
@@ -148,8 +170,12 @@ fn repeatable(headers: &HeaderMap) -> HeaderMap {
         .collect();
     let is_repeated = |name: &HeaderName| {
         !NOT_REPEATED.contains(name)
-            && !NOT_REPEATED_PREFIXES.iter().any(|prefix| name.as_str().starts_with(prefix))
-            && !named_by_connection.iter().any(|named| name.as_str().eq_ignore_ascii_case(named))
+            && !NOT_REPEATED_PREFIXES
+                .iter()
+                .any(|prefix| name.as_str().starts_with(prefix))
+            && !named_by_connection
+                .iter()
+                .any(|named| name.as_str().eq_ignore_ascii_case(named))
     };
     headers
         .iter()
@@ -172,7 +198,12 @@ mod tests {
     fn headers(lines: &[(&'static str, &'static str)]) -> HeaderMap {
         lines
             .iter()
-            .map(|(name, value)| (HeaderName::from_static(name), HeaderValue::from_static(value)))
+            .map(|(name, value)| {
+                (
+                    HeaderName::from_static(name),
+                    HeaderValue::from_static(value),
+                )
+            })
             .collect()
     }
 
@@ -199,10 +230,17 @@ mod tests {
             (kept.status, kept.body.clone(), kept.expires_unix_s),
             (StatusCode::CREATED, Some(body), 7)
         );
-        let expected = [("content-type", "application/json"), ("location", "/charges/1"), ("etag", "\"x\"")];
+        let expected = [
+            ("content-type", "application/json"),
+            ("location", "/charges/1"),
+            ("etag", "\"x\""),
+        ];
         assert_eq!(kept.headers, headers(&expected));
         let replayed = kept.replay().unwrap();
-        assert_eq!(replayed.headers().get("idempotent-replayed").unwrap(), "true");
+        assert_eq!(
+            replayed.headers().get("idempotent-replayed").unwrap(),
+            "true"
+        );
         assert_eq!(replayed.headers().get("idempotency-expires").unwrap(), "@7");
     }
 
@@ -223,10 +261,16 @@ mod tests {
         given.append("x-twice", HeaderValue::from_static("1"));
         given.append("x-twice", HeaderValue::from_static("2"));
         let status = StatusCode::from_u16(599).unwrap();
-        let kept = Kept::decode(&Kept::new(status, &given, Some(Bytes::new()), 0).encode()).unwrap();
+        let kept =
+            Kept::decode(&Kept::new(status, &given, Some(Bytes::new()), 0).encode()).unwrap();
         assert_eq!((kept.status, kept.headers), (status, given));
         let many: HeaderMap = (0..200)
-            .map(|n| (HeaderName::try_from(format!("x-{n}")).unwrap(), HeaderValue::from_static("v")))
+            .map(|n| {
+                (
+                    HeaderName::try_from(format!("x-{n}")).unwrap(),
+                    HeaderValue::from_static("v"),
+                )
+            })
             .collect();
         assert!(
             !Kept::decode(&Kept::new(StatusCode::OK, &many, Some(Bytes::new()), 0).encode())
@@ -237,8 +281,17 @@ mod tests {
 
     #[test]
     fn garbage_is_no_response() {
-        for garbage in ["", "{}", "HTTP/1.1 2", "HTTP/1.1 200 OK\r\nx: y\r\n", "GET / HTTP/1.1\r\n\r\n"] {
-            assert!(Kept::decode(&Bytes::from_static(garbage.as_bytes())).is_none(), "{garbage:?}");
+        for garbage in [
+            "",
+            "{}",
+            "HTTP/1.1 2",
+            "HTTP/1.1 200 OK\r\nx: y\r\n",
+            "GET / HTTP/1.1\r\n\r\n",
+        ] {
+            assert!(
+                Kept::decode(&Bytes::from_static(garbage.as_bytes())).is_none(),
+                "{garbage:?}"
+            );
         }
     }
 }

@@ -36,7 +36,9 @@ struct Waiting<E> {
 impl<E> Waiting<E> {
     /// Whether a client waits that has not been answered yet.
     fn is_there(&self) -> bool {
-        self.client.as_ref().is_some_and(|client| !client.is_closed())
+        self.client
+            .as_ref()
+            .is_some_and(|client| !client.is_closed())
     }
 
     /// Sends the answer. A client that has disconnected can repeat the request with its key.
@@ -47,7 +49,8 @@ impl<E> Waiting<E> {
     }
 }
 
-/// Runs the request in a separate task, and waits for its answer. Dropping this future does not stop the task.
+/// Runs the request in a separate task, and waits for its answer. Dropping this future does not
+/// stop the task.
 pub(super) async fn start<E: Send + 'static>(
     layer: Arc<IdempotencyLayer>,
     (place, memory): (Place, OccupiedMemory),
@@ -56,13 +59,20 @@ pub(super) async fn start<E: Send + 'static>(
     handle: Handle<E>,
 ) -> Result<Response<Body>, E> {
     let (client, answered) = oneshot::channel();
-    let run = Run { layer: Arc::clone(&layer), waiting: Waiting { client: Some(client) } };
+    let run = Run {
+        layer: Arc::clone(&layer),
+        waiting: Waiting {
+            client: Some(client),
+        },
+    };
     layer.tasks.spawn(place, async move {
         run.run(lease, request, handle).await;
         drop(memory);
     });
     // Without an answer, the task was cancelled or a body has panicked: its lease expires.
-    answered.await.unwrap_or_else(|_| Ok(layer.refuse(&Problem::OutcomeUnknown)))
+    answered
+        .await
+        .unwrap_or_else(|_| Ok(layer.refuse(&Problem::OutcomeUnknown)))
 }
 
 /// The outcome of the handler.
@@ -94,9 +104,14 @@ impl<E: Send + 'static> Run<E> {
         if attempt > self.layer.settings.max_attempts {
             // Earlier attempts have ended their processes, so this one does not run.
             let status = StatusCode::INTERNAL_SERVER_ERROR;
-            let given_up = GivenUp { cause: Cause::AttemptsExhausted, status };
+            let given_up = GivenUp {
+                cause: Cause::AttemptsExhausted,
+                status,
+            };
             let response = self.problem(&Problem::Failed(given_up));
-            return self.give_up(lease, Cause::AttemptsExhausted, response).await;
+            return self
+                .give_up(lease, Cause::AttemptsExhausted, response)
+                .await;
         }
         let commit = ResponseCommit::new(&self.layer, lease.attempt());
         request.extensions_mut().insert(lease.attempt().clone());
@@ -126,16 +141,20 @@ impl<E: Send + 'static> Run<E> {
             Ran::Panicked => {
                 warn!(scope = self.layer.gate.scope(), key = %lease.store_key(), attempt, "a handler has panicked");
                 let response = self.problem(&Problem::HandlerPanicked);
-                self.settle(lease, response, Some(RunOutcome::Panicked), took).await;
+                self.settle(lease, response, Some(RunOutcome::Panicked), took)
+                    .await;
             }
             Ran::Failed(error) => {
                 self.ran(RunOutcome::Failed, took);
-                self.release(lease, true, StatusCode::INTERNAL_SERVER_ERROR).await;
+                self.release(lease, true, StatusCode::INTERNAL_SERVER_ERROR)
+                    .await;
                 self.waiting.answer(Err(error));
             }
             Ran::Cancelled => {
                 self.ran(RunOutcome::Cancelled, took);
-                lease.discard("the handler was cancelled, and did not end in time").await;
+                lease
+                    .discard("the handler was cancelled, and did not end in time")
+                    .await;
                 self.refuse(&Problem::OutcomeUnknown);
             }
         }
@@ -180,14 +199,21 @@ impl<E: Send + 'static> Run<E> {
         };
         if self.waiting.is_there() {
             let scope = self.layer.gate.scope();
-            self.layer.gate.observe(Event::Acked { scope, count: 1, age: None });
+            self.layer.gate.observe(Event::Acked {
+                scope,
+                count: 1,
+                age: None,
+            });
         }
         self.send(response, "handled");
     }
 
-    /// What a handler has returned whose transaction was not committed: a response that would complete the key must not.
+    /// What a handler has returned whose transaction was not committed: a response that would
+    /// complete the key must not.
     fn without_commit(&self, ran: Ran<E>) -> Ran<E> {
-        let Ran::Answered(response) = ran else { return ran };
+        let Ran::Answered(response) = ran else {
+            return ran;
+        };
         let (parts, body) = response.into_parts();
         if self.layer.settings.policy.decide(&parts) != Decision::Complete {
             return Ran::Answered(Response::from_parts(parts, body));
@@ -210,7 +236,9 @@ impl<E: Send + 'static> Run<E> {
         let exhausted = lease.attempt().number() >= self.layer.settings.max_attempts;
         let decision = match self.layer.settings.policy.decide(&parts) {
             // A run that was interrupted by an outage must not use up an attempt.
-            Decision::Release { counted } => Decision::Release { counted: counted && !lease.was_cut_short() },
+            Decision::Release { counted } => Decision::Release {
+                counted: counted && !lease.was_cut_short(),
+            },
             other => other,
         };
         let response = Response::from_parts(parts, body);
@@ -221,7 +249,8 @@ impl<E: Send + 'static> Run<E> {
             }
             Decision::Release { counted: true } if exhausted => {
                 self.ran(ended.unwrap_or(RunOutcome::Failed), took);
-                self.give_up(lease, Cause::AttemptsExhausted, response).await;
+                self.give_up(lease, Cause::AttemptsExhausted, response)
+                    .await;
             }
             Decision::Release { counted } => {
                 self.ran(ended.unwrap_or(RunOutcome::Failed), took);
@@ -248,12 +277,30 @@ impl<E: Send + 'static> Run<E> {
         let endless = parts
             .headers
             .get(header::CONTENT_TYPE)
-            .is_some_and(|value| value.as_bytes().to_ascii_lowercase().starts_with(b"text/event-stream"));
-        let limit_bytes = if endless { 0 } else { self.layer.kept_response_bytes() };
-        let patience = if endless { Duration::ZERO } else { settings.response_patience };
+            .is_some_and(|value| {
+                value
+                    .as_bytes()
+                    .to_ascii_lowercase()
+                    .starts_with(b"text/event-stream")
+            });
+        let limit_bytes = if endless {
+            0
+        } else {
+            self.layer.kept_response_bytes()
+        };
+        let patience = if endless {
+            Duration::ZERO
+        } else {
+            settings.response_patience
+        };
         let collected = collect(body, limit_bytes, patience, |_bytes| true).await;
         let expires_unix_s = expires_unix_s(self.layer.gate.retention_period());
-        let kept = Kept::new(parts.status, &parts.headers, collected.whole.ok(), expires_unix_s);
+        let kept = Kept::new(
+            parts.status,
+            &parts.headers,
+            collected.whole.ok(),
+            expires_unix_s,
+        );
         if !kept.is_whole() {
             self.not_kept(&lease);
         }
@@ -280,7 +327,11 @@ impl<E: Send + 'static> Run<E> {
         mark_expiry(&mut parts.headers, expires_unix_s);
         if self.waiting.is_there() {
             let scope = self.layer.gate.scope();
-            self.layer.gate.observe(Event::Acked { scope, count: 1, age: None });
+            self.layer.gate.observe(Event::Acked {
+                scope,
+                count: 1,
+                age: None,
+            });
         }
         self.send(Response::from_parts(parts, collected.body), "handled");
     }
@@ -289,9 +340,11 @@ impl<E: Send + 'static> Run<E> {
     async fn follow(mut self, message: &Message) {
         let problem = match self.layer.ask(message).await {
             Ok(Entry::Granted(lease)) => {
-                // The key has no owner any more. The client repeats the request, and the next attempt is marked as
-                // recovered.
-                lease.release(Duration::ZERO, false, "its owner had lost the lease").await;
+                // The key has no owner any more. The client repeats the request, and the next
+                // attempt is marked as recovered.
+                lease
+                    .release(Duration::ZERO, false, "its owner had lost the lease")
+                    .await;
                 Problem::InProgress
             }
             Ok(entry) => {
@@ -306,7 +359,13 @@ impl<E: Send + 'static> Run<E> {
     async fn release(&self, lease: Lease, counted: bool, status: StatusCode) {
         let scope = self.layer.gate.scope();
         info!(scope, key = %lease.store_key(), %status, counted, "a request was not completed; it runs again if repeated");
-        lease.release(Duration::ZERO, counted, &format!("HTTP status {}", status.as_u16())).await;
+        lease
+            .release(
+                Duration::ZERO,
+                counted,
+                &format!("HTTP status {}", status.as_u16()),
+            )
+            .await;
         if counted {
             self.layer.gate.observe(Event::Retried { scope });
         }
@@ -314,7 +373,10 @@ impl<E: Send + 'static> Run<E> {
 
     /// Writes FAILED, then sends the response.
     async fn give_up(mut self, lease: Lease, cause: Cause, response: Response<Body>) {
-        let given_up = GivenUp { cause, status: response.status() };
+        let given_up = GivenUp {
+            cause,
+            status: response.status(),
+        };
         warn!(scope = self.layer.gate.scope(), key = %lease.store_key(), %given_up, "a request will not run again");
         let message = lease.message().clone();
         let mut failing = pin!(async { lease.fail(&given_up.to_string()).await });
@@ -338,7 +400,11 @@ impl<E: Send + 'static> Run<E> {
 
     fn ran(&self, outcome: RunOutcome, took: Duration) {
         let gate = &self.layer.gate;
-        gate.observe(Event::HandlerRan { scope: gate.scope(), outcome, took });
+        gate.observe(Event::HandlerRan {
+            scope: gate.scope(),
+            outcome,
+            took,
+        });
     }
 
     fn not_kept(&self, lease: &Lease) {
@@ -351,7 +417,8 @@ impl<E: Send + 'static> Run<E> {
         problem.response(&self.layer.settings.problems_at)
     }
 
-    /// Answers the client, unless it was already answered or has disconnected; then nothing is counted.
+    /// Answers the client, unless it was already answered or has disconnected; then nothing is
+    /// counted.
     fn send(&mut self, response: Response<Body>, answer: &'static str) {
         if self.waiting.is_there() {
             self.layer.note(answer);
@@ -367,7 +434,12 @@ impl<E: Send + 'static> Run<E> {
     }
 }
 
-async fn call<E>(lease: &Lease, grace: Duration, request: Request<Body>, handle: Handle<E>) -> Ran<E> {
+async fn call<E>(
+    lease: &Lease,
+    grace: Duration,
+    request: Request<Body>,
+    handle: Handle<E>,
+) -> Ran<E> {
     // Creating the future runs the user's code as well.
     let work = async move { handle(request).await };
     let mut work = pin!(AssertUnwindSafe(work).catch_unwind());
@@ -386,6 +458,8 @@ async fn call<E>(lease: &Lease, grace: Duration, request: Request<Body>, handle:
 
 /// When a record expires that is completed now.
 pub(super) fn expires_unix_s(retention: Duration) -> u64 {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let now = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or_default();
     now.saturating_add(retention).as_secs()
 }

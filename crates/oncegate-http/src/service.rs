@@ -28,7 +28,10 @@ impl<S> Layer<S> for IdempotencyLayer {
     type Service = Idempotency<S>;
 
     fn layer(&self, inner: S) -> Idempotency<S> {
-        Idempotency { inner, layer: Arc::new(self.clone()) }
+        Idempotency {
+            inner,
+            layer: Arc::new(self.clone()),
+        }
     }
 }
 
@@ -46,8 +49,8 @@ where
     type Error = S::Error;
     type Future = BoxFuture<'static, Result<Response<Body>, S::Error>>;
 
-    /// Always ready. Readiness of the inner service may hold a permit of a limit, so it is awaited after the grant: a
-    /// stalled upload and a duplicate hold none.
+    /// Always ready. Readiness of the inner service may hold a permit of a limit, so it is awaited
+    /// after the grant: a stalled upload and a duplicate hold none.
     fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
         Poll::Ready(Ok(()))
     }
@@ -60,13 +63,20 @@ where
                 Ok(inner.call(request).await?.map(Body::stream))
             })
         });
-        Box::pin(serve(Arc::clone(&self.layer), request.map(Body::stream), handle))
+        Box::pin(serve(
+            Arc::clone(&self.layer),
+            request.map(Body::stream),
+            handle,
+        ))
     }
 }
 
 impl<S: fmt::Debug> fmt::Debug for Idempotency<S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Idempotency").field("inner", &self.inner).field("layer", &self.layer).finish()
+        f.debug_struct("Idempotency")
+            .field("inner", &self.inner)
+            .field("layer", &self.layer)
+            .finish()
     }
 }
 
@@ -95,21 +105,38 @@ mod tests {
         }
 
         fn call(&mut self, request: Request<Body>) -> Self::Future {
-            let first = request.extensions().get::<Attempt>().is_some_and(|attempt| attempt.number() == 1);
-            ready(if first { Err("told to") } else { Ok(Response::new(Body::empty())) })
+            let first = request
+                .extensions()
+                .get::<Attempt>()
+                .is_some_and(|attempt| attempt.number() == 1);
+            ready(if first {
+                Err("told to")
+            } else {
+                Ok(Response::new(Body::empty()))
+            })
         }
     }
 
     #[tokio::test(start_paused = true)]
     async fn an_error_of_the_inner_service_is_a_failed_attempt_and_passes_through() {
-        let layer =
-            IdempotencyLayer::new(request_gate("payments", MemoryStore::new()), Principal::single_tenant());
+        let layer = IdempotencyLayer::new(
+            request_gate("payments", MemoryStore::new()),
+            Principal::single_tenant(),
+        );
         let mut service = layer.layer(Flaky);
-        let request = || Request::post("/").header("idempotency-key", "k").body(Body::empty()).unwrap();
+        let request = || {
+            Request::post("/")
+                .header("idempotency-key", "k")
+                .body(Body::empty())
+                .unwrap()
+        };
         assert_eq!(service.call(request()).await.unwrap_err(), "told to");
         let response = service.call(request()).await.unwrap();
         assert_eq!(
-            (response.status(), response.headers().contains_key("idempotent-replayed")),
+            (
+                response.status(),
+                response.headers().contains_key("idempotent-replayed")
+            ),
             (StatusCode::OK, false)
         );
         let response = service.call(request()).await.unwrap();

@@ -1,4 +1,5 @@
-//! A circuit breaker for the store: while it does not answer, requests are refused without a wait for it.
+//! A circuit breaker for the store: while it does not answer, requests are refused without a wait
+//! for it.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -6,12 +7,13 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// Successive claims without an answer that open the breaker. One shard of several that is away does not: claims of
-/// the others are answered in between.
+/// Successive claims without an answer that open the breaker. One shard of several that is away
+/// does not: claims of the others are answered in between.
 const FAILURES_TO_OPEN: u32 = 5;
 
-/// How often an open breaker lets one request ask the store, and how long it lets none after one was not answered.
-/// Without the pause, a client that sends one request after another would wait with each of them.
+/// How often an open breaker lets one request ask the store, and how long it lets none after one
+/// was not answered. Without the pause, a client that sends one request after another would wait
+/// with each of them.
 const PROBE_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Counts the claims that the store did not answer. Shared by all requests of a layer.
@@ -50,8 +52,8 @@ impl StoreBreaker {
         })
     }
 
-    /// Notes whether a claim was refused until an operator acts. Returns whether that is news: it is logged once, and not for
-    /// each request.
+    /// Notes whether a claim was refused until an operator acts. Returns whether that is news: it
+    /// is logged once, and not for each request.
     pub(super) fn refused(&self, refused: bool) -> bool {
         self.is_refusing.swap(refused, Ordering::Relaxed) != refused
     }
@@ -95,7 +97,10 @@ mod tests {
         // One asks at the first second, and is not answered until the sixth; others ask meanwhile.
         assert!(breaker.admits(at(1)) && !breaker.admits(at(1)) && breaker.admits(at(2)));
         assert_eq!(breaker.claimed(false, at(6)), None);
-        assert!(!breaker.admits(at(6)), "the next request of the same client waits again");
+        assert!(
+            !breaker.admits(at(6)),
+            "the next request of the same client waits again"
+        );
         assert!(breaker.admits(at(7)));
         assert_eq!(breaker.claimed(true, at(7)), Some(BreakerChange::Closed));
         assert!(breaker.admits(at(7)) && breaker.admits(at(7)));

@@ -32,14 +32,21 @@ pub(super) struct Tasks {
 impl Tasks {
     pub(super) fn new(max_in_flight: usize) -> Self {
         let places = Arc::new(Semaphore::new(max_in_flight.min(Semaphore::MAX_PERMITS)));
-        Self { places, running: TaskTracker::new(), cut_off: CancellationToken::new() }
+        Self {
+            places,
+            running: TaskTracker::new(),
+            cut_off: CancellationToken::new(),
+        }
     }
 
     /// Takes a permit; `None` when there is none left, or when the service stops.
     pub(super) fn place(&self) -> Option<Place> {
         let tracked = self.running.token();
         let permit = Arc::clone(&self.places).try_acquire_owned().ok()?;
-        Some(Place { _permit: permit, _tracked: tracked })
+        Some(Place {
+            _permit: permit,
+            _tracked: tracked,
+        })
     }
 
     pub(super) fn spawn(&self, place: Place, work: impl Future<Output = ()> + Send + 'static) {
@@ -56,8 +63,8 @@ impl Tasks {
         drop(tokio::spawn(work.in_current_span()));
     }
 
-    /// Stops new handlers, waits for the running ones, and cancels those that still run after `deadline`. Returns how
-    /// many were cancelled.
+    /// Stops new handlers, waits for the running ones, and cancels those that still run after
+    /// `deadline`. Returns how many were cancelled.
     pub(super) async fn drain(&self, deadline: Duration) -> usize {
         self.places.close();
         self.running.close();

@@ -27,7 +27,8 @@ use tokio_util::sync::PollSemaphore;
 use tower_layer::Layer as _;
 use tower_service::Service;
 
-/// Responds with the size of the request's body. A permit limits how many do so at once, like tower's `ConcurrencyLimit`.
+/// Responds with the size of the request's body. A permit limits how many do so at once, like
+/// tower's `ConcurrencyLimit`.
 struct Limited {
     permits: PollSemaphore,
     permit: Option<OwnedSemaphorePermit>,
@@ -35,13 +36,19 @@ struct Limited {
 
 impl Limited {
     fn new(permits: usize) -> Self {
-        Self { permits: PollSemaphore::new(Arc::new(Semaphore::new(permits))), permit: None }
+        Self {
+            permits: PollSemaphore::new(Arc::new(Semaphore::new(permits))),
+            permit: None,
+        }
     }
 }
 
 impl Clone for Limited {
     fn clone(&self) -> Self {
-        Self { permits: self.permits.clone(), permit: None }
+        Self {
+            permits: self.permits.clone(),
+            permit: None,
+        }
     }
 }
 
@@ -62,19 +69,27 @@ impl Service<Request<Body>> for Limited {
         Box::pin(async move {
             let body = request.into_body().collect().await?.to_bytes();
             drop(permit);
-            Ok(Response::new(Body::from(Bytes::from(body.len().to_string()))))
+            Ok(Response::new(Body::from(Bytes::from(
+                body.len().to_string(),
+            ))))
         })
     }
 }
 
 fn layer() -> IdempotencyLayer {
-    IdempotencyLayer::new(request_gate("payments", MemoryStore::new()), Principal::single_tenant())
+    IdempotencyLayer::new(
+        request_gate("payments", MemoryStore::new()),
+        Principal::single_tenant(),
+    )
 }
 
 // invariant: stalled-upload
 #[tokio::test(start_paused = true)]
 async fn bodies_that_do_not_fit_into_memory_are_refused_until_others_have_ended() {
-    let service = layer().max_request_bytes(10).max_buffered_bytes(10).layer(Limited::new(1));
+    let service = layer()
+        .max_request_bytes(10)
+        .max_buffered_bytes(10)
+        .layer(Limited::new(1));
     let stalled = Pieces::new(6);
     let (sent, end) = (Arc::clone(&stalled.sent), stalled.end.clone());
     let first = {
@@ -93,10 +108,14 @@ async fn bodies_that_do_not_fit_into_memory_are_refused_until_others_have_ended(
 // invariant: stalled-upload
 #[tokio::test(start_paused = true)]
 async fn one_caller_cannot_take_the_memory_of_all_others() {
-    let principal =
-        Principal::from_fn(|request| Some(request.headers.get("caller")?.to_str().ok()?.to_owned()));
+    let principal = Principal::from_fn(|request| {
+        Some(request.headers.get("caller")?.to_str().ok()?.to_owned())
+    });
     let layer = IdempotencyLayer::new(request_gate("payments", MemoryStore::new()), principal);
-    let service = layer.max_request_bytes(10).max_buffered_bytes(20).layer(Limited::new(9));
+    let service = layer
+        .max_request_bytes(10)
+        .max_buffered_bytes(20)
+        .layer(Limited::new(9));
     let second = || post("second", Full::new(Bytes::from_static(b"12345")));
     let stalled = Pieces::new(6);
     let (sent, end) = (Arc::clone(&stalled.sent), stalled.end.clone());
@@ -109,10 +128,16 @@ async fn one_caller_cannot_take_the_memory_of_all_others() {
     let refused = call(&service, of("greedy", second())).await;
     assert_eq!(refused.status(), StatusCode::TOO_MANY_REQUESTS);
     assert!(refused.headers().contains_key("retry-after"));
-    assert_eq!(call(&service, of("other", second())).await.status(), StatusCode::OK);
+    assert_eq!(
+        call(&service, of("other", second())).await.status(),
+        StatusCode::OK
+    );
     end.add_permits(1);
     assert_eq!(first.await.unwrap().status(), StatusCode::OK);
-    assert_eq!(call(&service, of("greedy", second())).await.status(), StatusCode::OK);
+    assert_eq!(
+        call(&service, of("greedy", second())).await.status(),
+        StatusCode::OK
+    );
 }
 
 /// A store that can be away: then claims get no answer. Counts the claims.
@@ -130,7 +155,13 @@ impl StoreWrapper for AwayStore {
     }
 
     async fn execute(&self, commands: Vec<Command>) -> Vec<Result<Reply, StoreError>> {
-        if matches!(commands.first(), Some(Command { operation: Operation::Claim { .. }, .. })) {
+        if matches!(
+            commands.first(),
+            Some(Command {
+                operation: Operation::Claim { .. },
+                ..
+            })
+        ) {
             self.claims.fetch_add(1, SeqCst);
         }
         if self.away.load(SeqCst) {
@@ -150,9 +181,16 @@ async fn not_every_request_waits_for_a_store_that_is_away() {
     let status = async |key: &str| call(&service, post(key, Empty::new())).await.status();
     store.away.store(true, SeqCst);
     for n in 0..50 {
-        assert_eq!(status(&format!("k{n}")).await, StatusCode::SERVICE_UNAVAILABLE);
+        assert_eq!(
+            status(&format!("k{n}")).await,
+            StatusCode::SERVICE_UNAVAILABLE
+        );
     }
-    assert_eq!(store.claims.load(SeqCst), 5, "requests that waited for the store");
+    assert_eq!(
+        store.claims.load(SeqCst),
+        5,
+        "requests that waited for the store"
+    );
     store.away.store(false, SeqCst);
     assert_eq!(status("early").await, StatusCode::SERVICE_UNAVAILABLE);
     advance(Duration::from_secs(1)).await;
@@ -169,19 +207,29 @@ async fn a_body_has_a_default() {
     {
         let response = service.call(post("k", Empty::new())).await.unwrap();
         let timed_out = response.map(|_| B::default());
-        timed_out.into_body().size_hint().exact().and_then(|bytes| usize::try_from(bytes).ok()).unwrap()
+        timed_out
+            .into_body()
+            .size_hint()
+            .exact()
+            .and_then(|bytes| usize::try_from(bytes).ok())
+            .unwrap()
     }
     assert_eq!(status(layer().layer(Limited::new(1))).await, 0);
 }
 
 /// The request of this caller.
 fn of<B>(caller: &'static str, mut request: Request<B>) -> Request<B> {
-    request.headers_mut().insert("caller", HeaderValue::from_static(caller));
+    request
+        .headers_mut()
+        .insert("caller", HeaderValue::from_static(caller));
     request
 }
 
 fn post<B>(key: &str, body: B) -> Request<B> {
-    Request::post("/charges").header("idempotency-key", key).body(body).unwrap()
+    Request::post("/charges")
+        .header("idempotency-key", key)
+        .body(body)
+        .unwrap()
 }
 
 async fn call<B>(service: &Idempotency<Limited>, request: Request<B>) -> Response<Body>
@@ -190,7 +238,9 @@ where
     B::Error: Into<BoxError>,
 {
     let mut service = service.clone();
-    poll_fn(|context| Service::<Request<B>>::poll_ready(&mut service, context)).await.unwrap();
+    poll_fn(|context| Service::<Request<B>>::poll_ready(&mut service, context))
+        .await
+        .unwrap();
     service.call(request).await.unwrap()
 }
 
@@ -203,7 +253,11 @@ struct Pieces {
 
 impl Pieces {
     fn new(left: usize) -> Self {
-        Self { left, sent: Arc::new(Semaphore::new(0)), end: PollSemaphore::new(Arc::new(Semaphore::new(0))) }
+        Self {
+            left,
+            sent: Arc::new(Semaphore::new(0)),
+            end: PollSemaphore::new(Arc::new(Semaphore::new(0))),
+        }
     }
 }
 
@@ -237,7 +291,11 @@ async fn a_stalled_upload_holds_no_permit_of_the_inner_service() {
     };
     drop(sent.acquire().await.unwrap());
     // Time passes only while nothing else can be done: while this request waits for the upload.
-    let other = timeout(Duration::from_secs(1), call(&service, post("other", Empty::new()))).await;
+    let other = timeout(
+        Duration::from_secs(1),
+        call(&service, post("other", Empty::new())),
+    )
+    .await;
     assert_eq!(other.unwrap().status(), StatusCode::OK);
     slow.abort();
 }
@@ -259,8 +317,18 @@ async fn a_body_in_pieces_of_one_byte_takes_the_memory_of_its_bytes() {
     let answered = tokio::spawn(async move { call(&service, post("pieces", pieces)).await });
     drop(sent.acquire().await.unwrap());
     let taken = resident_bytes().saturating_sub(before);
-    assert!(taken < 16 * BODY_BYTES, "{taken} bytes for a body of {BODY_BYTES}");
+    assert!(
+        taken < 16 * BODY_BYTES,
+        "{taken} bytes for a body of {BODY_BYTES}"
+    );
     end.add_permits(1);
-    let body = answered.await.unwrap().into_body().collect().await.unwrap().to_bytes();
+    let body = answered
+        .await
+        .unwrap()
+        .into_body()
+        .collect()
+        .await
+        .unwrap()
+        .to_bytes();
     assert_eq!(body, BODY_BYTES.to_string());
 }

@@ -40,29 +40,37 @@ pub struct ObjectResults {
 impl ObjectResults {
     /// A store in files below `path`.
     ///
-    /// If only the last component of `path` is missing, it is created for its owner only. Every process that shares the
-    /// records must use the same folder. A file and its folder are synced to the disk before a result counts as kept.
+    /// If only the last component of `path` is missing, it is created for its owner only. Every
+    /// process that shares the records must use the same folder. A file and its folder are synced
+    /// to the disk before a result counts as kept.
     ///
     /// # Errors
     /// When the folder cannot be created or opened.
     pub fn folder(path: impl AsRef<FilePath>) -> Result<Self, ResultStoreError> {
         let path = path.as_ref();
         let folder = make_folder(path).map_err(|error| {
-            ResultStoreError::new(std::io::Error::new(error.kind(), format!("{}: {error}", path.display())))
+            ResultStoreError::new(std::io::Error::new(
+                error.kind(),
+                format!("{}: {error}", path.display()),
+            ))
         })?;
         let files = LocalFileSystem::new_with_prefix(&folder).map_err(ResultStoreError::new)?;
         let place = folder.display().to_string();
-        Ok(Self { objects: Arc::new(files.with_fsync(true)), place, folder: Some(folder) })
+        Ok(Self {
+            objects: Arc::new(files.with_fsync(true)),
+            place,
+            folder: Some(folder),
+        })
     }
 
     /// A store in S3, or in a service with its protocol: `s3://bucket/prefix`.
     ///
     /// Credentials, region and endpoint come from the usual variables: `AWS_ACCESS_KEY_ID`,
-    /// `AWS_SECRET_ACCESS_KEY`, `AWS_REGION`, `AWS_ENDPOINT_URL`, a web identity, or the instance's role; plain HTTP
-    /// needs `AWS_ALLOW_HTTP=true`. The account needs `s3:PutObject`, `s3:GetObject` and `s3:ListBucket` (without the
-    /// last one S3 reports a missing result as forbidden, and its duplicates would wait for ever), and
-    /// `s3:DeleteObject` for the sweep. For other settings, configure your own client:
-    /// [`from_object_store`](Self::from_object_store).
+    /// `AWS_SECRET_ACCESS_KEY`, `AWS_REGION`, `AWS_ENDPOINT_URL`, a web identity, or the instance's
+    /// role; plain HTTP needs `AWS_ALLOW_HTTP=true`. The account needs `s3:PutObject`,
+    /// `s3:GetObject` and `s3:ListBucket` (without the last one S3 reports a missing result as
+    /// forbidden, and its duplicates would wait for ever), and `s3:DeleteObject` for the sweep. For
+    /// other settings, configure your own client: [`from_object_store`](Self::from_object_store).
     ///
     /// # Errors
     /// When the URL or a variable is invalid. This does not connect yet.
@@ -72,8 +80,10 @@ impl ObjectResults {
         use object_store::prefix::PrefixStore;
         use object_store::{BackoffConfig, ClientConfigKey, RetryConfig};
 
-        let prefix =
-            url.strip_prefix("s3://").and_then(|rest| rest.split_once('/')).map_or("", |(_, path)| path);
+        let prefix = url
+            .strip_prefix("s3://")
+            .and_then(|rest| rest.split_once('/'))
+            .map_or("", |(_, path)| path);
         let timeout = format!("{} seconds", ANSWER_LIMIT.as_secs());
         let builder = AmazonS3Builder::from_env()
             .with_url(url)
@@ -86,26 +96,43 @@ impl ObjectResults {
             });
         let bucket = builder.build().map_err(ResultStoreError::new)?;
         let prefix = Path::parse(prefix).map_err(ResultStoreError::new)?;
-        Ok(Self { objects: Arc::new(PrefixStore::new(bucket, prefix)), place: url.to_owned(), folder: None })
+        Ok(Self {
+            objects: Arc::new(PrefixStore::new(bucket, prefix)),
+            place: url.to_owned(),
+            folder: None,
+        })
     }
 
     /// A store over the caller's object store. Its writes must be durable when they return: a
     /// `LocalFileSystem` needs `with_fsync(true)`.
     pub fn from_object_store(objects: Arc<dyn ObjectStore>) -> Self {
-        Self { place: objects.to_string(), objects, folder: None }
+        Self {
+            place: objects.to_string(),
+            objects,
+            folder: None,
+        }
     }
 
     /// The store's own clock: the modification time of an object that was written just now.
     async fn now(&self, clock: &Path) -> Result<SystemTime, Error> {
-        self.objects.put(clock, Bytes::from_static(b"the time of a sweep").into()).await?;
+        self.objects
+            .put(clock, Bytes::from_static(b"the time of a sweep").into())
+            .await?;
         Ok(self.objects.head(clock).await?.last_modified.into())
     }
 
-    async fn try_sweep(&self, scope: &Scope, older_than: Duration, sweep: Sweep) -> Result<Swept, Error> {
+    async fn try_sweep(
+        &self,
+        scope: &Scope,
+        older_than: Duration,
+        sweep: Sweep,
+    ) -> Result<Swept, Error> {
         let clock = Path::from(format!("{scope}/clock"));
         let now = self.now(&clock).await?;
         let mut swept = Swept::default();
-        let Some(deadline) = now.checked_sub(older_than) else { return Ok(swept) };
+        let Some(deadline) = now.checked_sub(older_than) else {
+            return Ok(swept);
+        };
         let mut listed = self.objects.list(Some(&Path::from(scope.as_str())));
         let mut old = HashMap::new();
         while let Some(object) = listed.try_next().await? {
@@ -177,7 +204,10 @@ const DELETED_AT_ONCE: usize = 1_000;
 impl ResultStore for ObjectResults {
     async fn put(&self, name: &str, bytes: Bytes) -> Result<(), ResultStoreError> {
         #[cfg(unix)]
-        let file = self.folder.as_ref().map(|folder| (folder.clone(), Path::from(name)));
+        let file = self
+            .folder
+            .as_ref()
+            .map(|folder| (folder.clone(), Path::from(name)));
         #[cfg(unix)]
         if let Some((folder, name)) = file.clone() {
             // Before the file, so that at no time another user reads it.
@@ -211,10 +241,14 @@ impl ResultStore for ObjectResults {
         older_than: Duration,
         sweep: Sweep,
     ) -> Result<Swept, ResultStoreError> {
-        let mut swept = self.try_sweep(scope, older_than, sweep).await.map_err(ResultStoreError::new)?;
+        let mut swept = self
+            .try_sweep(scope, older_than, sweep)
+            .await
+            .map_err(ResultStoreError::new)?;
         if let Some(folder) = &self.folder {
             let folder = folder.join(Path::from(scope.as_str()).as_ref());
-            let sweeping = move || sweep_unfinished(&folder, older_than, sweep, &mut swept).map(|()| swept);
+            let sweeping =
+                move || sweep_unfinished(&folder, older_than, sweep, &mut swept).map(|()| swept);
             swept = blocking(sweeping).await?;
         }
         Ok(swept)
@@ -226,10 +260,13 @@ async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> std::io::Result<T> + Send + 'static,
 ) -> Result<T, ResultStoreError> {
     let done = tokio::task::spawn_blocking(work).await;
-    done.map_err(std::io::Error::other).flatten().map_err(ResultStoreError::new)
+    done.map_err(std::io::Error::other)
+        .flatten()
+        .map_err(ResultStoreError::new)
 }
 
-/// Creates the folders of this result below `root` for their owner only. Folders that exist keep their mode.
+/// Creates the folders of this result below `root` for their owner only. Folders that exist keep
+/// their mode.
 #[cfg(unix)]
 fn make_private_folders(root: &FilePath, name: &str) -> std::io::Result<()> {
     use std::os::unix::fs::DirBuilderExt as _;
@@ -262,7 +299,9 @@ fn sweep_unfinished(
     sweep: Sweep,
     swept: &mut Swept,
 ) -> std::io::Result<()> {
-    let Some(deadline) = SystemTime::now().checked_sub(older_than) else { return Ok(()) };
+    let Some(deadline) = SystemTime::now().checked_sub(older_than) else {
+        return Ok(());
+    };
     for shard in std::fs::read_dir(folder)? {
         let shard = shard?;
         if !shard.file_type()?.is_dir() {
@@ -270,7 +309,10 @@ fn sweep_unfinished(
         }
         for file in std::fs::read_dir(shard.path())? {
             let file = file?;
-            let unfinished = file.file_name().to_str().is_some_and(|name| name.contains('#'));
+            let unfinished = file
+                .file_name()
+                .to_str()
+                .is_some_and(|name| name.contains('#'));
             if !unfinished {
                 continue;
             }

@@ -33,7 +33,8 @@ const DEFAULT_PURGE_REST: Duration = Duration::from_secs(600);
 const TCP_USER_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Error text for an invalid URL. It does not repeat the URL, which may contain a password.
-const INVALID_URL: &str = "the URL is invalid: postgres://[user[:password]@]host[:port]/database is expected";
+const INVALID_URL: &str =
+    "the URL is invalid: postgres://[user[:password]@]host[:port]/database is expected";
 
 /// Options for a [`PostgresStore`].
 #[must_use = "nothing happens before connect()"]
@@ -82,7 +83,10 @@ impl PostgresBuilder {
             connect_timeout: DEFAULT_CONNECT_TIMEOUT,
             start_patience: Duration::ZERO,
             allowed: Allowed::default(),
-            purge: Purge { rest: Some(DEFAULT_PURGE_REST), ..Purge::default() },
+            purge: Purge {
+                rest: Some(DEFAULT_PURGE_REST),
+                ..Purge::default()
+            },
             journaled: false,
             tls_root: None,
             tls_client: None,
@@ -90,40 +94,58 @@ impl PostgresBuilder {
         }
     }
 
-    /// The file in PEM with the authorities that may sign the server's certificate, where the URL names none
-    /// (`sslrootcert`). Default: those of this machine. It is read again when it changes.
+    /// The file in PEM with the authorities that may sign the server's certificate, where the URL
+    /// names none (`sslrootcert`). Default: those of this machine. It is read again when it
+    /// changes.
     ///
-    /// Connections to this machine use TLS, too, if it is set and the URL has no `sslmode`. A pool that the caller supplies
-    /// has its own TLS.
+    /// Connections to this machine use TLS, too, if it is set and the URL has no `sslmode`. A pool
+    /// that the caller supplies has its own TLS.
     pub fn tls_root(self, file: impl Into<PathBuf>) -> Self {
-        Self { tls_root: Some(file.into()), ..self }
+        Self {
+            tls_root: Some(file.into()),
+            ..self
+        }
     }
 
-    /// The files in PEM with the client's certificate and its key, where the URL names none (`sslcert`, `sslkey`).
-    /// Default: none. They are read again when they change.
+    /// The files in PEM with the client's certificate and its key, where the URL names none
+    /// (`sslcert`, `sslkey`). Default: none. They are read again when they change.
     pub fn tls_client(self, certificate: impl Into<PathBuf>, key: impl Into<PathBuf>) -> Self {
-        Self { tls_client: Some((certificate.into(), key.into())), ..self }
+        Self {
+            tls_client: Some((certificate.into(), key.into())),
+            ..self
+        }
     }
 
-    /// The file with the password, instead of one in the URL; a line feed at its end does not count. Default: none.
+    /// The file with the password, instead of one in the URL; a line feed at its end does not
+    /// count. Default: none.
     ///
-    /// It is read for each new connection, so the password may change while connections are open. A pool that the caller
-    /// supplies has its own.
+    /// It is read for each new connection, so the password may change while connections are open. A
+    /// pool that the caller supplies has its own.
     pub fn password_file(self, path: impl Into<PathBuf>) -> Self {
-        Self { password_file: Some(path.into()), ..self }
+        Self {
+            password_file: Some(path.into()),
+            ..self
+        }
     }
 
     /// Time limit for one round trip. Default: 5 s. Keep it well below the lease.
     ///
-    /// It is also each transaction's `statement_timeout` and `idle_in_transaction_session_timeout`, and
-    /// half of it is the `lock_timeout`: a stalled process blocks keys no longer than that.
+    /// It is also each transaction's `statement_timeout` and `idle_in_transaction_session_timeout`,
+    /// and half of it is the `lock_timeout`: a stalled process blocks keys no longer than that.
     pub fn response_timeout(self, response_timeout: Duration) -> Self {
-        Self { response_timeout, ..self }
+        Self {
+            response_timeout,
+            ..self
+        }
     }
 
-    /// Time limit for one try to connect. Default: 2 s. A pool that the caller supplies has its own.
+    /// Time limit for one try to connect. Default: 2 s. A pool that the caller supplies has its
+    /// own.
     pub fn connect_timeout(self, connect_timeout: Duration) -> Self {
-        Self { connect_timeout, ..self }
+        Self {
+            connect_timeout,
+            ..self
+        }
     }
 
     /// Accepts `synchronous_commit = off`. By default the check refuses it.
@@ -142,25 +164,29 @@ impl PostgresBuilder {
         self
     }
 
-    /// The longest time between the starts of two purges, which remove expired records. Default: 10 min.
+    /// The longest time between the starts of two purges, which remove expired records. Default: 10
+    /// min.
     ///
-    /// Purges run more often, and pause less, when one record in twenty has expired by then, so that they keep up.
-    /// The processes at one database take turns: one of them purges at a time, in small steps.
+    /// Purges run more often, and pause less, when one record in twenty has expired by then, so
+    /// that they keep up. The processes at one database take turns: one of them purges at a time,
+    /// in small steps.
     pub fn purge_every(mut self, rest: Duration) -> Self {
         self.purge.rest = Some(rest);
         self
     }
 
-    /// Leaves expired records in the table until [`PostgresStore::purge`] is called. They still count as
-    /// absent.
+    /// Leaves expired records in the table until [`PostgresStore::purge`] is called. They still
+    /// count as absent.
     pub fn without_purge(mut self) -> Self {
         self.purge.rest = None;
         self
     }
 
-    /// Passes expired records to `archive` before a purge deletes them. Default: no archive; they are deleted.
+    /// Passes expired records to `archive` before a purge deletes them. Default: no archive; they
+    /// are deleted.
     ///
-    /// Set the same archive for every process at one database, because any of them may run the purge.
+    /// Set the same archive for every process at one database, because any of them may run the
+    /// purge.
     pub fn archive(mut self, archive: impl Archive + 'static) -> Self {
         self.purge.archive = Some(SharedArchive::new(archive));
         self
@@ -169,20 +195,21 @@ impl PostgresBuilder {
     /// Requires a journal in the database. Default: no journal.
     ///
     /// Triggers on the table write an entry for each change of state, in the same transaction; see
-    /// [`PostgresStore::journal`]. [`create_schema`](PostgresStore::create_schema) creates the journal, and without it
-    /// the check refuses the store. Once created, it records every change in the database, also those by processes
-    /// whose store was opened without this setting.
+    /// [`PostgresStore::journal`]. [`create_schema`](PostgresStore::create_schema) creates the
+    /// journal, and without it the check refuses the store. Once created, it records every change
+    /// in the database, also those by processes whose store was opened without this setting.
     pub fn journaled(mut self) -> Self {
         self.journaled = true;
         self
     }
 
-    /// How long [`connect`](Self::connect) tries again while the server is away: a server that is starting, or is not there
-    /// yet. Default: zero, which is one try, so that a wrong address is reported at once.
+    /// How long [`connect`](Self::connect) tries again while the server is away: a server that is
+    /// starting, or is not there yet. Default: zero, which is one try, so that a wrong address is
+    /// reported at once.
     ///
-    /// A service that may start before its database sets this; five minutes are what a consumer waits for its brokers
-    /// (`Consumer::start_patience`). Each failed try is logged as a warning, and the delays between them grow to 5 s. A
-    /// server that refuses is not waited for.
+    /// A service that may start before its database sets this; five minutes are what a consumer
+    /// waits for its brokers (`Consumer::start_patience`). Each failed try is logged as a warning,
+    /// and the delays between them grow to 5 s. A server that refuses is not waited for.
     pub fn start_patience(mut self, patience: Duration) -> Self {
         self.start_patience = patience;
         self
@@ -191,8 +218,8 @@ impl PostgresBuilder {
     /// Connects. It creates no tables: see [`PostgresStore::create_schema`].
     ///
     /// # Errors
-    /// When the URL is invalid, the server cannot be reached within the [`start_patience`](Self::start_patience), or it
-    /// refuses the user.
+    /// When the URL is invalid, the server cannot be reached within the
+    /// [`start_patience`](Self::start_patience), or it refuses the user.
     pub async fn connect(self) -> Result<PostgresStore, StoreError> {
         until_reachable(self.start_patience, fastrand::f64, || self.try_connect()).await
     }
@@ -201,7 +228,9 @@ impl PostgresBuilder {
         let url = match &self.origin {
             Origin::Pool(pool) => {
                 let sessions = Sessions::Unconfigured;
-                return self.open((pool.clone(), None), None, Reached::default(), sessions).await;
+                return self
+                    .open((pool.clone(), None), None, Reached::default(), sessions)
+                    .await;
             }
             Origin::Url(url) => url,
         };
@@ -211,25 +240,46 @@ impl PostgresBuilder {
         if let Some(password) = &password {
             config.password(password.read()?);
         }
-        let parameters = parameters.or_root(self.tls_root.clone()).or_client(self.tls_client.clone());
+        let parameters = parameters
+            .or_root(self.tls_root.clone())
+            .or_client(self.tls_client.clone());
         let shows_password = parameters.shows_password(&config);
         let tls = Tls::new(parameters, &mut config)?;
         let options = config.get_options().unwrap_or_default().to_owned();
         let mut ours = config.clone();
         ours.options(options + &link::session_options(self.response_timeout));
-        let reached = Reached { address: address(&config), shows_password };
+        let reached = Reached {
+            address: address(&config),
+            shows_password,
+        };
         let connecting = |sessions| {
             let notices = Notices::new(tls.clone(), password.clone());
-            Some(Connecting { config: config.clone(), notices, sessions })
+            Some(Connecting {
+                config: config.clone(),
+                notices,
+                sessions,
+            })
         };
         let pool_of = |config| pool(config, tls.clone(), password.clone());
-        let opened =
-            self.open(pool_of(ours)?, connecting(Sessions::Ours), reached.clone(), Sessions::Ours).await;
+        let opened = self
+            .open(
+                pool_of(ours)?,
+                connecting(Sessions::Ours),
+                reached.clone(),
+                Sessions::Ours,
+            )
+            .await;
         match opened {
             // A pooler may refuse a session with settings, or drop them.
             Err(StoreError::Refused { .. }) => {
                 let pool = pool_of(config.clone())?;
-                self.open(pool, connecting(Sessions::Unconfigured), reached, Sessions::Unconfigured).await
+                self.open(
+                    pool,
+                    connecting(Sessions::Unconfigured),
+                    reached,
+                    Sessions::Unconfigured,
+                )
+                .await
             }
             opened => opened,
         }
@@ -243,17 +293,28 @@ impl PostgresBuilder {
         sessions: Sessions,
     ) -> Result<PostgresStore, StoreError> {
         // Builders can be used again, and each store has its own purge.
-        let purge = Purge { backlog: Arc::default(), ..self.purge.clone() };
+        let purge = Purge {
+            backlog: Arc::default(),
+            ..self.purge.clone()
+        };
         let backlog = Arc::clone(&purge.backlog);
-        let link = Link::start(Shared::new(pool, notices, self.response_timeout, sessions), purge)?;
+        let link = Link::start(
+            Shared::new(pool, notices, self.response_timeout, sessions),
+            purge,
+        )?;
         // A pool of the caller's has no address here.
         let server = match &*reached.address {
             "" => "PostgreSQL".to_owned(),
             address => format!("PostgreSQL at {address}"),
         };
-        let has_settings = link.has_settings().await.map_err(|error| error.at(server))?;
+        let has_settings = link
+            .has_settings()
+            .await
+            .map_err(|error| error.at(server))?;
         if sessions == Sessions::Ours && !has_settings {
-            return Err(StoreError::refused("the sessions do not keep their settings"));
+            return Err(StoreError::refused(
+                "the sessions do not keep their settings",
+            ));
         }
         if sessions == Sessions::Unconfigured {
             link.keeps_statements().await?;
@@ -291,10 +352,15 @@ fn pool(
     tls: Option<Tls>,
     password: Option<PasswordFile>,
 ) -> Result<(Pool, Option<Notices>), StoreError> {
-    let recycling = ManagerConfig { recycling_method: RecyclingMethod::Fast };
+    let recycling = ManagerConfig {
+        recycling_method: RecyclingMethod::Fast,
+    };
     let notices = Notices::new(tls, password);
     let manager = Manager::from_connect(config, notices.clone(), recycling);
-    let pool = Pool::builder(manager).max_size(CONNECTIONS).runtime(Runtime::Tokio1).build();
+    let pool = Pool::builder(manager)
+        .max_size(CONNECTIONS)
+        .runtime(Runtime::Tokio1)
+        .build();
     let pool = pool.map_err(|error| StoreError::refused(format!("no pool: {error}")))?;
     Ok((pool, Some(notices)))
 }
@@ -307,10 +373,22 @@ fn address(config: &Config) -> String {
         Host::Unix(path) => path.display().to_string(),
     });
     let ports: Vec<u16> = config.get_ports().to_vec();
-    let port = |position: usize| ports.get(position).or(ports.first()).copied().unwrap_or(5_432);
-    let places: Vec<String> =
-        hosts.enumerate().map(|(position, host)| format!("{host}:{}", port(position))).collect();
-    format!("{}/{}", places.join(","), config.get_dbname().unwrap_or_default())
+    let port = |position: usize| {
+        ports
+            .get(position)
+            .or(ports.first())
+            .copied()
+            .unwrap_or(5_432)
+    };
+    let places: Vec<String> = hosts
+        .enumerate()
+        .map(|(position, host)| format!("{host}:{}", port(position)))
+        .collect();
+    format!(
+        "{}/{}",
+        places.join(","),
+        config.get_dbname().unwrap_or_default()
+    )
 }
 
 impl std::fmt::Debug for PostgresBuilder {

@@ -46,7 +46,10 @@ pub(super) async fn ask(
     journaled: bool,
 ) -> Result<Checkup, Trouble> {
     let asked = SystemTime::now();
-    let row = client.query_one(ASK, &[]).await.map_err(|error| errors::not_executed(&error))?;
+    let row = client
+        .query_one(ASK, &[])
+        .await
+        .map_err(|error| errors::not_executed(&error))?;
     let answered = SystemTime::now();
     let said = Said {
         version: row.get("version"),
@@ -72,17 +75,23 @@ pub(super) async fn ask(
     }
     let clock_ms = u64::try_from(row.get::<_, i64>("clock_ms")).unwrap_or_default();
     let clock = SystemTime::UNIX_EPOCH + Duration::from_millis(clock_ms);
-    checkup.warnings.extend(clock::warning(clock, asked, answered));
+    checkup
+        .warnings
+        .extend(clock::warning(clock, asked, answered));
     let refuse = |why: String| Err(StoreError::refused(format!("{} {why}", checkup.store)).into());
     let lacking = rights::lacking(client, row.get("role")).await?;
     if let Some(rights) = lacking.by_all {
         return refuse(format!("does not let this role do its work: {rights}"));
     }
     schema::check(client, journaled).await?;
-    let unlogged = client.query_one(ASK_UNLOGGED, &[]).await.map_err(|error| errors::not_executed(&error))?;
+    let unlogged = client
+        .query_one(ASK_UNLOGGED, &[])
+        .await
+        .map_err(|error| errors::not_executed(&error))?;
     if unlogged.get(0) {
         return refuse(
-            "would empty oncegate_records after a crash: ALTER TABLE oncegate_records SET LOGGED".into(),
+            "would empty oncegate_records after a crash: ALTER TABLE oncegate_records SET LOGGED"
+                .into(),
         );
     }
     checkup.warnings.extend(lacking.by_some);
@@ -92,13 +101,18 @@ pub(super) async fn ask(
 fn judge(said: &Said, store: String, allowed: Allowed) -> Result<Checkup, StoreError> {
     let refuse = |why: String| Err(StoreError::refused(format!("{store} {why}")));
     if said.version / 10_000 < OLDEST_MAJOR {
-        return refuse(format!("is too old: oncegate needs PostgreSQL {OLDEST_MAJOR} or later"));
+        return refuse(format!(
+            "is too old: oncegate needs PostgreSQL {OLDEST_MAJOR} or later"
+        ));
     }
     if said.standby {
         return refuse("is a standby: name its primary in the URL".to_owned());
     }
     if said.encoding != "UTF8" {
-        return refuse(format!("keeps text as {}: use a database with encoding UTF8", said.encoding));
+        return refuse(format!(
+            "keeps text as {}: use a database with encoding UTF8",
+            said.encoding
+        ));
     }
     let mut warnings = Vec::new();
     if said.synchronous_commit == "off" {
@@ -130,7 +144,9 @@ fn judge(said: &Said, store: String, allowed: Allowed) -> Result<Checkup, StoreE
                     .to_owned(),
             );
         }
-        warnings.push("fsync is off: a power cut may damage or lose every record. Set it to on.".to_owned());
+        warnings.push(
+            "fsync is off: a power cut may damage or lose every record. Set it to on.".to_owned(),
+        );
     }
     if said.full_page_writes != "on" {
         // Some file systems never write half a page.
@@ -140,7 +156,11 @@ fn judge(said: &Said, store: String, allowed: Allowed) -> Result<Checkup, StoreE
                 .to_owned(),
         );
     }
-    Ok(Checkup { store, survives: survives(said), warnings })
+    Ok(Checkup {
+        store,
+        survives: survives(said),
+        warnings,
+    })
 }
 
 fn survives(said: &Said) -> Survives {
@@ -182,11 +202,41 @@ mod tests {
     #[test]
     fn what_breaks_the_promise_is_refused_with_its_remedy() {
         for (said, remedy) in [
-            (Said { version: 130_001, ..good() }, "14 or later"),
-            (Said { standby: true, ..good() }, "primary"),
-            (Said { encoding: "LATIN1".to_owned(), ..good() }, "UTF8"),
-            (Said { synchronous_commit: "off".to_owned(), ..good() }, "allow_asynchronous_commit"),
-            (Said { fsync: "off".to_owned(), ..good() }, "allow_fsync_off"),
+            (
+                Said {
+                    version: 130_001,
+                    ..good()
+                },
+                "14 or later",
+            ),
+            (
+                Said {
+                    standby: true,
+                    ..good()
+                },
+                "primary",
+            ),
+            (
+                Said {
+                    encoding: "LATIN1".to_owned(),
+                    ..good()
+                },
+                "UTF8",
+            ),
+            (
+                Said {
+                    synchronous_commit: "off".to_owned(),
+                    ..good()
+                },
+                "allow_asynchronous_commit",
+            ),
+            (
+                Said {
+                    fsync: "off".to_owned(),
+                    ..good()
+                },
+                "allow_fsync_off",
+            ),
         ] {
             let refused = judge(&said, String::new(), Allowed::default()).unwrap_err();
             assert_eq!(refused.class(), "refused");
@@ -196,7 +246,10 @@ mod tests {
 
     #[test]
     fn the_settings_decide_what_a_completion_survives() {
-        let all = Allowed { asynchronous_commit: true, fsync_off: true };
+        let all = Allowed {
+            asynchronous_commit: true,
+            fsync_off: true,
+        };
         let said = |synchronous_commit: &str, fsync: &str, has_synchronous_standby| Said {
             synchronous_commit: synchronous_commit.to_owned(),
             fsync: fsync.to_owned(),
@@ -211,18 +264,38 @@ mod tests {
             (said("off", "on", true), Survives::Moments),
             (said("on", "off", true), Survives::Unsynced),
         ] {
-            assert_eq!(judge(&said, String::new(), all).unwrap().survives, survives, "{said:?}");
+            assert_eq!(
+                judge(&said, String::new(), all).unwrap().survives,
+                survives,
+                "{said:?}"
+            );
         }
     }
 
     #[test]
     fn what_weakens_the_promise_is_said() {
         let off = || "off".to_owned();
-        let local = Said { synchronous_commit: "local".to_owned(), has_synchronous_standby: true, ..good() };
-        let whole = Said { synchronous_commit: off(), fsync: off(), full_page_writes: off(), ..good() };
-        let all = Allowed { asynchronous_commit: true, fsync_off: true };
+        let local = Said {
+            synchronous_commit: "local".to_owned(),
+            has_synchronous_standby: true,
+            ..good()
+        };
+        let whole = Said {
+            synchronous_commit: off(),
+            fsync: off(),
+            full_page_writes: off(),
+            ..good()
+        };
+        let all = Allowed {
+            asynchronous_commit: true,
+            fsync_off: true,
+        };
         for (said, warnings) in [(local, 1), (whole, 3)] {
-            assert_eq!(judge(&said, String::new(), all).unwrap().warnings.len(), warnings, "{said:?}");
+            assert_eq!(
+                judge(&said, String::new(), all).unwrap().warnings.len(),
+                warnings,
+                "{said:?}"
+            );
         }
     }
 }

@@ -1,8 +1,8 @@
 //! Completes a record inside the user's transaction.
 //!
-//! The steps are the same for every client. Set limits, so that a stalled process blocks the key no longer than its
-//! lease. Complete the record with one statement, which takes the transaction's last lock. Commit. If the statement
-//! completes no row, the rules give the reason.
+//! The steps are the same for every client. Set limits, so that a stalled process blocks the key no
+//! longer than its lease. Complete the record with one statement, which takes the transaction's
+//! last lock. Commit. If the statement completes no row, the rules give the reason.
 
 use futures_util::future::join;
 use oncegate_core::record::{Record, StoreTime};
@@ -23,27 +23,35 @@ const LONGEST_LIMIT_MS: u128 = i32::MAX as u128;
 impl SqlTransaction<PostgresStore> for tokio_postgres::Transaction<'_> {
     async fn complete_and_commit(self, completing: &Completing) -> Result<(), BoxError> {
         complete(&self, completing).await?;
-        self.commit().await.map_err(|error| errors::in_doubt(&error).error.into())
+        self.commit()
+            .await
+            .map_err(|error| errors::in_doubt(&error).error.into())
     }
 }
 
 impl SqlTransaction<PostgresStore> for deadpool_postgres::Transaction<'_> {
     async fn complete_and_commit(self, completing: &Completing) -> Result<(), BoxError> {
         complete(&*self, completing).await?;
-        self.commit().await.map_err(|error| errors::in_doubt(&error).error.into())
+        self.commit()
+            .await
+            .map_err(|error| errors::in_doubt(&error).error.into())
     }
 }
 
 /// Completes the record; the transaction stays open.
 ///
-/// Its statements are not prepared: that would cost a round trip each, and does not work behind every pooler.
+/// Its statements are not prepared: that would cost a round trip each, and does not work behind
+/// every pooler.
 pub(super) async fn complete(
     transaction: &(impl GenericClient + Sync),
     completing: &Completing,
 ) -> Result<(), BoxError> {
     let not_executed = |error| errors::not_executed(&error).error;
-    let (limits, key, retention_ms) =
-        (limits(completing), completing.key().as_str(), retention_ms(completing));
+    let (limits, key, retention_ms) = (
+        limits(completing),
+        completing.key().as_str(),
+        retention_ms(completing),
+    );
     let (token, result) = (completing.token(), completing.result().as_ref());
     let token = token.as_bytes().as_slice();
     // In this order on the wire, and in one round trip.
@@ -51,15 +59,22 @@ pub(super) async fn complete(
         transaction.batch_execute(&limits),
         transaction.execute_typed(
             row::COMPLETE,
-            &[(&key, Type::TEXT), (&token, Type::BYTEA), (&result, Type::BYTEA), (&retention_ms, Type::INT8)],
+            &[
+                (&key, Type::TEXT),
+                (&token, Type::BYTEA),
+                (&result, Type::BYTEA),
+                (&retention_ms, Type::INT8),
+            ],
         ),
     )
     .await;
     if limited.and(completed).map_err(not_executed)? == 1 {
         return Ok(());
     }
-    let row =
-        transaction.query_typed_opt(row::READ_ONE, &[(&key, Type::TEXT)]).await.map_err(not_executed)?;
+    let row = transaction
+        .query_typed_opt(row::READ_ONE, &[(&key, Type::TEXT)])
+        .await
+        .map_err(not_executed)?;
     let read = |row| Ok::<_, String>((row::now(row)?, row::decode(row)?));
     Err(why_not(completing, row.as_ref().map(read)))
 }
@@ -83,7 +98,9 @@ fn retention_ms(completing: &Completing) -> i64 {
 fn why_not(completing: &Completing, row: Option<Result<(StoreTime, Record), String>>) -> BoxError {
     let (now, record) = match row {
         Some(Ok((now, record))) => (now, Some(record)),
-        Some(Err(reason)) => return StoreError::unreadable(completing.key().clone(), reason).into(),
+        Some(Err(reason)) => {
+            return StoreError::unreadable(completing.key().clone(), reason).into();
+        }
         None => (StoreTime::default(), None),
     };
     let interference = |_| {
@@ -91,5 +108,7 @@ fn why_not(completing: &Completing, row: Option<Result<(StoreTime, Record), Stri
          on it interferes; remove it"
             .into()
     };
-    completing.apply(now, record).map_or_else(std::convert::identity, interference)
+    completing
+        .apply(now, record)
+        .map_or_else(std::convert::identity, interference)
 }

@@ -1,8 +1,9 @@
 //! Executes a batch with one statement without a read before, which settles nearly every command.
 //!
-//! A claim nearly always finds no record, and a completion nearly always its own claim. Both statements implement the
-//! rules for that case, and do nothing in any other. Commands that they did not settle are then executed by the rules,
-//! under a lock. So are commands with an unknown outcome: their token shows what was executed.
+//! A claim nearly always finds no record, and a completion nearly always its own claim. Both
+//! statements implement the rules for that case, and do nothing in any other. Commands that they
+//! did not settle are then executed by the rules, under a lock. So are commands with an unknown
+//! outcome: their token shows what was executed.
 
 use deadpool_postgres::Object;
 use oncegate_core::record::{FencingToken, Recovery, TAIL, whole_millis};
@@ -17,9 +18,13 @@ use super::row;
 use super::transaction::{self, Answer};
 
 /// Applies the commands. Returns one answer for each.
-pub(super) async fn execute(shared: &Shared, commands: &[Command]) -> Result<Vec<Answer>, StoreError> {
+pub(super) async fn execute(
+    shared: &Shared,
+    commands: &[Command],
+) -> Result<Vec<Answer>, StoreError> {
     let is_claim = |command: &Command| matches!(command.operation, Operation::Claim { .. });
-    // Claims have their own batches. If both were sent, an error of the second would leave the first unknown.
+    // Claims have their own batches. If both were sent, an error of the second would leave the
+    // first unknown.
     let settled = match commands.iter().any(is_claim) {
         true => claim_absent(shared, commands).await?,
         false => complete_own(shared, commands).await?,
@@ -30,7 +35,10 @@ pub(super) async fn execute(shared: &Shared, commands: &[Command]) -> Result<Vec
         Settled::Held(error) => return transaction::execute_around(shared, commands, error).await,
     };
     replies.resize(commands.len(), None);
-    let left = commands.iter().zip(&replies).filter(|(_, reply)| reply.is_none());
+    let left = commands
+        .iter()
+        .zip(&replies)
+        .filter(|(_, reply)| reply.is_none());
     let left: Vec<Command> = left.map(|(command, _)| command.clone()).collect();
     let by_the_rules = match left.is_empty() {
         true => Vec::new(),
@@ -42,8 +50,15 @@ pub(super) async fn execute(shared: &Shared, commands: &[Command]) -> Result<Vec
         },
     };
     let mut by_the_rules = by_the_rules.into_iter();
-    let mut next = || by_the_rules.next().unwrap_or_else(|| Err(StoreError::unknown("no answer")));
-    Ok(replies.into_iter().map(|reply| reply.map_or_else(&mut next, Ok)).collect())
+    let mut next = || {
+        by_the_rules
+            .next()
+            .unwrap_or_else(|| Err(StoreError::unknown("no answer")))
+    };
+    Ok(replies
+        .into_iter()
+        .map(|reply| reply.map_or_else(&mut next, Ok))
+        .collect())
 }
 
 /// The outcome of a statement.
@@ -58,41 +73,80 @@ enum Settled {
 
 /// Claims the keys that have no record.
 async fn claim_absent(shared: &Shared, commands: &[Command]) -> Result<Settled, StoreError> {
-    let claims = first_of_each_key(commands, |operation| matches!(operation, Operation::Claim { .. }));
+    let claims = first_of_each_key(commands, |operation| {
+        matches!(operation, Operation::Claim { .. })
+    });
     let (mut keys, mut tokens, mut expiries_ms) = (Vec::new(), Vec::new(), Vec::new());
     let (mut fingerprints, mut fencing_tokens) = (Vec::new(), Vec::new());
     for First { key, operation, .. } in &claims {
-        let Operation::Claim { token, lease, fingerprint, fenced, .. } = operation else { continue };
+        let Operation::Claim {
+            token,
+            lease,
+            fingerprint,
+            fenced,
+            ..
+        } = operation
+        else {
+            continue;
+        };
         keys.push(*key);
         tokens.push(token.as_bytes().as_slice());
-        expiries_ms.push(millis(whole_millis(*lease).saturating_add(whole_millis(TAIL))));
-        fingerprints.push(fingerprint.as_ref().map(|fingerprint| fingerprint.as_bytes().as_slice()));
+        expiries_ms.push(millis(
+            whole_millis(*lease).saturating_add(whole_millis(TAIL)),
+        ));
+        fingerprints.push(
+            fingerprint
+                .as_ref()
+                .map(|fingerprint| fingerprint.as_bytes().as_slice()),
+        );
         fencing_tokens.push(*fenced);
     }
     let granted = |fencing_token: Option<i64>| {
-        let fencing_token = fencing_token.map(|fencing_token| FencingToken(fencing_token.unsigned_abs()));
-        let verdict =
-            Verdict::Granted(Grant { attempt: 1, recovery: Recovery::None, fencing_token, reopened: false });
-        Reply::Verdict { verdict, uncompared: false }
+        let fencing_token =
+            fencing_token.map(|fencing_token| FencingToken(fencing_token.unsigned_abs()));
+        let verdict = Verdict::Granted(Grant {
+            attempt: 1,
+            recovery: Recovery::None,
+            fencing_token,
+            reopened: false,
+        });
+        Reply::Verdict {
+            verdict,
+            uncompared: false,
+        }
     };
-    let parameters: [&(dyn ToSql + Sync); 5] = [&keys, &tokens, &expiries_ms, &fingerprints, &fencing_tokens];
+    let parameters: [&(dyn ToSql + Sync); 5] =
+        [&keys, &tokens, &expiries_ms, &fingerprints, &fencing_tokens];
     send(shared, row::CLAIM_ABSENT, &parameters, &claims, granted).await
 }
 
 /// Completes the claims that their owners hold.
 async fn complete_own(shared: &Shared, commands: &[Command]) -> Result<Settled, StoreError> {
-    let ends = first_of_each_key(commands, |operation| matches!(operation, Operation::Complete { .. }));
+    let ends = first_of_each_key(commands, |operation| {
+        matches!(operation, Operation::Complete { .. })
+    });
     let (mut keys, mut tokens) = (Vec::new(), Vec::new());
     let (mut results, mut retentions_ms) = (Vec::new(), Vec::new());
     for First { key, operation, .. } in &ends {
-        let Operation::Complete { token, result, retention, .. } = operation else { continue };
+        let Operation::Complete {
+            token,
+            result,
+            retention,
+            ..
+        } = operation
+        else {
+            continue;
+        };
         keys.push(*key);
         tokens.push(token.as_bytes().as_slice());
         results.push(&result[..]);
         retentions_ms.push(millis(whole_millis(*retention)));
     }
     let parameters: [&(dyn ToSql + Sync); 4] = [&keys, &tokens, &results, &retentions_ms];
-    send(shared, row::COMPLETE_OWN, &parameters, &ends, |_| Reply::Applied { recreated: false }).await
+    send(shared, row::COMPLETE_OWN, &parameters, &ends, |_| {
+        Reply::Applied { recreated: false }
+    })
+    .await
 }
 
 /// The first command about a key.
@@ -102,12 +156,16 @@ struct First<'a> {
     operation: &'a Operation,
 }
 
-/// The first command of each key, if it is such an operation, in the order of the keys. Rows are locked in that
-/// order, here and by the rules, so that batches never deadlock.
+/// The first command of each key, if it is such an operation, in the order of the keys. Rows are
+/// locked in that order, here and by the rules, so that batches never deadlock.
 fn first_of_each_key(commands: &[Command], wanted: impl Fn(&Operation) -> bool) -> Vec<First<'_>> {
     let mut first = Vec::with_capacity(commands.len());
     for (position, Command { key, operation }) in commands.iter().enumerate() {
-        first.push(First { key: key.as_str(), position, operation });
+        first.push(First {
+            key: key.as_str(),
+            position,
+            operation,
+        });
     }
     first.sort_unstable_by(|one, other| (one.key, one.position).cmp(&(other.key, other.position)));
     first.dedup_by(|later, first| later.key == first.key);
@@ -115,8 +173,8 @@ fn first_of_each_key(commands: &[Command], wanted: impl Fn(&Operation) -> bool) 
     first
 }
 
-/// Sends one statement in a separate transaction, in one round trip. Its one row contains the keys that it applied
-/// to, and their fencing tokens.
+/// Sends one statement in a separate transaction, in one round trip. Its one row contains the keys
+/// that it applied to, and their fencing tokens.
 ///
 /// # Errors
 /// When there is no connection, the server does not answer in time, or it refuses.
@@ -132,8 +190,16 @@ async fn send(
     }
     let client = shared.client().await?;
     let work = async {
-        let statement = client.prepare_cached(sql).await.map_err(|error| errors::not_executed(&error))?;
-        shared.committed(&client, shared.alone(&client, &statement, parameters, errors::in_doubt)).await
+        let statement = client
+            .prepare_cached(sql)
+            .await
+            .map_err(|error| errors::not_executed(&error))?;
+        shared
+            .committed(
+                &client,
+                shared.alone(&client, &statement, parameters, errors::in_doubt),
+            )
+            .await
     };
     let Ok(outcome) = tokio::time::timeout(shared.response_timeout, work).await else {
         drop(Object::take(client));
@@ -144,7 +210,10 @@ async fn send(
         Err(trouble) if trouble.row_held => Ok(Settled::Held(trouble.error)),
         // The rules execute it again.
         Err(trouble) if trouble.passing => Ok(Settled::Replies(Vec::new())),
-        Err(Trouble { error: StoreError::Unknown { .. }, .. }) => Ok(Settled::InDoubt),
+        Err(Trouble {
+            error: StoreError::Unknown { .. },
+            ..
+        }) => Ok(Settled::InDoubt),
         Err(trouble) => Err(trouble.error),
     }
 }
@@ -160,12 +229,19 @@ fn replies(
     let Some(row) = row else { return replies };
     // Null when there are none.
     let keys: Vec<&str> = row.get::<_, Option<_>>("keys").unwrap_or_default();
-    let fencing_tokens: Vec<Option<i64>> = row.get::<_, Option<_>>("fencing_tokens").unwrap_or_default();
-    for (key, fencing_token) in
-        keys.into_iter().zip(fencing_tokens.into_iter().chain(std::iter::repeat(None)))
+    let fencing_tokens: Vec<Option<i64>> = row
+        .get::<_, Option<_>>("fencing_tokens")
+        .unwrap_or_default();
+    for (key, fencing_token) in keys
+        .into_iter()
+        .zip(fencing_tokens.into_iter().chain(std::iter::repeat(None)))
     {
-        let found = commands.binary_search_by_key(&key, |command| command.key).ok();
-        let position = found.and_then(|found| commands.get(found)).map(|command| command.position);
+        let found = commands
+            .binary_search_by_key(&key, |command| command.key)
+            .ok();
+        let position = found
+            .and_then(|found| commands.get(found))
+            .map(|command| command.position);
         if let Some(place) = position.and_then(|position| replies.get_mut(position)) {
             *place = Some(reply(fencing_token));
         }

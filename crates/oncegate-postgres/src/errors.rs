@@ -32,7 +32,12 @@ pub(super) struct Trouble {
 
 impl From<StoreError> for Trouble {
     fn from(error: StoreError) -> Self {
-        Self { error, passing: false, row_held: false, crossed: false }
+        Self {
+            error,
+            passing: false,
+            row_held: false,
+            crossed: false,
+        }
     }
 }
 
@@ -87,8 +92,8 @@ const MEANINGS: &[(&str, Class, &str)] = &[
     ("XX002", Refused, "the server found a damaged index"),
 ];
 
-/// The error for data that a standby has returned, which may be old: an address that is shared by servers, or a pooler,
-/// may lead to one.
+/// The error for data that a standby has returned, which may be old: an address that is shared by
+/// servers, or a pooler, may lead to one.
 pub(super) fn standby() -> StoreError {
     StoreError::unavailable("the server is a standby: name its primary in the URL")
 }
@@ -117,15 +122,24 @@ pub(super) fn answered_with(state: &str, message: &str) -> Trouble {
         Refused => StoreError::refused(format!("{text} (SQLSTATE {state})")),
     };
     let crossed = excuse(state) == Some(Excuse::Conflict);
-    Trouble { error, passing: class == Passing, row_held: state == LOCK_NOT_AVAILABLE, crossed }
+    Trouble {
+        error,
+        passing: class == Passing,
+        row_held: state == LOCK_NOT_AVAILABLE,
+        crossed,
+    }
 }
 
-/// Converts an error after a commit was sent: an answer of the server settles the outcome, silence does not.
+/// Converts an error after a commit was sent: an answer of the server settles the outcome, silence
+/// does not.
 pub(super) fn in_doubt(error: &Error) -> Trouble {
     match error.as_db_error() {
         // A session that is ended while it commits may have committed.
         Some(answered) if !is_about_the_session(answered.code().code()) => not_executed(error),
-        _ => StoreError::unknown("the connection was lost while the transaction was being committed").into(),
+        _ => {
+            StoreError::unknown("the connection was lost while the transaction was being committed")
+                .into()
+        }
     }
 }
 
@@ -141,14 +155,19 @@ pub(super) fn excuse(state: &str) -> Option<Excuse> {
 
 /// Converts an error of the check whether the standbys have a confirmed commit.
 pub(super) fn unconfirmed(error: &Error) -> Trouble {
-    StoreError::unknown(format!("the standbys did not confirm the commit: {}", not_executed(error).error))
-        .into()
+    StoreError::unknown(format!(
+        "the standbys did not confirm the commit: {}",
+        not_executed(error).error
+    ))
+    .into()
 }
 
-/// Whether the server has reported the failure of a statement that commits by itself. A session that continues has
-/// rolled it back; one that ends may have committed before.
+/// Whether the server has reported the failure of a statement that commits by itself. A session
+/// that continues has rolled it back; one that ends may have committed before.
 pub(super) fn is_rolled_back(error: &Error) -> bool {
-    error.as_db_error().is_some_and(|answered| answered.parsed_severity() == Some(Severity::Error))
+    error
+        .as_db_error()
+        .is_some_and(|answered| answered.parsed_severity() == Some(Severity::Error))
 }
 
 /// Converts an error of the pool.
@@ -161,31 +180,46 @@ pub(super) fn no_connection(error: &PoolError) -> StoreError {
 }
 
 fn meaning(state: &str) -> (Class, &'static str) {
-    let found = MEANINGS.iter().find(|(begins, ..)| state.starts_with(begins));
-    found.map_or((Refused, "the server answered an error"), |&(_, class, text)| (class, text))
+    let found = MEANINGS
+        .iter()
+        .find(|(begins, ..)| state.starts_with(begins));
+    found.map_or(
+        (Refused, "the server answered an error"),
+        |&(_, class, text)| (class, text),
+    )
 }
 
-/// Whether a SQLSTATE means that the session ends, so that the outcome of its last statement is unknown.
+/// Whether a SQLSTATE means that the session ends, so that the outcome of its last statement is
+/// unknown.
 pub(super) fn is_about_the_session(state: &str) -> bool {
-    ["57P", "08", "25P03", "58", "XX"].iter().any(|begins| state.starts_with(begins))
+    ["57P", "08", "25P03", "58", "XX"]
+        .iter()
+        .any(|begins| state.starts_with(begins))
 }
 
 fn without_an_answer(error: &Error) -> Trouble {
     if error.is_closed() {
         let lost = Trouble::from(StoreError::unavailable("the connection was lost"));
-        return Trouble { passing: true, ..lost };
+        return Trouble {
+            passing: true,
+            ..lost
+        };
     }
     let mut cause = error.source();
     while let Some(source) = cause {
         if let Some(io) = source.downcast_ref::<std::io::Error>() {
-            if let Some(tls) = io.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>()) {
+            if let Some(tls) = io
+                .get_ref()
+                .and_then(|inner| inner.downcast_ref::<rustls::Error>())
+            {
                 return not_secured(tls).into();
             }
             // The client's error for a server that does not accept writes.
             if io.kind() == std::io::ErrorKind::PermissionDenied && io.raw_os_error().is_none() {
                 return StoreError::unavailable(meaning("25006").1).into();
             }
-            // Connecting and reading fail with errors of the system, which contain an address at most.
+            // Connecting and reading fail with errors of the system, which contain an address at
+            // most.
             return StoreError::unavailable(format!("the connection failed: {}", io.kind())).into();
         }
         cause = source.source();
@@ -208,7 +242,8 @@ fn without_an_answer(error: &Error) -> Trouble {
     StoreError::unavailable("the exchange with the server broke").into()
 }
 
-/// The error for a connection that TLS did not protect: the parameter that decides it, and the reason.
+/// The error for a connection that TLS did not protect: the parameter that decides it, and the
+/// reason.
 fn not_secured(error: &rustls::Error) -> StoreError {
     use rustls::Error::{AlertReceived, InvalidCertificate};
     let parameter = match error {
@@ -260,7 +295,12 @@ mod tests {
 
     #[test]
     fn only_an_answer_about_the_statement_settles_a_commit() {
-        for (state, doubtful) in [("57P01", true), ("08006", true), ("40001", false), ("53100", false)] {
+        for (state, doubtful) in [
+            ("57P01", true),
+            ("08006", true),
+            ("40001", false),
+            ("53100", false),
+        ] {
             assert_eq!(is_about_the_session(state), doubtful, "{state}");
         }
     }

@@ -1,7 +1,8 @@
 //! A journal in the database: triggers write each entry in the transaction of its change.
 //!
-//! Only triggers see the changes of all processes and of the user's own transactions through any client. The store's
-//! statements are the same with and without it, so a database without a journal has no extra cost.
+//! Only triggers see the changes of all processes and of the user's own transactions through any
+//! client. The store's statements are the same with and without it, so a database without a journal
+//! has no extra cost.
 
 use deadpool_postgres::Object;
 use oncegate_core::key::StoreKey;
@@ -25,13 +26,13 @@ const RUN: &str = "nullif(encode(substring(n.owner FOR 4), 'hex'), '00000000')";
 
 /// The table, and the triggers that write into it. The statements can be repeated.
 ///
-/// Each change of state or owner makes one entry, with one statement per statement of the store; a heartbeat makes
-/// none. Rows without an owner are locks without a record.
+/// Each change of state or owner makes one entry, with one statement per statement of the store; a
+/// heartbeat makes none. Rows without an owner are locks without a record.
 ///
-/// A session plans the function's statements once, for the number of rows at that time, and keeps the plans for
-/// batches of any size. So rows are always joined by hashes, entries are found by their index, and JIT compilation is
-/// off. The function runs with its owner's rights, so a role that runs consumers needs none on the journal, and
-/// cannot change it.
+/// A session plans the function's statements once, for the number of rows at that time, and keeps
+/// the plans for batches of any size. So rows are always joined by hashes, entries are found by
+/// their index, and JIT compilation is off. The function runs with its owner's rights, so a role
+/// that runs consumers needs none on the journal, and cannot change it.
 pub(super) fn sql() -> String {
     format!(
         "\
@@ -110,7 +111,11 @@ pub(super) async fn is_made(client: &Object) -> Result<bool, Trouble> {
 }
 
 /// The last `most` entries about a key, the oldest first; empty if there is no journal.
-pub(super) async fn read(client: &Object, key: &StoreKey, most: u32) -> Result<Vec<JournalEntry>, Trouble> {
+pub(super) async fn read(
+    client: &Object,
+    key: &StoreKey,
+    most: u32,
+) -> Result<Vec<JournalEntry>, Trouble> {
     let state = state(client).await?;
     if !state.get::<_, bool>("made") {
         return Ok(Vec::new());
@@ -125,7 +130,10 @@ pub(super) async fn read(client: &Object, key: &StoreKey, most: u32) -> Result<V
 }
 
 async fn state(client: &Object) -> Result<Row, Trouble> {
-    client.query_one(STATE, &[]).await.map_err(|error| errors::not_executed(&error))
+    client
+        .query_one(STATE, &[])
+        .await
+        .map_err(|error| errors::not_executed(&error))
 }
 
 fn entry(key: &StoreKey, row: &Row) -> JournalEntry {
@@ -133,8 +141,12 @@ fn entry(key: &StoreKey, row: &Row) -> JournalEntry {
         at_ms: row.get::<_, i64>("at_ms").unsigned_abs(),
         event: row.get("event"),
         key: Some(key.to_string()),
-        attempt: row.get::<_, Option<i16>>("attempt").map(|attempt| u32::from(attempt.unsigned_abs())),
-        fencing_token: row.get::<_, Option<i64>>("fencing_token").map(i64::unsigned_abs),
+        attempt: row
+            .get::<_, Option<i16>>("attempt")
+            .map(|attempt| u32::from(attempt.unsigned_abs())),
+        fencing_token: row
+            .get::<_, Option<i64>>("fencing_token")
+            .map(i64::unsigned_abs),
         run: row.get("run"),
         by: row.get("worker"),
         reason: row.get("reason"),

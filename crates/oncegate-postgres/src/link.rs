@@ -1,7 +1,8 @@
-//! The thread that drives the connections, with one queue each for claims, their ends, heartbeats and reads.
+//! The thread that drives the connections, with one queue each for claims, their ends, heartbeats
+//! and reads.
 //!
-//! deadpool-postgres opens and holds the connections, and replaces broken ones. A connection is checked out per
-//! batch, never per call.
+//! deadpool-postgres opens and holds the connections, and replaces broken ones. A connection is
+//! checked out per batch, never per call.
 
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -28,27 +29,31 @@ use super::row;
 use super::transaction::{self, Answer, ReadAnswer, within};
 use oncegate_store_toolkit::batch::{self, Batch, Carrier, Item, Joiner};
 
-/// The number of batches of claims in flight, and of batches of their ends. While one waits for the disk, or for a
-/// locked row, the next batch is collected and sent.
+/// The number of batches of claims in flight, and of batches of their ends. While one waits for the
+/// disk, or for a locked row, the next batch is collected and sent.
 const BATCHES_IN_FLIGHT: usize = 2;
 
-/// The most connections of a store: claims, their ends, heartbeats, reads, the purge, and one for everything else
-/// that is not about a key.
+/// The most connections of a store: claims, their ends, heartbeats, reads, the purge, and one for
+/// everything else that is not about a key.
 pub(super) const CONNECTIONS: usize = 2 * BATCHES_IN_FLIGHT + 4;
 
-/// Up to this many commands go in one statement: a statement has a high cost besides its rows. Of more, half are
-/// claimed while the others are completed.
+/// Up to this many commands go in one statement: a statement has a high cost besides its rows. Of
+/// more, half are claimed while the others are completed.
 const UNDIVIDED_ITEMS: usize = 128;
 
 /// The most calls of `purge` that may wait for their turn.
 const MAX_WAITING_PURGES: usize = 16;
 
-/// Settings with which every statement looks its keys up in the index, one after another in the given order.
+/// Settings with which every statement looks its keys up in the index, one after another in the
+/// given order.
 ///
-/// Otherwise a prepared statement that was planned while the table was small would always read the whole table, and
-/// with another order two batches could deadlock.
-const PLAN: [(&str, &str); 3] =
-    [("enable_seqscan", "off"), ("enable_hashjoin", "off"), ("enable_mergejoin", "off")];
+/// Otherwise a prepared statement that was planned while the table was small would always read the
+/// whole table, and with another order two batches could deadlock.
+const PLAN: [(&str, &str); 3] = [
+    ("enable_seqscan", "off"),
+    ("enable_hashjoin", "off"),
+    ("enable_mergejoin", "off"),
+];
 
 /// A custom setting, which shows that a session was opened with our settings.
 const SESSION_MARK: &str = "oncegate.response_timeout_ms";
@@ -74,8 +79,8 @@ pub(super) struct Shared {
 pub(super) enum Sessions {
     /// Each session has them from its beginning, so that a statement may stand alone.
     Ours,
-    /// Each transaction sets them, so they are valid on any connection, also behind a pooler, which shares
-    /// sessions.
+    /// Each transaction sets them, so they are valid on any connection, also behind a pooler, which
+    /// shares sessions.
     Unconfigured,
 }
 
@@ -87,7 +92,10 @@ fn settings(response_timeout: Duration) -> Vec<(&'static str, String)> {
         ("statement_timeout", limit_ms.to_string()),
         ("idle_in_transaction_session_timeout", limit_ms.to_string()),
     ];
-    limits.into_iter().chain(PLAN.map(|(name, value)| (name, value.to_owned()))).collect()
+    limits
+        .into_iter()
+        .chain(PLAN.map(|(name, value)| (name, value.to_owned())))
+        .collect()
 }
 
 pub(super) fn limit_ms(response_timeout: Duration) -> u128 {
@@ -97,13 +105,18 @@ pub(super) fn limit_ms(response_timeout: Duration) -> u128 {
 /// The `options` of a connection that give its session our settings.
 pub(super) fn session_options(response_timeout: Duration) -> String {
     let further = [
-        ("default_transaction_isolation", r"read\ committed".to_owned()),
+        (
+            "default_transaction_isolation",
+            r"read\ committed".to_owned(),
+        ),
         // Where it is on, `row::MARK` marks nothing.
         ("default_transaction_deferrable", "off".to_owned()),
         (SESSION_MARK, session_mark(response_timeout)),
     ];
     let settings = settings(response_timeout).into_iter().chain(further);
-    settings.map(|(name, value)| format!(" -c {name}={value}")).collect()
+    settings
+        .map(|(name, value)| format!(" -c {name}={value}"))
+        .collect()
 }
 
 /// The value of [`SESSION_MARK`] in a session with our settings.
@@ -123,13 +136,21 @@ impl Shared {
             let set = |(name, value)| format!("; SET LOCAL {name} = {value}");
             begin.extend(settings(response_timeout).into_iter().map(set));
         }
-        Self { pool, response_timeout, begin, sessions, notices, reconnect: Reconnect::default() }
+        Self {
+            pool,
+            response_timeout,
+            begin,
+            sessions,
+            notices,
+            reconnect: Reconnect::default(),
+        }
     }
 
     /// Runs work that ends with a commit, and checks that the commit has waited for the standbys.
     ///
-    /// If the server confirmed the commit without waiting for its standbys, the outcome is unknown. On a connection
-    /// that was not opened here, notices cannot be read; there a second transaction waits for the standbys.
+    /// If the server confirmed the commit without waiting for its standbys, the outcome is unknown.
+    /// On a connection that was not opened here, notices cannot be read; there a second transaction
+    /// waits for the standbys.
     pub(super) async fn committed<T>(
         &self,
         client: &Object,
@@ -144,7 +165,8 @@ impl Shared {
         };
         let before = notices.cut_waits();
         let done = work.await?;
-        // The notice may concern another connection's commit, but it is so rare that it may count for this one.
+        // The notice may concern another connection's commit, but it is so rare that it may count
+        // for this one.
         if notices.cut_waits() == before {
             return Ok(done);
         }
@@ -160,12 +182,13 @@ impl Shared {
         let confirm = async { confirm.await.map_err(|error| errors::not_executed(&error)) };
         let confirmed = within(self.response_timeout, self.committed(client, confirm)).await;
         // It changes nothing, so no outcome can be unknown.
-        confirmed
-            .map_err(|_| StoreError::unavailable("the synchronous standbys did not confirm in time").into())
+        confirmed.map_err(|_| {
+            StoreError::unavailable("the synchronous standbys did not confirm in time").into()
+        })
     }
 
-    /// Runs one statement in a separate transaction, in one round trip. `lost` is the error when the answer to its
-    /// commit is lost.
+    /// Runs one statement in a separate transaction, in one round trip. `lost` is the error when
+    /// the answer to its commit is lost.
     pub(super) async fn alone(
         &self,
         client: &Object,
@@ -175,13 +198,19 @@ impl Shared {
     ) -> Result<Vec<Row>, Trouble> {
         let query = client.query(statement, parameters);
         if self.sessions == Sessions::Ours {
-            return query.await.map_err(|error| match errors::is_rolled_back(&error) {
-                true => errors::not_executed(&error),
-                false => lost(&error),
-            });
+            return query
+                .await
+                .map_err(|error| match errors::is_rolled_back(&error) {
+                    true => errors::not_executed(&error),
+                    false => lost(&error),
+                });
         }
         // In this order on the wire.
-        let sent = join3(client.batch_execute(&self.begin), query, client.batch_execute("COMMIT"));
+        let sent = join3(
+            client.batch_execute(&self.begin),
+            query,
+            client.batch_execute("COMMIT"),
+        );
         let (begun, rows, committed) = sent.await;
         match (begun, rows, committed) {
             (Ok(()), Ok(rows), Ok(())) => Ok(rows),
@@ -190,7 +219,9 @@ impl Shared {
                 Err(StoreError::unknown("the transaction of a statement did not begin").into())
             }
             // The server has answered, and has turned the commit into a rollback.
-            (Err(error), Err(_), Ok(())) | (Ok(()), Err(error), Ok(())) => Err(errors::not_executed(&error)),
+            (Err(error), Err(_), Ok(())) | (Ok(()), Err(error), Ok(())) => {
+                Err(errors::not_executed(&error))
+            }
             (_, _, Err(error)) => Err(lost(&error)),
         }
     }
@@ -219,7 +250,11 @@ impl Shared {
     }
 
     /// Returns the connection to the pool, or closes it after an error, which ends its transaction.
-    pub(super) fn settle<T>(&self, client: Object, outcome: Result<T, Trouble>) -> Result<T, Trouble> {
+    pub(super) fn settle<T>(
+        &self,
+        client: Object,
+        outcome: Result<T, Trouble>,
+    ) -> Result<T, Trouble> {
         if outcome.is_err() {
             drop(Object::take(client));
         }
@@ -256,16 +291,27 @@ impl Link {
         let (reads, read_carrier) = batch::channel();
         let (purges, asked_purges) = mpsc::channel(MAX_WAITING_PURGES);
         let no_thread = |error| StoreError::unavailable(format!("no thread: {error}"));
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build();
         let runtime: Runtime = runtime.map_err(no_thread)?;
         let (handle, stop) = (runtime.handle().clone(), CancellationToken::new());
         let (stopped, driven) = (stop.clone(), Arc::clone(&shared));
         let drive = move || {
             let lanes = async {
                 tokio::join!(
-                    carry(claim_carrier, BATCHES_IN_FLIGHT, |batch| execute(Arc::clone(&driven), batch)),
-                    carry(end_carrier, BATCHES_IN_FLIGHT, |batch| execute(Arc::clone(&driven), batch)),
-                    carry(heartbeat_carrier, 1, |batch| execute(Arc::clone(&driven), batch)),
+                    carry(claim_carrier, BATCHES_IN_FLIGHT, |batch| execute(
+                        Arc::clone(&driven),
+                        batch
+                    )),
+                    carry(end_carrier, BATCHES_IN_FLIGHT, |batch| execute(
+                        Arc::clone(&driven),
+                        batch
+                    )),
+                    carry(heartbeat_carrier, 1, |batch| execute(
+                        Arc::clone(&driven),
+                        batch
+                    )),
                     carry(read_carrier, 1, |batch| read(Arc::clone(&driven), batch)),
                     purge_when_asked(&driven, &purge, asked_purges),
                     purge.walk_in_the_background(&driven),
@@ -280,9 +326,21 @@ impl Link {
             // Does not wait for a name that is still being resolved.
             runtime.shutdown_background();
         };
-        let thread = std::thread::Builder::new().name("oncegate-postgres".to_owned()).spawn(drive);
+        let thread = std::thread::Builder::new()
+            .name("oncegate-postgres".to_owned())
+            .spawn(drive);
         let thread = Some(thread.map_err(no_thread)?);
-        Ok(Self { claims, ends, heartbeats, reads, purges, shared, handle, stop, thread })
+        Ok(Self {
+            claims,
+            ends,
+            heartbeats,
+            reads,
+            purges,
+            shared,
+            handle,
+            stop,
+            thread,
+        })
     }
 
     /// Purges the table once, at full speed, and returns how many rows it has removed.
@@ -293,7 +351,8 @@ impl Link {
         answer.await.unwrap_or_else(|_| Err(ended()))
     }
 
-    /// Whether the sessions have the settings of [`session_options`]. A pooler may have dropped them.
+    /// Whether the sessions have the settings of [`session_options`]. A pooler may have dropped
+    /// them.
     ///
     /// # Errors
     /// When no session can be opened.
@@ -310,8 +369,8 @@ impl Link {
         .await
     }
 
-    /// Checks that a statement can be executed in another session than the one that prepared it, if a pooler has several
-    /// sessions for the connections.
+    /// Checks that a statement can be executed in another session than the one that prepared it, if
+    /// a pooler has several sessions for the connections.
     ///
     /// # Errors
     /// When it cannot, with what to change at the pooler.
@@ -324,7 +383,11 @@ impl Link {
                 // While its transaction is open, this one holds the session that was used last.
                 let other = shared.client().await?;
                 other.batch_execute("BEGIN").await.map_err(failed)?;
-                let executed = client.query_one(&statement, &[]).await.map(drop).map_err(failed);
+                let executed = client
+                    .query_one(&statement, &[])
+                    .await
+                    .map(drop)
+                    .map_err(failed);
                 let ended = other.batch_execute("ROLLBACK").await.map_err(failed);
                 shared.settle(other, executed.and(ended))
             };
@@ -345,7 +408,11 @@ impl Link {
     }
 
     /// Runs `work` on the thread, with a separate connection, within `limit`.
-    pub(super) async fn run_for<T, F, Work>(&self, limit: Duration, work: Work) -> Result<T, StoreError>
+    pub(super) async fn run_for<T, F, Work>(
+        &self,
+        limit: Duration,
+        work: Work,
+    ) -> Result<T, StoreError>
     where
         T: Send + 'static,
         F: Future<Output = (Object, Result<T, Trouble>)> + Send,
@@ -358,9 +425,12 @@ impl Link {
             let worked = tokio::time::timeout(limit, work(client)).await;
             let (client, outcome) =
                 worked.map_err(|_| StoreError::unknown("the server did not answer in time"))?;
-            shared.settle(client, outcome).map_err(|trouble| trouble.error)
+            shared
+                .settle(client, outcome)
+                .map_err(|trouble| trouble.error)
         });
-        task.await.unwrap_or_else(|_| Err(StoreError::unknown("the store's thread ended")))
+        task.await
+            .unwrap_or_else(|_| Err(StoreError::unknown("the store's thread ended")))
     }
 }
 
@@ -368,8 +438,8 @@ impl Drop for Link {
     fn drop(&mut self) {
         self.stop.cancel();
         if let Some(thread) = self.thread.take() {
-            // No caller waits for an answer any more, so the thread ends at its next wake-up. Whether it
-            // panicked does not matter.
+            // No caller waits for an answer any more, so the thread ends at its next wake-up.
+            // Whether it panicked does not matter.
             let _ = thread.join();
         }
     }

@@ -1,7 +1,8 @@
 //! Opens connections, and receives the server's notices on them.
 //!
-//! A commit that waits for synchronous standbys can be made to stop waiting, by `pg_cancel_backend` for example. The
-//! server then reports success, and only a warning shows that the standbys may not have the commit.
+//! A commit that waits for synchronous standbys can be made to stop waiting, by `pg_cancel_backend`
+//! for example. The server then reports success, and only a warning shows that the standbys may not
+//! have the commit.
 
 use std::future::poll_fn;
 use std::sync::Arc;
@@ -17,8 +18,8 @@ use tracing::warn;
 use crate::password::PasswordFile;
 use crate::tls::Tls;
 
-/// The function of the server that warns of an interrupted wait. The text of the warning is translated, and its
-/// SQLSTATE is that of every other warning, so only this identifies it.
+/// The function of the server that warns of an interrupted wait. The text of the warning is
+/// translated, and its SQLSTATE is that of every other warning, so only this identifies it.
 const WAIT_ROUTINE: &str = "SyncRepWaitForLSN";
 
 /// Opens the connections of a store, and receives the notices on them.
@@ -32,7 +33,11 @@ pub(super) struct Notices {
 impl Notices {
     /// Protects the connections by `tls`, and logs in with the password of a file.
     pub(super) fn new(tls: Option<Tls>, password: Option<PasswordFile>) -> Self {
-        Self { tls, password, cut_waits: Arc::default() }
+        Self {
+            tls,
+            password,
+            cut_waits: Arc::default(),
+        }
     }
 
     /// The number of times that the server has stopped waiting for its synchronous standbys.
@@ -74,7 +79,9 @@ impl Connect for Notices {
         if let Some(password) = &self.password {
             match password.read() {
                 Ok(password) => drop(config.password(password)),
-                Err(error) => warn!(%error, "connecting with the password that the file had at first"),
+                Err(error) => {
+                    warn!(%error, "connecting with the password that the file had at first")
+                }
             }
         }
         Box::pin(async move {

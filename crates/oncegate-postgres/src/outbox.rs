@@ -58,8 +58,8 @@ VALUES ($1, $2, $3, $4, $5, $6, $7)";
 
 /// The clock is read in the comparison: a relay that waited for the row compares again.
 ///
-/// After the clock has gone back, a lead ends later than a whole lease from now. It is cut to that: its relay, if it
-/// runs, renews it in time.
+/// After the clock has gone back, a lead ends later than a whole lease from now. It is cut to that:
+/// its relay, if it runs, renews it in time.
 const LEAD: &str = "\
 INSERT INTO oncegate_outbox_leaders AS l (outbox, relay, leads_until_ms, lease_ms) \
 VALUES ($1, $2, floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint + $3, $3) \
@@ -74,8 +74,8 @@ RETURNING relay = $2";
 
 const RESIGN: &str = "DELETE FROM oncegate_outbox_leaders WHERE outbox = $1 AND relay = $2";
 
-/// Reads the oldest messages up to a number (`$2`) and a sum of bytes (`$3`). The length of a value is known without
-/// reading it.
+/// Reads the oldest messages up to a number (`$2`) and a sum of bytes (`$3`). The length of a value
+/// is known without reading it.
 const READ: &str = "\
 SELECT sequence, id, topic, key, payload, header_names, header_values, \
 greatest(floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint - written_at_ms, 0) AS age_ms \
@@ -120,23 +120,29 @@ pub struct PostgresOutbox {
 }
 
 impl PostgresStore {
-    /// Returns the outbox of this name in the database: 1 to 64 of `A-Z a-z 0-9 . _ -`. Each outbox has its own relay.
+    /// Returns the outbox of this name in the database: 1 to 64 of `A-Z a-z 0-9 . _ -`. Each outbox
+    /// has its own relay.
     ///
-    /// Its tables are made by [`create_schema`](Self::create_schema) and `oncegate migrate`, with those of the records.
+    /// Its tables are made by [`create_schema`](Self::create_schema) and `oncegate migrate`, with
+    /// those of the records.
     ///
     /// # Errors
     /// When the name has other characters or another length.
     pub fn outbox(&self, name: &str) -> Result<PostgresOutbox, KeySpecError> {
-        Ok(PostgresOutbox { store: self.clone(), name: Scope::new(name)? })
+        Ok(PostgresOutbox {
+            store: self.clone(),
+            name: Scope::new(name)?,
+        })
     }
 }
 
 impl PostgresOutbox {
-    /// Writes the message in `transaction`. The relay publishes it after the commit; a rollback publishes nothing.
+    /// Writes the message in `transaction`. The relay publishes it after the commit; a rollback
+    /// publishes nothing.
     ///
     /// `transaction` is one of tokio-postgres, deadpool-postgres, or sqlx (feature `sqlx`), or the
-    /// [`PostgresTransaction`] of a transactional handler. The message goes into the database of the transaction, which
-    /// must be the one that the relay reads.
+    /// [`PostgresTransaction`] of a transactional handler. The message goes into the database of
+    /// the transaction, which must be the one that the relay reads.
     ///
     /// ```no_run
     /// use oncegate::outbox::OutboxMessage;
@@ -163,14 +169,20 @@ impl PostgresOutbox {
     /// ```
     ///
     /// # Errors
-    /// The error of the client, or the limit that the message exceeds. Pass it on, and the transaction is rolled back.
+    /// The error of the client, or the limit that the message exceeds. Pass it on, and the
+    /// transaction is rolled back.
     pub async fn publish<Tx: OutboxTransaction>(
         &self,
         transaction: &mut Tx,
         message: OutboxMessage,
     ) -> Result<(), BoxError> {
         message.check()?;
-        transaction.insert(&OutboxRow { outbox: self.name.as_str(), message: &message }).await
+        transaction
+            .insert(&OutboxRow {
+                outbox: self.name.as_str(),
+                message: &message,
+            })
+            .await
     }
 }
 
@@ -183,16 +195,25 @@ pub struct OutboxRow<'m> {
 
 impl OutboxRow<'_> {
     fn header_names(&self) -> Vec<&str> {
-        self.message.own_headers().iter().map(|header| &*header.name).collect()
+        self.message
+            .own_headers()
+            .iter()
+            .map(|header| &*header.name)
+            .collect()
     }
 
     fn header_values(&self) -> Vec<Option<&[u8]>> {
-        self.message.own_headers().iter().map(|header| header.value.as_deref()).collect()
+        self.message
+            .own_headers()
+            .iter()
+            .map(|header| header.value.as_deref())
+            .collect()
     }
 }
 
-/// A transaction that messages can be written in. Implemented for the transactions of tokio-postgres and
-/// deadpool-postgres, for [`PostgresTransaction`], and for sqlx's transactions and connections on PostgreSQL.
+/// A transaction that messages can be written in. Implemented for the transactions of
+/// tokio-postgres and deadpool-postgres, for [`PostgresTransaction`], and for sqlx's transactions
+/// and connections on PostgreSQL.
 pub trait OutboxTransaction: Send {
     /// Inserts the row.
     ///
@@ -221,11 +242,15 @@ impl OutboxTransaction for PostgresTransaction {
     }
 }
 
-/// The statement is not prepared: that would cost a round trip, and does not work behind every pooler.
+/// The statement is not prepared: that would cost a round trip, and does not work behind every
+/// pooler.
 async fn insert(client: &(impl GenericClient + Sync), row: &OutboxRow<'_>) -> Result<(), BoxError> {
     let OutboxRow { outbox, message } = row;
     let (id, topic) = (message.message_id(), message.topic());
-    let (key, payload) = (message.key_bytes().map(|key| &**key), message.payload().map(|payload| &**payload));
+    let (key, payload) = (
+        message.key_bytes().map(|key| &**key),
+        message.payload().map(|payload| &**payload),
+    );
     let (names, values) = (row.header_names(), row.header_values());
     let parameters: [(&(dyn ToSql + Sync), Type); 7] = [
         (outbox, Type::TEXT),
@@ -242,7 +267,10 @@ async fn insert(client: &(impl GenericClient + Sync), row: &OutboxRow<'_>) -> Re
 
 impl PostgresOutbox {
     /// Runs `work` on the store's thread, with the name of the outbox.
-    async fn run<T, F>(&self, work: impl FnOnce(Object, Scope) -> F + Send + 'static) -> Result<T, StoreError>
+    async fn run<T, F>(
+        &self,
+        work: impl FnOnce(Object, Scope) -> F + Send + 'static,
+    ) -> Result<T, StoreError>
     where
         T: Send + 'static,
         F: Future<Output = (Object, Result<T, tokio_postgres::Error>)> + Send,
@@ -272,7 +300,8 @@ impl OutboxStore for PostgresOutbox {
 
     async fn lead(&self, relay: Token, lease: Duration) -> Result<bool, StoreError> {
         let lead = move |client: Object, name: Scope| async move {
-            let (name, relay, lease_ms) = (name.as_str(), relay.as_bytes().as_slice(), millis(lease));
+            let (name, relay, lease_ms) =
+                (name.as_str(), relay.as_bytes().as_slice(), millis(lease));
             let led = lead(&client, &[&name, &relay, &lease_ms]).await;
             (client, led)
         };
@@ -281,22 +310,36 @@ impl OutboxStore for PostgresOutbox {
 
     async fn resign(&self, relay: Token) -> Result<(), StoreError> {
         let resign = move |client: Object, name: Scope| async move {
-            let resigned = execute(&client, RESIGN, &[&name.as_str(), &relay.as_bytes().as_slice()]).await;
+            let resigned = execute(
+                &client,
+                RESIGN,
+                &[&name.as_str(), &relay.as_bytes().as_slice()],
+            )
+            .await;
             (client, resigned.map(drop))
         };
         self.run(resign).await
     }
 
-    async fn read(&self, held_back: &HeldBack, most: ReadLimits) -> Result<Vec<UnsentMessage>, StoreError> {
+    async fn read(
+        &self,
+        held_back: &HeldBack,
+        most: ReadLimits,
+    ) -> Result<Vec<UnsentMessage>, StoreError> {
         let held_back = held_back.clone();
         let read = move |client: Object, name: Scope| async move {
             let rows = read(&client, &name, &held_back, most).await;
             (client, rows)
         };
         let rows = self.run(read).await?;
-        rows.iter().map(unsent).collect::<Result<_, _>>().map_err(|error| {
-            StoreError::refused(format!("a row of oncegate_outbox holds something else: {error}; {REMEDY}"))
-        })
+        rows.iter()
+            .map(unsent)
+            .collect::<Result<_, _>>()
+            .map_err(|error| {
+                StoreError::refused(format!(
+                    "a row of oncegate_outbox holds something else: {error}; {REMEDY}"
+                ))
+            })
     }
 
     async fn mark_sent(&self, sequences: Vec<i64>) -> Result<(), StoreError> {
@@ -309,8 +352,12 @@ impl OutboxStore for PostgresOutbox {
 
     async fn purge(&self, retention: Duration, most: u32) -> Result<u64, StoreError> {
         let purge = move |client: Object, name: Scope| async move {
-            let purged =
-                execute(&client, PURGE, &[&name.as_str(), &millis(retention), &i64::from(most)]).await;
+            let purged = execute(
+                &client,
+                PURGE,
+                &[&name.as_str(), &millis(retention), &i64::from(most)],
+            )
+            .await;
             (client, purged)
         };
         self.run(purge).await
@@ -364,15 +411,24 @@ async fn execute(
 }
 
 /// Whether the relay leads now.
-async fn lead(client: &Object, parameters: &[&(dyn ToSql + Sync)]) -> Result<bool, tokio_postgres::Error> {
+async fn lead(
+    client: &Object,
+    parameters: &[&(dyn ToSql + Sync)],
+) -> Result<bool, tokio_postgres::Error> {
     let statement = client.prepare_cached(LEAD).await?;
     let row = client.query_opt(&statement, parameters).await?;
     row.map_or(Ok(false), |row| row.try_get(0))
 }
 
-async fn query_backlog(client: &Object, name: &str, most: u32) -> Result<Row, tokio_postgres::Error> {
+async fn query_backlog(
+    client: &Object,
+    name: &str,
+    most: u32,
+) -> Result<Row, tokio_postgres::Error> {
     let statement = client.prepare_cached(BACKLOG).await?;
-    client.query_one(&statement, &[&name, &i64::from(most)]).await
+    client
+        .query_one(&statement, &[&name, &i64::from(most)])
+        .await
 }
 
 async fn read(
@@ -382,12 +438,22 @@ async fn read(
     most: ReadLimits,
 ) -> Result<Vec<Row>, tokio_postgres::Error> {
     let statement = client.prepare_cached(READ).await?;
-    let (topics, keys): (Vec<&str>, Vec<&[u8]>) =
-        held_back.keys.iter().map(|(topic, key)| (&**topic, &**key)).unzip();
+    let (topics, keys): (Vec<&str>, Vec<&[u8]>) = held_back
+        .keys
+        .iter()
+        .map(|(topic, key)| (&**topic, &**key))
+        .unzip();
     let bytes = i64::try_from(most.bytes).unwrap_or(i64::MAX).max(1);
     let all_of: Vec<&str> = held_back.topics.iter().map(|topic| &**topic).collect();
-    let parameters: [&(dyn ToSql + Sync); 7] =
-        [&name.as_str(), &i64::from(most.messages), &bytes, &held_back.sequences, &topics, &keys, &all_of];
+    let parameters: [&(dyn ToSql + Sync); 7] = [
+        &name.as_str(),
+        &i64::from(most.messages),
+        &bytes,
+        &held_back.sequences,
+        &topics,
+        &keys,
+        &all_of,
+    ];
     client.query(&statement, &parameters).await
 }
 
@@ -397,21 +463,32 @@ fn unsent(row: &Row) -> Result<UnsentMessage, tokio_postgres::Error> {
     let (topic, id): (String, String) = (row.try_get("topic")?, row.try_get("id")?);
     let names: Vec<&str> = row.try_get("header_names")?;
     let values: Vec<Option<&[u8]>> = row.try_get("header_values")?;
-    let header = |(name, value): (&str, Option<&[u8]>)| Header { name: name.into(), value: bytes(value) };
+    let header = |(name, value): (&str, Option<&[u8]>)| Header {
+        name: name.into(),
+        value: bytes(value),
+    };
     let message = match bytes(row.try_get("payload")?) {
         Some(payload) => OutboxMessage::new(topic, payload),
         None => OutboxMessage::tombstone(topic),
     };
-    let message = message.id(id).headers(names.into_iter().zip(values).map(header).collect());
+    let message = message
+        .id(id)
+        .headers(names.into_iter().zip(values).map(header).collect());
     let message = match bytes(row.try_get("key")?) {
         Some(key) => message.key(key),
         None => message,
     };
     let age = Duration::from_millis(row.try_get::<_, i64>("age_ms")?.unsigned_abs());
-    Ok(UnsentMessage { sequence: row.try_get("sequence")?, message, age })
+    Ok(UnsentMessage {
+        sequence: row.try_get("sequence")?,
+        message,
+        age,
+    })
 }
 
 fn millis(time: Duration) -> i64 {
     // So that a sum with the time is no overflow.
-    i64::try_from(whole_millis(time)).unwrap_or(i64::MAX).min(i64::MAX / 4)
+    i64::try_from(whole_millis(time))
+        .unwrap_or(i64::MAX)
+        .min(i64::MAX / 4)
 }

@@ -17,18 +17,28 @@ impl PasswordFile {
         Self(path)
     }
 
-    /// Returns the password that the file has now, without the line feed that editors leave at its end.
+    /// Returns the password that the file has now, without the line feed that editors leave at its
+    /// end.
     ///
     /// # Errors
     /// When it cannot be read.
     pub(super) fn read(&self) -> Result<String, StoreError> {
         let refuse = |why: &dyn fmt::Display| {
-            StoreError::refused(format!("the password cannot be read from {}: {why}", self.0.display()))
+            StoreError::refused(format!(
+                "the password cannot be read from {}: {why}",
+                self.0.display()
+            ))
         };
         let text = std::fs::read_to_string(&self.0).map_err(|error| refuse(&error))?;
         if text.len() > MAX_BYTES {
-            return Err(refuse(&format_args!("{} bytes are too many for a password", text.len())));
+            return Err(refuse(&format_args!(
+                "{} bytes are too many for a password",
+                text.len()
+            )));
         }
-        Ok(text.strip_suffix('\n').map_or(text.as_str(), |text| text.trim_end_matches('\r')).to_owned())
+        Ok(text
+            .strip_suffix('\n')
+            .map_or(text.as_str(), |text| text.trim_end_matches('\r'))
+            .to_owned())
     }
 }

@@ -1,9 +1,10 @@
 //! Removes the rows of expired records, in small steps that do not wait for locks.
 //!
-//! A purge reads the table page by page, in the order on the disk: keys are digests, so the order of the primary key
-//! would read the whole table once for every few rows. A row that moves to a page that was already read is found by
-//! the next purge. Partitions are read in parallel: a step covers the same pages of all of them. [`Pace`] decides how
-//! often a purge runs and how long it pauses.
+//! A purge reads the table page by page, in the order on the disk: keys are digests, so the order
+//! of the primary key would read the whole table once for every few rows. A row that moves to a
+//! page that was already read is found by the next purge. Partitions are read in parallel: a step
+//! covers the same pages of all of them. [`Pace`] decides how often a purge runs and how long it
+//! pauses.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -32,10 +33,12 @@ const STEP_ROWS: i64 = 4_096;
 /// The most records that are passed to an archive at once.
 const ARCHIVE_ROWS: i64 = 256;
 
-/// The wait after an error, unless the purge interval is longer or the operator's setting is shorter.
+/// The wait after an error, unless the purge interval is longer or the operator's setting is
+/// shorter.
 const RETRY_REST: Duration = Duration::from_secs(1);
 
-/// Reads the pages of the longest partition, and the number of partitions. A parent has no rows and no pages.
+/// Reads the pages of the longest partition, and the number of partitions. A parent has no rows and
+/// no pages.
 const PAGES: &str = "\
 SELECT coalesce(max(pg_relation_size(relid)), 0) / current_setting('block_size')::bigint AS pages, count(*) AS parts, \
 bool_or(is_partition) AS partitioned FROM (SELECT relid, true AS is_partition \
@@ -51,8 +54,8 @@ WHERE ctid >= $1::text::tid AND ctid < $2::text::tid";
 
 /// Removes the expired rows in the pages from `$1` to `$2`, at most `$3` rows.
 ///
-/// A row that another transaction has locked stays: its claim is about to make a live record of it. The others are
-/// locked by the read, so they cannot move before they are deleted.
+/// A row that another transaction has locked stays: its claim is about to make a live record of it.
+/// The others are locked by the read, so they cannot move before they are deleted.
 const REMOVE: &str = "\
 DELETE FROM oncegate_records WHERE ctid = ANY(ARRAY(SELECT ctid FROM oncegate_records \
 WHERE ctid >= $1::text::tid AND ctid < $2::text::tid \
@@ -76,11 +79,11 @@ WITH archived AS (SELECT r.key FROM oncegate_records AS r JOIN unnest($1::text[]
 AS n(key, expires_at_ms) ON r.key = n.key AND r.expires_at_ms = n.expires_at_ms FOR UPDATE OF r SKIP LOCKED) \
 DELETE FROM oncegate_records AS r USING archived WHERE r.key = archived.key";
 
-/// Moves the time of the last purge forward. The process that succeeds runs the next purge, and gets the time since
-/// the last one began.
+/// Moves the time of the last purge forward. The process that succeeds runs the next purge, and
+/// gets the time since the last one began.
 ///
-/// The clock is read in the comparison. A process that waited for the row compares again; with a clock that was read
-/// earlier, the time that another process has just set would be in the future.
+/// The clock is read in the comparison. A process that waited for the row compares again; with a
+/// clock that was read earlier, the time that another process has just set would be in the future.
 const TAKE_TURN: &str = "\
 WITH was AS (SELECT purged_at_ms AS ms FROM oncegate_schema) \
 UPDATE oncegate_schema SET purged_at_ms = floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint \
@@ -100,7 +103,9 @@ pub(super) struct Purge {
 impl Purge {
     /// Purges again and again, in turns with the other processes. It ends by being dropped.
     pub(super) async fn walk_in_the_background(&self, shared: &Shared) {
-        let Some(longest) = self.rest else { return std::future::pending().await };
+        let Some(longest) = self.rest else {
+            return std::future::pending().await;
+        };
         let mut pace = Pace::new(longest);
         let mut rest = pace.interval();
         loop {
@@ -128,31 +133,51 @@ impl Purge {
     }
 
     /// The time since the last purge began, if it is this process's turn for the next one.
-    async fn take_turn(&self, shared: &Shared, interval: Duration) -> Result<Option<Duration>, StoreError> {
+    async fn take_turn(
+        &self,
+        shared: &Shared,
+        interval: Duration,
+    ) -> Result<Option<Duration>, StoreError> {
         let interval_ms = i64::try_from(interval.as_millis()).unwrap_or(i64::MAX / 2);
         let taken = with_client(shared, async |client| {
             let taken = client.query_opt(TAKE_TURN, &[&interval_ms]).await;
             taken.map_err(|error| errors::not_executed(&error))
         });
-        let since_last = |row: Row| Duration::from_millis(row.get::<_, i64>("since_last_ms").unsigned_abs());
+        let since_last =
+            |row: Row| Duration::from_millis(row.get::<_, i64>("since_last_ms").unsigned_abs());
         Ok(taken.await?.map(since_last))
     }
 
-    /// Purges the table once, at full speed without a `pace`. Returns what it read, and how many rows it has removed.
-    pub(super) async fn walk(&self, shared: &Shared, pace: Option<&Pace>) -> Result<(Work, u64), StoreError> {
+    /// Purges the table once, at full speed without a `pace`. Returns what it read, and how many
+    /// rows it has removed.
+    pub(super) async fn walk(
+        &self,
+        shared: &Shared,
+        pace: Option<&Pace>,
+    ) -> Result<(Work, u64), StoreError> {
         let began = Instant::now();
-        let Table { pages, step_pages, partitioned } = table(shared).await?;
+        let Table {
+            pages,
+            step_pages,
+            partitioned,
+        } = table(shared).await?;
         let (mut walk, mut removed, mut left) = (Work::default(), 0, None);
         let mut page = 0;
         while page < pages {
             let started = Instant::now();
-            let place =
-                Place { from: format!("({page},0)"), to: format!("({},0)", page + step_pages), partitioned };
+            let place = Place {
+                from: format!("({page},0)"),
+                to: format!("({},0)", page + step_pages),
+                partitioned,
+            };
             let step = self.step(shared, &place).await?;
             page += step_pages;
             removed += step.removed;
             left = left.max(step.left);
-            let work = Work { took: started.elapsed(), ..step.work };
+            let work = Work {
+                took: started.elapsed(),
+                ..step.work
+            };
             walk.met += work.met;
             walk.expired += work.expired;
             if let Some(pace) = pace {
@@ -160,25 +185,54 @@ impl Purge {
             }
         }
         self.backlog.walked(began, walk.expired > 0, left);
-        Ok((Work { took: began.elapsed(), ..walk }, removed))
+        Ok((
+            Work {
+                took: began.elapsed(),
+                ..walk
+            },
+            removed,
+        ))
     }
 
     /// Removes the expired rows in some pages.
     async fn step(&self, shared: &Shared, place: &Place) -> Result<Step, StoreError> {
         let Place { from, to, .. } = place;
         let look = with_client(shared, async |client| {
-            let look = client.prepare_cached(LOOK).await.map_err(|error| errors::not_executed(&error))?;
-            client.query_one(&look, &[from, to]).await.map_err(|error| errors::not_executed(&error))
+            let look = client
+                .prepare_cached(LOOK)
+                .await
+                .map_err(|error| errors::not_executed(&error))?;
+            client
+                .query_one(&look, &[from, to])
+                .await
+                .map_err(|error| errors::not_executed(&error))
         });
         let look = look.await?;
         let count = |name| look.get::<_, i64>(name).unsigned_abs();
-        let work = Work { took: Duration::ZERO, met: count("met"), expired: count("expired") };
+        let work = Work {
+            took: Duration::ZERO,
+            met: count("met"),
+            expired: count("expired"),
+        };
         if work.expired == 0 {
-            return Ok(Step { work, removed: 0, left: None });
+            return Ok(Step {
+                work,
+                removed: 0,
+                left: None,
+            });
         }
-        let age = look.get::<_, Option<i64>>("age_ms").map(|ms| Duration::from_millis(ms.unsigned_abs()));
+        let age = look
+            .get::<_, Option<i64>>("age_ms")
+            .map(|ms| Duration::from_millis(ms.unsigned_abs()));
         self.backlog.met(age.unwrap_or_default());
-        let (mut removed, most) = (0, if self.archive.is_some() { ARCHIVE_ROWS } else { STEP_ROWS });
+        let (mut removed, most) = (
+            0,
+            if self.archive.is_some() {
+                ARCHIVE_ROWS
+            } else {
+                STEP_ROWS
+            },
+        );
         loop {
             let part = match &self.archive {
                 None => remove(shared, place).await?,
@@ -191,7 +245,11 @@ impl Purge {
             }
         }
         let left = if removed < work.expired { age } else { None };
-        Ok(Step { work, removed, left })
+        Ok(Step {
+            work,
+            removed,
+            left,
+        })
     }
 }
 
@@ -236,22 +294,34 @@ struct Part {
 
 async fn table(shared: &Shared) -> Result<Table, StoreError> {
     let asked = with_client(shared, async |client| {
-        client.query_one(PAGES, &[]).await.map_err(|error| errors::not_executed(&error))
+        client
+            .query_one(PAGES, &[])
+            .await
+            .map_err(|error| errors::not_executed(&error))
     });
     let row = asked.await?;
     let parts = row.get::<_, i64>("parts").max(1);
     Ok(Table {
         pages: row.get("pages"),
         step_pages: (STEP_PAGES / parts).max(1),
-        partitioned: row.get::<_, Option<bool>>("partitioned").unwrap_or_default(),
+        partitioned: row
+            .get::<_, Option<bool>>("partitioned")
+            .unwrap_or_default(),
     })
 }
 
 /// Removes expired rows, up to [`STEP_ROWS`].
 async fn remove(shared: &Shared, place: &Place) -> Result<Part, StoreError> {
-    let sql = if place.partitioned { REMOVE_FROM_PARTITIONS } else { REMOVE };
+    let sql = if place.partitioned {
+        REMOVE_FROM_PARTITIONS
+    } else {
+        REMOVE
+    };
     let removed = delete(shared, sql, &[&place.from, &place.to, &STEP_ROWS]).await?;
-    Ok(Part { found: removed, removed })
+    Ok(Part {
+        found: removed,
+        removed,
+    })
 }
 
 /// Removes expired rows, up to [`ARCHIVE_ROWS`], after the archive has stored them.
@@ -261,19 +331,32 @@ async fn remove_archived(
     archive: &SharedArchive,
 ) -> Result<Part, StoreError> {
     let expired = with_client(shared, async |client| {
-        let rows = client.query(READ, &[&place.from, &place.to, &ARCHIVE_ROWS]).await;
-        Ok(readable(&rows.map_err(|error| errors::not_executed(&error))?))
+        let rows = client
+            .query(READ, &[&place.from, &place.to, &ARCHIVE_ROWS])
+            .await;
+        Ok(readable(
+            &rows.map_err(|error| errors::not_executed(&error))?,
+        ))
     });
     let expired = expired.await?;
     if expired.is_empty() {
         return Ok(Part::default());
     }
     let found = expired.len() as u64;
-    let keys: Vec<String> = expired.iter().map(|expired| expired.key.as_str().to_owned()).collect();
-    let expiries_ms: Vec<i64> = expired.iter().map(|expired| row::expiry_ms(&expired.record)).collect();
+    let keys: Vec<String> = expired
+        .iter()
+        .map(|expired| expired.key.as_str().to_owned())
+        .collect();
+    let expiries_ms: Vec<i64> = expired
+        .iter()
+        .map(|expired| row::expiry_ms(&expired.record))
+        .collect();
     let archive = archive.clone();
     let kept = tokio::task::spawn_blocking(move || archive.keep(&expired));
-    let kept = kept.map_err(|_| "the archive panicked".into()).await.and_then(|kept| kept);
+    let kept = kept
+        .map_err(|_| "the archive panicked".into())
+        .await
+        .and_then(|kept| kept);
     kept.map_err(|error| StoreError::unavailable(format!("the archive failed: {error}")))?;
     let removed = delete(shared, REMOVE_ARCHIVED, &[&keys, &expiries_ms]).await?;
     Ok(Part { found, removed })
@@ -281,19 +364,30 @@ async fn remove_archived(
 
 /// Runs a statement that deletes, and returns how many rows it has deleted.
 ///
-/// It waits for no disk and no standby: a crash may undo it, and then the expired rows are deleted again.
-async fn delete(shared: &Shared, sql: &str, parameters: &[&(dyn ToSql + Sync)]) -> Result<u64, StoreError> {
+/// It waits for no disk and no standby: a crash may undo it, and then the expired rows are deleted
+/// again.
+async fn delete(
+    shared: &Shared,
+    sql: &str,
+    parameters: &[&(dyn ToSql + Sync)],
+) -> Result<u64, StoreError> {
     let deleted = with_client(shared, async |client| {
-        let statement = client.prepare_cached(sql).await.map_err(|error| errors::not_executed(&error))?;
+        let statement = client
+            .prepare_cached(sql)
+            .await
+            .map_err(|error| errors::not_executed(&error))?;
         let begin = format!("{}; SET LOCAL synchronous_commit = off", shared.begin);
-        // In this order on the wire, in one round trip. Without its BEGIN the statement removes the same rows.
+        // In this order on the wire, in one round trip. Without its BEGIN the statement removes the
+        // same rows.
         let sent = join3(
             client.batch_execute(&begin),
             client.execute(&statement, parameters),
             client.batch_execute("COMMIT"),
         );
         let (begun, deleted, committed) = sent.await;
-        let deleted = begun.and(deleted).map_err(|error| errors::not_executed(&error))?;
+        let deleted = begun
+            .and(deleted)
+            .map_err(|error| errors::not_executed(&error))?;
         committed.map_err(|error| errors::in_doubt(&error))?;
         Ok(deleted)
     });
@@ -304,12 +398,18 @@ async fn delete(shared: &Shared, sql: &str, parameters: &[&(dyn ToSql + Sync)]) 
 fn readable(rows: &[Row]) -> Vec<Expired> {
     let read = |row: &Row| {
         let key = row.try_get::<_, &str>("key").ok()?.parse().ok()?;
-        Some(Expired { key, record: row::decode(row).ok()? })
+        Some(Expired {
+            key,
+            record: row::decode(row).ok()?,
+        })
     };
     let expired: Vec<Expired> = rows.iter().filter_map(read).collect();
     if expired.len() < rows.len() {
         let rows = rows.len() - expired.len();
-        warn!(rows, "expired rows of oncegate_records that cannot be read are not archived, and stay");
+        warn!(
+            rows,
+            "expired rows of oncegate_records that cannot be read are not archived, and stay"
+        );
     }
     expired
 }
@@ -321,5 +421,7 @@ async fn with_client<T>(
 ) -> Result<T, StoreError> {
     let client = shared.client().await?;
     let outcome = within(shared.response_timeout, ask(&client)).await;
-    shared.settle(client, outcome).map_err(|trouble| trouble.error)
+    shared
+        .settle(client, outcome)
+        .map_err(|trouble| trouble.error)
 }

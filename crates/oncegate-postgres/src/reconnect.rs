@@ -1,7 +1,7 @@
 //! Paces the tries to connect while the server is away.
 //!
-//! A caller may retry as fast as it is refused. A server that comes back could not handle a thousand clients that
-//! connect at once.
+//! A caller may retry as fast as it is refused. A server that comes back could not handle a
+//! thousand clients that connect at once.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -10,7 +10,8 @@ use oncegate_core::store::StoreError;
 
 use oncegate_runtime::backoff::Backoff;
 
-/// The pauses after failed tries. The longest one is how long a server that is back may stay unused.
+/// The pauses after failed tries. The longest one is how long a server that is back may stay
+/// unused.
 const PACE: Backoff = Backoff::new(Duration::from_millis(20), Duration::from_millis(500));
 
 /// Decides which caller may try to connect, and when.
@@ -33,7 +34,9 @@ impl Reconnect {
     /// The error of the last try, when it is too early for another.
     pub(super) fn turn(&self) -> Result<(), StoreError> {
         let mut absence = self.absence.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(absence) = &mut *absence else { return Ok(()) };
+        let Some(absence) = &mut *absence else {
+            return Ok(());
+        };
         let now = Instant::now();
         if now < absence.next_try_at {
             return Err(absence.error.clone());
@@ -45,9 +48,16 @@ impl Reconnect {
     /// Records that a try has failed.
     pub(super) fn failed(&self, error: &StoreError) {
         let mut absence = self.absence.lock().unwrap_or_else(PoisonError::into_inner);
-        let failures = absence.as_ref().map_or(0, |absence| absence.failures).saturating_add(1);
+        let failures = absence
+            .as_ref()
+            .map_or(0, |absence| absence.failures)
+            .saturating_add(1);
         let next_try_at = Instant::now() + PACE.wait(failures, fastrand::f64());
-        *absence = Some(Absence { failures, next_try_at, error: error.clone() });
+        *absence = Some(Absence {
+            failures,
+            next_try_at,
+            error: error.clone(),
+        });
     }
 
     /// Records that the server is reachable.

@@ -9,22 +9,38 @@ use super::{PostgresStore, errors};
 impl PostgresStore {
     /// Removes these records, whatever their states, and the descriptor of their scope.
     ///
-    /// For a scope that a test had for itself: a message whose record is removed runs again when it is delivered again.
+    /// For a scope that a test had for itself: a message whose record is removed runs again when it
+    /// is delivered again.
     ///
     /// # Errors
-    /// When the server cannot be reached, or refuses. The records may be removed then; it can be repeated.
+    /// When the server cannot be reached, or refuses. The records may be removed then; it can be
+    /// repeated.
     pub async fn remove(&self, scope: &Scope, keys: &[StoreKey]) -> Result<(), StoreError> {
         let (scope, keys) = (scope.as_str().to_owned(), keys.to_vec());
         let remove = move |client: Object| async move {
-            let removed = remove(&client, &scope, &keys).await.map_err(|error| errors::in_doubt(&error));
+            let removed = remove(&client, &scope, &keys)
+                .await
+                .map_err(|error| errors::in_doubt(&error));
             (client, removed)
         };
         self.inner.link.run(remove).await
     }
 }
 
-async fn remove(client: &Object, scope: &str, keys: &[StoreKey]) -> Result<(), tokio_postgres::Error> {
+async fn remove(
+    client: &Object,
+    scope: &str,
+    keys: &[StoreKey],
+) -> Result<(), tokio_postgres::Error> {
     let keys: Vec<&str> = keys.iter().map(StoreKey::as_str).collect();
-    client.execute("DELETE FROM oncegate_records WHERE key = ANY($1)", &[&keys]).await?;
-    client.execute("DELETE FROM oncegate_descriptors WHERE scope = $1", &[&scope]).await.map(drop)
+    client
+        .execute("DELETE FROM oncegate_records WHERE key = ANY($1)", &[&keys])
+        .await?;
+    client
+        .execute(
+            "DELETE FROM oncegate_descriptors WHERE scope = $1",
+            &[&scope],
+        )
+        .await
+        .map(drop)
 }

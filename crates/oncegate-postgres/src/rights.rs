@@ -17,16 +17,41 @@ const READ_AND_WRITE: &[&str] = &["SELECT", "INSERT", "UPDATE", "DELETE"];
 
 /// The journal needs none: its trigger runs with the rights of its owner.
 const NEEDED: [Needed; 6] = [
-    Needed { table: "oncegate_schema", rights: &["SELECT", "UPDATE"], by: None },
-    Needed { table: "oncegate_records", rights: READ_AND_WRITE, by: None },
+    Needed {
+        table: "oncegate_schema",
+        rights: &["SELECT", "UPDATE"],
+        by: None,
+    },
+    Needed {
+        table: "oncegate_records",
+        rights: READ_AND_WRITE,
+        by: None,
+    },
     // A scope's descriptor is removed only after a trial.
-    Needed { table: "oncegate_descriptors", rights: &["SELECT", "INSERT", "UPDATE"], by: None },
-    Needed { table: "oncegate_sessions", rights: READ_AND_WRITE, by: Some("a transactional handler") },
-    Needed { table: "oncegate_outbox", rights: READ_AND_WRITE, by: Some("an outbox") },
-    Needed { table: "oncegate_outbox_leaders", rights: READ_AND_WRITE, by: Some("an outbox") },
+    Needed {
+        table: "oncegate_descriptors",
+        rights: &["SELECT", "INSERT", "UPDATE"],
+        by: None,
+    },
+    Needed {
+        table: "oncegate_sessions",
+        rights: READ_AND_WRITE,
+        by: Some("a transactional handler"),
+    },
+    Needed {
+        table: "oncegate_outbox",
+        rights: READ_AND_WRITE,
+        by: Some("an outbox"),
+    },
+    Needed {
+        table: "oncegate_outbox_leaders",
+        rights: READ_AND_WRITE,
+        by: Some("an outbox"),
+    },
 ];
 
-/// Of pairs of a table and a right, those that this role lacks. Of a table that does not exist, nothing is lacking.
+/// Of pairs of a table and a right, those that this role lacks. Of a table that does not exist,
+/// nothing is lacking.
 const ASK: &str = "\
 SELECT needed.name, needed.privilege FROM unnest($1::text[], $2::text[]) AS needed (name, privilege) \
 WHERE NOT has_table_privilege(to_regclass(needed.name), needed.privilege)";
@@ -49,15 +74,23 @@ pub(super) struct Lacking {
 
 /// Asks which rights `role`, the one that is connected, lacks.
 pub(super) async fn lacking(client: &Object, role: &str) -> Result<Lacking, Trouble> {
-    let hidden = client.query_opt(ASK_HIDDEN, &[]).await.map_err(|error| errors::not_executed(&error))?;
+    let hidden = client
+        .query_opt(ASK_HIDDEN, &[])
+        .await
+        .map_err(|error| errors::not_executed(&error))?;
     if let Some(row) = hidden {
         let (schema, role) = (quoted(row.get(0)), quoted(role));
         let lack = format!(
             "it may not use the schema {schema} of the tables; run as its owner: GRANT USAGE ON SCHEMA {schema} TO {role};"
         );
-        return Ok(Lacking { by_all: Some(lack), ..Lacking::default() });
+        return Ok(Lacking {
+            by_all: Some(lack),
+            ..Lacking::default()
+        });
     }
-    let pairs = NEEDED.iter().flat_map(|needed| needed.rights.iter().map(|right| (needed.table, *right)));
+    let pairs = NEEDED
+        .iter()
+        .flat_map(|needed| needed.rights.iter().map(|right| (needed.table, *right)));
     let (tables, rights): (Vec<&str>, Vec<&str>) = pairs.unzip();
     let rows = client.query(ASK, &[&tables, &rights]).await;
     let rows = rows.map_err(|error| errors::not_executed(&error))?;
@@ -73,18 +106,24 @@ fn told(lacking: &[(String, String)], role: &str) -> Lacking {
         (!rights.is_empty()).then(|| rights.join(", "))
     };
     let by_all = NEEDED.iter().filter(|needed| needed.by.is_none());
-    let by_all = by_all.filter_map(|needed| of(needed).map(|rights| format!("{rights} on {}", needed.table)));
+    let by_all = by_all
+        .filter_map(|needed| of(needed).map(|rights| format!("{rights} on {}", needed.table)));
     let by_all: Vec<String> = by_all.collect();
     let by_some = NEEDED.iter().filter_map(|needed| {
         let (by, rights, table) = (needed.by?, of(needed)?, needed.table);
         let grant = format!("GRANT {rights} ON {table} TO {};", quoted(role));
-        Some(format!("This role lacks rights that {by} needs; run as the tables' owner: {grant}"))
+        Some(format!(
+            "This role lacks rights that {by} needs; run as the tables' owner: {grant}"
+        ))
     });
     Lacking {
         by_some: by_some.collect(),
         by_all: (!by_all.is_empty()).then(|| {
             let grants = schema::grants(role);
-            format!("it lacks {}; run as the tables' owner: {grants}", by_all.join(" and "))
+            format!(
+                "it lacks {}; run as the tables' owner: {grants}",
+                by_all.join(" and ")
+            )
         }),
     }
 }
@@ -109,19 +148,34 @@ mod tests {
         let pairs = pairs.map(|(table, right)| (table.to_owned(), right.to_owned()));
         let Lacking { by_all, by_some } = told(&pairs, "a\"b");
         let by_all = by_all.expect("every consumer needs one");
-        assert!(by_all.contains("UPDATE on oncegate_descriptors") && !by_all.contains("and"), "{by_all}");
+        assert!(
+            by_all.contains("UPDATE on oncegate_descriptors") && !by_all.contains("and"),
+            "{by_all}"
+        );
         assert!(by_all.contains(&schema::grants("a\"b")), "{by_all}");
         let [sessions, outbox] = by_some.try_into().expect("two tables");
-        assert!(sessions.ends_with(r#"GRANT SELECT ON oncegate_sessions TO "a""b";"#), "{sessions}");
-        assert!(outbox.ends_with(r#"GRANT INSERT, DELETE ON oncegate_outbox TO "a""b";"#), "{outbox}");
+        assert!(
+            sessions.ends_with(r#"GRANT SELECT ON oncegate_sessions TO "a""b";"#),
+            "{sessions}"
+        );
+        assert!(
+            outbox.ends_with(r#"GRANT INSERT, DELETE ON oncegate_outbox TO "a""b";"#),
+            "{outbox}"
+        );
     }
 
     #[test]
     fn every_right_that_is_asked_for_is_granted_by_the_printed_statements() {
         let grants = schema::grants("billing");
         for Needed { table, rights, .. } in NEEDED {
-            let granted = grants.lines().find(|line| line.contains(table)).expect(table);
-            assert!(rights.iter().all(|right| granted.contains(right)), "{table}: {granted}");
+            let granted = grants
+                .lines()
+                .find(|line| line.contains(table))
+                .expect(table);
+            assert!(
+                rights.iter().all(|right| granted.contains(right)),
+                "{table}: {granted}"
+            );
         }
     }
 }

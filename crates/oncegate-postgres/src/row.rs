@@ -9,14 +9,17 @@ use oncegate_runtime::transaction::Completing;
 use tokio_postgres::Row;
 use tokio_postgres::types::{FromSql, ToSql};
 
-/// The property of a transaction that shows that it was begun here. Without `READ ONLY` it has no other effect.
+/// The property of a transaction that shows that it was begun here. Without `READ ONLY` it has no
+/// other effect.
 pub(super) const MARK: &str = "DEFERRABLE";
 
-/// An expression that is 0 in a transaction that was begun with [`MARK`], and an error everywhere else.
+/// An expression that is 0 in a transaction that was begun with [`MARK`], and an error everywhere
+/// else.
 ///
-/// A statement that is sent behind a BEGIN is executed, and commits by itself, if only the BEGIN fails: because a
-/// cancellation arrives late, or because a pooler answers an error and goes on. The server gives every transaction that
-/// is not begun with a property its default, so this cannot be left of an earlier one.
+/// A statement that is sent behind a BEGIN is executed, and commits by itself, if only the BEGIN
+/// fails: because a cancellation arrives late, or because a pooler answers an error and goes on.
+/// The server gives every transaction that is not begun with a property its default, so this cannot
+/// be left of an earlier one.
 macro_rules! zero_if_begun {
     () => {
         "0 / (current_setting('transaction_deferrable') = 'on' \
@@ -24,12 +27,12 @@ macro_rules! zero_if_begun {
     };
 }
 
-/// Locks the rows of the keys in the order of the keys, and inserts those that are missing; returns the
-/// inserted ones, which hold nothing yet.
+/// Locks the rows of the keys in the order of the keys, and inserts those that are missing; returns
+/// the inserted ones, which hold nothing yet.
 ///
-/// `WHERE false` keeps an existing row as it is, but locks it: PostgreSQL locks a row before it looks at
-/// the condition. One pass in one order is why crossing batches do not deadlock. It fails outside of the transaction
-/// that was begun for it.
+/// `WHERE false` keeps an existing row as it is, but locks it: PostgreSQL locks a row before it
+/// looks at the condition. One pass in one order is why crossing batches do not deadlock. It fails
+/// outside of the transaction that was begun for it.
 pub(super) const LOCK: &str = concat!(
     "INSERT INTO oncegate_records AS r (key, state, expires_at_ms, owner, attempt, recovery, handed_over, reason) \
      SELECT k, 'pending', (SELECT ",
@@ -43,9 +46,11 @@ pub(super) const HELD: &str = "\
 WITH free AS (SELECT key FROM oncegate_records WHERE key = ANY($1::text[]) FOR UPDATE SKIP LOCKED) \
 SELECT key FROM oncegate_records WHERE key = ANY($1::text[]) AND key NOT IN (SELECT key FROM free)";
 
-/// Reads rows and the server's clock. There is always a row; one without a key contains only the clock.
+/// Reads rows and the server's clock. There is always a row; one without a key contains only the
+/// clock.
 ///
-/// A standby is marked as such, because its data may be old. `waits` is whether commits wait for standbys.
+/// A standby is marked as such, because its data may be old. `waits` is whether commits wait for
+/// standbys.
 pub(super) const READ: &str = "\
 SELECT c.now_us, pg_is_in_recovery() AS standby, current_setting('synchronous_standby_names') <> '' \
 AND current_setting('synchronous_commit') NOT IN ('off', 'local') AS waits, r.* \
@@ -53,14 +58,17 @@ FROM (SELECT floor(extract(epoch FROM clock_timestamp()) * 1000000)::bigint AS n
 LEFT JOIN (SELECT key, state, expires_at_ms, owner, attempt, recovery, fencing_token, fingerprint, \
 handed_over, reason, result FROM oncegate_records WHERE key = ANY($1::text[])) AS r ON true";
 
-/// Reads a scope's descriptor. There is always a row. A standby is marked as such: an old descriptor looks like a loss.
+/// Reads a scope's descriptor. There is always a row. A standby is marked as such: an old
+/// descriptor looks like a loss.
 pub(super) const DESCRIPTOR: &str = "\
 SELECT (SELECT descriptor FROM oncegate_descriptors WHERE scope = $1) AS descriptor, pg_is_in_recovery() AS standby";
 
-/// Waits until the synchronous standbys have everything that was committed before; does nothing where there are none.
+/// Waits until the synchronous standbys have everything that was committed before; does nothing
+/// where there are none.
 ///
-/// A commit is visible once its wait has ended, also when the wait was interrupted. A transaction that writes is
-/// behind it in the log, so a wait for this one covers that one. The message itself has no meaning.
+/// A commit is visible once its wait has ended, also when the wait was interrupted. A transaction
+/// that writes is behind it in the log, so a wait for this one covers that one. The message itself
+/// has no meaning.
 pub(super) const CONFIRM: &str = "\
 SELECT pg_logical_emit_message(true, 'oncegate', ''::text) WHERE current_setting('synchronous_standby_names') <> '' \
 AND current_setting('synchronous_commit') NOT IN ('off', 'local')";
@@ -82,9 +90,9 @@ $8::bytea[], $9::boolean[], $10::text[], $11::bytea[]) \
 AS n(key, state, expires_at_ms, owner, attempt, recovery, fencing_token, fingerprint, handed_over, reason, result) \
 WHERE r.key = n.key";
 
-/// Claims the keys that have no row, in the order of the keys, and skips the others. Returns the claimed ones,
-/// all in one row, which is less to send and to read than one row each.
-/// It writes what the rules give for an absent record. The clock is read once, not for each row.
+/// Claims the keys that have no row, in the order of the keys, and skips the others. Returns the
+/// claimed ones, all in one row, which is less to send and to read than one row each. It writes
+/// what the rules give for an absent record. The clock is read once, not for each row.
 pub(super) const CLAIM_ABSENT: &str = "\
 WITH c AS MATERIALIZED (SELECT floor(extract(epoch FROM clock_timestamp()) * 1000000)::bigint AS now_us), \
 done AS (INSERT INTO oncegate_records AS r (key, state, expires_at_ms, owner, attempt, recovery, fencing_token, \
@@ -96,8 +104,8 @@ AS n(key, token, expires_in_ms, fingerprint, fenced) ORDER BY n.key COLLATE \"C\
 ON CONFLICT (key) DO NOTHING RETURNING key, fencing_token) \
 SELECT array_agg(key) AS keys, array_agg(fencing_token) AS fencing_tokens FROM done";
 
-/// Completes the records whose owner token matches, as [`COMPLETE`] does, and skips the others. Returns the
-/// completed ones, all in one row.
+/// Completes the records whose owner token matches, as [`COMPLETE`] does, and skips the others.
+/// Returns the completed ones, all in one row.
 pub(super) const COMPLETE_OWN: &str = "\
 WITH c AS MATERIALIZED (SELECT floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint AS now_ms), \
 done AS (UPDATE oncegate_records AS r SET state = 'completed', owner = substring(r.owner FOR 4), attempt = 0, \
@@ -108,8 +116,8 @@ WHERE r.key = n.key AND r.state = 'pending' AND r.owner = n.token AND r.expires_
 RETURNING r.key) \
 SELECT array_agg(key) AS keys, NULL::bigint[] AS fencing_tokens FROM done";
 
-/// Completes one record if the owner token matches, in the user's transaction: exactly those records that
-/// [`Completing::apply`](oncegate_runtime::Completing::apply) completes.
+/// Completes one record if the owner token matches, in the user's transaction: exactly those
+/// records that [`Completing::apply`](oncegate_runtime::Completing::apply) completes.
 pub(super) const COMPLETE: &str = "\
 UPDATE oncegate_records SET state = 'completed', owner = substring(owner FOR 4), attempt = 0, recovery = 'none', \
 fencing_token = NULL, handed_over = false, reason = '', result = $3, \
@@ -117,9 +125,9 @@ expires_at_ms = floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint + $4
 WHERE key = $1 AND state = 'pending' AND owner = $2 \
 AND expires_at_ms >= floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint";
 
-/// Writes COMPLETED without a result for a key that has no record, in a transaction that the runtime opens: what the
-/// rules give for a claim and its completion at this instant. Returns where the row is, and in which transaction. It
-/// fails outside of the transaction that was begun for it.
+/// Writes COMPLETED without a result for a key that has no record, in a transaction that the
+/// runtime opens: what the rules give for a claim and its completion at this instant. Returns where
+/// the row is, and in which transaction. It fails outside of the transaction that was begun for it.
 pub(super) const COMPLETE_ABSENT: &str = concat!(
     "INSERT INTO oncegate_records AS r (key, state, expires_at_ms, owner, attempt, recovery, fingerprint, handed_over, \
      reason, result) \
@@ -134,8 +142,8 @@ pub(super) const COMPLETE_ABSENT: &str = concat!(
 pub(super) const ADD_RESULT: &str =
     "UPDATE oncegate_records SET result = $3 WHERE ctid = $1::text::tid AND key = $2";
 
-/// Does what [`COMPLETE_ABSENT`] does for many keys, in the order of the keys, and skips those that have a record. Returns
-/// the keys that it has taken and where their rows are, all in one row.
+/// Does what [`COMPLETE_ABSENT`] does for many keys, in the order of the keys, and skips those that
+/// have a record. Returns the keys that it has taken and where their rows are, all in one row.
 pub(super) const COMPLETE_ALL_ABSENT: &str = concat!(
     "WITH c AS MATERIALIZED (SELECT floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint + ",
     zero_if_begun!(),
@@ -149,8 +157,8 @@ pub(super) const COMPLETE_ALL_ABSENT: &str = concat!(
      current_setting('synchronous_commit') = 'off' AS asynchronous FROM done"
 );
 
-/// Adds results to rows that the same transaction has inserted. Never prepare it: the plan for a small table would read
-/// all of a large one.
+/// Adds results to rows that the same transaction has inserted. Never prepare it: the plan for a
+/// small table would read all of a large one.
 pub(super) const ADD_RESULTS: &str = "\
 UPDATE oncegate_records AS r SET result = n.result \
 FROM unnest($1::text[], $2::text[], $3::bytea[]) AS n(place, key, result) \
@@ -166,11 +174,15 @@ pub(super) struct Completions<'a> {
 
 impl<'a> Completions<'a> {
     pub(super) fn of(batch: &'a [Completing]) -> Self {
-        let fingerprint = |one: &Completing| one.fingerprint().map(|digest| digest.as_bytes().to_vec());
+        let fingerprint =
+            |one: &Completing| one.fingerprint().map(|digest| digest.as_bytes().to_vec());
         Self {
             keys: batch.iter().map(|one| one.key().as_str()).collect(),
             retentions_ms: batch.iter().map(retention_ms).collect(),
-            tags: batch.iter().map(|one| one.token().tag().0.to_vec()).collect(),
+            tags: batch
+                .iter()
+                .map(|one| one.token().tag().0.to_vec())
+                .collect(),
             fingerprints: batch.iter().map(fingerprint).collect(),
         }
     }
@@ -219,11 +231,22 @@ impl Columns {
         let (mut attempt, mut recovery, mut fencing_token) = (0, Recovery::None, None);
         let (mut handed_over, mut reason, mut result) = (false, "", None);
         let (state, owner) = match &record.state {
-            State::Pending { token, attempt: number, recovery: kind, fencing_token: last } => {
+            State::Pending {
+                token,
+                attempt: number,
+                recovery: kind,
+                fencing_token: last,
+            } => {
                 (attempt, recovery, fencing_token) = (*number, *kind, *last);
                 ("pending", token.as_bytes().as_slice())
             }
-            State::Released { by, attempt: number, recovery: kind, fencing_token: last, reason: why } => {
+            State::Released {
+                by,
+                attempt: number,
+                recovery: kind,
+                fencing_token: last,
+                reason: why,
+            } => {
                 (attempt, fencing_token, reason) = (*number, *last, why);
                 recovery = *kind;
                 ("released", by.0.as_slice())
@@ -232,7 +255,12 @@ impl Columns {
                 result = Some(bytes.to_vec());
                 ("completed", by.0.as_slice())
             }
-            State::Failed { by, attempt: number, handed_over: marked, reason: why } => {
+            State::Failed {
+                by,
+                attempt: number,
+                handed_over: marked,
+                reason: why,
+            } => {
                 (attempt, handed_over, reason) = (*number, *marked, why);
                 ("failed", by.0.as_slice())
             }
@@ -243,9 +271,14 @@ impl Columns {
         self.owners.push(owner.to_vec());
         self.attempts.push(i16::from(attempt));
         self.recoveries.push(recovery.as_str());
-        self.fencing_tokens
-            .push(fencing_token.map(|FencingToken(number)| i64::try_from(number).unwrap_or(i64::MAX)));
-        self.fingerprints.push(record.fingerprint.map(|fingerprint| fingerprint.as_bytes().to_vec()));
+        self.fencing_tokens.push(
+            fencing_token.map(|FencingToken(number)| i64::try_from(number).unwrap_or(i64::MAX)),
+        );
+        self.fingerprints.push(
+            record
+                .fingerprint
+                .map(|fingerprint| fingerprint.as_bytes().to_vec()),
+        );
         self.handed_over.push(handed_over);
         // The one character that PostgreSQL's text cannot hold.
         self.reasons.push(reason.replace('\0', "\u{fffd}"));
@@ -279,12 +312,15 @@ pub(super) fn expiry_ms(record: &Record) -> i64 {
 /// The server's clock in a row of [`READ`].
 pub(super) fn now(row: &Row) -> Result<StoreTime, String> {
     let now_us: i64 = column(row, "now_us")?;
-    Ok(StoreTime::from_micros(u64::try_from(now_us).unwrap_or_default()))
+    Ok(StoreTime::from_micros(
+        u64::try_from(now_us).unwrap_or_default(),
+    ))
 }
 
 /// The key of a row of [`READ`]; `None` in the row that contains only the clock.
 pub(super) fn key(row: &Row) -> Result<Option<&str>, String> {
-    row.try_get("key").map_err(|_| "column key holds something else".to_owned())
+    row.try_get("key")
+        .map_err(|_| "column key holds something else".to_owned())
 }
 
 /// A row's columns, as a client has read them. They may contain anything.
@@ -301,11 +337,15 @@ pub(super) struct Fields<'a> {
     pub(super) result: Option<&'a [u8]>,
 }
 
-/// Whether a row of [`READ`] is one that [`LOCK`] has inserted: it has no owner, and such a record is never written.
+/// Whether a row of [`READ`] is one that [`LOCK`] has inserted: it has no owner, and such a record
+/// is never written.
 pub(super) fn is_stand_in(row: &Row) -> bool {
-    row.try_get::<_, &str>("state").is_ok_and(|state| state == "pending")
+    row.try_get::<_, &str>("state")
+        .is_ok_and(|state| state == "pending")
         && row.try_get::<_, &[u8]>("owner").is_ok_and(<[u8]>::is_empty)
-        && row.try_get::<_, i64>("expires_at_ms").is_ok_and(|expires_at_ms| expires_at_ms == 0)
+        && row
+            .try_get::<_, i64>("expires_at_ms")
+            .is_ok_and(|expires_at_ms| expires_at_ms == 0)
 }
 
 /// Decodes a row, which may contain anything.
@@ -328,7 +368,10 @@ pub(super) fn decode(row: &Row) -> Result<Record, String> {
 impl Fields<'_> {
     /// Decodes the record. Nothing is guessed, and errors do not contain the data.
     pub(super) fn record(&self) -> Result<Record, String> {
-        let fingerprint = self.fingerprint.map(<[u8; Fingerprint::BYTES]>::try_from).transpose();
+        let fingerprint = self
+            .fingerprint
+            .map(<[u8; Fingerprint::BYTES]>::try_from)
+            .transpose();
         let fingerprint = fingerprint.map_err(|_| "fingerprint has another length")?;
         let fencing_token = self
             .fencing_token
@@ -342,27 +385,56 @@ impl Fields<'_> {
             "takeover" => Recovery::Takeover,
             _ => return Err("recovery is of no known kind".to_owned()),
         };
-        let by = || <[u8; 4]>::try_from(self.owner).map(TokenTag).map_err(|_| "owner is no tag");
+        let by = || {
+            <[u8; 4]>::try_from(self.owner)
+                .map(TokenTag)
+                .map_err(|_| "owner is no tag")
+        };
         let reason = || self.reason.to_owned();
         let state = match self.state {
             "pending" => {
                 let token = <[u8; 16]>::try_from(self.owner).map_err(|_| "owner is no token")?;
-                State::Pending { token: Token::from(token), attempt, recovery, fencing_token }
+                State::Pending {
+                    token: Token::from(token),
+                    attempt,
+                    recovery,
+                    fencing_token,
+                }
             }
-            "released" => State::Released { by: by()?, attempt, recovery, fencing_token, reason: reason() },
+            "released" => State::Released {
+                by: by()?,
+                attempt,
+                recovery,
+                fencing_token,
+                reason: reason(),
+            },
             "completed" => {
                 let result = self.result.ok_or("column result is null")?;
-                State::Completed { by: by()?, result: Bytes::copy_from_slice(result) }
+                State::Completed {
+                    by: by()?,
+                    result: Bytes::copy_from_slice(result),
+                }
             }
-            "failed" => State::Failed { by: by()?, attempt, handed_over: self.handed_over, reason: reason() },
+            "failed" => State::Failed {
+                by: by()?,
+                attempt,
+                handed_over: self.handed_over,
+                reason: reason(),
+            },
             _ => return Err("state is of no known kind".to_owned()),
         };
         // An expiry before 1970 is taken as 1970: the record has expired either way.
-        let expires_at = StoreTime::from_millis(u64::try_from(self.expires_at_ms).unwrap_or_default());
-        Ok(Record { expires_at, fingerprint: fingerprint.map(Fingerprint::from_bytes), state })
+        let expires_at =
+            StoreTime::from_millis(u64::try_from(self.expires_at_ms).unwrap_or_default());
+        Ok(Record {
+            expires_at,
+            fingerprint: fingerprint.map(Fingerprint::from_bytes),
+            state,
+        })
     }
 }
 
 fn column<'a, T: FromSql<'a>>(row: &'a Row, name: &str) -> Result<T, String> {
-    row.try_get(name).map_err(|_| format!("column {name} holds something else"))
+    row.try_get(name)
+        .map_err(|_| format!("column {name} holds something else"))
 }

@@ -13,23 +13,26 @@ use super::{journal, outbox, sessions};
 pub(super) const REMEDY: &str = "run `oncegate migrate`, or call PostgresStore::create_schema(), as a role with DDL rights, and grant \
      the consumer's role SELECT, INSERT, UPDATE and DELETE on the tables (`oncegate sql` prints the statements)";
 
-/// Key of the advisory lock under which one process at a time creates the tables: `oncegate` in ASCII.
+/// Key of the advisory lock under which one process at a time creates the tables: `oncegate` in
+/// ASCII.
 const ADVISORY_LOCK: &str = "SELECT pg_advisory_xact_lock(8029745910187783269)";
 
-/// Time limit for the wait for other processes that create the tables, and for each of the statements.
+/// Time limit for the wait for other processes that create the tables, and for each of the
+/// statements.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Time limit for all of it.
 pub(super) const LIMIT: Duration = Duration::from_secs(180);
 
-/// The migrations from each format to the next one, beginning with no tables. A step ends by writing its number,
-/// and each release reads the format that the next one writes.
+/// The migrations from each format to the next one, beginning with no tables. A step ends by
+/// writing its number, and each release reads the format that the next one writes.
 const STEPS: [&str; 1] = [FORMAT_1];
 
 /// The statements can be repeated.
 ///
-/// There is no index on the expiry: without it, an update changes no index at all, and a purge reads the table in
-/// the order on the disk. The space of deleted rows can be reused after a vacuum.
+/// There is no index on the expiry: without it, an update changes no index at all, and a purge
+/// reads the table in the order on the disk. The space of deleted rows can be reused after a
+/// vacuum.
 const FORMAT_1: &str = "\
 CREATE TABLE IF NOT EXISTS oncegate_schema (
     id           smallint NOT NULL PRIMARY KEY CHECK (id = 1),
@@ -86,9 +89,15 @@ pub(super) fn grants(role: &str) -> String {
     )
 }
 
-/// Creates the tables, or migrates them to this release's format, in one transaction, with separate time limits.
+/// Creates the tables, or migrates them to this release's format, in one transaction, with separate
+/// time limits.
 pub(super) async fn create(client: &Object, journaled: bool) -> Result<(), Trouble> {
-    let run = async |sql: &str| client.batch_execute(sql).await.map_err(|error| errors::not_executed(&error));
+    let run = async |sql: &str| {
+        client
+            .batch_execute(sql)
+            .await
+            .map_err(|error| errors::not_executed(&error))
+    };
     let patience_ms = PATIENCE.as_millis();
     run(&format!(
         "BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL statement_timeout = {patience_ms}; \
@@ -97,12 +106,18 @@ pub(super) async fn create(client: &Object, journaled: bool) -> Result<(), Troub
     .await?;
     if !change(client, journaled).await?.sql.is_empty() {
         // The wait for a lock on a table is shorter, because writers queue behind it.
-        run(&format!("{ADVISORY_LOCK}; SET LOCAL lock_timeout TO DEFAULT")).await?;
+        run(&format!(
+            "{ADVISORY_LOCK}; SET LOCAL lock_timeout TO DEFAULT"
+        ))
+        .await?;
         // Another process may have done it meanwhile.
         let SchemaChange { sql, .. } = change(client, journaled).await?;
         run(&sql).await?;
     }
-    client.batch_execute("COMMIT").await.map_err(|error| errors::in_doubt(&error))
+    client
+        .batch_execute("COMMIT")
+        .await
+        .map_err(|error| errors::in_doubt(&error))
 }
 
 /// The work to do for tables of this format.
@@ -117,8 +132,8 @@ pub(super) async fn change(client: &Object, journaled: bool) -> Result<SchemaCha
     Ok(change)
 }
 
-/// The work without which a store cannot be used. Only transactional handlers need the table of sessions, and only
-/// outboxes theirs.
+/// The work without which a store cannot be used. Only transactional handlers need the table of
+/// sessions, and only outboxes theirs.
 async fn needed(client: &Object, journaled: bool) -> Result<SchemaChange, Trouble> {
     let mut change = plan(version(client).await?)?;
     if journaled && !journal::is_made(client).await? {
@@ -148,12 +163,18 @@ async fn version(client: &Object) -> Result<Option<i32>, Trouble> {
     if !exists(client, "oncegate_schema").await? {
         return Ok(None);
     }
-    let version = client.query_opt("SELECT version FROM oncegate_schema", &[]).await;
-    Ok(version.map_err(|error| errors::not_executed(&error))?.map(|row| row.get(0)))
+    let version = client
+        .query_opt("SELECT version FROM oncegate_schema", &[])
+        .await;
+    Ok(version
+        .map_err(|error| errors::not_executed(&error))?
+        .map(|row| row.get(0)))
 }
 
 pub(super) async fn exists(client: &Object, table: &str) -> Result<bool, Trouble> {
-    let exists = client.query_one("SELECT to_regclass($1::text) IS NOT NULL", &[&table]).await;
+    let exists = client
+        .query_one("SELECT to_regclass($1::text) IS NOT NULL", &[&table])
+        .await;
     Ok(exists.map_err(|error| errors::not_executed(&error))?.get(0))
 }
 
@@ -176,8 +197,22 @@ mod tests {
 
     #[test]
     fn every_format_leads_to_this_releases() {
-        assert_eq!(plan(None).unwrap(), SchemaChange { from: None, to: 1, sql: FORMAT_1.to_owned() });
-        assert_eq!(plan(Some(1)).unwrap(), SchemaChange { from: Some(1), to: 1, sql: String::new() });
+        assert_eq!(
+            plan(None).unwrap(),
+            SchemaChange {
+                from: None,
+                to: 1,
+                sql: FORMAT_1.to_owned()
+            }
+        );
+        assert_eq!(
+            plan(Some(1)).unwrap(),
+            SchemaChange {
+                from: Some(1),
+                to: 1,
+                sql: String::new()
+            }
+        );
         for unknown in [2, -1] {
             assert_eq!(plan(Some(unknown)).unwrap_err().class(), "refused");
         }
@@ -186,6 +221,10 @@ mod tests {
     #[test]
     fn a_role_is_an_identifier_whatever_it_is_called() {
         let grants = grants("a\"; DROP TABLE x; --");
-        assert_eq!(grants.matches("TO \"a\"\"; DROP TABLE x; --\";").count(), 2, "{grants}");
+        assert_eq!(
+            grants.matches("TO \"a\"\"; DROP TABLE x; --\";").count(),
+            2,
+            "{grants}"
+        );
     }
 }

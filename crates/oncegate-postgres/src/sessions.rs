@@ -59,7 +59,9 @@ const END: &str = "DELETE FROM oncegate_sessions WHERE scope = $1 AND session = 
 impl Sessions for PostgresStore {
     async fn add(&self, list: NewList) -> Result<(), StoreError> {
         let add = move |client: Object| async move {
-            let added = add(&client, &list).await.map_err(|error| errors::not_executed(&error));
+            let added = add(&client, &list)
+                .await
+                .map_err(|error| errors::not_executed(&error));
             (client, added)
         };
         self.inner.link.run(add).await
@@ -68,39 +70,75 @@ impl Sessions for PostgresStore {
     async fn beat(&self, session: SessionId, silent_for: Duration) -> Result<Vec<i64>, StoreError> {
         let beat = move |client: Object| async move {
             let suspects = beat(&client, &session, silent_for).await;
-            (client, suspects.map_err(|error| errors::not_executed(&error)))
+            (
+                client,
+                suspects.map_err(|error| errors::not_executed(&error)),
+            )
         };
         self.inner.link.run(beat).await
     }
 
     async fn end(&self, session: SessionId) -> Result<(), StoreError> {
         let end = move |client: Object| async move {
-            let ended = client.execute(END, &[&session.scope.as_str(), &session.number]).await;
-            (client, ended.map(|_| ()).map_err(|error| errors::not_executed(&error)))
+            let ended = client
+                .execute(END, &[&session.scope.as_str(), &session.number])
+                .await;
+            (
+                client,
+                ended
+                    .map(|_| ())
+                    .map_err(|error| errors::not_executed(&error)),
+            )
         };
         self.inner.link.run(end).await
     }
 }
 
 async fn add(client: &Object, list: &NewList) -> Result<(), Error> {
-    let NewList { session: SessionId { scope, number: session }, number, digests, finished } = list;
+    let NewList {
+        session: SessionId {
+            scope,
+            number: session,
+        },
+        number,
+        digests,
+        finished,
+    } = list;
     let scope = scope.as_str();
-    let (add, remove) = (client.prepare_cached(ADD).await?, client.prepare_cached(REMOVE).await?);
+    let (add, remove) = (
+        client.prepare_cached(ADD).await?,
+        client.prepare_cached(REMOVE).await?,
+    );
     client.batch_execute(BEGIN).await?;
-    client.execute(&add, &[&scope, session, number, digests]).await?;
+    client
+        .execute(&add, &[&scope, session, number, digests])
+        .await?;
     if !finished.is_empty() {
-        client.execute(&remove, &[&scope, session, finished]).await?;
+        client
+            .execute(&remove, &[&scope, session, finished])
+            .await?;
     }
     client.batch_execute("COMMIT").await
 }
 
-async fn beat(client: &Object, session: &SessionId, silent_for: Duration) -> Result<Vec<i64>, Error> {
+async fn beat(
+    client: &Object,
+    session: &SessionId,
+    silent_for: Duration,
+) -> Result<Vec<i64>, Error> {
     let millis = |time| i64::try_from(whole_millis(time)).unwrap_or(i64::MAX);
     let (scope, number) = (session.scope.as_str(), session.number);
     client.batch_execute(BEGIN).await?;
     client.execute(BEAT, &[&scope, &number]).await?;
-    client.execute(FORGET, &[&scope, &millis(FORGOTTEN_AFTER)]).await?;
-    let rows = client.query(SUSPECTS, &[&scope, &number, &millis(silent_for)]).await?;
+    client
+        .execute(FORGET, &[&scope, &millis(FORGOTTEN_AFTER)])
+        .await?;
+    let rows = client
+        .query(SUSPECTS, &[&scope, &number, &millis(silent_for)])
+        .await?;
     client.batch_execute("COMMIT").await?;
-    Ok(rows.iter().flat_map(|row| row.get::<_, Vec<i64>>(0)).collect())
+    Ok(rows
+        .iter()
+        .flat_map(|row| row.get::<_, Vec<i64>>(0))
+        .collect())
 }

@@ -17,14 +17,20 @@ impl PostgresStore {
     /// Like any other write.
     #[doc(hidden)]
     pub async fn pass(&self, waits: &[(StoreKey, Duration)]) -> Result<(), StoreError> {
-        let keys: Vec<String> = waits.iter().map(|(key, _)| key.as_str().to_owned()).collect();
+        let keys: Vec<String> = waits
+            .iter()
+            .map(|(key, _)| key.as_str().to_owned())
+            .collect();
         let millis = |wait: &Duration| i64::try_from(wait.as_millis()).unwrap_or(i64::MAX);
         let waits_ms: Vec<i64> = waits.iter().map(|(_, wait)| millis(wait)).collect();
         let pass = move |client: Object| async move {
             let update = "UPDATE oncegate_records AS r SET expires_at_ms = expires_at_ms - n.ms \
                           FROM unnest($1::text[], $2::bigint[]) AS n(key, ms) WHERE r.key = n.key";
             let passed = client.execute(update, &[&keys, &waits_ms]).await;
-            (client, passed.map(|_| ()).map_err(|error| errors::in_doubt(&error)))
+            (
+                client,
+                passed.map(|_| ()).map_err(|error| errors::in_doubt(&error)),
+            )
         };
         self.inner.link.run(pass).await
     }
@@ -37,21 +43,32 @@ impl PostgresStore {
     pub async fn plant(&self, records: &[(StoreKey, Record)]) -> Result<(), StoreError> {
         let records = records.to_vec();
         let plant = move |client: Object| async move {
-            let planted = plant(&client, &records).await.map_err(|error| errors::in_doubt(&error));
+            let planted = plant(&client, &records)
+                .await
+                .map_err(|error| errors::in_doubt(&error));
             (client, planted)
         };
         self.inner.link.run(plant).await
     }
 }
 
-async fn plant(client: &Object, records: &[(StoreKey, Record)]) -> Result<(), tokio_postgres::Error> {
+async fn plant(
+    client: &Object,
+    records: &[(StoreKey, Record)],
+) -> Result<(), tokio_postgres::Error> {
     let clock = "SELECT floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint";
     let now_ms: i64 = client.query_one(clock, &[]).await?.get(0);
     let now = StoreTime::from_millis(u64::try_from(now_ms).unwrap_or_default());
     let mut columns = Columns::default();
     for (key, record) in records {
         let left = Duration::from_millis(record.expires_at.millis());
-        columns.put(key, &Record { expires_at: now + left, ..record.clone() });
+        columns.put(
+            key,
+            &Record {
+                expires_at: now + left,
+                ..record.clone()
+            },
+        );
     }
     let keys: Vec<&str> = records.iter().map(|(key, _)| key.as_str()).collect();
     let lock = client.prepare_cached(LOCK).await?;

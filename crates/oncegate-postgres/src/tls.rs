@@ -8,11 +8,13 @@
 //! | `sslrootcert` | a file in PEM with the authorities that may sign the server's certificate, in every mode that uses TLS; `system`, those of this machine, which only `verify-full` takes and has without it |
 //! | `sslcert`, `sslkey` | files in PEM with the client's certificate and key |
 //!
-//! Authorities of a machine sign certificates for any host, so they prove nothing where the host is not compared.
-//! With `prefer`, libpq continues in plain text where a handshake fails; here it is an error.
+//! Authorities of a machine sign certificates for any host, so they prove nothing where the host is
+//! not compared. With `prefer`, libpq continues in plain text where a handshake fails; here it is
+//! an error.
 //!
-//! The files are read again when they change, so certificates can be rotated while connections are open. libpq's
-//! `allow` is refused: it asks for TLS only where a server insists, which protects against nothing.
+//! The files are read again when they change, so certificates can be rotated while connections are
+//! open. libpq's `allow` is refused: it asks for TLS only where a server insists, which protects
+//! against nothing.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -25,7 +27,9 @@ use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, Server
 use rustls::crypto::{CryptoProvider, ring, verify_tls12_signature, verify_tls13_signature};
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
-use rustls::{CertificateError, ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme};
+use rustls::{
+    CertificateError, ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme,
+};
 use tokio_postgres::Config;
 use tokio_postgres::config::{Host, SslMode};
 use tokio_postgres_rustls::MakeRustlsConnect;
@@ -38,7 +42,8 @@ const SYSTEM: &str = "system";
 pub(super) enum Mode {
     /// No TLS.
     Disable,
-    /// TLS if the server has it; its certificate is checked as by `VerifyCa` if authorities are named.
+    /// TLS if the server has it; its certificate is checked as by `VerifyCa` if authorities are
+    /// named.
     Prefer,
     /// TLS; the server's certificate is checked as by `VerifyCa` if authorities are named.
     Require,
@@ -90,9 +95,15 @@ impl Parameters {
             }
         }
         if parameters.certificate.is_some() != parameters.key.is_some() {
-            return Err(StoreError::refused("sslcert and sslkey belong together: give both in the URL"));
+            return Err(StoreError::refused(
+                "sslcert and sslkey belong together: give both in the URL",
+            ));
         }
-        let rest = if others.is_empty() { String::new() } else { format!("?{}", others.join("&")) };
+        let rest = if others.is_empty() {
+            String::new()
+        } else {
+            format!("?{}", others.join("&"))
+        };
         Ok((format!("{address}{rest}"), parameters))
     }
 
@@ -114,16 +125,22 @@ impl Parameters {
 impl Parameters {
     fn mode_to(&self, config: &Config) -> Mode {
         let is_secured = self.root.is_some() || self.certificate.is_some() || is_remote(config);
-        self.mode.unwrap_or(if is_secured { Mode::VerifyFull } else { Mode::Disable })
+        self.mode.unwrap_or(if is_secured {
+            Mode::VerifyFull
+        } else {
+            Mode::Disable
+        })
     }
 
     /// # Errors
     /// When the authorities prove nothing in this mode.
     fn check(&self, mode: Mode) -> Result<(), StoreError> {
         match (&self.root, mode) {
-            (Some(Authorities::System), weak) if weak != Mode::VerifyFull => Err(StoreError::refused(
-                "sslrootcert=system needs sslmode=verify-full: this machine's authorities sign certificates for any host",
-            )),
+            (Some(Authorities::System), weak) if weak != Mode::VerifyFull => {
+                Err(StoreError::refused(
+                    "sslrootcert=system needs sslmode=verify-full: this machine's authorities sign certificates for any host",
+                ))
+            }
             (None, Mode::VerifyCa) => Err(StoreError::refused(
                 "sslmode=verify-ca needs sslrootcert, a file with the authorities in PEM: those of this machine sign \
                  certificates for any host",
@@ -140,8 +157,8 @@ impl Parameters {
         }
     }
 
-    /// Whether a password may be sent to another machine in plain text. With `prefer`, a server decides, or what
-    /// pretends to be one.
+    /// Whether a password may be sent to another machine in plain text. With `prefer`, a server
+    /// decides, or what pretends to be one.
     pub(super) fn shows_password(&self, config: &Config) -> bool {
         let may_be_plain = matches!(self.mode_to(config), Mode::Disable | Mode::Prefer);
         may_be_plain && is_remote(config) && config.get_password().is_some()
@@ -180,7 +197,10 @@ impl Tls {
     ///
     /// # Errors
     /// When a file cannot be read, or is not what it should be.
-    pub(super) fn new(parameters: Parameters, config: &mut Config) -> Result<Option<Self>, StoreError> {
+    pub(super) fn new(
+        parameters: Parameters,
+        config: &mut Config,
+    ) -> Result<Option<Self>, StoreError> {
         let mode = parameters.mode_to(config);
         parameters.check(mode)?;
         config.ssl_mode(match mode {
@@ -191,12 +211,19 @@ impl Tls {
         if mode == Mode::Disable {
             return Ok(None);
         }
-        let loaded = Loaded { config: load(mode, &parameters)?, files: parameters.changed_at() };
-        Ok(Some(Self { mode, parameters, loaded: Arc::new(Mutex::new(loaded)) }))
+        let loaded = Loaded {
+            config: load(mode, &parameters)?,
+            files: parameters.changed_at(),
+        };
+        Ok(Some(Self {
+            mode,
+            parameters,
+            loaded: Arc::new(Mutex::new(loaded)),
+        }))
     }
 
-    /// Returns what protects the next connection. If the files have changed to something unusable, the former ones are
-    /// used, and a warning names the reason.
+    /// Returns what protects the next connection. If the files have changed to something unusable,
+    /// the former ones are used, and a warning names the reason.
     pub(super) fn connector(&self) -> MakeRustlsConnect {
         let mut loaded = self.loaded.lock().unwrap_or_else(PoisonError::into_inner);
         let files = self.parameters.changed_at();
@@ -218,25 +245,41 @@ impl std::fmt::Debug for Loaded {
 
 impl Parameters {
     fn changed_at(&self) -> Vec<Option<SystemTime>> {
-        let files = [self.root_file(), self.certificate.as_deref(), self.key.as_deref()];
-        let changed_at = |path: &Path| std::fs::metadata(path).and_then(|found| found.modified()).ok();
-        files.into_iter().map(|path| path.and_then(changed_at)).collect()
+        let files = [
+            self.root_file(),
+            self.certificate.as_deref(),
+            self.key.as_deref(),
+        ];
+        let changed_at = |path: &Path| {
+            std::fs::metadata(path)
+                .and_then(|found| found.modified())
+                .ok()
+        };
+        files
+            .into_iter()
+            .map(|path| path.and_then(changed_at))
+            .collect()
     }
 }
 
-/// Whether one of the hosts is another machine. Where a host has an address (`hostaddr`), that is what is connected to.
+/// Whether one of the hosts is another machine. Where a host has an address (`hostaddr`), that is
+/// what is connected to.
 fn is_remote(config: &Config) -> bool {
     let addresses = config.get_hostaddrs();
     // The one at the same position.
     let without_address = config.get_hosts().iter().skip(addresses.len());
-    !addresses.iter().all(std::net::IpAddr::is_loopback) || !without_address.into_iter().all(is_here)
+    !addresses.iter().all(std::net::IpAddr::is_loopback)
+        || !without_address.into_iter().all(is_here)
 }
 
 /// Whether a host is this machine.
 fn is_here(host: &Host) -> bool {
     match host {
         Host::Tcp(name) => {
-            name == "localhost" || name.parse::<std::net::IpAddr>().is_ok_and(|address| address.is_loopback())
+            name == "localhost"
+                || name
+                    .parse::<std::net::IpAddr>()
+                    .is_ok_and(|address| address.is_loopback())
         }
         #[cfg(unix)]
         Host::Unix(_) => true,
@@ -249,13 +292,14 @@ fn load(mode: Mode, parameters: &Parameters) -> Result<ClientConfig, StoreError>
         StoreError::refused(format!("{what}: {}: {error}", path.display()))
     };
     let provider = Arc::new(ring::default_provider());
-    let builder =
-        ClientConfig::builder_with_provider(Arc::clone(&provider)).with_safe_default_protocol_versions();
+    let builder = ClientConfig::builder_with_provider(Arc::clone(&provider))
+        .with_safe_default_protocol_versions();
     let builder = builder.map_err(|error| StoreError::refused(format!("TLS: {error}")))?;
     let chain = if mode == Mode::VerifyFull || parameters.root.is_some() {
         let roots = roots(parameters.root_file())?;
         let verifier =
-            WebPkiServerVerifier::builder_with_provider(Arc::new(roots), Arc::clone(&provider)).build();
+            WebPkiServerVerifier::builder_with_provider(Arc::new(roots), Arc::clone(&provider))
+                .build();
         Some(verifier.map_err(|error| StoreError::refused(format!("sslrootcert: {error}")))?)
     } else {
         None
@@ -264,18 +308,32 @@ fn load(mode: Mode, parameters: &Parameters) -> Result<ClientConfig, StoreError>
         Some(chain) if mode == Mode::VerifyFull => chain,
         chain => Arc::new(Lenient { provider, chain }),
     };
-    let builder = builder.dangerous().with_custom_certificate_verifier(verifier);
+    let builder = builder
+        .dangerous()
+        .with_custom_certificate_verifier(verifier);
     let (Some(certificate), Some(key)) = (&parameters.certificate, &parameters.key) else {
         return Ok(builder.with_no_client_auth());
     };
-    let chain: Result<Vec<_>, _> = CertificateDer::pem_file_iter(certificate).and_then(Iterator::collect);
-    let chain =
-        chain.map_err(|error| unusable("sslcert (the store's `tls_certificate`)", certificate, &error))?;
+    let chain: Result<Vec<_>, _> =
+        CertificateDer::pem_file_iter(certificate).and_then(Iterator::collect);
+    let chain = chain.map_err(|error| {
+        unusable(
+            "sslcert (the store's `tls_certificate`)",
+            certificate,
+            &error,
+        )
+    })?;
     let secret = PrivateKeyDer::from_pem_file(key)
         .map_err(|error| unusable("sslkey (the store's `tls_key`)", key, &error))?;
     builder
         .with_client_auth_cert(chain, secret)
-        .map_err(|error| unusable("sslcert (the store's `tls_certificate`)", certificate, &error))
+        .map_err(|error| {
+            unusable(
+                "sslcert (the store's `tls_certificate`)",
+                certificate,
+                &error,
+            )
+        })
 }
 
 /// The authorities of a file, or those of this machine.
@@ -292,7 +350,10 @@ fn roots(file: Option<&Path>) -> Result<RootCertStore, StoreError> {
         return Ok(roots);
     };
     let refuse = |error: &dyn std::fmt::Display| {
-        StoreError::refused(format!("sslrootcert (the store's `tls_root`): {}: {error}", file.display()))
+        StoreError::refused(format!(
+            "sslrootcert (the store's `tls_root`): {}: {error}",
+            file.display()
+        ))
     };
     for certificate in CertificateDer::pem_file_iter(file).map_err(|error| refuse(&error))? {
         let certificate = certificate.map_err(|error| refuse(&error))?;
@@ -304,7 +365,8 @@ fn roots(file: Option<&Path>) -> Result<RootCertStore, StoreError> {
     Ok(roots)
 }
 
-/// Accepts certificates that name another host; without a `chain`, also those of unknown authorities.
+/// Accepts certificates that name another host; without a `chain`, also those of unknown
+/// authorities.
 #[derive(Debug)]
 struct Lenient {
     provider: Arc<CryptoProvider>,
@@ -320,7 +382,9 @@ impl ServerCertVerifier for Lenient {
         ocsp: &[u8],
         now: UnixTime,
     ) -> Result<ServerCertVerified, rustls::Error> {
-        let Some(chain) = &self.chain else { return Ok(ServerCertVerified::assertion()) };
+        let Some(chain) = &self.chain else {
+            return Ok(ServerCertVerified::assertion());
+        };
         match chain.verify_server_cert(certificate, intermediates, host, ocsp, now) {
             // The name is compared last.
             Err(rustls::Error::InvalidCertificate(
@@ -359,7 +423,9 @@ impl ServerCertVerifier for Lenient {
     }
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.provider.signature_verification_algorithms.supported_schemes()
+        self.provider
+            .signature_verification_algorithms
+            .supported_schemes()
     }
 }
 
@@ -371,20 +437,37 @@ mod tests {
     fn the_parameters_about_tls_are_taken_out_of_the_url() {
         let url = "postgres://u:p%40@db:5432/shop?sslmode=verify-ca&application_name=a%20b&sslrootcert=%2Fetc%2Fca.pem";
         let (rest, parameters) = Parameters::split(url).expect("it is right");
-        assert_eq!(rest, "postgres://u:p%40@db:5432/shop?application_name=a%20b");
+        assert_eq!(
+            rest,
+            "postgres://u:p%40@db:5432/shop?application_name=a%20b"
+        );
         let file = Some(Authorities::File("/etc/ca.pem".into()));
-        assert_eq!((parameters.mode, parameters.root), (Some(Mode::VerifyCa), file));
+        assert_eq!(
+            (parameters.mode, parameters.root),
+            (Some(Mode::VerifyCa), file)
+        );
         let (rest, parameters) =
             Parameters::split("postgres://db/shop?sslrootcert=system").expect("it is right");
-        let system = Parameters { root: Some(Authorities::System), ..Parameters::default() };
-        assert_eq!((rest.as_str(), &parameters), ("postgres://db/shop", &system));
-        assert_eq!(parameters.or_root(Some("/etc/ca.pem".into())), system, "the URL decides");
+        let system = Parameters {
+            root: Some(Authorities::System),
+            ..Parameters::default()
+        };
+        assert_eq!(
+            (rest.as_str(), &parameters),
+            ("postgres://db/shop", &system)
+        );
+        assert_eq!(
+            parameters.or_root(Some("/etc/ca.pem".into())),
+            system,
+            "the URL decides"
+        );
     }
 
     #[test]
     fn an_error_names_the_parameter() {
         for (query, named) in [("sslmode=allow", "sslmode"), ("sslcert=a.pem", "sslkey")] {
-            let refused = Parameters::split(&format!("postgres://db/shop?{query}")).expect_err("it is wrong");
+            let refused =
+                Parameters::split(&format!("postgres://db/shop?{query}")).expect_err("it is wrong");
             assert!(refused.to_string().contains(named), "{refused}");
         }
     }
@@ -404,16 +487,35 @@ mod tests {
             ("postgres://127.0.0.1,db.example.org/shop", Mode::VerifyFull),
             ("postgres://127.0.0.1/shop", Mode::Disable),
             // The address is what is connected to, whatever the host is called.
-            ("postgres://localhost/shop?hostaddr=10.0.0.5", Mode::VerifyFull),
-            ("postgres://localhost,localhost/shop?hostaddr=127.0.0.1,10.0.0.5", Mode::VerifyFull),
+            (
+                "postgres://localhost/shop?hostaddr=10.0.0.5",
+                Mode::VerifyFull,
+            ),
+            (
+                "postgres://localhost,localhost/shop?hostaddr=127.0.0.1,10.0.0.5",
+                Mode::VerifyFull,
+            ),
             ("postgres:///shop?hostaddr=10.0.0.5", Mode::VerifyFull),
-            ("postgres://db.example.org/shop?hostaddr=127.0.0.1", Mode::Disable),
+            (
+                "postgres://db.example.org/shop?hostaddr=127.0.0.1",
+                Mode::Disable,
+            ),
             ("postgres:///shop?hostaddr=%3A%3A1", Mode::Disable),
             ("postgres://localhost/shop?sslmode=require", Mode::Require),
-            ("postgres://localhost/shop?sslrootcert=system", Mode::VerifyFull),
-            ("postgres://db.example.org/shop?sslmode=disable", Mode::Disable),
+            (
+                "postgres://localhost/shop?sslrootcert=system",
+                Mode::VerifyFull,
+            ),
+            (
+                "postgres://db.example.org/shop?sslmode=disable",
+                Mode::Disable,
+            ),
         ] {
-            assert_eq!(mode_at(url, None).expect("the machine has authorities"), expected, "{url}");
+            assert_eq!(
+                mode_at(url, None).expect("the machine has authorities"),
+                expected,
+                "{url}"
+            );
         }
     }
 
@@ -424,18 +526,25 @@ mod tests {
             let refused = mode_at(&url, None).expect_err(weak).to_string();
             assert!(refused.contains("sslmode=verify-full"), "{weak}: {refused}");
         }
-        let refused = mode_at("postgres://db/shop?sslmode=verify-ca", None).expect_err("no authorities");
-        assert!(refused.to_string().contains("needs sslrootcert"), "{refused}");
+        let refused =
+            mode_at("postgres://db/shop?sslmode=verify-ca", None).expect_err("no authorities");
+        assert!(
+            refused.to_string().contains("needs sslrootcert"),
+            "{refused}"
+        );
     }
 
     #[test]
     fn named_authorities_are_read_in_every_mode_with_tls() {
         for mode in ["prefer", "require", "verify-ca", "verify-full"] {
             let url = format!("postgres://localhost/shop?sslmode={mode}");
-            let refused = mode_at(&url, Some(Path::new("/no/such.pem"))).expect_err(mode).to_string();
+            let refused = mode_at(&url, Some(Path::new("/no/such.pem")))
+                .expect_err(mode)
+                .to_string();
             assert!(refused.contains("/no/such.pem"), "{mode}: {refused}");
         }
-        let refused = mode_at("postgres://localhost/shop", Some(Path::new("/no/such.pem"))).expect_err("TLS");
+        let refused =
+            mode_at("postgres://localhost/shop", Some(Path::new("/no/such.pem"))).expect_err("TLS");
         assert!(refused.to_string().contains("/no/such.pem"), "{refused}");
     }
 }

@@ -1,7 +1,8 @@
-//! Executes a batch in one transaction: locks the rows, runs the rules, writes the new records, commits.
+//! Executes a batch in one transaction: locks the rows, runs the rules, writes the new records,
+//! commits.
 //!
-//! It takes two round trips: the first begins, locks and reads; the second writes and commits. The rules run here,
-//! between the two, so they cannot differ from the rules of the other stores.
+//! It takes two round trips: the first begins, locks and reads; the second writes and commits. The
+//! rules run here, between the two, so they cannot differ from the rules of the other stores.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -29,15 +30,25 @@ pub(super) type Answer = Result<Reply, StoreError>;
 pub(super) type ReadAnswer = Result<Option<RecordSnapshot>, StoreError>;
 
 /// Applies the commands. Returns one answer for each.
-pub(super) async fn execute(shared: &Shared, commands: &[Command]) -> Result<Vec<Answer>, StoreError> {
+pub(super) async fn execute(
+    shared: &Shared,
+    commands: &[Command],
+) -> Result<Vec<Answer>, StoreError> {
     match execute_together(shared, commands).await {
         // One row that another transaction holds must not delay the other keys of the batch.
-        Err(Trouble { error, row_held: true, .. }) if commands.len() > 1 => {
-            execute_around(shared, commands, error).await
-        }
-        Err(Trouble { error, row_held: true, .. }) => {
-            Ok(commands.iter().map(|command| row_held(shared, command, &error)).collect())
-        }
+        Err(Trouble {
+            error,
+            row_held: true,
+            ..
+        }) if commands.len() > 1 => execute_around(shared, commands, error).await,
+        Err(Trouble {
+            error,
+            row_held: true,
+            ..
+        }) => Ok(commands
+            .iter()
+            .map(|command| row_held(shared, command, &error))
+            .collect()),
         executed => executed.map_err(|trouble| trouble.error),
     }
 }
@@ -57,41 +68,71 @@ pub(super) async fn execute_around(
     commands: &[Command],
     error: StoreError,
 ) -> Result<Vec<Answer>, StoreError> {
-    let keys: Vec<&str> = commands.iter().map(|command| command.key.as_str()).collect();
+    let keys: Vec<&str> = commands
+        .iter()
+        .map(|command| command.key.as_str())
+        .collect();
     let client = shared.client().await?;
-    let query = async { client.query(row::HELD, &[&keys]).await.map_err(|e| errors::not_executed(&e)) };
+    let query = async {
+        client
+            .query(row::HELD, &[&keys])
+            .await
+            .map_err(|e| errors::not_executed(&e))
+    };
     let outcome = within(shared.response_timeout, query).await;
-    let held = shared.settle(client, outcome).map_err(|trouble| trouble.error)?;
+    let held = shared
+        .settle(client, outcome)
+        .map_err(|trouble| trouble.error)?;
     let held: BTreeSet<String> = held.iter().map(|row| row.get(0)).collect();
     let is_held = |command: &Command| held.contains(command.key.as_str());
-    let free: Vec<Command> = commands.iter().filter(|command| !is_held(command)).cloned().collect();
+    let free: Vec<Command> = commands
+        .iter()
+        .filter(|command| !is_held(command))
+        .cloned()
+        .collect();
     if free.is_empty() {
-        return Ok(commands.iter().map(|command| row_held(shared, command, &error)).collect());
+        return Ok(commands
+            .iter()
+            .map(|command| row_held(shared, command, &error))
+            .collect());
     }
-    let executed = execute_together(shared, &free).await.map_err(|trouble| trouble.error)?;
+    let executed = execute_together(shared, &free)
+        .await
+        .map_err(|trouble| trouble.error)?;
     let mut executed = executed.into_iter();
     let answer = |command: &Command| match is_held(command) {
         true => row_held(shared, command, &error),
-        false => executed.next().unwrap_or_else(|| Err(StoreError::unknown("no answer"))),
+        false => executed
+            .next()
+            .unwrap_or_else(|| Err(StoreError::unknown("no answer"))),
     };
     Ok(commands.iter().map(answer).collect())
 }
 
-/// The answer for a row that another transaction holds, such as one in which a handler completes its key.
+/// The answer for a row that another transaction holds, such as one in which a handler completes
+/// its key.
 ///
 /// A claim gets "busy": with "unavailable", one key would stop a consumer for all keys.
 fn row_held(shared: &Shared, command: &Command, error: &StoreError) -> Answer {
     match command.operation {
         Operation::Claim { .. } => {
-            let verdict = Verdict::Busy { retry_in: shared.response_timeout / 2 };
-            Ok(Reply::Verdict { verdict, uncompared: false })
+            let verdict = Verdict::Busy {
+                retry_in: shared.response_timeout / 2,
+            };
+            Ok(Reply::Verdict {
+                verdict,
+                uncompared: false,
+            })
         }
         _ => Err(error.clone()),
     }
 }
 
 /// Reads records. Returns one answer for each key.
-pub(super) async fn read_records(shared: &Shared, keys: &[StoreKey]) -> Result<Vec<ReadAnswer>, StoreError> {
+pub(super) async fn read_records(
+    shared: &Shared,
+    keys: &[StoreKey],
+) -> Result<Vec<ReadAnswer>, StoreError> {
     persist(async || {
         let client = shared.client().await?;
         let outcome = try_read_records(&client, shared, keys).await;
@@ -113,20 +154,29 @@ async fn persist<T>(mut attempt: impl AsyncFnMut() -> Result<T, Trouble>) -> Res
     }
 }
 
-async fn try_execute(client: &Object, shared: &Shared, commands: &[Command]) -> Result<Vec<Answer>, Trouble> {
-    let keys: BTreeSet<&str> = commands.iter().map(|command| command.key.as_str()).collect();
+async fn try_execute(
+    client: &Object,
+    shared: &Shared,
+    commands: &[Command],
+) -> Result<Vec<Answer>, Trouble> {
+    let keys: BTreeSet<&str> = commands
+        .iter()
+        .map(|command| command.key.as_str())
+        .collect();
     let keys: Vec<&str> = keys.into_iter().collect();
     let (inserted, rows) = within(shared.response_timeout, begin(client, shared, &keys)).await?;
     let mut held = Held::new(&rows, &inserted)?;
     let answers = commands.iter().map(|command| held.apply(command)).collect();
     let columns = held.changes(commands);
     if columns.is_empty() {
-        // There is nothing to write, and the rollback removes the rows inserted for missing ones. A commit of
-        // another transaction is on the disk before it is visible, but its wait for the standbys may have been
-        // interrupted.
+        // There is nothing to write, and the rollback removes the rows inserted for missing ones. A
+        // commit of another transaction is on the disk before it is visible, but its wait for the
+        // standbys may have been interrupted.
         let rollback = client.batch_execute("ROLLBACK");
-        within(shared.response_timeout, async { rollback.await.map_err(|e| errors::not_executed(&e)) })
-            .await?;
+        within(shared.response_timeout, async {
+            rollback.await.map_err(|e| errors::not_executed(&e))
+        })
+        .await?;
         if held.waits {
             shared.confirm(client).await?;
         }
@@ -140,32 +190,46 @@ async fn try_execute(client: &Object, shared: &Shared, commands: &[Command]) -> 
 }
 
 /// Begins, locks and reads, in one round trip. Returns the keys without a row, and the rows.
-async fn begin(client: &Object, shared: &Shared, keys: &[&str]) -> Result<(Vec<Row>, Vec<Row>), Trouble> {
+async fn begin(
+    client: &Object,
+    shared: &Shared,
+    keys: &[&str],
+) -> Result<(Vec<Row>, Vec<Row>), Trouble> {
     let prepared = try_join3(
         client.prepare_cached(row::LOCK),
         client.prepare_cached(row::READ),
         client.prepare_cached(row::WRITE),
     );
-    let (lock, read, _) = prepared.await.map_err(|error| errors::not_executed(&error))?;
+    let (lock, read, _) = prepared
+        .await
+        .map_err(|error| errors::not_executed(&error))?;
     let parameters: [&(dyn ToSql + Sync); 1] = [&keys];
-    // In this order on the wire, so that the read sees the changes that the locks have waited for. Without its BEGIN the
-    // first one fails, and the second one changes nothing.
+    // In this order on the wire, so that the read sees the changes that the locks have waited for.
+    // Without its BEGIN the first one fails, and the second one changes nothing.
     let sent = join3(
         client.batch_execute(&shared.begin),
         client.query(&lock, &parameters),
         client.query(&read, &parameters),
     );
     let (begun, inserted, rows) = sent.await;
-    let begun = begun.and(inserted).and_then(|inserted| Ok((inserted, rows?)));
+    let begun = begun
+        .and(inserted)
+        .and_then(|inserted| Ok((inserted, rows?)));
     begun.map_err(|error| errors::not_executed(&error))
 }
 
 /// Writes and commits, in one round trip.
 async fn commit(client: &Object, columns: &Columns) -> Result<(), Trouble> {
-    let write = client.prepare_cached(row::WRITE).await.map_err(|error| errors::not_executed(&error))?;
+    let write = client
+        .prepare_cached(row::WRITE)
+        .await
+        .map_err(|error| errors::not_executed(&error))?;
     let parameters = columns.parameters();
-    let (written, committed) =
-        join(client.execute(&write, &parameters), client.batch_execute("COMMIT")).await;
+    let (written, committed) = join(
+        client.execute(&write, &parameters),
+        client.batch_execute("COMMIT"),
+    )
+    .await;
     // After a failed write the server turns the commit into a rollback.
     let written = written.map_err(|error| errors::in_doubt(&error))?;
     committed.map_err(|error| errors::in_doubt(&error))?;
@@ -190,9 +254,18 @@ struct Held {
 
 impl Held {
     fn new(rows: &[Row], inserted: &[Row]) -> Result<Self, Trouble> {
-        let inserted = inserted.iter().map(|row| row.get::<_, String>(0)).collect::<BTreeSet<_>>();
+        let inserted = inserted
+            .iter()
+            .map(|row| row.get::<_, String>(0))
+            .collect::<BTreeSet<_>>();
         let (now, before) = read(rows, &inserted)?;
-        Ok(Self { now, before, after: BTreeMap::new(), inserted, waits: waits(rows) })
+        Ok(Self {
+            now,
+            before,
+            after: BTreeMap::new(),
+            inserted,
+            waits: waits(rows),
+        })
     }
 
     fn apply(&mut self, command: &Command) -> Answer {
@@ -200,7 +273,9 @@ impl Held {
         let record = match (self.after.get(key), self.before.get(key)) {
             (Some(changed), _) => changed.clone(),
             (None, Some(Ok(record))) => record.clone(),
-            (None, Some(Err(reason))) => return Err(StoreError::unreadable(command.key.clone(), reason)),
+            (None, Some(Err(reason))) => {
+                return Err(StoreError::unreadable(command.key.clone(), reason));
+            }
             (None, None) => return Err(StoreError::unavailable("a row was locked, but not shown")),
         };
         let (record, reply) = apply(self.now, record, &command.operation);
@@ -211,10 +286,14 @@ impl Held {
     fn changes(&self, commands: &[Command]) -> Columns {
         let mut columns = Columns::default();
         let mut stand_ins = Vec::new();
-        let keys: BTreeMap<&str, &StoreKey> =
-            commands.iter().map(|command| (command.key.as_str(), &command.key)).collect();
+        let keys: BTreeMap<&str, &StoreKey> = commands
+            .iter()
+            .map(|command| (command.key.as_str(), &command.key))
+            .collect();
         for (text, key) in keys {
-            let Some(after) = self.after.get(text) else { continue };
+            let Some(after) = self.after.get(text) else {
+                continue;
+            };
             let changed = !matches!(self.before.get(text), Some(Ok(before)) if before == after);
             match after {
                 Some(record) if changed => columns.put(key, record),
@@ -238,20 +317,33 @@ async fn try_read_records(
 ) -> Result<Vec<ReadAnswer>, Trouble> {
     let texts: Vec<&str> = keys.iter().map(StoreKey::as_str).collect();
     let query = async {
-        let statement = client.prepare_cached(row::READ).await.map_err(|e| errors::not_executed(&e))?;
-        shared.alone(client, &statement, &[&texts], errors::not_executed).await
+        let statement = client
+            .prepare_cached(row::READ)
+            .await
+            .map_err(|e| errors::not_executed(&e))?;
+        shared
+            .alone(client, &statement, &[&texts], errors::not_executed)
+            .await
     };
     let rows = within(shared.response_timeout, query).await?;
     let (now, records) = read(&rows, &BTreeSet::new())?;
     // A message is acknowledged if a read finds its record completed.
-    let is_settled = |record: &Record| matches!(record.state, State::Completed { .. } | State::Failed { .. });
-    if waits(&rows) && records.values().any(|found| matches!(found, Ok(Some(record)) if is_settled(record))) {
+    let is_settled =
+        |record: &Record| matches!(record.state, State::Completed { .. } | State::Failed { .. });
+    if waits(&rows)
+        && records
+            .values()
+            .any(|found| matches!(found, Ok(Some(record)) if is_settled(record)))
+    {
         shared.confirm(client).await?;
     }
     let answer = |key: &StoreKey| match records.get(key.as_str()) {
         None | Some(Ok(None)) => Ok(None),
         Some(Ok(Some(record))) if !record.kept(now) => Ok(None),
-        Some(Ok(Some(record))) => Ok(Some(RecordSnapshot { now, record: record.clone() })),
+        Some(Ok(Some(record))) => Ok(Some(RecordSnapshot {
+            now,
+            record: record.clone(),
+        })),
         Some(Err(reason)) => Err(StoreError::unreadable(key.clone(), reason)),
     };
     Ok(keys.iter().map(answer).collect())
@@ -259,23 +351,32 @@ async fn try_read_records(
 
 /// Whether commits wait for standbys, according to [`row::READ`].
 fn waits(rows: &[Row]) -> bool {
-    rows.first().is_some_and(|row| row.try_get("waits").unwrap_or(true))
+    rows.first()
+        .is_some_and(|row| row.try_get("waits").unwrap_or(true))
 }
 
 type Records = BTreeMap<String, Result<Option<Record>, String>>;
 
 /// Decodes the rows of [`row::READ`]; those of the `inserted` keys hold no record.
 fn read(rows: &[Row], inserted: &BTreeSet<String>) -> Result<(StoreTime, Records), Trouble> {
-    let first = rows.first().ok_or_else(|| StoreError::unavailable("the server returned no time"))?;
+    let first = rows
+        .first()
+        .ok_or_else(|| StoreError::unavailable("the server returned no time"))?;
     if first.try_get("standby").unwrap_or(true) {
         return Err(errors::standby().into());
     }
     let now = row::now(first).map_err(StoreError::unavailable)?;
     let mut records = Records::new();
     for row in rows {
-        let Some(key) = row::key(row).map_err(StoreError::unavailable)? else { continue };
+        let Some(key) = row::key(row).map_err(StoreError::unavailable)? else {
+            continue;
+        };
         let is_absent = inserted.contains(key) || row::is_stand_in(row);
-        let record = if is_absent { Ok(None) } else { row::decode(row).map(Some) };
+        let record = if is_absent {
+            Ok(None)
+        } else {
+            row::decode(row).map(Some)
+        };
         records.insert(key.to_owned(), record);
     }
     Ok((now, records))
@@ -287,5 +388,7 @@ pub(super) async fn within<T>(
     work: impl Future<Output = Result<T, Trouble>>,
 ) -> Result<T, Trouble> {
     let silence = StoreError::unavailable("the server did not answer in time");
-    tokio::time::timeout(limit, work).await.unwrap_or_else(|_| Err(silence.into()))
+    tokio::time::timeout(limit, work)
+        .await
+        .unwrap_or_else(|_| Err(silence.into()))
 }

@@ -38,24 +38,32 @@ pub(super) enum Address {
 /// Parses a URL. Returns the address and the number of keys of `compact`, if it is set.
 ///
 /// # Errors
-/// When the URL has no known form, or asks for TLS that is not built in or that does not check the host name.
+/// When the URL has no known form, or asks for TLS that is not built in or that does not check the
+/// host name.
 pub(super) fn parse(url: &str) -> Result<(Address, Option<u64>), StoreError> {
     let Some((place, parameters)) = url.split_once('?') else {
         return Ok((address(url)?, None));
     };
-    let (compact, others): (Vec<&str>, Vec<&str>) =
-        parameters.split('&').partition(|parameter| parameter.starts_with(COMPACT));
+    let (compact, others): (Vec<&str>, Vec<&str>) = parameters
+        .split('&')
+        .partition(|parameter| parameter.starts_with(COMPACT));
     let expected_keys = match compact.as_slice() {
         [] => None,
         [one] => match one.trim_start_matches(COMPACT).parse() {
             Ok(0) | Err(_) => {
-                return Err(StoreError::refused(format!("the URL's {one} is not a number of keys")));
+                return Err(StoreError::refused(format!(
+                    "the URL's {one} is not a number of keys"
+                )));
             }
             Ok(expected_keys) => Some(expected_keys),
         },
         _ => return Err(StoreError::refused("the URL sets compact= more than once")),
     };
-    let others = if others.is_empty() { String::new() } else { format!("?{}", others.join("&")) };
+    let others = if others.is_empty() {
+        String::new()
+    } else {
+        format!("?{}", others.join("&"))
+    };
     Ok((address(&format!("{place}{others}"))?, expected_keys))
 }
 
@@ -70,10 +78,15 @@ fn address(url: &str) -> Result<Address, StoreError> {
         return server(url).map(Address::Server);
     };
     // The last `@` ends the password, which may contain others.
-    let (login, rest) = rest.rsplit_once('@').map_or(("", rest), |(login, rest)| (login, rest));
+    let (login, rest) = rest
+        .rsplit_once('@')
+        .map_or(("", rest), |(login, rest)| (login, rest));
     let (hosts, path) = rest.split_once('/').unwrap_or((rest, ""));
     let hosts: Vec<&str> = hosts.split(',').collect();
-    if hosts.iter().any(|host| host.is_empty()) || hosts.len() > MAX_HOSTS || rest.contains(['?', '#']) {
+    if hosts.iter().any(|host| host.is_empty())
+        || hosts.len() > MAX_HOSTS
+        || rest.contains(['?', '#'])
+    {
         return Err(invalid());
     }
     let at = |host: &str, login: &str, path: &str| {
@@ -81,14 +94,20 @@ fn address(url: &str) -> Result<Address, StoreError> {
         server(&format!("{security}://{login}{at}{host}{path}"))
     };
     match (kind, path.split_once('/').unwrap_or((path, ""))) {
-        ("cluster", ("", "")) => {
-            hosts.into_iter().map(|host| at(host, login, "")).collect::<Result<_, _>>().map(Address::Cluster)
-        }
+        ("cluster", ("", "")) => hosts
+            .into_iter()
+            .map(|host| at(host, login, ""))
+            .collect::<Result<_, _>>()
+            .map(Address::Cluster),
         ("sentinel", (name, database)) if !name.is_empty() => {
             let primary = at("localhost", login, &format!("/{database}"))?;
             let sentinels = hosts.into_iter().map(|host| at(&with_port(host), "", ""));
             let sentinels = sentinels.collect::<Result<_, _>>()?;
-            Ok(Address::Sentinels { sentinels, name: name.to_owned(), primary })
+            Ok(Address::Sentinels {
+                sentinels,
+                name: name.to_owned(),
+                primary,
+            })
         }
         _ => Err(invalid()),
     }
@@ -97,7 +116,9 @@ fn address(url: &str) -> Result<Address, StoreError> {
 fn server(url: &str) -> Result<ConnectionInfo, StoreError> {
     let tls = url.starts_with("rediss://");
     if tls && !cfg!(feature = "tls") {
-        return Err(StoreError::refused("this build has no TLS for Redis: enable the feature `redis-tls`"));
+        return Err(StoreError::refused(
+            "this build has no TLS for Redis: enable the feature `redis-tls`",
+        ));
     }
     let info = url.into_connection_info().map_err(|_| invalid())?;
     match info.addr() {
@@ -112,7 +133,11 @@ fn server(url: &str) -> Result<ConnectionInfo, StoreError> {
 fn with_port(host: &str) -> String {
     // The colons of an IPv6 address are within brackets.
     let after = host.rsplit_once(']').map_or(host, |(_, after)| after);
-    if after.contains(':') { host.to_owned() } else { format!("{host}:{SENTINEL_PORT}") }
+    if after.contains(':') {
+        host.to_owned()
+    } else {
+        format!("{host}:{SENTINEL_PORT}")
+    }
 }
 
 fn invalid() -> StoreError {
@@ -123,9 +148,16 @@ fn invalid() -> StoreError {
 pub(super) fn moved_to(info: &ConnectionInfo, host: &str, port: u16) -> ConnectionInfo {
     let host = host.to_owned();
     let addr = match info.addr() {
-        ConnectionAddr::TcpTls { insecure, tls_params, .. } => {
-            ConnectionAddr::TcpTls { host, port, insecure: *insecure, tls_params: tls_params.clone() }
-        }
+        ConnectionAddr::TcpTls {
+            insecure,
+            tls_params,
+            ..
+        } => ConnectionAddr::TcpTls {
+            host,
+            port,
+            insecure: *insecure,
+            tls_params: tls_params.clone(),
+        },
         _ => ConnectionAddr::Tcp(host, port),
     };
     info.clone().set_addr(addr)
@@ -133,7 +165,9 @@ pub(super) fn moved_to(info: &ConnectionInfo, host: &str, port: u16) -> Connecti
 
 /// Whether a password would be sent to another machine in plain text.
 pub(super) fn shows_password(info: &ConnectionInfo) -> bool {
-    let ConnectionAddr::Tcp(host, _) = info.addr() else { return false };
+    let ConnectionAddr::Tcp(host, _) = info.addr() else {
+        return false;
+    };
     let bare = host.trim_start_matches('[').trim_end_matches(']');
     let is_local = host == "localhost" || bare.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback());
     info.redis_settings().password().is_some() && !is_local
@@ -153,15 +187,25 @@ mod tests {
 
     #[test]
     fn servers_clusters_and_sentinels_are_told_apart() {
-        let Address::Server(info) = address_of("redis://user:pw@cache/2") else { panic!() };
+        let Address::Server(info) = address_of("redis://user:pw@cache/2") else {
+            panic!()
+        };
         assert_eq!(info.addr().to_string(), "cache:6379");
-        let Address::Cluster(seeds) = address_of("redis+cluster://u:p%40ss@a,b:7001,[::1]:7002") else {
+        let Address::Cluster(seeds) = address_of("redis+cluster://u:p%40ss@a,b:7001,[::1]:7002")
+        else {
             panic!()
         };
         assert_eq!(addresses(&seeds), ["a:6379", "b:7001", "::1:7002"]);
-        assert!(seeds.iter().all(|seed| seed.redis_settings().password() == Some("p@ss")));
-        let Address::Sentinels { sentinels, name, primary } =
-            address_of("redis+sentinel://:pw@a,b:7001/mymaster/3")
+        assert!(
+            seeds
+                .iter()
+                .all(|seed| seed.redis_settings().password() == Some("p@ss"))
+        );
+        let Address::Sentinels {
+            sentinels,
+            name,
+            primary,
+        } = address_of("redis+sentinel://:pw@a,b:7001/mymaster/3")
         else {
             panic!()
         };
@@ -169,8 +213,18 @@ mod tests {
             (addresses(&sentinels), name.as_str()),
             (vec!["a:26379".into(), "b:7001".into()], "mymaster")
         );
-        assert!(sentinels.iter().all(|sentinel| sentinel.redis_settings().password().is_none()));
-        assert_eq!((primary.redis_settings().db(), primary.redis_settings().password()), (3, Some("pw")));
+        assert!(
+            sentinels
+                .iter()
+                .all(|sentinel| sentinel.redis_settings().password().is_none())
+        );
+        assert_eq!(
+            (
+                primary.redis_settings().db(),
+                primary.redis_settings().password()
+            ),
+            (3, Some("pw"))
+        );
     }
 
     #[test]
@@ -201,15 +255,27 @@ mod tests {
     fn every_kind_of_address_may_be_compact() {
         for (url, hosts) in [
             ("redis://:pw@cache/2?compact=1000", vec!["cache:6379"]),
-            ("redis://cache?protocol=resp3&compact=1000", vec!["cache:6379"]),
-            ("redis+cluster://:pw@a,b:7001?compact=1000", vec!["a:6379", "b:7001"]),
-            ("redis+sentinel://:pw@a/mymaster?compact=1000", vec!["a:26379"]),
+            (
+                "redis://cache?protocol=resp3&compact=1000",
+                vec!["cache:6379"],
+            ),
+            (
+                "redis+cluster://:pw@a,b:7001?compact=1000",
+                vec!["a:6379", "b:7001"],
+            ),
+            (
+                "redis+sentinel://:pw@a/mymaster?compact=1000",
+                vec!["a:26379"],
+            ),
         ] {
             let (address, expected_keys) = parse(url).expect(url);
             assert_eq!(expected_keys, Some(1_000), "{url}");
             let infos = match address {
                 Address::Server(info) => vec![info],
-                Address::Cluster(infos) | Address::Sentinels { sentinels: infos, .. } => infos,
+                Address::Cluster(infos)
+                | Address::Sentinels {
+                    sentinels: infos, ..
+                } => infos,
             };
             assert_eq!(addresses(&infos), hosts, "{url}");
         }
@@ -219,12 +285,19 @@ mod tests {
     #[test]
     fn a_password_is_shown_only_to_other_machines_and_without_tls() {
         let shows = |url: &str| {
-            let Address::Server(info) = address_of(url) else { panic!() };
+            let Address::Server(info) = address_of(url) else {
+                panic!()
+            };
             shows_password(&info)
         };
         assert!(shows("redis://:pw@cache"));
         assert!(shows("redis://:pw@10.0.0.1"));
-        for url in ["redis://cache", "redis://:pw@localhost", "redis://:pw@127.0.0.1", "redis://:pw@[::1]"] {
+        for url in [
+            "redis://cache",
+            "redis://:pw@localhost",
+            "redis://:pw@127.0.0.1",
+            "redis://:pw@[::1]",
+        ] {
             assert!(!shows(url), "{url}");
         }
     }
@@ -232,10 +305,16 @@ mod tests {
     #[cfg(feature = "tls")]
     #[test]
     fn tls_goes_with_every_kind_of_address() {
-        let Address::Cluster(seeds) = address_of("rediss+cluster://a,b") else { panic!() };
+        let Address::Cluster(seeds) = address_of("rediss+cluster://a,b") else {
+            panic!()
+        };
         let moved = moved_to(&seeds[0], "c", 7_000);
-        assert!(matches!(moved.addr(), ConnectionAddr::TcpTls { host, port: 7_000, .. } if host == "c"));
-        let Address::Server(info) = address_of("rediss://:pw@cache") else { panic!() };
+        assert!(
+            matches!(moved.addr(), ConnectionAddr::TcpTls { host, port: 7_000, .. } if host == "c")
+        );
+        let Address::Server(info) = address_of("rediss://:pw@cache") else {
+            panic!()
+        };
         assert!(!shows_password(&info));
     }
 }

@@ -9,7 +9,8 @@ use oncegate_core::store::StoreError;
 
 use super::slots;
 
-/// The approximate number of keys per bucket when the scope holds the expected number; at least half as many.
+/// The approximate number of keys per bucket when the scope holds the expected number; at least
+/// half as many.
 const KEYS_PER_BUCKET: u64 = 100;
 
 /// The most buckets, as a power of two.
@@ -18,7 +19,8 @@ const MAX_BITS: u32 = 23;
 /// The most keys that a scope may be expected to hold: 838,860,800.
 const MAX_KEYS: u64 = KEYS_PER_BUCKET << MAX_BITS;
 
-/// Prefix of a scope's descriptor when its completions are in buckets. Other descriptors never have it.
+/// Prefix of a scope's descriptor when its completions are in buckets. Other descriptors never have
+/// it.
 const MARK: &str = "compact/";
 
 /// The number of buckets of a scope: a power of two.
@@ -41,7 +43,8 @@ impl Buckets {
     /// Enough buckets for this many keys.
     ///
     /// # Errors
-    /// When there cannot be enough: with more keys in each, buckets would be unpacked and save no memory.
+    /// When there cannot be enough: with more keys in each, buckets would be unpacked and save no
+    /// memory.
     pub(super) fn for_keys(keys: u64) -> Result<Self, StoreError> {
         if keys > MAX_KEYS {
             return Err(StoreError::refused(format!(
@@ -50,7 +53,9 @@ impl Buckets {
             )));
         }
         let buckets = keys.div_ceil(KEYS_PER_BUCKET).max(1);
-        Ok(Self { bits: buckets.next_power_of_two().ilog2() })
+        Ok(Self {
+            bits: buckets.next_power_of_two().ilog2(),
+        })
     }
 
     /// The bucket is in braces, so that a cluster keeps it in one slot with its records.
@@ -58,8 +63,17 @@ impl Buckets {
         let digest = key.digest();
         let field = *digest.as_bytes();
         let bucket = format!("{}:{{{:x}}}", key.scope(), self.bucket(field));
-        let record = format!("{bucket}{}", key.as_str().get(key.scope().len() + 1..).unwrap_or_default());
-        Names { record, bucket, field }
+        let record = format!(
+            "{bucket}{}",
+            key.as_str()
+                .get(key.scope().len() + 1..)
+                .unwrap_or_default()
+        );
+        Names {
+            record,
+            bucket,
+            field,
+        }
     }
 
     pub(super) fn slot(self, key: &StoreKey) -> u16 {
@@ -68,11 +82,14 @@ impl Buckets {
 
     fn bucket(self, digest: [u8; 16]) -> u128 {
         // With zero bits, the shift would overflow.
-        u128::from_be_bytes(digest).checked_shr(128 - self.bits).unwrap_or(0)
+        u128::from_be_bytes(digest)
+            .checked_shr(128 - self.bits)
+            .unwrap_or(0)
     }
 }
 
-/// The descriptor as stored. It prevents a store from opening the scope with the wrong location of records.
+/// The descriptor as stored. It prevents a store from opening the scope with the wrong location of
+/// records.
 pub(super) fn marked(buckets: Option<Buckets>, descriptor: &str) -> Cow<'_, str> {
     match buckets {
         Some(Buckets { bits }) => format!("{MARK}{bits} {descriptor}").into(),
@@ -85,7 +102,10 @@ pub(super) fn marked(buckets: Option<Buckets>, descriptor: &str) -> Cow<'_, str>
 /// # Errors
 /// When the scope keeps its records in another way than this store.
 pub(super) fn unmarked(buckets: Option<Buckets>, kept: &str) -> Result<String, StoreError> {
-    let (theirs, descriptor) = match kept.strip_prefix(MARK).and_then(|rest| rest.split_once(' ')) {
+    let (theirs, descriptor) = match kept
+        .strip_prefix(MARK)
+        .and_then(|rest| rest.split_once(' '))
+    {
         Some((bits, descriptor)) => (bits.parse().ok(), descriptor),
         None => (None, kept),
     };
@@ -111,20 +131,40 @@ mod tests {
 
     #[test]
     fn buckets_hold_about_a_hundred_keys_of_the_expected_number() {
-        for (keys, bits) in [(0, 0), (100, 0), (101, 1), (200, 1), (1_000_000, 14), (MAX_KEYS, MAX_BITS)] {
+        for (keys, bits) in [
+            (0, 0),
+            (100, 0),
+            (101, 1),
+            (200, 1),
+            (1_000_000, 14),
+            (MAX_KEYS, MAX_BITS),
+        ] {
             assert_eq!(Buckets::for_keys(keys).unwrap(), Buckets { bits }, "{keys}");
             // The value that the error recommends gives the same number again.
-            assert_eq!(Buckets::for_keys(KEYS_PER_BUCKET << bits).unwrap(), Buckets { bits });
+            assert_eq!(
+                Buckets::for_keys(KEYS_PER_BUCKET << bits).unwrap(),
+                Buckets { bits }
+            );
         }
-        assert_eq!(Buckets::for_keys(MAX_KEYS + 1).unwrap_err().class(), "refused");
+        assert_eq!(
+            Buckets::for_keys(MAX_KEYS + 1).unwrap_err().class(),
+            "refused"
+        );
     }
 
     #[test]
     fn a_record_and_its_bucket_lie_in_one_slot() {
-        let key = StoreKey::new(&Scope::new("billing").unwrap(), Digest::from_bytes([0xab; 16]));
+        let key = StoreKey::new(
+            &Scope::new("billing").unwrap(),
+            Digest::from_bytes([0xab; 16]),
+        );
         let digest = key.as_str().split_once(':').unwrap().1;
         let buckets = Buckets { bits: 12 };
-        let Names { record, bucket, field } = buckets.names(&key);
+        let Names {
+            record,
+            bucket,
+            field,
+        } = buckets.names(&key);
         assert_eq!((bucket.as_str(), field), ("billing:{aba}", [0xab; 16]));
         assert_eq!(record, format!("billing:{{aba}}{digest}"));
         assert_eq!(buckets.slot(&key), slots::slot("aba"));
@@ -138,11 +178,16 @@ mod tests {
         assert_eq!(kept, "compact/14 {\"key\":1}");
         assert_eq!(unmarked(compact, &kept).unwrap(), "{\"key\":1}");
         assert_eq!(unmarked(None, "{\"key\":1}").unwrap(), "{\"key\":1}");
-        for (buckets, kept) in
-            [(None, &*kept), (compact, "{\"key\":1}"), (Some(Buckets { bits: 13 }), &*kept)]
-        {
+        for (buckets, kept) in [
+            (None, &*kept),
+            (compact, "{\"key\":1}"),
+            (Some(Buckets { bits: 13 }), &*kept),
+        ] {
             let refused = unmarked(buckets, kept).unwrap_err();
-            assert!(refused.class() == "refused" && refused.to_string().contains("compact("), "{refused}");
+            assert!(
+                refused.class() == "refused" && refused.to_string().contains("compact("),
+                "{refused}"
+            );
         }
     }
 }

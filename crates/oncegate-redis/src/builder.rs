@@ -91,22 +91,30 @@ impl RedisBuilder {
         }
     }
 
-    /// Time limit for an answer of the server, after which the outcome counts as unknown; large batches get more.
+    /// Time limit for an answer of the server, after which the outcome counts as unknown; large
+    /// batches get more.
     ///
     /// Default: 2 s. Keep it well below the lease.
     pub fn response_timeout(self, response_timeout: Duration) -> Self {
-        Self { response_timeout, ..self }
+        Self {
+            response_timeout,
+            ..self
+        }
     }
 
-    /// Time limit for one try to connect. Default: 2 s. A pool that the caller supplies has its own.
+    /// Time limit for one try to connect. Default: 2 s. A pool that the caller supplies has its
+    /// own.
     pub fn connect_timeout(self, connect_timeout: Duration) -> Self {
-        Self { connect_timeout, ..self }
+        Self {
+            connect_timeout,
+            ..self
+        }
     }
 
     /// Where a record must be stored before it counts. Default: [`Durability::Primary`].
     ///
-    /// Higher levels cost a round trip to the replicas, or a flush to the disk, per pipeline. Keep the time limit well
-    /// below the lease.
+    /// Higher levels cost a round trip to the replicas, or a flush to the disk, per pipeline. Keep
+    /// the time limit well below the lease.
     pub fn durability(self, durability: Durability) -> Self {
         Self { durability, ..self }
     }
@@ -115,34 +123,53 @@ impl RedisBuilder {
     #[cfg(feature = "testing")]
     #[doc(hidden)]
     pub fn grant_after_loss(self) -> Self {
-        Self { grants_after_loss: true, ..self }
+        Self {
+            grants_after_loss: true,
+            ..self
+        }
     }
 
-    /// Accepts a server whose `maxmemory-policy` may evict records. By default the check refuses it.
+    /// Accepts a server whose `maxmemory-policy` may evict records. By default the check refuses
+    /// it.
     ///
     /// An evicted record is a forgotten message: its next delivery runs again.
     pub fn allow_evicting_policy(self) -> Self {
-        Self { accepted: Accepted { evicting_policy: true, ..self.accepted }, ..self }
+        Self {
+            accepted: Accepted {
+                evicting_policy: true,
+                ..self.accepted
+            },
+            ..self
+        }
     }
 
-    /// Accepts a server without a replica: if its disk is lost, so are the records. By default the check warns about it.
+    /// Accepts a server without a replica: if its disk is lost, so are the records. By default the
+    /// check warns about it.
     pub fn allow_no_replica(self) -> Self {
-        Self { accepted: Accepted { no_replica: true, ..self.accepted }, ..self }
+        Self {
+            accepted: Accepted {
+                no_replica: true,
+                ..self.accepted
+            },
+            ..self
+        }
     }
 
     /// Keeps completions without a result in buckets, for scopes with very many keys. Default: off.
     ///
     /// Buckets need about a quarter of the memory and about twice the server's time.
     ///
-    /// `expected_keys` is the number of keys that the scope holds at once, that is, within one retention. With twice
-    /// as many, every call is a little slower; with ten times as many, much slower. The number belongs to the scope: a
-    /// store that opens the scope with another number (exactly: another power of two of buckets), or without one, is
-    /// refused. The most is 838,860,800; [`connect`](Self::connect) refuses more. Handlers whose `Output` is `()` have no result; other records are kept as usual. The retention of each
-    /// key stays exact. An expired key may stay in memory until its bucket is written to again, at most an eighth of
+    /// `expected_keys` is the number of keys that the scope holds at once, that is, within one
+    /// retention. With twice as many, every call is a little slower; with ten times as many, much
+    /// slower. The number belongs to the scope: a store that opens the scope with another number
+    /// (exactly: another power of two of buckets), or without one, is refused. The most is
+    /// 838,860,800; [`connect`](Self::connect) refuses more. Handlers whose `Output` is `()` have
+    /// no result; other records are kept as usual. The retention of each key stays exact. An
+    /// expired key may stay in memory until its bucket is written to again, at most an eighth of
     /// the retention longer. The user needs the rights that [`RedisStore::acl_rules`] returns.
     ///
-    /// A URL can set the same with `?compact=N` at its end, for programs that configure nothing but a URL. This method
-    /// overrides the URL.
+    /// A URL can set the same with `?compact=N` at its end, for programs that configure nothing but
+    /// a URL. This method overrides the URL.
     pub fn compact(mut self, expected_keys: u64) -> Self {
         self.expected_keys = Some(expected_keys);
         self
@@ -152,7 +179,10 @@ impl RedisBuilder {
     #[cfg(feature = "testing")]
     #[doc(hidden)]
     pub fn watch_interval(self, watch_interval: Duration) -> Self {
-        Self { watch_interval, ..self }
+        Self {
+            watch_interval,
+            ..self
+        }
     }
 
     /// Uses the scripts instead of plain commands, to prove that both give the same answers.
@@ -174,10 +204,11 @@ impl RedisBuilder {
         Ok(self)
     }
 
-    /// The authority that signed the servers' certificates, in PEM, instead of those that the machine trusts.
+    /// The authority that signed the servers' certificates, in PEM, instead of those that the
+    /// machine trusts.
     ///
-    /// For URLs that begin with `rediss`. The certificate must name the host that the URL (or the cluster, or a
-    /// sentinel) names.
+    /// For URLs that begin with `rediss`. The certificate must name the host that the URL (or the
+    /// cluster, or a sentinel) names.
     #[cfg(feature = "tls")]
     pub fn tls_root(mut self, pem: impl Into<Vec<u8>>) -> Self {
         self.login.certificates.root = Some(Authority::Pem(pem.into()));
@@ -186,86 +217,123 @@ impl RedisBuilder {
 
     /// The file with the [authority](Self::tls_root), in PEM.
     ///
-    /// It is read for each new connection, so another authority may be put into it while connections are open.
+    /// It is read for each new connection, so another authority may be put into it while
+    /// connections are open.
     #[cfg(feature = "tls")]
     pub fn tls_root_file(mut self, path: impl Into<PathBuf>) -> Self {
         self.login.certificates.root = Some(Authority::File(path.into()));
         self
     }
 
-    /// The files, in PEM, with the certificate that servers (and sentinels) require of clients, and with its key.
-    /// Default: none.
+    /// The files, in PEM, with the certificate that servers (and sentinels) require of clients, and
+    /// with its key. Default: none.
     ///
-    /// For URLs that begin with `rediss`. The files are read for each new connection, so they may be replaced while
-    /// connections are open.
+    /// For URLs that begin with `rediss`. The files are read for each new connection, so they may
+    /// be replaced while connections are open.
     #[cfg(feature = "tls")]
     pub fn tls_client(mut self, certificate: impl Into<PathBuf>, key: impl Into<PathBuf>) -> Self {
         self.login.certificates.client = Some((certificate.into(), key.into()));
         self
     }
 
-    /// The file with the password, instead of one in the URL; a line feed at its end does not count. Default: none.
+    /// The file with the password, instead of one in the URL; a line feed at its end does not
+    /// count. Default: none.
     ///
-    /// It is read for each new connection, so the password may change while connections are open. A pool that the caller
-    /// supplies has its own.
+    /// It is read for each new connection, so the password may change while connections are open. A
+    /// pool that the caller supplies has its own.
     pub fn password_file(mut self, path: impl Into<PathBuf>) -> Self {
         self.login.password = Some(path.into());
         self
     }
 
-    /// The user name and password for the sentinels, if they need them. Those in the URL are for the primary. An empty
-    /// user is the default one.
+    /// The user name and password for the sentinels, if they need them. Those in the URL are for
+    /// the primary. An empty user is the default one.
     pub fn sentinel_login(mut self, user: impl Into<String>, password: impl Into<String>) -> Self {
-        self.sentinel = SentinelLogin { user: user.into(), password: Some(password.into()), file: None };
+        self.sentinel = SentinelLogin {
+            user: user.into(),
+            password: Some(password.into()),
+            file: None,
+        };
         self
     }
 
     /// The same with the file that holds the password, which is read for each new connection.
-    pub fn sentinel_password_file(mut self, user: impl Into<String>, path: impl Into<PathBuf>) -> Self {
-        self.sentinel = SentinelLogin { user: user.into(), password: None, file: Some(path.into()) };
+    pub fn sentinel_password_file(
+        mut self,
+        user: impl Into<String>,
+        path: impl Into<PathBuf>,
+    ) -> Self {
+        self.sentinel = SentinelLogin {
+            user: user.into(),
+            password: None,
+            file: Some(path.into()),
+        };
         self
     }
 
-    /// States that the server is a managed service that answers a write only when it is durable by its own means, not by an
-    /// append-only file: Amazon MemoryDB, or ElastiCache with synchronous durability. Default: off.
+    /// States that the server is a managed service that answers a write only when it is durable by
+    /// its own means, not by an append-only file: Amazon MemoryDB, or ElastiCache with synchronous
+    /// durability. Default: off.
     ///
-    /// The store cannot check this: it reports the row `declared` of `docs/STORES.md`, and warns neither of the missing
-    /// append-only file nor of a missing replica. A service that is durable by replicas alone needs
-    /// [`durability`](Self::durability).
+    /// The store cannot check this: it reports the row `declared` of `docs/STORES.md`, and warns
+    /// neither of the missing append-only file nor of a missing replica. A service that is durable
+    /// by replicas alone needs [`durability`](Self::durability).
     pub fn durable_service(self) -> Self {
-        Self { accepted: Accepted { durable_service: true, ..self.accepted }, ..self }
+        Self {
+            accepted: Accepted {
+                durable_service: true,
+                ..self.accepted
+            },
+            ..self
+        }
     }
 
-    /// How long [`connect`](Self::connect) tries again while the server is away: a server that is starting, or is not there
-    /// yet. Default: zero, which is one try, so that a wrong address is reported at once.
+    /// How long [`connect`](Self::connect) tries again while the server is away: a server that is
+    /// starting, or is not there yet. Default: zero, which is one try, so that a wrong address is
+    /// reported at once.
     ///
-    /// A service that may start before its database sets this; five minutes are what a consumer waits for its brokers
-    /// (`Consumer::start_patience`). Each failed try is logged as a warning, and the delays between them grow to 5 s. A
-    /// server that refuses is not waited for.
+    /// A service that may start before its database sets this; five minutes are what a consumer
+    /// waits for its brokers (`Consumer::start_patience`). Each failed try is logged as a warning,
+    /// and the delays between them grow to 5 s. A server that refuses is not waited for.
     pub fn start_patience(self, start_patience: Duration) -> Self {
-        Self { start_patience, ..self }
+        Self {
+            start_patience,
+            ..self
+        }
     }
 
     /// Connects.
     ///
     /// # Errors
-    /// When the URL is invalid, [`compact`](Self::compact) is given too many keys, the server cannot be reached within
-    /// the [`start_patience`](Self::start_patience), or it refuses the user. In a cluster, it is enough that
-    /// one of the named nodes answers.
+    /// When the URL is invalid, [`compact`](Self::compact) is given too many keys, the server
+    /// cannot be reached within the [`start_patience`](Self::start_patience), or it refuses the
+    /// user. In a cluster, it is enough that one of the named nodes answers.
     pub async fn connect(self) -> Result<RedisStore, StoreError> {
         until_reachable(self.start_patience, fastrand::f64, || self.try_connect()).await
     }
 
     async fn try_connect(&self) -> Result<RedisStore, StoreError> {
-        let Self { response_timeout, accepted, durability, grants_after_loss, watch_interval, .. } = *self;
-        let opener = Opener { connect_timeout: self.connect_timeout, login: Arc::new(self.login.clone()) };
+        let Self {
+            response_timeout,
+            accepted,
+            durability,
+            grants_after_loss,
+            watch_interval,
+            ..
+        } = *self;
+        let opener = Opener {
+            connect_timeout: self.connect_timeout,
+            login: Arc::new(self.login.clone()),
+        };
         let (target, expected_keys) = match &self.origin {
-            Origin::Url(url) => {
-                address::parse(url).map(|(address, keys)| (Target::Address(Box::new(address)), keys))?
-            }
+            Origin::Url(url) => address::parse(url)
+                .map(|(address, keys)| (Target::Address(Box::new(address)), keys))?,
             Origin::Pool(pool) => (Target::Pool(pool.clone()), None),
         };
-        let scripts = self.scripts.clone().durable(durability != Durability::Primary);
+        let scripts = self
+            .scripts
+            .clone()
+            .durable(durability != Durability::Primary);
         let scripts = Arc::new(match self.expected_keys.or(expected_keys) {
             Some(expected_keys) => scripts.in_buckets(Buckets::for_keys(expected_keys)?),
             None => scripts,
@@ -280,7 +348,9 @@ impl RedisBuilder {
         };
         let driver = Driver::start()?;
         let mut warnings = Vec::new();
-        let (topology, address) = self.reach(target, &driver, opener, shared, &mut warnings).await?;
+        let (topology, address) = self
+            .reach(target, &driver, opener, shared, &mut warnings)
+            .await?;
         let (watched, jobs) = (Arc::clone(&losses), driver.jobs());
         let memory = Arc::new(FullestServer::default());
         let sized = Arc::clone(&memory);
@@ -291,7 +361,9 @@ impl RedisBuilder {
                     vec![Primary::alone(Arc::clone(&node))]
                 }));
             }
-            Topology::Cluster(cluster) => jobs.run(watch(watched, sized, watch_interval, cluster.lister())),
+            Topology::Cluster(cluster) => {
+                jobs.run(watch(watched, sized, watch_interval, cluster.lister()))
+            }
         }
         let inner = Inner {
             topology,
@@ -305,7 +377,9 @@ impl RedisBuilder {
             tried: Mutex::default(),
             _driver: driver,
         };
-        Ok(RedisStore { inner: Arc::new(inner) })
+        Ok(RedisStore {
+            inner: Arc::new(inner),
+        })
     }
 
     /// Connects, and returns the name of the server or cluster.
@@ -319,7 +393,10 @@ impl RedisBuilder {
     ) -> Result<(Topology, String), StoreError> {
         let address = match target {
             Target::Pool(pool) => {
-                return Ok((one(driver, Connector::Pool(pool), "", shared).await?, String::new()));
+                return Ok((
+                    one(driver, Connector::Pool(pool), "", shared).await?,
+                    String::new(),
+                ));
             }
             Target::Address(address) => *address,
         };
@@ -327,31 +404,59 @@ impl RedisBuilder {
             Address::Server(info) => {
                 let info = self.prepared(info, &self.login, warnings)?;
                 let address = info.addr().to_string();
-                Ok((one(driver, Connector::Server(Arc::new(info), opener), &address, shared).await?, address))
+                Ok((
+                    one(
+                        driver,
+                        Connector::Server(Arc::new(info), opener),
+                        &address,
+                        shared,
+                    )
+                    .await?,
+                    address,
+                ))
             }
             Address::Cluster(seeds) => {
-                let seeds = seeds.into_iter().map(|seed| self.prepared(seed, &self.login, warnings));
+                let seeds = seeds
+                    .into_iter()
+                    .map(|seed| self.prepared(seed, &self.login, warnings));
                 let seeds: Vec<ConnectionInfo> = seeds.collect::<Result<_, _>>()?;
-                let address = seeds.first().map(|seed| seed.addr().to_string()).unwrap_or_default();
+                let address = seeds
+                    .first()
+                    .map(|seed| seed.addr().to_string())
+                    .unwrap_or_default();
                 let cluster = Cluster::start(driver.jobs(), seeds, opener, shared).await?;
                 Ok((Topology::Cluster(cluster), address))
             }
-            Address::Sentinels { sentinels, name, primary } => {
+            Address::Sentinels {
+                sentinels,
+                name,
+                primary,
+            } => {
                 let login = self.login.with_password(self.sentinel.file.clone());
-                let sentinels =
-                    sentinels.into_iter().map(|info| self.prepared(self.logged_in(info), &login, warnings));
+                let sentinels = sentinels
+                    .into_iter()
+                    .map(|info| self.prepared(self.logged_in(info), &login, warnings));
                 let sentinels = sentinels.collect::<Result<_, _>>()?;
                 let primary = self.prepared(primary, &self.login, warnings)?;
-                let of_sentinels = Opener { login: Arc::new(login), ..opener.clone() };
-                let watched = Sentinels { sentinels, name: name.clone(), primary, opener, of_sentinels };
+                let of_sentinels = Opener {
+                    login: Arc::new(login),
+                    ..opener.clone()
+                };
+                let watched = Sentinels {
+                    sentinels,
+                    name: name.clone(),
+                    primary,
+                    opener,
+                    of_sentinels,
+                };
                 let connector = Connector::Sentinels(Arc::new(watched));
                 Ok((one(driver, connector, &name, shared).await?, name))
             }
         }
     }
 
-    /// The settings of a connection with those of this builder, after a check of the files. Notes a warning about a
-    /// password in plain text.
+    /// The settings of a connection with those of this builder, after a check of the files. Notes a
+    /// warning about a password in plain text.
     fn prepared(
         &self,
         info: ConnectionInfo,
@@ -371,8 +476,14 @@ impl RedisBuilder {
     fn logged_in(&self, sentinel: ConnectionInfo) -> ConnectionInfo {
         let SentinelLogin { user, password, .. } = &self.sentinel;
         let settings = sentinel.redis_settings().clone();
-        let settings = password.as_ref().map_or(settings.clone(), |password| settings.set_password(password));
-        let settings = if user.is_empty() { settings } else { settings.set_username(user) };
+        let settings = password
+            .as_ref()
+            .map_or(settings.clone(), |password| settings.set_password(password));
+        let settings = if user.is_empty() {
+            settings
+        } else {
+            settings.set_username(user)
+        };
         sentinel.set_redis_settings(settings)
     }
 }
@@ -386,7 +497,8 @@ async fn one(
 ) -> Result<Topology, StoreError> {
     let (node, ups) = Node::start(&driver.jobs(), address.into(), connector, shared);
     for up in ups {
-        up.await.unwrap_or_else(|_| Err(StoreError::unavailable("the store's thread ended")))?;
+        up.await
+            .unwrap_or_else(|_| Err(StoreError::unavailable("the store's thread ended")))?;
     }
     Ok(Topology::One(Arc::new(node)))
 }

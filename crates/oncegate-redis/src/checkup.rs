@@ -37,9 +37,13 @@ pub(super) struct Persistence {
 impl Persistence {
     /// Parses the answer to CONFIG GET, which many users may not call.
     pub(super) fn of(answer: Option<&Value>) -> Self {
-        let settings = answer.and_then(|answer| HashMap::<String, String>::from_redis_value_ref(answer).ok());
+        let settings =
+            answer.and_then(|answer| HashMap::<String, String>::from_redis_value_ref(answer).ok());
         let mut settings = settings.unwrap_or_default();
-        Self { appendfsync: settings.remove("appendfsync"), save: settings.remove("save") }
+        Self {
+            appendfsync: settings.remove("appendfsync"),
+            save: settings.remove("save"),
+        }
     }
 }
 
@@ -59,7 +63,9 @@ pub(super) fn read(
         )));
     }
     if info.is_replica() {
-        return Err(StoreError::refused(format!("{store} is a replica: name its primary in the URL")));
+        return Err(StoreError::refused(format!(
+            "{store} is a replica: name its primary in the URL"
+        )));
     }
     let mut warnings = Vec::new();
     let policy = info.get("maxmemory_policy").unwrap_or("unknown");
@@ -83,11 +89,14 @@ pub(super) fn read(
                 .to_owned(),
         );
     }
-    for (field, what) in
-        [("aof_last_write_status", "append-only file"), ("rdb_last_bgsave_status", "snapshot")]
-    {
+    for (field, what) in [
+        ("aof_last_write_status", "append-only file"),
+        ("rdb_last_bgsave_status", "snapshot"),
+    ] {
         if info.get(field).is_some_and(|status| status != "ok") {
-            warnings.push(format!("The server could not write its last {what}: see its log and its disk."));
+            warnings.push(format!(
+                "The server could not write its last {what}: see its log and its disk."
+            ));
         }
     }
     if info.get("master_replid").is_none() || info.get("master_repl_offset").is_none() {
@@ -103,7 +112,9 @@ pub(super) fn read(
         warnings.push(warning);
     } else if !accepted.no_replica
         && !accepted.durable_service
-        && info.get("connected_slaves").is_none_or(|count| count == "0")
+        && info
+            .get("connected_slaves")
+            .is_none_or(|count| count == "0")
     {
         warnings.push(
             "The server has no replica: if its disk is lost, so are the records. Add a replica, or accept it with \
@@ -111,10 +122,15 @@ pub(super) fn read(
                 .to_owned(),
         );
     }
-    Ok(Checkup { store, survives: survives(info, persistence, durability, accepted), warnings })
+    Ok(Checkup {
+        store,
+        survives: survives(info, persistence, durability, accepted),
+        warnings,
+    })
 }
 
-/// A setting that the user may not read counts as the default, and an unknown snapshot schedule as none.
+/// A setting that the user may not read counts as the default, and an unknown snapshot schedule as
+/// none.
 fn survives(
     info: &Info<'_>,
     persistence: &Persistence,
@@ -144,16 +160,27 @@ fn survives(
     }
 }
 
-/// Combines the checkups of a cluster's nodes: as durable as the weakest node, with the warnings of each.
+/// Combines the checkups of a cluster's nodes: as durable as the weakest node, with the warnings of
+/// each.
 ///
 /// `None` if there are no nodes.
 pub(super) fn of_cluster(nodes: Vec<Checkup>, address: &str) -> Option<Checkup> {
     let store = format!("a cluster of {} primaries at {address}", nodes.len());
     let survives = nodes.iter().map(|node| node.survives).min()?;
-    let warnings = nodes.into_iter().flat_map(|Checkup { store, warnings, .. }| {
-        warnings.into_iter().map(move |warning| format!("{store}: {warning}"))
-    });
-    Some(Checkup { store, survives, warnings: warnings.collect() })
+    let warnings = nodes.into_iter().flat_map(
+        |Checkup {
+             store, warnings, ..
+         }| {
+            warnings
+                .into_iter()
+                .map(move |warning| format!("{store}: {warning}"))
+        },
+    );
+    Some(Checkup {
+        store,
+        survives,
+        warnings: warnings.collect(),
+    })
 }
 
 fn describe(info: &Info<'_>, version: &str, address: &str) -> String {
@@ -161,7 +188,11 @@ fn describe(info: &Info<'_>, version: &str, address: &str) -> String {
         Some(version) => ("valkey", version),
         None => ("redis", version),
     };
-    if address.is_empty() { format!("{name} {version}") } else { format!("{name} {version} at {address}") }
+    if address.is_empty() {
+        format!("{name} {version}")
+    } else {
+        format!("{name} {version} at {address}")
+    }
 }
 
 /// The answer to INFO.
@@ -172,14 +203,19 @@ impl<'a> Info<'a> {
         self.get(field)?.parse().ok()
     }
 
-    /// Whether the server has this version or a later one. Valkey reports the compatible Redis version.
+    /// Whether the server has this version or a later one. Valkey reports the compatible Redis
+    /// version.
     pub(super) fn is_at_least(&self, major: u32, minor: u32) -> bool {
-        self.version("redis_version").is_some_and(|version| version >= (major, minor))
+        self.version("redis_version")
+            .is_some_and(|version| version >= (major, minor))
     }
 
     /// The first two numbers of a version.
     pub(super) fn version(&self, field: &str) -> Option<(u32, u32)> {
-        let mut parts = self.get(field)?.split('.').map_while(|part| part.parse().ok());
+        let mut parts = self
+            .get(field)?
+            .split('.')
+            .map_while(|part| part.parse().ok());
         Some((parts.next()?, parts.next().unwrap_or(0)))
     }
 
@@ -194,7 +230,10 @@ impl<'a> Info<'a> {
 
     pub(super) fn get(&self, field: &str) -> Option<&'a str> {
         let lines = self.0.lines().filter_map(|line| line.split_once(':'));
-        lines.filter(|(name, _)| *name == field).map(|(_, value)| value.trim()).next()
+        lines
+            .filter(|(name, _)| *name == field)
+            .map(|(_, value)| value.trim())
+            .next()
     }
 }
 
@@ -205,7 +244,10 @@ mod tests {
     #[test]
     fn the_clock_is_the_servers_in_microseconds() {
         let clock = Info("uptime_in_seconds:7\r\nserver_time_usec:1795296867204884\r\n").clock();
-        assert_eq!(clock, Some(SystemTime::UNIX_EPOCH + Duration::from_micros(1_795_296_867_204_884)));
+        assert_eq!(
+            clock,
+            Some(SystemTime::UNIX_EPOCH + Duration::from_micros(1_795_296_867_204_884))
+        );
         assert_eq!(Info(GOOD).clock(), None, "an INFO without a clock is valid");
     }
 
@@ -215,8 +257,17 @@ mod tests {
         address: &str,
         allowed: bool,
     ) -> Result<Checkup, StoreError> {
-        let accepted = Accepted { evicting_policy: allowed, ..Accepted::default() };
-        super::read(&Info(info), persistence, address, Durability::Primary, accepted)
+        let accepted = Accepted {
+            evicting_policy: allowed,
+            ..Accepted::default()
+        };
+        super::read(
+            &Info(info),
+            persistence,
+            address,
+            Durability::Primary,
+            accepted,
+        )
     }
 
     const GOOD: &str = "redis_version:7.0.15\r\nmaxmemory_policy:noeviction\r\naof_enabled:1\r\n\
@@ -233,18 +284,30 @@ mod tests {
     #[test]
     fn an_evicting_policy_is_refused_with_the_setting_and_the_override() {
         let evicting = GOOD.replace("noeviction", "allkeys-lru");
-        let refused = read(&evicting, &Persistence::default(), "", false).unwrap_err().to_string();
+        let refused = read(&evicting, &Persistence::default(), "", false)
+            .unwrap_err()
+            .to_string();
         assert!(
             refused.contains("maxmemory-policy") && refused.contains("allow_evicting_policy"),
             "{refused}"
         );
-        assert_eq!(read(&evicting, &Persistence::default(), "", true).unwrap().warnings.len(), 1);
+        assert_eq!(
+            read(&evicting, &Persistence::default(), "", true)
+                .unwrap()
+                .warnings
+                .len(),
+            1
+        );
     }
 
     #[test]
     fn old_servers_and_replicas_are_refused() {
-        for (from, to, says) in [("7.0.15", "6.2.14", "too old"), ("role:master", "role:slave", "replica")] {
-            let refused = read(&GOOD.replace(from, to), &Persistence::default(), "", false).unwrap_err();
+        for (from, to, says) in [
+            ("7.0.15", "6.2.14", "too old"),
+            ("role:master", "role:slave", "replica"),
+        ] {
+            let refused =
+                read(&GOOD.replace(from, to), &Persistence::default(), "", false).unwrap_err();
             assert_eq!(refused.class(), "refused");
             assert!(refused.to_string().contains(says), "{refused}");
         }
@@ -252,39 +315,90 @@ mod tests {
 
     #[test]
     fn what_weakens_the_promise_is_said() {
-        let weak = GOOD.replace("aof_enabled:1", "aof_enabled:0").replace("slaves:1", "slaves:0");
-        assert_eq!(read(&weak, &Persistence::default(), "", false).unwrap().warnings.len(), 2);
+        let weak = GOOD
+            .replace("aof_enabled:1", "aof_enabled:0")
+            .replace("slaves:1", "slaves:0");
+        assert_eq!(
+            read(&weak, &Persistence::default(), "", false)
+                .unwrap()
+                .warnings
+                .len(),
+            2
+        );
         let hidden = GOOD.replace("master_replid", "hidden");
-        let warnings = read(&hidden, &Persistence::default(), "", false).unwrap().warnings;
-        assert!(warnings.len() == 1 && warnings[0].contains("master_replid"), "{warnings:?}");
+        let warnings = read(&hidden, &Persistence::default(), "", false)
+            .unwrap()
+            .warnings;
+        assert!(
+            warnings.len() == 1 && warnings[0].contains("master_replid"),
+            "{warnings:?}"
+        );
         let full = GOOD.replace("aof_last_write_status:ok", "aof_last_write_status:err");
-        assert_eq!(read(&full, &Persistence::default(), "", false).unwrap().warnings.len(), 1);
+        assert_eq!(
+            read(&full, &Persistence::default(), "", false)
+                .unwrap()
+                .warnings
+                .len(),
+            1
+        );
     }
 
     #[test]
     fn a_missing_replica_can_be_accepted_and_nothing_else_with_it() {
-        let weak = GOOD.replace("aof_enabled:1", "aof_enabled:0").replace("slaves:1", "slaves:0");
-        let accepted = Accepted { no_replica: true, ..Accepted::default() };
-        let read = |info: &str| {
-            super::read(&Info(info), &Persistence::default(), "", Durability::Primary, accepted).unwrap()
+        let weak = GOOD
+            .replace("aof_enabled:1", "aof_enabled:0")
+            .replace("slaves:1", "slaves:0");
+        let accepted = Accepted {
+            no_replica: true,
+            ..Accepted::default()
         };
-        assert_eq!(read(&GOOD.replace("slaves:1", "slaves:0")).warnings, Vec::<String>::new());
+        let read = |info: &str| {
+            super::read(
+                &Info(info),
+                &Persistence::default(),
+                "",
+                Durability::Primary,
+                accepted,
+            )
+            .unwrap()
+        };
+        assert_eq!(
+            read(&GOOD.replace("slaves:1", "slaves:0")).warnings,
+            Vec::<String>::new()
+        );
         assert_eq!(read(&weak).warnings.len(), 1);
     }
 
     #[test]
     fn a_service_that_is_declared_durable_has_a_row_of_its_own() {
-        let service = GOOD.replace("aof_enabled:1", "aof_enabled:0").replace("slaves:1", "slaves:0");
-        let accepted = Accepted { durable_service: true, ..Accepted::default() };
+        let service = GOOD
+            .replace("aof_enabled:1", "aof_enabled:0")
+            .replace("slaves:1", "slaves:0");
+        let accepted = Accepted {
+            durable_service: true,
+            ..Accepted::default()
+        };
         let read = |info: &str, accepted: Accepted| {
-            super::read(&Info(info), &Persistence::default(), "", Durability::Primary, accepted)
+            super::read(
+                &Info(info),
+                &Persistence::default(),
+                "",
+                Durability::Primary,
+                accepted,
+            )
         };
         let checkup = read(&service, accepted).unwrap();
-        assert_eq!((checkup.survives, checkup.warnings), (Survives::Declared, Vec::new()));
+        assert_eq!(
+            (checkup.survives, checkup.warnings),
+            (Survives::Declared, Vec::new())
+        );
         // What the service does not change is still checked.
         let evicting = service.replace("noeviction", "allkeys-lru");
         assert_eq!(read(&evicting, accepted).unwrap_err().class(), "refused");
-        let both = Accepted { evicting_policy: true, ..accepted };
+        let both = Accepted {
+            evicting_policy: true,
+            ..accepted
+        };
         assert_eq!(read(&evicting, both).unwrap().survives, Survives::Evictable);
     }
 
@@ -302,15 +416,25 @@ mod tests {
             (&off, None, None, Survives::Memory),
             (&evicting, Some("always"), Some(""), Survives::Evictable),
         ] {
-            let persistence =
-                Persistence { appendfsync: appendfsync.map(Into::into), save: save.map(Into::into) };
+            let persistence = Persistence {
+                appendfsync: appendfsync.map(Into::into),
+                save: save.map(Into::into),
+            };
             let found = read(info, &persistence, "", true).unwrap().survives;
             assert_eq!(found, survives, "{appendfsync:?} {save:?}");
         }
         for (replicas, survives) in [(0, Survives::Disk), (1, Survives::Replicated)] {
-            let durability = Durability::Fsync { replicas, timeout: Duration::from_secs(1) };
-            let found =
-                super::read(&Info(GOOD), &Persistence::default(), "", durability, Accepted::default());
+            let durability = Durability::Fsync {
+                replicas,
+                timeout: Duration::from_secs(1),
+            };
+            let found = super::read(
+                &Info(GOOD),
+                &Persistence::default(),
+                "",
+                durability,
+                Accepted::default(),
+            );
             assert_eq!(found.unwrap().survives, survives, "{durability:?}");
         }
     }

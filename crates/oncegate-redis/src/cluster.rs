@@ -1,8 +1,8 @@
 //! A cluster: its nodes, the slots of each, and the routing of requests.
 //!
-//! The requests of a call are grouped by node and sent as one pipeline per node. A redirected request is sent again
-//! to the node in the redirection. A lost request is never sent again from here: the caller decides about that. A
-//! node that is down affects its own keys only.
+//! The requests of a call are grouped by node and sent as one pipeline per node. A redirected
+//! request is sent again to the node in the redirection. A lost request is never sent again from
+//! here: the caller decides about that. A node that is down affects its own keys only.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, PoisonError, RwLock};
@@ -61,7 +61,8 @@ struct Map {
     primaries: BTreeMap<Host, Arc<Node>>,
     /// One entry per slot.
     owners: Box<[Option<Arc<Node>>]>,
-    /// The number of each primary's shard, by its address: in the order of their lowest slots, from 0.
+    /// The number of each primary's shard, by its address: in the order of their lowest slots,
+    /// from 0.
     shards: BTreeMap<Arc<str>, u64>,
     /// The other nodes that may know the slots.
     replicas: BTreeSet<Host>,
@@ -97,13 +98,21 @@ impl Cluster {
             replicas: BTreeSet::new(),
         };
         let map = RwLock::new(Arc::new(empty));
-        let nodes = Arc::new(Nodes { map, jobs, shared, opener, seeds, doubt: Notify::new() });
+        let nodes = Arc::new(Nodes {
+            map,
+            jobs,
+            shared,
+            opener,
+            seeds,
+            doubt: Notify::new(),
+        });
         nodes.install(nodes.ask_around().await?);
         nodes.jobs.run(keep_map(Arc::clone(&nodes)));
         Ok(Self { nodes })
     }
 
-    /// Sends one request per item to the node that has its key. Returns the answers in the order of the items.
+    /// Sends one request per item to the node that has its key. Returns the answers in the order of
+    /// the items.
     pub(super) async fn ask<T: Sync>(
         &self,
         lane: LaneName,
@@ -112,20 +121,31 @@ impl Cluster {
         request: impl Fn(&T) -> Request + Send + Sync,
     ) -> Vec<Answer> {
         let mut answers = vec![Err(StoreError::unavailable(MOVING)); items.len()];
-        let turn = |(position, item)| Turn { position, item, slot: slot(item), to: None };
+        let turn = |(position, item)| Turn {
+            position,
+            item,
+            slot: slot(item),
+            to: None,
+        };
         let mut open: Vec<Turn<'_, T>> = items.iter().enumerate().map(turn).collect();
         for _ in 0..MAX_ROUNDS {
             if open.is_empty() {
                 break;
             }
-            let asking = self.nodes.group(open, &mut answers).into_iter().map(|(node, turns)| {
-                let requests = turns.iter().map(|turn| request(turn.item).asking(turn.to.is_some()));
-                let requests = requests.collect();
-                async move {
-                    let replies = node.ask(lane, requests).await;
-                    (node, turns, replies)
-                }
-            });
+            let asking = self
+                .nodes
+                .group(open, &mut answers)
+                .into_iter()
+                .map(|(node, turns)| {
+                    let requests = turns
+                        .iter()
+                        .map(|turn| request(turn.item).asking(turn.to.is_some()));
+                    let requests = requests.collect();
+                    async move {
+                        let replies = node.ask(lane, requests).await;
+                        (node, turns, replies)
+                    }
+                });
             let asked = join_all(asking.collect::<Vec<_>>()).await;
             open = Vec::new();
             for (node, turns, replies) in asked {
@@ -141,7 +161,10 @@ impl Cluster {
     }
 
     /// Sends the same request to every primary. Returns each answer with the node's address.
-    pub(super) async fn ask_all(&self, request: impl Fn() -> Request + Send) -> Vec<(Arc<str>, Answer)> {
+    pub(super) async fn ask_all(
+        &self,
+        request: impl Fn() -> Request + Send,
+    ) -> Vec<(Arc<str>, Answer)> {
         let map = self.nodes.map();
         let asking = map.primaries.values().map(|node| {
             let requests = vec![request()];
@@ -158,7 +181,10 @@ impl Cluster {
         let nodes = Arc::clone(&self.nodes);
         move || {
             let map = nodes.map();
-            let primary = |node: &Arc<Node>| Primary { node: Arc::clone(node), map: Some(Arc::clone(&map)) };
+            let primary = |node: &Arc<Node>| Primary {
+                node: Arc::clone(node),
+                map: Some(Arc::clone(&map)),
+            };
             map.primaries.values().map(primary).collect()
         }
     }
@@ -166,7 +192,9 @@ impl Cluster {
     /// The shard of a slot. It stays the same when a replica takes over.
     pub(super) fn shard(&self, slot: u16) -> u64 {
         let map = self.nodes.map();
-        let number = map.owner(slot).and_then(|node| map.shards.get(&node.address));
+        let number = map
+            .owner(slot)
+            .and_then(|node| map.shards.get(&node.address));
         number.copied().unwrap_or_default()
     }
 }
@@ -185,7 +213,10 @@ impl Primary {
     }
 
     pub(super) fn holds(&self, slot: u16) -> bool {
-        let is_owner = |map: &Arc<Map>| map.owner(slot).is_some_and(|owner| Arc::ptr_eq(owner, &self.node));
+        let is_owner = |map: &Arc<Map>| {
+            map.owner(slot)
+                .is_some_and(|owner| Arc::ptr_eq(owner, &self.node))
+        };
         self.map.as_ref().is_none_or(is_owner)
     }
 }
@@ -201,10 +232,16 @@ impl Map {
         self.owners.get(usize::from(slot))?.as_ref()
     }
 
-    /// Gives a slot to a node. One that had none has taken over the shard of the slot, as far as is known.
+    /// Gives a slot to a node. One that had none has taken over the shard of the slot, as far as is
+    /// known.
     fn give(&mut self, slot: u16, node: Arc<Node>) {
-        let number = self.owner(slot).and_then(|before| self.shards.get(&before.address)).copied();
-        self.shards.entry(Arc::clone(&node.address)).or_insert(number.unwrap_or_default());
+        let number = self
+            .owner(slot)
+            .and_then(|before| self.shards.get(&before.address))
+            .copied();
+        self.shards
+            .entry(Arc::clone(&node.address))
+            .or_insert(number.unwrap_or_default());
         if let Some(owner) = self.owners.get_mut(usize::from(slot)) {
             *owner = Some(node);
         }
@@ -221,7 +258,12 @@ impl Nodes {
         let map = self.map();
         let mut groups: BTreeMap<Arc<str>, Group<'a, T>> = BTreeMap::new();
         for turn in turns {
-            let Some(node) = turn.to.as_ref().or_else(|| map.owner(turn.slot)).map(Arc::clone) else {
+            let Some(node) = turn
+                .to
+                .as_ref()
+                .or_else(|| map.owner(turn.slot))
+                .map(Arc::clone)
+            else {
                 self.doubt.notify_one();
                 let error = StoreError::unavailable("no node of the cluster has the key's slot");
                 settle(answers, turn.position, Err(error));
@@ -235,13 +277,16 @@ impl Nodes {
         groups.into_values().collect()
     }
 
-    /// The redirection in the answer, if any. Marks the slot map as doubtful if the answer contradicts it.
+    /// The redirection in the answer, if any. Marks the slot map as doubtful if the answer
+    /// contradicts it.
     fn redirected(&self, node: &Node, answer: &Answer) -> Option<Redirect> {
         let redirect = match answer {
             Ok(Value::ServerError(error)) => {
                 let asked = node.address.rsplit_once(':').map_or("", |(host, _)| host);
                 let redirect = slots::redirect(error, asked.trim_matches(['[', ']']));
-                if redirect.as_ref().is_none_or(|redirect| redirect.once) && error.code() != "CLUSTERDOWN" {
+                if redirect.as_ref().is_none_or(|redirect| redirect.once)
+                    && error.code() != "CLUSTERDOWN"
+                {
                     return redirect;
                 }
                 redirect
@@ -259,14 +304,22 @@ impl Nodes {
             Some(node) => Arc::clone(node),
             None => {
                 let node = self.start_node(&redirect.host);
-                Arc::make_mut(&mut map).primaries.insert(redirect.host.clone(), Arc::clone(&node));
+                Arc::make_mut(&mut map)
+                    .primaries
+                    .insert(redirect.host.clone(), Arc::clone(&node));
                 node
             }
         };
         if redirect.once {
-            return Turn { to: Some(node), ..turn };
+            return Turn {
+                to: Some(node),
+                ..turn
+            };
         }
-        if map.owner(redirect.slot).is_none_or(|owner| !Arc::ptr_eq(owner, &node)) {
+        if map
+            .owner(redirect.slot)
+            .is_none_or(|owner| !Arc::ptr_eq(owner, &node))
+        {
             Arc::make_mut(&mut map).give(redirect.slot, node);
         }
         Turn { to: None, ..turn }
@@ -274,13 +327,21 @@ impl Nodes {
 
     fn start_node(&self, host: &Host) -> Arc<Node> {
         let connector = Connector::Server(Arc::new(self.info(host)), self.opener.clone());
-        let (node, _) = Node::start(&self.jobs, host.to_string().into(), connector, self.shared.clone());
+        let (node, _) = Node::start(
+            &self.jobs,
+            host.to_string().into(),
+            connector,
+            self.shared.clone(),
+        );
         Arc::new(node)
     }
 
     /// The connection settings of a node: those of the seeds.
     fn info(&self, host: &Host) -> ConnectionInfo {
-        let seed = self.seeds.first().expect("an address of a cluster names at least one node");
+        let seed = self
+            .seeds
+            .first()
+            .expect("an address of a cluster names at least one node");
         moved_to(seed, &host.host, host.port)
     }
 
@@ -290,7 +351,10 @@ impl Nodes {
         let mut hosts: Vec<&Host> = map.primaries.keys().chain(&map.replicas).collect();
         // Shuffled, so that a node with outdated slots is not asked first every time.
         fastrand::shuffle(&mut hosts);
-        let infos = hosts.into_iter().map(|host| self.info(host)).chain(self.seeds.iter().cloned());
+        let infos = hosts
+            .into_iter()
+            .map(|host| self.info(host))
+            .chain(self.seeds.iter().cloned());
         let answers = infos.map(|info| self.ask_one(info)).collect::<Vec<_>>();
         let mut answers = stream::iter(answers).buffer_unordered(ASKED_AT_ONCE);
         let mut why = StoreError::unavailable("no node of the cluster answers");
@@ -311,7 +375,12 @@ impl Nodes {
         let mut connection = self.opener.open(info).await?;
         let mut question = redis::cmd("CLUSTER");
         question.arg("SLOTS");
-        match timeout(self.shared.response_timeout, connection.req_packed_command(&question)).await {
+        match timeout(
+            self.shared.response_timeout,
+            connection.req_packed_command(&question),
+        )
+        .await
+        {
             Ok(Ok(Value::ServerError(error))) => Err(errors::store_error(&error, None)),
             Ok(Ok(answer)) => slots::ranges(&answer, &host)
                 .filter(|ranges| !ranges.is_empty())
@@ -329,8 +398,19 @@ impl Nodes {
         let mut owners: Box<[Option<Arc<Node>>]> = vec![None; SLOTS].into();
         let mut shards = BTreeMap::new();
         let mut replicas = BTreeSet::new();
-        for Range { first, last, primary, replicas: others } in ranges {
-            let known = || map.primaries.get(&primary).cloned().unwrap_or_else(|| self.start_node(&primary));
+        for Range {
+            first,
+            last,
+            primary,
+            replicas: others,
+        } in ranges
+        {
+            let known = || {
+                map.primaries
+                    .get(&primary)
+                    .cloned()
+                    .unwrap_or_else(|| self.start_node(&primary))
+            };
             let node = primaries.entry(primary.clone()).or_insert_with(known);
             if let Some(owners) = owners.get_mut(usize::from(first)..=usize::from(last)) {
                 owners.fill(Some(Arc::clone(node)));
@@ -339,7 +419,12 @@ impl Nodes {
             shards.entry(Arc::clone(&node.address)).or_insert(number);
             replicas.extend(others);
         }
-        *map = Arc::new(Map { primaries, owners, shards, replicas });
+        *map = Arc::new(Map {
+            primaries,
+            owners,
+            shards,
+            replicas,
+        });
     }
 }
 

@@ -32,11 +32,14 @@ impl Connector {
         match self {
             Self::Server(info, opener) => opener.open(ConnectionInfo::clone(info)).await,
             Self::Sentinels(sentinels) => sentinels.connect().await,
-            // Removed from the pool: the lane keeps the connection while it lasts, and the pool gets no dead one back.
+            // Removed from the pool: the lane keeps the connection while it lasts, and the pool
+            // gets no dead one back.
             Self::Pool(pool) => match pool.get().await {
                 Ok(connection) => Ok(Connection::take(connection)),
                 Err(PoolError::Backend(error)) => Err(errors::of_client(&error)),
-                Err(other) => Err(StoreError::unavailable(format!("no connection from the pool: {other}"))),
+                Err(other) => Err(StoreError::unavailable(format!(
+                    "no connection from the pool: {other}"
+                ))),
             },
         }
     }
@@ -66,9 +69,15 @@ pub(super) struct Opener {
 }
 
 impl Opener {
-    pub(super) async fn open(&self, info: ConnectionInfo) -> Result<MultiplexedConnection, StoreError> {
+    pub(super) async fn open(
+        &self,
+        info: ConnectionInfo,
+    ) -> Result<MultiplexedConnection, StoreError> {
         let server = format!("Redis at {}", info.addr());
-        let info = self.login.applied(info).map_err(|error| error.at(&server))?;
+        let info = self
+            .login
+            .applied(info)
+            .map_err(|error| error.at(&server))?;
         let client = Client::open(info).map_err(|error| errors::of_client(&error).at(&server))?;
         // Each pipeline has its own time limit, which grows with its size.
         let config = AsyncConnectionConfig::new()
@@ -86,5 +95,6 @@ impl Opener {
 pub(super) fn with_settings(info: ConnectionInfo) -> ConnectionInfo {
     // Naming the library to the server is a command that old servers lack and tight rights refuse.
     let settings = info.redis_settings().clone().set_skip_set_lib_name();
-    info.set_redis_settings(settings).set_tcp_settings(TcpSettings::default().set_nodelay(true))
+    info.set_redis_settings(settings)
+        .set_tcp_settings(TcpSettings::default().set_nodelay(true))
 }

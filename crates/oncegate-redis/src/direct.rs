@@ -1,9 +1,10 @@
 //! The direct way of a lane: while calls come one at a time, each is sent on its caller's own task.
 //!
-//! A lane is a task, so a call that goes through it is handed over twice: to the lane, and back. At everyday rates most calls
-//! are alone, and those hand-overs, not the call, are what it costs: tokio runs a chain of four tasks that wake each other
-//! on one thread, and the fifth wakes another thread (`scripts/bench rates`, context switches). A call that meets others goes
-//! through the lane, which sends them together.
+//! A lane is a task, so a call that goes through it is handed over twice: to the lane, and back. At
+//! everyday rates most calls are alone, and those hand-overs, not the call, are what it costs:
+//! tokio runs a chain of four tasks that wake each other on one thread, and the fifth wakes another
+//! thread (`scripts/bench rates`, context switches). A call that meets others goes through the
+//! lane, which sends them together.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -22,8 +23,8 @@ use super::scripts::Request;
 pub(super) struct Direct {
     shared: Shared,
     node: Arc<str>,
-    /// The runtime that drives the lane's connection. `None` when that is not the callers': then a call wakes
-    /// another thread in any case.
+    /// The runtime that drives the lane's connection. `None` when that is not the callers': then a
+    /// call wakes another thread in any case.
     runtime: Option<runtime::Id>,
     connection: Mutex<LaneConnection>,
     has_broken: Notify,
@@ -46,16 +47,27 @@ struct LaneConnection {
 
 impl Direct {
     pub(super) fn new(shared: Shared, node: Arc<str>, callers: Option<&Handle>) -> Self {
-        // A confirmation by replicas or disks is paid for each pipeline, so calls are better off together.
-        let runtime = callers.filter(|_| shared.durability == Durability::Primary).map(Handle::id);
-        Self { shared, node, runtime, connection: Mutex::default(), has_broken: Notify::new() }
+        // A confirmation by replicas or disks is paid for each pipeline, so calls are better off
+        // together.
+        let runtime = callers
+            .filter(|_| shared.durability == Durability::Primary)
+            .map(Handle::id);
+        Self {
+            shared,
+            node,
+            runtime,
+            connection: Mutex::default(),
+            has_broken: Notify::new(),
+        }
     }
 
     /// Sends a call on the caller's task, or returns it if it must go through the lane.
     ///
     /// When the future is dropped, the call may still be executed, as with the lane.
     pub(super) async fn send(&self, request: Request) -> Result<Answer, Request> {
-        let Some(call) = self.begin() else { return Err(request) };
+        let Some(call) = self.begin() else {
+            return Err(request);
+        };
         // Boxed: otherwise every caller's future would be larger.
         let exchange = pipeline::exchange(&self.shared, &self.node, &call.ready, vec![request], 0);
         let (answers, broken) = Box::pin(exchange).await;
@@ -76,12 +88,22 @@ impl Direct {
         let ready = connection.ready.clone()?;
         connection.in_flight += 1;
         let generation = connection.generation;
-        Some(Call { ready, in_flight: InFlight { direct: self, generation } })
+        Some(Call {
+            ready,
+            in_flight: InFlight {
+                direct: self,
+                generation,
+            },
+        })
     }
 
     /// The lane has a new connection.
     pub(super) fn open(&self, ready: ReadyConnection, generation: u64) {
-        *self.connection() = LaneConnection { ready: Some(ready), generation, ..LaneConnection::default() };
+        *self.connection() = LaneConnection {
+            ready: Some(ready),
+            generation,
+            ..LaneConnection::default()
+        };
     }
 
     /// The lane has lost its connection.
@@ -89,12 +111,16 @@ impl Direct {
         self.connection().ready = None;
     }
 
-    /// The lane sends a pipeline with this number of calls. The returned value is kept while it is in flight.
+    /// The lane sends a pipeline with this number of calls. The returned value is kept while it is
+    /// in flight.
     pub(super) fn lane_sends(self: &Arc<Self>, calls: usize) -> LanePipeline {
         let mut connection = self.connection();
         connection.is_quiet = calls == 1 && connection.in_flight == 0;
         connection.in_flight += 1;
-        LanePipeline { direct: Arc::clone(self), generation: connection.generation }
+        LanePipeline {
+            direct: Arc::clone(self),
+            generation: connection.generation,
+        }
     }
 
     /// Waits until a caller has found that the connection must be replaced. Returns why.
@@ -125,13 +151,17 @@ impl Direct {
     }
 
     fn connection(&self) -> MutexGuard<'_, LaneConnection> {
-        self.connection.lock().unwrap_or_else(PoisonError::into_inner)
+        self.connection
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl fmt::Debug for Direct {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Direct").field("node", &self.node).finish_non_exhaustive()
+        f.debug_struct("Direct")
+            .field("node", &self.node)
+            .finish_non_exhaustive()
     }
 }
 

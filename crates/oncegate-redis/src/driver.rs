@@ -1,9 +1,10 @@
 //! Where the connections of a store are driven.
 //!
-//! Heartbeats, slot maps and checks run on one thread for all stores of this process, because a handler that blocks
-//! threads of the runtime must not delay a heartbeat. Everything else runs beside its callers, on their runtime: on the
-//! thread, each call and each answer would wake another thread, and at everyday rates those wake-ups are most of what a
-//! message costs. When that runtime ends before the store, or has only one thread, the thread takes over.
+//! Heartbeats, slot maps and checks run on one thread for all stores of this process, because a
+//! handler that blocks threads of the runtime must not delay a heartbeat. Everything else runs
+//! beside its callers, on their runtime: on the thread, each call and each answer would wake
+//! another thread, and at everyday rates those wake-ups are most of what a message costs. When that
+//! runtime ends before the store, or has only one thread, the thread takes over.
 
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::thread::JoinHandle;
@@ -24,18 +25,25 @@ pub(super) struct Driver {
 }
 
 impl Driver {
-    /// Starts the thread, unless another store has. The runtime of the caller, if it has several threads, becomes the
-    /// place for jobs [beside the callers](Jobs::run_beside_callers).
+    /// Starts the thread, unless another store has. The runtime of the caller, if it has several
+    /// threads, becomes the place for jobs [beside the callers](Jobs::run_beside_callers).
     ///
     /// # Errors
     /// When the thread or its runtime cannot be started.
     pub(super) fn start() -> Result<Self, StoreError> {
-        let thread =
-            Thread::shared().map_err(|error| StoreError::unavailable(format!("no thread: {error}")))?;
+        let thread = Thread::shared()
+            .map_err(|error| StoreError::unavailable(format!("no thread: {error}")))?;
         let has_threads = |handle: &Handle| handle.runtime_flavor() == RuntimeFlavor::MultiThread;
         let callers = Handle::try_current().ok().filter(has_threads);
-        let jobs = Jobs { inbox: thread.inbox.clone(), callers, stop: CancellationToken::new() };
-        Ok(Self { jobs, _thread: thread })
+        let jobs = Jobs {
+            inbox: thread.inbox.clone(),
+            callers,
+            stop: CancellationToken::new(),
+        };
+        Ok(Self {
+            jobs,
+            _thread: thread,
+        })
     }
 
     /// The handle that submits jobs to this driver.
@@ -68,16 +76,19 @@ impl Jobs {
         let _ = self.inbox.send(job.boxed());
     }
 
-    /// Runs `job` on the runtime on which the store was connected, if it has several threads, and otherwise like
-    /// [`run`](Self::run). A job that is dropped although the driver [has not stopped](Self::is_stopped) was on a runtime that
-    /// has ended.
+    /// Runs `job` on the runtime on which the store was connected, if it has several threads, and
+    /// otherwise like [`run`](Self::run). A job that is dropped although the driver [has not
+    /// stopped](Self::is_stopped) was on a runtime that has ended.
     pub(super) fn run_beside_callers(&self, job: impl Future<Output = ()> + Send + 'static) {
-        let Some(callers) = &self.callers else { return self.run(job) };
+        let Some(callers) = &self.callers else {
+            return self.run(job);
+        };
         let stop = self.stop.clone();
         callers.spawn(stop.run_until_cancelled_owned(job));
     }
 
-    /// The runtime of [`run_beside_callers`](Self::run_beside_callers), if it is not the driver's thread.
+    /// The runtime of [`run_beside_callers`](Self::run_beside_callers), if it is not the driver's
+    /// thread.
     pub(super) fn callers(&self) -> Option<&Handle> {
         self.callers.as_ref()
     }
@@ -88,7 +99,8 @@ impl Jobs {
     }
 }
 
-/// A thread with its own runtime. Dropping it stops all jobs on the thread and waits for the thread.
+/// A thread with its own runtime. Dropping it stops all jobs on the thread and waits for the
+/// thread.
 #[derive(Debug)]
 struct Thread {
     inbox: mpsc::UnboundedSender<BoxFuture<'static, ()>>,
@@ -110,7 +122,9 @@ impl Thread {
     }
 
     fn start() -> std::io::Result<Self> {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()?;
         let (sender, inbox) = mpsc::unbounded_channel();
         let stop = CancellationToken::new();
         let stopped = stop.clone();
@@ -119,8 +133,14 @@ impl Thread {
             // Does not wait for a name that is still being resolved.
             runtime.shutdown_background();
         };
-        let handle = std::thread::Builder::new().name("oncegate-redis".to_owned()).spawn(drive)?;
-        Ok(Self { inbox: sender, stop, handle: Some(handle) })
+        let handle = std::thread::Builder::new()
+            .name("oncegate-redis".to_owned())
+            .spawn(drive)?;
+        Ok(Self {
+            inbox: sender,
+            stop,
+            handle: Some(handle),
+        })
     }
 }
 
@@ -128,16 +148,20 @@ impl Drop for Thread {
     fn drop(&mut self) {
         self.stop.cancel();
         // A task dropped on this thread may have held the last store; a thread cannot join itself.
-        let is_other = |handle: &JoinHandle<()>| handle.thread().id() != std::thread::current().id();
+        let is_other =
+            |handle: &JoinHandle<()>| handle.thread().id() != std::thread::current().id();
         if let Some(handle) = self.handle.take().filter(is_other) {
-            // No caller waits for an answer any more, so the thread ends at its next wake-up. Whether it
-            // panicked does not matter.
+            // No caller waits for an answer any more, so the thread ends at its next wake-up.
+            // Whether it panicked does not matter.
             let _ = handle.join();
         }
     }
 }
 
-async fn run(mut inbox: mpsc::UnboundedReceiver<BoxFuture<'static, ()>>, stopped: CancellationToken) {
+async fn run(
+    mut inbox: mpsc::UnboundedReceiver<BoxFuture<'static, ()>>,
+    stopped: CancellationToken,
+) {
     let mut running = JoinSet::new();
     loop {
         tokio::select! {
@@ -165,10 +189,15 @@ mod tests {
         let (begun, has_begun) = oneshot::channel();
         driver.jobs().run(async move {
             let _dropped = dropped;
-            begun.send(std::thread::current().id()).expect("the test waits");
+            begun
+                .send(std::thread::current().id())
+                .expect("the test waits");
             std::future::pending::<()>().await;
         });
-        assert_ne!(has_begun.await.expect("it begins"), std::thread::current().id());
+        assert_ne!(
+            has_begun.await.expect("it begins"),
+            std::thread::current().id()
+        );
         is_dropped
     }
 
@@ -179,7 +208,10 @@ mod tests {
         let (of_one, mut of_other) = (begin(&one).await, begin(&other).await);
         drop(one);
         of_one.await.unwrap_err();
-        assert_eq!(of_other.try_recv(), Err(oneshot::error::TryRecvError::Empty));
+        assert_eq!(
+            of_other.try_recv(),
+            Err(oneshot::error::TryRecvError::Empty)
+        );
         // The thread ends with the last store, and a later store starts another.
         drop(other);
         of_other.await.unwrap_err();

@@ -10,9 +10,10 @@ use super::errors;
 
 /// Where a record must be stored before the store reports it as written.
 ///
-/// Every level above [`Primary`](Self::Primary) is confirmed at the end of each pipeline, on the connection that has
-/// written. A write that is not confirmed in time is [`StoreError::Unknown`]: it is repeated with the same token, and
-/// nothing is acknowledged meanwhile. The same holds for a record that was found completed. Heartbeats do not wait.
+/// Every level above [`Primary`](Self::Primary) is confirmed at the end of each pipeline, on the
+/// connection that has written. A write that is not confirmed in time is [`StoreError::Unknown`]:
+/// it is repeated with the same token, and nothing is acknowledged meanwhile. The same holds for a
+/// record that was found completed. Heartbeats do not wait.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Durability {
@@ -26,7 +27,8 @@ pub enum Durability {
         /// Time limit for their confirmation, per pipeline.
         timeout: Duration,
     },
-    /// Synced to disk in the append-only file of the primary, and of replicas if any are required (`WAITAOF`).
+    /// Synced to disk in the append-only file of the primary, and of replicas if any are required
+    /// (`WAITAOF`).
     ///
     /// Needs Redis 7.2 or later, or Valkey.
     Fsync {
@@ -43,10 +45,14 @@ impl Durability {
         let mut question = Cmd::new();
         match self {
             Self::Primary => return None,
-            Self::Replicas { count, timeout } => question.arg("WAIT").arg(count).arg(millis(timeout)),
-            Self::Fsync { replicas, timeout } => {
-                question.arg("WAITAOF").arg(1).arg(replicas).arg(millis(timeout))
+            Self::Replicas { count, timeout } => {
+                question.arg("WAIT").arg(count).arg(millis(timeout))
             }
+            Self::Fsync { replicas, timeout } => question
+                .arg("WAITAOF")
+                .arg(1)
+                .arg(replicas)
+                .arg(millis(timeout)),
         };
         Some(question)
     }
@@ -77,19 +83,22 @@ impl Durability {
             Self::Fsync { replicas, .. } => &[1, replicas],
         };
         let reached = wanted.len() == said.len()
-            && wanted
-                .iter()
-                .zip(said)
-                .all(|(wanted, said)| matches!(said, Value::Int(said) if *said >= i64::from(*wanted)));
+            && wanted.iter().zip(said).all(
+                |(wanted, said)| matches!(said, Value::Int(said) if *said >= i64::from(*wanted)),
+            );
         let unknown = || {
-            StoreError::unknown("too few replicas or disks confirmed the write (the store's `durability`)")
+            StoreError::unknown(
+                "too few replicas or disks confirmed the write (the store's `durability`)",
+            )
         };
         (!reached).then(unknown)
     }
 
     /// Why a server does not support this durability, if so.
     pub(super) fn refusal(self, info: &Info<'_>) -> Option<StoreError> {
-        let Self::Fsync { .. } = self else { return None };
+        let Self::Fsync { .. } = self else {
+            return None;
+        };
         if !info.is_at_least(7, 2) {
             let version = info.get("redis_version").unwrap_or("of an unknown version");
             return Some(StoreError::refused(format!(
@@ -98,16 +107,24 @@ impl Durability {
             )));
         }
         let without_file = info.get("aof_enabled") != Some("1");
-        without_file
-            .then(|| StoreError::refused("Durability::Fsync needs the append-only file: set appendonly yes"))
+        without_file.then(|| {
+            StoreError::refused("Durability::Fsync needs the append-only file: set appendonly yes")
+        })
     }
 
     /// What the server currently lacks for this durability, if anything.
     pub(super) fn warning(self, info: &Info<'_>) -> Option<String> {
-        let (Self::Replicas { count: wanted, .. } | Self::Fsync { replicas: wanted, .. }) = self else {
+        let (Self::Replicas { count: wanted, .. }
+        | Self::Fsync {
+            replicas: wanted, ..
+        }) = self
+        else {
             return None;
         };
-        let connected = info.get("connected_slaves").and_then(|count| count.parse().ok()).unwrap_or(0_u32);
+        let connected = info
+            .get("connected_slaves")
+            .and_then(|count| count.parse().ok())
+            .unwrap_or(0_u32);
         (connected < wanted).then(|| {
             format!(
                 "The durability asks for {wanted} replicas, and {connected} are connected: nothing runs or is \
@@ -128,7 +145,9 @@ impl Durability {
 
 /// A time in milliseconds, never zero, which would wait for ever.
 fn millis(timeout: Duration) -> u64 {
-    u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX).max(1)
+    u64::try_from(timeout.as_millis())
+        .unwrap_or(u64::MAX)
+        .max(1)
 }
 
 #[cfg(test)]
@@ -139,7 +158,10 @@ mod tests {
     fn only_what_has_gone_so_far_counts() {
         let timeout = Duration::from_secs(1);
         let replicas = Durability::Replicas { count: 2, timeout };
-        let fsync = Durability::Fsync { replicas: 1, timeout };
+        let fsync = Durability::Fsync {
+            replicas: 1,
+            timeout,
+        };
         let both = |local, replicas| Value::Array(vec![Value::Int(local), Value::Int(replicas)]);
         for (level, said, reached) in [
             (replicas, Value::Int(2), true),

@@ -39,8 +39,18 @@ struct Meaning {
     text: &'static str,
 }
 
-const fn meaning(code: &'static str, class: Class, connection: Connection, text: &'static str) -> Meaning {
-    Meaning { code, class, connection, text }
+const fn meaning(
+    code: &'static str,
+    class: Class,
+    connection: Connection,
+    text: &'static str,
+) -> Meaning {
+    Meaning {
+        code,
+        class,
+        connection,
+        text,
+    }
 }
 
 const NO_PASSWORD: &str = "the server requires a password: set it in the URL, or as the store's `password` (in Rust \
@@ -66,7 +76,8 @@ const MEANINGS: &[Meaning] = &[
     meaning("MISCONF", Unavailable, Keep, "the server cannot write its data to disk"),
     meaning("NOREPLICAS", Unavailable, Keep, "the server has too few good replicas (min-replicas-to-write)"),
     meaning("NOSCRIPT", Unavailable, Keep, "the server forgets its scripts as fast as they are loaded"),
-    // A demoted primary keeps its connections and answers PING: only a new connection finds the new one.
+    // A demoted primary keeps its connections and answers PING: only a new connection finds the new
+    // one.
     meaning("READONLY", Unavailable, Replace, "the server is a replica"),
     meaning("MASTERDOWN", Unavailable, Replace, "the server is a replica without its primary"),
     meaning("UNBLOCKED", Unavailable, Replace, "the server changed its role"),
@@ -100,9 +111,10 @@ pub(super) fn store_error(error: &ServerError, key: Option<&StoreKey>) -> StoreE
         return StoreError::refused(format!("the server answered an error: {}", words(error)));
     };
     match (meaning.class, key) {
-        (KeyUnavailable, Some(key)) => {
-            StoreError::KeyUnavailable { key: key.clone(), reason: meaning.text.into() }
-        }
+        (KeyUnavailable, Some(key)) => StoreError::KeyUnavailable {
+            key: key.clone(),
+            reason: meaning.text.into(),
+        },
         (Unavailable | KeyUnavailable, _) => StoreError::unavailable(meaning.text),
         (Unreadable, Some(key)) => StoreError::unreadable(key.clone(), meaning.text),
         (Unreadable, None) => StoreError::refused(meaning.text),
@@ -113,13 +125,15 @@ pub(super) fn store_error(error: &ServerError, key: Option<&StoreKey>) -> StoreE
     }
 }
 
-/// Converts an error of the client before a command was sent: while connecting, or in a query about the server.
+/// Converts an error of the client before a command was sent: while connecting, or in a query about
+/// the server.
 pub(super) fn of_client(error: &RedisError) -> StoreError {
     let server_error = error.clone().into_server_errors();
     if let Some((_, error)) = server_error.as_deref().and_then(<[_]>::first) {
         return store_error(error, None);
     }
-    // rustls reports this in the text of an I/O error. A lane goes on trying: the certificate may be renewed.
+    // rustls reports this in the text of an I/O error. A lane goes on trying: the certificate may
+    // be renewed.
     if let Some((_, reason)) = error.to_string().split_once(NOT_ACCEPTED) {
         let reason: String = reason.chars().take(MAX_DETAIL_CHARS).collect();
         return StoreError::refused(format!(
@@ -130,7 +144,9 @@ pub(super) fn of_client(error: &RedisError) -> StoreError {
     match error.kind() {
         // Also when the server is not ready for them.
         ErrorKind::AuthenticationFailed => StoreError::refused(WRONG_PASSWORD),
-        ErrorKind::InvalidClientConfig => StoreError::refused("the connection's settings are invalid"),
+        ErrorKind::InvalidClientConfig => {
+            StoreError::refused("the connection's settings are invalid")
+        }
         _ if error.is_connection_refusal() => {
             StoreError::unavailable("connection refused: no server listens there")
         }
@@ -157,7 +173,9 @@ pub(super) fn is_several_slots(error: &ServerError) -> bool {
 fn find(error: &ServerError) -> Option<&'static Meaning> {
     if error.code() == "ERR" {
         let detail = error.details().unwrap_or_default();
-        return CODELESS.iter().find(|meaning| detail.starts_with(meaning.code));
+        return CODELESS
+            .iter()
+            .find(|meaning| detail.starts_with(meaning.code));
     }
     MEANINGS.iter().find(|meaning| meaning.code == error.code())
 }
@@ -165,7 +183,10 @@ fn find(error: &ServerError) -> Option<&'static Meaning> {
 /// The server's error text, cut before any quoted argument, which may be user data.
 fn words(error: &ServerError) -> String {
     let detail = error.details().unwrap_or_default();
-    let detail = detail.split("with args beginning").next().unwrap_or_default();
+    let detail = detail
+        .split("with args beginning")
+        .next()
+        .unwrap_or_default();
     let detail: String = detail.chars().take(MAX_DETAIL_CHARS).collect();
     let mut words = error.code().to_owned();
     if !detail.is_empty() {
@@ -191,24 +212,60 @@ mod tests {
     #[test]
     fn each_error_has_its_class() {
         for (line, class, replace) in [
-            ("LOADING Redis is loading the dataset in memory", "unavailable", false),
-            ("READONLY You can't write against a read only replica.", "unavailable", true),
+            (
+                "LOADING Redis is loading the dataset in memory",
+                "unavailable",
+                false,
+            ),
+            (
+                "READONLY You can't write against a read only replica.",
+                "unavailable",
+                true,
+            ),
             ("MASTERDOWN Link with MASTER is down", "unavailable", true),
             ("CLUSTERDOWN The cluster is down", "unavailable", false),
-            ("TRYAGAIN Multiple keys request during rehashing of slot", "unavailable", false),
-            ("OOM command not allowed when used memory > 'maxmemory'.", "unavailable", false),
-            ("MISCONF Errors writing to the AOF file: No space left on device", "unavailable", false),
-            ("NOREPLICAS Not enough good replicas to write.", "unavailable", false),
+            (
+                "TRYAGAIN Multiple keys request during rehashing of slot",
+                "unavailable",
+                false,
+            ),
+            (
+                "OOM command not allowed when used memory > 'maxmemory'.",
+                "unavailable",
+                false,
+            ),
+            (
+                "MISCONF Errors writing to the AOF file: No space left on device",
+                "unavailable",
+                false,
+            ),
+            (
+                "NOREPLICAS Not enough good replicas to write.",
+                "unavailable",
+                false,
+            ),
             ("BUSY Redis is busy running a script.", "unavailable", false),
             ("NOSCRIPT No matching script.", "unavailable", false),
             ("ERR max number of clients reached", "unavailable", true),
             ("NOAUTH Authentication required.", "refused", true),
             ("WRONGPASS invalid username-password pair", "refused", true),
-            ("NOPERM this user has no permissions to run the 'evalsha' command", "refused", false),
+            (
+                "NOPERM this user has no permissions to run the 'evalsha' command",
+                "refused",
+                false,
+            ),
             ("MOVED 3999 127.0.0.1:6381", "refused", false),
             ("ASK 3999 127.0.0.1:6381", "refused", false),
-            ("CROSSSLOT Keys in request don't hash to the same slot", "refused", false),
-            ("ERR unknown command 'EVALSHA', with args beginning with: 'secret'", "refused", false),
+            (
+                "CROSSSLOT Keys in request don't hash to the same slot",
+                "refused",
+                false,
+            ),
+            (
+                "ERR unknown command 'EVALSHA', with args beginning with: 'secret'",
+                "refused",
+                false,
+            ),
             ("ERR something new", "refused", false),
             ("WEIRD something new", "refused", false),
         ] {

@@ -6,9 +6,10 @@
 //! COMPLETED  C           tag[4]     fingerprint[7]  result
 //! FAILED     F | G       tag[4]     fingerprint[7]  attempt[1]  reason
 //! ```
-//! The first byte is the state and the format: `P` follows no recovery, `Q` an earlier one, `R` is a takeover;
-//! `T` was recovered, `U` is a takeover that was not started; `G` is handed over. Another format will use other letters. A fingerprint of zeros means
-//! none, and so does a released fencing token of zeros. Every age is derived from the key's expiry.
+//! The first byte is the state and the format: `P` follows no recovery, `Q` an earlier one, `R` is
+//! a takeover; `T` was recovered, `U` is a takeover that was not started; `G` is handed over.
+//! Another format will use other letters. A fingerprint of zeros means none, and so does a released
+//! fencing token of zeros. Every age is derived from the key's expiry.
 
 use std::io::Write as _;
 use std::time::Duration;
@@ -21,10 +22,12 @@ use oncegate_core::record::{
 use oncegate_core::rules::{Grant, Verdict};
 use redis::{Cmd, RedisWrite as _};
 
-/// The longest duration that is sent: some 300 years, well within the integers that are exact in Lua.
+/// The longest duration that is sent: some 300 years, well within the integers that are exact in
+/// Lua.
 const LONGEST_MILLIS: u64 = 10_000_000_000_000;
 
-/// The first fencing token that cannot be stored: it would have 17 digits, or Lua would round its successor.
+/// The first fencing token that cannot be stored: it would have 17 digits, or Lua would round its
+/// successor.
 const FENCING_TOKEN_LIMIT: u64 = 1 << 53;
 
 const NO_FENCING_TOKEN: &[u8; 16] = b"0000000000000000";
@@ -48,7 +51,12 @@ pub(super) fn encode(record: &Record) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(64);
     let fingerprint = fingerprint_bytes(record.fingerprint);
     match &record.state {
-        State::Pending { token, attempt, recovery, fencing_token } => {
+        State::Pending {
+            token,
+            attempt,
+            recovery,
+            fencing_token,
+        } => {
             bytes.push(pending_byte(*recovery));
             bytes.extend_from_slice(token.as_bytes());
             bytes.extend_from_slice(&fingerprint);
@@ -57,13 +65,23 @@ pub(super) fn encode(record: &Record) -> Vec<u8> {
                 bytes.extend_from_slice(format!("{number:016}").as_bytes());
             }
         }
-        State::Released { by, attempt, recovery, fencing_token, reason } => {
+        State::Released {
+            by,
+            attempt,
+            recovery,
+            fencing_token,
+            reason,
+        } => {
             bytes.push(released_byte(*recovery));
             bytes.extend_from_slice(&by.0);
             bytes.extend_from_slice(&fingerprint);
             bytes.push(*attempt);
             bytes.extend_from_slice(
-                format!("{:016}", fencing_token.map_or(0, |FencingToken(number)| number)).as_bytes(),
+                format!(
+                    "{:016}",
+                    fencing_token.map_or(0, |FencingToken(number)| number)
+                )
+                .as_bytes(),
             );
             bytes.extend_from_slice(reason.as_bytes());
         }
@@ -73,7 +91,12 @@ pub(super) fn encode(record: &Record) -> Vec<u8> {
             bytes.extend_from_slice(&fingerprint);
             bytes.extend_from_slice(result);
         }
-        State::Failed { by, attempt, handed_over, reason } => {
+        State::Failed {
+            by,
+            attempt,
+            handed_over,
+            reason,
+        } => {
             bytes.push(if *handed_over { b'G' } else { b'F' });
             bytes.extend_from_slice(&by.0);
             bytes.extend_from_slice(&fingerprint);
@@ -84,7 +107,8 @@ pub(super) fn encode(record: &Record) -> Vec<u8> {
     bytes
 }
 
-/// Encodes a first attempt without a fencing token, on the stack because every message takes this path.
+/// Encodes a first attempt without a fencing token, on the stack because every message takes this
+/// path.
 pub(super) fn first_attempt(token: &[u8; 16], fingerprint: [u8; 7]) -> [u8; 25] {
     let mut record = [b'P'; 25];
     let (_, rest) = record.split_at_mut(1);
@@ -97,10 +121,16 @@ pub(super) fn first_attempt(token: &[u8; 16], fingerprint: [u8; 7]) -> [u8; 25] 
 }
 
 /// Adds the bytes of a completion to a command, as its next argument.
-pub(super) fn add_completed(cmd: &mut Cmd, TokenTag(tag): TokenTag, fingerprint: [u8; 7], result: &[u8]) {
+pub(super) fn add_completed(
+    cmd: &mut Cmd,
+    TokenTag(tag): TokenTag,
+    fingerprint: [u8; 7],
+    result: &[u8],
+) {
     let mut word = cmd.writer_for_next_arg();
     for bytes in [b"C".as_slice(), &tag, &fingerprint, result] {
-        word.write_all(bytes).expect("memory takes what is written to it");
+        word.write_all(bytes)
+            .expect("memory takes what is written to it");
     }
 }
 
@@ -112,10 +142,16 @@ pub(super) fn settled(bytes: Bytes) -> Option<([u8; 7], Verdict)> {
     let (tag, rest) = take::<4>(rest).ok()?;
     let (fingerprint, rest) = take::<7>(rest).ok()?;
     let verdict = match state {
-        b'C' => Verdict::Completed { result: bytes.slice_ref(rest) },
+        b'C' => Verdict::Completed {
+            result: bytes.slice_ref(rest),
+        },
         b'F' | b'G' => {
             let ([_attempt], reason) = take::<1>(rest).ok()?;
-            Verdict::Failed { reason: text(reason), handed_over: *state == b'G', by: TokenTag(tag) }
+            Verdict::Failed {
+                reason: text(reason),
+                handed_over: *state == b'G',
+                by: TokenTag(tag),
+            }
         }
         _ => return None,
     };
@@ -155,15 +191,32 @@ pub(super) type Garbage = &'static str;
 pub(super) fn decode(bytes: Bytes, expires_at: StoreTime) -> Result<Record, Garbage> {
     let (state, rest) = bytes.split_first().ok_or("it is empty")?;
     if let Some(recovery) = recovery(*state) {
-        let Pending { token, fingerprint, attempt, fencing_token } = pending(rest)?;
-        let state = State::Pending { token, attempt, recovery, fencing_token };
-        return Ok(Record { expires_at, fingerprint, state });
+        let Pending {
+            token,
+            fingerprint,
+            attempt,
+            fencing_token,
+        } = pending(rest)?;
+        let state = State::Pending {
+            token,
+            attempt,
+            recovery,
+            fencing_token,
+        };
+        return Ok(Record {
+            expires_at,
+            fingerprint,
+            state,
+        });
     }
     let (tag, rest) = take::<4>(rest)?;
     let by = TokenTag(tag);
     let (fingerprint_bytes, rest) = take::<7>(rest)?;
     let state = match state {
-        b'C' => State::Completed { by, result: bytes.slice_ref(rest) },
+        b'C' => State::Completed {
+            by,
+            result: bytes.slice_ref(rest),
+        },
         b'S' | b'T' | b'U' => {
             let recovery = match state {
                 b'S' => Recovery::None,
@@ -177,28 +230,57 @@ pub(super) fn decode(bytes: Bytes, expires_at: StoreTime) -> Result<Record, Garb
             } else {
                 Some(fencing_token(&fencing_token_digits)?)
             };
-            State::Released { by, attempt, recovery, fencing_token, reason: text(reason) }
+            State::Released {
+                by,
+                attempt,
+                recovery,
+                fencing_token,
+                reason: text(reason),
+            }
         }
         b'F' | b'G' => {
             let ([attempt], reason) = take::<1>(rest)?;
-            State::Failed { by, attempt, handed_over: *state == b'G', reason: text(reason) }
+            State::Failed {
+                by,
+                attempt,
+                handed_over: *state == b'G',
+                reason: text(reason),
+            }
         }
         _ => return Err("its first byte is not a state of format 1"),
     };
-    Ok(Record { expires_at, fingerprint: fingerprint(fingerprint_bytes), state })
+    Ok(Record {
+        expires_at,
+        fingerprint: fingerprint(fingerprint_bytes),
+        state,
+    })
 }
 
 /// Decodes the grant of a PENDING record; `rest` is what follows its first byte.
 pub(super) fn grant(state: u8, rest: &[u8]) -> Result<Grant, Garbage> {
     let recovery = recovery(state).ok_or("it is not pending")?;
-    let Pending { attempt, fencing_token, .. } = pending(rest)?;
-    Ok(Grant { attempt, recovery, fencing_token, reopened: false })
+    let Pending {
+        attempt,
+        fencing_token,
+        ..
+    } = pending(rest)?;
+    Ok(Grant {
+        attempt,
+        recovery,
+        fencing_token,
+        reopened: false,
+    })
 }
 
-/// Decodes the reply to a claim of a FAILED record: the tag of the owner that failed it, and the reason.
+/// Decodes the reply to a claim of a FAILED record: the tag of the owner that failed it, and the
+/// reason.
 pub(super) fn failed(state: u8, rest: &[u8]) -> Result<Verdict, Garbage> {
     let (tag, reason) = take::<4>(rest)?;
-    Ok(Verdict::Failed { reason: text(reason), handed_over: state == b'G', by: TokenTag(tag) })
+    Ok(Verdict::Failed {
+        reason: text(reason),
+        handed_over: state == b'G',
+        by: TokenTag(tag),
+    })
 }
 
 /// The bytes after the first byte of a PENDING record.
@@ -213,19 +295,34 @@ fn pending(rest: &[u8]) -> Result<Pending, Garbage> {
     let (token, rest) = take::<16>(rest)?;
     let (fingerprint_bytes, rest) = take::<7>(rest)?;
     let ([attempt], fencing_token_digits) = take::<1>(rest)?;
-    let fencing_token =
-        if fencing_token_digits.is_empty() { None } else { Some(fencing_token(fencing_token_digits)?) };
-    Ok(Pending { token: token.into(), fingerprint: fingerprint(fingerprint_bytes), attempt, fencing_token })
+    let fencing_token = if fencing_token_digits.is_empty() {
+        None
+    } else {
+        Some(fencing_token(fencing_token_digits)?)
+    };
+    Ok(Pending {
+        token: token.into(),
+        fingerprint: fingerprint(fingerprint_bytes),
+        attempt,
+        fencing_token,
+    })
 }
 
 fn take<const N: usize>(bytes: &[u8]) -> Result<([u8; N], &[u8]), Garbage> {
-    bytes.split_first_chunk().map(|(chunk, rest)| (*chunk, rest)).ok_or("it is too short")
+    bytes
+        .split_first_chunk()
+        .map(|(chunk, rest)| (*chunk, rest))
+        .ok_or("it is too short")
 }
 
 /// Decodes a fencing token of exactly 16 digits.
 fn fencing_token(digits: &[u8]) -> Result<FencingToken, Garbage> {
-    let all_digits = digits.len() == NO_FENCING_TOKEN.len() && digits.iter().all(u8::is_ascii_digit);
-    let number = std::str::from_utf8(digits).ok().filter(|_| all_digits).and_then(|text| text.parse().ok());
+    let all_digits =
+        digits.len() == NO_FENCING_TOKEN.len() && digits.iter().all(u8::is_ascii_digit);
+    let number = std::str::from_utf8(digits)
+        .ok()
+        .filter(|_| all_digits)
+        .and_then(|text| text.parse().ok());
     number
         .filter(|number| *number < FENCING_TOKEN_LIMIT)
         .map(FencingToken)
@@ -242,9 +339,16 @@ mod tests {
     use super::*;
 
     fn check(state: State, fingerprint: Option<Fingerprint>, bytes: &[u8]) {
-        let record = Record { expires_at: StoreTime::from_millis(7), fingerprint, state };
+        let record = Record {
+            expires_at: StoreTime::from_millis(7),
+            fingerprint,
+            state,
+        };
         assert_eq!(encode(&record), bytes);
-        assert_eq!(decode(Bytes::copy_from_slice(bytes), record.expires_at), Ok(record));
+        assert_eq!(
+            decode(Bytes::copy_from_slice(bytes), record.expires_at),
+            Ok(record)
+        );
     }
 
     fn token() -> Token {
@@ -257,17 +361,32 @@ mod tests {
         let by = token().tag();
         let fencing_token = Some(FencingToken(1_700_000_000_000_000));
         check(
-            State::Pending { token: token(), attempt: 1, recovery: Recovery::None, fencing_token: None },
+            State::Pending {
+                token: token(),
+                attempt: 1,
+                recovery: Recovery::None,
+                fencing_token: None,
+            },
             None,
             b"P0123456789abcdef\0\0\0\0\0\0\0\x01",
         );
         check(
-            State::Pending { token: token(), attempt: 255, recovery: Recovery::Earlier, fencing_token },
+            State::Pending {
+                token: token(),
+                attempt: 255,
+                recovery: Recovery::Earlier,
+                fencing_token,
+            },
             print,
             b"Q0123456789abcdef\x01\x02\x03\x04\x05\x06\x07\xff1700000000000000",
         );
         check(
-            State::Pending { token: token(), attempt: 2, recovery: Recovery::Takeover, fencing_token: None },
+            State::Pending {
+                token: token(),
+                attempt: 2,
+                recovery: Recovery::Takeover,
+                fencing_token: None,
+            },
             None,
             b"R0123456789abcdef\0\0\0\0\0\0\0\x02",
         );
@@ -295,22 +414,41 @@ mod tests {
         );
         let reason = "stop".to_owned();
         check(
-            State::Released { by, attempt: 1, recovery: Recovery::Takeover, fencing_token: None, reason },
+            State::Released {
+                by,
+                attempt: 1,
+                recovery: Recovery::Takeover,
+                fencing_token: None,
+                reason,
+            },
             None,
             b"U0123\0\0\0\0\0\0\0\x010000000000000000stop",
         );
         check(
-            State::Completed { by, result: Bytes::from_static(b"\0\xff") },
+            State::Completed {
+                by,
+                result: Bytes::from_static(b"\0\xff"),
+            },
             print,
             b"C0123\x01\x02\x03\x04\x05\x06\x07\0\xff",
         );
         check(
-            State::Failed { by, attempt: 5, handed_over: false, reason: "no".to_owned() },
+            State::Failed {
+                by,
+                attempt: 5,
+                handed_over: false,
+                reason: "no".to_owned(),
+            },
             None,
             b"F0123\0\0\0\0\0\0\0\x05no",
         );
         check(
-            State::Failed { by, attempt: 5, handed_over: true, reason: "no".to_owned() },
+            State::Failed {
+                by,
+                attempt: 5,
+                handed_over: true,
+                reason: "no".to_owned(),
+            },
             None,
             b"G0123\0\0\0\0\0\0\0\x05no",
         );
@@ -332,7 +470,10 @@ mod tests {
             b"S0123\0\0\0\0\0\0\0\x03000",
             b"F0123\0\0\0\0\0\0\0",
         ] {
-            assert!(decode(Bytes::copy_from_slice(bytes), StoreTime::default()).is_err(), "{bytes:?}");
+            assert!(
+                decode(Bytes::copy_from_slice(bytes), StoreTime::default()).is_err(),
+                "{bytes:?}"
+            );
         }
     }
 

@@ -1,8 +1,8 @@
 //! The link to one server: one connection for bulk and one for heartbeats, each with its queue.
 //!
-//! A lane takes one connection when it connects and clones it for each batch: a checkout from a pool per call
-//! would cost the server three times as much. A lane without a connection answers at once that the store is
-//! unavailable, and reconnects by itself.
+//! A lane takes one connection when it connects and clones it for each batch: a checkout from a
+//! pool per call would cost the server three times as much. A lane without a connection answers at
+//! once that the store is unavailable, and reconnects by itself.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -29,15 +29,18 @@ use oncegate_store_toolkit::batch::{self, Carrier, CarrierGone, Joiner};
 /// With more of them, each is smaller, and a request costs more.
 const MAX_PIPELINES: usize = 3;
 
-/// While a pipeline is in flight, the next one waits for this many calls, or until the lane has none in flight. Its requests
-/// would be answered behind the others on the same connection anyway; sent one by one, each would cost the server, and this
-/// process, a packet and a wake-up of its own.
+/// While a pipeline is in flight, the next one waits for this many calls, or until the lane has
+/// none in flight. Its requests would be answered behind the others on the same connection anyway;
+/// sent one by one, each would cost the server, and this process, a packet and a wake-up of its
+/// own.
 const WORTH_A_PIPELINE: usize = 8;
 
-/// Up to this many requests go in one pipeline. Of more, half can be prepared while the server executes the others.
+/// Up to this many requests go in one pipeline. Of more, half can be prepared while the server
+/// executes the others.
 const UNDIVIDED_REQUESTS: usize = 16;
 
-/// The same while other lanes have pipelines in flight: the thread is busy then, and large pipelines cost less.
+/// The same while other lanes have pipelines in flight: the thread is busy then, and large
+/// pipelines cost less.
 const UNDIVIDED_BESIDE_OTHERS: usize = 32;
 
 /// The pause of a lane before its second try to connect. Then the pause doubles.
@@ -80,8 +83,9 @@ pub(super) struct Shared {
     pub(super) response_timeout: Duration,
     pub(super) durability: Durability,
     pub(super) losses: Arc<Losses>,
-    /// Whether a server has refused a call with keys of several slots, although its INFO says that it is not in
-    /// cluster mode: a proxy in front of several servers. From then on, no call has more than one key.
+    /// Whether a server has refused a call with keys of several slots, although its INFO says that
+    /// it is not in cluster mode: a proxy in front of several servers. From then on, no call has
+    /// more than one key.
     pub(super) is_sharded: Arc<AtomicBool>,
 }
 
@@ -104,11 +108,22 @@ impl Node {
         let lane = |name, direct: &Arc<Direct>| {
             let (joiner, carrier) = batch::channel();
             let (up, is_up) = oneshot::channel();
-            let (connector, shared, direct) = (connector.clone(), shared.clone(), Arc::clone(direct));
-            let mut lane = Lane { name, node: Arc::clone(&address), carrier, connector, shared, direct };
+            let (connector, shared, direct) =
+                (connector.clone(), shared.clone(), Arc::clone(direct));
+            let mut lane = Lane {
+                name,
+                node: Arc::clone(&address),
+                carrier,
+                connector,
+                shared,
+                direct,
+            };
             match name {
                 LaneName::Bulk => {
-                    let lane = LaneBesideCallers { lane: Some(lane), jobs: jobs.clone() };
+                    let lane = LaneBesideCallers {
+                        lane: Some(lane),
+                        jobs: jobs.clone(),
+                    };
                     jobs.run_beside_callers(lane.run(up));
                 }
                 LaneName::Heartbeats => jobs.run(async move { lane.run(Some(up)).await }),
@@ -117,7 +132,15 @@ impl Node {
         };
         let (bulk, bulk_is_up) = lane(LaneName::Bulk, &for_bulk);
         let (heartbeats, heartbeats_are_up) = lane(LaneName::Heartbeats, &for_heartbeats);
-        (Self { address, bulk, heartbeats, direct: for_bulk }, [bulk_is_up, heartbeats_are_up])
+        (
+            Self {
+                address,
+                bulk,
+                heartbeats,
+                direct: for_bulk,
+            },
+            [bulk_is_up, heartbeats_are_up],
+        )
     }
 
     /// Sends requests. Returns one answer for each, in their order.
@@ -127,7 +150,10 @@ impl Node {
             Err(requests) => requests,
         };
         let count = requests.len();
-        self.lane(lane).submit(requests).await.unwrap_or_else(|gone| vec![Err(ended(&gone)); count])
+        self.lane(lane)
+            .submit(requests)
+            .await
+            .unwrap_or_else(|gone| vec![Err(ended(&gone)); count])
     }
 
     /// Sends one request.
@@ -139,7 +165,10 @@ impl Node {
                 Err(request) => request,
             },
         };
-        self.lane(lane).submit_one(request).await.unwrap_or_else(|gone| Err(ended(&gone)))
+        self.lane(lane)
+            .submit_one(request)
+            .await
+            .unwrap_or_else(|gone| Err(ended(&gone)))
     }
 
     fn lane(&self, name: LaneName) -> &Joiner<Request, Answer> {
@@ -152,7 +181,11 @@ impl Node {
 
 fn ended(gone: &CarrierGone) -> StoreError {
     let ended = "the store's thread ended";
-    if gone.unsent { StoreError::unavailable(ended) } else { StoreError::unknown(ended) }
+    if gone.unsent {
+        StoreError::unavailable(ended)
+    } else {
+        StoreError::unknown(ended)
+    }
 }
 
 /// One connection and its queue.
@@ -165,7 +198,8 @@ struct Lane {
     direct: Arc<Direct>,
 }
 
-/// A lane on the runtime of its callers. When that runtime ends before the store, the lane goes on on the driver's thread.
+/// A lane on the runtime of its callers. When that runtime ends before the store, the lane goes on
+/// on the driver's thread.
 struct LaneBesideCallers {
     /// `None` when the lane has ended by itself.
     lane: Option<Lane>,
@@ -229,20 +263,27 @@ impl Lane {
         let mut pipelines = Pipelines::new();
         let mut generation = 0_u64;
         let mut standing = Standing::Down(StoreError::unavailable("not connected yet"));
-        // A server that accepts connections but refuses commands must not be flooded with connections either.
+        // A server that accepts connections but refuses commands must not be flooded with
+        // connections either.
         let mut pause = Duration::ZERO;
         loop {
             standing = match standing {
                 Standing::Ended => return,
-                Standing::Down(reason) => self.connect(reason, &mut pause, &mut up, &mut pipelines).await,
+                Standing::Down(reason) => {
+                    self.connect(reason, &mut pause, &mut up, &mut pipelines)
+                        .await
+                }
                 Standing::Up(ready) => {
                     generation += 1;
                     let since = Instant::now();
                     self.direct.open(ready.clone(), generation);
                     let next = self.serve(&ready, generation, &mut pipelines).await;
                     self.direct.close();
-                    pause =
-                        if since.elapsed() < GOOD_CONNECTION { next_pause(pause) } else { Duration::ZERO };
+                    pause = if since.elapsed() < GOOD_CONNECTION {
+                        next_pause(pause)
+                    } else {
+                        Duration::ZERO
+                    };
                     if let Standing::Down(reason) = &next {
                         let (node, lane) = (&*self.node, self.name);
                         tracing::warn!(node, ?lane, %reason, "lost the connection to the store");
@@ -296,7 +337,8 @@ impl Lane {
         }
     }
 
-    /// Tries to connect until it succeeds. Calls meanwhile fail with the reason why there is no connection.
+    /// Tries to connect until it succeeds. Calls meanwhile fail with the reason why there is no
+    /// connection.
     async fn connect(
         &mut self,
         mut reason: StoreError,
@@ -305,8 +347,11 @@ impl Lane {
         pipelines: &mut Pipelines,
     ) -> Standing {
         loop {
-            let (connector, shared, node) =
-                (self.connector.clone(), self.shared.clone(), Arc::clone(&self.node));
+            let (connector, shared, node) = (
+                self.connector.clone(),
+                self.shared.clone(),
+                Arc::clone(&self.node),
+            );
             let pause_now = *pause;
             let attempt = async move {
                 tokio::time::sleep(pause_now).await;

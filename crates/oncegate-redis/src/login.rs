@@ -1,4 +1,5 @@
-//! What a connection proves who it is with: a password and certificates, read whenever a connection is opened.
+//! What a connection proves who it is with: a password and certificates, read whenever a connection
+//! is opened.
 
 use std::path::PathBuf;
 
@@ -28,7 +29,8 @@ impl Login {
     /// Returns the settings of a connection with what is in the files now.
     ///
     /// # Errors
-    /// When a file cannot be read, or is not what it should be. The text names the setting and the file.
+    /// When a file cannot be read, or is not what it should be. The text names the setting and the
+    /// file.
     pub(super) fn applied(&self, info: ConnectionInfo) -> Result<ConnectionInfo, StoreError> {
         let info = match &self.password {
             None => info,
@@ -45,12 +47,21 @@ impl Login {
 
 fn password(path: &std::path::Path) -> Result<String, StoreError> {
     let refuse = |why: &dyn std::fmt::Display| {
-        StoreError::refused(format!("the password cannot be read from {}: {why}", path.display()))
+        StoreError::refused(format!(
+            "the password cannot be read from {}: {why}",
+            path.display()
+        ))
     };
     let text = std::fs::read_to_string(path).map_err(|error| refuse(&error))?;
     if text.len() > PASSWORD_MAX_BYTES {
-        return Err(refuse(&format_args!("{} bytes are too many for a password", text.len())));
+        return Err(refuse(&format_args!(
+            "{} bytes are too many for a password",
+            text.len()
+        )));
     }
     // Editors end a file with a line feed.
-    Ok(text.strip_suffix('\n').map_or(text.as_str(), |text| text.trim_end_matches('\r')).to_owned())
+    Ok(text
+        .strip_suffix('\n')
+        .map_or(text.as_str(), |text| text.trim_end_matches('\r'))
+        .to_owned())
 }

@@ -2,11 +2,12 @@
 //!
 //! There are two kinds of witnesses.
 //!
-//! - Completions of this process on each server. Replicas and files hold a prefix of the log: if the last completion
-//!   survives, all earlier ones do. Some completions that were present at earlier checks are read as well: when a
-//!   server is emptied, the last completion may be younger than that, and a key that has run again since shows nothing.
-//! - The replication history, for writes of other processes. An offset never goes back, and a replica that takes over
-//!   reports the offset at which its history left the old one.
+//! - Completions of this process on each server. Replicas and files hold a prefix of the log: if
+//!   the last completion survives, all earlier ones do. Some completions that were present at
+//!   earlier checks are read as well: when a server is emptied, the last completion may be younger
+//!   than that, and a key that has run again since shows nothing.
+//! - The replication history, for writes of other processes. An offset never goes back, and a
+//!   replica that takes over reports the offset at which its history left the old one.
 
 // invariant (all tests): loss-undetected
 
@@ -25,7 +26,8 @@ const MAX_SERVERS: usize = 256;
 
 /// The bytes of history that may be missing after a failover without counting as lost records.
 ///
-/// Servers ping their replicas, and sentinels write through the old primary until it steps down, some 100 B/s each.
+/// Servers ping their replicas, and sentinels write through the old primary until it steps down,
+/// some 100 B/s each.
 const IDLE_TALK_BYTES: u64 = 16 * 1_024;
 
 /// The known state of every server that holds records.
@@ -64,7 +66,9 @@ impl Known {
     }
 
     fn replication(&self) -> Option<&str> {
-        self.history.as_ref().map(|history| history.replication.as_str())
+        self.history
+            .as_ref()
+            .map(|history| history.replication.as_str())
     }
 }
 
@@ -78,8 +82,14 @@ struct History {
 impl History {
     /// The history in an INFO; some managed servers show none.
     fn of(info: &Info<'_>) -> Option<Self> {
-        let (replication, offset) = (info.get("master_replid")?, info.number("master_repl_offset")?);
-        Some(Self { replication: replication.to_owned(), offset })
+        let (replication, offset) = (
+            info.get("master_replid")?,
+            info.number("master_repl_offset")?,
+        );
+        Some(Self {
+            replication: replication.to_owned(),
+            offset,
+        })
     }
 
     /// Whether it has reached at least the offset of `other`, which is the same history.
@@ -105,7 +115,12 @@ impl Question {
 impl Losses {
     pub(super) fn new(evicting_policy_allowed: bool, refuses_after_loss: bool) -> Self {
         let spacing = AtomicU32::new(1);
-        Self { evicting_policy_allowed, refuses_after_loss, spacing, state: Mutex::default() }
+        Self {
+            evicting_policy_allowed,
+            refuses_after_loss,
+            spacing,
+            state: Mutex::default(),
+        }
     }
 
     /// By how much checks are less frequent, because the servers have many clients.
@@ -138,7 +153,10 @@ impl Losses {
     /// Why no claim is granted, if so.
     pub(super) fn refusal(&self) -> Option<String> {
         let state = self.lock();
-        let evicting = state.evicting.first().filter(|_| !self.evicting_policy_allowed);
+        let evicting = state
+            .evicting
+            .first()
+            .filter(|_| !self.evicting_policy_allowed);
         let evicting = evicting.map(|(address, policy)| {
             format!(
                 "maxmemory-policy of {address} is {policy} now, which may evict records: set it to noeviction"
@@ -157,7 +175,11 @@ impl Losses {
     /// Remembers the last completion that the server at `address` has confirmed.
     pub(super) fn note_completed(&self, address: &str, witness: Witness) {
         let mut state = self.lock();
-        if let Some(known) = state.servers.iter_mut().find(|known| known.address == address) {
+        if let Some(known) = state
+            .servers
+            .iter_mut()
+            .find(|known| known.address == address)
+        {
             known.witnesses.note(witness);
         }
     }
@@ -175,8 +197,15 @@ impl Losses {
         Question { servers, witnesses }
     }
 
-    /// Checks the answers of the server at `address`: its INFO, and its values for the question's keys.
-    pub(super) fn judge(&self, question: &Question, address: &str, info: &Info<'_>, held: &[Value]) {
+    /// Checks the answers of the server at `address`: its INFO, and its values for the question's
+    /// keys.
+    pub(super) fn judge(
+        &self,
+        question: &Question,
+        address: &str,
+        info: &Info<'_>,
+        held: &[Value],
+    ) {
         self.note_policy(address, info);
         if info.is_replica() {
             return;
@@ -189,9 +218,15 @@ impl Losses {
             // Not reported by another connection yet.
             let is_news = |now: &Known| {
                 now.address == known.address
-                    && now.history.as_ref().is_some_and(|history| history.includes(before))
+                    && now
+                        .history
+                        .as_ref()
+                        .is_some_and(|history| history.includes(before))
             };
-            let bytes = before.offset.checked_sub(kept).filter(|bytes| *bytes > IDLE_TALK_BYTES);
+            let bytes = before
+                .offset
+                .checked_sub(kept)
+                .filter(|bytes| *bytes > IDLE_TALK_BYTES);
             bytes.filter(|_| state.servers.iter().any(is_news))
         });
         let why = match (is_forgotten, cut_off) {
@@ -199,19 +234,32 @@ impl Losses {
             (true, None) => Some("a record that it had completed is missing".to_owned()),
             (false, None) => None,
         };
-        state.remember(address, History::of(info), earlier.map(|(known, _)| known), why.is_some());
+        state.remember(
+            address,
+            History::of(info),
+            earlier.map(|(known, _)| known),
+            why.is_some(),
+        );
         if let Some(why) = why {
             tracing::error!(node = address, why, "a Redis server has lost records");
-            state.loss = Some(StoreLoss { at: SystemTime::now(), reason: why.into() });
+            state.loss = Some(StoreLoss {
+                at: SystemTime::now(),
+                reason: why.into(),
+            });
             state.halted = self.refuses_after_loss;
         }
     }
 
     /// Logs a policy that may evict as an error once; afterwards every refusal names it.
     fn note_policy(&self, address: &str, info: &Info<'_>) {
-        let Some(policy) = info.get("maxmemory_policy") else { return };
+        let Some(policy) = info.get("maxmemory_policy") else {
+            return;
+        };
         let mut state = self.lock();
-        let before = state.evicting.iter().position(|(known, _)| known == address);
+        let before = state
+            .evicting
+            .iter()
+            .position(|(known, _)| known == address);
         match (policy, before) {
             ("noeviction", Some(place)) => {
                 state.evicting.swap_remove(place);
@@ -220,15 +268,24 @@ impl Losses {
             ("noeviction", None) | (_, Some(_)) => {}
             (policy, None) => {
                 state.evicting.push((address.to_owned(), policy.to_owned()));
-                tracing::error!(node = address, policy, "maxmemory-policy may evict records now");
+                tracing::error!(
+                    node = address,
+                    policy,
+                    "maxmemory-policy may evict records now"
+                );
             }
         }
     }
 }
 
-/// The known history that a server continues, and the offset up to which it has it; `None` if it continues none.
+/// The known history that a server continues, and the offset up to which it has it; `None` if it
+/// continues none.
 fn earlier<'a>(servers: &'a [Known], address: &str, info: &Info<'_>) -> Option<(&'a Known, u64)> {
-    let find = |replication: &str| servers.iter().find(|known| known.replication() == Some(replication));
+    let find = |replication: &str| {
+        servers
+            .iter()
+            .find(|known| known.replication() == Some(replication))
+    };
     if let Some(same) = info.get("master_replid").and_then(find) {
         return Some((same, info.number("master_repl_offset")?));
     }
@@ -236,12 +293,17 @@ fn earlier<'a>(servers: &'a [Known], address: &str, info: &Info<'_>) -> Option<(
         // The first offset that the two histories do not share.
         return Some((left, info.number("second_repl_offset")?.saturating_sub(1)));
     }
-    // The server has begun a new history, as after a restart from a file, or shows none: offsets prove nothing.
-    servers.iter().find(|known| known.address == address).map(|known| (known, u64::MAX))
+    // The server has begun a new history, as after a restart from a file, or shows none: offsets
+    // prove nothing.
+    servers
+        .iter()
+        .find(|known| known.address == address)
+        .map(|known| (known, u64::MAX))
 }
 
 impl State {
-    /// Whether a server's values for the question's keys contradict one of the witnesses. Each is used once.
+    /// Whether a server's values for the question's keys contradict one of the witnesses. Each is
+    /// used once.
     fn hear(&mut self, question: &Question, held: &[Value]) -> bool {
         let heard = question.witnesses.iter().zip(held);
         let (contradicted, others): (Vec<_>, Vec<_>) =
@@ -252,23 +314,45 @@ impl State {
                 is_forgotten |= known.witnesses.iter().any(|kept| kept == *witness);
                 known.witnesses.forget(witness);
             }
-            let asked = question.servers.iter().find(|asked| asked.address == known.address);
-            let there = others.iter().filter(|(_, held)| matches!(held, Value::BulkString(_)));
+            let asked = question
+                .servers
+                .iter()
+                .find(|asked| asked.address == known.address);
+            let there = others
+                .iter()
+                .filter(|(_, held)| matches!(held, Value::BulkString(_)));
             there.for_each(|(witness, _)| {
-                known.witnesses.confirm(asked.map(|asked| &asked.witnesses), witness);
+                known
+                    .witnesses
+                    .confirm(asked.map(|asked| &asked.witnesses), witness);
             });
         }
         is_forgotten
     }
 
-    /// Stores the answers of the server at `address`. Of the history that it continues, only the witnesses are kept.
-    fn remember(&mut self, address: &str, history: Option<History>, earlier: Option<&Known>, lost: bool) {
-        let goes_on = earlier.and_then(|old| self.servers.iter().find(|known| known.continues(old)));
-        let witnesses = goes_on.map(|known| known.witnesses.clone()).unwrap_or_default();
-        self.servers
-            .retain(|known| known.address == address || !earlier.is_some_and(|old| known.continues(old)));
+    /// Stores the answers of the server at `address`. Of the history that it continues, only the
+    /// witnesses are kept.
+    fn remember(
+        &mut self,
+        address: &str,
+        history: Option<History>,
+        earlier: Option<&Known>,
+        lost: bool,
+    ) {
+        let goes_on =
+            earlier.and_then(|old| self.servers.iter().find(|known| known.continues(old)));
+        let witnesses = goes_on
+            .map(|known| known.witnesses.clone())
+            .unwrap_or_default();
+        self.servers.retain(|known| {
+            known.address == address || !earlier.is_some_and(|old| known.continues(old))
+        });
         let is_room = self.servers.len() < MAX_SERVERS;
-        match self.servers.iter_mut().find(|known| known.address == address) {
+        match self
+            .servers
+            .iter_mut()
+            .find(|known| known.address == address)
+        {
             Some(known) => {
                 let newer = known.history.as_ref().zip(history.as_ref());
                 // The answer may be older than one that another connection has received meanwhile.
@@ -277,7 +361,11 @@ impl State {
                 }
             }
             None if is_room => {
-                self.servers.push(Known { address: address.to_owned(), history, witnesses });
+                self.servers.push(Known {
+                    address: address.to_owned(),
+                    history,
+                    witnesses,
+                });
             }
             None => {}
         }
@@ -327,12 +415,16 @@ mod tests {
         hear(&losses, "one", &info(A, 150, None), &[]);
         assert!(losses.loss().is_some());
         let why = losses.refusal().unwrap();
-        assert!(why.contains(&format!("{BEYOND} bytes")) && why.contains("lost records"), "{why}");
+        assert!(
+            why.contains(&format!("{BEYOND} bytes")) && why.contains("lost records"),
+            "{why}"
+        );
     }
 
     #[test]
     fn a_replica_that_takes_over_says_where_it_left() {
-        // The server has everything: the first offset that is not shared comes after the last one seen.
+        // The server has everything: the first offset that is not shared comes after the last one
+        // seen.
         let clean = losses();
         hear(&clean, "two", &info(B, 130, Some((A, 101))), &[]);
         hear(&clean, "two", &info(B, 140, Some((A, 101))), &[]);
@@ -360,7 +452,13 @@ mod tests {
     }
 
     fn witness_of(key: &str, retention: Duration) -> Witness {
-        Witness::new(0, vec![b"GET".to_vec(), key.into()], TokenTag(*b"0123"), retention).unwrap()
+        Witness::new(
+            0,
+            vec![b"GET".to_vec(), key.into()],
+            TokenTag(*b"0123"),
+            retention,
+        )
+        .unwrap()
     }
 
     #[test]
@@ -372,7 +470,10 @@ mod tests {
             (bytes(b"P0123456789abcdef"), true),
             (bytes(b"P9999999999999999"), false),
             (bytes(b"C0123"), false),
-            (bytes(b"1700000000000000 1700000000000 P0123456789abcdef"), true),
+            (
+                bytes(b"1700000000000000 1700000000000 P0123456789abcdef"),
+                true,
+            ),
             (bytes(b"1700000000000000 1700000000000 C0123 P0123"), false),
             (bytes(b"Soooo"), false),
             (Value::Okay, false),
@@ -380,9 +481,17 @@ mod tests {
             let losses = losses();
             losses.note_completed("one", witness());
             assert_eq!(losses.question(|_| true).commands().count(), 1);
-            hear(&losses, "one", &info(B, 1, None), std::slice::from_ref(&held));
+            hear(
+                &losses,
+                "one",
+                &info(B, 1, None),
+                std::slice::from_ref(&held),
+            );
             assert_eq!(losses.loss().is_some(), lost, "{held:?}");
-            assert_eq!(losses.question(|_| true).commands().count(), usize::from(!lost));
+            assert_eq!(
+                losses.question(|_| true).commands().count(),
+                usize::from(!lost)
+            );
         }
         // An expired record is not a loss.
         let losses = losses();
@@ -403,16 +512,30 @@ mod tests {
         };
         let held = Value::BulkString(b"C0123".to_vec());
         losses.note_completed("one", witness("before"));
-        hear(&losses, "one", &info(A, 150, None), std::slice::from_ref(&held));
+        hear(
+            &losses,
+            "one",
+            &info(A, 150, None),
+            std::slice::from_ref(&held),
+        );
         // The server loses everything, and the next message is completed before the next check.
         losses.note_completed("one", witness("after"));
         let question = losses.question(|_| true);
         assert_eq!(asked(&question), [&b"after"[..], b"before"]);
-        losses.judge(&question, "one", &Info(&info(A, 200, None)), &[held.clone(), Value::Nil]);
+        losses.judge(
+            &question,
+            "one",
+            &Info(&info(A, 200, None)),
+            &[held.clone(), Value::Nil],
+        );
         assert!(losses.loss().is_some());
         assert_eq!(asked(&losses.question(|_| true)), [b"after"]);
         hear(&losses, "one", &info(A, 250, None), &[held]);
-        assert_eq!(asked(&losses.question(|_| true)), [b"after"], "and asked for once");
+        assert_eq!(
+            asked(&losses.question(|_| true)),
+            [b"after"],
+            "and asked for once"
+        );
     }
 
     #[test]
@@ -421,14 +544,30 @@ mod tests {
         let bytes = |record: &[u8]| Value::BulkString(record.to_vec());
         let there = vec![bytes(b"C0123"); EARLIER_WITNESSES + 1];
         for number in 0..2 * EARLIER_WITNESSES {
-            losses.note_completed("one", witness_of(&number.to_string(), Duration::from_secs(3_600)));
+            losses.note_completed(
+                "one",
+                witness_of(&number.to_string(), Duration::from_secs(3_600)),
+            );
             hear(&losses, "one", &info(A, 150, None), &there);
         }
-        assert_eq!(losses.question(|_| true).commands().count(), EARLIER_WITNESSES);
+        assert_eq!(
+            losses.question(|_| true).commands().count(),
+            EARLIER_WITNESSES
+        );
         let (again, running) = (bytes(b"C9999"), bytes(b"P9999999999999999"));
-        hear(&losses, "one", &info(A, 150, None), &[again.clone(), running, again]);
+        hear(
+            &losses,
+            "one",
+            &info(A, 150, None),
+            &[again.clone(), running, again],
+        );
         assert_eq!(losses.loss(), None);
-        let others = [bytes(b"C9999"), bytes(b"C9999"), bytes(b"C9999"), Value::Nil];
+        let others = [
+            bytes(b"C9999"),
+            bytes(b"C9999"),
+            bytes(b"C9999"),
+            Value::Nil,
+        ];
         hear(&losses, "one", &info(A, 150, None), &others);
         assert!(losses.loss().is_some());
     }
@@ -439,10 +578,25 @@ mod tests {
         let losses = Losses::new(false, true);
         hear(&losses, "one", HIDDEN, &[]);
         losses.note_completed("one", witness_of("key", Duration::from_secs(3_600)));
-        hear(&losses, "one", HIDDEN, &[Value::BulkString(b"C0123".to_vec())]);
+        hear(
+            &losses,
+            "one",
+            HIDDEN,
+            &[Value::BulkString(b"C0123".to_vec())],
+        );
         // A proxy in front of several servers may show a history now and then.
-        hear(&losses, "one", &info(A, 100 + BEYOND, None), &[Value::BulkString(b"C0123".to_vec())]);
-        hear(&losses, "one", HIDDEN, &[Value::BulkString(b"C0123".to_vec())]);
+        hear(
+            &losses,
+            "one",
+            &info(A, 100 + BEYOND, None),
+            &[Value::BulkString(b"C0123".to_vec())],
+        );
+        hear(
+            &losses,
+            "one",
+            HIDDEN,
+            &[Value::BulkString(b"C0123".to_vec())],
+        );
         assert_eq!(losses.loss(), None);
         hear(&losses, "one", HIDDEN, &[Value::Nil]);
         assert!(losses.loss().is_some());
@@ -453,7 +607,11 @@ mod tests {
         let losses = losses();
         let evicting = info(A, 100, None).replace("noeviction", "allkeys-lru");
         hear(&losses, "one", &evicting, &[]);
-        assert!(losses.refusal().is_some_and(|why| why.contains("allkeys-lru")));
+        assert!(
+            losses
+                .refusal()
+                .is_some_and(|why| why.contains("allkeys-lru"))
+        );
         hear(&losses, "one", &info(A, 100, None), &[]);
         assert_eq!((losses.refusal(), losses.loss()), (None, None));
     }

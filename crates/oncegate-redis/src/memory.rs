@@ -16,7 +16,9 @@ impl FullestServer {
     /// Takes what the servers have answered in one round. Without an answer, the last round counts.
     pub(super) fn note(&self, servers: impl Iterator<Item = StoreMemory>) {
         let fullest = servers.max_by(|one, other| {
-            used_share(one).total_cmp(&used_share(other)).then(one.used_bytes.cmp(&other.used_bytes))
+            used_share(one)
+                .total_cmp(&used_share(other))
+                .then(one.used_bytes.cmp(&other.used_bytes))
         });
         if fullest.is_some() {
             *self.last.lock().unwrap_or_else(PoisonError::into_inner) = fullest;
@@ -31,13 +33,18 @@ impl FullestServer {
 /// The share of its limit that a server uses; zero without a limit.
 #[expect(clippy::cast_precision_loss, reason = "a share to compare")]
 pub(super) fn used_share(memory: &StoreMemory) -> f64 {
-    memory.max_bytes.map_or(0.0, |max| memory.used_bytes as f64 / max as f64)
+    memory
+        .max_bytes
+        .map_or(0.0, |max| memory.used_bytes as f64 / max as f64)
 }
 
 /// The memory in an INFO; `None` if the server does not show it.
 pub(super) fn of(info: &Info<'_>) -> Option<StoreMemory> {
     let max_bytes = info.number("maxmemory").filter(|max| *max > 0);
-    Some(StoreMemory { used_bytes: info.number("used_memory")?, max_bytes })
+    Some(StoreMemory {
+        used_bytes: info.number("used_memory")?,
+        max_bytes,
+    })
 }
 
 #[cfg(test)]
@@ -45,14 +52,23 @@ mod tests {
     use super::*;
 
     fn server(used_bytes: u64, max_bytes: Option<u64>) -> StoreMemory {
-        StoreMemory { used_bytes, max_bytes }
+        StoreMemory {
+            used_bytes,
+            max_bytes,
+        }
     }
 
     #[test]
     fn a_limit_of_zero_is_none() {
         let read = |info: &str| of(&Info(info));
-        assert_eq!(read("used_memory:1024\r\nmaxmemory:0\r\n"), Some(server(1_024, None)));
-        assert_eq!(read("used_memory:1024\r\nmaxmemory:4096\r\n"), Some(server(1_024, Some(4_096))));
+        assert_eq!(
+            read("used_memory:1024\r\nmaxmemory:0\r\n"),
+            Some(server(1_024, None))
+        );
+        assert_eq!(
+            read("used_memory:1024\r\nmaxmemory:4096\r\n"),
+            Some(server(1_024, Some(4_096)))
+        );
         assert_eq!(read("redis_version:7.0.15\r\n"), None);
     }
 
@@ -60,11 +76,22 @@ mod tests {
     fn the_server_with_the_least_room_counts() {
         let fullest = FullestServer::default();
         assert_eq!(fullest.get(), None);
-        fullest.note([server(900, Some(10_000)), server(90, Some(100)), server(5_000, None)].into_iter());
+        fullest.note(
+            [
+                server(900, Some(10_000)),
+                server(90, Some(100)),
+                server(5_000, None),
+            ]
+            .into_iter(),
+        );
         assert_eq!(fullest.get(), Some(server(90, Some(100))));
         fullest.note([server(1, None), server(7, None)].into_iter());
         assert_eq!(fullest.get(), Some(server(7, None)));
         fullest.note(std::iter::empty());
-        assert_eq!(fullest.get(), Some(server(7, None)), "no server has answered");
+        assert_eq!(
+            fullest.get(),
+            Some(server(7, None)),
+            "no server has answered"
+        );
     }
 }

@@ -19,7 +19,8 @@ use super::witnesses::{Completed, Witness};
 use super::{errors, no_answer};
 use oncegate_store_toolkit::batch::{Batch, Item as _};
 
-/// How often scripts that are missing on the server are loaded again for one pipeline before it gives up.
+/// How often scripts that are missing on the server are loaded again for one pipeline before it
+/// gives up.
 const MAX_REPAIRS: usize = 3;
 
 /// The time that each command adds to the time limit of a pipeline.
@@ -28,7 +29,8 @@ const TIMEOUT_PER_COMMAND: Duration = Duration::from_millis(1);
 /// The time that each kibibyte adds to the time limit of a pipeline.
 const TIMEOUT_PER_KIBIBYTE: Duration = Duration::from_micros(500);
 
-/// A time limit that is noticed later than this was noticed by a runtime whose threads were blocked.
+/// A time limit that is noticed later than this was noticed by a runtime whose threads were
+/// blocked.
 const LATE: Duration = Duration::from_millis(50);
 
 /// A connection whose server has the scripts.
@@ -38,12 +40,13 @@ pub(super) struct ReadyConnection {
     abilities: Abilities,
 }
 
-/// A server that wants another certificate of its client says so only after its own part of the handshake, and then ends
-/// the connection: the client may see no more than that end.
+/// A server that wants another certificate of its client says so only after its own part of the
+/// handshake, and then ends the connection: the client may see no more than that end.
 const HANDSHAKE: &str = " right after the TLS handshake: the server may require a certificate that it accepts of this \
                          client: the store's `tls_client`, in a configuration `tls_certificate` and `tls_key`";
 
-/// Connects, loads the scripts and checks whether the server has lost records, before the connection is used.
+/// Connects, loads the scripts and checks whether the server has lost records, before the
+/// connection is used.
 ///
 /// Loading the scripts also shows that the server answers.
 pub(super) async fn connect(
@@ -51,9 +54,10 @@ pub(super) async fn connect(
     shared: &Shared,
     address: &str,
 ) -> Result<ReadyConnection, StoreError> {
-    // A node that has just taken over slots may not be in the slot map yet, so it is asked about the keys of all nodes:
-    // this check alone comes before the node answers a claim. It is made once for each connection, and reads no more than
-    // five keys of each node; the node answers those of others with MOVED, without looking for them.
+    // A node that has just taken over slots may not be in the slot map yet, so it is asked about
+    // the keys of all nodes: this check alone comes before the node answers a claim. It is made
+    // once for each connection, and reads no more than five keys of each node; the node answers
+    // those of others with MOVED, without looking for them.
     let question = shared.losses.question(|_| true);
     let mut connection = connector.connect().await?;
     let mut greeting = Pipeline::new();
@@ -73,7 +77,8 @@ pub(super) async fn connect(
             false => why,
         })
     })?;
-    // Reads of keys that are on another server, or of other scopes, may return an error, which is ignored.
+    // Reads of keys that are on another server, or of other scopes, may return an error, which is
+    // ignored.
     for answer in answers.iter().take(loads + 1) {
         if let Value::ServerError(error) = answer {
             return Err(errors::store_error(error, None));
@@ -81,17 +86,26 @@ pub(super) async fn connect(
     }
     let (info, held) = match answers.get(loads..).and_then(<[_]>::split_first) {
         Some((Value::BulkString(info), held)) => (String::from_utf8_lossy(info), held),
-        _ => return Err(StoreError::unavailable("INFO returned an unexpected answer")),
+        _ => {
+            return Err(StoreError::unavailable(
+                "INFO returned an unexpected answer",
+            ));
+        }
     };
     let info = Info(&info);
     if connector.wants_primary() && info.is_replica() {
-        return Err(StoreError::unavailable("the sentinels name a server that is not the primary yet"));
+        return Err(StoreError::unavailable(
+            "the sentinels name a server that is not the primary yet",
+        ));
     }
     if let Some(refusal) = shared.durability.refusal(&info) {
         return Err(refusal);
     }
     shared.losses.judge(&question, address, &info, held);
-    Ok(ReadyConnection { connection, abilities: Abilities::of(&info) })
+    Ok(ReadyConnection {
+        connection,
+        abilities: Abilities::of(&info),
+    })
 }
 
 /// Sends a batch as one pipeline, behind `ahead` others, and returns the answers to the callers.
@@ -110,11 +124,11 @@ pub(super) async fn send_pipeline(
     broken
 }
 
-/// Sends requests as one pipeline, behind `ahead` others. Returns the answers in their order, and why the connection should
-/// be replaced, if it should.
+/// Sends requests as one pipeline, behind `ahead` others. Returns the answers in their order, and
+/// why the connection should be replaced, if it should.
 ///
-/// The server executes nothing of it while it waits for the durability of a pipeline ahead, so its time limit includes
-/// those.
+/// The server executes nothing of it while it waits for the durability of a pipeline ahead, so its
+/// time limit includes those.
 pub(super) async fn exchange(
     shared: &Shared,
     address: &str,
@@ -122,7 +136,10 @@ pub(super) async fn exchange(
     requests: Vec<Request>,
     ahead: usize,
 ) -> (Vec<Answer>, Option<StoreError>) {
-    let ReadyConnection { mut connection, abilities } = ready.clone();
+    let ReadyConnection {
+        mut connection,
+        abilities,
+    } = ready.clone();
     let count = requests.len();
     let waits = u32::try_from(ahead + 1).unwrap_or(u32::MAX);
     let patience = shared.durability.patience().saturating_mul(waits);
@@ -141,13 +158,13 @@ pub(super) async fn exchange(
     let mut lost = None;
     if values.iter().any(lacks_script) {
         match repair(shared, &mut connection, &builder, &mut values, limit).await {
-            // The confirmation came later on the same connection, so it also covers the commands before.
+            // The confirmation came later on the same connection, so it also covers the commands
+            // before.
             Ok(again) => missing = again,
             Err(error) => lost = Some(error),
         }
     }
-    let is_several_slots =
-        |value: &Value| matches!(value, Value::ServerError(error) if errors::is_several_slots(error));
+    let is_several_slots = |value: &Value| matches!(value, Value::ServerError(error) if errors::is_several_slots(error));
     if values.iter().any(is_several_slots) && !shared.is_sharded.swap(true, Ordering::Relaxed) {
         tracing::warn!(
             node = address,
@@ -156,10 +173,15 @@ pub(super) async fn exchange(
         );
     }
     let ends = |value: &Value| match value {
-        Value::ServerError(error) if errors::ends_connection(error) => Some(errors::store_error(error, None)),
+        Value::ServerError(error) if errors::ends_connection(error) => {
+            Some(errors::store_error(error, None))
+        }
         _ => None,
     };
-    let broken = lost.as_ref().map(StoreError::unavailable).or_else(|| values.iter().find_map(ends));
+    let broken = lost
+        .as_ref()
+        .map(StoreError::unavailable)
+        .or_else(|| values.iter().find_map(ends));
     let answers = builder.unload(values, |value| match (&lost, &missing) {
         // The command was sent again, and that answer is lost.
         (Some(lost), _) if lacks_script(value) => Some(StoreError::unknown(lost)),
@@ -202,13 +224,24 @@ enum Carried {
 impl PipelineBuilder {
     fn of(requests: Vec<Request>, shared: &Shared, abilities: Abilities) -> Self {
         let count = requests.len();
-        let mut builder = Self { pipeline: Pipeline::with_capacity(count + 1), count, ..Self::default() };
+        let mut builder = Self {
+            pipeline: Pipeline::with_capacity(count + 1),
+            count,
+            ..Self::default()
+        };
         let mut groups: Vec<(Kind, Vec<(usize, First)>)> = Vec::new();
         let mut confirm = false;
         for (place, request) in requests.into_iter().enumerate() {
-            let Request { what, asking, completed, .. } = request;
+            let Request {
+                what,
+                asking,
+                completed,
+                ..
+            } = request;
             confirm |= request.confirm;
-            builder.completed.extend(completed.map(|completed| (place, completed)));
+            builder
+                .completed
+                .extend(completed.map(|completed| (place, completed)));
             match what {
                 What::Cmd(cmd) => builder.push(place, cmd, asking),
                 What::First(first) => match first.kind(abilities) {
@@ -241,14 +274,18 @@ impl PipelineBuilder {
         abilities: Abilities,
     ) {
         self.push(place, first.alone(&shared.scripts, abilities), asking);
-        self.completed.extend(first.completed().map(|completed| (place, completed)));
+        self.completed
+            .extend(first.completed().map(|completed| (place, completed)));
     }
 
     fn push_together(&mut self, kind: Kind, group: Vec<(usize, First)>, shared: &Shared) {
-        self.pipeline.add_command(kind.together(&shared.scripts, &group));
+        self.pipeline
+            .add_command(kind.together(&shared.scripts, &group));
         let places = group.iter().map(|(place, _)| *place).collect();
         self.carried.push(Carried::Many(kind, places));
-        let completed = group.into_iter().filter_map(|(place, first)| Some((place, first.completed()?)));
+        let completed = group
+            .into_iter()
+            .filter_map(|(place, first)| Some((place, first.completed()?)));
         self.completed.extend(completed);
     }
 
@@ -268,7 +305,9 @@ impl PipelineBuilder {
 
     /// Whether the command at `place` needs ASKING before it.
     fn is_asking(&self, place: usize) -> bool {
-        let before = place.checked_sub(1).and_then(|before| self.carried.get(before));
+        let before = place
+            .checked_sub(1)
+            .and_then(|before| self.carried.get(before));
         matches!(before, Some(Carried::Asking))
     }
 
@@ -282,14 +321,20 @@ impl PipelineBuilder {
         }
     }
 
-    /// Removes the confirmation, if there is one, from the values. Returns why the others do not count yet, if so.
+    /// Removes the confirmation, if there is one, from the values. Returns why the others do not
+    /// count yet, if so.
     fn missing(&self, values: &mut Vec<Value>, durability: Durability) -> Option<StoreError> {
         let said = if self.confirmed { values.pop() } else { None };
         durability.missing(&said?)
     }
 
-    /// Returns one answer per request, in their order. `spoilt` returns the error that replaces a value, if any.
-    fn unload(&self, values: Vec<Value>, spoilt: impl Fn(&Value) -> Option<StoreError>) -> Vec<Answer> {
+    /// Returns one answer per request, in their order. `spoilt` returns the error that replaces a
+    /// value, if any.
+    fn unload(
+        &self,
+        values: Vec<Value>,
+        spoilt: impl Fn(&Value) -> Option<StoreError>,
+    ) -> Vec<Answer> {
         let mut answers: Vec<Option<Answer>> = Vec::new();
         answers.resize_with(self.count, || None);
         let mut put = |place: usize, answer: Answer| {
@@ -308,14 +353,21 @@ impl PipelineBuilder {
                         Some(spoilt) => vec![Err(spoilt); count],
                         None => kind.answers(value, count),
                     };
-                    places.iter().zip(own).for_each(|(place, answer)| put(*place, answer));
+                    places
+                        .iter()
+                        .zip(own)
+                        .for_each(|(place, answer)| put(*place, answer));
                 }
             }
         }
-        answers.into_iter().map(|answer| answer.unwrap_or_else(no_answer)).collect()
+        answers
+            .into_iter()
+            .map(|answer| answer.unwrap_or_else(no_answer))
+            .collect()
     }
 
-    /// The last completion that the server has applied. One that it had applied before is none: its retention began then.
+    /// The last completion that the server has applied. One that it had applied before is none: its
+    /// retention began then.
     fn witness(&self, scripts: &Scripts, answers: &[Answer]) -> Option<Witness> {
         let is_held = |(place, _): &&(usize, Completed)| match answers.get(*place) {
             Some(Ok(Value::BulkString(said))) => matches!(said.as_slice(), b"H" | b"R"),
@@ -337,11 +389,11 @@ fn lacks_script(value: &Value) -> bool {
     matches!(value, Value::ServerError(error) if errors::lacks_script(error))
 }
 
-/// Loads the scripts again and repeats the commands that lacked one; the others were executed. Each repeat has the whole
-/// time limit, for it waits for its durability once more.
+/// Loads the scripts again and repeats the commands that lacked one; the others were executed. Each
+/// repeat has the whole time limit, for it waits for its durability once more.
 ///
-/// Returns why nothing counts yet, if so. Fails with the reason when the answers to the repeated commands are lost.
-/// Commands whose value still reports a missing script were not executed.
+/// Returns why nothing counts yet, if so. Fails with the reason when the answers to the repeated
+/// commands are lost. Commands whose value still reports a missing script were not executed.
 async fn repair(
     shared: &Shared,
     connection: &mut MultiplexedConnection,
@@ -387,7 +439,8 @@ async fn send(
     let mut sending = std::pin::pin!(connection.send_packed_commands(pipeline, 0, count));
     let mut sent = timeout_at(deadline, &mut sending).await;
     if sent.is_err() && deadline.elapsed() > LATE {
-        // The threads of this runtime were blocked, by handlers perhaps: the answer may be here and not yet read.
+        // The threads of this runtime were blocked, by handlers perhaps: the answer may be here and
+        // not yet read.
         sent = timeout(LATE, sending).await;
     }
     match sent {

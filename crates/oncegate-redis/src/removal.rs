@@ -11,12 +11,14 @@ use super::{RedisStore, descriptor_key, replies, slots};
 impl RedisStore {
     /// Removes these records, whatever their states, and the descriptor of their scope.
     ///
-    /// For a scope that a test had for itself: a message whose record is removed runs again when it is delivered again. In
-    /// addition to the [rules](Self::acl_rules) of the scope, the user needs `+unlink`. A [compact](super::RedisBuilder::compact)
-    /// store keeps the completions that have moved to buckets.
+    /// For a scope that a test had for itself: a message whose record is removed runs again when it
+    /// is delivered again. In addition to the [rules](Self::acl_rules) of the scope, the user needs
+    /// `+unlink`. A [compact](super::RedisBuilder::compact) store keeps the completions that have
+    /// moved to buckets.
     ///
     /// # Errors
-    /// When a server does not answer, or refuses. Some of the records may be removed then; it can be repeated.
+    /// When a server does not answer, or refuses. Some of the records may be removed then; it can
+    /// be repeated.
     pub async fn remove(&self, scope: &Scope, keys: &[StoreKey]) -> Result<(), StoreError> {
         let mut names: Vec<String> = keys.iter().map(|key| key.as_str().to_owned()).collect();
         names.extend([descriptor_key(scope), probe(scope).as_str().to_owned()]);
@@ -26,7 +28,13 @@ impl RedisStore {
             Request::plain(unlink)
         };
         let slot = |name: &String| slots::slot(name);
-        let answers = self.inner.topology.ask(LaneName::Bulk, &names, slot, request).await;
-        answers.into_iter().try_for_each(|answer| replies::value(answer).map(drop))
+        let answers = self
+            .inner
+            .topology
+            .ask(LaneName::Bulk, &names, slot, request)
+            .await;
+        answers
+            .into_iter()
+            .try_for_each(|answer| replies::value(answer).map(drop))
     }
 }

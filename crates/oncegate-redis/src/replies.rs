@@ -1,4 +1,5 @@
-//! Decodes what the server answers: the replies of the scripts, records as plain reads return them, and errors.
+//! Decodes what the server answers: the replies of the scripts, records as plain reads return them,
+//! and errors.
 
 use std::time::Duration;
 
@@ -37,18 +38,29 @@ fn verdict(bytes: &Bytes) -> Result<Reply, Garbage> {
     let rest = bytes.slice(1..);
     let verdict = match letter.to_ascii_uppercase() {
         state @ (b'P' | b'Q' | b'R') => Verdict::Granted(layout::grant(state, &rest)?),
-        b'N' => Verdict::Granted(Grant { reopened: true, ..layout::grant(b'P', &rest)? }),
+        b'N' => Verdict::Granted(Grant {
+            reopened: true,
+            ..layout::grant(b'P', &rest)?
+        }),
         b'C' => Verdict::Completed { result: rest },
-        b'B' => Verdict::Busy { retry_in: Duration::from_millis(number(&rest)?) },
+        b'B' => Verdict::Busy {
+            retry_in: Duration::from_millis(number(&rest)?),
+        },
         state @ (b'F' | b'G') => layout::failed(state, &rest)?,
         b'M' => Verdict::Mismatch,
         _ => return Err("claim.lua returned an unexpected answer"),
     };
-    Ok(Reply::Verdict { verdict, uncompared: letter.is_ascii_lowercase() })
+    Ok(Reply::Verdict {
+        verdict,
+        uncompared: letter.is_ascii_lowercase(),
+    })
 }
 
 /// Decodes the answer of read.lua.
-pub(super) fn snapshot(answer: Answer, key: &StoreKey) -> Result<Option<RecordSnapshot>, StoreError> {
+pub(super) fn snapshot(
+    answer: Answer,
+    key: &StoreKey,
+) -> Result<Option<RecordSnapshot>, StoreError> {
     let record = bulk_string(answer, key)?.map(parse_snapshot).transpose();
     record.map_err(|why| StoreError::unreadable(key.clone(), why))
 }
@@ -60,12 +72,13 @@ const NEVER: StoreTime = StoreTime::from_millis(253_402_300_799_000);
 fn parse_snapshot(bytes: Vec<u8>) -> Result<RecordSnapshot, Garbage> {
     let bytes = Bytes::from(bytes);
     let mut parts = bytes.splitn(3, |byte| *byte == b' ');
-    let (Some(now), Some(expires_at), Some(record)) = (parts.next(), parts.next(), parts.next()) else {
+    let (Some(now), Some(expires_at), Some(record)) = (parts.next(), parts.next(), parts.next())
+    else {
         return Err("read.lua returned an unexpected answer");
     };
     let now = StoreTime::from_micros(number(now)?);
-    // The script returns -1 for a key that never expires. A settled record needs no expiry; the age of the others
-    // is derived from theirs.
+    // The script returns -1 for a key that never expires. A settled record needs no expiry; the age
+    // of the others is derived from theirs.
     let expires_at = number(expires_at).ok().map(StoreTime::from_millis);
     let record = layout::decode(bytes.slice_ref(record), expires_at.unwrap_or(NEVER))?;
     let is_settled = matches!(record.state, State::Completed { .. } | State::Failed { .. });
@@ -77,8 +90,11 @@ fn parse_snapshot(bytes: Vec<u8>) -> Result<RecordSnapshot, Garbage> {
 
 /// Decodes the answer of a plain read, which has no expiry.
 pub(super) fn record(answer: Answer, key: &StoreKey) -> Result<Option<Record>, StoreError> {
-    let record = bulk_string(answer, key)?.map(|said| layout::decode(said.into(), StoreTime::default()));
-    record.transpose().map_err(|why| StoreError::unreadable(key.clone(), why))
+    let record =
+        bulk_string(answer, key)?.map(|said| layout::decode(said.into(), StoreTime::default()));
+    record
+        .transpose()
+        .map_err(|why| StoreError::unreadable(key.clone(), why))
 }
 
 /// The server's answer, unless it is an error.
@@ -95,7 +111,9 @@ fn bulk_string(answer: Answer, key: &StoreKey) -> Result<Option<Vec<u8>>, StoreE
         Value::BulkString(said) => Ok(Some(said)),
         Value::Nil => Ok(None),
         Value::ServerError(error) => Err(errors::store_error(&error, Some(key))),
-        _ => Err(StoreError::unknown("the server returned an unexpected answer")),
+        _ => Err(StoreError::unknown(
+            "the server returned an unexpected answer",
+        )),
     }
 }
 

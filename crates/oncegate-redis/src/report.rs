@@ -1,4 +1,5 @@
-//! What the servers report about themselves, for an operator: room, records, and our scripts in their slow logs.
+//! What the servers report about themselves, for an operator: room, records, and our scripts in
+//! their slow logs.
 
 use std::collections::HashMap;
 use std::time::{Duration, SystemTime};
@@ -67,7 +68,11 @@ impl RedisStore {
                 Err(error @ StoreError::Refused { .. }) => Err(error.to_string()),
                 Err(error) => return Err(error),
             };
-            reports.push(report(&address, &Info(&String::from_utf8_lossy(&info)), slow));
+            reports.push(report(
+                &address,
+                &Info(&String::from_utf8_lossy(&info)),
+                slow,
+            ));
         }
         Ok(reports)
     }
@@ -84,11 +89,24 @@ fn slow_log() -> redis::Cmd {
     cmd
 }
 
-fn report(address: &str, info: &Info<'_>, slow_calls: Result<Vec<SlowCall>, String>) -> ServerReport {
+fn report(
+    address: &str,
+    info: &Info<'_>,
+    slow_calls: Result<Vec<SlowCall>, String>,
+) -> ServerReport {
     // db0:keys=3,expires=3,avg_ttl=604799
-    let databases = info.0.lines().filter(|line| line.starts_with("db") && line.contains(":keys="));
-    let keys =
-        databases.filter_map(|line| line.split_once(":keys=")?.1.split(',').next()?.parse::<u64>().ok());
+    let databases = info
+        .0
+        .lines()
+        .filter(|line| line.starts_with("db") && line.contains(":keys="));
+    let keys = databases.filter_map(|line| {
+        line.split_once(":keys=")?
+            .1
+            .split(',')
+            .next()?
+            .parse::<u64>()
+            .ok()
+    });
     ServerReport {
         address: address.to_owned(),
         memory: memory::of(info),
@@ -101,17 +119,32 @@ fn report(address: &str, info: &Info<'_>, slow_calls: Result<Vec<SlowCall>, Stri
 
 /// The calls of our scripts in the answer to SLOWLOG GET.
 fn slow_calls(entries: &Value, scripts: &Scripts) -> Vec<SlowCall> {
-    let Value::Array(entries) = entries else { return Vec::new() };
-    entries.iter().filter_map(|entry| slow_call(entry, scripts)).collect()
+    let Value::Array(entries) = entries else {
+        return Vec::new();
+    };
+    entries
+        .iter()
+        .filter_map(|entry| slow_call(entry, scripts))
+        .collect()
 }
 
-/// The number of the entry, the second in which it was called, microseconds, and the command with its arguments.
+/// The number of the entry, the second in which it was called, microseconds, and the command with
+/// its arguments.
 fn slow_call(entry: &Value, scripts: &Scripts) -> Option<SlowCall> {
-    let Value::Array(fields) = entry else { return None };
-    let [_, Value::Int(at), Value::Int(micros), command, ..] = fields.as_slice() else { return None };
+    let Value::Array(fields) = entry else {
+        return None;
+    };
+    let [_, Value::Int(at), Value::Int(micros), command, ..] = fields.as_slice() else {
+        return None;
+    };
     let command = Vec::<String>::from_redis_value_ref(command).ok()?;
-    let [verb, sha, ..] = command.as_slice() else { return None };
-    let script = verb.eq_ignore_ascii_case("EVALSHA").then(|| scripts.name_of(sha)).flatten()?;
+    let [verb, sha, ..] = command.as_slice() else {
+        return None;
+    };
+    let script = verb
+        .eq_ignore_ascii_case("EVALSHA")
+        .then(|| scripts.name_of(sha))
+        .flatten()?;
     Some(SlowCall {
         script,
         took: Duration::from_micros(u64::try_from(*micros).ok()?),
@@ -129,8 +162,17 @@ mod tests {
         let info = "used_memory:2048\r\nmaxmemory:4096\r\nused_memory_dataset:512\r\nexpired_keys:7\r\n\
             # Keyspace\r\ndb0:keys=3,expires=3,avg_ttl=1\r\ndb12:keys=4,expires=0,avg_ttl=0\r\n";
         let report = report("one", &Info(info), Ok(Vec::new()));
-        assert_eq!((report.keys, report.expired_keys, report.data_bytes), (7, 7, Some(512)));
-        assert_eq!(report.memory, Some(StoreMemory { used_bytes: 2_048, max_bytes: Some(4_096) }));
+        assert_eq!(
+            (report.keys, report.expired_keys, report.data_bytes),
+            (7, 7, Some(512))
+        );
+        assert_eq!(
+            report.memory,
+            Some(StoreMemory {
+                used_bytes: 2_048,
+                max_bytes: Some(4_096)
+            })
+        );
     }
 
     #[test]
@@ -139,7 +181,12 @@ mod tests {
         let text = |text: &str| Value::BulkString(text.into());
         let call = |words: &[&str]| {
             let words = words.iter().map(|word| text(word)).collect();
-            Value::Array(vec![Value::Int(1), Value::Int(100), Value::Int(25_000), Value::Array(words)])
+            Value::Array(vec![
+                Value::Int(1),
+                Value::Int(100),
+                Value::Int(25_000),
+                Value::Array(words),
+            ])
         };
         let of_others = "0123456789012345678901234567890123456789";
         let ours = scripts.sha(Verb::Complete).to_owned();

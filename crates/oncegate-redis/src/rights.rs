@@ -14,7 +14,8 @@ use super::{RedisStore, lane_of};
 /// A record that the check of the rights leaves behind expires after this time.
 const PROBE_LEFT: Duration = Duration::from_secs(1);
 
-/// The rights that every server must grant: for the scripts, for what they call, and for the check of the server.
+/// The rights that every server must grant: for the scripts, for what they call, and for the check
+/// of the server.
 const ALWAYS: &str = "+evalsha +script|load +get +set +pttl +pexpire +pexpiretime +time +info";
 
 /// The additional rights for a cluster node.
@@ -31,9 +32,10 @@ pub(super) fn probe(scope: &Scope) -> StoreKey {
 impl RedisStore {
     /// The rules for `ACL SETUSER` that let a user work on this scope and on nothing else.
     ///
-    /// They are the minimum for this store's topology and durability. Give them to the user on every server, replicas
-    /// included: `ACL SETUSER billing on >password` and then these. When the gate opens the scope, the store tries each
-    /// right. If one is missing, opening fails, and the error contains these rules.
+    /// They are the minimum for this store's topology and durability. Give them to the user on
+    /// every server, replicas included: `ACL SETUSER billing on >password` and then these. When the
+    /// gate opens the scope, the store tries each right. If one is missing, opening fails, and the
+    /// error contains these rules.
     pub fn acl_rules(&self, scope: &Scope) -> String {
         let mut rules = format!("~{}:* -@all {ALWAYS}", scope.as_str());
         if self.is_cluster() {
@@ -45,8 +47,8 @@ impl RedisStore {
         rules + self.inner.durability.rights()
     }
 
-    /// Checks that the user may do everything that a gate of this scope needs: tries it on a test record, which expires
-    /// after a second. A gate that opens does so itself.
+    /// Checks that the user may do everything that a gate of this scope needs: tries it on a test
+    /// record, which expires after a second. A gate that opens does so itself.
     ///
     /// # Errors
     /// When a right is missing. The text has the [rules](Self::acl_rules) that the user needs.
@@ -54,11 +56,18 @@ impl RedisStore {
         self.try_each_right(scope).await
     }
 
-    /// Runs every operation on a test record, so that a missing right is found before the first message.
+    /// Runs every operation on a test record, so that a missing right is found before the first
+    /// message.
     ///
-    /// Done once per scope, because the descriptor of a scope is also written while messages are handled.
+    /// Done once per scope, because the descriptor of a scope is also written while messages are
+    /// handled.
     pub(super) async fn try_rights(&self, scope: &Scope) -> Result<(), StoreError> {
-        let tried = || self.inner.tried.lock().unwrap_or_else(PoisonError::into_inner);
+        let tried = || {
+            self.inner
+                .tried
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+        };
         if tried().contains(scope) {
             return Ok(());
         }
@@ -70,7 +79,10 @@ impl RedisStore {
     async fn try_each_right(&self, scope: &Scope) -> Result<(), StoreError> {
         // A user without rights leaves one record behind at most.
         let key = probe(scope);
-        let [owner, other] = [Token::from_bits(fastrand::u128(1..)), Token::from_bits(fastrand::u128(1..))];
+        let [owner, other] = [
+            Token::from_bits(fastrand::u128(1..)),
+            Token::from_bits(fastrand::u128(1..)),
+        ];
         let lease = Duration::from_secs(1);
         let claim = |token, fenced| Operation::Claim {
             token,
@@ -85,13 +97,24 @@ impl RedisStore {
             result: b"".as_slice().into(),
             retention: PROBE_LEFT,
         };
-        // The first claim calls TIME, the second PTTL, and the last PEXPIREAT if a durability is required.
+        // The first claim calls TIME, the second PTTL, and the last PEXPIREAT if a durability is
+        // required.
         let mut refusal = None;
-        for operation in [claim(owner, true), claim(other, false), Operation::Extend { token: owner, lease }]
-        {
+        for operation in [
+            claim(owner, true),
+            claim(other, false),
+            Operation::Extend {
+                token: owner,
+                lease,
+            },
+        ] {
             refusal = refusal.or(self.refusal_of(&key, operation).await);
         }
-        let read = self.read(vec![key.clone()]).await.into_iter().find_map(Result::err);
+        let read = self
+            .read(vec![key.clone()])
+            .await
+            .into_iter()
+            .find_map(Result::err);
         refusal = refusal.or(read.filter(is_refusal));
         for operation in [complete, claim(other, false)] {
             refusal = refusal.or(self.refusal_of(&key, operation).await);
@@ -104,7 +127,9 @@ impl RedisStore {
                     cmd.arg(*key).arg(field);
                     Request::plain(cmd)
                 };
-                let answer = self.ask_about(&format!("{}:rights", scope.as_str()), request).await;
+                let answer = self
+                    .ask_about(&format!("{}:rights", scope.as_str()), request)
+                    .await;
                 refusal = refusal.or(answer.err().filter(is_refusal));
             }
         }
@@ -114,13 +139,18 @@ impl RedisStore {
                 StoreError::Refused { reason } => reason.to_string(),
                 other => other.to_string(),
             };
-            Err(StoreError::refused(format!("{why}. The user needs the rules `{rules}`")))
+            Err(StoreError::refused(format!(
+                "{why}. The user needs the rules `{rules}`"
+            )))
         })
     }
 
     async fn refusal_of(&self, key: &StoreKey, operation: Operation) -> Option<StoreError> {
         // Not with `execute`, which refuses claims after a loss.
-        let command = Command { key: key.clone(), operation };
+        let command = Command {
+            key: key.clone(),
+            operation,
+        };
         let answers = self.apply(lane_of(&command), &[&command]).await;
         answers.into_iter().find_map(Result::err).filter(is_refusal)
     }

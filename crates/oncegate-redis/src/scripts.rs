@@ -87,7 +87,11 @@ struct Source {
 impl Source {
     /// The script of a file in `lua/`.
     fn file(text: &'static str) -> Self {
-        if text.contains(INCLUDE) { Self::new(text.replace(INCLUDE, RECORD)) } else { Self::new(text) }
+        if text.contains(INCLUDE) {
+            Self::new(text.replace(INCLUDE, RECORD))
+        } else {
+            Self::new(text)
+        }
     }
 
     fn new(text: impl Into<Cow<'static, str>>) -> Self {
@@ -114,7 +118,13 @@ impl Default for Scripts {
             Source::file(include_str!("../lua/first_completions.lua")),
             Source::file(include_str!("../lua/extend.lua")),
         ];
-        Self { sources, durable: false, shortcuts: true, buckets: None, compact: COMPACT.into() }
+        Self {
+            sources,
+            durable: false,
+            shortcuts: true,
+            buckets: None,
+            compact: COMPACT.into(),
+        }
     }
 }
 
@@ -124,30 +134,42 @@ impl Scripts {
         Self { durable, ..self }
     }
 
-    /// Keeps completions without a result in buckets: each verb runs through `compact.lua`, and no shortcut is used.
+    /// Keeps completions without a result in buckets: each verb runs through `compact.lua`, and no
+    /// shortcut is used.
     pub(super) fn in_buckets(mut self, buckets: Buckets) -> Self {
         let compact = &self.compact;
         for source in self.sources.iter_mut().take(Verb::Describe as usize) {
             // The line with the flags has to stay the first one.
             let text = match source.text.split_once('\n') {
-                Some((flags, verb)) if flags.starts_with("#!") => format!("{flags}\n{compact}{verb}"),
+                Some((flags, verb)) if flags.starts_with("#!") => {
+                    format!("{flags}\n{compact}{verb}")
+                }
                 _ => format!("{compact}{}", source.text),
             };
             *source = Source::new(text);
         }
-        Self { buckets: Some(buckets), shortcuts: false, ..self }
+        Self {
+            buckets: Some(buckets),
+            shortcuts: false,
+            ..self
+        }
     }
 
     /// The name of the script with this digest, if it is one of these.
     pub(super) fn name_of(&self, sha: &str) -> Option<&'static str> {
         let mut named = NAMES.into_iter().zip(&self.sources);
-        named.find(|(_, source)| source.sha.eq_ignore_ascii_case(sha)).map(|(name, _)| name)
+        named
+            .find(|(_, source)| source.sha.eq_ignore_ascii_case(sha))
+            .map(|(name, _)| name)
     }
 
     /// Uses the rules' scripts for everything, to prove that shortcuts give the same answers.
     #[cfg(feature = "testing")]
     pub(super) fn alone(self) -> Self {
-        Self { shortcuts: false, ..self }
+        Self {
+            shortcuts: false,
+            ..self
+        }
     }
 
     /// Replaces the one occurrence of `from` in a script, to prove that a test detects it.
@@ -167,7 +189,11 @@ impl Scripts {
         if !NAMES.contains(&name) {
             return Err(format!("there is no {name}.lua"));
         }
-        for (_, source) in NAMES.iter().zip(&mut self.sources).filter(|(known, _)| **known == name) {
+        for (_, source) in NAMES
+            .iter()
+            .zip(&mut self.sources)
+            .filter(|(known, _)| **known == name)
+        {
             *source = Source::new(rewritten(&source.text)?);
         }
         Ok(())
@@ -189,7 +215,11 @@ impl Scripts {
     }
 
     pub(super) fn sha(&self, verb: Verb) -> &str {
-        &self.sources.get(verb as usize).expect("there is a source for each verb").sha
+        &self
+            .sources
+            .get(verb as usize)
+            .expect("there is a source for each verb")
+            .sha
     }
 
     fn call(&self, verb: Verb, key: &StoreKey, payload_bytes: usize) -> Cmd {
@@ -197,7 +227,11 @@ impl Scripts {
         match self.buckets {
             None => cmd.arg("1").arg(key.as_str()),
             Some(buckets) => {
-                let Names { record, bucket, field } = buckets.names(key);
+                let Names {
+                    record,
+                    bucket,
+                    field,
+                } = buckets.names(key);
                 cmd.arg("2").arg(record).arg(bucket).arg(&field)
             }
         };
@@ -222,7 +256,8 @@ impl Scripts {
 
     /// The slot of a record in a cluster.
     pub(super) fn slot(&self, key: &StoreKey) -> u16 {
-        self.buckets.map_or_else(|| slots::slot(key.as_str()), |buckets| buckets.slot(key))
+        self.buckets
+            .map_or_else(|| slots::slot(key.as_str()), |buckets| buckets.slot(key))
     }
 
     pub(super) fn buckets(&self) -> Option<Buckets> {
@@ -231,7 +266,11 @@ impl Scripts {
 
     /// The request for `command`: a shortcut if there is one, or else the script.
     pub(super) fn request(&self, command: &Command) -> Request {
-        let first = if self.shortcuts { First::of(command) } else { None };
+        let first = if self.shortcuts {
+            First::of(command)
+        } else {
+            None
+        };
         match (first, self.buckets, &command.operation) {
             (Some(first), ..) => Request::first(first),
             (None, Some(buckets), Operation::Extend { token, lease }) => {
@@ -243,15 +282,29 @@ impl Scripts {
 
     /// The heartbeat of a record that is not in its bucket, as every claim is.
     ///
-    /// While a slot moves, a node refuses calls with several keys (TRYAGAIN), but not those with one.
-    fn extend_own(&self, buckets: Buckets, key: &StoreKey, token: &Token, lease: Duration) -> Request {
+    /// While a slot moves, a node refuses calls with several keys (TRYAGAIN), but not those with
+    /// one.
+    fn extend_own(
+        &self,
+        buckets: Buckets,
+        key: &StoreKey,
+        token: &Token,
+        lease: Duration,
+    ) -> Request {
         let mut cmd = self.evalsha(Verb::ExtendOwn, 6, key.as_str().len());
-        cmd.arg("1").arg(buckets.names(key).record).arg(token.as_bytes()).arg(layout::millis(lease + TAIL));
+        cmd.arg("1")
+            .arg(buckets.names(key).record)
+            .arg(token.as_bytes())
+            .arg(layout::millis(lease + TAIL));
         Request::new(cmd, OVERHEAD_BYTES + key.as_str().len())
     }
 
     /// Decodes the answer to [`request`](Self::request); `None` when the script has to run.
-    pub(super) fn settled(&self, command: &Command, answer: Answer) -> Option<Result<Reply, StoreError>> {
+    pub(super) fn settled(
+        &self,
+        command: &Command,
+        answer: Answer,
+    ) -> Option<Result<Reply, StoreError>> {
         if self.buckets.is_some() && matches!(command.operation, Operation::Extend { .. }) {
             // A record that is not under its own key may be in its bucket.
             return Some(replies::of_script(command, answer))
@@ -277,8 +330,17 @@ impl Scripts {
         let mut payload_bytes = 0;
         let mut completed = None;
         let cmd = match &command.operation {
-            Operation::Claim { token, lease, fingerprint, fenced, longest_lease } => {
-                let record = layout::first_attempt(token.as_bytes(), layout::fingerprint_bytes(*fingerprint));
+            Operation::Claim {
+                token,
+                lease,
+                fingerprint,
+                fenced,
+                longest_lease,
+            } => {
+                let record = layout::first_attempt(
+                    token.as_bytes(),
+                    layout::fingerprint_bytes(*fingerprint),
+                );
                 let mut cmd = self.call(Verb::Claim, key, 0);
                 match record.split_last() {
                     Some((_attempt, unnumbered)) if *fenced => cmd.arg(unnumbered),
@@ -296,14 +358,28 @@ impl Scripts {
                 cmd.arg(token.as_bytes()).arg(layout::millis(*lease + TAIL));
                 cmd
             }
-            Operation::Complete { token, fingerprint, result, retention } => {
+            Operation::Complete {
+                token,
+                fingerprint,
+                result,
+                retention,
+            } => {
                 payload_bytes = result.len();
                 let fingerprint = layout::fingerprint_bytes(*fingerprint);
                 let retention_ms = layout::millis(*retention);
-                completed = Some(Completed { key: key.clone(), tag: token.tag(), retention_ms });
+                completed = Some(Completed {
+                    key: key.clone(),
+                    tag: token.tag(),
+                    retention_ms,
+                });
                 self.complete(key, token, fingerprint, result, retention_ms)
             }
-            Operation::Release { token, delay, end, reason } => {
+            Operation::Release {
+                token,
+                delay,
+                end,
+                reason,
+            } => {
                 let reason = cut_reason(reason);
                 payload_bytes = reason.len();
                 let mut cmd = self.call(Verb::Release, key, payload_bytes);
@@ -311,11 +387,17 @@ impl Scripts {
                 cmd.arg(end.as_str()).arg(reason);
                 cmd
             }
-            Operation::Fail { token, reason, retention } => {
+            Operation::Fail {
+                token,
+                reason,
+                retention,
+            } => {
                 let reason = cut_reason(reason);
                 payload_bytes = reason.len();
                 let mut cmd = self.call(Verb::Fail, key, payload_bytes);
-                cmd.arg(token.as_bytes()).arg(layout::millis(*retention)).arg(reason);
+                cmd.arg(token.as_bytes())
+                    .arg(layout::millis(*retention))
+                    .arg(reason);
                 cmd
             }
             Operation::HandOver { by: TokenTag(tag) } => {
@@ -327,7 +409,8 @@ impl Scripts {
                 let expected_bytes = layout::encode(expected);
                 payload_bytes = expected_bytes.len();
                 let mut cmd = self.call(Verb::Reopen, key, payload_bytes);
-                cmd.arg(expected_bytes).arg(layout::encode(&reopened(expected)));
+                cmd.arg(expected_bytes)
+                    .arg(layout::encode(&reopened(expected)));
                 cmd.arg(layout::millis(TAIL) - 1);
                 cmd
             }
@@ -343,7 +426,10 @@ impl Scripts {
 
     /// The request that reads a record and the time until it expires.
     pub(super) fn read(&self, key: &StoreKey) -> Request {
-        Request::new(self.call(Verb::Read, key, 0), OVERHEAD_BYTES + key.as_str().len())
+        Request::new(
+            self.call(Verb::Read, key, 0),
+            OVERHEAD_BYTES + key.as_str().len(),
+        )
     }
 
     /// The request that reads a record whose message will be acknowledged if it is completed.
@@ -357,7 +443,11 @@ impl Scripts {
 
     /// The witness that shows whether a completion is lost.
     pub(super) fn witness(&self, completed: &Completed) -> Option<Witness> {
-        let Completed { key, tag, retention_ms } = completed;
+        let Completed {
+            key,
+            tag,
+            retention_ms,
+        } = completed;
         // Only a primary runs this script: a replica may not have the completion yet.
         let read = self.sources.get(Verb::Read as usize)?.sha.as_bytes();
         let mut question = vec![b"EVALSHA".to_vec(), read.to_vec()];
@@ -365,14 +455,24 @@ impl Scripts {
             None => question.extend([b"1".to_vec(), key.as_str().into()]),
             // The record is in its bucket, or was.
             Some(buckets) => {
-                let Names { record, bucket, field } = buckets.names(key);
+                let Names {
+                    record,
+                    bucket,
+                    field,
+                } = buckets.names(key);
                 question.extend([b"2".to_vec(), record.into(), bucket.into(), field.into()]);
             }
         }
-        Witness::new(self.slot(key), question, *tag, Duration::from_millis(*retention_ms))
+        Witness::new(
+            self.slot(key),
+            question,
+            *tag,
+            Duration::from_millis(*retention_ms),
+        )
     }
 
-    /// The request that reads a descriptor, which only a primary answers: a comparison that nothing equals.
+    /// The request that reads a descriptor, which only a primary answers: a comparison that nothing
+    /// equals.
     pub(super) fn described(&self, key: &str) -> Request {
         let mut cmd = self.evalsha(Verb::Describe, 6, key.len());
         cmd.arg("1").arg(key).arg("").arg("");
@@ -415,16 +515,31 @@ pub(super) enum What {
 
 impl Request {
     pub(super) fn new(cmd: Cmd, bytes: usize) -> Self {
-        Self { what: What::Cmd(cmd), asking: false, confirm: false, completed: None, bytes }
+        Self {
+            what: What::Cmd(cmd),
+            asking: false,
+            confirm: false,
+            completed: None,
+            bytes,
+        }
     }
 
     fn first(first: First) -> Self {
         let bytes = first.bytes();
-        Self { what: What::First(first), asking: false, confirm: true, completed: None, bytes }
+        Self {
+            what: What::First(first),
+            asking: false,
+            confirm: true,
+            completed: None,
+            bytes,
+        }
     }
 
     pub(super) fn confirmed(self) -> Self {
-        Self { confirm: true, ..self }
+        Self {
+            confirm: true,
+            ..self
+        }
     }
 
     /// The same request for a node that a redirection named for this request only.
@@ -466,11 +581,22 @@ impl Item for Request {
 /// The state of a reopened record, as in [`oncegate_core::rules`].
 fn reopened(expected: &Record) -> Record {
     let fencing_token = match expected.state {
-        State::Pending { fencing_token, .. } | State::Released { fencing_token, .. } => fencing_token,
+        State::Pending { fencing_token, .. } | State::Released { fencing_token, .. } => {
+            fencing_token
+        }
         State::Completed { .. } | State::Failed { .. } => None,
     };
     let reason = REOPENED.to_owned();
-    let state =
-        State::Released { by: TokenTag::NONE, attempt: 0, recovery: Recovery::None, fencing_token, reason };
-    Record { expires_at: StoreTime::default(), fingerprint: None, state }
+    let state = State::Released {
+        by: TokenTag::NONE,
+        attempt: 0,
+        recovery: Recovery::None,
+        fencing_token,
+        reason,
+    };
+    Record {
+        expires_at: StoreTime::default(),
+        fingerprint: None,
+        state,
+    }
 }

@@ -39,11 +39,14 @@ impl Sentinels {
         self.opener.open(moved_to(&self.primary, &host, port)).await
     }
 
-    /// Asks all sentinels at once, until more than half have answered: a sentinel that was cut off from the
-    /// others may still name the old primary.
+    /// Asks all sentinels at once, until more than half have answered: a sentinel that was cut off
+    /// from the others may still name the old primary.
     async fn primary(&self) -> Result<Opinion, StoreError> {
-        let mut asked: FuturesUnordered<_> =
-            self.sentinels.iter().map(|sentinel| self.ask(sentinel)).collect();
+        let mut asked: FuturesUnordered<_> = self
+            .sentinels
+            .iter()
+            .map(|sentinel| self.ask(sentinel))
+            .collect();
         let mut opinions = Vec::with_capacity(self.sentinels.len());
         let mut why = StoreError::unavailable("the URL names no sentinel");
         while opinions.len() <= self.sentinels.len() / 2
@@ -54,7 +57,10 @@ impl Sentinels {
                 Err(error) => why = error,
             }
         }
-        opinions.into_iter().max_by_key(|opinion| opinion.epoch).ok_or(why)
+        opinions
+            .into_iter()
+            .max_by_key(|opinion| opinion.epoch)
+            .ok_or(why)
     }
 
     async fn ask(&self, sentinel: &ConnectionInfo) -> Result<Opinion, StoreError> {
@@ -68,23 +74,31 @@ impl Sentinels {
         let fields = answer.map_err(|error| match error.code() {
             Some("NOPERM" | "NOAUTH") => StoreError::refused("the sentinels refuse the user"),
             // The sentinel reports this as an error without a specific code.
-            Some(_) => {
-                StoreError::refused(format!("the sentinels know no primary by the name `{}`", self.name))
-            }
+            Some(_) => StoreError::refused(format!(
+                "the sentinels know no primary by the name `{}`",
+                self.name
+            )),
             None => StoreError::unavailable("the sentinels do not answer"),
         })?;
-        opinion(&fields).ok_or_else(|| StoreError::unavailable("a sentinel returned an unexpected answer"))
+        opinion(&fields)
+            .ok_or_else(|| StoreError::unavailable("a sentinel returned an unexpected answer"))
     }
 }
 
 fn opinion(fields: &HashMap<String, String>) -> Option<Opinion> {
     let number = |name: &str| fields.get(name)?.parse::<u64>().ok();
     let port = u16::try_from(number("port")?).ok()?;
-    Some(Opinion { epoch: number("config-epoch")?, host: fields.get("ip")?.clone(), port })
+    Some(Opinion {
+        epoch: number("config-epoch")?,
+        host: fields.get("ip")?.clone(),
+        port,
+    })
 }
 
 impl fmt::Debug for Sentinels {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Sentinels").field("name", &self.name).finish_non_exhaustive()
+        f.debug_struct("Sentinels")
+            .field("name", &self.name)
+            .finish_non_exhaustive()
     }
 }

@@ -1,13 +1,16 @@
-//! Shortcuts for first attempts, which are nearly all attempts. They use the same bytes as the rules' scripts.
+//! Shortcuts for first attempts, which are nearly all attempts. They use the same bytes as the
+//! rules' scripts.
 //!
-//! A claim without a fencing token is `SET … NX GET`: the key was absent, or the old value is a settled record. The
-//! completion of a first attempt is `SET … IFEQ`, where the server supports it: the owner knows every byte of its
-//! record. Several of these in one pipeline share one call of a script for many keys. A command that the shortcut
-//! does not settle is executed by the rules' script, so the rules are in those scripts alone.
+//! A claim without a fencing token is `SET … NX GET`: the key was absent, or the old value is a
+//! settled record. The completion of a first attempt is `SET … IFEQ`, where the server supports it:
+//! the owner knows every byte of its record. Several of these in one pipeline share one call of a
+//! script for many keys. A command that the shortcut does not settle is executed by the rules'
+//! script, so the rules are in those scripts alone.
 //!
-//! They stay because `scripts/bench server_cpu` shows what they save. In its last published run (`BENCHMARKS.md`) a message
-//! costs the server 7.83 µs by the rules' scripts, 5.76 µs with a plain claim (0.74 of that), and 4.77 µs where 64 operations
-//! share calls (0.83 of the plain claim); on Valkey, plain commands take 0.45 of the scripts' time.
+//! They stay because `scripts/bench server_cpu` shows what they save. In its last published run
+//! (`BENCHMARKS.md`) a message costs the server 7.83 µs by the rules' scripts, 5.76 µs with a plain
+//! claim (0.74 of that), and 4.77 µs where 64 operations share calls (0.83 of the plain claim); on
+//! Valkey, plain commands take 0.45 of the scripts' time.
 
 use bytes::Bytes;
 use oncegate_core::key::StoreKey;
@@ -42,14 +45,22 @@ impl Abilities {
     pub(super) fn of(info: &Info<'_>) -> Self {
         let has_ifeq = match info.version("valkey_version") {
             Some(version) => version >= IFEQ_IN_VALKEY,
-            None => info.version("redis_version").is_some_and(|version| version >= IFEQ_IN_REDIS),
+            None => info
+                .version("redis_version")
+                .is_some_and(|version| version >= IFEQ_IN_REDIS),
         };
-        Self { has_ifeq, has_one_slot: info.get("cluster_enabled") == Some("0") }
+        Self {
+            has_ifeq,
+            has_one_slot: info.get("cluster_enabled") == Some("0"),
+        }
     }
 
     /// The same for a server that may have refused a call with keys of several slots.
     pub(super) fn unless_sharded(self, is_sharded: bool) -> Self {
-        Self { has_one_slot: self.has_one_slot && !is_sharded, ..self }
+        Self {
+            has_one_slot: self.has_one_slot && !is_sharded,
+            ..self
+        }
     }
 }
 
@@ -87,11 +98,27 @@ impl First {
             step,
         };
         match &command.operation {
-            Operation::Claim { token, lease, fingerprint, fenced: false, .. } => {
-                Some(first(token, *fingerprint, layout::millis(*lease + TAIL), Step::Claim))
-            }
-            Operation::Complete { token, fingerprint, result, retention } => {
-                let step = Step::Completion { result: result.clone() };
+            Operation::Claim {
+                token,
+                lease,
+                fingerprint,
+                fenced: false,
+                ..
+            } => Some(first(
+                token,
+                *fingerprint,
+                layout::millis(*lease + TAIL),
+                Step::Claim,
+            )),
+            Operation::Complete {
+                token,
+                fingerprint,
+                result,
+                retention,
+            } => {
+                let step = Step::Completion {
+                    result: result.clone(),
+                };
                 Some(first(token, *fingerprint, layout::millis(*retention), step))
             }
             _ => None,
@@ -115,7 +142,10 @@ impl First {
             Step::Completion { .. } if abilities.has_ifeq => return None,
             Step::Completion { .. } => Verb::FirstCompletions,
         };
-        abilities.has_one_slot.then_some(Kind { verb, millis: self.millis })
+        abilities.has_one_slot.then_some(Kind {
+            verb,
+            millis: self.millis,
+        })
     }
 
     /// The command for this request alone.
@@ -124,7 +154,13 @@ impl First {
         match &self.step {
             Step::Claim => {
                 let mut cmd = Cmd::with_capacity(7, self.bytes());
-                cmd.arg("SET").arg(key).arg(&record).arg("PX").arg(self.millis).arg("NX").arg("GET");
+                cmd.arg("SET")
+                    .arg(key)
+                    .arg(&record)
+                    .arg("PX")
+                    .arg(self.millis)
+                    .arg("NX")
+                    .arg("GET");
                 cmd
             }
             Step::Completion { result } if abilities.has_ifeq => {
@@ -134,9 +170,13 @@ impl First {
                 cmd.arg("PX").arg(self.millis).arg("IFEQ").arg(&record);
                 cmd
             }
-            Step::Completion { result } => {
-                scripts.complete(&self.key, &self.token, self.fingerprint, result, self.millis)
-            }
+            Step::Completion { result } => scripts.complete(
+                &self.key,
+                &self.token,
+                self.fingerprint,
+                result,
+                self.millis,
+            ),
         }
     }
 
@@ -175,11 +215,16 @@ impl Kind {
         cmd
     }
 
-    /// Splits the answer of a shared call into one answer per request, as if each had been sent alone.
+    /// Splits the answer of a shared call into one answer per request, as if each had been sent
+    /// alone.
     ///
     /// `Nil` settles a claim, and `Okay` a completion.
     pub(super) fn answers(self, said: Value, count: usize) -> Vec<Answer> {
-        let settled = if self.verb == Verb::FirstClaims { Value::Nil } else { Value::Okay };
+        let settled = if self.verb == Verb::FirstClaims {
+            Value::Nil
+        } else {
+            Value::Okay
+        };
         match said {
             Value::Nil => vec![Ok(settled); count],
             Value::ServerError(error) => vec![Ok(Value::ServerError(error)); count],
@@ -190,7 +235,8 @@ impl Kind {
                 let mut answers = vec![Ok(settled); count];
                 for other in others {
                     if let Value::Int(number) = other
-                        && let Some(place) = usize::try_from(number).ok().and_then(|n| n.checked_sub(1))
+                        && let Some(place) =
+                            usize::try_from(number).ok().and_then(|n| n.checked_sub(1))
                         && let Some(answer) = answers.get_mut(place)
                     {
                         *answer = Ok(Value::Nil);
@@ -206,31 +252,53 @@ impl Kind {
 }
 
 fn unheard_of(count: usize) -> Vec<Answer> {
-    vec![Err(StoreError::unknown("the server returned an unexpected answer")); count]
+    vec![
+        Err(StoreError::unknown(
+            "the server returned an unexpected answer"
+        ));
+        count
+    ]
 }
 
 /// The reply to the command of a first attempt; `None` when the script has to run.
 ///
-/// With `durable`, the script handles a record that is already settled, because it must be written once more.
-pub(super) fn settled(command: &Command, answer: Answer, durable: bool) -> Option<Result<Reply, StoreError>> {
-    let granted = Grant { attempt: 1, recovery: Recovery::None, fencing_token: None, reopened: false };
+/// With `durable`, the script handles a record that is already settled, because it must be written
+/// once more.
+pub(super) fn settled(
+    command: &Command,
+    answer: Answer,
+    durable: bool,
+) -> Option<Result<Reply, StoreError>> {
+    let granted = Grant {
+        attempt: 1,
+        recovery: Recovery::None,
+        fencing_token: None,
+        reopened: false,
+    };
     match (&command.operation, answer) {
         (_, Err(error)) => Some(Err(error)),
-        // The script also works on a full server, and it may know a record that is unknown here. A call for many
-        // keys is repeated per key: one key without rights must not affect the others.
+        // The script also works on a full server, and it may know a record that is unknown here. A
+        // call for many keys is repeated per key: one key without rights must not affect the
+        // others.
         (_, Ok(Value::ServerError(error)))
-            if matches!(error.code(), "OOM" | "ERR" | "NOPERM") || errors::is_several_slots(&error) =>
+            if matches!(error.code(), "OOM" | "ERR" | "NOPERM")
+                || errors::is_several_slots(&error) =>
         {
             None
         }
-        (_, Ok(Value::ServerError(error))) => Some(Err(errors::store_error(&error, Some(&command.key)))),
-        (Operation::Claim { .. }, Ok(Value::Nil)) => {
-            Some(Ok(Reply::Verdict { verdict: Verdict::Granted(granted), uncompared: false }))
+        (_, Ok(Value::ServerError(error))) => {
+            Some(Err(errors::store_error(&error, Some(&command.key))))
         }
+        (Operation::Claim { .. }, Ok(Value::Nil)) => Some(Ok(Reply::Verdict {
+            verdict: Verdict::Granted(granted),
+            uncompared: false,
+        })),
         (Operation::Claim { fingerprint, .. }, Ok(Value::BulkString(record))) if !durable => {
             verdict(layout::fingerprint_bytes(*fingerprint), record.into()).map(Ok)
         }
-        (Operation::Complete { .. }, Ok(Value::Okay)) => Some(Ok(Reply::Applied { recreated: false })),
+        (Operation::Complete { .. }, Ok(Value::Okay)) => {
+            Some(Ok(Reply::Applied { recreated: false }))
+        }
         _ => None,
     }
 }
@@ -241,7 +309,13 @@ fn verdict(ours: [u8; 7], record: Bytes) -> Option<Reply> {
     let uncompared = ours != theirs;
     let is_same_specification = ours.first() != Some(&0) && ours.first() == theirs.first();
     if uncompared && is_same_specification {
-        return Some(Reply::Verdict { verdict: Verdict::Mismatch, uncompared: false });
+        return Some(Reply::Verdict {
+            verdict: Verdict::Mismatch,
+            uncompared: false,
+        });
     }
-    Some(Reply::Verdict { verdict, uncompared })
+    Some(Reply::Verdict {
+        verdict,
+        uncompared,
+    })
 }

@@ -21,18 +21,26 @@ pub(super) struct Host {
 }
 
 impl Host {
-    /// Parses `host:port`. An IPv6 address has no brackets; an empty host means the server that was asked.
+    /// Parses `host:port`. An IPv6 address has no brackets; an empty host means the server that was
+    /// asked.
     fn parse(text: &str, asked: &str) -> Option<Self> {
         let (host, port) = text.rsplit_once(':')?;
         let host = if host.is_empty() { asked } else { host };
-        Some(Self { host: host.to_owned(), port: port.parse().ok()? })
+        Some(Self {
+            host: host.to_owned(),
+            port: port.parse().ok()?,
+        })
     }
 }
 
 impl fmt::Display for Host {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { host, port } = self;
-        if host.contains(':') { write!(f, "[{host}]:{port}") } else { write!(f, "{host}:{port}") }
+        if host.contains(':') {
+            write!(f, "[{host}]:{port}")
+        } else {
+            write!(f, "{host}:{port}")
+        }
     }
 }
 
@@ -53,8 +61,15 @@ pub(super) fn redirect(error: &ServerError, asked: &str) -> Option<Redirect> {
         _ => return None,
     };
     let (slot, host) = error.details()?.split_once(' ')?;
-    let slot = slot.parse().ok().filter(|slot| usize::from(*slot) < SLOTS)?;
-    Some(Redirect { once, slot, host: Host::parse(host, asked)? })
+    let slot = slot
+        .parse()
+        .ok()
+        .filter(|slot| usize::from(*slot) < SLOTS)?;
+    Some(Redirect {
+        once,
+        slot,
+        host: Host::parse(host, asked)?,
+    })
 }
 
 /// Slots `first..=last`, their primary and its replicas.
@@ -68,28 +83,46 @@ pub(super) struct Range {
 
 /// Parses the answer of the server at `asked` to `CLUSTER SLOTS`; `None` when it is malformed.
 pub(super) fn ranges(answer: &Value, asked: &str) -> Option<Vec<Range>> {
-    let Value::Array(ranges) = answer else { return None };
-    ranges.iter().map(|range| read_range(range, asked)).collect()
+    let Value::Array(ranges) = answer else {
+        return None;
+    };
+    ranges
+        .iter()
+        .map(|range| read_range(range, asked))
+        .collect()
 }
 
 fn read_range(range: &Value, asked: &str) -> Option<Range> {
-    let Value::Array(parts) = range else { return None };
+    let Value::Array(parts) = range else {
+        return None;
+    };
     let (first, parts) = parts.split_first()?;
     let (last, nodes) = parts.split_first()?;
     let mut nodes = nodes.iter().filter_map(|node| read_node(node, asked));
     let (first, last) = (read_slot(first)?, read_slot(last)?);
-    Some(Range { first, last, primary: nodes.next()?, replicas: nodes.collect() })
+    Some(Range {
+        first,
+        last,
+        primary: nodes.next()?,
+        replicas: nodes.collect(),
+    })
 }
 
 fn read_slot(value: &Value) -> Option<u16> {
     let Value::Int(slot) = value else { return None };
-    u16::try_from(*slot).ok().filter(|slot| usize::from(*slot) < SLOTS)
+    u16::try_from(*slot)
+        .ok()
+        .filter(|slot| usize::from(*slot) < SLOTS)
 }
 
 fn read_node(node: &Value, asked: &str) -> Option<Host> {
-    let Value::Array(parts) = node else { return None };
+    let Value::Array(parts) = node else {
+        return None;
+    };
     let (host, parts) = parts.split_first()?;
-    let Value::Int(port) = parts.first()? else { return None };
+    let Value::Int(port) = parts.first()? else {
+        return None;
+    };
     let host = match host {
         Value::BulkString(host) => String::from_utf8(host.clone()).ok()?,
         Value::SimpleString(host) => host.clone(),
@@ -97,9 +130,17 @@ fn read_node(node: &Value, asked: &str) -> Option<Host> {
         _ => return None,
     };
     // A node that does not know its own address returns an empty host.
-    let host = if host.is_empty() { asked.to_owned() } else { host };
+    let host = if host.is_empty() {
+        asked.to_owned()
+    } else {
+        host
+    };
     // A node whose address is not known yet is listed at `?`.
-    Some(Host { host, port: u16::try_from(*port).ok()? }).filter(|node| node.host != "?" && node.port != 0)
+    Some(Host {
+        host,
+        port: u16::try_from(*port).ok()?,
+    })
+    .filter(|node| node.host != "?" && node.port != 0)
 }
 
 #[cfg(test)]
@@ -115,7 +156,10 @@ mod tests {
         // As `CLUSTER KEYSLOT` answers.
         assert_eq!(slot("123456789"), 0x31C3);
         assert_eq!(slot("foo"), 12_182);
-        assert_eq!(slot("billing:AAAAAAAAAAAAAAAAAAAAAA"), slot("billing:AAAAAAAAAAAAAAAAAAAAAA"));
+        assert_eq!(
+            slot("billing:AAAAAAAAAAAAAAAAAAAAAA"),
+            slot("billing:AAAAAAAAAAAAAAAAAAAAAA")
+        );
     }
 
     #[test]
@@ -124,14 +168,40 @@ mod tests {
             Value::ServerError(error) => redirect(&error, "asked"),
             other => panic!("{other:?}"),
         };
-        let host = |host: &str, port| Host { host: host.to_owned(), port };
+        let host = |host: &str, port| Host {
+            host: host.to_owned(),
+            port,
+        };
         assert_eq!(
             read("MOVED 3999 127.0.0.1:6381"),
-            Some(Redirect { once: false, slot: 3999, host: host("127.0.0.1", 6381) })
+            Some(Redirect {
+                once: false,
+                slot: 3999,
+                host: host("127.0.0.1", 6381)
+            })
         );
-        assert_eq!(read("ASK 1 ::1:7000"), Some(Redirect { once: true, slot: 1, host: host("::1", 7000) }));
-        assert_eq!(read("MOVED 7 :6381"), Some(Redirect { once: false, slot: 7, host: host("asked", 6381) }));
-        for other in ["MOVED 99999 a:1", "MOVED", "TRYAGAIN later", "ERR MOVED 1 a:1"] {
+        assert_eq!(
+            read("ASK 1 ::1:7000"),
+            Some(Redirect {
+                once: true,
+                slot: 1,
+                host: host("::1", 7000)
+            })
+        );
+        assert_eq!(
+            read("MOVED 7 :6381"),
+            Some(Redirect {
+                once: false,
+                slot: 7,
+                host: host("asked", 6381)
+            })
+        );
+        for other in [
+            "MOVED 99999 a:1",
+            "MOVED",
+            "TRYAGAIN later",
+            "ERR MOVED 1 a:1",
+        ] {
             assert_eq!(read(other), None, "{other}");
         }
     }
@@ -145,12 +215,27 @@ mod tests {
         );
         let ranges = ranges(&answer, "seed").unwrap();
         assert_eq!((ranges[0].first, ranges[0].last), (0, 5460));
-        assert_eq!(ranges[0].replicas, [Host { host: "127.0.0.1".to_owned(), port: 7003 }]);
-        assert_eq!(ranges[1].primary, Host { host: "seed".to_owned(), port: 7001 });
+        assert_eq!(
+            ranges[0].replicas,
+            [Host {
+                host: "127.0.0.1".to_owned(),
+                port: 7003
+            }]
+        );
+        assert_eq!(
+            ranges[1].primary,
+            Host {
+                host: "seed".to_owned(),
+                port: 7001
+            }
+        );
         assert_eq!(ranges[1].replicas, []);
-        for nonsense in
-            ["+OK\r\n", "*1\r\n:1\r\n", "*1\r\n*2\r\n:0\r\n:1\r\n", "*1\r\n*2\r\n:0\r\n:99999\r\n"]
-        {
+        for nonsense in [
+            "+OK\r\n",
+            "*1\r\n:1\r\n",
+            "*1\r\n*2\r\n:0\r\n:1\r\n",
+            "*1\r\n*2\r\n:0\r\n:99999\r\n",
+        ] {
             assert_eq!(super::ranges(&parse(nonsense), "seed"), None, "{nonsense}");
         }
     }

@@ -36,7 +36,8 @@ impl Witnesses {
         self.earlier.retain(|kept| kept != witness);
     }
 
-    /// Records that a completion is present. It is kept if it was the last one when the server was `asked`.
+    /// Records that a completion is present. It is kept if it was the last one when the server was
+    /// `asked`.
     pub(super) fn confirm(&mut self, asked: Option<&Self>, witness: &Witness) {
         let was_last = asked.is_some_and(|asked| asked.last.as_ref() == Some(witness));
         if was_last && !self.earlier.contains(witness) {
@@ -75,7 +76,12 @@ impl Witness {
         retention: Duration,
     ) -> Option<Self> {
         let until = Instant::now().checked_add(retention / 2)?;
-        Some(Self { slot, question, tag, until })
+        Some(Self {
+            slot,
+            question,
+            tag,
+            until,
+        })
     }
 
     /// Whether its absence would be a loss at `now`.
@@ -100,15 +106,16 @@ impl Witness {
     pub(super) fn is_contradicted_by(&self, held: &Value) -> bool {
         match held {
             Value::Nil => true,
-            // Our own claim: the server has lost what came after it. A record begins with a letter; a script returns
-            // the time first.
+            // Our own claim: the server has lost what came after it. A record begins with a letter;
+            // a script returns the time first.
             Value::BulkString(said) => {
                 let is_script = said.first().is_some_and(u8::is_ascii_digit);
                 let record = said
                     .splitn(if is_script { 3 } else { 1 }, |byte| *byte == b' ')
                     .last()
                     .unwrap_or_default();
-                matches!(record.first(), Some(b'P' | b'Q' | b'R')) && record.get(1..5) == Some(&self.tag)
+                matches!(record.first(), Some(b'P' | b'Q' | b'R'))
+                    && record.get(1..5) == Some(&self.tag)
             }
             // The key is on another server now, or the server returned an error.
             _ => false,

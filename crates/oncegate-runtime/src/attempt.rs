@@ -11,13 +11,16 @@ use oncegate_core::rules::Grant;
 use crate::cancellation::Cancellation;
 use crate::transaction::Unit;
 
-/// The longest time that a handler may continue after its cancellation, before its future is dropped.
+/// The longest time that a handler may continue after its cancellation, before its future is
+/// dropped.
 pub const CANCELLATION_GRACE: Duration = Duration::from_secs(5);
 
-/// One run of a handler under a lease: its number, cancellation, fencing token and idempotency keys.
+/// One run of a handler under a lease: its number, cancellation, fencing token and idempotency
+/// keys.
 ///
-/// A handler receives it with its message; your own loop gets it from [`Lease::attempt`](crate::Lease::attempt),
-/// and an HTTP handler finds it in the extensions of its request. Cheap to clone.
+/// A handler receives it with its message; your own loop gets it from
+/// [`Lease::attempt`](crate::Lease::attempt), and an HTTP handler finds it in the extensions of its
+/// request. Cheap to clone.
 ///
 /// A message alone has no attempt, so none of these methods exists on it:
 ///
@@ -69,13 +72,26 @@ struct GrantedRun {
 }
 
 impl Attempt {
-    pub(crate) fn new(grant: Grant, cancellation: Cancellation, unit: Unit, fail_open: bool) -> Self {
+    pub(crate) fn new(
+        grant: Grant,
+        cancellation: Cancellation,
+        unit: Unit,
+        fail_open: bool,
+    ) -> Self {
         let recovered = AtomicBool::new(grant.recovery.recovered());
-        Self { run: Arc::new(GrantedRun { grant, recovered, cancellation, unit, fail_open }) }
+        Self {
+            run: Arc::new(GrantedRun {
+                grant,
+                recovered,
+                cancellation,
+                unit,
+                fail_open,
+            }),
+        }
     }
 
-    /// Flags the attempt as recovered: an earlier attempt may have had its effect, although the record does not hold
-    /// one.
+    /// Flags the attempt as recovered: an earlier attempt may have had its effect, although the
+    /// record does not hold one.
     pub(crate) fn mark_recovered(&self) {
         self.run.recovered.store(true, Relaxed);
     }
@@ -88,62 +104,72 @@ impl Attempt {
         &self.run.unit
     }
 
-    /// The number of this attempt of the key, from 1. It is counted in the record, so it survives crashes and restarts.
+    /// The number of this attempt of the key, from 1. It is counted in the record, so it survives
+    /// crashes and restarts.
     ///
-    /// Attempts that cost nothing have the number of the one before: those that an outage or a stop cut short, and those
-    /// that fail while the [circuit breaker](crate::consumer::Breaker) is open.
+    /// Attempts that cost nothing have the number of the one before: those that an outage or a stop
+    /// cut short, and those that fail while the [circuit breaker](crate::consumer::Breaker) is
+    /// open.
     pub fn number(&self) -> u32 {
         u32::from(self.run.grant.attempt)
     }
 
     /// Whether an earlier attempt ended without an outcome, so that its effect may have happened.
     ///
-    /// A handler that can ask its downstream system "did this happen?" should ask when this is true.
+    /// A handler that can ask its downstream system "did this happen?" should ask when this is
+    /// true.
     ///
-    /// It is true of every attempt that [runs without its store](Self::is_fail_open), because the record is unknown
-    /// then.
+    /// It is true of every attempt that [runs without its store](Self::is_fail_open), because the
+    /// record is unknown then.
     pub fn recovered(&self) -> bool {
         self.run.fail_open || self.run.recovered.load(Relaxed)
     }
 
-    /// Whether it runs without its store, which is away, because the consumer
-    /// [fails open](crate::Consumer::fail_open_after): the message may have run before, run elsewhere now, or run
-    /// again.
+    /// Whether it runs without its store, which is away, because the consumer [fails
+    /// open](crate::Consumer::fail_open_after): the message may have run before, run elsewhere now,
+    /// or run again.
     pub fn is_fail_open(&self) -> bool {
         self.run.fail_open
     }
 
-    /// The fencing token, a number that only grows for this key, when the gate is [`fenced`](crate::Gate::fenced). A
-    /// downstream system that remembers the largest one it saw can refuse a stale worker.
+    /// The fencing token, a number that only grows for this key, when the gate is
+    /// [`fenced`](crate::Gate::fenced). A downstream system that remembers the largest one it saw
+    /// can refuse a stale worker.
     pub fn fencing_token(&self) -> Option<u64> {
-        self.run.grant.fencing_token.map(|FencingToken(number)| number)
+        self.run
+            .grant
+            .fencing_token
+            .map(|FencingToken(number)| number)
     }
 
     /// An idempotency key to pass to a downstream system, in the form of a UUID (version 8).
     ///
-    /// It is the same for every attempt and every delivery of the message, and differs between steps: two effects of one
-    /// message must not share one.
+    /// It is the same for every attempt and every delivery of the message, and differs between
+    /// steps: two effects of one message must not share one.
     pub fn idempotency_key(&self, step: &str) -> String {
         idempotency_key(self.run.unit.key.as_str(), step)
     }
 
-    /// Resolves when the run should stop: its lease is lost or may be, it has run for too long, or the consumer's stop
-    /// deadline is over.
+    /// Resolves when the run should stop: its lease is lost or may be, it has run for too long, or
+    /// the consumer's stop deadline is over.
     ///
-    /// If it is certain that the result cannot be used ([`discarded`](Self::discarded)), the handler's future is dropped a
-    /// little later. It is not certain while the store gives no answer: another process may have taken over by now. A
-    /// handler that goes on and returns `Ok` completes its message when the store answers, if none has.
+    /// If it is certain that the result cannot be used ([`discarded`](Self::discarded)), the
+    /// handler's future is dropped a little later. It is not certain while the store gives no
+    /// answer: another process may have taken over by now. A handler that goes on and returns `Ok`
+    /// completes its message when the store answers, if none has.
     pub async fn cancelled(&self) {
         self.run.cancellation.cancelled().cancelled().await;
     }
 
-    /// Resolves when the run should stop and its result would not be used; then [`cancelled`](Self::cancelled) has
-    /// resolved, too. For a handler that waits for the answer of another program, and would throw it away.
+    /// Resolves when the run should stop and its result would not be used; then
+    /// [`cancelled`](Self::cancelled) has resolved, too. For a handler that waits for the answer of
+    /// another program, and would throw it away.
     pub async fn discarded(&self) {
         self.run.cancellation.discarded().cancelled().await;
     }
 
-    /// Whether [`cancelled`](Self::cancelled) would resolve at once; for handlers that block their thread.
+    /// Whether [`cancelled`](Self::cancelled) would resolve at once; for handlers that block their
+    /// thread.
     pub fn is_cancelled(&self) -> bool {
         self.run.cancellation.is_cancelled()
     }
@@ -165,8 +191,13 @@ fn idempotency_key(identity: &str, step: &str) -> String {
 
 /// The text form of a UUID.
 pub(crate) fn uuid(bits: u128) -> String {
-    let [a, b, c, d, e] =
-        [bits >> 96, bits >> 80 & 0xffff, bits >> 64 & 0xffff, bits >> 48 & 0xffff, bits & 0xffff_ffff_ffff];
+    let [a, b, c, d, e] = [
+        bits >> 96,
+        bits >> 80 & 0xffff,
+        bits >> 64 & 0xffff,
+        bits >> 48 & 0xffff,
+        bits & 0xffff_ffff_ffff,
+    ];
     format!("{a:08x}-{b:04x}-{c:04x}-{d:04x}-{e:012x}")
 }
 

@@ -2,13 +2,15 @@
 
 use std::time::Duration;
 
-/// The longest time that a setting or a handler may ask for: a year. A point in time must be representable.
+/// The longest time that a setting or a handler may ask for: a year. A point in time must be
+/// representable.
 pub(crate) const LONGEST_TIME: Duration = Duration::from_secs(365 * 24 * 3_600);
 
-/// Exponential back-off with jitter: delays double up to a limit, and each is shortened by a random part
-/// of up to a half, so that clients that failed together do not retry together.
+/// Exponential back-off with jitter: delays double up to a limit, and each is shortened by a random
+/// part of up to a half, so that clients that failed together do not retry together.
 ///
-/// See Brooker, "Exponential Backoff and Jitter" (AWS Architecture Blog, 2015); this is its "equal jitter".
+/// See Brooker, "Exponential Backoff and Jitter" (AWS Architecture Blog, 2015); this is its "equal
+/// jitter".
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Backoff {
     first: Duration,
@@ -33,10 +35,14 @@ impl Backoff {
         self.most
     }
 
-    /// The delay after the `failures`-th failure in a row (from 1); `fraction` is random, from 0 up to 1.
+    /// The delay after the `failures`-th failure in a row (from 1); `fraction` is random, from 0 up
+    /// to 1.
     pub fn wait(&self, failures: u32, fraction: f64) -> Duration {
         let doublings = failures.saturating_sub(1).min(30);
-        let whole = self.first.saturating_mul(Self::FACTOR.saturating_pow(doublings)).min(self.most);
+        let whole = self
+            .first
+            .saturating_mul(Self::FACTOR.saturating_pow(doublings))
+            .min(self.most);
         whole.mul_f64(1.0 - fraction / 2.0)
     }
 }
@@ -48,7 +54,9 @@ mod tests {
     #[test]
     fn waits_double_up_to_the_limit_and_keep_at_least_half() {
         let backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(5));
-        let whole: Vec<u128> = [1, 2, 3, 6, 7, 100].map(|n| backoff.wait(n, 0.0).as_millis()).into();
+        let whole: Vec<u128> = [1, 2, 3, 6, 7, 100]
+            .map(|n| backoff.wait(n, 0.0).as_millis())
+            .into();
         assert_eq!(whole, [100, 200, 400, 3200, 5000, 5000]);
         assert_eq!(backoff.wait(2, 1.0), Duration::from_millis(100));
     }

@@ -15,52 +15,60 @@ use crate::failure::{BoxError, Failure};
 use crate::handler::{BoxFuture, Encoded, ErasedHandler};
 use crate::message::Message;
 
-/// The work to be done once per key, for many messages in one call: for code that writes a hundred rows in one
-/// statement.
+/// The work to be done once per key, for many messages in one call: for code that writes a hundred
+/// rows in one statement.
 ///
-/// Each message keeps an [`Attempt`] of its own: its own claim, lease, fencing token and idempotency keys. A batch holds no key
-/// twice. Its messages are in the order of their arrival, and no two of them are from the same lane of the consumer's
-/// [`Ordering`](crate::Ordering): with [`Ordering::Partition`](crate::Ordering::Partition) a batch has at most one
-/// message of each partition. Messages that are completed, or whose keys other processes hold, are left out.
+/// Each message keeps an [`Attempt`] of its own: its own claim, lease, fencing token and
+/// idempotency keys. A batch holds no key twice. Its messages are in the order of their arrival,
+/// and no two of them are from the same lane of the consumer's [`Ordering`](crate::Ordering): with
+/// [`Ordering::Partition`](crate::Ordering::Partition) a batch has at most one message of each
+/// partition. Messages that are completed, or whose keys other processes hold, are left out.
 ///
-/// - On a **crash**, each message of the batch runs again, flagged by its own [`Attempt::recovered`].
-/// - On a **duplicate**, `handle` does not run: [`duplicate`](Self::duplicate) gets the stored result.
-/// - On a **cancellation** of one message, its [`Attempt::cancelled`] resolves, and its outcome may be ignored. The
-///   others are not affected. The future is dropped when all of them are cancelled, a little later.
+/// - On a **crash**, each message of the batch runs again, flagged by its own
+///   [`Attempt::recovered`].
+/// - On a **duplicate**, `handle` does not run: [`duplicate`](Self::duplicate) gets the stored
+///   result.
+/// - On a **cancellation** of one message, its [`Attempt::cancelled`] resolves, and its outcome may
+///   be ignored. The others are not affected. The future is dropped when all of them are cancelled,
+///   a little later.
 /// - On a **panic**, or an error for the whole batch, the batch is [split](Self::handle).
 pub trait BatchHandler: Send + Sync + 'static {
-    /// The result of one message: stored with its key, and passed to duplicates. `()` stores nothing.
+    /// The result of one message: stored with its key, and passed to duplicates. `()` stores
+    /// nothing.
     type Output: Output;
 
     /// Does the work of all messages, and returns one outcome for each, in the order of `batch`.
     ///
-    /// The outcome of a message is that of [`Handler::handle`](crate::Handler::handle): its result, another attempt, or
-    /// [`Failure::permanent`], which sends it to the dead letters. If the number of outcomes is not that of the
-    /// messages, they are all treated as [`Failure::unknown`].
+    /// The outcome of a message is that of [`Handler::handle`](crate::Handler::handle): its result,
+    /// another attempt, or [`Failure::permanent`], which sends it to the dead letters. If the
+    /// number of outcomes is not that of the messages, they are all treated as
+    /// [`Failure::unknown`].
     ///
     /// A handler that knows the outcome of one message before those of the others reports it by
     /// [`BatchMessage::answer`]; it is recorded at once.
     ///
     /// # Errors
-    /// An error for the whole batch states that none of its work is done: roll back before you return it. The
-    /// consumer then calls `handle` with one half of the batch and then with the other, and splits further what fails.
-    /// So a message that makes its batch fail is found, gets its own reason, and costs the others no attempt. It runs
-    /// in a batch of its own from then on.
+    /// An error for the whole batch states that none of its work is done: roll back before you
+    /// return it. The consumer then calls `handle` with one half of the batch and then with the
+    /// other, and splits further what fails. So a message that makes its batch fail is found, gets
+    /// its own reason, and costs the others no attempt. It runs in a batch of its own from then on.
     ///
-    /// Not split, because no message can be the cause: [`Failure::retry_after`], [`Failure::later`],
-    /// [`Failure::not_run`] and [`Failure::unknown`]. They concern each message of the batch as if it had been alone. When three messages
-    /// fail alone, one after another, and no call succeeds in between, the cause is taken to be what all of them need:
-    /// the rest of the batch is tried again after the back-off, and uses up no attempt.
+    /// Not split, because no message can be the cause: [`Failure::retry_after`],
+    /// [`Failure::later`], [`Failure::not_run`] and [`Failure::unknown`]. They concern each message
+    /// of the batch as if it had been alone. When three messages fail alone, one after another, and
+    /// no call succeeds in between, the cause is taken to be what all of them need: the rest of the
+    /// batch is tried again after the back-off, and uses up no attempt.
     fn handle(
         &self,
         batch: &[BatchMessage],
     ) -> impl Future<Output = Result<Vec<Result<Self::Output, Failure>>, Failure>> + Send;
 
-    /// Called for a message whose work was done before, as [`Handler::duplicate`](crate::Handler::duplicate).
+    /// Called for a message whose work was done before, as
+    /// [`Handler::duplicate`](crate::Handler::duplicate).
     ///
     /// # Errors
-    /// After an error it is called again, three times in all; then the message is acknowledged all the same, and
-    /// counted.
+    /// After an error it is called again, three times in all; then the message is acknowledged all
+    /// the same, and counted.
     fn duplicate(
         &self,
         message: &Message,
@@ -93,7 +101,11 @@ pub struct BatchMessage {
 
 impl BatchMessage {
     pub(crate) fn new(message: Message, attempt: Attempt) -> Self {
-        Self { message, attempt, early: None }
+        Self {
+            message,
+            attempt,
+            early: None,
+        }
     }
 
     /// The message.
@@ -106,13 +118,15 @@ impl BatchMessage {
         &self.attempt
     }
 
-    /// Ends this message with its outcome before the call of its batch ends: the outcome is recorded at once, whatever
-    /// becomes of the others. `O` is the handler's [`Output`](BatchHandler::Output).
+    /// Ends this message with its outcome before the call of its batch ends: the outcome is
+    /// recorded at once, whatever becomes of the others. `O` is the handler's
+    /// [`Output`](BatchHandler::Output).
     ///
-    /// The first outcome of a message counts: what [`handle`](BatchHandler::handle) returns for it later is ignored,
-    /// and so is an error for the whole batch. When every message has its outcome, the future of `handle` is dropped.
-    /// In a [`TransactionalBatchHandler`](crate::TransactionalBatchHandler) this does nothing: there an outcome counts
-    /// when the transaction is committed.
+    /// The first outcome of a message counts: what [`handle`](BatchHandler::handle) returns for it
+    /// later is ignored, and so is an error for the whole batch. When every message has its
+    /// outcome, the future of `handle` is dropped. In a
+    /// [`TransactionalBatchHandler`](crate::TransactionalBatchHandler) this does nothing: there an
+    /// outcome counts when the transaction is committed.
     pub fn answer<O: Output>(&self, outcome: Result<O, Failure>) {
         let Some(early) = &self.early else { return };
         if early.is_answered.swap(true, Relaxed) {
@@ -123,10 +137,14 @@ impl BatchMessage {
             listen(&outcome);
         }
         // The call of the batch has ended when this fails, and the message has another outcome.
-        _ = early.answers.send(EarlyAnswer { place: early.place, outcome });
+        _ = early.answers.send(EarlyAnswer {
+            place: early.place,
+            outcome,
+        });
     }
 
-    /// Calls `listen` with the outcome that [`answer`](Self::answer) is given, before it is recorded.
+    /// Calls `listen` with the outcome that [`answer`](Self::answer) is given, before it is
+    /// recorded.
     #[doc(hidden)]
     #[must_use]
     pub fn listened(
@@ -146,9 +164,17 @@ impl BatchMessage {
         codec: Codec,
         answers: &mpsc::UnboundedSender<EarlyAnswer>,
     ) -> Self {
-        let early =
-            Early { place, codec, answers: answers.clone(), is_answered: Arc::default(), listener: None };
-        Self { early: Some(early), ..self.clone() }
+        let early = Early {
+            place,
+            codec,
+            answers: answers.clone(),
+            is_answered: Arc::default(),
+            listener: None,
+        };
+        Self {
+            early: Some(early),
+            ..self.clone()
+        }
     }
 }
 
@@ -194,8 +220,9 @@ fn encoded<O: Output>(one: &BatchMessage, output: &O, codec: Codec) -> Encoded {
 
 /// When a batch is full, and how long one that is not waits for more messages.
 ///
-/// A batch starts when it has the most messages or bytes, when the wait of its first message is over, or when no more
-/// messages can come. While they wait, messages are not claimed, and they need no permit.
+/// A batch starts when it has the most messages or bytes, when the wait of its first message is
+/// over, or when no more messages can come. While they wait, messages are not claimed, and they
+/// need no permit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BatchLimits {
     pub(crate) messages: usize,
@@ -215,26 +242,32 @@ impl BatchLimits {
 
     /// Batches of at most this many messages: 1 to [`MOST_MESSAGES`](Self::MOST_MESSAGES).
     pub const fn new(messages: usize) -> Self {
-        Self { messages, bytes: Self::DEFAULT_BYTES, wait: Self::DEFAULT_WAIT }
+        Self {
+            messages,
+            bytes: Self::DEFAULT_BYTES,
+            wait: Self::DEFAULT_WAIT,
+        }
     }
 
-    /// How many bytes the messages of a batch have together, at most: 8 MiB by default. A larger message is a batch of
-    /// its own.
+    /// How many bytes the messages of a batch have together, at most: 8 MiB by default. A larger
+    /// message is a batch of its own.
     #[must_use]
     pub const fn bytes(mut self, bytes: usize) -> Self {
         self.bytes = bytes;
         self
     }
 
-    /// How long the first message of a batch waits for others: 10 ms by default,
-    /// [5 seconds](Self::LONGEST_WAIT) at most. With zero, a batch is what is ready when a permit is free.
+    /// How long the first message of a batch waits for others: 10 ms by default, [5
+    /// seconds](Self::LONGEST_WAIT) at most. With zero, a batch is what is ready when a permit is
+    /// free.
     #[must_use]
     pub const fn wait(mut self, wait: Duration) -> Self {
         self.wait = wait;
         self
     }
 
-    /// Returns what is wrong with the limits, for a consumer with at most `in_flight` messages in flight.
+    /// Returns what is wrong with the limits, for a consumer with at most `in_flight` messages in
+    /// flight.
     pub(crate) fn defect(&self, in_flight: usize) -> Option<String> {
         let most = Self::MOST_MESSAGES;
         if self.messages == 0 || self.messages > most {
@@ -260,28 +293,40 @@ pub(crate) type BatchOutcome = Result<Vec<Result<Encoded, Failure>>, Failure>;
 /// A batch handler with its type erased.
 pub(crate) trait ErasedBatchHandler: ErasedHandler {
     /// Runs the handler once, and encodes its results. There is one outcome for each message.
-    fn handle_batch<'a>(&'a self, batch: &'a [BatchMessage], codec: Codec) -> BoxFuture<'a, BatchOutcome>;
+    fn handle_batch<'a>(
+        &'a self,
+        batch: &'a [BatchMessage],
+        codec: Codec,
+    ) -> BoxFuture<'a, BatchOutcome>;
 }
 
 /// Makes a batch handler a handler, too: a message that runs alone is a batch of one.
 pub(crate) struct ErasedBatches<H>(pub(crate) H);
 
 impl<H: BatchHandler> ErasedBatchHandler for ErasedBatches<H> {
-    fn handle_batch<'a>(&'a self, batch: &'a [BatchMessage], codec: Codec) -> BoxFuture<'a, BatchOutcome> {
+    fn handle_batch<'a>(
+        &'a self,
+        batch: &'a [BatchMessage],
+        codec: Codec,
+    ) -> BoxFuture<'a, BatchOutcome> {
         Box::pin(async move {
             let outcomes = self.0.handle(batch).await?;
             if outcomes.len() != batch.len() {
                 return Err(miscounted(outcomes.len(), batch.len()));
             }
             let each = batch.iter().zip(outcomes);
-            Ok(each.map(|(one, outcome)| Ok(encoded(one, &outcome?, codec))).collect())
+            Ok(each
+                .map(|(one, outcome)| Ok(encoded(one, &outcome?, codec)))
+                .collect())
         })
     }
 }
 
 /// The handler succeeded, and it is not known for which messages.
 fn miscounted(outcomes: usize, messages: usize) -> Failure {
-    Failure::unknown(format!("the batch handler returned {outcomes} outcomes for {messages} messages"))
+    Failure::unknown(format!(
+        "the batch handler returned {outcomes} outcomes for {messages} messages"
+    ))
 }
 
 impl<H: BatchHandler> ErasedHandler for ErasedBatches<H> {

@@ -22,7 +22,10 @@ const DISCARDED: u8 = 2;
 impl Cancellation {
     /// The signals of a run that is discarded when `parent` is cancelled.
     pub(crate) fn under(parent: &CancellationToken) -> Self {
-        Self { discarded: OnceLock::from(parent.child_token()), ..Self::default() }
+        Self {
+            discarded: OnceLock::from(parent.child_token()),
+            ..Self::default()
+        }
     }
 
     /// Tells the run to stop.
@@ -45,12 +48,15 @@ impl Cancellation {
 
     /// Fires when the run should stop.
     pub(crate) fn cancelled(&self) -> &CancellationToken {
-        let token = self.cancelled.get_or_init(|| self.discarded().child_token());
+        let token = self
+            .cancelled
+            .get_or_init(|| self.discarded().child_token());
         self.fire_if_given(CANCELLED, token);
         token
     }
 
-    /// Fires when the run should stop and its result would not be used; then [`cancelled`](Self::cancelled) has fired, too.
+    /// Fires when the run should stop and its result would not be used; then
+    /// [`cancelled`](Self::cancelled) has fired, too.
     pub(crate) fn discarded(&self) -> &CancellationToken {
         let token = self.discarded.get_or_init(CancellationToken::new);
         self.fire_if_given(DISCARDED, token);

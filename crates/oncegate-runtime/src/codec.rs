@@ -28,8 +28,8 @@ const JSON_NULL: &[u8] = b"null";
 #[cfg(feature = "messagepack")]
 const MESSAGE_PACK_NIL: &[u8] = &[0xc0];
 
-/// How results are encoded when they are stored. Reading needs no setting: the record names its encoding, so
-/// the codec may change at any time.
+/// How results are encoded when they are stored. Reading needs no setting: the record names its
+/// encoding, so the codec may change at any time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Codec {
@@ -46,12 +46,13 @@ pub trait ToStored {
     /// Encodes the result.
     ///
     /// # Errors
-    /// Returns an error when it cannot be encoded. The effect has happened by then, so the record is completed without
-    /// it.
+    /// Returns an error when it cannot be encoded. The effect has happened by then, so the record
+    /// is completed without it.
     fn to_stored(&self, codec: Codec) -> Result<Bytes, BoxError>;
 }
 
-/// A type that a stored result can be read as: anything that serde can deserialise without borrowing, or [`Raw`] bytes.
+/// A type that a stored result can be read as: anything that serde can deserialise without
+/// borrowing, or [`Raw`] bytes.
 pub trait FromStored: Sized {
     /// Decodes a stored result.
     ///
@@ -60,8 +61,8 @@ pub trait FromStored: Sized {
     fn from_stored(stored: &Bytes) -> Result<Self, BoxError>;
 }
 
-/// A type that a handler may return: it can be stored, and read back by duplicates on another thread. It is implemented
-/// for every such type.
+/// A type that a handler may return: it can be stored, and read back by duplicates on another
+/// thread. It is implemented for every such type.
 pub trait Output: ToStored + FromStored + Send + 'static {}
 
 impl<T: ToStored + FromStored + Send + 'static> Output for T {}
@@ -90,9 +91,17 @@ impl<T: Serialize + ?Sized> ToStored for T {
         let (tag, encoded, nothing) = match codec {
             Codec::Json => (JSON, serde_json::to_vec(self)?, JSON_NULL),
             #[cfg(feature = "messagepack")]
-            Codec::MessagePack => (MESSAGE_PACK, rmp_serde::to_vec_named(self)?, MESSAGE_PACK_NIL),
+            Codec::MessagePack => (
+                MESSAGE_PACK,
+                rmp_serde::to_vec_named(self)?,
+                MESSAGE_PACK_NIL,
+            ),
         };
-        Ok(if encoded == nothing { Bytes::new() } else { tagged(tag, &encoded) })
+        Ok(if encoded == nothing {
+            Bytes::new()
+        } else {
+            tagged(tag, &encoded)
+        })
     }
 }
 
@@ -136,13 +145,19 @@ fn tagged(tag: u8, encoded: &[u8]) -> Bytes {
 fn unreadable(first: Option<&u8>) -> BoxError {
     match first {
         None => "the stored result is empty".into(),
-        Some(&NOT_KEPT) => "the result was not kept: it was too large or could not be encoded".into(),
-        Some(&MESSAGE_PACK) => "the result is MessagePack: build with the feature `messagepack`".into(),
+        Some(&NOT_KEPT) => {
+            "the result was not kept: it was too large or could not be encoded".into()
+        }
+        Some(&MESSAGE_PACK) => {
+            "the result is MessagePack: build with the feature `messagepack`".into()
+        }
         Some(&REFERENCE) => {
-            "the result is in a result store, and this gate has none: set `Gate::large_results`".into()
+            "the result is in a result store, and this gate has none: set `Gate::large_results`"
+                .into()
         }
         Some(other) => {
-            format!("the stored result has the encoding {other}, which does not fit this type").into()
+            format!("the stored result has the encoding {other}, which does not fit this type")
+                .into()
         }
     }
 }
@@ -179,10 +194,19 @@ mod tests {
             note: Option<String>,
             id: u64,
         }
-        let receipt = Receipt { id: u64::MAX, note: None };
+        let receipt = Receipt {
+            id: u64::MAX,
+            note: None,
+        };
         let stored = receipt.to_stored(Codec::MessagePack).unwrap();
         assert_eq!(Receipt::from_stored(&stored).unwrap(), receipt);
-        assert_eq!(Later::from_stored(&stored).unwrap(), Later { note: None, id: u64::MAX });
+        assert_eq!(
+            Later::from_stored(&stored).unwrap(),
+            Later {
+                note: None,
+                id: u64::MAX
+            }
+        );
         assert!(().to_stored(Codec::MessagePack).unwrap().is_empty());
     }
 
@@ -192,12 +216,20 @@ mod tests {
         let stored = receipt.to_stored(Codec::Json).unwrap();
         assert_eq!(<(String, u64)>::from_stored(&stored).unwrap(), receipt);
         let raw = Raw(Bytes::from_static(&[0, 255, 1]));
-        assert_eq!(Raw::from_stored(&raw.to_stored(Codec::Json).unwrap()).unwrap(), raw);
+        assert_eq!(
+            Raw::from_stored(&raw.to_stored(Codec::Json).unwrap()).unwrap(),
+            raw
+        );
     }
 
     #[test]
     fn a_result_of_another_kind_is_refused_in_words() {
-        assert!(u8::from_stored(&not_kept()).unwrap_err().to_string().contains("not kept"));
+        assert!(
+            u8::from_stored(&not_kept())
+                .unwrap_err()
+                .to_string()
+                .contains("not kept")
+        );
         assert!(Raw::from_stored(&7_u8.to_stored(Codec::Json).unwrap()).is_err());
         assert!(u8::from_stored(&Bytes::from_static(&[9, 9])).is_err());
     }

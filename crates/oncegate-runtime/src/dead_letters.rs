@@ -1,4 +1,5 @@
-//! Dead letters: messages that cannot be handled, stored durably with their original bytes and the reason.
+//! Dead letters: messages that cannot be handled, stored durably with their original bytes and the
+//! reason.
 
 use std::fmt;
 use std::str::FromStr;
@@ -13,7 +14,8 @@ use crate::message::Message;
 /// A durable destination for messages that cannot be handled, such as a dead-letter topic or queue.
 #[async_trait]
 pub trait DeadLetters: Send + Sync + fmt::Debug {
-    /// Connects, and rejects settings that could lose dead letters. Called once, before the first message.
+    /// Connects, and rejects settings that could lose dead letters. Called once, before the first
+    /// message.
     ///
     /// # Errors
     /// Names what to change.
@@ -21,17 +23,19 @@ pub trait DeadLetters: Send + Sync + fmt::Debug {
         Ok(())
     }
 
-    /// Stores the dead letter. Returns only when it is durable, because the message is acknowledged right after.
+    /// Stores the dead letter. Returns only when it is durable, because the message is acknowledged
+    /// right after.
     ///
     /// # Errors
-    /// When it may not be durable. The consumer retries, and does not acknowledge the message meanwhile. So a dead
-    /// letter may be stored twice, but is never lost. After a [`DeadLetterRefused`] the consumer ends with that error,
-    /// and the message is not acknowledged.
+    /// When it may not be durable. The consumer retries, and does not acknowledge the message
+    /// meanwhile. So a dead letter may be stored twice, but is never lost. After a
+    /// [`DeadLetterRefused`] the consumer ends with that error, and the message is not
+    /// acknowledged.
     async fn send(&self, letter: &DeadLetter) -> Result<(), BoxError>;
 }
 
-/// The error of a dead letter that its destination will not take however often it is sent, for example because it is too
-/// large.
+/// The error of a dead letter that its destination will not take however often it is sent, for
+/// example because it is too large.
 #[derive(Debug, thiserror::Error)]
 #[error("{what}")]
 pub struct DeadLetterRefused {
@@ -74,27 +78,37 @@ pub struct DeadLetter {
     pub attempts: u32,
     /// When its first attempt failed, on the wall clock of the process that saw it.
     ///
-    /// `None` when that time is unknown: another process saw the failure and the message was redelivered by its
-    /// broker, not by a retry topic, or the first attempt ended without a report.
+    /// `None` when that time is unknown: another process saw the failure and the message was
+    /// redelivered by its broker, not by a retry topic, or the first attempt ended without a
+    /// report.
     pub first_failed_at: Option<SystemTime>,
     /// When it was dead-lettered, on the wall clock of the process that did so.
     pub failed_at: SystemTime,
 }
 
 impl DeadLetter {
-    /// Returns the letter's id, 32 hexadecimal digits: equal for all letters that one consumer scope writes of one
-    /// message, and for no others.
+    /// Returns the letter's id, 32 hexadecimal digits: equal for all letters that one consumer
+    /// scope writes of one message, and for no others.
     ///
-    /// A process that ends between the write and the ack leaves a message whose dead letter is written again. Programs
-    /// that count or handle dead letters recognise the copies by this id. It is derived from the scope, and from the
-    /// message's origin and timestamp, which each delivery has in common.
+    /// A process that ends between the write and the ack leaves a message whose dead letter is
+    /// written again. Programs that count or handle dead letters recognise the copies by this id.
+    /// It is derived from the scope, and from the message's origin and timestamp, which each
+    /// delivery has in common.
     pub fn id(&self) -> String {
         let mut hasher = blake3::Hasher::new_derive_key("oncegate v1 dead letter");
         for text in [&self.scope, &self.message.origin().to_string()] {
-            hasher.update(&(text.len() as u64).to_be_bytes()).update(text.as_bytes());
+            hasher
+                .update(&(text.len() as u64).to_be_bytes())
+                .update(text.as_bytes());
         }
         // A topic that was made again has other messages at the same offsets.
-        hasher.update(&self.message.timestamp_ms().unwrap_or_default().to_be_bytes());
+        hasher.update(
+            &self
+                .message
+                .timestamp_ms()
+                .unwrap_or_default()
+                .to_be_bytes(),
+        );
         let mut id = hasher.finalize().to_hex().to_string();
         id.truncate(ID_DIGITS);
         id
@@ -133,8 +147,13 @@ pub enum DeadLetterCause {
 
 impl DeadLetterCause {
     /// All causes.
-    pub const ALL: [Self; 5] =
-        [Self::BadKey, Self::Permanent, Self::AttemptsUsedUp, Self::Mismatch, Self::NotHandedOver];
+    pub const ALL: [Self; 5] = [
+        Self::BadKey,
+        Self::Permanent,
+        Self::AttemptsUsedUp,
+        Self::Mismatch,
+        Self::NotHandedOver,
+    ];
 
     /// Returns the lower-case name for headers and metrics.
     pub const fn as_str(self) -> &'static str {
@@ -153,7 +172,10 @@ impl FromStr for DeadLetterCause {
 
     /// Parses the name from [`as_str`](Self::as_str).
     fn from_str(word: &str) -> Result<Self, UnknownCause> {
-        Self::ALL.into_iter().find(|cause| cause.as_str() == word).ok_or(UnknownCause)
+        Self::ALL
+            .into_iter()
+            .find(|cause| cause.as_str() == word)
+            .ok_or(UnknownCause)
     }
 }
 
@@ -173,7 +195,11 @@ mod tests {
         let letter = |scope: &str, offset: i64, timestamp_ms: i64, cause| DeadLetter {
             message: Message::new(
                 "orders",
-                Origin::Kafka { topic: "orders".into(), partition: 0, offset },
+                Origin::Kafka {
+                    topic: "orders".into(),
+                    partition: 0,
+                    offset,
+                },
                 None,
             )
             .with_timestamp_ms(timestamp_ms),
@@ -187,9 +213,21 @@ mod tests {
         };
         let id = letter("billing", 1, 1_000, DeadLetterCause::Permanent).id();
         assert_eq!(id.len(), ID_DIGITS);
-        assert_eq!(id, letter("billing", 1, 1_000, DeadLetterCause::NotHandedOver).id(), "written again");
-        for other in [("billing", 2, 1_000), ("billing", 1, 2_000), ("refunds", 1, 1_000)] {
-            assert_ne!(id, letter(other.0, other.1, other.2, DeadLetterCause::Permanent).id(), "{other:?}");
+        assert_eq!(
+            id,
+            letter("billing", 1, 1_000, DeadLetterCause::NotHandedOver).id(),
+            "written again"
+        );
+        for other in [
+            ("billing", 2, 1_000),
+            ("billing", 1, 2_000),
+            ("refunds", 1, 1_000),
+        ] {
+            assert_ne!(
+                id,
+                letter(other.0, other.1, other.2, DeadLetterCause::Permanent).id(),
+                "{other:?}"
+            );
         }
     }
 }

@@ -46,11 +46,12 @@ impl Documents {
         Ok(Self(Arc::new(key.compile(&scope)?)))
     }
 
-    /// Returns the message with its document in the place of its payload, and says so in its header `content-type`. A
-    /// tombstone stays one.
+    /// Returns the message with its document in the place of its payload, and says so in its header
+    /// `content-type`. A tombstone stays one.
     ///
     /// # Errors
-    /// [`Failure::not_run`] while a registry does not answer, [`Failure::permanent`] when there is no document.
+    /// [`Failure::not_run`] while a registry does not answer, [`Failure::permanent`] when there is
+    /// no document.
     pub async fn of(&self, message: &Message) -> Result<Message, Failure> {
         if message.is_tombstone() {
             return Ok(message.clone());
@@ -60,12 +61,24 @@ impl Documents {
         let document = self.0.document(message);
         let document =
             document.map_err(|error| Failure::permanent(format!("it has no document: {error}")))?;
-        let describes_payload =
-            |header: &Header| REPLACED.iter().any(|replaced| header.name.eq_ignore_ascii_case(replaced));
-        let kept = message.headers().iter().filter(|header| !describes_payload(header)).cloned();
-        let content_type =
-            Header { name: "content-type".into(), value: Some(Bytes::from_static(b"application/json")) };
+        let describes_payload = |header: &Header| {
+            REPLACED
+                .iter()
+                .any(|replaced| header.name.eq_ignore_ascii_case(replaced))
+        };
+        let kept = message
+            .headers()
+            .iter()
+            .filter(|header| !describes_payload(header))
+            .cloned();
+        let content_type = Header {
+            name: "content-type".into(),
+            value: Some(Bytes::from_static(b"application/json")),
+        };
         let headers = kept.chain([content_type]).collect();
-        Ok(message.clone().with_payload(Bytes::copy_from_slice(&document)).with_headers(headers))
+        Ok(message
+            .clone()
+            .with_payload(Bytes::copy_from_slice(&document))
+            .with_headers(headers))
     }
 }

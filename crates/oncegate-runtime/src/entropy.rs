@@ -11,7 +11,10 @@ pub(crate) enum Entropy {
     #[default]
     Os,
     /// The same bits in every run, for a simulation.
-    #[cfg_attr(not(feature = "testing"), expect(dead_code, reason = "only simulations seed it"))]
+    #[cfg_attr(
+        not(feature = "testing"),
+        expect(dead_code, reason = "only simulations seed it")
+    )]
     Seeded(Mutex<fastrand::Rng>),
 }
 

@@ -10,8 +10,8 @@ use crate::backoff::LONGEST_TIME;
 /// Why a handler did not succeed, and whether another attempt makes sense.
 ///
 /// `?` on any error means "try again"; giving up must be explicit, by [`Failure::permanent`] or
-/// [`OrPermanent::or_permanent`]. `Failure` cannot implement [`Error`](std::error::Error), because `?` converts every error into
-/// it; [`Failure::into_error`] is for other code.
+/// [`OrPermanent::or_permanent`]. `Failure` cannot implement [`Error`](std::error::Error), because
+/// `?` converts every error into it; [`Failure::into_error`] is for other code.
 pub struct Failure {
     advice: Advice,
     error: BoxError,
@@ -26,7 +26,8 @@ pub(crate) enum Advice {
     Unknown,
     /// Another attempt after the usual back-off; this one did not begin, and does not count.
     NotRun,
-    /// The same message after this long: it cannot be done yet. This attempt is no failure, and does not count.
+    /// The same message after this long: it cannot be done yet. This attempt is no failure, and
+    /// does not count.
     Later { after: Duration },
     /// No more attempts: the message goes to the dead letters.
     GiveUp,
@@ -35,43 +36,66 @@ pub(crate) enum Advice {
 impl Failure {
     /// Another attempt would fail as well: the message goes to the dead letters.
     pub fn permanent(error: impl Into<BoxError>) -> Self {
-        Self { advice: Advice::GiveUp, error: error.into() }
+        Self {
+            advice: Advice::GiveUp,
+            error: error.into(),
+        }
     }
 
     /// Try again after the consumer's back-off. `?` does the same.
     pub fn retry(error: impl Into<BoxError>) -> Self {
-        Self { advice: Advice::Retry { after: None }, error: error.into() }
+        Self {
+            advice: Advice::Retry { after: None },
+            error: error.into(),
+        }
     }
 
-    /// Try again, but not before `delay` has passed. A delay of more than 365 days is shortened to that. One that is
-    /// shorter than half of the consumer's first back-off is prolonged to that, so that other messages run meanwhile.
+    /// Try again, but not before `delay` has passed. A delay of more than 365 days is shortened to
+    /// that. One that is shorter than half of the consumer's first back-off is prolonged to that,
+    /// so that other messages run meanwhile.
     pub fn retry_after(delay: Duration, error: impl Into<BoxError>) -> Self {
-        Self { advice: Advice::Retry { after: Some(delay.min(LONGEST_TIME)) }, error: error.into() }
+        Self {
+            advice: Advice::Retry {
+                after: Some(delay.min(LONGEST_TIME)),
+            },
+            error: error.into(),
+        }
     }
 
-    /// The outcome is unknown: the effect may have happened, and may still be in progress, as after a timeout.
+    /// The outcome is unknown: the effect may have happened, and may still be in progress, as after
+    /// a timeout.
     ///
-    /// The message is tried again when the lease has lapsed, not sooner, and the next attempt is flagged by
-    /// [`Attempt::recovered`](crate::Attempt::recovered). It counts as an attempt that ended without an outcome.
+    /// The message is tried again when the lease has lapsed, not sooner, and the next attempt is
+    /// flagged by [`Attempt::recovered`](crate::Attempt::recovered). It counts as an attempt that
+    /// ended without an outcome.
     pub fn unknown(error: impl Into<BoxError>) -> Self {
-        Self { advice: Advice::Unknown, error: error.into() }
+        Self {
+            advice: Advice::Unknown,
+            error: error.into(),
+        }
     }
 
-    /// The work did not begin: its executor could not be reached, or had no capacity. Nothing has happened.
+    /// The work did not begin: its executor could not be reached, or had no capacity. Nothing has
+    /// happened.
     ///
-    /// The message is tried again after the consumer's back-off. It does not count as an attempt, so it never leads to
-    /// the dead letters; a handler that fails so for many keys is paused by its circuit breaker like one that fails
-    /// otherwise.
+    /// The message is tried again after the consumer's back-off. It does not count as an attempt,
+    /// so it never leads to the dead letters; a handler that fails so for many keys is paused by
+    /// its circuit breaker like one that fails otherwise.
     pub fn not_run(error: impl Into<BoxError>) -> Self {
-        Self { advice: Advice::NotRun, error: error.into() }
+        Self {
+            advice: Advice::NotRun,
+            error: error.into(),
+        }
     }
 
-    /// The message cannot be done yet: the handler wants it again after `delay`. Nothing has failed, and nothing has
-    /// happened. `reason` says what the message waits for: "the report is not ready".
+    /// The message cannot be done yet: the handler wants it again after `delay`. Nothing has
+    /// failed, and nothing has happened. `reason` says what the message waits for: "the report is
+    /// not ready".
     ///
-    /// This counts neither as an attempt nor as a failure, so it leads neither to the dead letters nor to an open circuit
-    /// breaker, however often the handler returns it: only the handler can end the wait. Bound it by the age of the
-    /// message, and return [`permanent`](Self::permanent) when that is over:
+    /// This counts neither as an attempt nor as a failure, so it leads neither to the dead letters
+    /// nor to an open circuit breaker, however often the handler returns it: only the handler can
+    /// end the wait. Bound it by the age of the message, and return [`permanent`](Self::permanent)
+    /// when that is over:
     ///
     /// ```
     /// use std::time::Duration;
@@ -86,10 +110,16 @@ impl Failure {
     /// # let _ = not_ready;
     /// ```
     ///
-    /// The message keeps its place in its order meanwhile, as after a failure; a long delay goes to a retry topic, if
-    /// there is one. The limits on `delay` are those of [`retry_after`](Self::retry_after).
+    /// The message keeps its place in its order meanwhile, as after a failure; a long delay goes to
+    /// a retry topic, if there is one. The limits on `delay` are those of
+    /// [`retry_after`](Self::retry_after).
     pub fn later(delay: Duration, reason: impl Into<BoxError>) -> Self {
-        Self { advice: Advice::Later { after: delay.min(LONGEST_TIME) }, error: reason.into() }
+        Self {
+            advice: Advice::Later {
+                after: delay.min(LONGEST_TIME),
+            },
+            error: reason.into(),
+        }
     }
 
     /// Whether the handler wants the message later, and nothing has failed.
@@ -125,7 +155,10 @@ impl Failure {
 
     /// The same advice for another message, with the error as text.
     pub(crate) fn copied(&self) -> Self {
-        Self { advice: self.advice, error: self.reason().into() }
+        Self {
+            advice: self.advice,
+            error: self.reason().into(),
+        }
     }
 
     /// The error and its causes, in one line.

@@ -13,10 +13,13 @@ use crate::message::Message;
 
 /// The work to be done once per key.
 ///
-/// A closure `async |message: Message, attempt: Attempt| …` or a function works too; it receives owned arguments.
+/// A closure `async |message: Message, attempt: Attempt| …` or a function works too; it receives
+/// owned arguments.
 ///
-/// - On a **crash** before the result is stored, another attempt runs, flagged by [`Attempt::recovered`].
-/// - On a **duplicate**, `handle` does not run: [`duplicate`](Self::duplicate) gets the stored result.
+/// - On a **crash** before the result is stored, another attempt runs, flagged by
+///   [`Attempt::recovered`].
+/// - On a **duplicate**, `handle` does not run: [`duplicate`](Self::duplicate) gets the stored
+///   result.
 /// - On a **cancellation** (the lease is lost, the run takes too long, the consumer stops),
 ///   [`Attempt::cancelled`] resolves, and a little later the future is dropped at its next `await`.
 /// - On a **panic**, the attempt counts as failed.
@@ -27,19 +30,20 @@ pub trait Handler: Send + Sync + 'static {
     /// Does the work.
     ///
     /// # Errors
-    /// `?` on any error requests another attempt; [`Failure::permanent`] sends the message to the dead letters.
+    /// `?` on any error requests another attempt; [`Failure::permanent`] sends the message to the
+    /// dead letters.
     fn handle(
         &self,
         message: &Message,
         attempt: &Attempt,
     ) -> impl Future<Output = Result<Self::Output, Failure>> + Send;
 
-    /// Called for a message whose work was done before; `result` is what the first one returned. Does nothing unless
-    /// overridden; a request-reply consumer can send its reply here.
+    /// Called for a message whose work was done before; `result` is what the first one returned.
+    /// Does nothing unless overridden; a request-reply consumer can send its reply here.
     ///
     /// # Errors
-    /// After an error it is called again, three times in all; then the message is acknowledged all the same, and
-    /// counted.
+    /// After an error it is called again, three times in all; then the message is acknowledged all
+    /// the same, and counted.
     fn duplicate(
         &self,
         message: &Message,
@@ -49,9 +53,9 @@ pub trait Handler: Send + Sync + 'static {
         std::future::ready(Ok(()))
     }
 
-    /// Called for a duplicate whose stored result does not decode as `Output`, was not kept, or is missing or damaged
-    /// in the gate's [`large_results`](crate::Gate::large_results). `error` is the cause, and `stored` is what was
-    /// found. Does nothing unless overridden.
+    /// Called for a duplicate whose stored result does not decode as `Output`, was not kept, or is
+    /// missing or damaged in the gate's [`large_results`](crate::Gate::large_results). `error` is
+    /// the cause, and `stored` is what was found. Does nothing unless overridden.
     fn undecodable_duplicate(
         &self,
         message: &Message,
@@ -85,8 +89,8 @@ pub(crate) type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
 /// A handler with its type erased.
 pub(crate) trait ErasedHandler: Send + Sync + 'static {
-    /// Runs the handler and encodes its result. The effect has happened when it returns `Ok`: even if the result is
-    /// unusable, the work must not run again.
+    /// Runs the handler and encodes its result. The effect has happened when it returns `Ok`: even
+    /// if the result is unusable, the work must not run again.
     fn handle(
         self: Arc<Self>,
         message: Message,
@@ -94,7 +98,8 @@ pub(crate) trait ErasedHandler: Send + Sync + 'static {
         codec: Codec,
     ) -> BoxFuture<'static, Result<Encoded, Failure>>;
 
-    /// Decodes the stored result and passes it to the handler; `lost` is the reason if the result is lost.
+    /// Decodes the stored result and passes it to the handler; `lost` is the reason if the result
+    /// is lost.
     fn duplicate(
         &self,
         message: Message,

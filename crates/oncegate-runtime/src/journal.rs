@@ -2,11 +2,13 @@
 //!
 //! An entry contains nothing of a payload.
 //!
-//! - A gate writes to a [`Journal`] after the store has answered ([`Gate::journal`](crate::Gate::journal)): a crash
-//!   between the two loses the entry, never the record. Such an entry is marked as a best effort.
-//! - The SQL stores can keep their own journal, in the transaction of each change (`SqliteBuilder::journaled`,
-//!   `PostgresBuilder::journaled`).
-//! - An operator's command writes what it is about to do before it does it, and the result afterwards.
+//! - A gate writes to a [`Journal`] after the store has answered
+//!   ([`Gate::journal`](crate::Gate::journal)): a crash between the two loses the entry, never the
+//!   record. Such an entry is marked as a best effort.
+//! - The SQL stores can keep their own journal, in the transaction of each change
+//!   (`SqliteBuilder::journaled`, `PostgresBuilder::journaled`).
+//! - An operator's command writes what it is about to do before it does it, and the result
+//!   afterwards.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufRead, BufReader, Write};
@@ -32,8 +34,8 @@ const WAITING_MOST: usize = 8_192;
 
 /// A log of what happens to a gate's keys ([`Gate::journal`](crate::Gate::journal)).
 pub trait Journal: Send + Sync + std::fmt::Debug {
-    /// Takes an entry, and returns how many were dropped since the last call. It is called for every message: it must
-    /// not block.
+    /// Takes an entry, and returns how many were dropped since the last call. It is called for
+    /// every message: it must not block.
     fn note(&self, entry: JournalEntry) -> u64;
 }
 
@@ -46,8 +48,9 @@ impl<J: Journal + ?Sized> Journal for Arc<J> {
 
 /// A journal in a file, written by its own thread.
 ///
-/// Entries that come faster than the disk writes them are dropped, and so are those that cannot be written; both are
-/// counted. Dropping the journal writes the waiting entries, and blocks until that is done.
+/// Entries that come faster than the disk writes them are dropped, and so are those that cannot be
+/// written; both are counted. Dropping the journal writes the waiting entries, and blocks until
+/// that is done.
 #[derive(Debug)]
 pub struct FileJournal {
     by: Option<String>,
@@ -68,7 +71,12 @@ impl FileJournal {
         let counting = Arc::clone(&dropped);
         let thread = std::thread::Builder::new().name("oncegate-journal".to_owned());
         let writing = thread.spawn(move || write(&file, &entries, &counting))?;
-        Ok(Self { by: None, waiting: Some(waiting), dropped, writing: Some(writing) })
+        Ok(Self {
+            by: None,
+            waiting: Some(waiting),
+            dropped,
+            writing: Some(writing),
+        })
     }
 
     /// The name of this worker, written into each entry.
@@ -100,8 +108,15 @@ impl Dropped {
 
 impl Journal for FileJournal {
     fn note(&self, entry: JournalEntry) -> u64 {
-        let entry = JournalEntry { by: self.by.clone(), ..entry };
-        if self.waiting.as_ref().is_none_or(|waiting| waiting.try_send(entry).is_err()) {
+        let entry = JournalEntry {
+            by: self.by.clone(),
+            ..entry
+        };
+        if self
+            .waiting
+            .as_ref()
+            .is_none_or(|waiting| waiting.try_send(entry).is_err())
+        {
             self.dropped.count();
         }
         self.dropped.unreported.swap(0, Relaxed)
@@ -141,8 +156,9 @@ fn write(file: &JournalFile, entries: &Receiver<JournalEntry>, dropped: &Dropped
 pub struct JournalEntry {
     /// When, in milliseconds since 1970, by the writer's wall clock.
     pub at_ms: u64,
-    /// The event, in one lower-case word: `claimed`, `completed`, `released`, `failed`, `handed_over` or `lost` from a
-    /// gate; also `reopened` from the SQL stores; `reset`, `redriven` and their beginnings and ends from an operator.
+    /// The event, in one lower-case word: `claimed`, `completed`, `released`, `failed`,
+    /// `handed_over` or `lost` from a gate; also `reopened` from the SQL stores; `reset`,
+    /// `redriven` and their beginnings and ends from an operator.
     pub event: String,
     /// The key as the store has it.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -168,7 +184,8 @@ pub struct JournalEntry {
     /// The reason, at most 256 bytes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    /// Whether it was written after the change without waiting for it, so that other entries may be missing.
+    /// Whether it was written after the change without waiting for it, so that other entries may be
+    /// missing.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub best_effort: bool,
 }
@@ -176,9 +193,15 @@ pub struct JournalEntry {
 impl JournalEntry {
     /// An entry of this moment.
     pub fn now(event: impl Into<String>) -> Self {
-        let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let since_1970 = SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .unwrap_or_default();
         let at_ms = u64::try_from(since_1970.as_millis()).unwrap_or(u64::MAX);
-        Self { at_ms, event: event.into(), ..Self::default() }
+        Self {
+            at_ms,
+            event: event.into(),
+            ..Self::default()
+        }
     }
 
     /// The entry with this key.
@@ -210,7 +233,11 @@ impl JournalEntry {
 
     /// The entry with this reason, unless it is empty.
     pub(crate) fn why(self, reason: &str) -> Self {
-        if reason.is_empty() { self } else { self.reason(reason) }
+        if reason.is_empty() {
+            self
+        } else {
+            self.reason(reason)
+        }
     }
 
     /// The entry with this author.
@@ -228,7 +255,8 @@ impl JournalEntry {
     }
 }
 
-/// A journal in a file: one JSON object per line, append-only. Several processes may write the same file.
+/// A journal in a file: one JSON object per line, append-only. Several processes may write the same
+/// file.
 #[derive(Debug)]
 pub struct JournalFile {
     path: PathBuf,
@@ -242,7 +270,10 @@ impl JournalFile {
     /// Returns an error when the file cannot be written.
     pub fn open(path: impl Into<PathBuf>) -> io::Result<Self> {
         let path = path.into();
-        if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
+        if let Some(folder) = path
+            .parent()
+            .filter(|folder| !folder.as_os_str().is_empty())
+        {
             std::fs::create_dir_all(folder)?;
         }
         let mut options = OpenOptions::new();
@@ -276,8 +307,8 @@ impl JournalFile {
         self.file.sync_data()
     }
 
-    /// The entries about `key`, the oldest first, at most the last `most` of them. Lines that are no entries are
-    /// skipped: a power cut may have cut one short.
+    /// The entries about `key`, the oldest first, at most the last `most` of them. Lines that are
+    /// no entries are skipped: a power cut may have cut one short.
     ///
     /// # Errors
     /// Returns an error when the file cannot be read.
@@ -290,9 +321,12 @@ impl JournalFile {
             if lines.read_until(b'\n', &mut line)? == 0 {
                 return Ok(found.into());
             }
-            let entry =
-                (line.len() <= LINE_MAX_BYTES).then(|| serde_json::from_slice::<JournalEntry>(&line).ok());
-            if let Some(entry) = entry.flatten().filter(|entry| entry.key.as_deref() == Some(key)) {
+            let entry = (line.len() <= LINE_MAX_BYTES)
+                .then(|| serde_json::from_slice::<JournalEntry>(&line).ok());
+            if let Some(entry) = entry
+                .flatten()
+                .filter(|entry| entry.key.as_deref() == Some(key))
+            {
                 if found.len() == most {
                     found.pop_front();
                 }
@@ -314,20 +348,37 @@ mod tests {
         let path = dir.path().join("journal.jsonl");
         let journal = FileJournal::open(&path).unwrap().by("worker-3");
         for attempt in 1..=100 {
-            assert_eq!(journal.note(JournalEntry::now("claimed").key("billing:a").attempt(attempt)), 0);
+            assert_eq!(
+                journal.note(
+                    JournalEntry::now("claimed")
+                        .key("billing:a")
+                        .attempt(attempt)
+                ),
+                0
+            );
         }
         drop(journal);
         let found = JournalFile::about(&path, "billing:a", 1_000).unwrap();
         assert_eq!(found.len(), 100);
-        assert!(found.iter().all(|entry| entry.by.as_deref() == Some("worker-3")));
+        assert!(
+            found
+                .iter()
+                .all(|entry| entry.by.as_deref() == Some("worker-3"))
+        );
 
         // A full disk takes no entry.
         let full = FileJournal::open("/dev/full").unwrap();
         let dropped = Arc::clone(&full.dropped);
-        let reported: u64 = (0..3).map(|_| full.note(JournalEntry::now("claimed"))).sum();
+        let reported: u64 = (0..3)
+            .map(|_| full.note(JournalEntry::now("claimed")))
+            .sum();
         drop(full);
         assert_eq!(dropped.total.load(Relaxed), 3);
-        assert_eq!(reported + dropped.unreported.load(Relaxed), 3, "each is reported once");
+        assert_eq!(
+            reported + dropped.unreported.load(Relaxed),
+            3,
+            "each is reported once"
+        );
     }
 
     #[test]
@@ -336,20 +387,32 @@ mod tests {
         let path = dir.path().join("new folder").join("journal.jsonl");
         let journal = JournalFile::open(&path).unwrap();
         let entry = |key: &str, attempt| {
-            JournalEntry::now("reset").key(key).attempt(attempt).by("ada").reason(&"é".repeat(200))
+            JournalEntry::now("reset")
+                .key(key)
+                .attempt(attempt)
+                .by("ada")
+                .reason(&"é".repeat(200))
         };
         for attempt in 1..=5 {
             journal.append(&entry("billing:a", attempt)).unwrap();
             journal.append(&entry("billing:b", attempt)).unwrap();
-            (&journal.file).write_all(b"{\"at_ms\":1,\"key\":\"billing:a\n").unwrap();
+            (&journal.file)
+                .write_all(b"{\"at_ms\":1,\"key\":\"billing:a\n")
+                .unwrap();
         }
         journal.sync().unwrap();
         // Opening it again continues at its end.
-        JournalFile::open(&path).unwrap().append(&entry("billing:a", 6)).unwrap();
+        JournalFile::open(&path)
+            .unwrap()
+            .append(&entry("billing:a", 6))
+            .unwrap();
 
         let found = JournalFile::about(&path, "billing:a", 3).unwrap();
         let attempts: Vec<_> = found.iter().map(|entry| entry.attempt).collect();
         assert_eq!(attempts, [Some(4), Some(5), Some(6)]);
-        assert_eq!(found.first().unwrap().reason.as_deref().map(str::len), Some(256));
+        assert_eq!(
+            found.first().unwrap().reason.as_deref().map(str::len),
+            Some(256)
+        );
     }
 }

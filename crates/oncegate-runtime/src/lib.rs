@@ -1,9 +1,9 @@
-//! The consumer runtime of oncegate: messages, attempts and handlers; the [`Gate`] that claims a key and stores its
-//! result; the [`Consumer`] that runs handlers and acknowledges messages; and the ports behind which brokers, stores
-//! and observers stand.
+//! The consumer runtime of oncegate: messages, attempts and handlers; the [`Gate`] that claims a
+//! key and stores its result; the [`Consumer`] that runs handlers and acknowledges messages; and
+//! the ports behind which brokers, stores and observers stand.
 //!
-//! It knows no broker and no database. Programs use it through the crate `oncegate`; adapters are written against this
-//! crate and `oncegate-core`.
+//! It knows no broker and no database. Programs use it through the crate `oncegate`; adapters are
+//! written against this crate and `oncegate-core`.
 //!
 //! ```text
 //! Source (port)  →  lanes (order, permits)  →  key  →  gate (claim … complete)  →  handler

@@ -43,7 +43,12 @@ pub struct Header {
 
 impl fmt::Debug for Header {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {} bytes", self.name, self.value.as_ref().map_or(0, Bytes::len))
+        write!(
+            f,
+            "{}: {} bytes",
+            self.name,
+            self.value.as_ref().map_or(0, Bytes::len)
+        )
     }
 }
 
@@ -52,11 +57,13 @@ impl fmt::Debug for Header {
 pub struct Broker {
     /// The name in settings and in what workers get, such as `sqs`.
     pub name: &'static str,
-    /// The name in OpenTelemetry's conventions for messaging (`messaging.system`), such as `aws_sqs`.
+    /// The name in OpenTelemetry's conventions for messaging (`messaging.system`), such as
+    /// `aws_sqs`.
     pub system: &'static str,
 }
 
-/// The origin of a message. It names a delivery for logs and dead letters; it does not identify the message.
+/// The origin of a message. It names a delivery for logs and dead letters; it does not identify the
+/// message.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Origin {
@@ -84,7 +91,9 @@ impl Origin {
     /// The unit of order: a topic's partition, or a queue.
     pub fn partition(&self) -> (&str, i32) {
         match self {
-            Self::Kafka { topic, partition, .. } => (topic, *partition),
+            Self::Kafka {
+                topic, partition, ..
+            } => (topic, *partition),
             Self::Queue { queue, .. } => (queue, 0),
             Self::Other(_) => ("", 0),
         }
@@ -104,9 +113,15 @@ impl Origin {
             })
         };
         // Neither a queue's name nor a topic's contains this character.
-        let queue =
-            || words.split_once('#').map(|(queue, id)| Self::Queue { queue: queue.into(), id: id.into() });
-        kafka().or_else(queue).unwrap_or_else(|| Self::Other(words.into()))
+        let queue = || {
+            words.split_once('#').map(|(queue, id)| Self::Queue {
+                queue: queue.into(),
+                id: id.into(),
+            })
+        };
+        kafka()
+            .or_else(queue)
+            .unwrap_or_else(|| Self::Other(words.into()))
     }
 }
 
@@ -114,7 +129,11 @@ impl fmt::Display for Origin {
     /// `orders/3@42`, `queue#id`, or the text.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Kafka { topic, partition, offset } => write!(f, "{topic}/{partition}@{offset}"),
+            Self::Kafka {
+                topic,
+                partition,
+                offset,
+            } => write!(f, "{topic}/{partition}@{offset}"),
             Self::Queue { queue, id } => write!(f, "{queue}#{id}"),
             Self::Other(words) => f.write_str(words),
         }
@@ -138,7 +157,9 @@ impl Message {
             defect: None,
             dead_letter_of: None,
         };
-        Self { delivered: Arc::new(delivered) }
+        Self {
+            delivered: Arc::new(delivered),
+        }
     }
 
     /// The same message with this payload, such as its decoded form for a handler.
@@ -161,31 +182,35 @@ impl Message {
         self.edit(|delivered| delivered.timestamp_ms = Some(timestamp_ms))
     }
 
-    /// The same message with the time at which its first attempt failed. A [retry queue](crate::source::RetryQueue)
-    /// keeps that time with the message, and the dead letter contains it.
+    /// The same message with the time at which its first attempt failed. A [retry
+    /// queue](crate::source::RetryQueue) keeps that time with the message, and the dead letter
+    /// contains it.
     pub fn with_first_failed_at(self, time: SystemTime) -> Self {
         self.edit(|delivered| delivered.first_failed_at = Some(time))
     }
 
-    /// The same message, marked as not having the form that its source is configured to read; `expected` describes that
-    /// form. No gate makes a key of it: it is bad input, and goes to the dead letters.
+    /// The same message, marked as not having the form that its source is configured to read;
+    /// `expected` describes that form. No gate makes a key of it: it is bad input, and goes to the
+    /// dead letters.
     pub fn with_defect(self, expected: &'static str) -> Self {
         self.edit(|delivered| delivered.defect = Some(expected))
     }
 
-    /// The form that its source expects and it does not have; see [`with_defect`](Self::with_defect).
+    /// The form that its source expects and it does not have; see
+    /// [`with_defect`](Self::with_defect).
     pub fn defect(&self) -> Option<&'static str> {
         self.delivered.defect
     }
 
-    /// The same message, marked as a dead letter that the consumer of this scope has written, and that was put
-    /// back unchanged, for example with the redrive of an SQS console. A redrive of ours sends the original message
-    /// instead.
+    /// The same message, marked as a dead letter that the consumer of this scope has written, and
+    /// that was put back unchanged, for example with the redrive of an SQS console. A redrive of
+    /// ours sends the original message instead.
     pub fn with_dead_letter_of(self, scope: impl Into<Arc<str>>) -> Self {
         self.edit(|delivered| delivered.dead_letter_of = Some(scope.into()))
     }
 
-    /// The scope whose dead letter this delivery is; see [`with_dead_letter_of`](Self::with_dead_letter_of).
+    /// The scope whose dead letter this delivery is; see
+    /// [`with_dead_letter_of`](Self::with_dead_letter_of).
     pub fn dead_letter_of(&self) -> Option<&str> {
         self.delivered.dead_letter_of.as_deref()
     }
@@ -242,7 +267,12 @@ impl Message {
 
     /// The last header of this name.
     pub fn header(&self, name: &str) -> Option<&[u8]> {
-        let named = self.delivered.headers.iter().rev().find(|header| &*header.name == name);
+        let named = self
+            .delivered
+            .headers
+            .iter()
+            .rev()
+            .find(|header| &*header.name == name);
         named.and_then(|header| header.value.as_deref())
     }
 
@@ -256,28 +286,36 @@ impl Message {
         self.delivered.timestamp_ms
     }
 
-    /// When its first attempt failed, by the wall clock of the process that ran it. `None` when none has failed, or
-    /// when another process ran it and the message did not come through a [retry queue](crate::source::RetryQueue).
+    /// When its first attempt failed, by the wall clock of the process that ran it. `None` when
+    /// none has failed, or when another process ran it and the message did not come through a
+    /// [retry queue](crate::source::RetryQueue).
     pub fn first_failed_at(&self) -> Option<SystemTime> {
         self.delivered.first_failed_at
     }
 
-    /// How long ago the broker received it, by this machine's clock; `None` without a timestamp, and with one of 0,
-    /// which producers send that set none.
+    /// How long ago the broker received it, by this machine's clock; `None` without a timestamp,
+    /// and with one of 0, which producers send that set none.
     pub fn age(&self) -> Option<Duration> {
-        Some(SystemTime::now().duration_since(self.produced_at()?).unwrap_or_default())
+        Some(
+            SystemTime::now()
+                .duration_since(self.produced_at()?)
+                .unwrap_or_default(),
+        )
     }
 
     /// The broker's timestamp, unless there is none or it says 1970.
     pub(crate) fn produced_at(&self) -> Option<SystemTime> {
-        let millis = u64::try_from(self.timestamp_ms()?).ok().filter(|millis| *millis > 0)?;
+        let millis = u64::try_from(self.timestamp_ms()?)
+            .ok()
+            .filter(|millis| *millis > 0)?;
         SystemTime::UNIX_EPOCH.checked_add(Duration::from_millis(millis))
     }
 
     /// The approximate size of this message in memory, in bytes, as counted by the limits on bytes.
     pub fn size_bytes(&self) -> usize {
         const FIXED_BYTES: usize = 256;
-        let header = |header: &Header| 48 + header.name.len() + header.value.as_ref().map_or(0, Bytes::len);
+        let header =
+            |header: &Header| 48 + header.name.len() + header.value.as_ref().map_or(0, Bytes::len);
         FIXED_BYTES
             + self.payload().len()
             + self.key().map_or(0, <[u8]>::len)
@@ -287,8 +325,8 @@ impl Message {
     /// Decodes the payload as JSON.
     ///
     /// # Errors
-    /// Returns a permanent failure when it is not JSON of this shape: trying again would not help, so the message
-    /// goes to the dead letters.
+    /// Returns a permanent failure when it is not JSON of this shape: trying again would not help,
+    /// so the message goes to the dead letters.
     pub fn json<T: DeserializeOwned>(&self) -> Result<T, Failure> {
         // A key skips a byte order mark too, so a message that has a key can be read.
         let payload = self.payload();
@@ -347,7 +385,11 @@ mod tests {
     fn a_timestamp_of_zero_gives_no_age() {
         assert_eq!(produced_at(0).age(), None, "its age would be that of 1970");
         assert_eq!(produced_at(-1).age(), None);
-        assert_eq!(produced_at(i64::MAX).age(), Some(Duration::ZERO), "this clock is behind the broker's");
+        assert_eq!(
+            produced_at(i64::MAX).age(),
+            Some(Duration::ZERO),
+            "this clock is behind the broker's"
+        );
         assert!(produced_at(1_700_000_000_000).age() > Some(Duration::from_secs(3_600)));
     }
 }

@@ -1,23 +1,27 @@
-//! Results that are too large for a record: a [`ResultStore`] keeps them, and the record keeps a reference.
+//! Results that are too large for a record: a [`ResultStore`] keeps them, and the record keeps a
+//! reference.
 //!
-//! The object is written **before** COMPLETED, under a name that no other attempt uses. The record then refers to it
-//! and contains its size and its BLAKE3 digest. So a reference never points to a missing object, and a duplicate gets
-//! exactly what the first attempt stored. A process that is killed in between leaves an object without a reference.
-//! [`Gate::sweep_results`](crate::Gate::sweep_results) deletes such objects, and those whose records have expired.
+//! The object is written **before** COMPLETED, under a name that no other attempt uses. The record
+//! then refers to it and contains its size and its BLAKE3 digest. So a reference never points to a
+//! missing object, and a duplicate gets exactly what the first attempt stored. A process that is
+//! killed in between leaves an object without a reference.
+//! [`Gate::sweep_results`](crate::Gate::sweep_results) deletes such objects, and those whose
+//! records have expired.
 //!
-//! `ObjectResults` keeps results in a folder or in S3. The effect of the handler has happened when a result is
-//! stored, so a result store that is down never stops a completion: after a bounded time, the record is completed
-//! without its result, which is counted as `results_not_kept`.
+//! `ObjectResults` keeps results in a folder or in S3. The effect of the handler has happened when
+//! a result is stored, so a result store that is down never stops a completion: after a bounded
+//! time, the record is completed without its result, which is counted as `results_not_kept`.
 //!
 //! # Not obvious
 //!
 //! Implementation notes: facts about result stores that this code depends on.
 //!
-//! - Objects must not be named by their content. Two attempts would share one object, and the sweep, which goes by
-//!   age, would delete what the younger one's record refers to.
-//! - The sweep does not trust its own clock: it puts an object and reads how old the result store considers it.
-//! - `object_store` does not list the unfinished write of a killed process (`name#1`); the sweep of a folder lists the
-//!   files itself.
+//! - Objects must not be named by their content. Two attempts would share one object, and the
+//!   sweep, which goes by age, would delete what the younger one's record refers to.
+//! - The sweep does not trust its own clock: it puts an object and reads how old the result store
+//!   considers it.
+//! - `object_store` does not list the unfinished write of a killed process (`name#1`); the sweep of
+//!   a folder lists the files itself.
 
 use std::fmt;
 use std::sync::Arc;
@@ -36,9 +40,11 @@ use crate::failure::BoxError;
 /// Names are made of `A-Z a-z 0-9 . _ - /` and begin with the scope and a slash.
 #[async_trait]
 pub trait ResultStore: Send + Sync + fmt::Debug {
-    /// Stores `bytes` under `name`; they are durable when it returns. Atomic: no reader ever gets a part of them.
+    /// Stores `bytes` under `name`; they are durable when it returns. Atomic: no reader ever gets a
+    /// part of them.
     ///
-    /// After an error or a lost answer it is called again with the same name and the same bytes, which must work.
+    /// After an error or a lost answer it is called again with the same name and the same bytes,
+    /// which must work.
     ///
     /// # Errors
     /// When the bytes are not known to be durable.
@@ -50,8 +56,8 @@ pub trait ResultStore: Send + Sync + fmt::Debug {
     /// When the store cannot answer. The caller tries again later.
     async fn get(&self, name: &str, most_bytes: u64) -> Result<Option<Bytes>, ResultStoreError>;
 
-    /// Deletes, or only counts, the objects of `scope` that were stored more than `older_than` ago, by the store's
-    /// own clock.
+    /// Deletes, or only counts, the objects of `scope` that were stored more than `older_than` ago,
+    /// by the store's own clock.
     ///
     /// # Errors
     /// When the store cannot be reached or refuses. Objects deleted until then stay deleted.
@@ -122,23 +128,32 @@ pub struct ResultStoreError {
 impl ResultStoreError {
     /// The cause and the location, without a password.
     pub fn new(source: impl Into<BoxError>) -> Self {
-        Self { source: source.into() }
+        Self {
+            source: source.into(),
+        }
     }
 }
 
 /// The name under which an attempt stores its result: `<scope>/<2>/<digest of the key>.<attempt>`.
 ///
-/// No two attempts share a name. Equal results of two keys, or of two attempts, must not be one object: the sweep
-/// goes by the object's age, and one record may be much older than the other.
+/// No two attempts share a name. Equal results of two keys, or of two attempts, must not be one
+/// object: the sweep goes by the object's age, and one record may be much older than the other.
 pub(crate) fn name(key: &StoreKey, token: &Token) -> String {
     const ATTEMPT_BYTES: usize = 8;
     let mut attempt = [0; ATTEMPT_BYTES];
     let mut hasher = blake3::Hasher::new_derive_key("oncegate v1 result name");
-    hasher.update(token.as_bytes()).finalize_xof().fill(&mut attempt);
+    hasher
+        .update(token.as_bytes())
+        .finalize_xof()
+        .fill(&mut attempt);
     let digest = key.digest().to_string();
     // 4,096 folders, so that none gets too large.
     let shard: String = digest.chars().take(2).collect();
-    format!("{}/{shard}/{digest}.{:016x}", key.scope(), u64::from_be_bytes(attempt))
+    format!(
+        "{}/{shard}/{digest}.{:016x}",
+        key.scope(),
+        u64::from_be_bytes(attempt)
+    )
 }
 
 /// The reference in a record to a result in a result store.
@@ -160,7 +175,11 @@ pub(crate) struct Reference {
 
 impl Reference {
     pub(crate) fn to(name: String, object: &[u8]) -> Self {
-        Self { digest: *blake3::hash(object).as_bytes(), size_bytes: object.len() as u64, name }
+        Self {
+            digest: *blake3::hash(object).as_bytes(),
+            size_bytes: object.len() as u64,
+            name,
+        }
     }
 
     /// Whether a stored result has the first byte of a reference, valid or not.
@@ -182,7 +201,11 @@ impl Reference {
         let (digest, rest) = rest.split_first_chunk::<32>()?;
         let (size_bytes, name) = rest.split_first_chunk::<8>()?;
         let name = std::str::from_utf8(name).ok()?.to_owned();
-        Some(Self { digest: *digest, size_bytes: u64::from_be_bytes(*size_bytes), name })
+        Some(Self {
+            digest: *digest,
+            size_bytes: u64::from_be_bytes(*size_bytes),
+            name,
+        })
     }
 
     /// Whether `object` is the object that this refers to.
@@ -194,7 +217,9 @@ impl Reference {
 /// Describes a stored reference for people.
 pub(crate) fn describe(stored: &[u8]) -> String {
     match Reference::decode(stored) {
-        Some(Reference { size_bytes, name, .. }) => {
+        Some(Reference {
+            size_bytes, name, ..
+        }) => {
             format!("{size_bytes} bytes in the result store, as {name}")
         }
         None => "a damaged reference to the result store".to_owned(),
@@ -233,9 +258,16 @@ mod tests {
     fn each_attempt_has_a_name_of_its_own_that_does_not_tell_the_token() {
         let key: StoreKey = "billing:eMT5oSC2v1zTz8Nw5IO50A".parse().unwrap();
         let names = [1, 2].map(|bits| name(&key, &Token::from_bits(bits)));
-        assert!(names[0].starts_with("billing/eM/eMT5oSC2v1zTz8Nw5IO50A."), "{names:?}");
+        assert!(
+            names[0].starts_with("billing/eM/eMT5oSC2v1zTz8Nw5IO50A."),
+            "{names:?}"
+        );
         assert_ne!(names[0], names[1]);
         assert!(!names[0].ends_with("0001"), "{names:?}");
-        assert_eq!(names[0], name(&key, &Token::from_bits(1)), "a repeat writes the same object");
+        assert_eq!(
+            names[0],
+            name(&key, &Token::from_bits(1)),
+            "a repeat writes the same object"
+        );
     }
 }

@@ -1,10 +1,11 @@
 //! Waits for the signal to stop.
 
-/// Resolves at the first SIGTERM, SIGINT (Ctrl-C), SIGHUP or SIGQUIT, as sent by a supervisor or from a terminal.
+/// Resolves at the first SIGTERM, SIGINT (Ctrl-C), SIGHUP or SIGQUIT, as sent by a supervisor or
+/// from a terminal.
 ///
-/// For [`Consumer::run_until`](crate::Consumer::run_until). A SIGHUP that the process was started to ignore, as by
-/// `nohup`, stays ignored (on Linux). When the signals cannot be watched, it logs an error and never resolves; a signal
-/// then ends the process at once.
+/// For [`Consumer::run_until`](crate::Consumer::run_until). A SIGHUP that the process was started
+/// to ignore, as by `nohup`, stays ignored (on Linux). When the signals cannot be watched, it logs
+/// an error and never resolves; a signal then ends the process at once.
 pub async fn shutdown_signal() {
     if let Err(error) = asked_to_stop().await {
         tracing::error!(%error, "signals cannot be watched: this process will not stop gracefully");
@@ -19,7 +20,11 @@ async fn asked_to_stop() -> std::io::Result<()> {
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     let mut quit = signal(SignalKind::quit())?;
-    let mut hang_up = if is_hang_up_ignored() { None } else { Some(signal(SignalKind::hangup())?) };
+    let mut hang_up = if is_hang_up_ignored() {
+        None
+    } else {
+        Some(signal(SignalKind::hangup())?)
+    };
     let hung_up = async {
         match &mut hang_up {
             Some(hang_up) => hang_up.recv().await,

@@ -14,11 +14,13 @@ use crate::observe::Observer;
 
 /// A stream of messages from a broker. It knows nothing of keys, stores or handlers.
 ///
-/// A source returns deliveries and takes acks; the broker delivers a message again if it is not acknowledged. A source
-/// bounds what it holds, and keeps its session with the broker alive whether or not `receive` is called.
+/// A source returns deliveries and takes acks; the broker delivers a message again if it is not
+/// acknowledged. A source bounds what it holds, and keeps its session with the broker alive whether
+/// or not `receive` is called.
 #[async_trait]
 pub trait Source: Send + Sync + fmt::Debug {
-    /// Takes the consumer's terms, and returns when the source may be asked for messages. Called once, before `open`.
+    /// Takes the consumer's terms, and returns when the source may be asked for messages. Called
+    /// once, before `open`.
     ///
     /// The default ignores the terms, and returns that messages may wait for their handlers.
     fn agree(&self, terms: &Terms) -> Supply {
@@ -27,8 +29,8 @@ pub trait Source: Send + Sync + fmt::Debug {
     }
 
     /// Returns the metadata of earlier commits of this source's consumer group, set with
-    /// [`annotate_commits`](Self::annotate_commits) by any process. Called before `open`. The default returns none,
-    /// because few brokers store metadata with a position.
+    /// [`annotate_commits`](Self::annotate_commits) by any process. Called before `open`. The
+    /// default returns none, because few brokers store metadata with a position.
     ///
     /// # Errors
     /// When the broker cannot be reached.
@@ -37,42 +39,45 @@ pub trait Source: Send + Sync + fmt::Debug {
     }
 
     /// Stores the text of `annotation` with every position committed from now on, for
-    /// [`commit_annotations`](Self::commit_annotations) of later processes. Called once, before `open`. The default
-    /// does nothing.
+    /// [`commit_annotations`](Self::commit_annotations) of later processes. Called once, before
+    /// `open`. The default does nothing.
     fn annotate_commits(&self, annotation: CommitAnnotation) {
         _ = annotation;
     }
 
-    /// Connects and begins to fetch. Called before the first `receive`: once, and again only after an error that
-    /// [`is_away`](SourceError::is_away).
+    /// Connects and begins to fetch. Called before the first `receive`: once, and again only after
+    /// an error that [`is_away`](SourceError::is_away).
     ///
     /// # Errors
-    /// When the broker cannot be reached, or a setting would break oncegate's guarantees; the error names the setting.
+    /// When the broker cannot be reached, or a setting would break oncegate's guarantees; the error
+    /// names the setting.
     async fn open(&self, observer: Arc<dyn Observer>) -> Result<(), SourceError>;
 
-    /// Waits for deliveries and returns at least one and at most `most`; `None` when there will be no more.
+    /// Waits for deliveries and returns at least one and at most `most`; `None` when there will be
+    /// no more.
     ///
-    /// Dropping the future loses nothing. The consumer drops it, and calls it again with a larger `most`, when it has
-    /// more room.
+    /// Dropping the future loses nothing. The consumer drops it, and calls it again with a larger
+    /// `most`, when it has more room.
     ///
     /// # Errors
     /// When the source cannot continue. It recovers from temporary errors by itself.
     async fn receive(&self, most: usize) -> Result<Option<Vec<Delivery>>, SourceError>;
 
-    /// Ends receiving while handlers still run: messages that were not received may go to other consumers. Called
-    /// before `close`. The default does nothing.
+    /// Ends receiving while handlers still run: messages that were not received may go to other
+    /// consumers. Called before `close`. The default does nothing.
     fn stop_receiving(&self) {}
 
-    /// Returns the queue where messages wait for a retry that is far off, and from which this source delivers them
-    /// again. The default is none: they wait in the consumer. Called once, before `open`.
+    /// Returns the queue where messages wait for a retry that is far off, and from which this
+    /// source delivers them again. The default is none: they wait in the consumer. Called once,
+    /// before `open`.
     fn retry_queue(&self) -> Option<Arc<dyn RetryQueue>> {
         None
     }
 
     /// Returns the source's progress in each partition, and whether the broker's client is alive.
     ///
-    /// Called at any time between `open` and `close`; it must return at once, from memory. The default is an empty
-    /// status.
+    /// Called at any time between `open` and `close`; it must return at once, from memory. The
+    /// default is an empty status.
     fn status(&self) -> SourceStatus {
         SourceStatus::default()
     }
@@ -80,7 +85,8 @@ pub trait Source: Send + Sync + fmt::Debug {
     /// Sends the remaining acknowledgements and leaves the broker, within `deadline`.
     ///
     /// # Errors
-    /// When the last acknowledgements did not reach the broker: their messages will be delivered again.
+    /// When the last acknowledgements did not reach the broker: their messages will be delivered
+    /// again.
     async fn close(&self, deadline: Duration) -> Result<(), SourceError>;
 }
 
@@ -129,13 +135,15 @@ impl<S: Source + ?Sized> Source for Arc<S> {
 pub struct CommitAnnotation(Arc<dyn Fn() -> String + Send + Sync>);
 
 impl CommitAnnotation {
-    /// Creates an annotation whose text is what `text` returns at each commit, at most [`MAX_BYTES`](Self::MAX_BYTES).
-    /// The source's threads call it, so it must not wait for anything.
+    /// Creates an annotation whose text is what `text` returns at each commit, at most
+    /// [`MAX_BYTES`](Self::MAX_BYTES). The source's threads call it, so it must not wait for
+    /// anything.
     pub fn new(text: impl Fn() -> String + Send + Sync + 'static) -> Self {
         Self(Arc::new(text))
     }
 
-    /// The longest text: 4,096 bytes, the default limit of brokers (`offset.metadata.max.bytes` of Kafka).
+    /// The longest text: 4,096 bytes, the default limit of brokers (`offset.metadata.max.bytes` of
+    /// Kafka).
     pub const MAX_BYTES: usize = 4_096;
 
     /// Returns the current text.
@@ -146,7 +154,9 @@ impl CommitAnnotation {
 
 impl fmt::Debug for CommitAnnotation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("CommitAnnotation").field(&self.text()).finish()
+        f.debug_tuple("CommitAnnotation")
+            .field(&self.text())
+            .finish()
     }
 }
 
@@ -171,8 +181,8 @@ pub struct Terms {
 pub enum Supply {
     /// Before handlers are free, because the broker does not limit how long messages wait.
     Ahead,
-    /// For as many as can run at once, and none while the store is unavailable, because the broker counts deliveries,
-    /// and delivers messages to other consumers after a while.
+    /// For as many as can run at once, and none while the store is unavailable, because the broker
+    /// counts deliveries, and delivers messages to other consumers after a while.
     OnDemand,
 }
 
@@ -185,29 +195,35 @@ pub struct Delivery {
     pub ack_handle: Arc<dyn AckHandle>,
 }
 
-/// Acknowledges one delivery at its broker. An ack handle that is dropped without an ack acknowledges nothing.
+/// Acknowledges one delivery at its broker. An ack handle that is dropped without an ack
+/// acknowledges nothing.
 pub trait AckHandle: Send + Sync + fmt::Debug {
     /// Begins an attempt. `false` when the delivery is no longer ours and must be dropped.
     ///
-    /// While an attempt runs, the source delays giving the delivery to another consumer, for a limited time.
+    /// While an attempt runs, the source delays giving the delivery to another consumer, for a
+    /// limited time.
     fn start(&self) -> bool;
 
-    /// Whether the delivery still is this consumer's, as far as the source knows. It must return at once, from memory.
+    /// Whether the delivery still is this consumer's, as far as the source knows. It must return at
+    /// once, from memory.
     ///
-    /// The consumer asks about once a second for each message that waits, and drops those that are not: a message that
-    /// is delivered again would wait behind them. The default is `true`: [`start`](Self::start) finds out.
+    /// The consumer asks about once a second for each message that waits, and drops those that are
+    /// not: a message that is delivered again would wait behind them. The default is `true`:
+    /// [`start`](Self::start) finds out.
     fn is_ours(&self) -> bool {
         true
     }
 
-    /// Returns the number of an order that the source keeps by itself: its deliveries with the same number run one after
-    /// another, as they were received, unless the consumer is [`Unordered`](crate::Ordering::Unordered). The default is
-    /// `None`: by the consumer's [`Ordering`](crate::Ordering).
+    /// Returns the number of an order that the source keeps by itself: its deliveries with the same
+    /// number run one after another, as they were received, unless the consumer is
+    /// [`Unordered`](crate::Ordering::Unordered). The default is `None`: by the consumer's
+    /// [`Ordering`](crate::Ordering).
     fn order(&self) -> Option<u64> {
         None
     }
 
-    /// Acknowledges the message. Call it only after a durable COMPLETED or dead letter, and before `stop`.
+    /// Acknowledges the message. Call it only after a durable COMPLETED or dead letter, and before
+    /// `stop`.
     fn ack(&self);
 
     /// Ends the attempt that `start` began, whatever its outcome.
@@ -215,34 +231,37 @@ pub trait AckHandle: Send + Sync + fmt::Debug {
 
     /// Returns the message to the broker after a failed attempt, for another one after `delay`.
     ///
-    /// `true` when the broker has the message again and will deliver it after `delay`, here or elsewhere; drop the
-    /// delivery. `false`, the default, when the broker cannot do that; keep the delivery, and retry in place.
+    /// `true` when the broker has the message again and will deliver it after `delay`, here or
+    /// elsewhere; drop the delivery. `false`, the default, when the broker cannot do that; keep the
+    /// delivery, and retry in place.
     fn nack_after(&self, delay: Duration) -> bool {
         _ = delay;
         false
     }
 
-    /// Resolves when the broker takes the delivery away while its handler runs; the handler is then cancelled. The
-    /// default is `None`, for a broker that does not do that.
+    /// Resolves when the broker takes the delivery away while its handler runs; the handler is then
+    /// cancelled. The default is `None`, for a broker that does not do that.
     fn lost(&self) -> Option<Pin<Box<dyn Future<Output = ()> + Send + '_>>> {
         None
     }
 }
 
-/// A durable queue where messages wait for a retry that is far off, so that they hold up no other message meanwhile.
+/// A durable queue where messages wait for a retry that is far off, so that they hold up no other
+/// message meanwhile.
 #[async_trait]
 pub trait RetryQueue: Send + Sync + fmt::Debug {
-    /// Returns how long a message that must wait at least `wait` would wait in the queue. `None` when it must wait in
-    /// the consumer.
+    /// Returns how long a message that must wait at least `wait` would wait in the queue. `None`
+    /// when it must wait in the consumer.
     fn wait(&self, wait: Duration) -> Option<Duration>;
 
-    /// Stores the message, with its payload, key, headers, route, origin and
-    /// [first failure](Message::first_failed_at), and delivers it again after `wait`, a value returned by
-    /// [`wait`](Self::wait). Returns only when the message is durable, because it is acknowledged right after.
+    /// Stores the message, with its payload, key, headers, route, origin and [first
+    /// failure](Message::first_failed_at), and delivers it again after `wait`, a value returned by
+    /// [`wait`](Self::wait). Returns only when the message is durable, because it is acknowledged
+    /// right after.
     ///
     /// # Errors
-    /// When it may not be durable. The message then waits in the consumer; it may be delivered twice, but is never
-    /// lost.
+    /// When it may not be durable. The message then waits in the consumer; it may be delivered
+    /// twice, but is never lost.
     async fn send(&self, message: &Message, wait: Duration) -> Result<(), BoxError>;
 }
 
@@ -259,16 +278,25 @@ pub struct SourceError {
 impl SourceError {
     /// Creates an error. `what` says what failed and what to change.
     pub fn new(what: impl Into<String>) -> Self {
-        Self { what: what.into(), source: None, is_away: false }
+        Self {
+            what: what.into(),
+            source: None,
+            is_away: false,
+        }
     }
 
     /// Creates an error with its cause.
     pub fn caused(what: impl Into<String>, source: impl Into<BoxError>) -> Self {
-        Self { what: what.into(), source: Some(source.into()), is_away: false }
+        Self {
+            what: what.into(),
+            source: Some(source.into()),
+            is_away: false,
+        }
     }
 
-    /// Marks the error as caused by an unreachable server: [`open`](Source::open) may be called again, and succeeds
-    /// once the server answers. A starting consumer waits for it, see [`Consumer::start_patience`](crate::Consumer::start_patience).
+    /// Marks the error as caused by an unreachable server: [`open`](Source::open) may be called
+    /// again, and succeeds once the server answers. A starting consumer waits for it, see
+    /// [`Consumer::start_patience`](crate::Consumer::start_patience).
     #[must_use]
     pub fn away(mut self) -> Self {
         self.is_away = true;

@@ -1,22 +1,27 @@
-//! Completes a key inside the user's own transaction: business rows and COMPLETED commit together, or neither does.
+//! Completes a key inside the user's own transaction: business rows and COMPLETED commit together,
+//! or neither does.
 //!
-//! [`Attempt::commit_with`] takes the transaction by value, [`Attempt::completing`] is for transactions without an
-//! adapter. Neither result decides about the ack: the runtime reads the record back from the gate's store.
+//! [`Attempt::commit_with`] takes the transaction by value, [`Attempt::completing`] is for
+//! transactions without an adapter. Neither result decides about the ack: the runtime reads the
+//! record back from the gate's store.
 //!
 //! # Not obvious
 //!
 //! Implementation notes: facts about transactions of users that this code depends on.
 //!
-//! - `complete` by the token that completed is Applied again, and a missing record is written anew. Both are right
-//!   after an effect and wrong before its commit. In a transaction only PENDING under this token may become COMPLETED;
-//!   otherwise a second transaction of the same run would succeed because of the first one's completion.
-//! - A commit whose connection broke may still arrive. A read does not wait for it, a write does: the row is locked
-//!   before COMMIT is sent, so a write waits for that lock. `extend` answers Applied about a record that its token has
-//!   completed, so only the read after it shows the state.
-//! - The record is the transaction's last lock, and only COMMIT follows it. So handlers and batches cannot deadlock,
-//!   except through deferred constraints, which PostgreSQL's deadlock detection ends.
-//! - Claims of a locked row are answered Busy. If they were answered "unavailable", one stalled owner would pause
-//!   whole consumers.
+//! - `complete` by the token that completed is Applied again, and a missing record is written anew.
+//!   Both are right after an effect and wrong before its commit. In a transaction only PENDING
+//!   under this token may become COMPLETED; otherwise a second transaction of the same run would
+//!   succeed because of the first one's completion.
+//! - A commit whose connection broke may still arrive. A read does not wait for it, a write does:
+//!   the row is locked before COMMIT is sent, so a write waits for that lock. `extend` answers
+//!   Applied about a record that its token has completed, so only the read after it shows the
+//!   state.
+//! - The record is the transaction's last lock, and only COMMIT follows it. So handlers and batches
+//!   cannot deadlock, except through deferred constraints, which PostgreSQL's deadlock detection
+//!   ends.
+//! - Claims of a locked row are answered Busy. If they were answered "unavailable", one stalled
+//!   owner would pause whole consumers.
 
 use std::fmt;
 use std::sync::{Mutex, PoisonError};
@@ -33,16 +38,16 @@ use crate::failure::{BoxError, Failure};
 
 /// A transaction of a database in which the store `S` keeps its records.
 ///
-/// Implemented with `PostgresStore` as `S` for the transactions of tokio-postgres, deadpool-postgres (feature
-/// `postgres`) and sqlx on PostgreSQL (feature `sqlx`). For clients that block, SQLite's, see
-/// [`BlockingSqlTransaction`]; for everything else [`Attempt::completing`].
+/// Implemented with `PostgresStore` as `S` for the transactions of tokio-postgres,
+/// deadpool-postgres (feature `postgres`) and sqlx on PostgreSQL (feature `sqlx`). For clients that
+/// block, SQLite's, see [`BlockingSqlTransaction`]; for everything else [`Attempt::completing`].
 pub trait SqlTransaction<S>: Send {
     /// Locks the key's record, completes it by [`Completing::apply`], and commits.
     ///
     /// # Errors
-    /// Returns an error when the record does not belong to this run, or anything else failed: then the transaction must
-    /// have been rolled back, unless its commit was sent and not answered. Callers do not distinguish these
-    /// cases: they read the record back.
+    /// Returns an error when the record does not belong to this run, or anything else failed: then
+    /// the transaction must have been rolled back, unless its commit was sent and not answered.
+    /// Callers do not distinguish these cases: they read the record back.
     fn complete_and_commit(
         self,
         completing: &Completing,
@@ -60,7 +65,8 @@ pub trait BlockingSqlTransaction<S> {
     fn complete_and_commit(self, completing: &Completing) -> Result<(), BoxError>;
 }
 
-/// A completion to be written inside the caller's own transaction; created by [`Attempt::completing`].
+/// A completion to be written inside the caller's own transaction; created by
+/// [`Attempt::completing`].
 #[derive(Clone)]
 pub struct Completing {
     key: StoreKey,
@@ -77,7 +83,8 @@ impl Completing {
         &self.key
     }
 
-    /// The owner token that the record must hold. Never log it: anyone who has it can complete the key.
+    /// The owner token that the record must hold. Never log it: anyone who has it can complete the
+    /// key.
     pub fn token(&self) -> Token {
         self.token
     }
@@ -97,8 +104,8 @@ impl Completing {
         self.retention
     }
 
-    /// How long the rest of the transaction may take: the gate's lease. In the meantime the record is locked,
-    /// and no other claim of the key is granted.
+    /// How long the rest of the transaction may take: the gate's lease. In the meantime the record
+    /// is locked, and no other claim of the key is granted.
     pub fn limit(&self) -> Duration {
         self.lease
     }
@@ -125,17 +132,24 @@ impl Completing {
         }
     }
 
-    /// What the record holds afterwards, by the [rules](oncegate_core::rules), if it belongs to this run.
+    /// What the record holds afterwards, by the [rules](oncegate_core::rules), if it belongs to
+    /// this run.
     ///
     /// `record` must have been read at `now` under a lock that is held until the transaction ends.
     ///
     /// # Errors
-    /// Returns an error when there is no record, it belongs to another owner, or it is completed. Then roll back: what
-    /// this transaction has written must not be committed, not even when this same run has completed the key in an
-    /// earlier transaction.
+    /// Returns an error when there is no record, it belongs to another owner, or it is completed.
+    /// Then roll back: what this transaction has written must not be committed, not even when this
+    /// same run has completed the key in an earlier transaction.
     pub fn apply(&self, now: StoreTime, record: Option<Record>) -> Result<Record, BoxError> {
         let before = record.filter(|record| record.kept(now));
-        let completed = matches!(before, Some(Record { state: State::Completed { .. }, .. }));
+        let completed = matches!(
+            before,
+            Some(Record {
+                state: State::Completed { .. },
+                ..
+            })
+        );
         match apply(now, before, &self.operation()) {
             _ if completed => Err("the key is completed already: the transaction was rolled back".into()),
             (Some(after), Reply::Applied { recreated: false }) => Ok(after),
@@ -163,8 +177,9 @@ impl fmt::Debug for Completing {
 }
 
 impl Attempt {
-    /// Completes the message inside `transaction` and commits it: the handler's writes and COMPLETED become
-    /// visible together, or not at all. Call it last, and return `Ok` with the same output.
+    /// Completes the message inside `transaction` and commits it: the handler's writes and
+    /// COMPLETED become visible together, or not at all. Call it last, and return `Ok` with the
+    /// same output.
     ///
     /// The transaction must be one of the database in which the gate's store keeps its records.
     ///
@@ -196,14 +211,15 @@ impl Attempt {
     /// - From here on the transaction runs under the gate's lease as its `statement_timeout` and
     ///   `idle_in_transaction_session_timeout` (half of it as its `lock_timeout`), and never with
     ///   `synchronous_commit = off`.
-    /// - On a **crash**, or when the future is **dropped** or **cancelled**, either both or neither are committed;
-    ///   the record decides whether the message is acknowledged or runs again.
+    /// - On a **crash**, or when the future is **dropped** or **cancelled**, either both or neither
+    ///   are committed; the record decides whether the message is acknowledged or runs again.
     /// - The message of a transaction that is **forgotten** or rolled back is never acknowledged.
     ///
     /// # Errors
-    /// Returns an error when the lease was lost to another attempt, the record does not exist, or the database failed.
-    /// The transaction was then rolled back, unless the connection broke during the commit. Return the error with `?`
-    /// and do nothing else: the runtime reads the record, acknowledges if it is completed, and tries again if not.
+    /// Returns an error when the lease was lost to another attempt, the record does not exist, or
+    /// the database failed. The transaction was then rolled back, unless the connection broke
+    /// during the commit. Return the error with `?` and do nothing else: the runtime reads the
+    /// record, acknowledges if it is completed, and tries again if not.
     pub fn commit_with<S, Tx: SqlTransaction<S>, T: ToStored + ?Sized>(
         &self,
         transaction: Tx,
@@ -212,18 +228,25 @@ impl Attempt {
         let (completing, attempt) = (self.completing(output), self.clone());
         async move {
             let limit = completing.limit();
-            let committed = tokio::time::timeout(limit, transaction.complete_and_commit(&completing)).await;
-            let silence = || Err(format!("the transaction was not confirmed within {limit:?}").into());
-            committed.unwrap_or_else(|_| silence()).map_err(|error| not_confirmed(&attempt, error))
+            let committed =
+                tokio::time::timeout(limit, transaction.complete_and_commit(&completing)).await;
+            let silence =
+                || Err(format!("the transaction was not confirmed within {limit:?}").into());
+            committed
+                .unwrap_or_else(|_| silence())
+                .map_err(|error| not_confirmed(&attempt, error))
         }
     }
 
-    /// Completes the message inside a transaction on the SQLite file of the gate's store, and commits it.
+    /// Completes the message inside a transaction on the SQLite file of the gate's store, and
+    /// commits it.
     ///
-    /// The handler's writes in the transaction and COMPLETED become visible together, or not at all. Call it last.
+    /// The handler's writes in the transaction and COMPLETED become visible together, or not at
+    /// all. Call it last.
     ///
-    /// It blocks, as all of rusqlite does: run the transaction on a thread that may block. Begin the transaction as
-    /// `IMMEDIATE`, and keep it short: while it is open, no other connection can write to the file.
+    /// It blocks, as all of rusqlite does: run the transaction on a thread that may block. Begin
+    /// the transaction as `IMMEDIATE`, and keep it short: while it is open, no other connection can
+    /// write to the file.
     ///
     /// ```no_run
     /// # #[cfg(feature = "sqlite-system")] mod example {
@@ -254,29 +277,33 @@ impl Attempt {
     /// # }
     /// ```
     ///
-    /// The stored result is `output`. After a **crash**, either both exist or neither. A message whose transaction was
-    /// **not committed** or rolled back is never acknowledged. When the handler's future is dropped meanwhile, the
-    /// thread continues, and the record shows the outcome later.
+    /// The stored result is `output`. After a **crash**, either both exist or neither. A message
+    /// whose transaction was **not committed** or rolled back is never acknowledged. When the
+    /// handler's future is dropped meanwhile, the thread continues, and the record shows the
+    /// outcome later.
     ///
     /// # Errors
-    /// When the lease was lost to another attempt, the record is not in this file, or SQLite failed; then the
-    /// transaction was rolled back. Pass it on with `?`: the runtime reads the record, acknowledges if it is
-    /// completed, and tries again if not.
+    /// When the lease was lost to another attempt, the record is not in this file, or SQLite
+    /// failed; then the transaction was rolled back. Pass it on with `?`: the runtime reads the
+    /// record, acknowledges if it is completed, and tries again if not.
     pub fn blocking_commit_with<S, Tx: BlockingSqlTransaction<S>, T: ToStored + ?Sized>(
         &self,
         transaction: Tx,
         output: &T,
     ) -> Result<(), Failure> {
         let completing = self.completing(output);
-        transaction.complete_and_commit(&completing).map_err(|error| not_confirmed(self, error))
+        transaction
+            .complete_and_commit(&completing)
+            .map_err(|error| not_confirmed(self, error))
     }
 
-    /// Returns the completion of this message with this result, for a transaction without an adapter for
-    /// [`commit_with`](Self::commit_with).
+    /// Returns the completion of this message with this result, for a transaction without an
+    /// adapter for [`commit_with`](Self::commit_with).
     ///
-    /// Write it with the store's own statement (`PostgresStore::complete_sql`) as the last one before the commit, and
-    /// roll back if that does not change exactly one row. The runtime reads the record back when the handler
-    /// has returned: from this call on, the handler's return value does not decide about the ack.
+    /// Write it with the store's own statement (`PostgresStore::complete_sql`) as the last one
+    /// before the commit, and roll back if that does not change exactly one row. The runtime reads
+    /// the record back when the handler has returned: from this call on, the handler's return value
+    /// does not decide about the ack.
     pub fn completing<T: ToStored + ?Sized>(&self, output: &T) -> Completing {
         self.unit().completing(output)
     }
@@ -323,7 +350,11 @@ impl Unit {
 
     pub(crate) fn completing<T: ToStored + ?Sized>(&self, output: &T) -> Completing {
         let (result, not_kept) = self.encode(output);
-        *self.lock() = Some(Attempted { result_bytes: result.len() as u64, not_kept, trouble: None });
+        *self.lock() = Some(Attempted {
+            result_bytes: result.len() as u64,
+            not_kept,
+            trouble: None,
+        });
         self.with_result(result)
     }
 
@@ -338,14 +369,17 @@ impl Unit {
         }
     }
 
-    /// Returns the result for the record, and the reason if it is not kept. A transaction does not wait for a
-    /// result store.
+    /// Returns the result for the record, and the reason if it is not kept. A transaction does not
+    /// wait for a result store.
     fn encode<T: ToStored + ?Sized>(&self, output: &T) -> (Bytes, Option<BoxError>) {
         let most = self.max_result_bytes;
         match output.to_stored(self.codec) {
             Ok(stored) if stored.len() <= most => (stored, None),
             Ok(stored) => {
-                let why = format!("the result has {} bytes, `max_result_bytes` is {most}", stored.len());
+                let why = format!(
+                    "the result has {} bytes, `max_result_bytes` is {most}",
+                    stored.len()
+                );
                 (not_kept(), Some(why.into()))
             }
             Err(error) => (not_kept(), Some(error)),
@@ -358,6 +392,8 @@ impl Unit {
     }
 
     pub(crate) fn lock(&self) -> std::sync::MutexGuard<'_, Option<Attempted>> {
-        self.attempted.lock().unwrap_or_else(PoisonError::into_inner)
+        self.attempted
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -1,23 +1,26 @@
-//! Handlers that are given their transaction: the runtime opens it, the handler works in it, and the effect and
-//! COMPLETED commit together.
+//! Handlers that are given their transaction: the runtime opens it, the handler works in it, and
+//! the effect and COMPLETED commit together.
 //!
-//! A user implements [`TransactionalHandler`] for one message, or [`TransactionalBatchHandler`] for many, and passes it
-//! to a consumer as a [`Transactional`](crate::Transactional). [`Transactions`] is the port that a database implements.
+//! A user implements [`TransactionalHandler`] for one message, or [`TransactionalBatchHandler`] for
+//! many, and passes it to a consumer as a [`Transactional`](crate::Transactional). [`Transactions`]
+//! is the port that a database implements.
 //!
-//! The first attempt of a key makes no claim. Its transaction begins by writing COMPLETED for the key, so another
-//! transaction of the same key waits for this one, or is answered that the key is held. A rollback takes the record
-//! back with the effect. Whatever has a record already takes the path of every other handler: it claims its key, and
-//! its transaction completes that claim.
+//! The first attempt of a key makes no claim. Its transaction begins by writing COMPLETED for the
+//! key, so another transaction of the same key waits for this one, or is answered that the key is
+//! held. A rollback takes the record back with the effect. Whatever has a record already takes the
+//! path of every other handler: it claims its key, and its transaction completes that claim.
 //!
 //! # Not obvious
 //!
 //! Implementation notes: facts that this code depends on.
 //!
-//! - COMPLETED at the beginning of a transaction is the same as a claim and its completion at that instant: nothing can
-//!   see the record before the commit, and the retention counts from the instant of the write.
-//! - A process that ends in its transaction leaves no record, so [`Sessions`] holds what each process has received.
-//! - A commit without an answer may still happen. A claim of the key waits for it, and the tag of the record then shows
-//!   which attempt has completed it.
+//! - COMPLETED at the beginning of a transaction is the same as a claim and its completion at that
+//!   instant: nothing can see the record before the commit, and the retention counts from the
+//!   instant of the write.
+//! - A process that ends in its transaction leaves no record, so [`Sessions`] holds what each
+//!   process has received.
+//! - A commit without an answer may still happen. A claim of the key waits for it, and the tag of
+//!   the record then shows which attempt has completed it.
 
 use std::error::Error;
 use std::fmt;
@@ -39,26 +42,30 @@ use crate::transaction::Completing;
 
 /// The work to be done once per key, inside a transaction that the runtime opens and commits.
 ///
-/// `Tx` is the transaction of the client library: `PostgresTransaction`, sqlx's `Transaction<'static, Postgres>`, or
-/// `SqliteTransaction`. Pass the handler to a consumer as a [`Transactional`](crate::Transactional).
+/// `Tx` is the transaction of the client library: `PostgresTransaction`, sqlx's
+/// `Transaction<'static, Postgres>`, or `SqliteTransaction`. Pass the handler to a consumer as a
+/// [`Transactional`](crate::Transactional).
 ///
-/// - On a **crash** before the commit nothing of the transaction exists, and another attempt runs. What the handler did
-///   elsewhere, in other databases or services, may have happened.
-/// - On a **duplicate**, `handle` does not run: [`duplicate`](Self::duplicate) gets the stored result.
-/// - On an **error** or **panic** the transaction is rolled back and the attempt counts as failed. A serialisation
-///   failure or deadlock is no failed attempt, if the handler returns the client's error by `?`: the transaction is
-///   repeated.
-/// - On a **cancellation** (the consumer stops, the message was assigned to another consumer), or when the transaction
-///   is open for longer than its limit, the future is dropped and the transaction rolled back.
+/// - On a **crash** before the commit nothing of the transaction exists, and another attempt runs.
+///   What the handler did elsewhere, in other databases or services, may have happened.
+/// - On a **duplicate**, `handle` does not run: [`duplicate`](Self::duplicate) gets the stored
+///   result.
+/// - On an **error** or **panic** the transaction is rolled back and the attempt counts as failed.
+///   A serialisation failure or deadlock is no failed attempt, if the handler returns the client's
+///   error by `?`: the transaction is repeated.
+/// - On a **cancellation** (the consumer stops, the message was assigned to another consumer), or
+///   when the transaction is open for longer than its limit, the future is dropped and the
+///   transaction rolled back.
 pub trait TransactionalHandler<Tx>: Send + Sync + 'static {
     /// The result: stored with the key, and passed to duplicates. `()` stores nothing.
     type Output: Output;
 
-    /// Does the work in `transaction`. Do not commit or roll it back: the runtime commits when this returns `Ok`.
+    /// Does the work in `transaction`. Do not commit or roll it back: the runtime commits when this
+    /// returns `Ok`.
     ///
     /// # Errors
-    /// `?` on any error rolls back and requests another attempt; [`Failure::permanent`] sends the message to the dead
-    /// letters.
+    /// `?` on any error rolls back and requests another attempt; [`Failure::permanent`] sends the
+    /// message to the dead letters.
     fn handle(
         &self,
         message: &Message,
@@ -69,8 +76,8 @@ pub trait TransactionalHandler<Tx>: Send + Sync + 'static {
     /// As [`Handler::duplicate`](crate::Handler::duplicate). It has no transaction.
     ///
     /// # Errors
-    /// After an error it is called again, three times in all; then the message is acknowledged all the same, and
-    /// counted.
+    /// After an error it is called again, three times in all; then the message is acknowledged all
+    /// the same, and counted.
     fn duplicate(
         &self,
         message: &Message,
@@ -92,43 +99,50 @@ pub trait TransactionalHandler<Tx>: Send + Sync + 'static {
     }
 }
 
-/// The work to be done once per key, for many messages in one transaction that the runtime opens and commits.
+/// The work to be done once per key, for many messages in one transaction that the runtime opens
+/// and commits.
 ///
-/// All effects and results of a batch are one commit. `Tx` is as in [`TransactionalHandler`]. Pass the handler to a
-/// consumer as a [`Transactional::batched`](crate::Transactional::batched).
+/// All effects and results of a batch are one commit. `Tx` is as in [`TransactionalHandler`]. Pass
+/// the handler to a consumer as a [`Transactional::batched`](crate::Transactional::batched).
 ///
-/// A batch has first attempts of keys without a record. It holds no key twice, and no two messages of one lane of the
-/// consumer's [`Ordering`](crate::Ordering). Every other message is a batch of its own: the next attempt after a failure,
-/// and a message that may have ended a process.
+/// A batch has first attempts of keys without a record. It holds no key twice, and no two messages
+/// of one lane of the consumer's [`Ordering`](crate::Ordering). Every other message is a batch of
+/// its own: the next attempt after a failure, and a message that may have ended a process.
 ///
-/// - On a **crash** before the commit nothing of the batch exists. Its messages run again, each in a transaction of its
-///   own, so that one that ends its process uses up its own attempts.
-/// - On a **duplicate**, `handle` does not run: [`duplicate`](Self::duplicate) gets the stored result.
-/// - On an **error** or **panic** the transaction is rolled back, and the batch is [split](Self::handle). A serialisation
-///   failure or deadlock costs no attempt, if the handler returns the client's error by `?`: the batch is repeated.
-/// - On a **cancellation** of one message (it was assigned to another consumer) the batch goes on. When all of them are
-///   cancelled, or the transaction is open for longer than its limit, the future is dropped and the transaction rolled
-///   back.
+/// - On a **crash** before the commit nothing of the batch exists. Its messages run again, each in
+///   a transaction of its own, so that one that ends its process uses up its own attempts.
+/// - On a **duplicate**, `handle` does not run: [`duplicate`](Self::duplicate) gets the stored
+///   result.
+/// - On an **error** or **panic** the transaction is rolled back, and the batch is
+///   [split](Self::handle). A serialisation failure or deadlock costs no attempt, if the handler
+///   returns the client's error by `?`: the batch is repeated.
+/// - On a **cancellation** of one message (it was assigned to another consumer) the batch goes on.
+///   When all of them are cancelled, or the transaction is open for longer than its limit, the
+///   future is dropped and the transaction rolled back.
 pub trait TransactionalBatchHandler<Tx>: Send + Sync + 'static {
-    /// The result of one message: stored with its key, and passed to duplicates. `()` stores nothing.
+    /// The result of one message: stored with its key, and passed to duplicates. `()` stores
+    /// nothing.
     type Output: Output;
 
-    /// Does the work of all messages in `transaction`, and returns one outcome for each, in the order of `batch`. Do not
-    /// commit or roll back: the runtime commits when every outcome is a result.
+    /// Does the work of all messages in `transaction`, and returns one outcome for each, in the
+    /// order of `batch`. Do not commit or roll back: the runtime commits when every outcome is a
+    /// result.
     ///
-    /// A transaction keeps all its effects or none. So when some outcomes are failures, it is rolled back, and the
-    /// messages with results run again without the failed ones, at once. A failed message counts with its own reason,
-    /// and its next attempt has a transaction of its own.
+    /// A transaction keeps all its effects or none. So when some outcomes are failures, it is
+    /// rolled back, and the messages with results run again without the failed ones, at once. A
+    /// failed message counts with its own reason, and its next attempt has a transaction of its
+    /// own.
     ///
     /// # Errors
-    /// An error for the whole batch is for a handler that cannot tell which message is bad, as when one statement
-    /// writes all rows. The consumer then calls `handle` with one half of the batch and then with the other, each in a
-    /// transaction of its own, and splits further what fails. So the bad message is found, gets its own reason, and
-    /// costs the others no attempt. A wrong number of outcomes is such an error.
+    /// An error for the whole batch is for a handler that cannot tell which message is bad, as when
+    /// one statement writes all rows. The consumer then calls `handle` with one half of the batch
+    /// and then with the other, each in a transaction of its own, and splits further what fails. So
+    /// the bad message is found, gets its own reason, and costs the others no attempt. A wrong
+    /// number of outcomes is such an error.
     ///
-    /// As in [`BatchHandler::handle`](crate::BatchHandler::handle), [`Failure::retry_after`], [`Failure::later`],
-    /// [`Failure::not_run`] and [`Failure::unknown`] are not split, and after three messages that fail alone in a row the
-    /// rest of the batch is tried later.
+    /// As in [`BatchHandler::handle`](crate::BatchHandler::handle), [`Failure::retry_after`],
+    /// [`Failure::later`], [`Failure::not_run`] and [`Failure::unknown`] are not split, and after
+    /// three messages that fail alone in a row the rest of the batch is tried later.
     fn handle(
         &self,
         batch: &[BatchMessage],
@@ -138,8 +152,8 @@ pub trait TransactionalBatchHandler<Tx>: Send + Sync + 'static {
     /// As [`Handler::duplicate`](crate::Handler::duplicate). It has no transaction.
     ///
     /// # Errors
-    /// After an error it is called again, three times in all; then the message is acknowledged all the same, and
-    /// counted.
+    /// After an error it is called again, three times in all; then the message is acknowledged all
+    /// the same, and counted.
     fn duplicate(
         &self,
         message: &Message,
@@ -161,7 +175,8 @@ pub trait TransactionalBatchHandler<Tx>: Send + Sync + 'static {
     }
 }
 
-/// A database that opens transactions beside the records of a gate's store: the port of the SQL adapters.
+/// A database that opens transactions beside the records of a gate's store: the port of the SQL
+/// adapters.
 ///
 /// Implemented by `PostgresTransactions`, `SqlxTransactions` and `SqliteTransactions`.
 pub trait Transactions: Send + Sync + 'static {
@@ -171,19 +186,25 @@ pub trait Transactions: Send + Sync + 'static {
     /// What the end of a transaction must know about its beginning.
     type Hold: Send + 'static;
 
-    /// Whether the client blocks its thread. A whole transaction, with its handler, then runs on a thread that may block.
+    /// Whether the client blocks its thread. A whole transaction, with its handler, then runs on a
+    /// thread that may block.
     const BLOCKS: bool = false;
 
-    /// Reads the scope's descriptor over these connections. It shows whether they reach the database of the gate's store.
+    /// Reads the scope's descriptor over these connections. It shows whether they reach the
+    /// database of the gate's store.
     ///
     /// # Errors
     /// The database did not answer, or lacks a table; the error says how to create it.
-    fn descriptor(&self, scope: &Scope) -> impl Future<Output = Result<Option<String>, StoreError>> + Send;
+    fn descriptor(
+        &self,
+        scope: &Scope,
+    ) -> impl Future<Output = Result<Option<String>, StoreError>> + Send;
 
     /// Where processes note what they have received.
     fn sessions(&self) -> Arc<dyn Sessions>;
 
-    /// Begins a transaction that the server ends after `limit`, and takes the key in it as `ground` says.
+    /// Begins a transaction that the server ends after `limit`, and takes the key in it as `ground`
+    /// says.
     ///
     /// # Errors
     /// The database did not answer or refuses. No transaction is open.
@@ -205,12 +226,13 @@ pub trait Transactions: Send + Sync + 'static {
         completing: &Completing,
     ) -> impl Future<Output = Result<(), CommitError>> + Send;
 
-    /// Begins a transaction as [`begin`](Self::begin) does, and takes those keys of `batch` in it that have no record:
-    /// in the order of the keys, so that two batches cannot deadlock. Returns a hold for each key that it has taken, and
-    /// `None` for each key with a record. With a record for every key, nothing is open.
+    /// Begins a transaction as [`begin`](Self::begin) does, and takes those keys of `batch` in it
+    /// that have no record: in the order of the keys, so that two batches cannot deadlock. Returns
+    /// a hold for each key that it has taken, and `None` for each key with a record. With a record
+    /// for every key, nothing is open.
     ///
-    /// It waits for a key that another transaction holds for no longer than [`KEY_WAIT`]: many other messages wait with
-    /// it.
+    /// It waits for a key that another transaction holds for no longer than [`KEY_WAIT`]: many
+    /// other messages wait with it.
     ///
     /// # Errors
     /// The database did not answer or refuses. No transaction is open.
@@ -220,7 +242,8 @@ pub trait Transactions: Send + Sync + 'static {
         limit: Duration,
     ) -> impl Future<Output = Result<BatchBegun<Self::Transaction, Self::Hold>, StoreError>> + Send;
 
-    /// Stores the results of the keys that [`begin_batch`](Self::begin_batch) has taken, and commits.
+    /// Stores the results of the keys that [`begin_batch`](Self::begin_batch) has taken, and
+    /// commits.
     ///
     /// # Errors
     /// As in [`commit`](Self::commit), for all keys alike.
@@ -233,12 +256,13 @@ pub trait Transactions: Send + Sync + 'static {
     /// Rolls back. Dropping the transaction does the same, and may cost its connection.
     fn roll_back(&self, transaction: Self::Transaction) -> impl Future<Output = ()> + Send;
 
-    /// Whether an error that the handler has returned is no fault of its own. `error` is the error or one of its causes.
+    /// Whether an error that the handler has returned is no fault of its own. `error` is the error
+    /// or one of its causes.
     fn excuse(&self, error: &(dyn Error + 'static)) -> Option<Excuse>;
 }
 
-/// The longest time that a batch waits for keys that another transaction holds: 1 second. The batch is then split, and
-/// the key waits alone.
+/// The longest time that a batch waits for keys that another transaction holds: 1 second. The batch
+/// is then split, and the key waits alone.
 pub const KEY_WAIT: Duration = Duration::from_secs(1);
 
 /// What a transaction finds of its key.
@@ -246,7 +270,8 @@ pub const KEY_WAIT: Duration = Duration::from_secs(1);
 pub enum Ground {
     /// Nothing is known of the key: the transaction begins by writing COMPLETED without a result.
     NoRecord,
-    /// The key is claimed under the token of the completion: the transaction ends by completing that claim.
+    /// The key is claimed under the token of the completion: the transaction ends by completing
+    /// that claim.
     Claimed,
 }
 
@@ -261,8 +286,8 @@ pub enum Begun<Tx, Hold> {
     Held,
 }
 
-/// What became of the beginning of the transaction of a batch: when it is open, with a hold for each key that it has
-/// taken, in the order of the batch.
+/// What became of the beginning of the transaction of a batch: when it is open, with a hold for
+/// each key that it has taken, in the order of the batch.
 pub type BatchBegun<Tx, Hold> = Begun<Tx, Vec<Option<Hold>>>;
 
 /// Why a transaction was not committed.
@@ -287,10 +312,10 @@ pub enum Excuse {
 
 /// What each process has received and not finished, as lists of short digests of keys.
 ///
-/// A process writes down what it has received before it hands any of it to a handler. When it ends without
-/// [`end`](Self::end), its lists remain, and other processes claim these keys before they run them: a message that ends
-/// its process is then counted. The lists are a hint: a lost one costs one attempt that is not counted, a list too many
-/// costs a claim.
+/// A process writes down what it has received before it hands any of it to a handler. When it ends
+/// without [`end`](Self::end), its lists remain, and other processes claim these keys before they
+/// run them: a message that ends its process is then counted. The lists are a hint: a lost one
+/// costs one attempt that is not counted, a list too many costs a claim.
 #[async_trait]
 pub trait Sessions: Send + Sync + fmt::Debug {
     /// Adds a list to a session, and removes others of its lists.
@@ -299,9 +324,9 @@ pub trait Sessions: Send + Sync + fmt::Debug {
     /// The database did not answer: start none of these messages.
     async fn add(&self, list: NewList) -> Result<(), StoreError>;
 
-    /// Notes that the session is alive, and returns the digests in the lists of the scope's other sessions that have not
-    /// done so for longer than `silent_for`. Sessions that have been silent for longer than [`FORGOTTEN_AFTER`] are
-    /// removed.
+    /// Notes that the session is alive, and returns the digests in the lists of the scope's other
+    /// sessions that have not done so for longer than `silent_for`. Sessions that have been silent
+    /// for longer than [`FORGOTTEN_AFTER`] are removed.
     ///
     /// # Errors
     /// The database did not answer.
@@ -310,7 +335,8 @@ pub trait Sessions: Send + Sync + fmt::Debug {
     /// Removes the session and its lists: the process has ended its handlers.
     ///
     /// # Errors
-    /// The database did not answer. The lists then remain, which costs a claim for each of their keys.
+    /// The database did not answer. The lists then remain, which costs a claim for each of their
+    /// keys.
     async fn end(&self, session: SessionId) -> Result<(), StoreError>;
 }
 

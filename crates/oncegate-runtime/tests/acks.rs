@@ -2,7 +2,11 @@
 
 // invariant (all tests): ack-before-completed
 
-#![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test that cannot go on has failed")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::indexing_slicing,
+    reason = "a test that cannot go on has failed"
+)]
 
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
@@ -42,7 +46,11 @@ struct Scripted {
 impl Scripted {
     fn new(completions: Completions) -> Arc<Self> {
         let (tried, _) = watch::channel(0);
-        Arc::new(Self { inner: MemoryStore::new(), completions: Mutex::new(completions), tried })
+        Arc::new(Self {
+            inner: MemoryStore::new(),
+            completions: Mutex::new(completions),
+            tried,
+        })
     }
 
     async fn execute_one(&self, command: Command) -> Result<Reply, StoreError> {
@@ -105,7 +113,10 @@ impl Source for Shared {
         }
         let payload = Some(br#"{"id":1}"#.as_slice().into());
         let message = Message::new("orders", Origin::Other("the only one".into()), payload);
-        Ok(Some(vec![Delivery { message, ack_handle: Arc::new(Receipt(Arc::clone(&self.0))) }]))
+        Ok(Some(vec![Delivery {
+            message,
+            ack_handle: Arc::new(Receipt(Arc::clone(&self.0))),
+        }]))
     }
 
     async fn close(&self, _: Duration) -> Result<(), SourceError> {
@@ -129,15 +140,16 @@ impl AckHandle for Receipt {
     fn stop(&self) {}
 }
 
-/// Runs one message against a store whose completions go wrong for an hour; then they work. Returns how often
-/// the handler ran.
+/// Runs one message against a store whose completions go wrong for an hour; then they work. Returns
+/// how often the handler ran.
 async fn run(trouble: Completions) -> usize {
     let store = Scripted::new(trouble);
     let mut tried = store.tried.subscribe();
     let one = Arc::new(One::default());
     let runs = Arc::new(AtomicUsize::new(0));
     let counters = Arc::new(Counters::default());
-    let gate = Gate::new("acks", Key::json(["id"]), Arc::clone(&store)).lease(Duration::from_secs(1));
+    let gate =
+        Gate::new("acks", Key::json(["id"]), Arc::clone(&store)).lease(Duration::from_secs(1));
     let gate = gate.max_run(Duration::from_secs(2 * 3600)).simulated(1);
     let counted = Arc::clone(&runs);
     let handler = move |_: Message, _: Attempt| {
@@ -155,7 +167,11 @@ async fn run(trouble: Completions) -> usize {
         .await
         .expect("completions are repeated")
         .unwrap();
-    assert_eq!(one.acks.load(Relaxed), 0, "{trouble:?}: acknowledged without a completion that is known");
+    assert_eq!(
+        one.acks.load(Relaxed),
+        0,
+        "{trouble:?}: acknowledged without a completion that is known"
+    );
 
     *store.completions.lock().unwrap() = Completions::Work;
     one.acked.notified().await;
@@ -182,5 +198,8 @@ async fn no_ack_while_nobody_knows_whether_the_completion_was_executed() {
 
 #[tokio::test(start_paused = true)]
 async fn no_ack_when_the_completion_comes_too_late() {
-    assert!(run(Completions::ComeTooLate).await > 1, "a lost completion asks for the verdict again");
+    assert!(
+        run(Completions::ComeTooLate).await > 1,
+        "a lost completion asks for the verdict again"
+    );
 }

@@ -13,13 +13,19 @@ use oncegate::core::testing::fault::{FaultStore, Faults};
 use oncegate::{Completion, Counters, Entry, Gate, Key, MemoryStore, Message, Origin};
 
 fn order() -> Message {
-    Message::new("orders", Origin::Other("a test".into()), Some(r#"{"order_id":1}"#.into()))
+    Message::new(
+        "orders",
+        Origin::Other("a test".into()),
+        Some(r#"{"order_id":1}"#.into()),
+    )
 }
 
 async fn completed(gate: &Gate) -> oncegate::core::key::StoreKey {
     // The store's time begins with zero, and "due at once" is a millisecond before now.
     tokio::time::advance(Duration::from_millis(10)).await;
-    let Entry::Granted(lease) = gate.enter(&order()).await.unwrap() else { panic!("not granted") };
+    let Entry::Granted(lease) = gate.enter(&order()).await.unwrap() else {
+        panic!("not granted")
+    };
     let key = lease.store_key().clone();
     assert_eq!(lease.complete(&()).await.unwrap(), Completion::Applied);
     key
@@ -28,20 +34,31 @@ async fn completed(gate: &Gate) -> oncegate::core::key::StoreKey {
 #[tokio::test(start_paused = true)]
 async fn only_the_record_that_was_seen_is_opened_and_its_next_run_is_counted_once() {
     let (store, counters) = (Arc::new(MemoryStore::new()), Arc::new(Counters::default()));
-    let gate = Gate::new("billing", Key::json(["order_id"]), Arc::clone(&store)).observer(counters.clone());
+    let gate = Gate::new("billing", Key::json(["order_id"]), Arc::clone(&store))
+        .observer(counters.clone());
     let key = completed(&gate).await;
     let seen = admin::read(&*store, &key).await.unwrap().unwrap().record;
-    assert_eq!(admin::reopen(&*store, &key, &seen).await.unwrap(), Reopened::Opened);
+    assert_eq!(
+        admin::reopen(&*store, &key, &seen).await.unwrap(),
+        Reopened::Opened
+    );
 
     // An operator that has read the old record changes nothing any more.
     let Reopened::Changed(Some(now)) = admin::reopen(&*store, &key, &seen).await.unwrap() else {
         panic!("opened twice")
     };
     assert!(is_reopened(&now.record));
-    assert_eq!(counters.get("extra_runs", "reset"), 0, "nothing has run yet");
+    assert_eq!(
+        counters.get("extra_runs", "reset"),
+        0,
+        "nothing has run yet"
+    );
     completed(&gate).await;
     assert_eq!(counters.get("extra_runs", "reset"), 1);
-    assert!(matches!(gate.enter(&order()).await, Ok(Entry::Completed(_))));
+    assert!(matches!(
+        gate.enter(&order()).await,
+        Ok(Entry::Completed(_))
+    ));
     let record = admin::read(&*store, &key).await.unwrap().unwrap().record;
     assert!(matches!(record.state, State::Completed { .. }) && !is_reopened(&record));
 }
@@ -52,7 +69,11 @@ async fn a_reopen_whose_answer_is_lost_is_found_in_the_record() {
     let gate = Gate::new("billing", Key::json(["order_id"]), Arc::clone(&store));
     let key = completed(&gate).await;
     let seen = admin::read(&*store, &key).await.unwrap().unwrap().record;
-    let faults = |reply_lost, request_lost| Faults { reply_lost, request_lost, ..Faults::default() };
+    let faults = |reply_lost, request_lost| Faults {
+        reply_lost,
+        request_lost,
+        ..Faults::default()
+    };
 
     // Never sent: the outcome stays unknown, and after the last retry that is the error.
     let deaf = FaultStore::new(Arc::clone(&store) as _, faults(0.0, 1.0), 1);
@@ -70,7 +91,10 @@ async fn a_reopen_whose_answer_is_lost_is_found_in_the_record() {
             }
             // A read whose answer is lost changes nothing.
             Err(error) => {
-                assert!(["unknown", "unavailable"].contains(&error.class()), "seed {seed}: {error}");
+                assert!(
+                    ["unknown", "unavailable"].contains(&error.class()),
+                    "seed {seed}: {error}"
+                );
             }
         }
         completed(&gate).await;

@@ -1,6 +1,10 @@
 //! What uses up an attempt, and what does not.
 
-#![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test that cannot go on has failed")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::indexing_slicing,
+    reason = "a test that cannot go on has failed"
+)]
 
 #[path = "runtime/list.rs"]
 #[allow(dead_code, reason = "shared with the tests of the runtime")]
@@ -21,9 +25,16 @@ const MAX_ATTEMPTS: u32 = 2;
 // invariant: attempt-lost-to-outage
 #[tokio::test(start_paused = true)]
 async fn an_outage_uses_up_no_attempt() {
-    let store = Arc::new(FaultStore::new(Arc::new(MemoryStore::new()), Faults::default(), 1));
+    let store = Arc::new(FaultStore::new(
+        Arc::new(MemoryStore::new()),
+        Faults::default(),
+        1,
+    ));
     let list = List::of("orders", [("", r#"{"id":1}"#.to_owned())]);
-    let (letters, attempts) = (Arc::new(Letters::default()), Arc::new(Mutex::new(Vec::new())));
+    let (letters, attempts) = (
+        Arc::new(Letters::default()),
+        Arc::new(Mutex::new(Vec::new())),
+    );
     let handler = {
         let (store, attempts) = (Arc::clone(&store), Arc::clone(&attempts));
         move |_: Message, attempt: Attempt| {
@@ -45,11 +56,16 @@ async fn an_outage_uses_up_no_attempt() {
             }
         }
     };
-    let gate = Gate::new("attempts", Key::json(["id"]), Arc::clone(&store)).lease(LEASE).simulated(7);
+    let gate = Gate::new("attempts", Key::json(["id"]), Arc::clone(&store))
+        .lease(LEASE)
+        .simulated(7);
     let consumer = Consumer::new(Listed(Arc::clone(&list)), gate, handler)
         .max_attempts(MAX_ATTEMPTS)
         .dead_letters(Arc::clone(&letters));
-    consumer.run_until(async { list.until_acked(1).await }).await.unwrap();
+    consumer
+        .run_until(async { list.until_acked(1).await })
+        .await
+        .unwrap();
     assert_eq!(letters.causes(), [""; 0], "nothing was given up");
     assert_eq!(*attempts.lock().unwrap(), [1; OUTAGES + 1]);
 }
@@ -67,30 +83,47 @@ async fn what_did_not_run_uses_up_no_attempt() {
     let handler = move |_: Message, attempt: Attempt| {
         let mut told = noted.lock().unwrap();
         told.push((attempt.number(), attempt.recovered()));
-        let result = if told.len() > TIMES { Ok(()) } else { Err(Failure::not_run("no connection")) };
+        let result = if told.len() > TIMES {
+            Ok(())
+        } else {
+            Err(Failure::not_run("no connection"))
+        };
         std::future::ready(result)
     };
-    let gate = Gate::new("attempts", Key::json(["id"]), MemoryStore::new()).lease(LEASE).simulated(7);
+    let gate = Gate::new("attempts", Key::json(["id"]), MemoryStore::new())
+        .lease(LEASE)
+        .simulated(7);
     let consumer = Consumer::new(Listed(Arc::clone(&list)), gate, handler)
         .max_attempts(1)
         .dead_letters(Arc::clone(&letters));
-    consumer.run_until(async { list.until_acked(1).await }).await.unwrap();
+    consumer
+        .run_until(async { list.until_acked(1).await })
+        .await
+        .unwrap();
     assert_eq!(letters.causes(), [""; 0], "nothing was given up");
     assert_eq!(*told.lock().unwrap(), [(1, false); TIMES + 1]);
 }
 
-/// The record that protected the first run is gone, so the claim would be granted at once, and as that of a new key.
+/// The record that protected the first run is gone, so the claim would be granted at once, and as
+/// that of a new key.
 #[tokio::test(start_paused = true)]
 async fn a_run_whose_record_was_lost_is_told_as_recovered_and_has_the_rest_of_its_lease_to_end() {
     let store = Arc::new(MemoryStore::new());
     let list = List::of("orders", [("", r#"{"id":1}"#.to_owned())]);
     let (letters, told) = (Arc::new(Letters::default()), Told::default());
     let handler = {
-        let (store, told, lost_at) = (Arc::clone(&store), Arc::clone(&told), Arc::new(Mutex::new(None)));
+        let (store, told, lost_at) = (
+            Arc::clone(&store),
+            Arc::clone(&told),
+            Arc::new(Mutex::new(None)),
+        );
         move |_: Message, attempt: Attempt| {
-            let (store, told, lost_at) = (Arc::clone(&store), Arc::clone(&told), Arc::clone(&lost_at));
+            let (store, told, lost_at) =
+                (Arc::clone(&store), Arc::clone(&told), Arc::clone(&lost_at));
             async move {
-                told.lock().unwrap().push((attempt.number(), attempt.recovered()));
+                told.lock()
+                    .unwrap()
+                    .push((attempt.number(), attempt.recovered()));
                 let lost_at: &Mutex<Option<tokio::time::Instant>> = &lost_at;
                 let before = lost_at.lock().unwrap().take();
                 if let Some(lost_at) = before {
@@ -104,12 +137,20 @@ async fn a_run_whose_record_was_lost_is_told_as_recovered_and_has_the_rest_of_it
                 *lost_at.lock().unwrap() = Some(tokio::time::Instant::now());
                 store.lose_everything();
                 attempt.cancelled().await;
-                Err(Failure::unknown("the worker was asked to stop, and may still be running"))
+                Err(Failure::unknown(
+                    "the worker was asked to stop, and may still be running",
+                ))
             }
         }
     };
-    let gate = Gate::new("attempts", Key::json(["id"]), Arc::clone(&store)).lease(LEASE).simulated(7);
-    let consumer = Consumer::new(Listed(Arc::clone(&list)), gate, handler).dead_letters(Arc::clone(&letters));
-    consumer.run_until(async { list.until_acked(1).await }).await.unwrap();
+    let gate = Gate::new("attempts", Key::json(["id"]), Arc::clone(&store))
+        .lease(LEASE)
+        .simulated(7);
+    let consumer =
+        Consumer::new(Listed(Arc::clone(&list)), gate, handler).dead_letters(Arc::clone(&letters));
+    consumer
+        .run_until(async { list.until_acked(1).await })
+        .await
+        .unwrap();
     assert_eq!(*told.lock().unwrap(), [(1, false), (1, true)]);
 }

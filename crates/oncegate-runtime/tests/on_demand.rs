@@ -1,7 +1,11 @@
-//! What the consumer runtime does with a source that gives messages on demand and takes them back, as queues do.
-//! On paused time, a queue and a store in memory.
+//! What the consumer runtime does with a source that gives messages on demand and takes them back,
+//! as queues do. On paused time, a queue and a store in memory.
 
-#![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test that cannot go on has failed")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::indexing_slicing,
+    reason = "a test that cannot go on has failed"
+)]
 
 use std::collections::BTreeMap;
 use std::pin::Pin;
@@ -13,8 +17,8 @@ use oncegate::core::testing::fault::{FaultStore, Faults};
 use oncegate::observe::Observer;
 use oncegate::source::{AckHandle, Delivery, Source, SourceError, Supply, Terms};
 use oncegate::{
-    Attempt, Consumer, ConsumerError, Counters, Entry, Failure, Gate, Key, MemoryStore, Message, Ordering,
-    Origin,
+    Attempt, Consumer, ConsumerError, Counters, Entry, Failure, Gate, Key, MemoryStore, Message,
+    Ordering, Origin,
 };
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
@@ -38,7 +42,8 @@ struct State {
     held: BTreeMap<usize, CancellationToken>,
     acked: Vec<usize>,
     handed_back: Vec<(usize, Duration)>,
-    /// The most that were in its hands, or would have been if all that was asked for had been there.
+    /// The most that were in its hands, or would have been if all that was asked for had been
+    /// there.
     most_wanted: usize,
     receives: usize,
     /// Each message is in one of so many groups, or in none.
@@ -69,7 +74,9 @@ impl Queue {
                 changed.await;
             }
         };
-        timeout(LIMIT, waiting).await.unwrap_or_else(|_| panic!("{:?}", self.state));
+        timeout(LIMIT, waiting)
+            .await
+            .unwrap_or_else(|_| panic!("{:?}", self.state));
     }
 
     async fn until_acked(&self, count: usize) {
@@ -107,8 +114,10 @@ impl Source for Reader {
                 let visible = state.visible_from.iter().filter(|(_, from)| **from <= now);
                 let taken: Vec<usize> = visible.map(|(n, _)| *n).take(most).collect();
                 state.visible_from.retain(|n, _| !taken.contains(n));
-                let tokens: Vec<(usize, CancellationToken)> =
-                    taken.into_iter().map(|n| (n, CancellationToken::new())).collect();
+                let tokens: Vec<(usize, CancellationToken)> = taken
+                    .into_iter()
+                    .map(|n| (n, CancellationToken::new()))
+                    .collect();
                 state.held.extend(tokens.iter().cloned());
                 (tokens, state.visible_from.values().min().copied())
             });
@@ -129,13 +138,23 @@ impl Source for Reader {
 }
 
 fn deliver(queue: &Arc<Queue>, n: usize, lost: CancellationToken) -> Delivery {
-    let origin = Origin::Queue { queue: "orders".into(), id: n.to_string().into() };
+    let origin = Origin::Queue {
+        queue: "orders".into(),
+        id: n.to_string().into(),
+    };
     let message = Message::new("orders", origin, Some(payload(n).into()));
     let message = match queue.look(|state| n.checked_rem(state.groups)) {
         Some(group) => message.with_key(group.to_string()),
         None => message,
     };
-    Delivery { message, ack_handle: Arc::new(Receipt { queue: Arc::clone(queue), n, lost }) }
+    Delivery {
+        message,
+        ack_handle: Arc::new(Receipt {
+            queue: Arc::clone(queue),
+            n,
+            lost,
+        }),
+    }
 }
 
 fn payload(n: usize) -> String {
@@ -192,11 +211,15 @@ impl Drop for Receipt {
 }
 
 fn gate(store: &Arc<MemoryStore>) -> Gate {
-    Gate::new("on-demand", Key::json(["id"]), Arc::clone(store)).lease(LEASE).simulated(7)
+    Gate::new("on-demand", Key::json(["id"]), Arc::clone(store))
+        .lease(LEASE)
+        .simulated(7)
 }
 
 fn number(message: &Message) -> usize {
-    let Origin::Queue { id, .. } = message.origin() else { panic!("from a queue") };
+    let Origin::Queue { id, .. } = message.origin() else {
+        panic!("from a queue")
+    };
     id.parse().unwrap()
 }
 
@@ -208,13 +231,26 @@ async fn no_more_is_asked_for_than_can_run() {
         sleep(Duration::from_millis(10 + number(&message) as u64)).await;
         Ok(())
     };
-    let consumer =
-        Consumer::new(Reader(Arc::clone(&queue)), gate(&store), handler).concurrency(4).max_attempts(3);
+    let consumer = Consumer::new(Reader(Arc::clone(&queue)), gate(&store), handler)
+        .concurrency(4)
+        .max_attempts(3);
     let stop = Arc::clone(&queue);
-    consumer.run_until(async move { stop.until_acked(50).await }).await.unwrap();
-    assert_eq!(queue.look(|state| state.most_wanted), 4, "all permits are used, and no more is asked for");
-    let terms = queue.look(|state| state.terms).expect("the source was opened");
-    assert_eq!((terms.max_attempts, terms.lease, terms.retention), (3, LEASE, Gate::DEFAULT_RETENTION));
+    consumer
+        .run_until(async move { stop.until_acked(50).await })
+        .await
+        .unwrap();
+    assert_eq!(
+        queue.look(|state| state.most_wanted),
+        4,
+        "all permits are used, and no more is asked for"
+    );
+    let terms = queue
+        .look(|state| state.terms)
+        .expect("the source was opened");
+    assert_eq!(
+        (terms.max_attempts, terms.lease, terms.retention),
+        (3, LEASE, Gate::DEFAULT_RETENTION)
+    );
     assert_eq!(terms.stop_deadline, Consumer::DEFAULT_STOP_DEADLINE);
 }
 
@@ -226,7 +262,9 @@ async fn a_message_that_is_busy_elsewhere_is_kept_and_leaves_its_permit_to_other
     let elsewhere = gate(&store).simulated(8);
     let origin = Origin::Other("another worker".into());
     let busy = Message::new("orders", origin, Some(payload(0).into()));
-    let Entry::Granted(lease) = elsewhere.enter(&busy).await.unwrap() else { panic!("it is new") };
+    let Entry::Granted(lease) = elsewhere.enter(&busy).await.unwrap() else {
+        panic!("it is new")
+    };
     let handler = async |message: Message, _: Attempt| {
         assert_ne!(number(&message), 0, "another worker has it");
         Ok(())
@@ -236,11 +274,18 @@ async fn a_message_that_is_busy_elsewhere_is_kept_and_leaves_its_permit_to_other
     let others = async move {
         stop.until_acked(19).await;
         assert!(stop.look(|state| state.held.contains_key(&0)), "kept");
-        assert_eq!(lease.complete(&()).await.unwrap(), oncegate::Completion::Applied);
+        assert_eq!(
+            lease.complete(&()).await.unwrap(),
+            oncegate::Completion::Applied
+        );
         stop.until_acked(20).await;
     };
     consumer.run_until(others).await.unwrap();
-    assert_eq!(queue.look(|state| state.handed_back.clone()), [], "returning it would use up its receives");
+    assert_eq!(
+        queue.look(|state| state.handed_back.clone()),
+        [],
+        "returning it would use up its receives"
+    );
 }
 
 #[tokio::test(start_paused = true)]
@@ -254,15 +299,26 @@ async fn the_groups_of_a_queue_are_its_partitions() {
         let handler = move |message: Message, _: Attempt| {
             let (n, seen) = (number(&message), Arc::clone(&seen));
             async move {
-                sleep(Duration::from_millis([1_000, 100, 10][n % 3] * if n < 3 { 10 } else { 1 })).await;
+                sleep(Duration::from_millis(
+                    [1_000, 100, 10][n % 3] * if n < 3 { 10 } else { 1 },
+                ))
+                .await;
                 seen.lock().unwrap().push(n);
                 Ok(())
             }
         };
-        let consumer = Consumer::new(Reader(Arc::clone(&queue)), gate(&store), handler).ordering(ordering);
+        let consumer =
+            Consumer::new(Reader(Arc::clone(&queue)), gate(&store), handler).ordering(ordering);
         let stop = Arc::clone(&queue);
-        consumer.run_until(async move { stop.until_acked(9).await }).await.unwrap();
-        assert_eq!(*ended.lock().unwrap(), [2, 5, 8, 1, 4, 7, 0, 3, 6], "{ordering:?}");
+        consumer
+            .run_until(async move { stop.until_acked(9).await })
+            .await
+            .unwrap();
+        assert_eq!(
+            *ended.lock().unwrap(),
+            [2, 5, 8, 1, 4, 7, 0, 3, 6],
+            "{ordering:?}"
+        );
     }
 }
 
@@ -275,16 +331,24 @@ async fn a_retry_goes_back_to_the_queue_for_as_long_as_it_must_wait() {
         let n = number(&message);
         seen.lock().unwrap().push((n, attempt.number()));
         let fails = n == 1 && attempt.number() == 1;
-        std::future::ready(if fails { Err(Failure::retry_after(LEASE, "not yet")) } else { Ok(()) })
+        std::future::ready(if fails {
+            Err(Failure::retry_after(LEASE, "not yet"))
+        } else {
+            Ok(())
+        })
     };
     let consumer = Consumer::new(Reader(Arc::clone(&queue)), gate(&store), handler).concurrency(1);
     let stop = Arc::clone(&queue);
-    consumer.run_until(async move { stop.until_acked(3).await }).await.unwrap();
+    consumer
+        .run_until(async move { stop.until_acked(3).await })
+        .await
+        .unwrap();
     assert_eq!(queue.look(|state| state.handed_back.clone()), [(1, LEASE)]);
     assert_eq!(*attempts.lock().unwrap(), [(0, 1), (1, 1), (2, 1), (1, 2)]);
 }
 
-/// Nothing of a message stays here while the queue has it, and before the first success no record counts its failures.
+/// Nothing of a message stays here while the queue has it, and before the first success no record
+/// counts its failures.
 #[tokio::test(start_paused = true)]
 async fn a_bad_message_uses_up_its_attempts_although_it_goes_back_to_the_queue_in_between() {
     let (queue, store) = (Queue::of(1), Arc::new(MemoryStore::new()));
@@ -295,9 +359,18 @@ async fn a_bad_message_uses_up_its_attempts_although_it_goes_back_to_the_queue_i
         std::future::ready(Err::<(), _>(Failure::retry_after(LEASE, "a bad order")))
     };
     let consumer = Consumer::new(Reader(Arc::clone(&queue)), gate(&store), handler).max_attempts(3);
-    let error = consumer.run_until(std::future::pending()).await.unwrap_err();
-    assert!(matches!(error, ConsumerError::NoDeadLetters { .. }), "it is given up: {error}");
-    assert_eq!(queue.look(|state| state.handed_back[..2].to_vec()), [(0, LEASE); 2]);
+    let error = consumer
+        .run_until(std::future::pending())
+        .await
+        .unwrap_err();
+    assert!(
+        matches!(error, ConsumerError::NoDeadLetters { .. }),
+        "it is given up: {error}"
+    );
+    assert_eq!(
+        queue.look(|state| state.handed_back[..2].to_vec()),
+        [(0, LEASE); 2]
+    );
     assert_eq!(*attempts.lock().unwrap(), [1, 2, 3]);
 }
 
@@ -310,13 +383,23 @@ async fn a_message_that_is_wanted_later_is_hidden_in_the_queue_for_as_long_and_i
     let handler = move |_: Message, attempt: Attempt| {
         let mut runs = seen.lock().unwrap();
         runs.push(attempt.number());
-        let outcome = if runs.len() < 4 { Err(Failure::later(LEASE, "not ready")) } else { Ok(()) };
+        let outcome = if runs.len() < 4 {
+            Err(Failure::later(LEASE, "not ready"))
+        } else {
+            Ok(())
+        };
         std::future::ready(outcome)
     };
     let consumer = Consumer::new(Reader(Arc::clone(&queue)), gate(&store), handler).max_attempts(1);
     let stop = Arc::clone(&queue);
-    consumer.run_until(async move { stop.until_acked(1).await }).await.unwrap();
-    assert_eq!(queue.look(|state| state.handed_back.clone()), [(0, LEASE); 3]);
+    consumer
+        .run_until(async move { stop.until_acked(1).await })
+        .await
+        .unwrap();
+    assert_eq!(
+        queue.look(|state| state.handed_back.clone()),
+        [(0, LEASE); 3]
+    );
     assert_eq!(*runs.lock().unwrap(), [1; 4]);
 }
 
@@ -340,9 +423,16 @@ async fn what_the_queue_takes_away_is_cancelled_and_not_acknowledged() {
     let consumer = Consumer::new(Reader(Arc::clone(&queue)), gate(&store), handler).concurrency(1);
     let stop = Arc::clone(&queue);
     let consumer = consumer.observer(Arc::clone(&counters) as _);
-    consumer.run_until(async move { stop.until_acked(1).await }).await.unwrap();
+    consumer
+        .run_until(async move { stop.until_acked(1).await })
+        .await
+        .unwrap();
     assert_eq!(counters.get("handler_runs", "cancelled"), 1);
-    assert_eq!(counters.get("extra_runs", "discarded"), 1, "its effect may have happened");
+    assert_eq!(
+        counters.get("extra_runs", "discarded"),
+        1,
+        "its effect may have happened"
+    );
     assert_eq!(counters.get("handler_runs", "succeeded"), 1);
 }
 
@@ -351,7 +441,9 @@ async fn what_the_queue_takes_away_is_cancelled_and_not_acknowledged() {
 async fn nothing_is_asked_for_while_the_store_is_away() {
     let (queue, memory) = (Queue::of(50), Arc::new(MemoryStore::new()));
     let store = Arc::new(FaultStore::new(memory as _, Faults::default(), 1));
-    let gate = Gate::new("on-demand", Key::json(["id"]), Arc::clone(&store)).lease(LEASE).simulated(7);
+    let gate = Gate::new("on-demand", Key::json(["id"]), Arc::clone(&store))
+        .lease(LEASE)
+        .simulated(7);
     let down = Arc::clone(&store);
     let handler = move |message: Message, _: Attempt| {
         if number(&message) == 8 {
@@ -369,8 +461,16 @@ async fn nothing_is_asked_for_while_the_store_is_away() {
         }
         let receives = stop.look(|state| state.receives);
         sleep(LEASE * 10).await;
-        assert_eq!(stop.look(|state| state.receives), receives, "nothing is received");
-        assert_eq!(stop.look(|state| state.handed_back.clone()), [], "and what is held stays here");
+        assert_eq!(
+            stop.look(|state| state.receives),
+            receives,
+            "nothing is received"
+        );
+        assert_eq!(
+            stop.look(|state| state.handed_back.clone()),
+            [],
+            "and what is held stays here"
+        );
         store.end_outage();
         stop.until_acked(50).await;
     };
@@ -382,10 +482,16 @@ async fn nothing_is_asked_for_while_the_store_is_away() {
 async fn an_outage_ends_although_the_queue_has_taken_back_all_that_could_ask_the_store() {
     let (queue, memory) = (Queue::of(0), Arc::new(MemoryStore::new()));
     let store = Arc::new(FaultStore::new(memory as _, Faults::default(), 1));
-    let gate = Gate::new("on-demand", Key::json(["id"]), Arc::clone(&store)).lease(LEASE).simulated(7);
+    let gate = Gate::new("on-demand", Key::json(["id"]), Arc::clone(&store))
+        .lease(LEASE)
+        .simulated(7);
     let counters = Arc::new(Counters::default());
-    let consumer =
-        Consumer::new(Reader(Arc::clone(&queue)), gate, async |_: Message, _: Attempt| Ok(())).concurrency(2);
+    let consumer = Consumer::new(
+        Reader(Arc::clone(&queue)),
+        gate,
+        async |_: Message, _: Attempt| Ok(()),
+    )
+    .concurrency(2);
     let consumer = consumer.observer(Arc::clone(&counters) as _);
     let stop = Arc::clone(&queue);
     let outage = async move {

@@ -41,27 +41,36 @@ impl Encoding {
     #[must_use]
     pub fn named(name: &str) -> Option<Self> {
         let all = [Self::Gzip, Self::Zstd, Self::Base64];
-        all.into_iter().find(|encoding| encoding.as_str().eq_ignore_ascii_case(name))
+        all.into_iter()
+            .find(|encoding| encoding.as_str().eq_ignore_ascii_case(name))
     }
 
     /// Decodes at most `limit` bytes. More is an error, before they take memory.
     fn decode(self, bytes: &[u8], limit: usize) -> Result<Vec<u8>, KeyError> {
-        let refuse = |what| KeyError::BadEncoding { encoding: self.as_str(), what };
+        let refuse = |what| KeyError::BadEncoding {
+            encoding: self.as_str(),
+            what,
+        };
         match self {
-            Self::Gzip => read(MultiGzDecoder::new(bytes), limit, || refuse("it is no gzip, or is damaged")),
+            Self::Gzip => read(MultiGzDecoder::new(bytes), limit, || {
+                refuse("it is no gzip, or is damaged")
+            }),
             Self::Zstd => {
                 let damaged = || refuse("it is no zstd, or is damaged");
-                let decoder = zstd::stream::read::Decoder::with_buffer(bytes).map_err(|_| damaged())?;
+                let decoder =
+                    zstd::stream::read::Decoder::with_buffer(bytes).map_err(|_| damaged())?;
                 read(decoder, limit, damaged)
             }
             Self::Base64 => {
                 let bytes = bytes.trim_ascii();
                 let is_url = bytes.iter().any(|byte| matches!(byte, b'-' | b'_'));
-                let config =
-                    GeneralPurposeConfig::new().with_decode_padding_mode(DecodePaddingMode::Indifferent);
-                let engine = GeneralPurpose::new(if is_url { &URL_SAFE } else { &STANDARD }, config);
-                let decoded =
-                    engine.decode(bytes).map_err(|_| refuse("it has other characters, or is cut"))?;
+                let config = GeneralPurposeConfig::new()
+                    .with_decode_padding_mode(DecodePaddingMode::Indifferent);
+                let engine =
+                    GeneralPurpose::new(if is_url { &URL_SAFE } else { &STANDARD }, config);
+                let decoded = engine
+                    .decode(bytes)
+                    .map_err(|_| refuse("it has other characters, or is cut"))?;
                 within(decoded.len(), limit)?;
                 Ok(decoded)
             }
@@ -69,17 +78,28 @@ impl Encoding {
     }
 }
 
-fn read(decoder: impl Read, limit: usize, damaged: impl Fn() -> KeyError) -> Result<Vec<u8>, KeyError> {
+fn read(
+    decoder: impl Read,
+    limit: usize,
+    damaged: impl Fn() -> KeyError,
+) -> Result<Vec<u8>, KeyError> {
     let mut decoded = Vec::new();
     let most = u64::try_from(limit).unwrap_or(u64::MAX).saturating_add(1);
-    decoder.take(most).read_to_end(&mut decoded).map_err(|_| damaged())?;
+    decoder
+        .take(most)
+        .read_to_end(&mut decoded)
+        .map_err(|_| damaged())?;
     within(decoded.len(), limit)?;
     Ok(decoded)
 }
 
 fn within(bytes: usize, limit: usize) -> Result<(), KeyError> {
     if bytes > limit {
-        return Err(KeyError::TooLarge { what: "decoded payload".to_owned(), bytes, limit });
+        return Err(KeyError::TooLarge {
+            what: "decoded payload".to_owned(),
+            bytes,
+            limit,
+        });
     }
     Ok(())
 }
@@ -97,17 +117,21 @@ pub(crate) fn decode<'m>(
     Ok(payload)
 }
 
-/// The encodings that a header names, in the order in which they are undone: the last one was applied last.
+/// The encodings that a header names, in the order in which they are undone: the last one was
+/// applied last.
 pub(crate) fn of_header(value: &[u8]) -> Result<Vec<Encoding>, KeyError> {
-    let unknown = |what| KeyError::BadEncoding { encoding: "the header says", what };
+    let unknown = |what| KeyError::BadEncoding {
+        encoding: "the header says",
+        what,
+    };
     let text = std::str::from_utf8(value).map_err(|_| unknown("the header is no text"))?;
     let names = text
         .split(',')
         .map(str::trim)
         .filter(|name| !name.is_empty() && !name.eq_ignore_ascii_case("identity"));
     let encodings: Option<Vec<Encoding>> = names.rev().map(Encoding::named).collect();
-    let encodings =
-        encodings.ok_or_else(|| unknown("the header names another encoding than gzip, zstd and base64"))?;
+    let encodings = encodings
+        .ok_or_else(|| unknown("the header names another encoding than gzip, zstd and base64"))?;
     if encodings.len() > MAX_ENCODINGS {
         return Err(unknown("the header names too many encodings"));
     }

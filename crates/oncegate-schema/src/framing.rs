@@ -59,9 +59,17 @@ impl<'m> Framed<'m> {
                     offset: 0,
                     what: "the header __value_schema_id has neither an id nor a GUID",
                 })?;
-                Ok(Self { schema, after, rest: payload, is_in_header: true, offset: 0 })
+                Ok(Self {
+                    schema,
+                    after,
+                    rest: payload,
+                    is_in_header: true,
+                    offset: 0,
+                })
             }
-            HeaderValue::Several => Err(KeyError::RepeatedHeader { name: HEADER.to_owned() }),
+            HeaderValue::Several => Err(KeyError::RepeatedHeader {
+                name: HEADER.to_owned(),
+            }),
             HeaderValue::Absent => {
                 let found = name(payload);
                 let (schema, rest) = found.ok_or_else(|| unframed(payload))?;
@@ -110,8 +118,8 @@ fn name(bytes: &[u8]) -> Option<(SchemaName, &[u8])> {
     }
 }
 
-/// Which of the messages of a schema it is: a count, then as many indexes, all as zigzag varints. A count of zero is short for
-/// the first message.
+/// Which of the messages of a schema it is: a count, then as many indexes, all as zigzag varints. A
+/// count of zero is short for the first message.
 fn indexes(bytes: &[u8]) -> Option<(Vec<usize>, &[u8])> {
     let (count, mut rest) = varint(bytes)?;
     if count > MAX_INDEXES {

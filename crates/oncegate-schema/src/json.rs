@@ -15,11 +15,16 @@ impl<'o> Json<'o> {
         Self { out, limit }
     }
 
-    /// Refuses a document that has grown over the limit. Called after each value, so the text never grows much further.
+    /// Refuses a document that has grown over the limit. Called after each value, so the text never
+    /// grows much further.
     fn checked(&self) -> Result<(), KeyError> {
         if self.out.len() > self.limit {
             let what = "document".to_owned();
-            return Err(KeyError::TooLarge { what, bytes: self.out.len(), limit: self.limit });
+            return Err(KeyError::TooLarge {
+                what,
+                bytes: self.out.len(),
+                limit: self.limit,
+            });
         }
         Ok(())
     }
@@ -57,10 +62,15 @@ impl<'o> Json<'o> {
     pub(crate) fn text(&mut self, text: &[u8]) -> Result<(), KeyError> {
         self.out.push(b'"');
         let mut rest = text;
-        while let Some(at) = rest.iter().position(|byte| matches!(byte, b'"' | b'\\' | 0..=0x1F)) {
+        while let Some(at) = rest
+            .iter()
+            .position(|byte| matches!(byte, b'"' | b'\\' | 0..=0x1F))
+        {
             let (plain, special) = rest.split_at(at);
             self.out.extend_from_slice(plain);
-            let Some((byte, after)) = special.split_first() else { break };
+            let Some((byte, after)) = special.split_first() else {
+                break;
+            };
             self.escape(*byte);
             self.checked()?;
             rest = after;
@@ -76,7 +86,8 @@ impl<'o> Json<'o> {
             b'"' | b'\\' => self.out.extend_from_slice(&[b'\\', byte]),
             _ => {
                 let digit = HEX.get(usize::from(byte & 0xF)).copied().unwrap_or(b'0');
-                self.out.extend_from_slice(&[b'\\', b'u', b'0', b'0', b'0' + (byte >> 4), digit]);
+                self.out
+                    .extend_from_slice(&[b'\\', b'u', b'0', b'0', b'0' + (byte >> 4), digit]);
             }
         }
     }
@@ -98,7 +109,8 @@ impl<'o> Json<'o> {
         self.raw(&number.to_string())
     }
 
-    /// Writes the shortest number that is this `f32`. JSON has no infinity and no NaN: they are strings, as in Protobuf's JSON.
+    /// Writes the shortest number that is this `f32`. JSON has no infinity and no NaN: they are
+    /// strings, as in Protobuf's JSON.
     pub(crate) fn float(&mut self, number: f32) -> Result<(), KeyError> {
         match special(f64::from(number)) {
             Some(word) => self.raw(word),
@@ -120,7 +132,11 @@ fn special(number: f64) -> Option<&'static str> {
         return Some("\"NaN\"");
     }
     if number.is_infinite() {
-        return Some(if number > 0.0 { "\"Infinity\"" } else { "\"-Infinity\"" });
+        return Some(if number > 0.0 {
+            "\"Infinity\""
+        } else {
+            "\"-Infinity\""
+        });
     }
     None
 }

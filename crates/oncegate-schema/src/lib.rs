@@ -1,7 +1,9 @@
-//! Keys of Avro, Protobuf and JSON Schema, with a schema registry or a schema file, and of compressed payloads.
+//! Keys of Avro, Protobuf and JSON Schema, with a schema registry or a schema file, and of
+//! compressed payloads.
 //!
-//! A [`SchemaFormat`] is the layer before the keys: it turns a payload into a document, whose JSON has the same key. Give it to
-//! [`Key::format`](oncegate_core::key::Key::format). `docs/FORMATS.md` says how each type is written.
+//! A [`SchemaFormat`] is the layer before the keys: it turns a payload into a document, whose JSON
+//! has the same key. Give it to [`Key::format`](oncegate_core::key::Key::format). `docs/FORMATS.md`
+//! says how each type is written.
 //!
 //! ```
 //! use std::sync::Arc;
@@ -65,7 +67,10 @@ pub struct SchemaFormat {
 enum Body {
     Json,
     Avro(AvroSchema),
-    Protobuf { schema: ProtobufSchema, message: usize },
+    Protobuf {
+        schema: ProtobufSchema,
+        message: usize,
+    },
     Registry(Box<Schemas>),
 }
 
@@ -82,47 +87,60 @@ impl SchemaFormat {
     /// When it is no schema.
     pub fn avro(schema: &str) -> Result<Self, SchemaError> {
         let schema = AvroSchema::parse(schema, &[]);
-        let schema =
-            schema.map_err(|why| SchemaError { what: format!("the Avro schema cannot be used: {why}") })?;
+        let schema = schema.map_err(|why| SchemaError {
+            what: format!("the Avro schema cannot be used: {why}"),
+        })?;
         Ok(Self::of(Body::Avro(schema)))
     }
 
-    /// Protobuf without any framing, all of one message: the source of a `.proto` file, or base64 of its descriptor, and the
-    /// full name of the message. A file with one message needs no name. It may import Google's well-known types.
+    /// Protobuf without any framing, all of one message: the source of a `.proto` file, or base64
+    /// of its descriptor, and the full name of the message. A file with one message needs no name.
+    /// It may import Google's well-known types.
     ///
     /// # Errors
     /// When the source does not compile, or has no such message.
     pub fn protobuf(source: &str, message: Option<&str>) -> Result<Self, SchemaError> {
-        let refuse = |why: String| SchemaError { what: format!("the Protobuf schema cannot be used: {why}") };
-        let file = ProtoFile { name: "schema.proto".to_owned(), text: source.to_owned() };
+        let refuse = |why: String| SchemaError {
+            what: format!("the Protobuf schema cannot be used: {why}"),
+        };
+        let file = ProtoFile {
+            name: "schema.proto".to_owned(),
+            text: source.to_owned(),
+        };
         let schema = ProtobufSchema::compile(&[file]).map_err(refuse)?;
         let message = schema.named(message).map_err(refuse)?;
         Ok(Self::of(Body::Protobuf { schema, message }))
     }
 
-    /// Avro, Protobuf and JSON Schema whose schemas are in a registry. Payloads name their schema in front (Confluent's
-    /// framing) or in the header `__value_schema_id`.
+    /// Avro, Protobuf and JSON Schema whose schemas are in a registry. Payloads name their schema
+    /// in front (Confluent's framing) or in the header `__value_schema_id`.
     ///
     /// # Errors
-    /// When the address cannot be read, or there are no certificate authorities. It connects to nothing.
+    /// When the address cannot be read, or there are no certificate authorities. It connects to
+    /// nothing.
     pub fn registry(registry: Registry) -> Result<Self, SchemaError> {
         Ok(Self::of(Body::Registry(Box::new(registry.open()?))))
     }
 
-    /// Reads Avro's records with the aliases and defaults of this schema too, the text of an `.avsc` file: a path finds a field
-    /// by the name in it or by an alias, and a field that a payload was written without has its default. Everything else stays
-    /// that of the payload's own schema. It may be a union of records.
+    /// Reads Avro's records with the aliases and defaults of this schema too, the text of an
+    /// `.avsc` file: a path finds a field by the name in it or by an alias, and a field that a
+    /// payload was written without has its default. Everything else stays that of the payload's own
+    /// schema. It may be a union of records.
     ///
     /// # Errors
     /// When it is no schema, a default is no value of its type, or the format is not Avro.
     pub fn reader(mut self, schema: &str) -> Result<Self, SchemaError> {
-        let refuse = |why: String| SchemaError { what: format!("the reader schema cannot be used: {why}") };
+        let refuse = |why: String| SchemaError {
+            what: format!("the reader schema cannot be used: {why}"),
+        };
         let reader = AvroSchema::reader(schema).map_err(refuse)?;
         match &mut self.body {
             Body::Avro(schema) => *schema = schema.resolved(&reader).map_err(refuse)?,
             Body::Registry(schemas) => schemas.read_with(reader),
             Body::Json | Body::Protobuf { .. } => {
-                return Err(refuse("it is for Avro, with a registry or a schema file".to_owned()));
+                return Err(refuse(
+                    "it is for Avro, with a registry or a schema file".to_owned(),
+                ));
             }
         }
         Ok(self)
@@ -131,11 +149,13 @@ impl SchemaFormat {
     /// Undoes these encodings of every payload, the first one first.
     #[must_use]
     pub fn encodings(mut self, encodings: impl IntoIterator<Item = Encoding>) -> Self {
-        self.encodings.extend(encodings.into_iter().take(encoding::MAX_ENCODINGS));
+        self.encodings
+            .extend(encodings.into_iter().take(encoding::MAX_ENCODINGS));
         self
     }
 
-    /// Undoes the encodings that this header names, such as `content-encoding`. A message without it has none.
+    /// Undoes the encodings that this header names, such as `content-encoding`. A message without
+    /// it has none.
     #[must_use]
     pub fn encoding_header(mut self, name: impl Into<String>) -> Self {
         self.encoding_header = Some(name.into());
@@ -154,11 +174,19 @@ impl SchemaFormat {
     }
 
     fn of(body: Body) -> Self {
-        Self { body, encodings: Vec::new(), encoding_header: None }
+        Self {
+            body,
+            encodings: Vec::new(),
+            encoding_header: None,
+        }
     }
 
     /// The payload without its encodings.
-    fn decoded<'m>(&self, message: &'m dyn KeySource, limit: usize) -> Result<Cow<'m, [u8]>, KeyError> {
+    fn decoded<'m>(
+        &self,
+        message: &'m dyn KeySource,
+        limit: usize,
+    ) -> Result<Cow<'m, [u8]>, KeyError> {
         let payload = message.payload().ok_or(KeyError::NoPayload)?;
         let Some(name) = &self.encoding_header else {
             return encoding::decode(payload, &self.encodings, limit);
@@ -172,7 +200,9 @@ impl SchemaFormat {
         let payload = encoding::decode(payload, &of_header, limit)?;
         match self.encodings.as_slice() {
             [] => Ok(payload),
-            encodings => Ok(Cow::Owned(encoding::decode(&payload, encodings, limit)?.into_owned())),
+            encodings => Ok(Cow::Owned(
+                encoding::decode(&payload, encodings, limit)?.into_owned(),
+            )),
         }
     }
 
@@ -185,8 +215,10 @@ impl SchemaFormat {
         json: Json<'_>,
     ) -> Result<Option<usize>, KeyError> {
         let framed = Framed::of(message, payload)?;
-        let unusable =
-            |why: &str| KeyError::UnusableSchema { schema: framed.schema.to_string(), why: why.to_owned() };
+        let unusable = |why: &str| KeyError::UnusableSchema {
+            schema: framed.schema.to_string(),
+            why: why.to_owned(),
+        };
         match &*schemas.get(framed.schema)? {
             Schema::Json => return Ok(Some(framed.body().1)),
             Schema::Avro(schema) => {
@@ -196,7 +228,8 @@ impl SchemaFormat {
             Schema::Protobuf(schema) => {
                 let (indexes, body, offset) = framed.indexed_body()?;
                 let id = schema.at(&indexes);
-                let id = id.ok_or_else(|| unusable("it has no message at the indexes of the payload"))?;
+                let id =
+                    id.ok_or_else(|| unusable("it has no message at the indexes of the payload"))?;
                 schema.document(id, body, offset, wanted, json)?;
             }
         }
@@ -236,9 +269,9 @@ impl Format for SchemaFormat {
         };
         match (plain, payload) {
             (None, _) => Ok(DocumentPlace::Written),
-            (Some(start), Cow::Borrowed(payload)) => {
-                Ok(DocumentPlace::Borrowed(payload.get(start..).unwrap_or_default()))
-            }
+            (Some(start), Cow::Borrowed(payload)) => Ok(DocumentPlace::Borrowed(
+                payload.get(start..).unwrap_or_default(),
+            )),
             (Some(start), Cow::Owned(payload)) => {
                 out.extend_from_slice(payload.get(start..).unwrap_or_default());
                 Ok(DocumentPlace::Written)
@@ -246,12 +279,23 @@ impl Format for SchemaFormat {
         }
     }
 
-    async fn prepare(&self, message: &(dyn KeySource + Sync), limit: usize) -> Result<(), PrepareError> {
-        let Body::Registry(schemas) = &self.body else { return Ok(()) };
-        // Only the head of the payload is needed, but an encoding hides it. What is wrong with it, the key says.
+    async fn prepare(
+        &self,
+        message: &(dyn KeySource + Sync),
+        limit: usize,
+    ) -> Result<(), PrepareError> {
+        let Body::Registry(schemas) = &self.body else {
+            return Ok(());
+        };
+        // Only the head of the payload is needed, but an encoding hides it. What is wrong with it,
+        // the key says.
         let name = {
-            let Ok(payload) = self.decoded(message, limit) else { return Ok(()) };
-            let Ok(framed) = Framed::of(message, &payload) else { return Ok(()) };
+            let Ok(payload) = self.decoded(message, limit) else {
+                return Ok(());
+            };
+            let Ok(framed) = Framed::of(message, &payload) else {
+                return Ok(());
+            };
             framed.schema
         };
         schemas.fetch(name).await

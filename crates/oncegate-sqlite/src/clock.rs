@@ -1,9 +1,10 @@
 //! The store's clock: the machine's wall clock, but it never goes back.
 //!
-//! All processes on a file share the machine's wall clock, and the file stores the latest time. When the wall clock
-//! is set back, the store's clock continues from there at the same pace: leases end on time, and no key waits for
-//! the wall clock to catch up. When the wall clock is set forward, leases end early, so running messages may run a
-//! second time, and records expire early. So set the clock of a machine before you start its consumers.
+//! All processes on a file share the machine's wall clock, and the file stores the latest time.
+//! When the wall clock is set back, the store's clock continues from there at the same pace: leases
+//! end on time, and no key waits for the wall clock to catch up. When the wall clock is set
+//! forward, leases end early, so running messages may run a second time, and records expire early.
+//! So set the clock of a machine before you start its consumers.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -25,20 +26,37 @@ pub(super) struct Remembered {
 
 /// The wall clock, in microseconds since 1970.
 pub(super) fn wall_us() -> i64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let since = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or_default();
     i64::try_from(since.as_micros()).unwrap_or(i64::MAX)
 }
 
 /// Returns the store's time, and the new state for the file if it must change.
 pub(super) fn now(wall_us: i64, remembered: Remembered) -> (StoreTime, Option<Remembered>) {
-    let Remembered { reached_us, ahead_us } = remembered;
+    let Remembered {
+        reached_us,
+        ahead_us,
+    } = remembered;
     let told_us = wall_us.saturating_add(ahead_us);
     if told_us < reached_us {
         let ahead_us = reached_us.saturating_sub(wall_us);
-        return (time(reached_us), Some(Remembered { reached_us, ahead_us }));
+        return (
+            time(reached_us),
+            Some(Remembered {
+                reached_us,
+                ahead_us,
+            }),
+        );
     }
     let due = told_us.saturating_sub(reached_us) >= REMEMBER_EVERY_US;
-    (time(told_us), due.then_some(Remembered { reached_us: told_us, ahead_us }))
+    (
+        time(told_us),
+        due.then_some(Remembered {
+            reached_us: told_us,
+            ahead_us,
+        }),
+    )
 }
 
 fn time(micros: i64) -> StoreTime {
@@ -53,7 +71,10 @@ mod tests {
 
     /// Returns the store's times for readings of the wall clock, all in seconds.
     fn store_times(wall_seconds: &[i64]) -> Vec<u64> {
-        let mut remembered = Remembered { reached_us: 0, ahead_us: 0 };
+        let mut remembered = Remembered {
+            reached_us: 0,
+            ahead_us: 0,
+        };
         let tell = |second: &i64| {
             let (now, change) = now(second * SECOND, remembered);
             remembered = change.unwrap_or(remembered);
@@ -69,7 +90,10 @@ mod tests {
 
     #[test]
     fn it_goes_on_when_the_wall_clock_is_set_back() {
-        assert_eq!(store_times(&[5_000, 1_400, 1_410, 1_430]), [5_000, 5_000, 5_010, 5_030]);
+        assert_eq!(
+            store_times(&[5_000, 1_400, 1_410, 1_430]),
+            [5_000, 5_000, 5_010, 5_030]
+        );
     }
 
     #[test]
@@ -82,7 +106,10 @@ mod tests {
 
     #[test]
     fn it_writes_at_most_once_a_second() {
-        let remembered = Remembered { reached_us: 10 * SECOND, ahead_us: 0 };
+        let remembered = Remembered {
+            reached_us: 10 * SECOND,
+            ahead_us: 0,
+        };
         assert_eq!(now(10 * SECOND + 999_999, remembered).1, None);
         assert!(now(11 * SECOND, remembered).1.is_some());
     }

@@ -15,7 +15,8 @@ impl BlockingSqlTransaction<SqliteStore> for Transaction<'_> {
     fn complete_and_commit(self, completing: &Completing) -> Result<(), BoxError> {
         check(&self)?;
         complete(&self, completing)?;
-        self.commit().map_err(|error| errors::not_committed(&error).into())
+        self.commit()
+            .map_err(|error| errors::not_committed(&error).into())
     }
 }
 
@@ -29,8 +30,9 @@ fn check(connection: &Connection) -> Result<(), BoxError> {
                 .into(),
         );
     }
-    let synchronous: i64 =
-        connection.pragma_query_value(None, "synchronous", |row| row.get(0)).map_err(not_executed)?;
+    let synchronous: i64 = connection
+        .pragma_query_value(None, "synchronous", |row| row.get(0))
+        .map_err(not_executed)?;
     if synchronous < FULL {
         return Err("a power cut could take back the commit after its message was acknowledged: set PRAGMA \
                     synchronous = FULL on the connection, or use SqliteStore::open_connection()"

@@ -38,32 +38,41 @@ impl From<Trouble> for StoreError {
 
 /// Whether another process held a lock, so that trying again a little later may succeed.
 pub(super) fn is_busy(error: &Error) -> bool {
-    matches!(error.sqlite_error_code(), Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked))
+    matches!(
+        error.sqlite_error_code(),
+        Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked)
+    )
 }
 
 /// Classifies an error of a transaction that was rolled back.
 pub(super) fn not_executed(error: &Error) -> StoreError {
     use ErrorCode as Code;
     match error.sqlite_error_code() {
-        Some(Code::DatabaseBusy | Code::DatabaseLocked) => {
-            StoreError::unavailable("other processes hold the lock of the SQLite file (busy_timeout)")
-        }
-        Some(Code::DiskFull) => {
-            StoreError::unavailable("the disk or quota under the SQLite file is full; make room on it")
-        }
+        Some(Code::DatabaseBusy | Code::DatabaseLocked) => StoreError::unavailable(
+            "other processes hold the lock of the SQLite file (busy_timeout)",
+        ),
+        Some(Code::DiskFull) => StoreError::unavailable(
+            "the disk or quota under the SQLite file is full; make room on it",
+        ),
         Some(Code::SystemIoFailure) => {
             StoreError::unavailable(Said("reading or writing the SQLite file failed", error))
         }
         Some(Code::OutOfMemory | Code::OperationInterrupted | Code::FileLockingProtocolFailed) => {
             StoreError::unavailable(error)
         }
-        Some(Code::DatabaseCorrupt | Code::NotADatabase) => StoreError::refused(Said(DAMAGED, error)),
+        Some(Code::DatabaseCorrupt | Code::NotADatabase) => {
+            StoreError::refused(Said(DAMAGED, error))
+        }
         Some(Code::ReadOnly | Code::PermissionDenied | Code::AuthorizationForStatementDenied) => {
-            StoreError::refused(Said("the SQLite file and its directory must be writable", error))
+            StoreError::refused(Said(
+                "the SQLite file and its directory must be writable",
+                error,
+            ))
         }
-        Some(Code::CannotOpen) => {
-            StoreError::refused(Said("the SQLite file cannot be opened; see its path and directory", error))
-        }
+        Some(Code::CannotOpen) => StoreError::refused(Said(
+            "the SQLite file cannot be opened; see its path and directory",
+            error,
+        )),
         Some(Code::TooBig) => StoreError::refused("the result is too large for SQLite"),
         _ => StoreError::refused(error),
     }
@@ -71,8 +80,9 @@ pub(super) fn not_executed(error: &Error) -> StoreError {
 
 /// Classifies an error of a COMMIT.
 ///
-/// A full disk or a lock is reported before anything is in the log. When writing or syncing fails, the commit may
-/// have reached the disk or not: the process that reads the log after a crash decides.
+/// A full disk or a lock is reported before anything is in the log. When writing or syncing fails,
+/// the commit may have reached the disk or not: the process that reads the log after a crash
+/// decides.
 pub(super) fn not_committed(error: &Error) -> StoreError {
     match error.sqlite_error_code() {
         Some(ErrorCode::SystemIoFailure) => {
@@ -86,14 +96,17 @@ pub(super) fn not_committed(error: &Error) -> StoreError {
 pub(super) fn of_file(path: &Path, error: StoreError) -> StoreError {
     let path = path.display();
     match error {
-        StoreError::Unavailable { reason } => StoreError::unavailable(format_args!("{path}: {reason}")),
+        StoreError::Unavailable { reason } => {
+            StoreError::unavailable(format_args!("{path}: {reason}"))
+        }
         StoreError::Unknown { reason } => StoreError::unknown(format_args!("{path}: {reason}")),
         StoreError::Refused { reason } => StoreError::refused(format_args!("{path}: {reason}")),
         other => other,
     }
 }
 
-const DAMAGED: &str = "the SQLite file is damaged; restore it or move it away, it is not read as empty";
+const DAMAGED: &str =
+    "the SQLite file is damaged; restore it or move it away, it is not read as empty";
 
 /// The meaning of an error, and SQLite's own text.
 struct Said<'a>(&'a str, &'a Error);

@@ -20,8 +20,9 @@ const APPLICATION_ID: i32 = 0x6f6e_6365;
 /// The version of the table format. A release reads a format before any release writes it.
 const SCHEMA_VERSION: i32 = 1;
 
-/// After this many pages the log is copied into the file: 16 MiB. A page that was written several times is copied
-/// once, so a longer log means less copying. But the log is read again when the file is opened after a crash.
+/// After this many pages the log is copied into the file: 16 MiB. A page that was written several
+/// times is copied once, so a longer log means less copying. But the log is read again when the
+/// file is opened after a crash.
 const LOG_PAGES: i64 = 4_096;
 
 /// The page cache of a connection, in KiB.
@@ -47,8 +48,8 @@ pub enum Synchronous {
     /// A power cut: the disk confirms every commit before the store answers.
     #[default]
     Full,
-    /// The end of the process, but not a power cut, which may undo the last commits. A message whose completion was
-    /// undone after its ack runs again if it is delivered again.
+    /// The end of the process, but not a power cut, which may undo the last commits. A message
+    /// whose completion was undone after its ack runs again if it is delivered again.
     Normal,
 }
 
@@ -97,7 +98,11 @@ pub(super) fn open_for_effects(settings: &Settings) -> Result<Connection, StoreE
 
 /// Whether a connection's main file holds records of this format.
 pub(super) fn is_ours(connection: &Connection) -> rusqlite::Result<bool> {
-    let FileContent { application_id, version, .. } = identify(connection)?;
+    let FileContent {
+        application_id,
+        version,
+        ..
+    } = identify(connection)?;
     Ok((application_id, version) == (APPLICATION_ID, SCHEMA_VERSION))
 }
 
@@ -119,7 +124,8 @@ fn try_open(settings: &Settings) -> Result<Connection, StoreError> {
     }
     // Only after the check that the file is ours.
     let journal = patiently(settings.busy_timeout, || {
-        connection.pragma_update_and_check(None, "journal_mode", "WAL", |row| row.get::<_, String>(0))
+        connection
+            .pragma_update_and_check(None, "journal_mode", "WAL", |row| row.get::<_, String>(0))
     });
     let journal = journal.map_err(sqlite)?;
     if !journal.eq_ignore_ascii_case("wal") {
@@ -143,7 +149,11 @@ fn try_open(settings: &Settings) -> Result<Connection, StoreError> {
 
 fn flags(create: bool) -> OpenFlags {
     let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
-    if create { flags | OpenFlags::SQLITE_OPEN_CREATE } else { flags }
+    if create {
+        flags | OpenFlags::SQLITE_OPEN_CREATE
+    } else {
+        flags
+    }
 }
 
 /// Creates a file that only its owner may read or write, because it will hold results.
@@ -166,22 +176,36 @@ fn is_path(path: &Path) -> bool {
     !path.as_os_str().is_empty() && path.as_os_str() != ":memory:"
 }
 
-/// The path from the root: a later change of the working directory means no other file, and logs say which file it is.
+/// The path from the root: a later change of the working directory means no other file, and logs
+/// say which file it is.
 pub(super) fn absolute(path: PathBuf) -> PathBuf {
-    if is_path(&path) { std::path::absolute(&path).unwrap_or(path) } else { path }
+    if is_path(&path) {
+        std::path::absolute(&path).unwrap_or(path)
+    } else {
+        path
+    }
 }
 
-/// Refuses an empty file beside a log that is not empty: its records were cut off. SQLite would delete the log.
+/// Refuses an empty file beside a log that is not empty: its records were cut off. SQLite would
+/// delete the log.
 fn refuse_a_lost_file(settings: &Settings) -> Result<(), StoreError> {
-    let length = |path: &Path| fs::metadata(path).map(|metadata| metadata.len()).unwrap_or_default();
+    let length = |path: &Path| {
+        fs::metadata(path)
+            .map(|metadata| metadata.len())
+            .unwrap_or_default()
+    };
     // The log first: a process that creates the file at this moment writes the file before its log.
     let log_bytes = log::bytes(&settings.path);
     let file_bytes = length(&settings.path);
     if file_bytes == 0 && log_bytes > 0 {
-        return Err(errors::damaged("the file is empty or missing, but its log is not"));
+        return Err(errors::damaged(
+            "the file is empty or missing, but its log is not",
+        ));
     }
     if file_bytes == 0 && settings.must_exist {
-        return Err(StoreError::refused("there are no records (must_exist); check the path"));
+        return Err(StoreError::refused(
+            "there are no records (must_exist); check the path",
+        ));
     }
     Ok(())
 }
@@ -205,14 +229,26 @@ fn identify(connection: &Connection) -> rusqlite::Result<FileContent> {
 /// Whether the file has no tables yet; refuses a file that is not ours or cannot be read.
 fn is_new(found: FileContent) -> Result<bool, StoreError> {
     match found {
-        FileContent { application_id: 0, version: 0, tables: 0 } => Ok(true),
-        FileContent { application_id: APPLICATION_ID, version: SCHEMA_VERSION, .. } => Ok(false),
-        FileContent { application_id: APPLICATION_ID, version, .. } => {
-            Err(StoreError::refused(format_args!(
-                "the file has format {version}, this release reads format {SCHEMA_VERSION}; use a newer release"
-            )))
-        }
-        FileContent { .. } => Err(StoreError::refused("the file belongs to another application")),
+        FileContent {
+            application_id: 0,
+            version: 0,
+            tables: 0,
+        } => Ok(true),
+        FileContent {
+            application_id: APPLICATION_ID,
+            version: SCHEMA_VERSION,
+            ..
+        } => Ok(false),
+        FileContent {
+            application_id: APPLICATION_ID,
+            version,
+            ..
+        } => Err(StoreError::refused(format_args!(
+            "the file has format {version}, this release reads format {SCHEMA_VERSION}; use a newer release"
+        ))),
+        FileContent { .. } => Err(StoreError::refused(
+            "the file belongs to another application",
+        )),
     }
 }
 
@@ -237,23 +273,38 @@ fn tune(connection: &Connection, synchronous: Synchronous) -> rusqlite::Result<(
     connection.pragma_update(None, "synchronous", level)?;
     // On macOS an fsync alone does not reach the disk; on other systems these two have no effect.
     connection.pragma_update(None, "fullfsync", synchronous == Synchronous::Full)?;
-    connection.pragma_update(None, "checkpoint_fullfsync", synchronous == Synchronous::Full)?;
+    connection.pragma_update(
+        None,
+        "checkpoint_fullfsync",
+        synchronous == Synchronous::Full,
+    )?;
     connection.pragma_update(None, "wal_autocheckpoint", LOG_PAGES)?;
     connection.pragma_update(None, "journal_size_limit", log::LOG_BYTES as i64)?;
     connection.pragma_update(None, "cache_size", -CACHE_KIB)?;
     connection.pragma_update(None, "trusted_schema", false)
 }
 
-/// Checks the whole file for damage, if it is not too large for that. Not with `quick_check`: it would miss a
-/// damaged index, in which a key that has a row is not found.
+/// Checks the whole file for damage, if it is not too large for that. Not with `quick_check`: it
+/// would miss a damaged index, in which a key that has a row is not found.
 fn check_for_damage(connection: &Connection, settings: &Settings) -> Result<(), StoreError> {
-    let bytes = fs::metadata(&settings.path).map(|metadata| metadata.len()).unwrap_or(u64::MAX);
+    let bytes = fs::metadata(&settings.path)
+        .map(|metadata| metadata.len())
+        .unwrap_or(u64::MAX);
     if bytes > settings.check_up_to_bytes {
         return Ok(());
     }
-    let check = || connection.query_row("PRAGMA integrity_check(1)", [], |row| row.get::<_, String>(0));
-    let finding = patiently(settings.busy_timeout, check).map_err(|error| errors::not_executed(&error))?;
-    if finding == "ok" { Ok(()) } else { Err(errors::damaged(&finding)) }
+    let check = || {
+        connection.query_row("PRAGMA integrity_check(1)", [], |row| {
+            row.get::<_, String>(0)
+        })
+    };
+    let finding =
+        patiently(settings.busy_timeout, check).map_err(|error| errors::not_executed(&error))?;
+    if finding == "ok" {
+        Ok(())
+    } else {
+        Err(errors::damaged(&finding))
+    }
 }
 
 /// Repeats `work` at short intervals with jitter, while other processes hold a lock.
@@ -264,7 +315,9 @@ pub(super) fn patiently<T>(
     let deadline = Instant::now().checked_add(timeout);
     loop {
         match attempt() {
-            Err(error) if errors::is_busy(&error) && deadline.is_none_or(|end| Instant::now() < end) => {
+            Err(error)
+                if errors::is_busy(&error) && deadline.is_none_or(|end| Instant::now() < end) =>
+            {
                 std::thread::sleep(Duration::from_micros(fastrand::u64(100..2_000)));
             }
             settled => return settled,

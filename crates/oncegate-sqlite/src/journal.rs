@@ -1,15 +1,17 @@
 //! A journal in the file: triggers write each entry in the transaction of its change.
 //!
-//! Only triggers see the changes of all processes and of the user's own transactions. A file without a journal has no
-//! extra cost.
+//! Only triggers see the changes of all processes and of the user's own transactions. A file
+//! without a journal has no extra cost.
 
 use oncegate_core::key::StoreKey;
 use rusqlite::{Connection, TransactionBehavior, params};
 
 use oncegate_runtime::journal::JournalEntry;
 
-/// SQL condition: the old row belongs to the same attempt, so it still has columns that the completed row lacks.
-const SAME_RUN: &str = "OLD.state = 'pending' AND substr(OLD.owner, 1, 4) = substr(NEW.owner, 1, 4)";
+/// SQL condition: the old row belongs to the same attempt, so it still has columns that the
+/// completed row lacks.
+const SAME_RUN: &str =
+    "OLD.state = 'pending' AND substr(OLD.owner, 1, 4) = substr(NEW.owner, 1, 4)";
 
 /// The values written for a row; `$before` are those known only if there was a row before.
 fn insert(attempt_before: &str, fencing_token_before: &str, reopened_before: &str) -> String {
@@ -98,8 +100,9 @@ pub(super) fn read(
             ..JournalEntry::default()
         })
     };
-    let mut entries: Vec<JournalEntry> =
-        statement.query_map(params![key.as_str(), most], entry)?.collect::<Result<_, _>>()?;
+    let mut entries: Vec<JournalEntry> = statement
+        .query_map(params![key.as_str(), most], entry)?
+        .collect::<Result<_, _>>()?;
     entries.reverse();
     Ok(entries)
 }

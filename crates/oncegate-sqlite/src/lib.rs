@@ -2,16 +2,19 @@
 //!
 //! SQLite runs inside this process, so the rules need no port: a command reads its record, runs
 //! [`rules::apply`](oncegate_core::rules::apply) itself, and writes the new record, all inside one
-//! `BEGIN IMMEDIATE` transaction. Other processes on the file wait for that lock, in turn. Only the claim of a key that
-//! has no record, and the completion of a claim by its owner, are one statement each, without a read before.
+//! `BEGIN IMMEDIATE` transaction. Other processes on the file wait for that lock, in turn. Only the
+//! claim of a key that has no record, and the completion of a claim by its owner, are one statement
+//! each, without a read before.
 //!
-//! - `file`: opens the file, or refuses it; `place`: its location; `row`: a record as readable columns; `clock`
-//! - `commit`: completes a record inside the user's transaction; `transactional`: transactions that the runtime opens,
-//!   and `sessions`: what each process has received for them
+//! - `file`: opens the file, or refuses it; `place`: its location; `row`: a record as readable
+//!   columns; `clock`
+//! - `commit`: completes a record inside the user's transaction; `transactional`: transactions that
+//!   the runtime opens, and `sessions`: what each process has received for them
 //! - `outbox`: messages that are written in the user's transaction and published by a relay
-//! - `journal`: the history of a key, written by triggers; `log`: the write-ahead log beside the file
-//! - `writer`: group commit; `reader`: reads; `purge`: expired records; `thread` and `queue`: between them and
-//!   the callers
+//! - `journal`: the history of a key, written by triggers; `log`: the write-ahead log beside the
+//!   file
+//! - `writer`: group commit; `reader`: reads; `purge`: expired records; `thread` and `queue`:
+//!   between them and the callers
 //!
 //! An operator can read the file with any SQLite shell while it is in use:
 //!
@@ -25,27 +28,34 @@
 //!
 //! Implementation notes: facts about SQLite that this code depends on.
 //!
-//! - Digests have no order, so rows are not stored in the order of their keys: a batch would rewrite a page for each
-//!   row. `IN` in a CHECK, and an upsert on a table without rowids, make a temporary table for each row that is
-//!   written.
-//! - Callers that were answered together send their next commands together. The writing thread begins a transaction
-//!   with the first of these and executes what is there while the others arrive. It waits for them as long as the last
-//!   commit took, at most 1 ms. Gathering first and executing afterwards would add the two times.
-//! - A claim changes an arbitrary page of the index, a completion one that was just written. So when many commands
-//!   wait, claims get transactions of their own (`queue::Lane`): 256 of them change fewer pages than twice 128.
-//! - The writing thread remembers the row that a claim has made (`row::Claimed`), so that its completion needs no
-//!   index. It is a hint: other processes add and delete rows, so key and token are compared.
-//! - Notifying a condition variable is a system call even when no thread waits on it. So the queue records whether the
-//!   thread sleeps (`Queue::push`).
-//! - SQLite's own busy wait starves one of several busy processes. The store waits by itself, with jitter.
-//! - SQLite continues with a file that was deleted or replaced while it was open. Every transaction checks that the
-//!   file is still there.
-//! - SQLite would delete the log beside an empty file, and the records with it: that combination is refused.
-//! - `quick_check` does not compare an index with its table: a flipped bit there made a completed key look new.
-//! - A power cut is simulated by shutting down a file system under running programs. Linux may then confirm an `fsync`
-//!   that the shutdown has overtaken; a real cut leaves no program to receive it. So only answers from before the cut
-//!   count.
-//! - A COMMIT that fails with an I/O error may have reached the disk: its outcome is unknown, not refused.
+//! - Digests have no order, so rows are not stored in the order of their keys: a batch would
+//!   rewrite a page for each row. `IN` in a CHECK, and an upsert on a table without rowids, make a
+//!   temporary table for each row that is written.
+//! - Callers that were answered together send their next commands together. The writing thread
+//!   begins a transaction with the first of these and executes what is there while the others
+//!   arrive. It waits for them as long as the last commit took, at most 1 ms. Gathering first and
+//!   executing afterwards would add the two times.
+//! - A claim changes an arbitrary page of the index, a completion one that was just written. So
+//!   when many commands wait, claims get transactions of their own (`queue::Lane`): 256 of them
+//!   change fewer pages than twice 128.
+//! - The writing thread remembers the row that a claim has made (`row::Claimed`), so that its
+//!   completion needs no index. It is a hint: other processes add and delete rows, so key and token
+//!   are compared.
+//! - Notifying a condition variable is a system call even when no thread waits on it. So the queue
+//!   records whether the thread sleeps (`Queue::push`).
+//! - SQLite's own busy wait starves one of several busy processes. The store waits by itself, with
+//!   jitter.
+//! - SQLite continues with a file that was deleted or replaced while it was open. Every transaction
+//!   checks that the file is still there.
+//! - SQLite would delete the log beside an empty file, and the records with it: that combination is
+//!   refused.
+//! - `quick_check` does not compare an index with its table: a flipped bit there made a completed
+//!   key look new.
+//! - A power cut is simulated by shutting down a file system under running programs. Linux may then
+//!   confirm an `fsync` that the shutdown has overtaken; a real cut leaves no program to receive
+//!   it. So only answers from before the cut count.
+//! - A COMMIT that fails with an I/O error may have reached the disk: its outcome is unknown, not
+//!   refused.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -97,11 +107,12 @@ const MAX_LOOK_KEYS: usize = 512;
 
 /// A store in one SQLite file.
 ///
-/// Confirmed writes survive `kill -9` and a power cut ([`Synchronous::Full`]). Several processes may use one file,
-/// each through its own store. Cheap to clone: clones share the threads and the file. Dropping the last clone waits
-/// for the commands in flight.
+/// Confirmed writes survive `kill -9` and a power cut ([`Synchronous::Full`]). Several processes
+/// may use one file, each through its own store. Cheap to clone: clones share the threads and the
+/// file. Dropping the last clone waits for the commands in flight.
 ///
-/// Concurrent calls share transactions: commands that arrive while the disk is busy are committed together.
+/// Concurrent calls share transactions: commands that arrive while the disk is busy are committed
+/// together.
 ///
 /// ```
 /// # tokio::runtime::Runtime::new()?.block_on(async {
@@ -147,7 +158,9 @@ impl SqliteStore {
 
     /// Settings for the file at `path`, all at their defaults.
     pub fn builder(path: impl Into<PathBuf>) -> SqliteBuilder {
-        SqliteBuilder { settings: Settings::new(path.into()) }
+        SqliteBuilder {
+            settings: Settings::new(path.into()),
+        }
     }
 
     /// The file.
@@ -155,13 +168,16 @@ impl SqliteStore {
         &self.inner.settings.path
     }
 
-    /// Opens another connection to the file, for effects that are committed together with their completion.
+    /// Opens another connection to the file, for effects that are committed together with their
+    /// completion.
     ///
-    /// See [`Attempt::blocking_commit_with`](oncegate_runtime::Attempt::blocking_commit_with). This call blocks.
+    /// See [`Attempt::blocking_commit_with`](oncegate_runtime::Attempt::blocking_commit_with). This
+    /// call blocks.
     ///
-    /// The file may contain tables of your own beside the store's (`records`, `descriptors`, `clock`, and
-    /// those whose names begin with `oncegate_`). Any migration may create them that does not change `application_id` and `user_version`. The
-    /// connection commits durably (`synchronous = FULL`) and waits up to the store's busy timeout for other writers.
+    /// The file may contain tables of your own beside the store's (`records`, `descriptors`,
+    /// `clock`, and those whose names begin with `oncegate_`). Any migration may create them that
+    /// does not change `application_id` and `user_version`. The connection commits durably
+    /// (`synchronous = FULL`) and waits up to the store's busy timeout for other writers.
     ///
     /// # Errors
     /// When the file cannot be opened, or is no longer the file that the store has opened.
@@ -171,14 +187,22 @@ impl SqliteStore {
 
     /// Returns the last journal entries of `key`, at most `most` of them, the oldest first.
     ///
-    /// Empty if the file has no [journal](SqliteBuilder::journaled). An entry exists if and only if its change was
-    /// committed, also one in the caller's own transaction. The purge of a record removes its entries too.
+    /// Empty if the file has no [journal](SqliteBuilder::journaled). An entry exists if and only if
+    /// its change was committed, also one in the caller's own transaction. The purge of a record
+    /// removes its entries too.
     ///
     /// # Errors
     /// When the file cannot be read.
-    pub async fn journal(&self, key: &StoreKey, most: u32) -> Result<Vec<JournalEntry>, StoreError> {
+    pub async fn journal(
+        &self,
+        key: &StoreKey,
+        most: u32,
+    ) -> Result<Vec<JournalEntry>, StoreError> {
         let key = key.clone();
-        self.inner.reader.ask(move |connection| journal::read(connection, &key, most)).await
+        self.inner
+            .reader
+            .ask(move |connection| journal::read(connection, &key, most))
+            .await
     }
 
     /// Counters of this store since it was opened.
@@ -186,14 +210,18 @@ impl SqliteStore {
         self.inner.writer.stats()
     }
 
-    /// Moves the expiry of the record of `key` earlier by `time`, as if that time had passed. For tests.
+    /// Moves the expiry of the record of `key` earlier by `time`, as if that time had passed. For
+    /// tests.
     ///
     /// # Errors
     /// Like any other write.
     #[cfg(feature = "testing")]
     pub async fn pass(&self, key: &StoreKey, time: Duration) -> Result<(), StoreError> {
         let key = key.clone();
-        self.inner.writer.ask(move |connection| row::pass(connection, &key, time)).await
+        self.inner
+            .writer
+            .ask(move |connection| row::pass(connection, &key, time))
+            .await
     }
 }
 
@@ -211,26 +239,30 @@ impl SqliteBuilder {
         self
     }
 
-    /// The longest time between the starts of two purges, which remove expired records. Default: 60 s.
+    /// The longest time between the starts of two purges, which remove expired records. Default: 60
+    /// s.
     ///
-    /// Purges run more often, and pause less, when one record in twenty has expired by then, so that they keep up.
-    /// A purge goes in small steps, of some 5 ms of writing, between the callers' transactions.
+    /// Purges run more often, and pause less, when one record in twenty has expired by then, so
+    /// that they keep up. A purge goes in small steps, of some 5 ms of writing, between the
+    /// callers' transactions.
     pub fn purge_every(mut self, rest: Duration) -> Self {
         self.settings.purge_rest = Some(rest);
         self
     }
 
-    /// Leaves expired records in the file, for the operator's own purge. They still count as absent.
+    /// Leaves expired records in the file, for the operator's own purge. They still count as
+    /// absent.
     pub fn without_purge(mut self) -> Self {
         self.settings.purge_rest = None;
         self
     }
 
-    /// Passes expired records to `archive` before they are removed. They stay in the file while the archive refuses
-    /// them. Default: no archive; they are removed.
+    /// Passes expired records to `archive` before they are removed. They stay in the file while the
+    /// archive refuses them. Default: no archive; they are removed.
     ///
     /// Each process on the file purges by itself. Give the archive to one process, and set
-    /// [`without_purge`](Self::without_purge) for the others, which would remove records without archiving them.
+    /// [`without_purge`](Self::without_purge) for the others, which would remove records without
+    /// archiving them.
     pub fn archive(mut self, archive: impl Archive + 'static) -> Self {
         self.settings.archive = Some(SharedArchive::new(archive));
         self
@@ -239,8 +271,8 @@ impl SqliteBuilder {
     /// Keeps a journal in the file. Default: no journal.
     ///
     /// Triggers on the table write an entry for each change of state, in the same transaction; see
-    /// [`SqliteStore::journal`]. Once created, the journal records every change in the file, also those by processes
-    /// whose store was opened without this setting.
+    /// [`SqliteStore::journal`]. Once created, the journal records every change in the file, also
+    /// those by processes whose store was opened without this setting.
     pub fn journaled(mut self) -> Self {
         self.settings.journaled = true;
         self
@@ -248,15 +280,16 @@ impl SqliteBuilder {
 
     /// Refuses a missing or empty file instead of creating a new one.
     ///
-    /// A new file knows no message, so every redelivery runs again. To prevent that after a mistyped path, create the
-    /// file once and set this.
+    /// A new file knows no message, so every redelivery runs again. To prevent that after a
+    /// mistyped path, create the file once and set this.
     pub fn must_exist(mut self) -> Self {
         self.settings.must_exist = true;
         self
     }
 
     /// The largest file, in bytes, that is completely checked for damage when it is opened.
-    /// Default: 256 MiB, which takes a few seconds. A larger file is checked page by page as it is used.
+    /// Default: 256 MiB, which takes a few seconds. A larger file is checked page by page as it is
+    /// used.
     pub fn check_files_up_to(mut self, bytes: u64) -> Self {
         self.settings.check_up_to_bytes = bytes;
         self
@@ -265,8 +298,8 @@ impl SqliteBuilder {
     /// Opens the file, and starts the threads of the store.
     ///
     /// # Errors
-    /// [`StoreError::Refused`] when the file is damaged, belongs to another application or to a newer
-    /// release, cannot be written, or cannot do write-ahead logging (a network file system);
+    /// [`StoreError::Refused`] when the file is damaged, belongs to another application or to a
+    /// newer release, cannot be written, or cannot do write-ahead logging (a network file system);
     /// [`StoreError::Unavailable`] when other processes kept it locked, or the disk is full.
     pub async fn open(self) -> Result<SqliteStore, StoreError> {
         let mut settings = self.settings;
@@ -274,14 +307,25 @@ impl SqliteBuilder {
         let writer = Writer::start(settings.clone()).await?;
         let reader = Reader::start(settings.clone()).await?;
         let backlog = Arc::new(Backlog::default());
-        let _purge = purge::start(settings.clone(), writer.removals(), Arc::clone(&backlog)).await?;
-        Ok(SqliteStore { inner: Arc::new(Inner { settings, _purge, writer, reader, backlog }) })
+        let _purge =
+            purge::start(settings.clone(), writer.removals(), Arc::clone(&backlog)).await?;
+        Ok(SqliteStore {
+            inner: Arc::new(Inner {
+                settings,
+                _purge,
+                writer,
+                reader,
+                backlog,
+            }),
+        })
     }
 }
 
 impl fmt::Debug for SqliteStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("SqliteStore").field("path", &self.inner.settings.path).finish_non_exhaustive()
+        f.debug_struct("SqliteStore")
+            .field("path", &self.inner.settings.path)
+            .finish_non_exhaustive()
     }
 }
 
@@ -307,7 +351,11 @@ impl Store for SqliteStore {
 
     async fn execute_one(&self, command: Command) -> Result<Reply, StoreError> {
         let answered = self.inner.writer.execute_one(command)?.await;
-        answered.map_err(|_| no_answer())?.answers().next().unwrap_or_else(|| Err(no_answer()))
+        answered
+            .map_err(|_| no_answer())?
+            .answers()
+            .next()
+            .unwrap_or_else(|| Err(no_answer()))
     }
 
     async fn read(&self, keys: Vec<StoreKey>) -> Vec<Result<Option<RecordSnapshot>, StoreError>> {
@@ -335,17 +383,27 @@ impl Store for SqliteStore {
 
     async fn descriptor(&self, scope: &Scope) -> Result<Option<String>, StoreError> {
         let scope = scope.clone();
-        self.inner.reader.ask(move |connection| row::descriptor(connection, &scope)).await
+        self.inner
+            .reader
+            .ask(move |connection| row::descriptor(connection, &scope))
+            .await
     }
 
     fn upkeep(&self) -> Upkeep {
         let log_bytes = Some(log::bytes(self.path()));
-        Upkeep { oldest_expired: self.inner.backlog.age(), log_bytes, memory: None }
+        Upkeep {
+            oldest_expired: self.inner.backlog.age(),
+            log_bytes,
+            memory: None,
+        }
     }
 
     async fn check(&self) -> Result<Checkup, StoreError> {
         let path = self.inner.settings.path.clone();
-        self.inner.writer.ask(move |connection| place::check(connection, &path)).await
+        self.inner
+            .writer
+            .ask(move |connection| place::check(connection, &path))
+            .await
     }
 }
 

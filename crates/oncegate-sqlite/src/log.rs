@@ -1,8 +1,9 @@
 //! Watches the size of the write-ahead log beside the file, and truncates it.
 //!
-//! SQLite copies the log into the file and restarts it, but never past the snapshot of an open read transaction. One
-//! transaction that stays open, of a shell or a backup for example, lets the log grow without limit, and only its end
-//! stops that. This module logs a warning then, and truncates the log as soon as it can.
+//! SQLite copies the log into the file and restarts it, but never past the snapshot of an open read
+//! transaction. One transaction that stays open, of a shell or a backup for example, lets the log
+//! grow without limit, and only its end stops that. This module logs a warning then, and truncates
+//! the log as soon as it can.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -26,7 +27,9 @@ pub(super) fn path_of(file: &Path) -> PathBuf {
 
 /// The size of the log of a file, in bytes; 0 when there is none.
 pub(super) fn bytes(file: &Path) -> u64 {
-    fs::metadata(path_of(file)).map(|metadata| metadata.len()).unwrap_or_default()
+    fs::metadata(path_of(file))
+        .map(|metadata| metadata.len())
+        .unwrap_or_default()
 }
 
 /// Checks the log periodically, and truncates it.
@@ -39,7 +42,11 @@ pub(super) struct LogWatch {
 
 impl LogWatch {
     pub(super) fn of(file: &Path) -> Self {
-        Self { file: file.to_owned(), next_look: Instant::now(), warned_bytes: 0 }
+        Self {
+            file: file.to_owned(),
+            next_look: Instant::now(),
+            warned_bytes: 0,
+        }
     }
 
     /// Called after commits, outside of any transaction.
@@ -50,7 +57,8 @@ impl LogWatch {
         }
         self.next_look = now + LOOK_EVERY;
         if bytes(&self.file) > LOG_BYTES {
-            // This does not wait for readers: if there is one, it copies what it can and truncates nothing.
+            // This does not wait for readers: if there is one, it copies what it can and truncates
+            // nothing.
             let cut = connection.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(()));
             if let Err(error) = cut {
                 warn!(file = %self.file.display(), %error, "the write-ahead log could not be copied into the file");
@@ -84,7 +92,8 @@ mod tests {
 
     fn opened(file: &Path) -> Connection {
         let connection = Connection::open(file).unwrap();
-        let tune = "PRAGMA journal_mode = WAL; PRAGMA synchronous = OFF; PRAGMA wal_autocheckpoint = 4096";
+        let tune =
+            "PRAGMA journal_mode = WAL; PRAGMA synchronous = OFF; PRAGMA wal_autocheckpoint = 4096";
         connection.execute_batch(tune).unwrap();
         connection
     }
@@ -94,14 +103,20 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("records.db");
         let writer = opened(&file);
-        writer.execute_batch("CREATE TABLE filler (bytes BLOB)").unwrap();
+        writer
+            .execute_batch("CREATE TABLE filler (bytes BLOB)")
+            .unwrap();
         let reader = opened(&file);
-        reader.execute_batch("BEGIN; SELECT count(*) FROM filler").unwrap();
+        reader
+            .execute_batch("BEGIN; SELECT count(*) FROM filler")
+            .unwrap();
         let mut watch = LogWatch::of(&file);
         watch.look(&writer);
         assert_eq!(watch.warned_bytes, 0, "it is short");
         while bytes(&file) <= LOG_BYTES {
-            writer.execute_batch("INSERT INTO filler VALUES (zeroblob(4194304))").unwrap();
+            writer
+                .execute_batch("INSERT INTO filler VALUES (zeroblob(4194304))")
+                .unwrap();
         }
         watch.next_look = Instant::now();
         watch.look(&writer);

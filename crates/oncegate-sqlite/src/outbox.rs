@@ -19,8 +19,8 @@ use rusqlite::{Connection, OptionalExtension as _, Row, params};
 use super::SqliteStore;
 use super::sessions::NOW_MS;
 
-/// Files of earlier releases have no such tables. A sequence is never used again: a late mark must not meet another
-/// message.
+/// Files of earlier releases have no such tables. A sequence is never used again: a late mark must
+/// not meet another message.
 const TABLES: &str = "\
 CREATE TABLE IF NOT EXISTS oncegate_outbox (
     sequence      INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -53,26 +53,34 @@ pub struct SqliteOutbox {
 }
 
 impl SqliteStore {
-    /// Returns the outbox of this name in the file: 1 to 64 of `A-Z a-z 0-9 . _ -`. Each outbox has its own relay.
+    /// Returns the outbox of this name in the file: 1 to 64 of `A-Z a-z 0-9 . _ -`. Each outbox has
+    /// its own relay.
     ///
     /// The first call for a file creates the tables.
     ///
     /// # Errors
-    /// [`StoreError::Refused`] when the name has other characters or another length; others like any write.
+    /// [`StoreError::Refused`] when the name has other characters or another length; others like
+    /// any write.
     pub async fn outbox(&self, name: &str) -> Result<SqliteOutbox, StoreError> {
         let name = Scope::new(name).map_err(StoreError::refused)?;
-        self.inner.writer.ask(|connection| connection.execute_batch(TABLES)).await?;
-        Ok(SqliteOutbox { store: self.clone(), name })
+        self.inner
+            .writer
+            .ask(|connection| connection.execute_batch(TABLES))
+            .await?;
+        Ok(SqliteOutbox {
+            store: self.clone(),
+            name,
+        })
     }
 }
 
 impl SqliteOutbox {
     /// Writes the message in `transaction`, a transaction of rusqlite or a
-    /// [`SqliteTransaction`](super::SqliteTransaction). The relay publishes it after the commit; a rollback publishes
-    /// nothing.
+    /// [`SqliteTransaction`](super::SqliteTransaction). The relay publishes it after the commit; a
+    /// rollback publishes nothing.
     ///
-    /// The transaction must be on the file of this outbox: [`SqliteStore::open_connection`]. It blocks, as all of
-    /// rusqlite does.
+    /// The transaction must be on the file of this outbox: [`SqliteStore::open_connection`]. It
+    /// blocks, as all of rusqlite does.
     ///
     /// ```no_run
     /// # fn ship(store: &oncegate::sqlite::SqliteStore, outbox: &oncegate::sqlite::SqliteOutbox,
@@ -90,7 +98,11 @@ impl SqliteOutbox {
     ///
     /// # Errors
     /// The error of rusqlite, or the limit that the message exceeds. Roll back then.
-    pub fn publish(&self, transaction: &Connection, message: &OutboxMessage) -> Result<(), BoxError> {
+    pub fn publish(
+        &self,
+        transaction: &Connection,
+        message: &OutboxMessage,
+    ) -> Result<(), BoxError> {
         message.check()?;
         let insert = format!(
             "INSERT INTO oncegate_outbox (outbox, id, topic, key, payload, headers, written_at_ms) \
@@ -113,7 +125,11 @@ impl SqliteOutbox {
         mut work: impl FnMut(&Connection, &str) -> rusqlite::Result<T> + Send + 'static,
     ) -> Result<T, StoreError> {
         let name = self.name.clone();
-        self.store.inner.writer.ask(move |connection| work(connection, name.as_str())).await
+        self.store
+            .inner
+            .writer
+            .ask(move |connection| work(connection, name.as_str()))
+            .await
     }
 }
 
@@ -131,8 +147,8 @@ impl OutboxStore for SqliteOutbox {
     async fn lead(&self, relay: Token, lease: Duration) -> Result<bool, StoreError> {
         let lead = move |connection: &Connection, name: &str| {
             let is_free = format!("(l.relay = ?2 OR l.leads_until_ms < {NOW_MS})");
-            // After the clock has gone back, a lead ends later than a whole lease from now. It is cut to that: its
-            // relay, if it runs, renews it in time.
+            // After the clock has gone back, a lead ends later than a whole lease from now. It is
+            // cut to that: its relay, if it runs, renews it in time.
             let lead = format!(
                 "INSERT INTO oncegate_outbox_leaders AS l VALUES (?1, ?2, {NOW_MS} + ?3, ?3) ON CONFLICT (outbox) \
                  DO UPDATE SET relay = iif({is_free}, ?2, l.relay), lease_ms = iif({is_free}, ?3, l.lease_ms), \
@@ -140,7 +156,10 @@ impl OutboxStore for SqliteOutbox {
                  WHERE {is_free} OR l.leads_until_ms > {NOW_MS} + l.lease_ms RETURNING relay = ?2"
             );
             let mut lead = connection.prepare_cached(&lead)?;
-            lead.query_row(params![name, relay.as_bytes(), millis(lease)], |row| row.get(0)).optional()
+            lead.query_row(params![name, relay.as_bytes(), millis(lease)], |row| {
+                row.get(0)
+            })
+            .optional()
         };
         self.write(lead).await.map(|led| led.unwrap_or(false))
     }
@@ -153,7 +172,11 @@ impl OutboxStore for SqliteOutbox {
         self.write(resign).await.map(drop)
     }
 
-    async fn read(&self, held_back: &HeldBack, most: ReadLimits) -> Result<Vec<UnsentMessage>, StoreError> {
+    async fn read(
+        &self,
+        held_back: &HeldBack,
+        most: ReadLimits,
+    ) -> Result<Vec<UnsentMessage>, StoreError> {
         let (name, held_back) = (self.name.clone(), held_back.clone());
         let read = move |connection: &Connection| read(connection, name.as_str(), &held_back, most);
         self.store.inner.reader.ask(read).await
@@ -165,7 +188,9 @@ impl OutboxStore for SqliteOutbox {
                 "UPDATE oncegate_outbox SET sent_at_ms = {NOW_MS} WHERE sequence = ?1 AND sent_at_ms IS NULL"
             );
             let mut mark = connection.prepare_cached(&mark)?;
-            sequences.iter().try_for_each(|sequence| mark.execute([sequence]).map(drop))
+            sequences
+                .iter()
+                .try_for_each(|sequence| mark.execute([sequence]).map(drop))
         };
         self.write(mark).await
     }
@@ -176,7 +201,9 @@ impl OutboxStore for SqliteOutbox {
                 "DELETE FROM oncegate_outbox WHERE sequence IN (SELECT sequence FROM oncegate_outbox \
                  WHERE outbox = ?1 AND sent_at_ms <= {NOW_MS} - ?2 ORDER BY sent_at_ms LIMIT ?3)"
             );
-            connection.prepare_cached(&purge)?.execute(params![name, millis(retention), most])
+            connection
+                .prepare_cached(&purge)?
+                .execute(params![name, millis(retention), most])
         };
         self.write(purge).await.map(|rows| rows as u64)
     }
@@ -262,7 +289,11 @@ impl<'a> Held<'a> {
     fn of(held_back: &'a HeldBack) -> Self {
         Self {
             topics: held_back.topics.iter().map(|topic| &**topic).collect(),
-            keys: held_back.keys.iter().map(|(topic, key)| (&**topic, &**key)).collect(),
+            keys: held_back
+                .keys
+                .iter()
+                .map(|(topic, key)| (&**topic, &**key))
+                .collect(),
             sequences: held_back.sequences.iter().copied().collect(),
         }
     }
@@ -277,7 +308,8 @@ impl<'a> Held<'a> {
 }
 
 fn unsent(row: &Row<'_>) -> rusqlite::Result<UnsentMessage> {
-    let bytes = |column| Ok::<_, rusqlite::Error>(row.get::<_, Option<Vec<u8>>>(column)?.map(Bytes::from));
+    let bytes =
+        |column| Ok::<_, rusqlite::Error>(row.get::<_, Option<Vec<u8>>>(column)?.map(Bytes::from));
     let (sequence, id, topic): (i64, String, String) = (row.get(0)?, row.get(1)?, row.get(2)?);
     let message = match bytes(4)? {
         Some(payload) => OutboxMessage::new(topic, payload),
@@ -292,7 +324,11 @@ fn unsent(row: &Row<'_>) -> rusqlite::Result<UnsentMessage> {
         None => message,
     };
     let age = Duration::from_millis(row.get::<_, i64>(6)?.unsigned_abs());
-    Ok(UnsentMessage { sequence, message, age })
+    Ok(UnsentMessage {
+        sequence,
+        message,
+        age,
+    })
 }
 
 /// The length that stands for a null header.
@@ -323,7 +359,10 @@ fn decode(mut bytes: &[u8]) -> Option<Vec<Header>> {
     while !bytes.is_empty() {
         let name = take(&mut bytes)??;
         let value = take(&mut bytes)?.map(Bytes::copy_from_slice);
-        headers.push(Header { name: std::str::from_utf8(name).ok()?.into(), value });
+        headers.push(Header {
+            name: std::str::from_utf8(name).ok()?.into(),
+            value,
+        });
     }
     Some(headers)
 }
@@ -343,7 +382,9 @@ fn take<'b>(bytes: &mut &'b [u8]) -> Option<Option<&'b [u8]>> {
 
 fn millis(time: Duration) -> i64 {
     // So that a sum with the time is no overflow.
-    i64::try_from(whole_millis(time)).unwrap_or(i64::MAX).min(i64::MAX / 4)
+    i64::try_from(whole_millis(time))
+        .unwrap_or(i64::MAX)
+        .min(i64::MAX / 4)
 }
 
 #[cfg(test)]

@@ -1,4 +1,5 @@
-//! The location of the file: it must not change while the file is open, and it is checked at start-up.
+//! The location of the file: it must not change while the file is open, and it is checked at
+//! start-up.
 
 use std::fs;
 use std::io;
@@ -42,7 +43,9 @@ impl Identity {
     fn of(path: &Path) -> io::Result<Self> {
         use std::os::unix::fs::MetadataExt;
         let metadata = fs::metadata(path)?;
-        Ok(Self { device_and_inode: (metadata.dev(), metadata.ino()) })
+        Ok(Self {
+            device_and_inode: (metadata.dev(), metadata.ino()),
+        })
     }
 
     /// On other systems, an open file can be neither deleted nor replaced.
@@ -54,8 +57,8 @@ impl Identity {
 
 /// A file that must not be moved while it is open.
 ///
-/// SQLite continues with a file that was deleted or replaced while open. Its later writes would be lost with the
-/// process, and for another process the same messages would be new.
+/// SQLite continues with a file that was deleted or replaced while open. Its later writes would be
+/// lost with the process, and for another process the same messages would be new.
 pub(super) struct Place {
     path: PathBuf,
     opened: Option<Identity>,
@@ -63,16 +66,19 @@ pub(super) struct Place {
 
 impl Place {
     pub(super) fn of(path: &Path) -> Self {
-        Self { path: path.to_owned(), opened: Identity::of(path).ok() }
+        Self {
+            path: path.to_owned(),
+            opened: Identity::of(path).ok(),
+        }
     }
 
     pub(super) fn check(&self) -> Result<(), StoreError> {
         let path = self.path.display();
         match Identity::of(&self.path) {
             Ok(now) if Some(&now) == self.opened.as_ref() => Ok(()),
-            Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                Err(StoreError::unavailable(format_args!("cannot check {path}: {error}")))
-            }
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(StoreError::unavailable(
+                format_args!("cannot check {path}: {error}"),
+            )),
             _ => Err(StoreError::refused(format_args!(
                 "{path} was moved, deleted or replaced while it was open; put it back, or restart"
             ))),
@@ -108,10 +114,15 @@ pub(super) fn check(connection: &Connection, path: &Path) -> rusqlite::Result<Ch
     warnings.extend(warning);
     let survives = synced.min(lasts);
     let store = format!("sqlite {version}, journal {journal}, at {}", path.display());
-    Ok(Checkup { store, survives, warnings })
+    Ok(Checkup {
+        store,
+        survives,
+        warnings,
+    })
 }
 
-/// What a synced file survives at most on this kind of file system, with a warning if that is less than expected.
+/// What a synced file survives at most on this kind of file system, with a warning if that is less
+/// than expected.
 fn judge(kind: &str) -> (Survives, Option<String>) {
     if NETWORK_FILE_SYSTEMS.contains(&kind) {
         let warning = format!(
@@ -144,14 +155,18 @@ fn kind_of(path: &Path) -> Option<String> {
 
 /// The kind of the file system of a path: that of its longest mount point, the last one of equals.
 ///
-/// See proc_pid_mountinfo(5): the mount point is the fifth field, the kind the first one after a lone dash.
+/// See proc_pid_mountinfo(5): the mount point is the fifth field, the kind the first one after a
+/// lone dash.
 fn file_system<'m>(mounts: &'m str, path: &Path) -> Option<&'m str> {
     let mounts = mounts.lines().filter_map(|line| {
         let (mount, file_system) = line.split_once(" - ")?;
         let point = mount.split(' ').nth(4)?.replace("\\040", " ");
-        path.starts_with(&point).then_some((point.len(), file_system.split(' ').next()?))
+        path.starts_with(&point)
+            .then_some((point.len(), file_system.split(' ').next()?))
     });
-    mounts.max_by_key(|(length, _)| *length).map(|(_, kind)| kind)
+    mounts
+        .max_by_key(|(length, _)| *length)
+        .map(|(_, kind)| kind)
 }
 
 #[cfg(test)]
@@ -186,7 +201,10 @@ mod tests {
             let (lasts, warning) = judge(kind);
             assert_eq!(lasts, survives, "{kind}");
             assert_eq!(warning.is_some(), said.is_some(), "{kind}");
-            assert!(said.is_none_or(|said| warning.unwrap_or_default().contains(said)), "{kind}");
+            assert!(
+                said.is_none_or(|said| warning.unwrap_or_default().contains(said)),
+                "{kind}"
+            );
         }
     }
 }

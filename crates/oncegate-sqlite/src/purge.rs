@@ -1,8 +1,9 @@
 //! The thread that removes expired records, in small steps.
 //!
-//! It reads the rows in the order of their insertion, on a separate connection, so that no claim waits for its reads
-//! or for an archive. Only the removal goes through the writing thread: transactions of [`STEP_AIM`] each, between
-//! those of the callers. [`Pace`] decides how often it runs and how long it pauses.
+//! It reads the rows in the order of their insertion, on a separate connection, so that no claim
+//! waits for its reads or for an archive. Only the removal goes through the writing thread:
+//! transactions of [`STEP_AIM`] each, between those of the callers. [`Pace`] decides how often it
+//! runs and how long it pauses.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -31,7 +32,8 @@ const LEAST_REMOVES: usize = 250;
 /// Target time of the removals of one step on the writing thread, without its commit.
 const STEP_AIM: Duration = Duration::from_millis(5);
 
-/// The wait after an error, unless the purge interval is longer or the operator's setting is shorter.
+/// The wait after an error, unless the purge interval is longer or the operator's setting is
+/// shorter.
 const RETRY_REST: Duration = Duration::from_secs(1);
 
 /// The thread takes no jobs: it works by itself until it is dropped.
@@ -64,15 +66,28 @@ pub(super) async fn start(
     removals: Removals,
     backlog: Arc<Backlog>,
 ) -> Result<Option<Worker<Nothing>>, StoreError> {
-    let Some(rest) = settings.purge_rest else { return Ok(None) };
+    let Some(rest) = settings.purge_rest else {
+        return Ok(None);
+    };
     let open = move || {
         let connection = file::open_for_reading(&settings)?;
         let place = Place::of(&settings.path);
         let (pace, archive, now) = (Pace::new(rest), settings.archive, Instant::now());
         let walk = Walk::begun(now, now);
-        Ok(Purge { connection, place, pace, archive, removals, backlog, walk, step_removes: LEAST_REMOVES })
+        Ok(Purge {
+            connection,
+            place,
+            pace,
+            archive,
+            removals,
+            backlog,
+            walk,
+            step_removes: LEAST_REMOVES,
+        })
     };
-    Worker::start("oncegate-sqlite-purge", open, Purge::run).await.map(Some)
+    Worker::start("oncegate-sqlite-purge", open, Purge::run)
+        .await
+        .map(Some)
 }
 
 struct Purge {
@@ -101,7 +116,13 @@ struct Walk {
 
 impl Walk {
     fn begun(began: Instant, last_began: Instant) -> Self {
-        Self { began, last_began, after: 0, work: Work::default(), left_ms: None }
+        Self {
+            began,
+            last_began,
+            after: 0,
+            work: Work::default(),
+            left_ms: None,
+        }
     }
 }
 
@@ -133,23 +154,33 @@ impl Purge {
         if self.walk.after == 0 {
             self.walk = Walk::begun(began, self.walk.began);
         }
-        let ScanResult { now_ms, last, met, more, mut expired } =
-            self.look().map_err(|error| errors::not_executed(&error))?;
+        let ScanResult {
+            now_ms,
+            last,
+            met,
+            more,
+            mut expired,
+        } = self.look().map_err(|error| errors::not_executed(&error))?;
         let found = expired.len() as u64;
-        let age = |expires_at_ms: i64| Duration::from_millis((now_ms - expires_at_ms).unsigned_abs());
+        let age =
+            |expires_at_ms: i64| Duration::from_millis((now_ms - expires_at_ms).unsigned_abs());
         if let Some(oldest_ms) = expired.iter().map(|row| row.expires_at_ms).min() {
             self.backlog.met(age(oldest_ms));
         }
         if let Some(archive) = self.archive.clone() {
             let records = self.records(&mut expired)?;
-            archive
-                .keep(&records)
-                .map_err(|error| StoreError::unavailable(format_args!("the archive failed: {error}")))?;
+            archive.keep(&records).map_err(|error| {
+                StoreError::unavailable(format_args!("the archive failed: {error}"))
+            })?;
         }
         if !expired.is_empty() {
             self.remove(expired)?;
         }
-        let step = Work { took: began.elapsed(), met, expired: found };
+        let step = Work {
+            took: began.elapsed(),
+            met,
+            expired: found,
+        };
         self.walk.work.met += met;
         self.walk.work.expired += found;
         self.walk.after = if more { last } else { 0 };
@@ -157,9 +188,15 @@ impl Purge {
             return Ok(self.pace.pause(step));
         }
         let walk = &self.walk;
-        self.backlog.walked(walk.began, walk.work.expired > 0, walk.left_ms.map(age));
-        let work = Work { took: walk.began.elapsed(), ..walk.work };
-        Ok(self.pace.walked(work, walk.began.duration_since(walk.last_began)))
+        self.backlog
+            .walked(walk.began, walk.work.expired > 0, walk.left_ms.map(age));
+        let work = Work {
+            took: walk.began.elapsed(),
+            ..walk.work
+        };
+        Ok(self
+            .pace
+            .walked(work, walk.began.duration_since(walk.last_began)))
     }
 
     fn remove(&mut self, expired: Vec<ExpiredRow>) -> Result<(), StoreError> {
@@ -167,7 +204,9 @@ impl Purge {
         let took = self.removals.remove(expired)?;
         if rows == self.step_removes {
             let fitting = rows as f64 * STEP_AIM.as_secs_f64() / took.as_secs_f64().max(1e-6);
-            self.step_removes = (fitting as usize).clamp(rows / 2, rows * 2).clamp(LEAST_REMOVES, STEP_ROWS);
+            self.step_removes = (fitting as usize)
+                .clamp(rows / 2, rows * 2)
+                .clamp(LEAST_REMOVES, STEP_ROWS);
         }
         Ok(())
     }
@@ -178,10 +217,18 @@ impl Purge {
         let look = "SELECT id, expires_at_ms FROM records WHERE id > ?1 ORDER BY id LIMIT ?2";
         let mut statement = self.connection.prepare_cached(look)?;
         let mut rows = statement.query(params![self.walk.after, STEP_ROWS as i64])?;
-        let mut found =
-            ScanResult { now_ms, last: self.walk.after, met: 0, more: false, expired: Vec::new() };
+        let mut found = ScanResult {
+            now_ms,
+            last: self.walk.after,
+            met: 0,
+            more: false,
+            expired: Vec::new(),
+        };
         while let Some(row) = rows.next()? {
-            let row = ExpiredRow { id: row.get(0)?, expires_at_ms: row.get(1)? };
+            let row = ExpiredRow {
+                id: row.get(0)?,
+                expires_at_ms: row.get(1)?,
+            };
             found.met += 1;
             found.last = row.id;
             // No record expires before 1970: such a row is damaged, and must not make its key new.
@@ -196,20 +243,27 @@ impl Purge {
         Ok(found)
     }
 
-    /// Reads the records of the rows for the archive; leaves out rows that cannot be read or have changed.
+    /// Reads the records of the rows for the archive; leaves out rows that cannot be read or have
+    /// changed.
     fn records(&mut self, rows: &mut Vec<ExpiredRow>) -> Result<Vec<Expired>, StoreError> {
         let mut records = Vec::with_capacity(rows.len());
         let mut kept = Vec::with_capacity(rows.len());
         let sqlite = |error: rusqlite::Error| errors::not_executed(&error);
-        let mut key =
-            self.connection.prepare_cached("SELECT key FROM records WHERE id = ?1").map_err(sqlite)?;
+        let mut key = self
+            .connection
+            .prepare_cached("SELECT key FROM records WHERE id = ?1")
+            .map_err(sqlite)?;
         let mut read = Rows::of(&self.connection).map_err(sqlite)?;
         let mut left_ms = self.walk.left_ms;
         for row in rows.drain(..) {
             let text: Result<String, _> = key.query_row([row.id], |row| row.get(0));
-            let Some(key) = text.ok().and_then(|text| text.parse::<StoreKey>().ok()) else { continue };
+            let Some(key) = text.ok().and_then(|text| text.parse::<StoreKey>().ok()) else {
+                continue;
+            };
             match read.read(&key) {
-                Ok(Some(record)) if i64::try_from(record.expires_at.millis()) == Ok(row.expires_at_ms) => {
+                Ok(Some(record))
+                    if i64::try_from(record.expires_at.millis()) == Ok(row.expires_at_ms) =>
+                {
                     records.push(Expired { key, record });
                     kept.push(row);
                 }
@@ -229,6 +283,9 @@ impl Purge {
 
 /// Removes the rows that have not changed since they were read.
 pub(super) fn remove(connection: &Connection, rows: &[ExpiredRow]) -> rusqlite::Result<usize> {
-    let mut remove = connection.prepare_cached("DELETE FROM records WHERE id = ?1 AND expires_at_ms = ?2")?;
-    rows.iter().map(|row| remove.execute([row.id, row.expires_at_ms])).sum()
+    let mut remove =
+        connection.prepare_cached("DELETE FROM records WHERE id = ?1 AND expires_at_ms = ?2")?;
+    rows.iter()
+        .map(|row| remove.execute([row.id, row.expires_at_ms]))
+        .sum()
 }

@@ -71,9 +71,18 @@ pub(super) enum Turn<J> {
 impl<J: Job> Queue<J> {
     pub(super) fn new() -> Self {
         let lane = VecDeque::new;
-        let waiting =
-            Waiting { urgent: lane(), early: lane(), late: lane(), size: 0, wanted: None, closed: false };
-        Self { waiting: Mutex::new(waiting), arrived: Condvar::new() }
+        let waiting = Waiting {
+            urgent: lane(),
+            early: lane(),
+            late: lane(),
+            size: 0,
+            wanted: None,
+            closed: false,
+        };
+        Self {
+            waiting: Mutex::new(waiting),
+            arrived: Condvar::new(),
+        }
     }
 
     /// Queues a job.
@@ -86,13 +95,17 @@ impl<J: Job> Queue<J> {
             return Err(StoreError::unavailable("the SQLite store is closed"));
         }
         if waiting.size.saturating_add(job.size()) > MAX_WAITING {
-            return Err(StoreError::unavailable("too many commands wait for the SQLite file"));
+            return Err(StoreError::unavailable(
+                "too many commands wait for the SQLite file",
+            ));
         }
         waiting.size += job.size();
         let lane = job.lane();
         waiting.lane(lane).push_back(job);
         let size = waiting.size;
-        let sleeper = waiting.wanted.take_if(|wanted| lane == Lane::Urgent || size >= *wanted);
+        let sleeper = waiting
+            .wanted
+            .take_if(|wanted| lane == Lane::Urgent || size >= *wanted);
         drop(waiting);
         // Notifying is a system call even when no thread sleeps.
         if sleeper.is_some() {
@@ -113,13 +126,21 @@ impl<J: Job> Queue<J> {
 
     /// Takes further jobs for a turn that has begun, up to `most` in size.
     ///
-    /// Waits at most `patience` for jobs of the size `wanted`, but not while an urgent job is queued. Returns no jobs
-    /// if none arrived that may share the turn.
-    pub(super) fn take_more(&self, so_far: SoFar, most: usize, wanted: usize, patience: Duration) -> Vec<J> {
-        self.until(self.waiting(), wanted, patience).take(most, Some(so_far))
+    /// Waits at most `patience` for jobs of the size `wanted`, but not while an urgent job is
+    /// queued. Returns no jobs if none arrived that may share the turn.
+    pub(super) fn take_more(
+        &self,
+        so_far: SoFar,
+        most: usize,
+        wanted: usize,
+        patience: Duration,
+    ) -> Vec<J> {
+        self.until(self.waiting(), wanted, patience)
+            .take(most, Some(so_far))
     }
 
-    /// Waits until jobs of this size or an urgent job have arrived, the queue is closed, or the time is up.
+    /// Waits until jobs of this size or an urgent job have arrived, the queue is closed, or the
+    /// time is up.
     fn until<'a>(
         &'a self,
         mut waiting: MutexGuard<'a, Waiting<J>>,
@@ -128,7 +149,9 @@ impl<J: Job> Queue<J> {
     ) -> MutexGuard<'a, Waiting<J>> {
         let deadline = Instant::now().checked_add(patience);
         while waiting.size < wanted && waiting.urgent.is_empty() && !waiting.closed {
-            let left = deadline.map_or(patience, |end| end.saturating_duration_since(Instant::now()));
+            let left = deadline.map_or(patience, |end| {
+                end.saturating_duration_since(Instant::now())
+            });
             if left.is_zero() {
                 break;
             }
@@ -200,12 +223,20 @@ impl<J: Job> Waiting<J> {
         while let Some(lane) = self.next_lane(so_far) {
             let fits = |job: &J| so_far.is_none() || (size + job.size() <= most && !job.alone());
             let waiting = self.lane(lane);
-            let Some(job) = waiting.front().is_some_and(fits).then(|| waiting.pop_front()).flatten() else {
+            let Some(job) = waiting
+                .front()
+                .is_some_and(fits)
+                .then(|| waiting.pop_front())
+                .flatten()
+            else {
                 break;
             };
             self.size = self.size.saturating_sub(job.size());
             size += job.size();
-            so_far = Some(SoFar { size: so_far.map_or(0, |so_far| so_far.size) + job.size(), lane });
+            so_far = Some(SoFar {
+                size: so_far.map_or(0, |so_far| so_far.size) + job.size(),
+                lane,
+            });
             let alone = job.alone();
             jobs.push(job);
             if alone {
@@ -243,7 +274,12 @@ mod tests {
     }
 
     fn job(number: usize, size: usize) -> Numbered {
-        Numbered { number, size, lane: Lane::Early, alone: false }
+        Numbered {
+            number,
+            size,
+            lane: Lane::Early,
+            alone: false,
+        }
     }
 
     fn taken(queue: &Queue<Numbered>) -> Vec<usize> {
@@ -267,7 +303,10 @@ mod tests {
 
     #[test]
     fn what_fits_is_taken_together() {
-        check([job(1, 4), job(2, 4), job(3, 4), job(4, 1)], &[&[1, 2], &[3, 4]]);
+        check(
+            [job(1, 4), job(2, 4), job(3, 4), job(4, 1)],
+            &[&[1, 2], &[3, 4]],
+        );
     }
 
     #[test]
@@ -277,18 +316,30 @@ mod tests {
 
     #[test]
     fn what_is_urgent_overtakes() {
-        let urgent = |number| Numbered { lane: Lane::Urgent, ..job(number, 1) };
-        check([job(1, 4), job(2, 4), urgent(3), job(4, 1), urgent(5)], &[&[3, 5, 1, 2], &[4]]);
+        let urgent = |number| Numbered {
+            lane: Lane::Urgent,
+            ..job(number, 1)
+        };
+        check(
+            [job(1, 4), job(2, 4), urgent(3), job(4, 1), urgent(5)],
+            &[&[3, 5, 1, 2], &[4]],
+        );
     }
 
     #[test]
     fn what_is_alone_shares_no_turn() {
-        let alone = Numbered { alone: true, ..job(2, 1) };
+        let alone = Numbered {
+            alone: true,
+            ..job(2, 1)
+        };
         check([job(1, 1), alone, job(3, 1)], &[&[1], &[2], &[3]]);
     }
 
     fn more(queue: &Queue<Numbered>, wanted: usize) -> Vec<usize> {
-        let so_far = SoFar { size: 1, lane: Lane::Early };
+        let so_far = SoFar {
+            size: 1,
+            lane: Lane::Early,
+        };
         let jobs = queue.take_more(so_far, 10, wanted, Duration::from_secs(600));
         jobs.iter().map(|job| job.number).collect()
     }
@@ -317,8 +368,17 @@ mod tests {
             for _ in 0..PUSHERS {
                 scope.spawn(|| {
                     for number in 0..EACH {
-                        let lane = if number % 50 == 0 { Lane::Urgent } else { Lane::Early };
-                        queue.push(Numbered { lane, ..job(number, 1) }).unwrap();
+                        let lane = if number % 50 == 0 {
+                            Lane::Urgent
+                        } else {
+                            Lane::Early
+                        };
+                        queue
+                            .push(Numbered {
+                                lane,
+                                ..job(number, 1)
+                            })
+                            .unwrap();
                         if number % 3 == 0 {
                             std::thread::yield_now();
                         }
@@ -331,7 +391,10 @@ mod tests {
                     panic!("{taken} in all, then no more")
                 };
                 taken += jobs.len();
-                let so_far = SoFar { size: jobs.len(), lane: Lane::Early };
+                let so_far = SoFar {
+                    size: jobs.len(),
+                    lane: Lane::Early,
+                };
                 let wanted = 3.min(PUSHERS * EACH - taken);
                 let asked = Instant::now();
                 taken += queue.take_more(so_far, 10, wanted, patience).len();
@@ -343,38 +406,60 @@ mod tests {
     #[test]
     fn a_turn_waits_for_nobody_beside_something_urgent() {
         let queue = Queue::new();
-        queue.push(Numbered { lane: Lane::Urgent, ..job(1, 1) }).unwrap();
+        queue
+            .push(Numbered {
+                lane: Lane::Urgent,
+                ..job(1, 1)
+            })
+            .unwrap();
         assert_eq!(more(&queue, 5), [1]);
     }
 
     #[test]
     fn what_cannot_share_a_turn_under_way_waits_for_the_next() {
         let queue = Queue::new();
-        queue.push(Numbered { alone: true, ..job(1, 1) }).unwrap();
+        queue
+            .push(Numbered {
+                alone: true,
+                ..job(1, 1)
+            })
+            .unwrap();
         assert!(more(&queue, 1).is_empty());
         assert_eq!(taken(&queue), [1]);
         queue.push(job(2, 40)).unwrap();
         assert!(more(&queue, 1).is_empty(), "it would be too large");
         assert_eq!(taken(&queue), [2]);
-        let so_far = SoFar { size: 1, lane: Lane::Late };
+        let so_far = SoFar {
+            size: 1,
+            lane: Lane::Late,
+        };
         assert!(queue.take_more(so_far, 10, 1, Duration::ZERO).is_empty());
     }
 
     #[test]
     fn few_go_together_and_of_many_what_is_alike() {
-        let late = |number, size| Numbered { lane: Lane::Late, ..job(number, size) };
-        check([late(1, 1), job(2, 1), late(3, 1), job(4, 1)], &[&[2, 4, 1, 3]]);
+        let late = |number, size| Numbered {
+            lane: Lane::Late,
+            ..job(number, size)
+        };
+        check(
+            [late(1, 1), job(2, 1), late(3, 1), job(4, 1)],
+            &[&[2, 4, 1, 3]],
+        );
 
         let (queue, most) = (Queue::new(), 10 * ALIKE);
         for job in [late(1, 1), job(2, ALIKE), late(3, ALIKE), job(4, ALIKE)] {
             queue.push(job).unwrap();
         }
-        let numbers = |jobs: Vec<Numbered>| jobs.iter().map(|job| job.number).collect::<Vec<usize>>();
+        let numbers =
+            |jobs: Vec<Numbered>| jobs.iter().map(|job| job.number).collect::<Vec<usize>>();
         let more = |size, lane| {
             let jobs = queue.take_more(SoFar { size, lane }, most, 1, Duration::ZERO);
             numbers(jobs)
         };
-        let Turn::Jobs(first) = queue.take(most, Duration::ZERO) else { panic!("four are there") };
+        let Turn::Jobs(first) = queue.take(most, Duration::ZERO) else {
+            panic!("four are there")
+        };
         assert_eq!(numbers(first), [2, 4]);
         assert!(more(2 * ALIKE, Lane::Early).is_empty());
         assert_eq!(more(ALIKE, Lane::Late), [1, 3]);
@@ -384,7 +469,10 @@ mod tests {
     fn too_much_is_refused_until_something_is_taken() {
         let queue = Queue::new();
         queue.push(job(1, MAX_WAITING)).unwrap();
-        assert!(matches!(queue.push(job(2, 1)), Err(StoreError::Unavailable { .. })));
+        assert!(matches!(
+            queue.push(job(2, 1)),
+            Err(StoreError::Unavailable { .. })
+        ));
         assert_eq!(taken(&queue), [1]);
         queue.push(job(3, 1)).unwrap();
     }

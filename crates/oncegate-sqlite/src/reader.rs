@@ -14,7 +14,8 @@ use super::queue::{Job, Lane, Queue, Turn};
 use super::row::{self, Rows};
 use super::thread::{self, Worker};
 
-/// The most keys of one read transaction, so that the log can be truncated between two transactions.
+/// The most keys of one read transaction, so that the log can be truncated between two
+/// transactions.
 const MAX_TRANSACTION_KEYS: usize = 1_024;
 
 /// How long the idle thread sleeps at once; the value has no effect.
@@ -62,15 +63,24 @@ impl Reader {
     pub(super) async fn start(settings: Settings) -> Result<Self, StoreError> {
         let open = move || {
             let connection = file::open_for_reading(&settings)?;
-            Ok(ReaderThread { connection, place: Place::of(&settings.path) })
+            Ok(ReaderThread {
+                connection,
+                place: Place::of(&settings.path),
+            })
         };
-        Ok(Self { worker: Worker::start("oncegate-sqlite-read", open, ReaderThread::run).await? })
+        Ok(Self {
+            worker: Worker::start("oncegate-sqlite-read", open, ReaderThread::run).await?,
+        })
     }
 
     /// Queues keys. The answers include at least everything that was committed before.
-    pub(super) fn read(&self, keys: Vec<StoreKey>) -> Result<oneshot::Receiver<Answers>, StoreError> {
+    pub(super) fn read(
+        &self,
+        keys: Vec<StoreKey>,
+    ) -> Result<oneshot::Receiver<Answers>, StoreError> {
         let (answer, answered) = oneshot::channel();
-        self.worker.push(Question::Read(ReadRequest { keys, answer }))?;
+        self.worker
+            .push(Question::Read(ReadRequest { keys, answer }))?;
         Ok(answered)
     }
 
@@ -81,13 +91,17 @@ impl Reader {
     ) -> Result<T, StoreError> {
         let (answer, answered) = oneshot::channel();
         let question = move |thread: &ReaderThread| {
-            let read =
-                || ask(&thread.connection).map_err(|error| thread.place.name(errors::not_executed(&error)));
+            let read = || {
+                ask(&thread.connection)
+                    .map_err(|error| thread.place.name(errors::not_executed(&error)))
+            };
             // The caller may be gone; then the answer is dropped.
             let _ = answer.send(thread.place.check().and_then(|()| read()));
         };
         self.worker.push(Question::Other(Box::new(question)))?;
-        answered.await.map_err(|_| StoreError::unavailable(thread::ENDED))?
+        answered
+            .await
+            .map_err(|_| StoreError::unavailable(thread::ENDED))?
     }
 }
 
@@ -124,7 +138,9 @@ impl ReaderThread {
     fn answer(&self, requests: Vec<ReadRequest>) {
         let answers = self.read(&requests).unwrap_or_else(|error| {
             let count = requests.iter().map(|request| request.keys.len());
-            count.map(|count| (0..count).map(|_| Err(error.clone())).collect()).collect()
+            count
+                .map(|count| (0..count).map(|_| Err(error.clone())).collect())
+                .collect()
         });
         for (request, answers) in requests.into_iter().zip(answers) {
             // The caller may be gone; then the answer is dropped.
@@ -146,7 +162,10 @@ impl ReaderThread {
                 Err(Trouble::Sqlite(error)) => Err(error),
                 Err(unreadable) => Ok(Err(StoreError::from(unreadable))),
             };
-            requests.iter().map(|request| request.keys.iter().map(&mut read).collect()).collect()
+            requests
+                .iter()
+                .map(|request| request.keys.iter().map(&mut read).collect())
+                .collect()
         };
         let read: rusqlite::Result<Vec<Answers>> = read();
         read.map_err(|error| self.place.name(errors::not_executed(&error)))

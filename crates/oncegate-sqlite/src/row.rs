@@ -15,11 +15,13 @@ use super::errors::Trouble;
 
 /// The tables.
 ///
-/// Keys have no order. In a table sorted by key, a batch of 64 would rewrite 64 pages for its claims and the same 64
-/// for its completions. Rows in insertion order are adjacent: only the index of the keys is changed in many places,
-/// and only by claims. The expiry column precedes the result, so that a purge never reads long results.
+/// Keys have no order. In a table sorted by key, a batch of 64 would rewrite 64 pages for its
+/// claims and the same 64 for its completions. Rows in insertion order are adjacent: only the index
+/// of the keys is changed in many places, and only by claims. The expiry column precedes the
+/// result, so that a purge never reads long results.
 ///
-/// The checks do not use `IN`, because SQLite makes a temporary table for it each time a row is written.
+/// The checks do not use `IN`, because SQLite makes a temporary table for it each time a row is
+/// written.
 pub(super) const SCHEMA: &str = "
 CREATE TABLE records (
     id            INTEGER NOT NULL PRIMARY KEY,   -- the order of arrival
@@ -63,7 +65,8 @@ const INSERT: &str = "INSERT INTO records (key, state, expires_at_ms, owner, att
 const UPDATE: &str = "UPDATE records SET state = ?2, expires_at_ms = ?3, owner = ?4, attempt = ?5, recovery = ?6, \
                       fencing_token = ?7, fingerprint = ?8, handed_over = ?9, reason = ?10, result = ?11 WHERE id = ?1";
 
-/// Inserts the claim of a key that has no row, as the rules do for an absent record; does nothing if there is a row.
+/// Inserts the claim of a key that has no row, as the rules do for an absent record; does nothing
+/// if there is a row.
 const CLAIM_ABSENT: &str = "INSERT INTO records (key, state, expires_at_ms, owner, attempt, recovery, fencing_token, \
                             fingerprint, handed_over, reason) \
                             VALUES (?1, 'pending', ?2, ?3, 1, 'none', ?4, ?5, 0, '') ON CONFLICT (key) DO NOTHING";
@@ -73,21 +76,24 @@ const COMPLETE_OWN: &str = "UPDATE records SET state = 'completed', expires_at_m
                             recovery = 'none', fencing_token = NULL, handed_over = 0, reason = '', result = ?5 \
                             WHERE id = ?7 AND key = ?1 AND owner = ?2 AND state = 'pending' AND expires_at_ms >= ?6";
 
-/// The rows of claims that are not completed yet, so that their completions need not search the index of the keys.
+/// The rows of claims that are not completed yet, so that their completions need not search the
+/// index of the keys.
 ///
-/// These are hints. The transaction of a claim may have been rolled back, and its row id may belong to another record
-/// by now, so key and token are compared.
+/// These are hints. The transaction of a claim may have been rolled back, and its row id may belong
+/// to another record by now, so key and token are compared.
 ///
-/// Benchmark: `scripts/bench sqlite`. With completions that search the index of the keys instead, its workload took 1.08
-/// and 1.11 times the processor time with 1,024 in flight and 200,000 records held (medians of eight and of seven pairs
-/// of runs on a busy machine, 0.91 to 1.26), and 0.99 to 1.04 times with 256 in flight.
+/// Benchmark: `scripts/bench sqlite`. With completions that search the index of the keys instead,
+/// its workload took 1.08 and 1.11 times the processor time with 1,024 in flight and 200,000
+/// records held (medians of eight and of seven pairs of runs on a busy machine, 0.91 to 1.26), and
+/// 0.99 to 1.04 times with 256 in flight.
 #[derive(Default)]
 pub(super) struct Claimed {
     ids: HashMap<Token, i64>,
 }
 
 impl Claimed {
-    /// Claims that are never completed leave their hints behind; at this many hints, all are dropped.
+    /// Claims that are never completed leave their hints behind; at this many hints, all are
+    /// dropped.
     const MOST: usize = 65_536;
 
     fn add(&mut self, token: Token, id: i64) {
@@ -125,8 +131,9 @@ impl<'c> Rows<'c> {
 
     /// Runs a command on the row of its key, inside the caller's transaction.
     ///
-    /// Nearly every claim finds no row, and nearly every completion finds its own claim. For these, one statement
-    /// implements the rules without a read before. All other commands read the record and apply the rules.
+    /// Nearly every claim finds no row, and nearly every completion finds its own claim. For these,
+    /// one statement implements the rules without a read before. All other commands read the record
+    /// and apply the rules.
     pub(super) fn execute(
         &mut self,
         now: StoreTime,
@@ -148,8 +155,16 @@ impl<'c> Rows<'c> {
         claimed: &mut Claimed,
     ) -> rusqlite::Result<Option<Reply>> {
         let (granted, reply) = apply(now, None, &command.operation);
-        let Some(Record { expires_at, fingerprint, state: State::Pending { token, fencing_token, .. } }) =
-            granted
+        let Some(Record {
+            expires_at,
+            fingerprint,
+            state:
+                State::Pending {
+                    token,
+                    fencing_token,
+                    ..
+                },
+        }) = granted
         else {
             return Ok(None);
         };
@@ -158,7 +173,9 @@ impl<'c> Rows<'c> {
             millis(expires_at),
             token.as_bytes().as_slice(),
             fencing_token.map(number),
-            fingerprint.as_ref().map(|fingerprint| fingerprint.as_bytes().as_slice()),
+            fingerprint
+                .as_ref()
+                .map(|fingerprint| fingerprint.as_bytes().as_slice()),
         ]);
         match inserted {
             Ok(id) => {
@@ -176,10 +193,18 @@ impl<'c> Rows<'c> {
         command: &Command,
         claimed: &mut Claimed,
     ) -> rusqlite::Result<Option<Reply>> {
-        let Operation::Complete { token, result, retention, .. } = &command.operation else {
+        let Operation::Complete {
+            token,
+            result,
+            retention,
+            ..
+        } = &command.operation
+        else {
             return Ok(None);
         };
-        let Some(id) = claimed.take(token) else { return Ok(None) };
+        let Some(id) = claimed.take(token) else {
+            return Ok(None);
+        };
         let rows = self.complete_own.execute(params![
             command.key.as_str(),
             token.as_bytes().as_slice(),
@@ -197,7 +222,9 @@ impl<'c> Rows<'c> {
         let (id, before) = self.find(key)?.unzip();
         let (after, reply) = apply(now, before.clone(), operation);
         match (after, id) {
-            (Some(after), Some(id)) if before.as_ref() != Some(&after) => self.update(id, &after)?,
+            (Some(after), Some(id)) if before.as_ref() != Some(&after) => {
+                self.update(id, &after)?
+            }
             (Some(after), None) => _ = self.insert(key, &after)?,
             // Unchanged, or expired: the purge removes expired rows.
             _ => {}
@@ -213,14 +240,21 @@ impl<'c> Rows<'c> {
     /// The row of a key and the record in it, if there is one. It may have expired.
     fn find(&mut self, key: &StoreKey) -> Result<Option<(i64, Record)>, Trouble> {
         let mut rows = self.read.query([key.as_str()])?;
-        let Some(row) = rows.next()? else { return Ok(None) };
-        let decoded = decode(row).map_err(|reason| Trouble::Unreadable { key: key.clone(), reason })?;
+        let Some(row) = rows.next()? else {
+            return Ok(None);
+        };
+        let decoded = decode(row).map_err(|reason| Trouble::Unreadable {
+            key: key.clone(),
+            reason,
+        })?;
         Ok(Some((row.get(10)?, decoded)))
     }
 
     /// Inserts a row for the record; `false` when the key already has one, which is left unchanged.
     pub(super) fn insert(&mut self, key: &StoreKey, record: &Record) -> rusqlite::Result<bool> {
-        Columns::of(record).run(&mut self.insert, &key.as_str()).map(|rows| rows == 1)
+        Columns::of(record)
+            .run(&mut self.insert, &key.as_str())
+            .map(|rows| rows == 1)
     }
 
     fn update(&mut self, id: i64, record: &Record) -> rusqlite::Result<()> {
@@ -229,20 +263,32 @@ impl<'c> Rows<'c> {
 }
 
 /// The record of a key, if there is a row for it. It may have expired.
-#[allow(dead_code, reason = "for a completion inside a transaction of the user's own, and for tests")]
+#[allow(
+    dead_code,
+    reason = "for a completion inside a transaction of the user's own, and for tests"
+)]
 pub(super) fn read(connection: &Connection, key: &StoreKey) -> Result<Option<Record>, Trouble> {
     Rows::of(connection)?.read(key)
 }
 
 /// Inserts or replaces the row of the key.
-#[allow(dead_code, reason = "for a completion inside a transaction of the user's own, and for tests")]
-pub(super) fn write(connection: &Connection, key: &StoreKey, record: &Record) -> rusqlite::Result<()> {
+#[allow(
+    dead_code,
+    reason = "for a completion inside a transaction of the user's own, and for tests"
+)]
+pub(super) fn write(
+    connection: &Connection,
+    key: &StoreKey,
+    record: &Record,
+) -> rusqlite::Result<()> {
     let mut rows = Rows::of(connection)?;
     if rows.insert(key, record)? {
         return Ok(());
     }
     let id = "SELECT id FROM records WHERE key = ?1";
-    let id = connection.prepare_cached(id)?.query_row([key.as_str()], |row| row.get(0))?;
+    let id = connection
+        .prepare_cached(id)?
+        .query_row([key.as_str()], |row| row.get(0))?;
     rows.update(id, record)
 }
 
@@ -279,17 +325,48 @@ impl<'a> Columns<'a> {
             result: None,
         };
         match &record.state {
-            &State::Pending { attempt, recovery, fencing_token, .. } => {
-                Self { attempt, recovery: recovery.as_str(), fencing_token, ..columns }
-            }
-            State::Released { attempt, recovery, fencing_token, reason, .. } => {
+            &State::Pending {
+                attempt,
+                recovery,
+                fencing_token,
+                ..
+            } => Self {
+                attempt,
+                recovery: recovery.as_str(),
+                fencing_token,
+                ..columns
+            },
+            State::Released {
+                attempt,
+                recovery,
+                fencing_token,
+                reason,
+                ..
+            } => {
                 let recovery = recovery.as_str();
-                Self { attempt: *attempt, recovery, fencing_token: *fencing_token, reason, ..columns }
+                Self {
+                    attempt: *attempt,
+                    recovery,
+                    fencing_token: *fencing_token,
+                    reason,
+                    ..columns
+                }
             }
-            State::Completed { result, .. } => Self { result: Some(result), ..columns },
-            State::Failed { attempt, handed_over, reason, .. } => {
-                Self { attempt: *attempt, handed_over: *handed_over, reason, ..columns }
-            }
+            State::Completed { result, .. } => Self {
+                result: Some(result),
+                ..columns
+            },
+            State::Failed {
+                attempt,
+                handed_over,
+                reason,
+                ..
+            } => Self {
+                attempt: *attempt,
+                handed_over: *handed_over,
+                reason,
+                ..columns
+            },
         }
     }
 
@@ -303,7 +380,10 @@ impl<'a> Columns<'a> {
             self.attempt,
             self.recovery,
             self.fencing_token.map(number),
-            self.record.fingerprint.as_ref().map(|fingerprint| fingerprint.as_bytes().as_slice()),
+            self.record
+                .fingerprint
+                .as_ref()
+                .map(|fingerprint| fingerprint.as_bytes().as_slice()),
             self.handed_over,
             self.reason,
             self.result,
@@ -335,7 +415,9 @@ fn decode(row: &Row<'_>) -> Result<Record, String> {
     };
     let fencing_token: Option<i64> = column(row, 5, "fencing_token")?;
     let fencing_token = fencing_token.map(|fencing_token| {
-        u64::try_from(fencing_token).map(FencingToken).map_err(|_| "fencing_token is negative")
+        u64::try_from(fencing_token)
+            .map(FencingToken)
+            .map_err(|_| "fencing_token is negative")
     });
     let fencing_token = fencing_token.transpose()?;
     let fingerprint: Option<[u8; Fingerprint::BYTES]> = column(row, 6, "fingerprint")?;
@@ -344,27 +426,51 @@ fn decode(row: &Row<'_>) -> Result<Record, String> {
     let state = match text(row, 0, "state")? {
         "pending" => {
             let token: [u8; 16] = column(row, 2, "owner")?;
-            State::Pending { token: Token::from(token), attempt, recovery, fencing_token }
+            State::Pending {
+                token: Token::from(token),
+                attempt,
+                recovery,
+                fencing_token,
+            }
         }
-        "released" => State::Released { by: by()?, attempt, recovery, fencing_token, reason: reason()? },
+        "released" => State::Released {
+            by: by()?,
+            attempt,
+            recovery,
+            fencing_token,
+            reason: reason()?,
+        },
         "completed" => {
             let result: Vec<u8> = column(row, 9, "result")?;
-            State::Completed { by: by()?, result: Bytes::from(result) }
+            State::Completed {
+                by: by()?,
+                result: Bytes::from(result),
+            }
         }
         "failed" => {
             let handed_over = column(row, 7, "handed_over")?;
-            State::Failed { by: by()?, attempt, handed_over, reason: reason()? }
+            State::Failed {
+                by: by()?,
+                attempt,
+                handed_over,
+                reason: reason()?,
+            }
         }
         _ => return Err("state is of no known kind".to_owned()),
     };
     // No record expires before 1970: as a time, a negative value would make its key new.
     let expires_at_ms = u64::try_from(expires_at_ms).map_err(|_| "expires_at_ms is negative")?;
     let expires_at = StoreTime::from_millis(expires_at_ms);
-    Ok(Record { expires_at, fingerprint: fingerprint.map(Fingerprint::from_bytes), state })
+    Ok(Record {
+        expires_at,
+        fingerprint: fingerprint.map(Fingerprint::from_bytes),
+        state,
+    })
 }
 
 fn column<T: FromSql>(row: &Row<'_>, at: usize, name: &str) -> Result<T, String> {
-    row.get(at).map_err(|_| format!("column {name} holds something else"))
+    row.get(at)
+        .map_err(|_| format!("column {name} holds something else"))
 }
 
 fn text<'r>(row: &'r Row<'_>, at: usize, name: &str) -> Result<&'r str, String> {
@@ -372,11 +478,17 @@ fn text<'r>(row: &'r Row<'_>, at: usize, name: &str) -> Result<&'r str, String> 
     value.ok_or_else(|| format!("column {name} holds something else"))
 }
 
-/// The store's time. Within a transaction that writes, `keep` also stores the clock's state in the file.
+/// The store's time. Within a transaction that writes, `keep` also stores the clock's state in the
+/// file.
 pub(super) fn now(connection: &Connection, keep: bool) -> rusqlite::Result<StoreTime> {
     let remembered = connection
         .prepare_cached("SELECT reached_us, ahead_us FROM clock WHERE id = 1")?
-        .query_row([], |row| Ok(Remembered { reached_us: row.get(0)?, ahead_us: row.get(1)? }))?;
+        .query_row([], |row| {
+            Ok(Remembered {
+                reached_us: row.get(0)?,
+                ahead_us: row.get(1)?,
+            })
+        })?;
     let (now, change) = clock::now(clock::wall_us(), remembered);
     if let (Some(change), true) = (change, keep) {
         connection
@@ -386,7 +498,8 @@ pub(super) fn now(connection: &Connection, keep: bool) -> rusqlite::Result<Store
     Ok(now)
 }
 
-/// Stores a scope's descriptor if the current one is the expected one; returns the descriptor afterwards.
+/// Stores a scope's descriptor if the current one is the expected one; returns the descriptor
+/// afterwards.
 pub(super) fn describe(
     connection: &Connection,
     scope: &Scope,
@@ -406,9 +519,16 @@ pub(super) fn describe(
 }
 
 /// A scope's descriptor.
-pub(super) fn descriptor(connection: &Connection, scope: &Scope) -> rusqlite::Result<Option<String>> {
+pub(super) fn descriptor(
+    connection: &Connection,
+    scope: &Scope,
+) -> rusqlite::Result<Option<String>> {
     connection
-        .query_row("SELECT descriptor FROM descriptors WHERE scope = ?1", [scope.as_str()], |row| row.get(0))
+        .query_row(
+            "SELECT descriptor FROM descriptors WHERE scope = ?1",
+            [scope.as_str()],
+            |row| row.get(0),
+        )
         .optional()
 }
 
@@ -421,5 +541,7 @@ pub(super) fn pass(
 ) -> rusqlite::Result<()> {
     let time_ms = i64::try_from(time.as_millis()).unwrap_or(i64::MAX);
     let pass = "UPDATE records SET expires_at_ms = max(expires_at_ms - ?2, 0) WHERE key = ?1";
-    connection.execute(pass, params![key.as_str(), time_ms]).map(|_| ())
+    connection
+        .execute(pass, params![key.as_str(), time_ms])
+        .map(|_| ())
 }

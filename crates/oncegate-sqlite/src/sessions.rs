@@ -27,11 +27,29 @@ pub(super) const NOW_MS: &str = "CAST((julianday('now') - 2440587.5) * 86400000 
 #[async_trait]
 impl Sessions for SqliteStore {
     async fn add(&self, list: NewList) -> Result<(), StoreError> {
-        let digests: Vec<u8> = list.digests.iter().flat_map(|digest| digest.to_be_bytes()).collect();
+        let digests: Vec<u8> = list
+            .digests
+            .iter()
+            .flat_map(|digest| digest.to_be_bytes())
+            .collect();
         let add = move |connection: &Connection| {
-            let NewList { session: SessionId { scope, number: session }, number, finished, .. } = &list;
+            let NewList {
+                session:
+                    SessionId {
+                        scope,
+                        number: session,
+                    },
+                number,
+                finished,
+                ..
+            } = &list;
             let insert = format!("INSERT INTO oncegate_sessions VALUES (?1, ?2, ?3, {NOW_MS}, ?4)");
-            connection.prepare_cached(&insert)?.execute(params![scope.as_str(), session, number, digests])?;
+            connection.prepare_cached(&insert)?.execute(params![
+                scope.as_str(),
+                session,
+                number,
+                digests
+            ])?;
             let mut remove = connection.prepare_cached(
                 "DELETE FROM oncegate_sessions WHERE scope = ?1 AND session = ?2 AND list = ?3",
             )?;
@@ -52,18 +70,25 @@ impl Sessions for SqliteStore {
         let end = move |connection: &Connection| {
             let (scope, number) = (session.scope.as_str(), session.number);
             connection.execute_batch(TABLE)?;
-            connection
-                .execute("DELETE FROM oncegate_sessions WHERE scope = ?1 AND session = ?2", (scope, number))
+            connection.execute(
+                "DELETE FROM oncegate_sessions WHERE scope = ?1 AND session = ?2",
+                (scope, number),
+            )
         };
         self.inner.writer.ask(end).await.map(|_| ())
     }
 }
 
-fn beat(connection: &Connection, session: &SessionId, silent_for: Duration) -> rusqlite::Result<Vec<i64>> {
+fn beat(
+    connection: &Connection,
+    session: &SessionId,
+    silent_for: Duration,
+) -> rusqlite::Result<Vec<i64>> {
     let millis = |time| i64::try_from(whole_millis(time)).unwrap_or(i64::MAX);
     let (scope, number) = (session.scope.as_str(), session.number);
     connection.execute_batch(TABLE)?;
-    let beaten = format!("INSERT OR REPLACE INTO oncegate_sessions VALUES (?1, ?2, 0, {NOW_MS}, x'')");
+    let beaten =
+        format!("INSERT OR REPLACE INTO oncegate_sessions VALUES (?1, ?2, 0, {NOW_MS}, x'')");
     connection.execute(&beaten, (scope, number))?;
     let silent = |than: &str| {
         format!(
@@ -78,10 +103,18 @@ fn beat(connection: &Connection, session: &SessionId, silent_for: Duration) -> r
         silent("?3")
     );
     let mut select = connection.prepare(&select)?;
-    let lists = select.query_map((scope, number, millis(silent_for)), |row| row.get::<_, Vec<u8>>(0))?;
+    let lists = select.query_map((scope, number, millis(silent_for)), |row| {
+        row.get::<_, Vec<u8>>(0)
+    })?;
     let mut suspects = Vec::new();
     for list in lists {
-        suspects.extend(list?.as_chunks::<8>().0.iter().map(|digest| i64::from_be_bytes(*digest)));
+        suspects.extend(
+            list?
+                .as_chunks::<8>()
+                .0
+                .iter()
+                .map(|digest| i64::from_be_bytes(*digest)),
+        );
     }
     Ok(suspects)
 }

@@ -28,26 +28,33 @@ impl<J: Job + Send + 'static> Worker<J> {
         let queue = Arc::new(Queue::new());
         let (opened, is_open) = oneshot::channel();
         let ending = Ending(Arc::clone(&queue));
-        let thread = std::thread::Builder::new().name(name.to_owned()).spawn(move || {
-            // However this thread ends, no caller waits for it for ever.
-            let ending = ending;
-            match open() {
-                Ok(state) => {
-                    // A caller that is gone has dropped the queue too, so the thread ends.
-                    let _ = opened.send(Ok(()));
-                    run(state, &ending.0);
+        let thread = std::thread::Builder::new()
+            .name(name.to_owned())
+            .spawn(move || {
+                // However this thread ends, no caller waits for it for ever.
+                let ending = ending;
+                match open() {
+                    Ok(state) => {
+                        // A caller that is gone has dropped the queue too, so the thread ends.
+                        let _ = opened.send(Ok(()));
+                        run(state, &ending.0);
+                    }
+                    Err(error) => {
+                        let _ = opened.send(Err(error));
+                    }
                 }
-                Err(error) => {
-                    let _ = opened.send(Err(error));
-                }
-            }
-        });
+            });
         let thread = thread.map_err(|error: io::Error| StoreError::unavailable(error))?;
-        let worker = Self { queue, thread: Some(thread) };
+        let worker = Self {
+            queue,
+            thread: Some(thread),
+        };
         match is_open.await {
             Ok(Ok(())) => Ok(worker),
             Ok(Err(error)) => Err(error),
-            Err(_) => Err(StoreError::unavailable("the thread of the SQLite store ended at once")),
+            Err(_) => Err(StoreError::unavailable(
+                "the thread of the SQLite store ended at once",
+            )),
         }
     }
 

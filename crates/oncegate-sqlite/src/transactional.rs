@@ -34,8 +34,8 @@ const CHECK_GUARD: &str = "RELEASE oncegate_guard";
 /// Adds the result to a row that the same transaction has inserted.
 const ADD_RESULT: &str = "UPDATE records SET result = ?3 WHERE id = ?1 AND key = ?2";
 
-/// The transactions of [`TransactionalHandler`](oncegate_runtime::TransactionalHandler)s on the file of a
-/// [`SqliteStore`]; made by [`SqliteStore::transactions`].
+/// The transactions of [`TransactionalHandler`](oncegate_runtime::TransactionalHandler)s on the
+/// file of a [`SqliteStore`]; made by [`SqliteStore::transactions`].
 #[derive(Clone)]
 pub struct SqliteTransactions {
     store: SqliteStore,
@@ -54,16 +54,24 @@ impl SqliteStore {
     /// Returns the transactions of this file for a
     /// [`TransactionalHandler`](oncegate_runtime::TransactionalHandler).
     ///
-    /// The handlers run on threads that may block, one after another in a process. They commit durably
-    /// (`synchronous = FULL`).
+    /// The handlers run on threads that may block, one after another in a process. They commit
+    /// durably (`synchronous = FULL`).
     pub fn transactions(&self) -> SqliteTransactions {
-        SqliteTransactions { store: self.clone(), turn: Arc::new(Semaphore::new(1)), idle: Arc::default() }
+        SqliteTransactions {
+            store: self.clone(),
+            turn: Arc::new(Semaphore::new(1)),
+            idle: Arc::default(),
+        }
     }
 }
 
 impl SqliteTransactions {
     fn connection(&self) -> Result<Effects, StoreError> {
-        let idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        let idle = self
+            .idle
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .pop();
         let effects = match idle {
             Some(effects) => effects,
             None => {
@@ -84,7 +92,10 @@ impl SqliteTransactions {
     async fn transaction(&self) -> Result<SqliteTransaction, StoreError> {
         let turn = Arc::clone(&self.turn).acquire_owned().await;
         let turn = turn.map_err(|_| StoreError::unavailable("the store was closed"))?;
-        Ok(SqliteTransaction { effects: Some(self.connection()?), _turn: turn })
+        Ok(SqliteTransaction {
+            effects: Some(self.connection()?),
+            _turn: turn,
+        })
     }
 
     /// Begins, and returns the store's time.
@@ -106,7 +117,9 @@ impl SqliteTransactions {
             Ground::NoRecord => match row::read(connection, completing.key()) {
                 Ok(None) => {
                     row::write(connection, completing.key(), &completed(now, completing))?;
-                    Hold::Record { id: connection.last_insert_rowid() }
+                    Hold::Record {
+                        id: connection.last_insert_rowid(),
+                    }
                 }
                 // A claim reads it.
                 Ok(Some(_)) | Err(Trouble::Unreadable { .. }) => return Ok(None),
@@ -128,7 +141,9 @@ impl SqliteTransactions {
         let mut holds = Vec::with_capacity(batch.len());
         for completing in batch {
             let is_new = rows.insert(completing.key(), &completed(now, completing))?;
-            holds.push(is_new.then(|| Hold::Record { id: connection.last_insert_rowid() }));
+            holds.push(is_new.then(|| Hold::Record {
+                id: connection.last_insert_rowid(),
+            }));
         }
         connection.execute_batch(GUARD)?;
         Ok(holds.iter().any(Option::is_some).then_some(holds))
@@ -163,17 +178,23 @@ impl SqliteTransactions {
             self.roll_back(transaction).await;
             return Err(error);
         }
-        self.end(transaction, "COMMIT").map_err(|error| match errors::not_committed(&error) {
-            unknown @ StoreError::Unknown { .. } => CommitError::Unknown(unknown),
-            error => CommitError::RolledBack(error.into()),
-        })
+        self.end(transaction, "COMMIT")
+            .map_err(|error| match errors::not_committed(&error) {
+                unknown @ StoreError::Unknown { .. } => CommitError::Unknown(unknown),
+                error => CommitError::RolledBack(error.into()),
+            })
     }
 
     fn end(&self, transaction: SqliteTransaction, sql: &str) -> rusqlite::Result<()> {
-        let Some(effects) = transaction.into_inner() else { return Ok(()) };
+        let Some(effects) = transaction.into_inner() else {
+            return Ok(());
+        };
         let ended = effects.connection.execute_batch(sql);
         if effects.connection.is_autocommit() {
-            self.idle.lock().unwrap_or_else(PoisonError::into_inner).push(effects);
+            self.idle
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .push(effects);
         }
         ended
     }
@@ -188,14 +209,17 @@ fn completed(now: StoreTime, completing: &Completing) -> Record {
 
 impl fmt::Debug for SqliteTransactions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("SqliteTransactions").field("store", &self.store).finish_non_exhaustive()
+        f.debug_struct("SqliteTransactions")
+            .field("store", &self.store)
+            .finish_non_exhaustive()
     }
 }
 
 /// An open transaction, for a [`TransactionalHandler`](oncegate_runtime::TransactionalHandler).
 ///
-/// It is used like a connection of rusqlite, which it dereferences to. Its calls block, on a thread that may. The
-/// runtime commits it: a handler that executes `COMMIT` or `ROLLBACK` itself has failed.
+/// It is used like a connection of rusqlite, which it dereferences to. Its calls block, on a thread
+/// that may. The runtime commits it: a handler that executes `COMMIT` or `ROLLBACK` itself has
+/// failed.
 #[must_use = "it is rolled back when it is dropped"]
 pub struct SqliteTransaction {
     /// `None` once it has ended. A connection that is dropped rolls back.
@@ -214,7 +238,9 @@ impl Deref for SqliteTransaction {
 
     fn deref(&self) -> &Connection {
         let effects = self.effects.as_ref();
-        &effects.expect("the connection is taken only when the transaction ends").connection
+        &effects
+            .expect("the connection is taken only when the transaction ends")
+            .connection
     }
 }
 
@@ -267,7 +293,8 @@ impl Transactions for SqliteTransactions {
         hold: Hold,
         completing: &Completing,
     ) -> Result<(), CommitError> {
-        let stored = check_guard(&transaction).and_then(|()| store_result(&transaction, &hold, completing));
+        let stored =
+            check_guard(&transaction).and_then(|()| store_result(&transaction, &hold, completing));
         self.commit_if(transaction, stored).await
     }
 
@@ -287,7 +314,9 @@ impl Transactions for SqliteTransactions {
         batch: Vec<(Hold, Completing)>,
     ) -> Result<(), CommitError> {
         let mut each = batch.iter();
-        let store = |()| each.try_for_each(|(hold, completing)| store_result(&transaction, hold, completing));
+        let store = |()| {
+            each.try_for_each(|(hold, completing)| store_result(&transaction, hold, completing))
+        };
         let stored = check_guard(&transaction).and_then(store);
         self.commit_if(transaction, stored).await
     }
@@ -305,13 +334,19 @@ impl Transactions for SqliteTransactions {
 
 /// Checks that the handler has not ended the transaction.
 fn check_guard(connection: &Connection) -> Result<(), CommitError> {
-    let ended =
-        "the handler has ended the transaction itself, by COMMIT or ROLLBACK: leave that to the runtime";
-    connection.execute_batch(CHECK_GUARD).map_err(|_| CommitError::RolledBack(ended.into()))
+    let ended = "the handler has ended the transaction itself, by COMMIT or ROLLBACK: leave that to the runtime";
+    connection
+        .execute_batch(CHECK_GUARD)
+        .map_err(|_| CommitError::RolledBack(ended.into()))
 }
 
-fn store_result(connection: &Connection, hold: &Hold, completing: &Completing) -> Result<(), CommitError> {
-    let rolled_back = |error: rusqlite::Error| CommitError::RolledBack(errors::not_executed(&error).into());
+fn store_result(
+    connection: &Connection,
+    hold: &Hold,
+    completing: &Completing,
+) -> Result<(), CommitError> {
+    let rolled_back =
+        |error: rusqlite::Error| CommitError::RolledBack(errors::not_executed(&error).into());
     match hold {
         Hold::Claim => complete(connection, completing).map_err(CommitError::RolledBack),
         Hold::Record { .. } if completing.result().is_empty() => Ok(()),

@@ -22,7 +22,8 @@ use super::thread::{self, Worker};
 /// The most commands of one transaction, unless a single job has more.
 const MAX_TRANSACTION_COMMANDS: usize = 4_096;
 
-/// The longest wait for more commands in a transaction that has begun, because it blocks other processes' writes.
+/// The longest wait for more commands in a transaction that has begun, because it blocks other
+/// processes' writes.
 const GATHER_AT_MOST: Duration = Duration::from_millis(1);
 
 /// How long the idle thread sleeps at once; the value has no effect.
@@ -49,8 +50,8 @@ struct Counters {
 
 /// A caller's commands, each with a slot for its answer.
 ///
-/// It is sent to the writing thread and back, so that the caller frees what it has allocated: freeing memory on
-/// another thread takes the allocator's locks.
+/// It is sent to the writing thread and back, so that the caller frees what it has allocated:
+/// freeing memory on another thread takes the allocator's locks.
 pub(super) struct Batch {
     asked: Vec<Asked>,
 }
@@ -71,20 +72,33 @@ type Answer = Result<Reply, StoreError>;
 
 impl Batch {
     fn of(commands: Vec<Command>) -> Self {
-        Self { asked: commands.into_iter().map(|command| Asked { command, answer: None }).collect() }
+        Self {
+            asked: commands
+                .into_iter()
+                .map(|command| Asked {
+                    command,
+                    answer: None,
+                })
+                .collect(),
+        }
     }
 
     /// The answers, in the order of the commands.
     pub(super) fn answers(self) -> impl Iterator<Item = Answer> {
         let no_answer = || Err(StoreError::unknown("the SQLite store gave no answer"));
-        self.asked.into_iter().map(move |asked| asked.answer.unwrap_or_else(no_answer))
+        self.asked
+            .into_iter()
+            .map(move |asked| asked.answer.unwrap_or_else(no_answer))
     }
 }
 
 /// A job for the writing thread.
 enum Work {
     /// Commands that may share a transaction with others.
-    Commands { batch: Batch, caller: oneshot::Sender<Batch> },
+    Commands {
+        batch: Batch,
+        caller: oneshot::Sender<Batch>,
+    },
     /// Work in a separate transaction.
     Task(Box<dyn FnOnce(&mut Transactions) + Send>),
 }
@@ -124,21 +138,43 @@ impl Writer {
             let place = Place::of(&settings.path);
             let (busy_timeout, last_commit) = (settings.busy_timeout, Duration::ZERO);
             let log = LogWatch::of(&settings.path);
-            let transactions = Transactions { connection, place, log, busy_timeout, last_commit };
-            Ok(WriterThread { transactions, expected: 0, claimed: Claimed::default(), counters: count })
+            let transactions = Transactions {
+                connection,
+                place,
+                log,
+                busy_timeout,
+                last_commit,
+            };
+            Ok(WriterThread {
+                transactions,
+                expected: 0,
+                claimed: Claimed::default(),
+                counters: count,
+            })
         };
         let worker = Worker::start("oncegate-sqlite-write", open, WriterThread::run).await?;
         Ok(Self { worker, counters })
     }
 
     /// Queues commands. Returns them with their answers when they are committed.
-    pub(super) fn execute(&self, commands: Vec<Command>) -> Result<oneshot::Receiver<Batch>, StoreError> {
+    pub(super) fn execute(
+        &self,
+        commands: Vec<Command>,
+    ) -> Result<oneshot::Receiver<Batch>, StoreError> {
         self.queue(Batch::of(commands))
     }
 
     /// Queues one command.
-    pub(super) fn execute_one(&self, command: Command) -> Result<oneshot::Receiver<Batch>, StoreError> {
-        self.queue(Batch { asked: vec![Asked { command, answer: None }] })
+    pub(super) fn execute_one(
+        &self,
+        command: Command,
+    ) -> Result<oneshot::Receiver<Batch>, StoreError> {
+        self.queue(Batch {
+            asked: vec![Asked {
+                command,
+                answer: None,
+            }],
+        })
     }
 
     fn queue(&self, batch: Batch) -> Result<oneshot::Receiver<Batch>, StoreError> {
@@ -159,7 +195,10 @@ impl Writer {
 
     /// The purge's handle for removing rows.
     pub(super) fn removals(&self) -> Removals {
-        Removals { queue: Arc::clone(self.worker.queue()), counters: Arc::clone(&self.counters) }
+        Removals {
+            queue: Arc::clone(self.worker.queue()),
+            counters: Arc::clone(&self.counters),
+        }
     }
 
     pub(super) fn stats(&self) -> SqliteStats {
@@ -194,7 +233,8 @@ pub(super) struct Removals {
 }
 
 impl Removals {
-    /// Removes rows in one transaction, and waits for it. Returns how long it took without its commit.
+    /// Removes rows in one transaction, and waits for it. Returns how long it took without its
+    /// commit.
     pub(super) fn remove(&self, rows: Vec<ExpiredRow>) -> Result<Duration, StoreError> {
         let (work, answered) = task(move |connection| {
             let began = Instant::now();
@@ -203,7 +243,9 @@ impl Removals {
         });
         self.queue.push(work)?;
         let (removed, took) = answered.blocking_recv().map_err(thread_ended)??;
-        self.counters.purged.fetch_add(removed as u64, Ordering::Relaxed);
+        self.counters
+            .purged
+            .fetch_add(removed as u64, Ordering::Relaxed);
         Ok(took)
     }
 }
@@ -211,7 +253,8 @@ impl Removals {
 /// The state of the writing thread.
 struct WriterThread {
     transactions: Transactions,
-    /// The expected number of concurrent commands: those that waited at the last answer, and as many as were answered.
+    /// The expected number of concurrent commands: those that waited at the last answer, and as
+    /// many as were answered.
     expected: usize,
     claimed: Claimed,
     counters: Arc<Counters>,
@@ -229,7 +272,11 @@ impl WriterThread {
     }
 
     fn work(&mut self, jobs: Vec<Work>, queue: &Queue<Work>) {
-        let mut group = Group::new(queue, self.expected, self.transactions.last_commit.min(GATHER_AT_MOST));
+        let mut group = Group::new(
+            queue,
+            self.expected,
+            self.transactions.last_commit.min(GATHER_AT_MOST),
+        );
         for job in jobs {
             match job {
                 Work::Task(task) => task(&mut self.transactions),
@@ -240,13 +287,20 @@ impl WriterThread {
             return;
         }
         let claimed = &mut self.claimed;
-        let committed = self.transactions.write(|connection, now| group.execute(connection, now, claimed));
+        let committed = self
+            .transactions
+            .write(|connection, now| group.execute(connection, now, claimed));
         match committed {
             Ok(()) => {
                 self.counters.transactions.fetch_add(1, Ordering::Relaxed);
-                self.counters.commands.fetch_add(group.so_far.size as u64, Ordering::Relaxed);
+                self.counters
+                    .commands
+                    .fetch_add(group.so_far.size as u64, Ordering::Relaxed);
             }
-            Err(error) => group.batches.iter_mut().for_each(|batch| batch.fail(&error)),
+            Err(error) => group
+                .batches
+                .iter_mut()
+                .for_each(|batch| batch.fail(&error)),
         }
         self.expected = queue.size() + group.so_far.size;
         group.answer();
@@ -254,15 +308,18 @@ impl WriterThread {
 }
 
 impl Batch {
-    /// A heartbeat that waits behind bulk may be too late. Claims come last, and in separate turns if there are many:
-    /// each changes an arbitrary page of the index, and the more of them share a transaction, the fewer pages are
-    /// written per claim.
+    /// A heartbeat that waits behind bulk may be too late. Claims come last, and in separate turns
+    /// if there are many: each changes an arbitrary page of the index, and the more of them share a
+    /// transaction, the fewer pages are written per claim.
     ///
-    /// Benchmark: `scripts/bench sqlite`. With claims in the lane of the rest, its workload took 1.05 times the processor
-    /// time with 256 in flight on a new file, and 1.09 times with 1,024 in flight and 200,000 records held (medians of
-    /// eight pairs of runs on a busy machine, 0.99 to 1.31).
+    /// Benchmark: `scripts/bench sqlite`. With claims in the lane of the rest, its workload took
+    /// 1.05 times the processor time with 256 in flight on a new file, and 1.09 times with 1,024 in
+    /// flight and 200,000 records held (medians of eight pairs of runs on a busy machine, 0.99 to
+    /// 1.31).
     fn lane(&self) -> Lane {
-        let all = |is: fn(&Operation) -> bool| self.asked.iter().all(|asked| is(&asked.command.operation));
+        let all = |is: fn(&Operation) -> bool| {
+            self.asked.iter().all(|asked| is(&asked.command.operation))
+        };
         if all(|operation| matches!(operation, Operation::Extend { .. })) {
             Lane::Urgent
         } else if all(|operation| matches!(operation, Operation::Claim { .. })) {
@@ -274,12 +331,16 @@ impl Batch {
 
     /// Gives every command the same answer.
     fn fail(&mut self, error: &StoreError) {
-        self.asked.iter_mut().for_each(|asked| asked.answer = Some(Err(error.clone())));
+        self.asked
+            .iter_mut()
+            .for_each(|asked| asked.answer = Some(Err(error.clone())));
     }
 
-    /// Executes the commands. On a repeated try, it replaces the answers of the transaction that was rolled back.
+    /// Executes the commands. On a repeated try, it replaces the answers of the transaction that
+    /// was rolled back.
     ///
-    /// An error of one record is that command's answer; an error of the file ends the transaction for all.
+    /// An error of one record is that command's answer; an error of the file ends the transaction
+    /// for all.
     fn execute(
         &mut self,
         rows: &mut Rows<'_>,
@@ -311,21 +372,34 @@ struct Group<'q> {
 
 impl<'q> Group<'q> {
     fn new(queue: &'q Queue<Work>, expected: usize, patience: Duration) -> Self {
-        let so_far = SoFar { size: 0, lane: Lane::Urgent };
-        Self { queue, batches: Vec::new(), callers: Vec::new(), so_far, expected, patience }
+        let so_far = SoFar {
+            size: 0,
+            lane: Lane::Urgent,
+        };
+        Self {
+            queue,
+            batches: Vec::new(),
+            callers: Vec::new(),
+            so_far,
+            expected,
+            patience,
+        }
     }
 
     fn add(&mut self, batch: Batch, caller: oneshot::Sender<Batch>) {
-        self.so_far = SoFar { size: self.so_far.size + batch.asked.len(), lane: batch.lane() };
+        self.so_far = SoFar {
+            size: self.so_far.size + batch.asked.len(),
+            lane: batch.lane(),
+        };
         self.batches.push(batch);
         self.callers.push(caller);
     }
 
     /// Executes all commands of all callers, and of the callers that arrive meanwhile.
     ///
-    /// Callers that were answered together tend to send their next commands together. The first ones are executed
-    /// while the others arrive: without a short wait for these, two halves would alternate, each with its own sync of
-    /// the disk.
+    /// Callers that were answered together tend to send their next commands together. The first
+    /// ones are executed while the others arrive: without a short wait for these, two halves would
+    /// alternate, each with its own sync of the disk.
     fn execute(
         &mut self,
         connection: &Connection,
@@ -348,16 +422,21 @@ impl<'q> Group<'q> {
         }
     }
 
-    /// Adds the callers that have arrived, or arrive until then; `false` when the transaction must be committed.
+    /// Adds the callers that have arrived, or arrive until then; `false` when the transaction must
+    /// be committed.
     fn gather(&mut self, deadline: Instant) -> bool {
         let room = MAX_TRANSACTION_COMMANDS.saturating_sub(self.so_far.size);
         let missing = self.expected.saturating_sub(self.so_far.size).min(room);
         if room == 0 {
             return false;
         }
-        let patience =
-            if missing == 0 { Duration::ZERO } else { deadline.saturating_duration_since(Instant::now()) };
-        // While a quarter of them is executed, the next may arrive, so few turns and few wake-ups are enough.
+        let patience = if missing == 0 {
+            Duration::ZERO
+        } else {
+            deadline.saturating_duration_since(Instant::now())
+        };
+        // While a quarter of them is executed, the next may arrive, so few turns and few wake-ups
+        // are enough.
         let wanted = missing.min(self.expected.div_ceil(4)).max(1);
         let more = self.queue.take_more(self.so_far, room, wanted, patience);
         let came = !more.is_empty();
@@ -388,7 +467,8 @@ struct Transactions {
     place: Place,
     log: LogWatch,
     busy_timeout: Duration,
-    /// How long the last commit took, with its sync of the disk: a wait up to this time for more commands pays.
+    /// How long the last commit took, with its sync of the disk: a wait up to this time for more
+    /// commands pays.
     last_commit: Duration,
 }
 
@@ -416,7 +496,11 @@ impl Transactions {
         }
         done.map_err(|error| {
             let committing = committing_since.is_some();
-            let classify = if committing { errors::not_committed } else { errors::not_executed };
+            let classify = if committing {
+                errors::not_committed
+            } else {
+                errors::not_executed
+            };
             self.place.name(classify(&error))
         })
     }

@@ -10,25 +10,41 @@ use super::held::MessageId;
 use super::hub::{Fetched, Hub};
 use oncegate_runtime::source::{AckHandle, Delivery};
 
-/// The shortest retry that returns to the queue, which counts visibility in whole seconds. An earlier one waits here.
+/// The shortest retry that returns to the queue, which counts visibility in whole seconds. An
+/// earlier one waits here.
 const SHORTEST_RETRY: Duration = Duration::from_secs(1);
 
-/// Acknowledges one message, which is then deleted. When dropped without an ack, it returns the message at once.
+/// Acknowledges one message, which is then deleted. When dropped without an ack, it returns the
+/// message at once.
 #[derive(Debug)]
 struct SqsTicket {
     hub: Arc<Hub>,
     id: MessageId,
     delivery: u64,
     lost: CancellationToken,
-    /// Whether its retries wait here, because otherwise the order of its group would break, or the redrive policy would
-    /// move the message.
+    /// Whether its retries wait here, because otherwise the order of its group would break, or the
+    /// redrive policy would move the message.
     stays: bool,
 }
 
 pub(crate) fn delivery(hub: &Arc<Hub>, fetched: Fetched) -> Delivery {
-    let Fetched { message, id, admitted, stays } = fetched;
+    let Fetched {
+        message,
+        id,
+        admitted,
+        stays,
+    } = fetched;
     let (hub, delivery, lost) = (Arc::clone(hub), admitted.delivery, admitted.lost);
-    Delivery { message, ack_handle: Arc::new(SqsTicket { hub, id, delivery, lost, stays }) }
+    Delivery {
+        message,
+        ack_handle: Arc::new(SqsTicket {
+            hub,
+            id,
+            delivery,
+            lost,
+            stays,
+        }),
+    }
 }
 
 impl AckHandle for SqsTicket {

@@ -8,8 +8,8 @@ use aws_sdk_sqs::config::retry::RetryConfig;
 use aws_sdk_sqs::config::timeout::TimeoutConfig;
 use aws_sdk_sqs::error::{BuildError, ProvideErrorMetadata, SdkError};
 use aws_sdk_sqs::types::{
-    BatchResultErrorEntry, ChangeMessageVisibilityBatchRequestEntry, DeleteMessageBatchRequestEntry, Message,
-    MessageSystemAttributeName,
+    BatchResultErrorEntry, ChangeMessageVisibilityBatchRequestEntry,
+    DeleteMessageBatchRequestEntry, Message, MessageSystemAttributeName,
 };
 
 use super::held::{Answer, Change, Target};
@@ -21,7 +21,10 @@ const CALL_TIMEOUT: Duration = Duration::from_secs(10);
 const RECEIVE_MARGIN: Duration = Duration::from_secs(10);
 
 /// The error codes for a queue that does not exist.
-const NO_QUEUE: [&str; 2] = ["QueueDoesNotExist", "AWS.SimpleQueueService.NonExistentQueue"];
+const NO_QUEUE: [&str; 2] = [
+    "QueueDoesNotExist",
+    "AWS.SimpleQueueService.NonExistentQueue",
+];
 
 /// The error codes for an invalid receipt handle. All other errors may be retried.
 const GONE: [&str; 6] = [
@@ -53,7 +56,8 @@ const PASSING: [&str; 6] = [
     "RequestTimeout",
 ];
 
-/// How long a receive waits for messages after a failed one. Its answer shows that the queue is back.
+/// How long a receive waits for messages after a failed one. Its answer shows that the queue is
+/// back.
 const PROBE_WAIT: Duration = Duration::from_secs(1);
 
 /// How a receive waits for messages.
@@ -93,7 +97,8 @@ impl CallError {
         let text = match (error.code(), error.message()) {
             (Some(code), Some(message)) => format!("{code}: {message}"),
             (Some(code), None) => code.to_owned(),
-            // Without a message from the service, the chain of causes tells more than the outermost error.
+            // Without a message from the service, the chain of causes tells more than the outermost
+            // error.
             (None, _) => with_causes(error),
         };
         let is_unreachable = match error {
@@ -101,7 +106,11 @@ impl CallError {
             SdkError::DispatchFailure(failure) => failure.is_io() || failure.is_timeout(),
             _ => false,
         };
-        Self { code, is_unreachable, text }
+        Self {
+            code,
+            is_unreachable,
+            text,
+        }
     }
 
     /// Whether no service has answered, as without credentials.
@@ -124,7 +133,8 @@ impl CallError {
         PASSING.contains(&code)
     }
 
-    /// Whether access is denied, or the caller is unknown, for example because its credentials have expired.
+    /// Whether access is denied, or the caller is unknown, for example because its credentials have
+    /// expired.
     pub(crate) fn is_denied(&self) -> bool {
         self.code.contains("AccessDenied") || UNKNOWN_CALLER.contains(&self.code.as_str())
     }
@@ -154,15 +164,19 @@ impl std::error::Error for CallError {}
 
 impl From<BuildError> for CallError {
     fn from(error: BuildError) -> Self {
-        Self { code: String::new(), is_unreachable: false, text: error.to_string() }
+        Self {
+            code: String::new(),
+            is_unreachable: false,
+            text: error.to_string(),
+        }
     }
 }
 
 impl Api {
     pub(crate) fn new(client: &Client, url: String, wait: Duration, visibility: Duration) -> Self {
         let limited = |limit: Duration| {
-            // Its own time limits also give it its own connections. The runtime that opened a connection drives it, and
-            // a heartbeat must not depend on a blocked runtime.
+            // Its own time limits also give it its own connections. The runtime that opened a
+            // connection drives it, and a heartbeat must not depend on a blocked runtime.
             let timeouts = TimeoutConfig::builder()
                 .connect_timeout(CONNECT_TIMEOUT)
                 .read_timeout(limit)
@@ -172,7 +186,13 @@ impl Api {
             let config = client.config().to_builder().timeout_config(timeouts);
             Client::from_conf(config.retry_config(RetryConfig::disabled()).build())
         };
-        Self { polls: limited(wait + RECEIVE_MARGIN), calls: limited(CALL_TIMEOUT), url, wait, visibility }
+        Self {
+            polls: limited(wait + RECEIVE_MARGIN),
+            calls: limited(CALL_TIMEOUT),
+            url,
+            wait,
+            visibility,
+        }
     }
 
     /// Waits for up to `most` messages, with all their attributes.
@@ -212,8 +232,14 @@ impl Api {
     }
 
     /// Sets the visibility timeout of at most ten messages; the answers are in the same order.
-    pub(crate) async fn change_visibility(&self, changes: &[Change]) -> Result<Vec<Answer>, CallError> {
-        let mut call = self.calls.change_message_visibility_batch().queue_url(&self.url);
+    pub(crate) async fn change_visibility(
+        &self,
+        changes: &[Change],
+    ) -> Result<Vec<Answer>, CallError> {
+        let mut call = self
+            .calls
+            .change_message_visibility_batch()
+            .queue_url(&self.url);
         for (position, change) in changes.iter().enumerate() {
             let entry = ChangeMessageVisibilityBatchRequestEntry::builder()
                 .id(position.to_string())
@@ -237,7 +263,8 @@ impl Attempt {
     }
 }
 
-/// Returns whole seconds, rounded up: a visibility timeout may be longer than needed, never shorter.
+/// Returns whole seconds, rounded up: a visibility timeout may be longer than needed, never
+/// shorter.
 fn seconds(duration: Duration) -> i32 {
     i32::try_from(duration.as_millis().div_ceil(1_000)).unwrap_or(i32::MAX)
 }
@@ -250,7 +277,11 @@ fn answers<'a>(
 ) -> Vec<Answer> {
     let mut answers = vec![Answer::Failed; count];
     let mut set = |id: &str, answer| {
-        if let Some(place) = id.parse().ok().and_then(|position: usize| answers.get_mut(position)) {
+        if let Some(place) = id
+            .parse()
+            .ok()
+            .and_then(|position: usize| answers.get_mut(position))
+        {
             *place = answer;
         }
     };
@@ -267,7 +298,12 @@ mod tests {
     use super::*;
 
     fn failed(position: &str, code: &str) -> BatchResultErrorEntry {
-        BatchResultErrorEntry::builder().id(position).sender_fault(true).code(code).build().unwrap()
+        BatchResultErrorEntry::builder()
+            .id(position)
+            .sender_fault(true)
+            .code(code)
+            .build()
+            .unwrap()
     }
 
     #[test]
@@ -279,7 +315,13 @@ mod tests {
         ];
         assert_eq!(
             answers(5, ["4", "0", "x"].into_iter(), &failures),
-            [Answer::Done, Answer::Gone, Answer::Failed, Answer::Failed, Answer::Done]
+            [
+                Answer::Done,
+                Answer::Gone,
+                Answer::Failed,
+                Answer::Failed,
+                Answer::Done
+            ]
         );
     }
 

@@ -12,7 +12,10 @@ use super::{ORIGIN_ATTRIBUTE, sns};
 use oncegate_runtime::message::{Broker, Header, Message, Origin};
 
 /// SQS, as its messages name it.
-static BROKER: Broker = Broker { name: "sqs", system: "aws_sqs" };
+static BROKER: Broker = Broker {
+    name: "sqs",
+    system: "aws_sqs",
+};
 
 /// The prefix of headers from SQS. SQS reserves it, so senders' attributes cannot have it.
 pub(crate) const SYSTEM_PREFIX: &str = "AWS.";
@@ -53,21 +56,34 @@ pub(crate) struct Read {
 }
 
 impl Reader {
-    /// Converts a message. `None` when it lacks a field that every message has; such a message cannot be handled.
+    /// Converts a message. `None` when it lacks a field that every message has; such a message
+    /// cannot be handled.
     pub(crate) fn read(&self, raw: aws_sdk_sqs::types::Message) -> Option<Read> {
         let id = MessageId::from(raw.message_id?);
         let handle = Arc::from(raw.receipt_handle?);
         let system = raw.attributes.unwrap_or_default();
-        let number =
-            |name: MessageSystemAttributeName| system.get(&name).and_then(|value| value.parse::<i64>().ok());
+        let number = |name: MessageSystemAttributeName| {
+            system
+                .get(&name)
+                .and_then(|value| value.parse::<i64>().ok())
+        };
         let sent_ms = number(MessageSystemAttributeName::SentTimestamp);
         let receives = number(MessageSystemAttributeName::ApproximateReceiveCount).unwrap_or(1);
-        let group = system.get(&MessageSystemAttributeName::MessageGroupId).filter(|_| self.fifo).cloned();
+        let group = system
+            .get(&MessageSystemAttributeName::MessageGroupId)
+            .filter(|_| self.fifo)
+            .cloned();
 
         let mut headers = Vec::new();
         attributes(raw.message_attributes.unwrap_or_default(), &mut headers);
-        let origin = Origin::Queue { queue: Arc::clone(&self.queue), id: Arc::clone(&id) };
-        let route = self.routes_from_attributes.then(|| route(&headers)).flatten();
+        let origin = Origin::Queue {
+            queue: Arc::clone(&self.queue),
+            id: Arc::clone(&id),
+        };
+        let route = self
+            .routes_from_attributes
+            .then(|| route(&headers))
+            .flatten();
         let letter_of = letter_of(&headers);
         let body = Bytes::from(raw.body.unwrap_or_default());
         let (payload, defect) = match self.body {
@@ -78,8 +94,11 @@ impl Reader {
             },
         };
         // A sender's attribute with such a name was removed, so these headers are the queue's own.
-        headers
-            .extend(system.into_iter().map(|(name, value)| text(&format!("{SYSTEM_PREFIX}{name}"), value)));
+        headers.extend(
+            system
+                .into_iter()
+                .map(|(name, value)| text(&format!("{SYSTEM_PREFIX}{name}"), value)),
+        );
 
         let route = route.unwrap_or_else(|| Arc::clone(&self.queue));
         let message = Message::new(route, origin, Some(payload));
@@ -96,8 +115,16 @@ impl Reader {
         if let Some(expected) = defect {
             message = message.with_defect(expected);
         }
-        let last_receive = self.max_receives.is_some_and(|most| receives >= i64::from(most));
-        Some(Read { message, id, handle, group, last_receive })
+        let last_receive = self
+            .max_receives
+            .is_some_and(|most| receives >= i64::from(most));
+        Some(Read {
+            message,
+            id,
+            handle,
+            group,
+            last_receive,
+        })
     }
 }
 
@@ -115,9 +142,14 @@ fn attributes(
         if attribute.data_type != "String" {
             types.insert(name.clone(), attribute.data_type);
         }
-        let binary = attribute.binary_value.map(|blob| Bytes::from(blob.into_inner()));
+        let binary = attribute
+            .binary_value
+            .map(|blob| Bytes::from(blob.into_inner()));
         let value = attribute.string_value.map(Bytes::from).or(binary);
-        headers.push(Header { name: name.into(), value });
+        headers.push(Header {
+            name: name.into(),
+            value,
+        });
     }
     if !types.is_empty()
         && let Ok(types) = serde_json::to_string(&types)
@@ -128,11 +160,15 @@ fn attributes(
 
 /// Whether SQS reserves this name.
 pub(crate) fn is_system(name: &str) -> bool {
-    name.get(..SYSTEM_PREFIX.len()).is_some_and(|prefix| prefix.eq_ignore_ascii_case(SYSTEM_PREFIX))
+    name.get(..SYSTEM_PREFIX.len())
+        .is_some_and(|prefix| prefix.eq_ignore_ascii_case(SYSTEM_PREFIX))
 }
 
 pub(crate) fn text(name: &str, value: impl Into<Bytes>) -> Header {
-    Header { name: name.into(), value: Some(value.into()) }
+    Header {
+        name: name.into(),
+        value: Some(value.into()),
+    }
 }
 
 /// Returns the first route of a message that was a dead letter.
@@ -142,7 +178,8 @@ fn route(headers: &[Header]) -> Option<Arc<str>> {
     (!route.is_empty() && route.len() <= ROUTE_MAX_BYTES).then(|| Arc::from(route))
 }
 
-/// Returns the scope that has written the message as a dead letter. A message that a redrive of ours has sent has no id.
+/// Returns the scope that has written the message as a dead letter. A message that a redrive of
+/// ours has sent has no id.
 fn letter_of(headers: &[Header]) -> Option<Arc<str>> {
     let origin = origin_attribute(headers)?;
     let id = origin.get("id")?.as_str()?;
@@ -151,7 +188,10 @@ fn letter_of(headers: &[Header]) -> Option<Arc<str>> {
 }
 
 fn origin_attribute(headers: &[Header]) -> Option<serde_json::Value> {
-    let origin = headers.iter().rev().find(|header| &*header.name == ORIGIN_ATTRIBUTE)?;
+    let origin = headers
+        .iter()
+        .rev()
+        .find(|header| &*header.name == ORIGIN_ATTRIBUTE)?;
     serde_json::from_slice(origin.value.as_deref()?).ok()
 }
 

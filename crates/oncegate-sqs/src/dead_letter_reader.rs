@@ -18,14 +18,17 @@ use super::letter::{self, Provenance, Redriven};
 use super::queue::{self, Queue};
 use super::settings::{Connection, name};
 use super::{ORIGIN_ATTRIBUTE, REASON_ATTRIBUTE, SqsSource};
-use oncegate_runtime::admin::dead_letter_reader::{DeadLetterReader, Disposition, StoredDeadLetter};
+use oncegate_runtime::admin::dead_letter_reader::{
+    DeadLetterReader, Disposition, StoredDeadLetter,
+};
 use oncegate_runtime::dead_letters::{DeadLetter, time_of};
 use oncegate_runtime::failure::BoxError;
 use oncegate_runtime::message::{Header, Message, Origin};
 use oncegate_runtime::observe::Counters;
 use oncegate_runtime::source::{AckHandle, Delivery, Source as _, SourceError};
 
-/// The visibility timeout of received messages; also how long they stay hidden after the process is killed.
+/// The visibility timeout of received messages; also how long they stay hidden after the process is
+/// killed.
 const VISIBILITY: Duration = Duration::from_secs(60);
 /// How long a receive waits for messages.
 const WAIT: Duration = Duration::from_secs(2);
@@ -40,9 +43,10 @@ const CLOSE_LIMIT: Duration = Duration::from_secs(60);
 
 /// Reads the visible dead letters of a queue.
 ///
-/// A queue cannot be read without receiving. That hides its messages until the reader is closed, and uses up one
-/// receive of each. Dead letters whose message was sent are deleted, and the others become visible again. A FIFO
-/// queue delivers nothing after a dead letter of the same group that was not sent.
+/// A queue cannot be read without receiving. That hides its messages until the reader is closed,
+/// and uses up one receive of each. Dead letters whose message was sent are deleted, and the others
+/// become visible again. A FIFO queue delivers nothing after a dead letter of the same group that
+/// was not sent.
 pub struct SqsDeadLetterReader {
     connection: Connection,
     queue: String,
@@ -60,19 +64,30 @@ struct ReaderConnection {
 }
 
 impl SqsDeadLetterReader {
-    /// Creates a reader for the queue with this name or URL. Credentials, region and endpoint come from the AWS SDK's
-    /// default chain.
+    /// Creates a reader for the queue with this name or URL. Credentials, region and endpoint come
+    /// from the AWS SDK's default chain.
     pub fn new(queue: impl Into<String>) -> Self {
         Self::with(Connection::default(), queue.into())
     }
 
     /// Creates a reader that uses this client.
     pub fn from_client(client: Client, queue: impl Into<String>) -> Self {
-        Self::with(Connection { client: Some(client), ..Connection::default() }, queue.into())
+        Self::with(
+            Connection {
+                client: Some(client),
+                ..Connection::default()
+            },
+            queue.into(),
+        )
     }
 
     fn with(connection: Connection, queue: String) -> Self {
-        Self { connection, queue, most: HELD_MOST, open: None }
+        Self {
+            connection,
+            queue,
+            most: HELD_MOST,
+            open: None,
+        }
     }
 
     /// Sets the region; by default that of the environment or profile, or else of the queue's URL.
@@ -82,7 +97,8 @@ impl SqsDeadLetterReader {
         self
     }
 
-    /// Sets the endpoint of SQS, such as `http://127.0.0.1:9324`; by default as for [`SqsSource::endpoint_url`].
+    /// Sets the endpoint of SQS, such as `http://127.0.0.1:9324`; by default as for
+    /// [`SqsSource::endpoint_url`].
     #[must_use]
     pub fn endpoint_url(mut self, url: impl Into<String>) -> Self {
         self.connection.endpoint_url = Some(url.into());
@@ -97,7 +113,9 @@ impl SqsDeadLetterReader {
     }
 
     fn opened(&self) -> Result<&ReaderConnection, SourceError> {
-        self.open.as_ref().ok_or_else(|| SourceError::new("the dead-letter reader has not been opened"))
+        self.open
+            .as_ref()
+            .ok_or_else(|| SourceError::new("the dead-letter reader has not been opened"))
     }
 }
 
@@ -109,26 +127,43 @@ impl DeadLetterReader for SqsDeadLetterReader {
         let source = source.visibility(VISIBILITY).wait(WAIT);
         source.open(Arc::new(Counters::default())).await?;
         let (held, destinations) = (HashMap::new(), tokio::sync::Mutex::default());
-        self.open = Some(ReaderConnection { source, client, held, seen: 0, destinations });
+        self.open = Some(ReaderConnection {
+            source,
+            client,
+            held,
+            seen: 0,
+            destinations,
+        });
         Ok(())
     }
 
     async fn next_batch(&mut self) -> Result<Option<Vec<StoredDeadLetter>>, SourceError> {
         let most = self.most;
         let Some(open) = self.open.as_mut() else {
-            return Err(SourceError::new("the dead-letter reader has not been opened"));
+            return Err(SourceError::new(
+                "the dead-letter reader has not been opened",
+            ));
         };
         let room = most.saturating_sub(open.seen);
         if room == 0 {
             return Ok(None);
         }
         // A timeout loses nothing: messages that arrive later are returned with the rest.
-        let received = tokio::time::timeout(QUIET, open.source.receive(room.min(RECEIVE_MOST))).await;
-        let Ok(received) = received else { return Ok(None) };
-        let Some(deliveries) = received? else { return Ok(None) };
+        let received =
+            tokio::time::timeout(QUIET, open.source.receive(room.min(RECEIVE_MOST))).await;
+        let Ok(received) = received else {
+            return Ok(None);
+        };
+        let Some(deliveries) = received? else {
+            return Ok(None);
+        };
         open.seen += deliveries.len();
         let mut letters = Vec::with_capacity(deliveries.len());
-        for Delivery { message, ack_handle } in deliveries {
+        for Delivery {
+            message,
+            ack_handle,
+        } in deliveries
+        {
             let stored = StoredDeadLetter::of(message, read);
             if let Origin::Queue { id, .. } = &stored.place {
                 open.held.insert(Arc::clone(id), ack_handle);
@@ -140,17 +175,26 @@ impl DeadLetterReader for SqsDeadLetterReader {
 
     fn destination(&self, stored: &StoredDeadLetter, to: Option<&str>) -> Result<String, String> {
         let message = stored.message();
-        let arn = || std::str::from_utf8(message.header(SOURCE_ARN_HEADER)?).ok()?.rsplit(':').next();
+        let arn = || {
+            std::str::from_utf8(message.header(SOURCE_ARN_HEADER)?)
+                .ok()?
+                .rsplit(':')
+                .next()
+        };
         let queue = match (to, message.origin(), stored.letter()) {
             (Some(to), ..) => to,
             (None, Origin::Queue { queue, .. }, Some(_)) => queue,
             (None, origin, Some(_)) => {
-                return Err(format!("its origin is {origin}, which is not a queue: name a queue"));
+                return Err(format!(
+                    "its origin is {origin}, which is not a queue: name a queue"
+                ));
             }
             (None, _, None) => arn().ok_or_else(|| "it has no origin: name a queue".to_owned())?,
         };
         if name(queue) == name(&self.queue) {
-            return Err(format!("{queue} is the dead-letter queue itself: name another queue"));
+            return Err(format!(
+                "{queue} is the dead-letter queue itself: name another queue"
+            ));
         }
         redriven(stored, queue).map(|_| queue.to_owned())
     }
@@ -169,12 +213,17 @@ impl DeadLetterReader for SqsDeadLetterReader {
             }
         };
         let Redriven { body, attributes } = redriven(stored, destination)?;
-        let mut call = open.client.send_message().queue_url(&queue.url).message_body(body);
+        let mut call = open
+            .client
+            .send_message()
+            .queue_url(&queue.url)
+            .message_body(body);
         for (name, (data_type, value)) in attributes {
             call = call.message_attributes(name, attribute(data_type, value)?);
         }
         if queue.fifo {
-            // A message that is sent again because the first answer was lost keeps its deduplication id.
+            // A message that is sent again because the first answer was lost keeps its
+            // deduplication id.
             let once = match &stored.place {
                 Origin::Queue { id, .. } => id.to_string(),
                 place => place.to_string(),
@@ -183,14 +232,25 @@ impl DeadLetterReader for SqsDeadLetterReader {
             call = call.message_group_id(group).message_deduplication_id(once);
         }
         let sent = call.send().await;
-        sent.map_err(|error| format!("{} to {destination}: {}", stored.place, CallError::of(&error)))?;
+        sent.map_err(|error| {
+            format!(
+                "{} to {destination}: {}",
+                stored.place,
+                CallError::of(&error)
+            )
+        })?;
         Ok(())
     }
 
     fn settle(&mut self, stored: &StoredDeadLetter, settled: Disposition) {
-        let Origin::Queue { id, .. } = &stored.place else { return };
-        let Some(open) = self.open.as_mut() else { return };
-        // Dead letters that stay are held until the end. Otherwise the queue would deliver them again at once.
+        let Origin::Queue { id, .. } = &stored.place else {
+            return;
+        };
+        let Some(open) = self.open.as_mut() else {
+            return;
+        };
+        // Dead letters that stay are held until the end. Otherwise the queue would deliver them
+        // again at once.
         if settled == Disposition::Sent
             && let Some(ack_handle) = open.held.remove(id)
         {
@@ -198,13 +258,16 @@ impl DeadLetterReader for SqsDeadLetterReader {
         }
     }
 
-    /// Does nothing: the queue's thread deletes settled messages, and a message that is not deleted is delivered again.
+    /// Does nothing: the queue's thread deletes settled messages, and a message that is not deleted
+    /// is delivered again.
     async fn save(&mut self) -> Result<(), SourceError> {
         Ok(())
     }
 
     async fn close(&mut self) -> Result<(), SourceError> {
-        let Some(open) = self.open.take() else { return Ok(()) };
+        let Some(open) = self.open.take() else {
+            return Ok(());
+        };
         // An ack handle that is dropped without an ack returns its message.
         drop(open.held);
         open.source.close(CLOSE_LIMIT).await
@@ -214,14 +277,17 @@ impl DeadLetterReader for SqsDeadLetterReader {
 impl fmt::Debug for SqsDeadLetterReader {
     /// Does not show the client, because it has credentials.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("SqsDeadLetterReader").field("queue", &self.queue).finish_non_exhaustive()
+        f.debug_struct("SqsDeadLetterReader")
+            .field("queue", &self.queue)
+            .finish_non_exhaustive()
     }
 }
 
 /// The header with the names of attributes that did not fit into the dead letter.
 const LEFT_OUT_HEADER: &str = "AWS.AttributesLeftOut";
 
-/// Returns the message with its first route. A message that oncegate did not write gets its route from the queue.
+/// Returns the message with its first route. A message that oncegate did not write gets its route
+/// from the queue.
 fn redriven(stored: &StoredDeadLetter, destination: &str) -> Result<Redriven, String> {
     if let Some(names) = stored.message().header(LEFT_OUT_HEADER) {
         let names = String::from_utf8_lossy(names);
@@ -244,15 +310,22 @@ fn read(kept: &Message) -> Option<DeadLetter> {
         Some(_) => return None,
     };
     let headers = own_headers(kept, &provenance);
-    let mut message = Message::new(provenance.route.as_str(), Origin::parse(&provenance.origin), payload)
-        .with_headers(headers);
+    let mut message = Message::new(
+        provenance.route.as_str(),
+        Origin::parse(&provenance.origin),
+        payload,
+    )
+    .with_headers(headers);
     if let Some(group) = provenance.group {
         message = message.with_key(group);
     }
     if let Some(timestamp_ms) = provenance.timestamp_ms {
         message = message.with_timestamp_ms(timestamp_ms);
     }
-    let reason = kept.header(REASON_ATTRIBUTE).map(String::from_utf8_lossy).unwrap_or_default();
+    let reason = kept
+        .header(REASON_ATTRIBUTE)
+        .map(String::from_utf8_lossy)
+        .unwrap_or_default();
     let prefix = format!("{}: ", provenance.cause);
     Some(DeadLetter {
         message,
@@ -266,11 +339,16 @@ fn read(kept: &Message) -> Option<DeadLetter> {
     })
 }
 
-/// Returns the sender's attributes with their types, including those stored in `oncegate-origin`, and the group.
+/// Returns the sender's attributes with their types, including those stored in `oncegate-origin`,
+/// and the group.
 fn own_headers(kept: &Message, provenance: &Provenance) -> Vec<Header> {
     let ours = |name: &str| [REASON_ATTRIBUTE, ORIGIN_ATTRIBUTE].contains(&name) || is_system(name);
-    let mut headers: Vec<Header> =
-        kept.headers().iter().filter(|header| !ours(&header.name)).cloned().collect();
+    let mut headers: Vec<Header> = kept
+        .headers()
+        .iter()
+        .filter(|header| !ours(&header.name))
+        .cloned()
+        .collect();
     let mut types = letter::types(kept);
     for (name, attribute) in &provenance.attributes {
         let value = match attribute.r#type.starts_with(letter::BINARY) {

@@ -23,13 +23,14 @@ use oncegate_runtime::source::SourceError;
 /// The longest message group id that SQS accepts, in bytes.
 pub(crate) const GROUP_MAX_BYTES: usize = 128;
 
-/// Writes dead letters to a queue: body and attributes unchanged, and two attributes with their origin and cause (see
-/// [`sqs`](super)).
+/// Writes dead letters to a queue: body and attributes unchanged, and two attributes with their
+/// origin and cause (see [`sqs`](super)).
 ///
-/// A dead letter counts as written when SQS has confirmed it. If it is too large for the queue, it keeps the body and
-/// the message's attributes, and those of oncegate are shortened. If the message's attributes do not fit either, the
-/// largest are left out, and `oncegate-origin` has their names. Each case is logged. The queue's limit is read again
-/// before anything is left out, so that a raised limit applies at once.
+/// A dead letter counts as written when SQS has confirmed it. If it is too large for the queue, it
+/// keeps the body and the message's attributes, and those of oncegate are shortened. If the
+/// message's attributes do not fit either, the largest are left out, and `oncegate-origin` has
+/// their names. Each case is logged. The queue's limit is read again before anything is left out,
+/// so that a raised limit applies at once.
 pub struct SqsDeadLetters {
     connection: Connection,
     queue: String,
@@ -45,21 +46,33 @@ struct DeadLetterQueue {
 }
 
 impl SqsDeadLetters {
-    /// Creates dead letters that write to the queue with this name or URL. Credentials, region and endpoint come from
-    /// the AWS SDK's default chain.
+    /// Creates dead letters that write to the queue with this name or URL. Credentials, region and
+    /// endpoint come from the AWS SDK's default chain.
     ///
-    /// [`SqsSource::dead_letters`](super::SqsSource::dead_letters) uses the connection of the source.
+    /// [`SqsSource::dead_letters`](super::SqsSource::dead_letters) uses the connection of the
+    /// source.
     pub fn new(queue: impl Into<String>) -> Self {
         Self::with(Connection::default(), queue.into())
     }
 
     /// Creates dead letters that use this client.
     pub fn from_client(client: Client, queue: impl Into<String>) -> Self {
-        Self::with(Connection { client: Some(client), ..Connection::default() }, queue.into())
+        Self::with(
+            Connection {
+                client: Some(client),
+                ..Connection::default()
+            },
+            queue.into(),
+        )
     }
 
     pub(crate) fn with(connection: Connection, queue: String) -> Self {
-        Self { connection, queue, consumed: None, open: Mutex::default() }
+        Self {
+            connection,
+            queue,
+            consumed: None,
+            open: Mutex::default(),
+        }
     }
 
     pub(crate) fn beside(mut self, consumed: String) -> Self {
@@ -69,8 +82,8 @@ impl SqsDeadLetters {
 
     /// Checks the queue as [`open`](DeadLetters::open) does, without writing.
     ///
-    /// Returns a warning, with what to change, when the queue's `MaximumMessageSize` is too small for the messages of
-    /// the consumed queue.
+    /// Returns a warning, with what to change, when the queue's `MaximumMessageSize` is too small
+    /// for the messages of the consumed queue.
     ///
     /// # Errors
     /// When the queue cannot be used: it does not exist, cannot be reached, or a right is missing.
@@ -90,7 +103,8 @@ impl SqsDeadLetters {
         Ok(DeadLetterQueue { client, queue })
     }
 
-    /// Returns a warning about the size limits. Its source reports a consumed queue that does not answer.
+    /// Returns a warning about the size limits. Its source reports a consumed queue that does not
+    /// answer.
     async fn warning(&self, open: &DeadLetterQueue) -> Option<String> {
         let consumed = self.consumed.as_ref()?;
         let client = self.connection.client(consumed).await;
@@ -98,16 +112,26 @@ impl SqsDeadLetters {
         open.queue.letters_warning(&consumed)
     }
 
-    /// Reads the queue's attributes again, because its limit may have changed. Without an answer, the old ones stay.
+    /// Reads the queue's attributes again, because its limit may have changed. Without an answer,
+    /// the old ones stay.
     async fn read_again(&self, open: &Arc<DeadLetterQueue>) -> Arc<DeadLetterQueue> {
-        let Ok(queue) = queue::find(&open.client, &self.queue).await else { return Arc::clone(open) };
-        let open = Arc::new(DeadLetterQueue { client: open.client.clone(), queue });
+        let Ok(queue) = queue::find(&open.client, &self.queue).await else {
+            return Arc::clone(open);
+        };
+        let open = Arc::new(DeadLetterQueue {
+            client: open.client.clone(),
+            queue,
+        });
         *self.open.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::clone(&open));
         open
     }
 
     /// Returns the dead letter in a form that fits into the queue.
-    async fn fit(&self, letter: &DeadLetter, open: &mut Arc<DeadLetterQueue>) -> Result<Written, BoxError> {
+    async fn fit(
+        &self,
+        letter: &DeadLetter,
+        open: &mut Arc<DeadLetterQueue>,
+    ) -> Result<Written, BoxError> {
         let written = Letter::of(letter).fit(open.queue.limit());
         if let Ok(written) = written
             && !written.shortened
@@ -147,7 +171,8 @@ impl SqsDeadLetters {
         self
     }
 
-    /// Sets the endpoint of SQS; by default the region's endpoint, or the host of a queue URL that is not at AWS.
+    /// Sets the endpoint of SQS; by default the region's endpoint, or the host of a queue URL that
+    /// is not at AWS.
     #[must_use]
     pub fn endpoint_url(mut self, url: impl Into<String>) -> Self {
         self.connection.endpoint_url = Some(url.into());
@@ -168,7 +193,8 @@ impl SqsDeadLetters {
 
 #[async_trait]
 impl DeadLetters for SqsDeadLetters {
-    /// Checks that the queue exists and that no source consumes it; logs a warning when its size limit is too small.
+    /// Checks that the queue exists and that no source consumes it; logs a warning when its size
+    /// limit is too small.
     async fn open(&self) -> Result<(), BoxError> {
         if let Some(consumed) = &self.consumed {
             self.refuse_loop(name(consumed))?;
@@ -185,29 +211,49 @@ impl DeadLetters for SqsDeadLetters {
         if let Origin::Queue { queue, .. } = letter.message.origin() {
             self.refuse_loop(queue)?;
         }
-        let open = self.open.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let open = self
+            .open
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone();
         let mut open = open.ok_or("the dead-letter queue has not been opened")?;
         let written = self.fit(letter, &mut open).await?;
-        let mut call = open.client.send_message().queue_url(&open.queue.url).message_body(written.body);
+        let mut call = open
+            .client
+            .send_message()
+            .queue_url(&open.queue.url)
+            .message_body(written.body);
         for (name, (data_type, value)) in written.attributes {
             call = call.message_attributes(name, attribute(data_type, value)?);
         }
         if open.queue.fifo {
-            // Each dead letter is a message of its own: SQS must not drop a second one as a duplicate.
+            // Each dead letter is a message of its own: SQS must not drop a second one as a
+            // duplicate.
             let once = format!("{:032x}", rand::random::<u128>());
-            call = call.message_group_id(group(&letter.message)).message_deduplication_id(once);
+            call = call
+                .message_group_id(group(&letter.message))
+                .message_deduplication_id(once);
         }
-        let Err(error) = call.send().await.map_err(|error| CallError::of(&error)) else { return Ok(()) };
+        let Err(error) = call.send().await.map_err(|error| CallError::of(&error)) else {
+            return Ok(());
+        };
         if !error.is_passing() {
             // The cause may be a lowered limit.
             self.read_again(&open).await;
         }
-        Err(format!("dead letter could not be written to queue {}: {error}", self.queue).into())
+        Err(format!(
+            "dead letter could not be written to queue {}: {error}",
+            self.queue
+        )
+        .into())
     }
 }
 
 /// Converts an attribute to SQS's type.
-pub(crate) fn attribute(data_type: String, value: Value) -> Result<MessageAttributeValue, BuildError> {
+pub(crate) fn attribute(
+    data_type: String,
+    value: Value,
+) -> Result<MessageAttributeValue, BuildError> {
     let attribute = MessageAttributeValue::builder().data_type(data_type);
     let attribute = match value {
         Value::Text(text) => attribute.string_value(text),
@@ -218,16 +264,30 @@ pub(crate) fn attribute(data_type: String, value: Value) -> Result<MessageAttrib
 
 /// Returns the message's own group, or one for its whole route.
 pub(crate) fn group(message: &Message) -> String {
-    let own = message.header(GROUP_HEADER).and_then(|group| std::str::from_utf8(group).ok());
+    let own = message
+        .header(GROUP_HEADER)
+        .and_then(|group| std::str::from_utf8(group).ok());
     let allowed = |c: char| c.is_ascii_graphic();
-    let group: String = own.unwrap_or(message.route()).chars().filter(|c| allowed(*c)).collect();
-    let group = group.get(..group.len().min(GROUP_MAX_BYTES)).unwrap_or_default();
-    if group.is_empty() { "oncegate".to_owned() } else { group.to_owned() }
+    let group: String = own
+        .unwrap_or(message.route())
+        .chars()
+        .filter(|c| allowed(*c))
+        .collect();
+    let group = group
+        .get(..group.len().min(GROUP_MAX_BYTES))
+        .unwrap_or_default();
+    if group.is_empty() {
+        "oncegate".to_owned()
+    } else {
+        group.to_owned()
+    }
 }
 
 impl fmt::Debug for SqsDeadLetters {
     /// Does not show the client, because it has credentials.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("SqsDeadLetters").field("queue", &self.queue).finish_non_exhaustive()
+        f.debug_struct("SqsDeadLetters")
+            .field("queue", &self.queue)
+            .finish_non_exhaustive()
     }
 }

@@ -1,7 +1,7 @@
 //! The thread of a queue, which receives, extends, deletes and returns messages.
 //!
-//! It shares no runtime with the handlers: a handler that blocks its thread must not make the others lose their
-//! messages.
+//! It shares no runtime with the handlers: a handler that blocks its thread must not make the
+//! others lose their messages.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -33,7 +33,8 @@ pub(crate) struct Driver {
     payloads: Option<Arc<dyn Payloads>>,
     receivers: Receivers,
     polls: JoinSet<Polled>,
-    /// Receives of a FIFO queue whose answers were lost, and until when the queue repeats the same answer.
+    /// Receives of a FIFO queue whose answers were lost, and until when the queue repeats the same
+    /// answer.
     unanswered: Vec<(Instant, Attempt)>,
     /// Messages that wait for their payloads.
     fetches: JoinSet<Vec<Fetched>>,
@@ -84,8 +85,8 @@ impl Driver {
         }
     }
 
-    /// Runs until the source leaves and all calls are answered, or the deadline is over. Returns how many finished
-    /// messages are not deleted.
+    /// Runs until the source leaves and all calls are answered, or the deadline is over. Returns
+    /// how many finished messages are not deleted.
     pub(crate) async fn run(mut self) -> usize {
         let mut ticks: Interval = interval(self.ticks);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -121,7 +122,8 @@ impl Driver {
         true
     }
 
-    /// Starts the calls that are due. Returns when the next one is due, and the deadline for all calls.
+    /// Starts the calls that are due. Returns when the next one is due, and the deadline for all
+    /// calls.
     fn send(&mut self) -> (Option<Instant>, Option<Instant>) {
         let now = Instant::now();
         let hub = Arc::clone(&self.hub);
@@ -139,26 +141,40 @@ impl Driver {
             // With nothing in hand and no delete that takes up room, a wait frees no more.
             let final_room = state.held.in_hand() == 0 && state.held.overdue_deletes() == 0;
             let free = state.free(self.receivers.asked() + self.fetching);
-            let Some(asked) = self.receivers.ask(now, free, final_room) else { break };
+            let Some(asked) = self.receivers.ask(now, free, final_room) else {
+                break;
+            };
             self.poll(asked);
         }
-        let wake_at =
-            [state.held.next_wake(), self.receivers.next_wake(), leave_by].into_iter().flatten().min();
+        let wake_at = [state.held.next_wake(), self.receivers.next_wake(), leave_by]
+            .into_iter()
+            .flatten()
+            .min();
         (wake_at, leave_by)
     }
 
     fn poll(&mut self, asked: usize) {
-        self.hub.observe(Event::SqsCalled { operation: "receive" });
+        self.hub.observe(Event::SqsCalled {
+            operation: "receive",
+        });
         let (api, attempt) = (Arc::clone(&self.api), self.attempt());
-        let poll = if self.receivers.is_failing() { Poll::Probe } else { Poll::Long };
+        let poll = if self.receivers.is_failing() {
+            Poll::Probe
+        } else {
+            Poll::Long
+        };
         self.polls.spawn(async move {
             let result = api.receive(asked, poll, attempt.as_ref()).await;
-            Polled { asked, attempt, result }
+            Polled {
+                asked,
+                attempt,
+                result,
+            }
         });
     }
 
-    /// Returns the attempt id for a receive from a FIFO queue. A lost answer would block its groups for the visibility
-    /// timeout; the same attempt id returns that answer again.
+    /// Returns the attempt id for a receive from a FIFO queue. A lost answer would block its groups
+    /// for the visibility timeout; the same attempt id returns that answer again.
     fn attempt(&mut self) -> Option<Attempt> {
         let now = Instant::now();
         self.unanswered.retain(|(until, _)| now < *until);
@@ -167,7 +183,9 @@ impl Driver {
     }
 
     fn delete(&mut self, targets: Vec<Target>) {
-        self.hub.observe(Event::SqsCalled { operation: "delete" });
+        self.hub.observe(Event::SqsCalled {
+            operation: "delete",
+        });
         let api = Arc::clone(&self.api);
         self.deletes.spawn(async move {
             let result = api.delete(&targets).await;
@@ -176,12 +194,18 @@ impl Driver {
     }
 
     fn change(&mut self, changes: Vec<Change>) {
-        self.hub.observe(Event::SqsCalled { operation: "visibility" });
+        self.hub.observe(Event::SqsCalled {
+            operation: "visibility",
+        });
         let api = Arc::clone(&self.api);
         self.changes.spawn(async move {
             let sent_at = Instant::now();
             let result = api.change_visibility(&changes).await;
-            Changed { changes, sent_at, result }
+            Changed {
+                changes,
+                sent_at,
+                result,
+            }
         });
     }
 
@@ -192,20 +216,32 @@ impl Driver {
                 messages = look.lost,
                 "the visibility timeout of these messages could not be extended in time; cancelling their handlers"
             );
-            self.hub.observe(Event::SqsVisibilityLost { count: look.lost });
+            self.hub
+                .observe(Event::SqsVisibilityLost { count: look.lost });
         }
         if look.undeleted > 0 {
             warn!(
                 messages = look.undeleted,
                 "finished messages could not be deleted in time; their records will answer the next delivery"
             );
-            self.hub.observe(Event::SqsDeleteFailed { count: look.undeleted });
+            self.hub.observe(Event::SqsDeleteFailed {
+                count: look.undeleted,
+            });
         }
-        look.extends.into_iter().for_each(|changes| self.change(changes));
+        look.extends
+            .into_iter()
+            .for_each(|changes| self.change(changes));
     }
 
     fn note_polled(&mut self, polled: Result<Polled, JoinError>) {
-        let Some(Polled { asked, attempt, result }) = self.ended(polled) else { return };
+        let Some(Polled {
+            asked,
+            attempt,
+            result,
+        }) = self.ended(polled)
+        else {
+            return;
+        };
         match result {
             Ok(messages) => {
                 self.hub.failures.succeeded("receive");
@@ -217,19 +253,23 @@ impl Driver {
             Err(error) if error.is_no_queue() => {
                 self.receivers.failed(Instant::now(), asked, rand::random());
                 error!(%error, "the queue is gone");
-                self.hub.end(End::Failed(format!("the queue is gone: {error}")));
+                self.hub
+                    .end(End::Failed(format!("the queue is gone: {error}")));
             }
             Err(error) => {
                 let now = Instant::now();
                 let failures = self.receivers.failed(now, asked, rand::random());
-                self.unanswered.extend(attempt.map(|attempt| (now + SAME_ANSWER, attempt)));
+                self.unanswered
+                    .extend(attempt.map(|attempt| (now + SAME_ANSWER, attempt)));
                 self.report("receive", &error, failures);
             }
         }
     }
 
     fn report(&self, operation: &'static str, error: &CallError, failures: u32) {
-        self.hub.failures.failed(Instant::now().into_std(), operation, error);
+        self.hub
+            .failures
+            .failed(Instant::now().into_std(), operation, error);
         self.hub.observe(Event::SourceError { operation });
         if error.is_denied() {
             error!(operation, %error, failures, "SQS denies access; check the rights and the credentials; retrying");
@@ -238,17 +278,21 @@ impl Driver {
         }
     }
 
-    /// Holds received messages, and passes them to the receiver. Messages that arrive after the end are returned at
-    /// once.
+    /// Holds received messages, and passes them to the receiver. Messages that arrive after the end
+    /// are returned at once.
     fn admit(&mut self, messages: Vec<aws_sdk_sqs::types::Message>) {
         let now = Instant::now();
         let mut groups: Vec<(String, Group)> = Vec::new();
         let mut fetched = Vec::with_capacity(messages.len());
         for message in messages {
-            let Some(read) = self.reader.read(message) else { continue };
+            let Some(read) = self.reader.read(message) else {
+                continue;
+            };
             let group = read.group.map(|name| {
-                let known =
-                    groups.iter().find(|(other, _)| *other == name).map(|(_, group)| Arc::clone(group));
+                let known = groups
+                    .iter()
+                    .find(|(other, _)| *other == name)
+                    .map(|(_, group)| Arc::clone(group));
                 known.unwrap_or_else(|| {
                     let group = Group::default();
                     groups.push((name, Arc::clone(&group)));
@@ -261,40 +305,67 @@ impl Driver {
                 self.hub.observe(Event::SqsLastReceive);
             }
             let stays = group.is_some() || read.last_receive;
-            let Some(admitted) = self.hub.lock().held.admit(now, &read.id, read.handle, group) else {
+            let Some(admitted) = self
+                .hub
+                .lock()
+                .held
+                .admit(now, &read.id, read.handle, group)
+            else {
                 continue;
             };
-            fetched.push(Fetched { message: read.message, id: read.id, admitted, stays });
+            fetched.push(Fetched {
+                message: read.message,
+                id: read.id,
+                admitted,
+                stays,
+            });
         }
         self.pass_on(fetched);
     }
 
     /// Passes messages to the receiver, those with a payload elsewhere when it has come.
     fn pass_on(&mut self, fetched: Vec<Fetched>) {
-        let Some(payloads) = &self.payloads else { return self.hub.put(fetched) };
+        let Some(payloads) = &self.payloads else {
+            return self.hub.put(fetched);
+        };
         let is_elsewhere = |fetched: &Fetched| payloads.has(&fetched.message);
         let (waiting, here): (Vec<Vec<Fetched>>, Vec<Fetched>) = if self.reader.fifo {
             // In their order. The queue sends no more of a group while some of it is held.
-            if fetched.iter().any(is_elsewhere) { (vec![fetched], Vec::new()) } else { (Vec::new(), fetched) }
+            if fetched.iter().any(is_elsewhere) {
+                (vec![fetched], Vec::new())
+            } else {
+                (Vec::new(), fetched)
+            }
         } else {
             let (elsewhere, here): (Vec<_>, Vec<_>) = fetched.into_iter().partition(is_elsewhere);
-            (elsewhere.into_iter().map(|fetched| vec![fetched]).collect(), here)
+            (
+                elsewhere.into_iter().map(|fetched| vec![fetched]).collect(),
+                here,
+            )
         };
         for fetched in waiting {
             self.fetching += fetched.len();
-            self.fetches.spawn(payloads::fetch(Arc::clone(payloads), Arc::clone(&self.hub), fetched));
+            self.fetches.spawn(payloads::fetch(
+                Arc::clone(payloads),
+                Arc::clone(&self.hub),
+                fetched,
+            ));
         }
         self.hub.put(here);
     }
 
     fn note_fetched(&mut self, fetched: Result<Vec<Fetched>, JoinError>) {
-        let Some(fetched) = self.ended(fetched) else { return };
+        let Some(fetched) = self.ended(fetched) else {
+            return;
+        };
         self.fetching -= fetched.len();
         self.hub.put(fetched);
     }
 
     fn note_deleted(&mut self, deleted: Result<Deleted, JoinError>) {
-        let Some(Deleted { targets, result }) = self.ended(deleted) else { return };
+        let Some(Deleted { targets, result }) = self.ended(deleted) else {
+            return;
+        };
         let answers = self.answers("delete", targets.len(), result);
         let (now, mut gone) = (Instant::now(), 0);
         let mut state = self.hub.lock();
@@ -313,14 +384,29 @@ impl Driver {
     }
 
     fn note_changed(&mut self, changed: Result<Changed, JoinError>) {
-        let Some(Changed { changes, sent_at, result }) = self.ended(changed) else { return };
+        let Some(Changed {
+            changes,
+            sent_at,
+            result,
+        }) = self.ended(changed)
+        else {
+            return;
+        };
         let answers = self.answers("visibility", changes.len(), result);
         let (now, mut lost, mut extended, mut returned) = (Instant::now(), 0, 0, 0);
         let mut state = self.hub.lock();
         for (change, answer) in changes.iter().zip(answers) {
-            lost += u64::from(state.held.note_change(now, sent_at, change, answer, rand::random()));
+            lost += u64::from(
+                state
+                    .held
+                    .note_change(now, sent_at, change, answer, rand::random()),
+            );
             let done = u64::from(answer == Answer::Done);
-            if change.keep { extended += done } else { returned += done }
+            if change.keep {
+                extended += done
+            } else {
+                returned += done
+            }
         }
         drop(state);
         if lost > 0 {
@@ -331,7 +417,8 @@ impl Driver {
             self.hub.observe(Event::SqsVisibilityLost { count: lost });
         }
         if extended > 0 {
-            self.hub.observe(Event::SqsVisibilityExtended { count: extended });
+            self.hub
+                .observe(Event::SqsVisibilityExtended { count: extended });
         }
         if returned > 0 {
             self.hub.observe(Event::SqsHandedBack { count: returned });
@@ -347,14 +434,23 @@ impl Driver {
     ) -> Vec<Answer> {
         match result {
             Ok(answers) => {
-                let failed = answers.iter().filter(|answer| **answer == Answer::Failed).count();
+                let failed = answers
+                    .iter()
+                    .filter(|answer| **answer == Answer::Failed)
+                    .count();
                 if failed == 0 {
                     self.hub.failures.succeeded(operation);
                 } else {
                     let error = format!("{failed} of {count} entries of a batch failed");
-                    self.hub.failures.failed(Instant::now().into_std(), operation, &error);
+                    self.hub
+                        .failures
+                        .failed(Instant::now().into_std(), operation, &error);
                     self.hub.observe(Event::SourceError { operation });
-                    warn!(operation, entries = failed, "some entries of a batch to SQS failed; retrying");
+                    warn!(
+                        operation,
+                        entries = failed,
+                        "some entries of a batch to SQS failed; retrying"
+                    );
                 }
                 answers
             }
@@ -365,11 +461,13 @@ impl Driver {
         }
     }
 
-    /// Returns the result of a task. A panic is a bug and ends the source, because no other code would repeat the call.
+    /// Returns the result of a task. A panic is a bug and ends the source, because no other code
+    /// would repeat the call.
     fn ended<T>(&self, task: Result<T, JoinError>) -> Option<T> {
         task.inspect_err(|panic| {
             error!(%panic, "a call to SQS has panicked");
-            self.hub.end(End::Failed(format!("a call to SQS has panicked: {panic}")));
+            self.hub
+                .end(End::Failed(format!("a call to SQS has panicked: {panic}")));
         })
         .ok()
     }

@@ -1,7 +1,7 @@
 //! The messages of a queue that are held: received, and neither deleted nor returned yet.
 //!
-//! This module does no I/O and reads no clock. It decides when a message's visibility is extended, when it is lost, and
-//! which messages are due to be deleted or returned.
+//! This module does no I/O and reads no clock. It decides when a message's visibility is extended,
+//! when it is lost, and which messages are due to be deleted or returned.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -16,8 +16,8 @@ use oncegate_runtime::backoff::Backoff;
 
 /// The most entries in one call to SQS.
 pub(crate) const BATCH_ENTRIES: usize = 10;
-/// How long a message can be held. SQS ends its visibility timeout 12 hours after the receive, whatever was extended. A
-/// minute less, because the queue's time began before ours.
+/// How long a message can be held. SQS ends its visibility timeout 12 hours after the receive,
+/// whatever was extended. A minute less, because the queue's time began before ours.
 const HOLD_MOST: Duration = Duration::from_secs(12 * 3_600 - 60);
 /// A visibility timeout is extended when half of it is over.
 const EXTENDS_PER_VISIBILITY: u32 = 2;
@@ -27,11 +27,12 @@ const EARLY_PER_VISIBILITY: u32 = 6;
 const REPEATS_PER_VISIBILITY: u32 = 10;
 /// The handler is cancelled when a fifth of the visibility timeout is left.
 const MARGIN_OF_VISIBILITY: u32 = 5;
-/// How long a delete may wait for others to fill its batch: a tenth of the visibility timeout, at most five seconds. If the
-/// message is delivered again because of it, its record answers.
+/// How long a delete may wait for others to fill its batch: a tenth of the visibility timeout, at
+/// most five seconds. If the message is delivered again because of it, its record answers.
 const DELETE_WAITS_PER_VISIBILITY: u32 = 10;
 const DELETE_WAIT_MAX: Duration = Duration::from_secs(5);
-/// How long a return, or a delete that the later messages of its group wait for, may wait for others to fill its batch.
+/// How long a return, or a delete that the later messages of its group wait for, may wait for
+/// others to fill its batch.
 const SHORT_WAIT: Duration = Duration::from_millis(50);
 /// The delays between attempts to delete or return a message.
 const REPEAT_BACKOFF: Backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(5));
@@ -39,8 +40,8 @@ const REPEAT_BACKOFF: Backoff = Backoff::new(Duration::from_millis(100), Duratio
 /// The broker's id of a message.
 pub(crate) type MessageId = Arc<str>;
 
-/// A flag shared by the messages of one group from one receive. The queue delivers no other message of the group while
-/// one of them is held.
+/// A flag shared by the messages of one group from one receive. The queue delivers no other message
+/// of the group while one of them is held.
 pub(crate) type Group = Arc<AtomicBool>;
 
 /// All messages held.
@@ -124,7 +125,8 @@ pub(crate) struct Look {
     pub(crate) extends: Vec<Vec<Change>>,
     /// How many messages were lost.
     pub(crate) lost: u64,
-    /// How many acknowledged messages will be delivered again, because they could not be deleted in time.
+    /// How many acknowledged messages will be delivered again, because they could not be deleted in
+    /// time.
     pub(crate) undeleted: u64,
 }
 
@@ -166,7 +168,8 @@ impl Held {
         self.entries.is_empty()
     }
 
-    /// Holds a message received at `now`. `None` when it is held already: then only its receipt handle is updated.
+    /// Holds a message received at `now`. `None` when it is held already: then only its receipt
+    /// handle is updated.
     pub(crate) fn admit(
         &mut self,
         now: Instant,
@@ -174,7 +177,10 @@ impl Held {
         handle: Arc<str>,
         group: Option<Group>,
     ) -> Option<Admitted> {
-        let (visible_at, extend_at) = (now + self.visibility, now + self.visibility / EXTENDS_PER_VISIBILITY);
+        let (visible_at, extend_at) = (
+            now + self.visibility,
+            now + self.visibility / EXTENDS_PER_VISIBILITY,
+        );
         if let Some(entry) = self.entries.get_mut(id) {
             if !matches!(entry.state, EntryState::Returning { .. }) {
                 (entry.handle, entry.received_at) = (handle, now);
@@ -211,25 +217,35 @@ impl Held {
             .filter(|entry| entry.delivery == delivery && entry.state == EntryState::InHand)
     }
 
-    /// Whether an attempt may begin: the message is still ours, and no earlier one of its group was returned.
+    /// Whether an attempt may begin: the message is still ours, and no earlier one of its group was
+    /// returned.
     pub(crate) fn may_start(&mut self, now: Instant, id: &MessageId, delivery: u64) -> bool {
         let margin = self.visibility / MARGIN_OF_VISIBILITY;
         self.in_hand_mut(id, delivery).is_some_and(|entry| {
-            let in_order = entry.group.as_ref().is_none_or(|broken| !broken.load(Relaxed));
+            let in_order = entry
+                .group
+                .as_ref()
+                .is_none_or(|broken| !broken.load(Relaxed));
             in_order && !entry.lost.is_cancelled() && now + margin < entry.visible_at
         })
     }
 
     /// Whether the queue has left this delivery to us so far.
     pub(crate) fn is_ours(&mut self, id: &MessageId, delivery: u64) -> bool {
-        self.in_hand_mut(id, delivery).is_some_and(|entry| entry.is_ours())
+        self.in_hand_mut(id, delivery)
+            .is_some_and(|entry| entry.is_ours())
     }
 
-    /// Acknowledges a message, so that it is deleted. A lost message is left to its next delivery, unless that delivery
-    /// came to us.
+    /// Acknowledges a message, so that it is deleted. A lost message is left to its next delivery,
+    /// unless that delivery came to us.
     pub(crate) fn ack(&mut self, now: Instant, id: &MessageId, delivery: u64) {
         let (visibility, is_last) = (self.visibility, self.in_hand == 1);
-        let Some(entry) = self.in_hand_mut(id, delivery).filter(|entry| entry.is_ours()) else { return };
+        let Some(entry) = self
+            .in_hand_mut(id, delivery)
+            .filter(|entry| entry.is_ours())
+        else {
+            return;
+        };
         entry.state = EntryState::Acked;
         let send_by = match (&entry.group, is_last) {
             (Some(_), true) => now,
@@ -241,25 +257,38 @@ impl Held {
         self.deletes.push(send_by, Arc::clone(id));
     }
 
-    /// Returns a message to the queue, which delivers it again after `delay`. `false` when it was not in hand.
-    pub(crate) fn give_back(&mut self, now: Instant, id: &MessageId, delivery: u64, delay: Duration) -> bool {
-        let Some(entry) = self.in_hand_mut(id, delivery) else { return false };
+    /// Returns a message to the queue, which delivers it again after `delay`. `false` when it was
+    /// not in hand.
+    pub(crate) fn give_back(
+        &mut self,
+        now: Instant,
+        id: &MessageId,
+        delivery: u64,
+        delay: Duration,
+    ) -> bool {
+        let Some(entry) = self.in_hand_mut(id, delivery) else {
+            return false;
+        };
         entry.break_group();
         let (is_visible, is_extending) = (now >= entry.visible_at, entry.extending);
         if is_visible {
             self.forget(id);
             return true;
         }
-        entry.state = EntryState::Returning { due_at: now + delay };
+        entry.state = EntryState::Returning {
+            due_at: now + delay,
+        };
         self.in_hand -= 1;
-        // A heartbeat in flight would overwrite the delay. Its answer will put the message into the outbox.
+        // A heartbeat in flight would overwrite the delay. Its answer will put the message into the
+        // outbox.
         if !is_extending {
             self.returns.push(now + SHORT_WAIT, Arc::clone(id));
         }
         true
     }
 
-    /// Finds messages whose visibility timeout is due to be extended, and messages that have lost it.
+    /// Finds messages whose visibility timeout is due to be extended, and messages that have lost
+    /// it.
     pub(crate) fn look(&mut self, now: Instant) -> Look {
         let (visibility, mut look) = (self.visibility, Look::default());
         let (mut due, mut early, mut over) = (Vec::new(), Vec::new(), Vec::new());
@@ -281,7 +310,10 @@ impl Held {
             due.append(&mut early);
         }
         for chunk in due.chunks(BATCH_ENTRIES) {
-            let changes = chunk.iter().cloned().filter_map(|target| self.extending(now, target));
+            let changes = chunk
+                .iter()
+                .cloned()
+                .filter_map(|target| self.extending(now, target));
             look.extends.push(changes.collect());
         }
         look
@@ -291,16 +323,22 @@ impl Held {
         let entry = self.entries.get_mut(&target.id)?;
         let visibility = entry.next_visibility(now, self.visibility)?;
         entry.extending = true;
-        Some(Change { target, visibility, keep: true })
+        Some(Change {
+            target,
+            visibility,
+            keep: true,
+        })
     }
 
-    /// Takes the deletes that are due, at most [`BATCH_ENTRIES`] in each batch. With `all`, the incomplete batch as
-    /// well, because nothing will fill it soon.
+    /// Takes the deletes that are due, at most [`BATCH_ENTRIES`] in each batch. With `all`, the
+    /// incomplete batch as well, because nothing will fill it soon.
     pub(crate) fn take_deletes(&mut self, now: Instant, all: bool) -> Vec<Vec<Target>> {
         let batches = self.deletes.take(now, all).into_iter();
         let entries = &self.entries;
         let target = |id: MessageId| {
-            let entry = entries.get(&id).filter(|entry| entry.state == EntryState::Acked)?;
+            let entry = entries
+                .get(&id)
+                .filter(|entry| entry.state == EntryState::Acked)?;
             Some(entry.target(&id))
         };
         let batches = batches.map(|batch| batch.into_iter().filter_map(target).collect::<Vec<_>>());
@@ -313,10 +351,16 @@ impl Held {
         let entries = &self.entries;
         let change = |id: MessageId| {
             let entry = entries.get(&id)?;
-            let EntryState::Returning { due_at } = entry.state else { return None };
+            let EntryState::Returning { due_at } = entry.state else {
+                return None;
+            };
             let delay = due_at.saturating_duration_since(now);
             let most = (entry.received_at + HOLD_MOST).saturating_duration_since(now);
-            Some(Change { target: entry.target(&id), visibility: delay.min(most), keep: false })
+            Some(Change {
+                target: entry.target(&id),
+                visibility: delay.min(most),
+                keep: false,
+            })
         };
         let batches = batches.map(|batch| batch.into_iter().filter_map(change).collect::<Vec<_>>());
         batches.filter(|batch| !batch.is_empty()).collect()
@@ -330,16 +374,21 @@ impl Held {
         answer: Answer,
         fraction: f64,
     ) -> bool {
-        let Some(entry) = self.entries.get_mut(&target.id).filter(|entry| entry.state == EntryState::Acked)
+        let Some(entry) = self
+            .entries
+            .get_mut(&target.id)
+            .filter(|entry| entry.state == EntryState::Acked)
         else {
             return false;
         };
         match answer {
-            // It was received again meanwhile, and only the newest receipt handle is sure to delete it.
+            // It was received again meanwhile, and only the newest receipt handle is sure to delete
+            // it.
             Answer::Done | Answer::Gone if entry.handle != target.handle => {
                 self.deletes.push(now, Arc::clone(&target.id));
             }
-            // Without a valid receipt handle, the message may come as another delivery, which its record answers.
+            // Without a valid receipt handle, the message may come as another delivery, which its
+            // record answers.
             Answer::Done | Answer::Gone => {
                 self.forget(&target.id);
                 return answer == Answer::Gone;
@@ -353,7 +402,8 @@ impl Held {
         false
     }
 
-    /// Records the answer to a visibility change sent at `sent_at`. Returns whether the message was lost.
+    /// Records the answer to a visibility change sent at `sent_at`. Returns whether the message was
+    /// lost.
     pub(crate) fn note_change(
         &mut self,
         now: Instant,
@@ -363,7 +413,9 @@ impl Held {
         fraction: f64,
     ) -> bool {
         let (id, visibility) = (&change.target.id, self.visibility);
-        let Some(entry) = self.entries.get_mut(id) else { return false };
+        let Some(entry) = self.entries.get_mut(id) else {
+            return false;
+        };
         if change.keep {
             entry.extending = false;
             let current = entry.handle == change.target.handle;
@@ -380,7 +432,9 @@ impl Held {
             let lost = answer == Answer::Gone && current && entry.state == EntryState::InHand;
             return lost && entry.lose();
         }
-        if !matches!(entry.state, EntryState::Returning { .. }) || entry.handle != change.target.handle {
+        if !matches!(entry.state, EntryState::Returning { .. })
+            || entry.handle != change.target.handle
+        {
             return false;
         }
         match answer {
@@ -398,7 +452,11 @@ impl Held {
 
     /// Returns when something is next due by time.
     pub(crate) fn next_wake(&self) -> Option<Instant> {
-        self.deletes.next_wake().into_iter().chain(self.returns.next_wake()).min()
+        self.deletes
+            .next_wake()
+            .into_iter()
+            .chain(self.returns.next_wake())
+            .min()
     }
 
     fn forget(&mut self, id: &MessageId) -> Option<EntryState> {
@@ -428,7 +486,11 @@ enum Need {
 impl Entry {
     fn need(&self, now: Instant, visibility: Duration) -> Need {
         if self.state != EntryState::InHand {
-            return if now >= self.visible_at { Need::Forgetting } else { Need::Nothing };
+            return if now >= self.visible_at {
+                Need::Forgetting
+            } else {
+                Need::Nothing
+            };
         }
         if !self.is_ours() {
             return Need::Nothing;
@@ -443,15 +505,23 @@ impl Entry {
             return Need::Extension;
         }
         let soon = now + visibility / EARLY_PER_VISIBILITY >= self.extend_at;
-        if soon { Need::ExtensionSoon } else { Need::Nothing }
+        if soon {
+            Need::ExtensionSoon
+        } else {
+            Need::Nothing
+        }
     }
 
     fn target(&self, id: &MessageId) -> Target {
-        Target { id: Arc::clone(id), handle: Arc::clone(&self.handle) }
+        Target {
+            id: Arc::clone(id),
+            handle: Arc::clone(&self.handle),
+        }
     }
 
-    /// Returns the visibility timeout to set at `now`: `visibility`, or the rest of the time that the queue allows a
-    /// message to be held. `None` when it is already hidden for nearly that long.
+    /// Returns the visibility timeout to set at `now`: `visibility`, or the rest of the time that
+    /// the queue allows a message to be held. `None` when it is already hidden for nearly that
+    /// long.
     fn next_visibility(&self, now: Instant, visibility: Duration) -> Option<Duration> {
         let left = (self.received_at + HOLD_MOST).saturating_duration_since(now);
         // The queue counts whole seconds, and our calls round up.
@@ -459,8 +529,8 @@ impl Entry {
         (now + next > self.visible_at + visibility / REPEATS_PER_VISIBILITY).then_some(next)
     }
 
-    /// Returns until when its delete may wait at `now`. The rest of its visibility timeout, a fifth at least, is left for
-    /// repeats.
+    /// Returns until when its delete may wait at `now`. The rest of its visibility timeout, a fifth
+    /// at least, is left for repeats.
     fn delete_by(&self, now: Instant, visibility: Duration) -> Instant {
         let wait = (visibility / DELETE_WAITS_PER_VISIBILITY).min(DELETE_WAIT_MAX);
         let hidden = self.visible_at.saturating_duration_since(now);

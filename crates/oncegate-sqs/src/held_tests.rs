@@ -9,7 +9,10 @@ struct World {
 
 impl World {
     fn new() -> Self {
-        Self { held: Held::new(VISIBILITY), start: Instant::now() }
+        Self {
+            held: Held::new(VISIBILITY),
+            start: Instant::now(),
+        }
     }
 
     fn at(&self, seconds: u64) -> Instant {
@@ -30,12 +33,14 @@ impl World {
     }
 
     fn may_start(&mut self, seconds: u64, id: &str, admitted: &Admitted) -> bool {
-        self.held.may_start(self.at(seconds), &id.into(), admitted.delivery)
+        self.held
+            .may_start(self.at(seconds), &id.into(), admitted.delivery)
     }
 
     fn give_back(&mut self, seconds: u64, id: &str, admitted: &Admitted, delay_seconds: u64) {
         let delay = Duration::from_secs(delay_seconds);
-        self.held.give_back(self.at(seconds), &id.into(), admitted.delivery, delay);
+        self.held
+            .give_back(self.at(seconds), &id.into(), admitted.delivery, delay);
     }
 
     fn changed(&mut self, seconds: u64, change: &Change, answer: Answer) -> bool {
@@ -44,11 +49,19 @@ impl World {
     }
 
     fn returns(&mut self, seconds: u64) -> Vec<Change> {
-        self.held.take_returns(self.at(seconds), true).into_iter().flatten().collect()
+        self.held
+            .take_returns(self.at(seconds), true)
+            .into_iter()
+            .flatten()
+            .collect()
     }
 
     fn deletes(&mut self, seconds: u64) -> Vec<Target> {
-        self.held.take_deletes(self.at(seconds), true).into_iter().flatten().collect()
+        self.held
+            .take_deletes(self.at(seconds), true)
+            .into_iter()
+            .flatten()
+            .collect()
     }
 }
 
@@ -59,9 +72,17 @@ fn a_visibility_is_extended_when_half_of_it_is_over_and_goes_on() {
     assert!(world.look(29).extends.is_empty());
     for round in 1..=10 {
         let look = world.look(30 * round);
-        let [batch] = &look.extends[..] else { panic!("one batch at round {round}") };
-        assert_eq!((batch.len(), batch[0].visibility, batch[0].keep), (1, VISIBILITY, true));
-        assert!(world.look(30 * round + 1).extends.is_empty(), "one at a time");
+        let [batch] = &look.extends[..] else {
+            panic!("one batch at round {round}")
+        };
+        assert_eq!(
+            (batch.len(), batch[0].visibility, batch[0].keep),
+            (1, VISIBILITY, true)
+        );
+        assert!(
+            world.look(30 * round + 1).extends.is_empty(),
+            "one at a time"
+        );
         assert!(!world.changed(30 * round, &batch[0], Answer::Done));
     }
     assert!(!admitted.lost.is_cancelled());
@@ -74,7 +95,11 @@ fn extensions_travel_together_ten_to_a_call() {
     let admitted: Vec<Admitted> = (0..12).map(|n| world.admit(0, &format!("a{n}"))).collect();
     let _later: Vec<Admitted> = (0..30).map(|n| world.admit(8, &format!("b{n}"))).collect();
     let sizes: Vec<usize> = world.look(30).extends.iter().map(Vec::len).collect();
-    assert_eq!(sizes, [10, 10], "the second call takes along who would need one soon");
+    assert_eq!(
+        sizes,
+        [10, 10],
+        "the second call takes along who would need one soon"
+    );
     drop(admitted);
 }
 
@@ -86,14 +111,21 @@ fn without_a_confirmed_extension_a_message_is_lost_in_time_and_only_once() {
     let look = world.look(30);
     world.changed(31, &look.extends[0][0], Answer::Failed);
     assert!(world.look(36).extends.is_empty());
-    assert_eq!(world.look(37).extends.len(), 1, "repeated after a tenth of the visibility");
+    assert_eq!(
+        world.look(37).extends.len(),
+        1,
+        "repeated after a tenth of the visibility"
+    );
     assert_eq!(world.look(47).lost, 0);
     assert_eq!(world.look(48).lost, 1, "while a fifth is left");
     assert!(admitted.lost.is_cancelled());
     assert_eq!(world.look(49).lost, 0);
     assert!(!world.may_start(49, "a", &admitted));
     world.held.ack(world.at(50), &"a".into(), admitted.delivery);
-    assert!(world.deletes(50).is_empty(), "nothing is deleted that was lost");
+    assert!(
+        world.deletes(50).is_empty(),
+        "nothing is deleted that was lost"
+    );
 }
 
 #[test]
@@ -118,14 +150,20 @@ fn twelve_hours_after_its_receive_nothing_is_extended() {
     }
     assert!(last_extended + VISIBILITY.as_secs() / 2 < 12 * 3_600);
     assert!(last_extended > 12 * 3_600 - 180);
-    assert!(admitted.lost.is_cancelled(), "and its handler is cancelled before the message becomes visible");
+    assert!(
+        admitted.lost.is_cancelled(),
+        "and its handler is cancelled before the message becomes visible"
+    );
 }
 
 #[test]
 fn the_last_extension_takes_what_is_left_of_twelve_hours() {
     const HOUR: u64 = 3_600;
     for visibility in [10, 60, 1_000, 3 * HOUR, 5 * HOUR, 6 * HOUR] {
-        let mut world = World { held: Held::new(Duration::from_secs(visibility)), start: Instant::now() };
+        let mut world = World {
+            held: Held::new(Duration::from_secs(visibility)),
+            start: Instant::now(),
+        };
         let admitted = world.admit(0, "a");
         let (mut hidden_until, mut lost_at, mut calls) = (visibility, None, 0);
         for seconds in 0..12 * HOUR {
@@ -149,7 +187,10 @@ fn the_last_extension_takes_what_is_left_of_twelve_hours() {
             HOLD_MOST.as_secs() - visibility / 5,
             "{visibility} s: cancelled when a fifth is left"
         );
-        assert!(calls <= 2 * 12 * HOUR / visibility + 2, "{visibility} s: {calls} calls");
+        assert!(
+            calls <= 2 * 12 * HOUR / visibility + 2,
+            "{visibility} s: {calls} calls"
+        );
     }
 }
 
@@ -162,14 +203,29 @@ fn deletes_use_the_newest_handle_and_are_repeated_until_the_queue_takes_the_mess
     assert_eq!((world.held.in_hand(), world.held.undeleted()), (0, 1));
     let first = world.deletes(1);
     assert_eq!(&*first[0].handle, "a@0");
-    assert!(world.admit_grouped(2, "a", None).is_none(), "received again while its delete is under way");
-    assert!(!world.held.note_delete(world.at(2), &first[0], Answer::Done, 0.0));
+    assert!(
+        world.admit_grouped(2, "a", None).is_none(),
+        "received again while its delete is under way"
+    );
+    assert!(
+        !world
+            .held
+            .note_delete(world.at(2), &first[0], Answer::Done, 0.0)
+    );
     let second = world.deletes(2);
     assert_eq!(&*second[0].handle, "a@2");
-    assert!(!world.held.note_delete(world.at(3), &second[0], Answer::Failed, 0.0));
+    assert!(
+        !world
+            .held
+            .note_delete(world.at(3), &second[0], Answer::Failed, 0.0)
+    );
     assert!(world.deletes(3).is_empty(), "not before its back-off");
     assert_eq!(world.deletes(4).len(), 1);
-    assert!(!world.held.note_delete(world.at(4), &second[0], Answer::Done, 0.0));
+    assert!(
+        !world
+            .held
+            .note_delete(world.at(4), &second[0], Answer::Done, 0.0)
+    );
     assert!(world.held.is_empty() && world.held.undeleted() == 0);
 }
 
@@ -179,7 +235,11 @@ fn a_delete_whose_handle_is_no_longer_good_is_not_taken_for_success() {
     let admitted = world.admit(0, "a");
     world.held.ack(world.at(1), &"a".into(), admitted.delivery);
     let target = world.deletes(1).remove(0);
-    assert!(world.held.note_delete(world.at(2), &target, Answer::Gone, 0.0));
+    assert!(
+        world
+            .held
+            .note_delete(world.at(2), &target, Answer::Gone, 0.0)
+    );
     assert!(world.held.is_empty());
 }
 
@@ -189,7 +249,10 @@ fn a_delete_that_never_succeeds_is_counted_when_the_visibility_is_over() {
     let mut world = World::new();
     let admitted = world.admit(0, "a");
     world.held.ack(world.at(1), &"a".into(), admitted.delivery);
-    assert!(world.look(40).extends.is_empty(), "finished messages are not extended");
+    assert!(
+        world.look(40).extends.is_empty(),
+        "finished messages are not extended"
+    );
     assert_eq!(world.look(59).undeleted, 0);
     assert_eq!(world.look(60).undeleted, 1);
     assert!(world.held.is_empty());
@@ -200,7 +263,10 @@ fn a_message_received_again_while_it_is_held_is_not_handed_out_twice() {
     let mut world = World::new();
     let admitted = world.admit(0, "a");
     assert!(world.admit_grouped(20, "a", None).is_none());
-    assert!(world.look(40).extends.is_empty(), "its visibility timeout began again");
+    assert!(
+        world.look(40).extends.is_empty(),
+        "its visibility timeout began again"
+    );
     world.held.ack(world.at(41), &"a".into(), admitted.delivery);
     assert_eq!(&*world.deletes(41)[0].handle, "a@20");
 }
@@ -211,12 +277,28 @@ fn a_message_that_comes_back_while_its_handler_does_not_end_is_held_again() {
     let admitted = world.admit(0, "a");
     assert_eq!(world.look(48).lost, 1);
     assert!(world.look(70).extends.is_empty());
-    assert!(world.admit_grouped(80, "a", None).is_none(), "a second delivery would only wait for the first");
+    assert!(
+        world.admit_grouped(80, "a", None).is_none(),
+        "a second delivery would only wait for the first"
+    );
     let look = world.look(110);
-    assert_eq!(look.extends.len(), 1, "or each visibility timeout would use up a receive");
-    assert!(!world.may_start(111, "a", &admitted), "nothing begins that was cancelled");
-    world.held.ack(world.at(112), &"a".into(), admitted.delivery);
-    assert_eq!(&*world.deletes(112)[0].handle, "a@80", "it is finished, and the queue hides it for us");
+    assert_eq!(
+        look.extends.len(),
+        1,
+        "or each visibility timeout would use up a receive"
+    );
+    assert!(
+        !world.may_start(111, "a", &admitted),
+        "nothing begins that was cancelled"
+    );
+    world
+        .held
+        .ack(world.at(112), &"a".into(), admitted.delivery);
+    assert_eq!(
+        &*world.deletes(112)[0].handle,
+        "a@80",
+        "it is finished, and the queue hides it for us"
+    );
     assert_eq!(look.lost, 0);
 }
 
@@ -229,14 +311,18 @@ fn a_retry_is_set_after_the_heartbeat_that_is_under_way() {
     world.give_back(30, "a", &admitted, 10);
     assert!(world.returns(31).is_empty(), "it would be overwritten");
     assert!(!world.changed(32, &heartbeat, Answer::Done));
-    let [change] = &world.returns(32)[..] else { panic!("one") };
+    let [change] = &world.returns(32)[..] else {
+        panic!("one")
+    };
     assert_eq!(
         (change.visibility, change.keep),
         (Duration::from_secs(8), false),
         "what is left of the delay"
     );
     assert!(!world.changed(33, change, Answer::Failed));
-    let [change] = &world.returns(34)[..] else { panic!("again") };
+    let [change] = &world.returns(34)[..] else {
+        panic!("again")
+    };
     world.changed(34, change, Answer::Done);
     assert!(world.held.is_empty() && world.look(50).extends.is_empty());
 }
@@ -261,13 +347,19 @@ fn nothing_later_of_a_group_starts_when_an_earlier_one_went_back_or_was_lost() {
     for lost in [true, false] {
         let mut world = World::new();
         let group = Group::default();
-        let first = world.admit_grouped(0, "a", Some(Arc::clone(&group))).unwrap();
+        let first = world
+            .admit_grouped(0, "a", Some(Arc::clone(&group)))
+            .unwrap();
         let second = world.admit_grouped(0, "b", Some(group)).unwrap();
         let other = world.admit_grouped(0, "c", Some(Group::default())).unwrap();
         assert!(world.may_start(1, "a", &first) && world.may_start(1, "b", &second));
         if lost {
             for change in world.look(30).extends.into_iter().flatten() {
-                let answer = if &*change.target.id == "a" { Answer::Gone } else { Answer::Done };
+                let answer = if &*change.target.id == "a" {
+                    Answer::Gone
+                } else {
+                    Answer::Done
+                };
                 world.changed(30, &change, answer);
             }
         } else {
@@ -276,7 +368,12 @@ fn nothing_later_of_a_group_starts_when_an_earlier_one_went_back_or_was_lost() {
         assert!(!world.may_start(31, "b", &second));
         assert!(world.may_start(31, "c", &other), "other groups continue");
         world.give_back(31, "b", &second, 0);
-        assert!(world.returns(31).iter().any(|change| &*change.target.id == "b"));
+        assert!(
+            world
+                .returns(31)
+                .iter()
+                .any(|change| &*change.target.id == "b")
+        );
     }
 }
 
@@ -289,7 +386,9 @@ fn deletes_of_a_trickle_travel_together_and_leave_time_for_repeats() {
         now = n;
         let id = format!("a{n}");
         let admitted = world.admit(now, &id);
-        world.held.ack(world.at(now), &id.as_str().into(), admitted.delivery);
+        world
+            .held
+            .ack(world.at(now), &id.as_str().into(), admitted.delivery);
         batches.extend(world.held.take_deletes(world.at(now), false));
     }
     now += 5;

@@ -71,7 +71,14 @@ impl Hub {
         };
         let (wake, arrived) = (Notify::new(), Notify::new());
         let (failures, ended) = (FailureLog::default(), CancellationToken::new());
-        Self { state: Mutex::new(state), wake, arrived, observer, failures, ended }
+        Self {
+            state: Mutex::new(state),
+            wake,
+            arrived,
+            observer,
+            failures,
+            ended,
+        }
     }
 
     /// Locks the state. Every change leaves it consistent, so a poisoned lock is safe to use.
@@ -130,7 +137,11 @@ impl Hub {
     }
 
     pub(crate) fn give_back(&self, id: &MessageId, delivery: u64, delay: Duration) {
-        if self.lock().held.give_back(Instant::now(), id, delivery, delay) {
+        if self
+            .lock()
+            .held
+            .give_back(Instant::now(), id, delivery, delay)
+        {
             self.wake.notify_one();
         }
     }
@@ -141,13 +152,21 @@ impl Hub {
         let mut held = PartitionStatus::new(queue, 0);
         held.in_flight = state.arrived.len();
         held.oldest_unfinished = state.held.oldest().map(|oldest| now.duration_since(oldest));
-        held.delivered_ago = state.delivered_at.map(|delivered| now.duration_since(delivered));
+        held.delivered_ago = state
+            .delivered_at
+            .map(|delivered| now.duration_since(delivered));
         let polled_ago = Some(now.duration_since(state.turned_at));
         let failures = self.failures.at(now.into_std());
-        SourceStatus { polled_ago, partitions: vec![held], failures, ..SourceStatus::default() }
+        SourceStatus {
+            polled_ago,
+            partitions: vec![held],
+            failures,
+            ..SourceStatus::default()
+        }
     }
 
-    /// Ends the source: no further message is passed on, and messages not taken return to the queue.
+    /// Ends the source: no further message is passed on, and messages not taken return to the
+    /// queue.
     pub(crate) fn end(&self, end: End) {
         let mut state = self.lock();
         state.end.get_or_insert(end);
@@ -173,14 +192,17 @@ impl HubState {
     fn return_arrived(&mut self) {
         let now = Instant::now();
         while let Some(fetched) = self.arrived.pop_front() {
-            self.held.give_back(now, &fetched.id, fetched.admitted.delivery, Duration::ZERO);
+            self.held
+                .give_back(now, &fetched.id, fetched.admitted.delivery, Duration::ZERO);
         }
     }
 
-    /// Returns how many more messages may be requested while `asked` are already requested. Finished messages whose
-    /// deletes fill a batch take up room until they are deleted, so that they do not pile up.
+    /// Returns how many more messages may be requested while `asked` are already requested.
+    /// Finished messages whose deletes fill a batch take up room until they are deleted, so that
+    /// they do not pile up.
     pub(crate) fn free(&self, asked: usize) -> usize {
-        self.wanted.saturating_sub(self.arrived.len() + self.held.overdue_deletes() + asked)
+        self.wanted
+            .saturating_sub(self.arrived.len() + self.held.overdue_deletes() + asked)
     }
 }
 

@@ -120,21 +120,29 @@ impl Letter {
             first_failed_at_ms: letter.first_failed_at.map(millis_since_1970),
             failed_at_ms: millis_since_1970(letter.failed_at),
             timestamp_ms: message.timestamp_ms(),
-            first_received_at_ms: word(message, FIRST_RECEIVE_HEADER).and_then(|millis| millis.parse().ok()),
+            first_received_at_ms: word(message, FIRST_RECEIVE_HEADER)
+                .and_then(|millis| millis.parse().ok()),
             group: word(message, GROUP_HEADER).map(str::to_owned),
             encoding: encoding.map(str::to_owned),
             attributes: kept,
             left_out: Vec::new(),
         };
-        let reason: String =
-            one_line(&letter.reason).chars().map(|c| if is_allowed(c) { c } else { '\u{fffd}' }).collect();
+        let reason: String = one_line(&letter.reason)
+            .chars()
+            .map(|c| if is_allowed(c) { c } else { '\u{fffd}' })
+            .collect();
         let reason = cut(&format!("{cause}: {reason}"), REASON_MAX_BYTES).to_owned();
-        Self { body, attributes, reason, provenance }
+        Self {
+            body,
+            attributes,
+            reason,
+            provenance,
+        }
     }
 
-    /// Fits the dead letter into `limit` bytes: unchanged, or with our attributes shortened, or else with only those
-    /// of the message's attributes that fit and the names of the others. The error is how many bytes the body alone
-    /// needs.
+    /// Fits the dead letter into `limit` bytes: unchanged, or with our attributes shortened, or
+    /// else with only those of the message's attributes that fit and the names of the others. The
+    /// error is how many bytes the body alone needs.
     pub(crate) fn fit(mut self, limit: usize) -> Result<Written, usize> {
         loop {
             let (own, origin) = (self.own_bytes(), self.origin());
@@ -151,15 +159,20 @@ impl Letter {
             // Only the body and the origin are left.
             return match (own <= limit, self.provenance.encoding.is_some()) {
                 (true, false) => Ok(self.bare()),
-                _ => Err(if self.provenance.encoding.is_some() { with_origin } else { own }),
+                _ => Err(if self.provenance.encoding.is_some() {
+                    with_origin
+                } else {
+                    own
+                }),
             };
         }
     }
 
     /// Returns the size of the message's own parts, in bytes, without those stored in the origin.
     fn own_bytes(&self) -> usize {
-        let attribute =
-            |(name, (kind, value)): (&String, &(String, Value))| name.len() + kind.len() + value.len();
+        let attribute = |(name, (kind, value)): (&String, &(String, Value))| {
+            name.len() + kind.len() + value.len()
+        };
         self.body.len() + self.attributes.iter().map(attribute).sum::<usize>()
     }
 
@@ -170,9 +183,18 @@ impl Letter {
 
     /// Leaves out the largest of the message's attributes; `false` when none is left.
     fn leave_out_largest(&mut self) -> bool {
-        let own = self.attributes.iter().map(|(name, (_, value))| (value.len(), name));
-        let kept = self.provenance.attributes.iter().map(|(name, kept)| (kept.value.len(), name));
-        let Some((_, name)) = own.chain(kept).max() else { return false };
+        let own = self
+            .attributes
+            .iter()
+            .map(|(name, (_, value))| (value.len(), name));
+        let kept = self
+            .provenance
+            .attributes
+            .iter()
+            .map(|(name, kept)| (kept.value.len(), name));
+        let Some((_, name)) = own.chain(kept).max() else {
+            return false;
+        };
         let name = name.clone();
         self.attributes.remove(&name);
         self.provenance.attributes.remove(&name);
@@ -180,9 +202,15 @@ impl Letter {
         true
     }
 
-    /// Returns the dead letter with the origin, and as much of the reason as fits into `room` bytes.
+    /// Returns the dead letter with the origin, and as much of the reason as fits into `room`
+    /// bytes.
     fn written(self, origin: String, room: usize) -> Written {
-        let Self { body, mut attributes, reason, provenance } = self;
+        let Self {
+            body,
+            mut attributes,
+            reason,
+            provenance,
+        } = self;
         let text = |text: &str| (STRING.to_owned(), Value::Text(text.to_owned()));
         attributes.insert(ORIGIN_ATTRIBUTE.to_owned(), text(&origin));
         let cut = cut(&reason, room.saturating_sub(size(REASON_ATTRIBUTE, "")));
@@ -190,13 +218,28 @@ impl Letter {
         if !shortened || cut.len() >= REASON_MIN_BYTES {
             attributes.insert(REASON_ATTRIBUTE.to_owned(), text(cut));
         }
-        Written { body, attributes, shortened, left_out: provenance.left_out }
+        Written {
+            body,
+            attributes,
+            shortened,
+            left_out: provenance.left_out,
+        }
     }
 
     /// Returns the dead letter without our attributes.
     fn bare(self) -> Written {
-        let Self { body, attributes, provenance, .. } = self;
-        Written { body, attributes, shortened: true, left_out: provenance.left_out }
+        let Self {
+            body,
+            attributes,
+            provenance,
+            ..
+        } = self;
+        Written {
+            body,
+            attributes,
+            shortened: true,
+            left_out: provenance.left_out,
+        }
     }
 }
 
@@ -221,8 +264,11 @@ pub(crate) const BINARY: &str = "Binary";
 
 /// Returns the body, and its encoding if SQS does not accept the unchanged payload.
 pub(crate) fn body(message: &Message) -> (String, Option<&'static str>) {
-    // What came in the body, where the payload is another: the envelope of a topic goes around a pointer.
-    let came = message.header(ENVELOPE_HEADER).or_else(|| message.header(POINTER_HEADER));
+    // What came in the body, where the payload is another: the envelope of a topic goes around a
+    // pointer.
+    let came = message
+        .header(ENVELOPE_HEADER)
+        .or_else(|| message.header(POINTER_HEADER));
     if let Some(body) = came.and_then(|body| std::str::from_utf8(body).ok()) {
         return (body.to_owned(), None);
     }
@@ -245,7 +291,9 @@ pub(crate) fn attributes(message: &Message, most: usize) -> (Attributes, BTreeMa
     for header in message.headers().iter().filter(foreign) {
         let bytes = header.value.as_deref().unwrap_or_default();
         let known = types.get(&*header.name).map(String::as_str);
-        let text = std::str::from_utf8(bytes).ok().filter(|text| text.chars().all(is_allowed));
+        let text = std::str::from_utf8(bytes)
+            .ok()
+            .filter(|text| text.chars().all(is_allowed));
         let (kind, value) = match text {
             Some(text) if !known.is_some_and(|kind| kind.starts_with(BINARY)) => {
                 (known.unwrap_or(STRING), Value::Text(text.to_owned()))
@@ -260,7 +308,13 @@ pub(crate) fn attributes(message: &Message, most: usize) -> (Attributes, BTreeMa
                 Value::Text(text) => text,
                 Value::Bytes(bytes) => STANDARD.encode(bytes),
             };
-            kept.insert(header.name.to_string(), Kept { r#type: kind.to_owned(), value });
+            kept.insert(
+                header.name.to_string(),
+                Kept {
+                    r#type: kind.to_owned(),
+                    value,
+                },
+            );
         }
     }
     (attributes, kept)
@@ -268,7 +322,9 @@ pub(crate) fn attributes(message: &Message, most: usize) -> (Attributes, BTreeMa
 
 /// Returns the types of attributes that are not plain strings.
 pub(crate) fn types(message: &Message) -> BTreeMap<String, String> {
-    let types = message.header(TYPES_HEADER).and_then(|types| serde_json::from_slice(types).ok());
+    let types = message
+        .header(TYPES_HEADER)
+        .and_then(|types| serde_json::from_slice(types).ok());
     types.unwrap_or_default()
 }
 
@@ -280,8 +336,8 @@ pub(crate) struct Redriven {
 }
 
 impl Redriven {
-    /// Restores the message, and adds its route if that is not the queue's name. The error says why SQS would reject
-    /// it.
+    /// Restores the message, and adds its route if that is not the queue's name. The error says why
+    /// SQS would reject it.
     pub(crate) fn of(message: &Message, route: Option<&str>, queue: &str) -> Result<Self, String> {
         let (body, None) = body(message) else {
             return Err("its payload cannot be the body of an SQS message".to_owned());
@@ -289,13 +345,20 @@ impl Redriven {
         let (mut attributes, kept) = attributes(message, ATTRIBUTES_MOST);
         if let Some(route) = route.filter(|route| *route != queue) {
             if attributes.len() == ATTRIBUTES_MOST {
-                return Err("it already has ten attributes, so its route cannot be added".to_owned());
+                return Err(
+                    "it already has ten attributes, so its route cannot be added".to_owned(),
+                );
             }
             let route = serde_json::json!({ "route": route }).to_string();
-            attributes.insert(ORIGIN_ATTRIBUTE.to_owned(), (STRING.to_owned(), Value::Text(route)));
+            attributes.insert(
+                ORIGIN_ATTRIBUTE.to_owned(),
+                (STRING.to_owned(), Value::Text(route)),
+            );
         }
         match kept.keys().next() {
-            Some(name) => Err(format!("SQS does not allow the name of its attribute {name:?}")),
+            Some(name) => Err(format!(
+                "SQS does not allow the name of its attribute {name:?}"
+            )),
             None => Ok(Self { body, attributes }),
         }
     }
@@ -319,7 +382,9 @@ fn is_allowed(c: char) -> bool {
 
 /// Returns the beginning of a text, cut between characters.
 fn cut(text: &str, most_bytes: usize) -> &str {
-    let end = (0..=most_bytes.min(text.len())).rev().find(|end| text.is_char_boundary(*end));
+    let end = (0..=most_bytes.min(text.len()))
+        .rev()
+        .find(|end| text.is_char_boundary(*end));
     end.and_then(|end| text.get(..end)).unwrap_or_default()
 }
 

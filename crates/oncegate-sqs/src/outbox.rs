@@ -27,16 +27,23 @@ impl<T: Ord> Outbox<T> {
         self.later.push(Reverse((at, what)));
     }
 
-    /// Takes the complete batches, and an incomplete one when an entry has waited long enough or with `all`.
+    /// Takes the complete batches, and an incomplete one when an entry has waited long enough or
+    /// with `all`.
     pub(crate) fn take(&mut self, now: Instant, all: bool) -> Vec<Vec<T>> {
         while self.later.peek().is_some_and(|Reverse((at, _))| *at <= now) {
-            let Some(Reverse((at, what))) = self.later.pop() else { break };
+            let Some(Reverse((at, what))) = self.later.pop() else {
+                break;
+            };
             self.push(at, what);
         }
         let all = all || self.send_by.is_some_and(|send_by| send_by <= now);
         let mut batches = Vec::new();
         while self.ready.len() >= BATCH_ENTRIES || (all && !self.ready.is_empty()) {
-            batches.push(self.ready.drain(..self.ready.len().min(BATCH_ENTRIES)).collect());
+            batches.push(
+                self.ready
+                    .drain(..self.ready.len().min(BATCH_ENTRIES))
+                    .collect(),
+            );
         }
         if self.ready.is_empty() {
             self.send_by = None;
@@ -53,7 +60,11 @@ impl<T: Ord> Outbox<T> {
 
 impl<T: Ord> Default for Outbox<T> {
     fn default() -> Self {
-        Self { ready: VecDeque::new(), send_by: None, later: BinaryHeap::new() }
+        Self {
+            ready: VecDeque::new(),
+            send_by: None,
+            later: BinaryHeap::new(),
+        }
     }
 }
 

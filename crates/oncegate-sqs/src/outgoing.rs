@@ -38,7 +38,11 @@ impl Outgoing {
             return Err(unfit_header(message.own_headers()));
         }
         let fifo = queue.fifo.then(|| group_and_id(message)).transpose()?;
-        let outgoing = Self { body, attributes, fifo };
+        let outgoing = Self {
+            body,
+            attributes,
+            fifo,
+        };
         let (bytes, limit) = (outgoing.bytes(), queue.limit());
         if bytes > limit {
             return Err(format!(
@@ -59,8 +63,9 @@ impl Outgoing {
 
     /// Returns the entry at this place of a batch.
     pub(crate) fn entry(&self, place: usize) -> Result<SendMessageBatchRequestEntry, BuildError> {
-        let mut entry =
-            SendMessageBatchRequestEntry::builder().id(place.to_string()).message_body(&self.body);
+        let mut entry = SendMessageBatchRequestEntry::builder()
+            .id(place.to_string())
+            .message_body(&self.body);
         for (name, (data_type, value)) in &self.attributes {
             entry = entry.message_attributes(name, attribute(data_type.clone(), value.clone())?);
         }
@@ -74,22 +79,31 @@ impl Outgoing {
 /// The message with its id as a header.
 fn whole(message: &OutboxMessage) -> Message {
     let headers = message.own_headers().iter().cloned();
-    let headers = headers.chain([text(ID_HEADER, message.message_id().to_owned())]).collect();
-    let origin = Origin::Queue { queue: message.topic().into(), id: message.message_id().into() };
+    let headers = headers
+        .chain([text(ID_HEADER, message.message_id().to_owned())])
+        .collect();
+    let origin = Origin::Queue {
+        queue: message.topic().into(),
+        id: message.message_id().into(),
+    };
     Message::new(message.topic(), origin, message.payload().cloned()).with_headers(headers)
 }
 
 /// Says which header a queue does not take.
 fn unfit_header(headers: &[Header]) -> String {
-    let unfit = headers
-        .iter()
-        .find(|header| !is_name(&header.name) || header.value.as_ref().is_none_or(|value| value.is_empty()));
+    let unfit = headers.iter().find(|header| {
+        !is_name(&header.name) || header.value.as_ref().is_none_or(|value| value.is_empty())
+    });
     match unfit {
         Some(Header { name, .. }) if is_name(name) => {
-            format!("its header {name:?} is empty, and SQS takes no attribute without a value; leave it out")
+            format!(
+                "its header {name:?} is empty, and SQS takes no attribute without a value; leave it out"
+            )
         }
         Some(Header { name, .. }) => {
-            format!("SQS takes no attribute with the name of its header {name:?}; give it another name")
+            format!(
+                "SQS takes no attribute with the name of its header {name:?}; give it another name"
+            )
         }
         None => format!(
             "it has {} headers, and an SQS message takes {} besides `{ID_HEADER}`; put the others into the payload",
@@ -99,19 +113,27 @@ fn unfit_header(headers: &[Header]) -> String {
     }
 }
 
-/// Returns the message group and the deduplication id. A message without a key has no order: its group is its id.
+/// Returns the message group and the deduplication id. A message without a key has no order: its
+/// group is its id.
 fn group_and_id(message: &OutboxMessage) -> Result<(String, String), String> {
     let fits = |text: &&str| {
-        (1..=GROUP_MAX_BYTES).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_graphic())
+        (1..=GROUP_MAX_BYTES).contains(&text.len())
+            && text.bytes().all(|byte| byte.is_ascii_graphic())
     };
     const FORM: &str = "1 to 128 ASCII letters, digits and punctuation marks, without spaces";
     let id = Some(message.message_id()).filter(fits);
     let id = id.ok_or_else(|| {
-        format!("its id cannot be the deduplication id of a FIFO queue, which is {FORM}; set another id")
+        format!(
+            "its id cannot be the deduplication id of a FIFO queue, which is {FORM}; set another id"
+        )
     })?;
-    let key = message.key_bytes().map(|key| std::str::from_utf8(key).ok().filter(fits));
+    let key = message
+        .key_bytes()
+        .map(|key| std::str::from_utf8(key).ok().filter(fits));
     let group = key.unwrap_or(Some(id)).ok_or_else(|| {
-        format!("its key cannot be the message group of a FIFO queue, which is {FORM}; set another key")
+        format!(
+            "its key cannot be the message group of a FIFO queue, which is {FORM}; set another key"
+        )
     })?;
     Ok((group.to_owned(), id.to_owned()))
 }
@@ -121,16 +143,26 @@ mod tests {
     use super::*;
 
     fn queue(fifo: bool) -> Queue {
-        Queue { fifo, max_message_bytes: Some(1_024), ..Queue::default() }
+        Queue {
+            fifo,
+            max_message_bytes: Some(1_024),
+            ..Queue::default()
+        }
     }
 
     fn message() -> OutboxMessage {
-        OutboxMessage::new("shipments.fifo", "{}").key("customer-1").header("type", "shipped").id("id-1")
+        OutboxMessage::new("shipments.fifo", "{}")
+            .key("customer-1")
+            .header("type", "shipped")
+            .id("id-1")
     }
 
     #[test]
     fn key_id_and_headers_have_their_places() {
-        let entry = Outgoing::of(&message(), &queue(true)).unwrap().entry(3).unwrap();
+        let entry = Outgoing::of(&message(), &queue(true))
+            .unwrap()
+            .entry(3)
+            .unwrap();
         assert_eq!((entry.id(), entry.message_body()), ("3", "{}"));
         assert_eq!(
             (entry.message_group_id(), entry.message_deduplication_id()),
@@ -138,18 +170,39 @@ mod tests {
         );
         let attributes = entry.message_attributes().unwrap();
         let text = |name: &str| attributes[name].string_value().unwrap();
-        assert_eq!((attributes.len(), text("type"), text(ID_HEADER)), (2, "shipped", "id-1"));
+        assert_eq!(
+            (attributes.len(), text("type"), text(ID_HEADER)),
+            (2, "shipped", "id-1")
+        );
 
-        let standard = Outgoing::of(&message(), &queue(false)).unwrap().entry(0).unwrap();
-        assert_eq!((standard.message_group_id(), standard.message_deduplication_id()), (None, None));
+        let standard = Outgoing::of(&message(), &queue(false))
+            .unwrap()
+            .entry(0)
+            .unwrap();
+        assert_eq!(
+            (
+                standard.message_group_id(),
+                standard.message_deduplication_id()
+            ),
+            (None, None)
+        );
         let alone = OutboxMessage::new("shipments.fifo", "{}").id("id-2");
-        let alone = Outgoing::of(&alone, &queue(true)).unwrap().entry(0).unwrap();
-        assert_eq!(alone.message_group_id(), Some("id-2"), "a message without a key waits for no other");
+        let alone = Outgoing::of(&alone, &queue(true))
+            .unwrap()
+            .entry(0)
+            .unwrap();
+        assert_eq!(
+            alone.message_group_id(),
+            Some("id-2"),
+            "a message without a key waits for no other"
+        );
     }
 
     #[test]
     fn what_a_queue_does_not_take_is_named_and_shows_nothing_of_the_message() {
-        let many = (0..10).fold(message(), |message, n| message.header(format!("h{n}"), "secret"));
+        let many = (0..10).fold(message(), |message, n| {
+            message.header(format!("h{n}"), "secret")
+        });
         let over = "x".repeat(1_024);
         for (bad, named) in [
             (OutboxMessage::new("q", b"\xffsecret".as_slice()), "no text"),
@@ -165,7 +218,10 @@ mod tests {
             (message().id("no spaces"), "its id"),
         ] {
             let error = Outgoing::of(&bad, &queue(true)).unwrap_err();
-            assert!(error.contains(named) && !error.contains("secret"), "{error}");
+            assert!(
+                error.contains(named) && !error.contains("secret"),
+                "{error}"
+            );
         }
         let nine = (0..8).fold(message(), |message, n| message.header(format!("h{n}"), "v"));
         assert!(Outgoing::of(&nine, &queue(true)).is_ok());

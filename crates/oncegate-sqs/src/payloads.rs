@@ -1,6 +1,7 @@
 //! Waits for payloads that are not in the queue, before their messages are passed on.
 //!
-//! Meanwhile the messages are held like all others, and take up the permits that they were received for.
+//! Meanwhile the messages are held like all others, and take up the permits that they were received
+//! for.
 
 use std::fmt;
 use std::sync::Arc;
@@ -34,7 +35,8 @@ pub(crate) trait Payloads: fmt::Debug + Send + Sync {
     async fn get(&self, message: &Message) -> Result<Message, BoxError>;
 }
 
-/// Returns the messages with their payloads. After the end of the source, as they were: they go back to the queue.
+/// Returns the messages with their payloads. After the end of the source, as they were: they go
+/// back to the queue.
 pub(crate) async fn fetch(
     payloads: Arc<dyn Payloads>,
     hub: Arc<Hub>,
@@ -70,8 +72,11 @@ async fn fetch_one(payloads: &dyn Payloads, hub: &Hub, fetched: &mut Fetched) {
             }
             Err(error) => {
                 failures += 1;
-                hub.failures.failed(Instant::now().into_std(), OPERATION, &error);
-                hub.observe(Event::SourceError { operation: OPERATION });
+                hub.failures
+                    .failed(Instant::now().into_std(), OPERATION, &error);
+                hub.observe(Event::SourceError {
+                    operation: OPERATION,
+                });
                 warn!(origin = %fetched.message.origin(), error, failures, "a message waits for its payload");
                 tokio::time::sleep(FAILURE_BACKOFF.wait(failures, rand::random())).await;
             }

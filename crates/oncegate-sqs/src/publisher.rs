@@ -18,23 +18,26 @@ const QUEUES_MOST: usize = 1_000;
 
 /// Publishes an outbox to SQS queues, for a [`Relay`](oncegate_runtime::outbox::Relay).
 ///
-/// A message's topic is the name or the URL of its queue. Its payload is the body, and its headers are message attributes,
-/// with the id in `outbox-id`; of several headers with one name the last one, and none of SQS's own (`AWS.…`). A message
-/// counts as published when SQS has confirmed it. Messages that wait at the same time are sent together, ten at most.
+/// A message's topic is the name or the URL of its queue. Its payload is the body, and its headers
+/// are message attributes, with the id in `outbox-id`; of several headers with one name the last
+/// one, and none of SQS's own (`AWS.…`). A message counts as published when SQS has confirmed it.
+/// Messages that wait at the same time are sent together, ten at most.
 ///
 /// | | FIFO queue | standard queue |
 /// |---|---|---|
 /// | order | of the messages with one key: it is their `MessageGroupId` | none |
 /// | a repeat | has the same `MessageDeduplicationId`, the id: SQS drops it within five minutes | arrives |
 ///
-/// After five minutes a FIFO queue takes repeats, too: the next consumer's key is `Key::header("outbox-id")` in any case.
+/// After five minutes a FIFO queue takes repeats, too: the next consumer's key is
+/// `Key::header("outbox-id")` in any case.
 ///
-/// SQS takes less than Kafka. The relay reports a message as refused, with what to change, when its payload is empty, no
-/// text, or larger than the queue's `MaximumMessageSize`; when it has more than nine headers, or one with an empty value; and
-/// for a FIFO queue when its key or id is not 1 to 128 ASCII letters, digits and punctuation marks.
+/// SQS takes less than Kafka. The relay reports a message as refused, with what to change, when its
+/// payload is empty, no text, or larger than the queue's `MaximumMessageSize`; when it has more
+/// than nine headers, or one with an empty value; and for a FIFO queue when its key or id is not 1
+/// to 128 ASCII letters, digits and punctuation marks.
 ///
-/// It needs the rights `sqs:GetQueueUrl` (for a name), `sqs:GetQueueAttributes` and `sqs:SendMessage`, and
-/// `kms:GenerateDataKey` and `kms:Decrypt` for a queue with a KMS key.
+/// It needs the rights `sqs:GetQueueUrl` (for a name), `sqs:GetQueueAttributes` and
+/// `sqs:SendMessage`, and `kms:GenerateDataKey` and `kms:Decrypt` for a queue with a KMS key.
 ///
 /// ```no_run
 /// # #[cfg(feature = "postgres")]
@@ -55,12 +58,13 @@ pub struct SqsPublisher {
     queues: Mutex<HashMap<String, Arc<OpenedQueue>>>,
 }
 
-/// A queue after the first call has found it, or the error that all calls get which have waited for that.
+/// A queue after the first call has found it, or the error that all calls get which have waited for
+/// that.
 type OpenedQueue = OnceCell<Result<QueueWriter, PublishError>>;
 
 impl SqsPublisher {
-    /// Creates a publisher. Credentials, region and endpoint come from the AWS SDK's default chain, and for a queue that
-    /// is given by its URL from the URL.
+    /// Creates a publisher. Credentials, region and endpoint come from the AWS SDK's default chain,
+    /// and for a queue that is given by its URL from the URL.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
@@ -69,7 +73,13 @@ impl SqsPublisher {
     /// Creates a publisher that uses this client.
     #[must_use]
     pub fn from_client(client: Client) -> Self {
-        Self { connection: Connection { client: Some(client), ..Connection::default() }, ..Self::default() }
+        Self {
+            connection: Connection {
+                client: Some(client),
+                ..Connection::default()
+            },
+            ..Self::default()
+        }
     }
 
     /// Sets the region; by default that of the environment or profile, or else of the queue's URL.
@@ -79,7 +89,8 @@ impl SqsPublisher {
         self
     }
 
-    /// Sets the endpoint of SQS; by default the region's endpoint, or the host of a queue URL that is not at AWS.
+    /// Sets the endpoint of SQS; by default the region's endpoint, or the host of a queue URL that
+    /// is not at AWS.
     #[must_use]
     pub fn endpoint_url(mut self, url: impl Into<String>) -> Self {
         self.connection.endpoint_url = Some(url.into());
@@ -101,7 +112,10 @@ impl SqsPublisher {
     /// Finds the queue again for the next message: it may have been changed.
     fn forget(&self, name: &str, opened: &Arc<OpenedQueue>) {
         let mut queues = self.queues();
-        if queues.get(name).is_some_and(|known| Arc::ptr_eq(known, opened)) {
+        if queues
+            .get(name)
+            .is_some_and(|known| Arc::ptr_eq(known, opened))
+        {
             queues.remove(name);
         }
     }
@@ -135,7 +149,11 @@ impl Publisher for SqsPublisher {
 impl fmt::Debug for SqsPublisher {
     /// Does not show the client, because it has credentials.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Connection { region, endpoint_url, .. } = &self.connection;
+        let Connection {
+            region,
+            endpoint_url,
+            ..
+        } = &self.connection;
         f.debug_struct("SqsPublisher")
             .field("region", region)
             .field("endpoint_url", endpoint_url)

@@ -32,17 +32,35 @@ pub(crate) struct Queue {
 /// Why a queue cannot be used. Each text names what to change.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum QueueError {
-    #[error("the queue `{0}` does not exist: create it, or correct its name, the region or the account")]
+    #[error(
+        "the queue `{0}` does not exist: create it, or correct its name, the region or the account"
+    )]
     Missing(String),
-    #[error("the credentials may not call `sqs:{action}` on the queue `{queue}`: grant that right ({error})")]
-    Denied { queue: String, action: &'static str, error: CallError },
+    #[error(
+        "the credentials may not call `sqs:{action}` on the queue `{queue}`: grant that right ({error})"
+    )]
+    Denied {
+        queue: String,
+        action: &'static str,
+        error: CallError,
+    },
     #[error("the call `sqs:{action}` failed for the queue `{queue}`: {error}")]
-    Failed { queue: String, action: &'static str, error: CallError },
+    Failed {
+        queue: String,
+        action: &'static str,
+        error: CallError,
+    },
     #[error(
         "no server answers `sqs:{action}` for the queue `{queue}`: correct its region or endpoint, or wait"
     )]
-    Unreachable { queue: String, action: &'static str, error: CallError },
-    #[error("the queue `{0}` is FIFO by its attributes but not by its name; SQS does not allow that")]
+    Unreachable {
+        queue: String,
+        action: &'static str,
+        error: CallError,
+    },
+    #[error(
+        "the queue `{0}` is FIFO by its attributes but not by its name; SQS does not allow that"
+    )]
     Misnamed(String),
     #[error(
         "the URL of a queue contains a user or a password: take it out; credentials come in the AWS SDK's usual ways"
@@ -55,9 +73,21 @@ impl QueueError {
         let queue = queue.to_owned();
         match error {
             error if error.is_no_queue() => Self::Missing(queue),
-            error if error.is_denied() => Self::Denied { queue, action, error },
-            error if error.is_unreachable => Self::Unreachable { queue, action, error },
-            error => Self::Failed { queue, action, error },
+            error if error.is_denied() => Self::Denied {
+                queue,
+                action,
+                error,
+            },
+            error if error.is_unreachable => Self::Unreachable {
+                queue,
+                action,
+                error,
+            },
+            error => Self::Failed {
+                queue,
+                action,
+                error,
+            },
         }
     }
 }
@@ -67,7 +97,9 @@ impl From<QueueError> for SourceError {
         let what = error.to_string();
         match error {
             QueueError::Unreachable { error, .. } => Self::caused(what, error).away(),
-            QueueError::Failed { error, .. } if error.is_passing() => Self::caused(what, error).away(),
+            QueueError::Failed { error, .. } if error.is_passing() => {
+                Self::caused(what, error).away()
+            }
             QueueError::Failed { error, .. } if error.is_unanswered() => Self::caused(what, error),
             _ => Self::new(what),
         }
@@ -83,13 +115,19 @@ pub(crate) async fn find(client: &Client, queue: &str) -> Result<Queue, QueueErr
         queue.to_owned()
     } else {
         let found = client.get_queue_url().queue_name(queue).send().await;
-        let found = found.map_err(|error| QueueError::of(queue, "GetQueueUrl", CallError::of(&error)))?;
-        found.queue_url.ok_or_else(|| QueueError::Missing(queue.to_owned()))?
+        let found =
+            found.map_err(|error| QueueError::of(queue, "GetQueueUrl", CallError::of(&error)))?;
+        found
+            .queue_url
+            .ok_or_else(|| QueueError::Missing(queue.to_owned()))?
     };
-    let asked = client.get_queue_attributes().queue_url(&url).attribute_names(QueueAttributeName::All);
+    let asked = client
+        .get_queue_attributes()
+        .queue_url(&url)
+        .attribute_names(QueueAttributeName::All);
     let answer = asked.send().await;
-    let answer =
-        answer.map_err(|error| QueueError::of(queue, "GetQueueAttributes", CallError::of(&error)))?;
+    let answer = answer
+        .map_err(|error| QueueError::of(queue, "GetQueueAttributes", CallError::of(&error)))?;
     let attributes = answer.attributes.unwrap_or_default();
     let attribute = |name: QueueAttributeName| attributes.get(&name).map(String::as_str);
     let fifo = attribute(QueueAttributeName::FifoQueue) == Some("true");
@@ -99,36 +137,59 @@ pub(crate) async fn find(client: &Client, queue: &str) -> Result<Queue, QueueErr
     Ok(Queue {
         fifo: is_fifo(&url),
         max_receives: attribute(QueueAttributeName::RedrivePolicy).and_then(max_receives),
-        retention: attribute(QueueAttributeName::MessageRetentionPeriod).and_then(|value| value.parse().ok()),
+        retention: attribute(QueueAttributeName::MessageRetentionPeriod)
+            .and_then(|value| value.parse().ok()),
         max_message_bytes: attribute(QueueAttributeName::MaximumMessageSize)
             .and_then(|value| value.parse().ok()),
         url,
     })
 }
 
-/// Reads `maxReceiveCount` of a redrive policy, which is a number for some writers and a string for others.
+/// Reads `maxReceiveCount` of a redrive policy, which is a number for some writers and a string for
+/// others.
 fn max_receives(policy: &str) -> Option<u32> {
     let policy: Value = serde_json::from_str(policy).ok()?;
     let count = policy.get("maxReceiveCount")?;
-    count.as_u64().and_then(|count| u32::try_from(count).ok()).or_else(|| count.as_str()?.parse().ok())
+    count
+        .as_u64()
+        .and_then(|count| u32::try_from(count).ok())
+        .or_else(|| count.as_str()?.parse().ok())
 }
 
-/// Checks the rights to delete and to change visibility, by calls with a receipt handle that matches no message.
+/// Checks the rights to delete and to change visibility, by calls with a receipt handle that
+/// matches no message.
 pub(crate) async fn check_rights(client: &Client, queue: &Queue) -> Result<(), QueueError> {
     const NOTHING: &str = "oncegate-asks-for-its-rights";
     let refused = |action: &'static str, error: CallError| {
-        if error.is_denied() { Err(QueueError::of(&queue.url, action, error)) } else { Ok(()) }
+        if error.is_denied() {
+            Err(QueueError::of(&queue.url, action, error))
+        } else {
+            Ok(())
+        }
     };
-    let entry = DeleteMessageBatchRequestEntry::builder().id("0").receipt_handle(NOTHING).build();
-    let call =
-        client.delete_message_batch().queue_url(&queue.url).set_entries(entry.ok().map(|entry| vec![entry]));
+    let entry = DeleteMessageBatchRequestEntry::builder()
+        .id("0")
+        .receipt_handle(NOTHING)
+        .build();
+    let call = client
+        .delete_message_batch()
+        .queue_url(&queue.url)
+        .set_entries(entry.ok().map(|entry| vec![entry]));
     if let Err(error) = call.send().await {
         refused("DeleteMessage", CallError::of(&error))?;
     }
-    let entry = ChangeMessageVisibilityBatchRequestEntry::builder().id("0").receipt_handle(NOTHING);
+    let entry = ChangeMessageVisibilityBatchRequestEntry::builder()
+        .id("0")
+        .receipt_handle(NOTHING);
     let entry = entry.visibility_timeout(0).build();
-    let call = client.change_message_visibility_batch().queue_url(&queue.url);
-    if let Err(error) = call.set_entries(entry.ok().map(|entry| vec![entry])).send().await {
+    let call = client
+        .change_message_visibility_batch()
+        .queue_url(&queue.url);
+    if let Err(error) = call
+        .set_entries(entry.ok().map(|entry| vec![entry]))
+        .send()
+        .await
+    {
         refused("ChangeMessageVisibility", CallError::of(&error))?;
     }
     Ok(())
@@ -141,7 +202,10 @@ impl Queue {
         if let Some(receives) = self.max_receives
             && receives <= terms.max_attempts
         {
-            warnings.push(Warning::Redrive { receives, attempts: terms.max_attempts });
+            warnings.push(Warning::Redrive {
+                receives,
+                attempts: terms.max_attempts,
+            });
         }
         if settings.visibility < terms.lease {
             warnings.push(Warning::Visibility {
@@ -150,12 +214,17 @@ impl Queue {
             });
         }
         if terms.max_run > HELD_AT_MOST {
-            warnings.push(Warning::MaxRun { max_run: terms.max_run.as_secs() });
+            warnings.push(Warning::MaxRun {
+                max_run: terms.max_run.as_secs(),
+            });
         }
         if let Some(queue) = self.retention
             && queue > terms.retention.as_secs()
         {
-            warnings.push(Warning::Retention { queue, records: terms.retention.as_secs() });
+            warnings.push(Warning::Retention {
+                queue,
+                records: terms.retention.as_secs(),
+            });
         }
         warnings
     }
@@ -202,7 +271,8 @@ impl fmt::Display for Warning {
 
 /// How much larger than its message a dead letter may be, because its origin and reason are added.
 const LETTER_ROOM_BYTES: usize = 2_048;
-/// The largest `MaximumMessageSize`: that of older servers with SQS's protocol, and that of SQS today.
+/// The largest `MaximumMessageSize`: that of older servers with SQS's protocol, and that of SQS
+/// today.
 const MESSAGE_MAX_BYTES: [usize; 2] = [262_144, 1_048_576];
 
 impl Queue {
@@ -211,13 +281,14 @@ impl Queue {
         self.max_message_bytes.unwrap_or(MESSAGE_MAX_BYTES[0])
     }
 
-    /// Returns how many bytes the messages of a batch may have together. A smaller limit of a message is none of a batch.
+    /// Returns how many bytes the messages of a batch may have together. A smaller limit of a
+    /// message is none of a batch.
     pub(crate) fn batch_limit(&self) -> usize {
         self.limit().max(MESSAGE_MAX_BYTES[0])
     }
 
-    /// Returns a warning when this dead-letter queue does not accept each message of `consumed` with the added
-    /// attributes, although a larger limit is possible.
+    /// Returns a warning when this dead-letter queue does not accept each message of `consumed`
+    /// with the added attributes, although a larger limit is possible.
     pub(crate) fn letters_warning(&self, consumed: &Self) -> Option<String> {
         let (own, largest) = (self.limit(), consumed.limit());
         let is_short =
@@ -241,8 +312,7 @@ mod tests {
 
     #[test]
     fn the_receive_limit_is_read_as_number_or_text() {
-        let policy =
-            r#"{"deadLetterTargetArn":"arn:aws:sqs:eu-central-1:000000000000:dead","maxReceiveCount":5}"#;
+        let policy = r#"{"deadLetterTargetArn":"arn:aws:sqs:eu-central-1:000000000000:dead","maxReceiveCount":5}"#;
         assert_eq!(max_receives(policy), Some(5));
         assert_eq!(max_receives(&policy.replace("5}", "\"7\"}")), Some(7));
         assert_eq!(max_receives("{}"), None);
@@ -253,13 +323,29 @@ mod tests {
     fn what_does_not_fit_together_is_said_in_words() {
         let settings = Settings::new(Connection::default(), "orders".to_owned());
         let terms = Terms::default();
-        let fine = Queue { max_receives: Some(11), retention: Some(345_600), ..Queue::default() };
+        let fine = Queue {
+            max_receives: Some(11),
+            retention: Some(345_600),
+            ..Queue::default()
+        };
         assert_eq!(fine.warnings(&settings, &terms), []);
-        let odd = Queue { max_receives: Some(10), retention: Some(1_209_600), ..Queue::default() };
-        let settings = Settings { visibility: Duration::from_secs(10), ..settings };
-        let texts: Vec<String> = odd.warnings(&settings, &terms).iter().map(ToString::to_string).collect();
+        let odd = Queue {
+            max_receives: Some(10),
+            retention: Some(1_209_600),
+            ..Queue::default()
+        };
+        let settings = Settings {
+            visibility: Duration::from_secs(10),
+            ..settings
+        };
+        let texts: Vec<String> = odd
+            .warnings(&settings, &terms)
+            .iter()
+            .map(ToString::to_string)
+            .collect();
         assert!(
-            texts[0].contains("after 10 receives") && texts[0].contains("Set `maxReceiveCount` above 10")
+            texts[0].contains("after 10 receives")
+                && texts[0].contains("Set `maxReceiveCount` above 10")
         );
         assert!(texts[1].contains("`visibility` is 10 s") && texts[1].contains("30 s or more"));
         assert!(texts[2].contains("`retention` to 1209600 s"));
@@ -269,16 +355,27 @@ mod tests {
     fn a_run_longer_than_a_queue_waits_is_said() {
         let settings = Settings::new(Connection::default(), "orders".to_owned());
         let with = |hours: u64| {
-            let terms = Terms { max_run: Duration::from_secs(hours * 3_600), ..Terms::default() };
+            let terms = Terms {
+                max_run: Duration::from_secs(hours * 3_600),
+                ..Terms::default()
+            };
             Queue::default().warnings(&settings, &terms)
         };
         assert_eq!(with(12), []);
-        assert_eq!(with(13), [Warning::MaxRun { max_run: 13 * 3_600 }]);
+        assert_eq!(
+            with(13),
+            [Warning::MaxRun {
+                max_run: 13 * 3_600
+            }]
+        );
     }
 
     #[test]
     fn a_queue_of_dead_letters_with_too_little_room_is_said() {
-        let queue = |bytes: usize| Queue { max_message_bytes: Some(bytes), ..Queue::default() };
+        let queue = |bytes: usize| Queue {
+            max_message_bytes: Some(bytes),
+            ..Queue::default()
+        };
         let warning = |dead: usize, consumed: usize| queue(dead).letters_warning(&queue(consumed));
         for (dead, consumed, enough) in [
             (1_024, 2_048, "4096"),
@@ -288,13 +385,17 @@ mod tests {
         ] {
             let text = warning(dead, consumed).expect("a warning");
             assert!(
-                text.contains(&format!("takes {dead} bytes")) && text.contains(&format!("to {enough},")),
+                text.contains(&format!("takes {dead} bytes"))
+                    && text.contains(&format!("to {enough},")),
                 "{text}"
             );
         }
-        for (dead, consumed) in
-            [(4_096, 2_048), (262_144, 262_144), (1_048_576, 1_048_576), (1_048_576, 262_144)]
-        {
+        for (dead, consumed) in [
+            (4_096, 2_048),
+            (262_144, 262_144),
+            (1_048_576, 1_048_576),
+            (1_048_576, 262_144),
+        ] {
             assert_eq!(warning(dead, consumed), None, "{dead} for {consumed}");
         }
     }

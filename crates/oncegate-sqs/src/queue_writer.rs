@@ -18,7 +18,8 @@ const BATCHES_MOST: usize = 8;
 
 /// A queue that messages are written to.
 ///
-/// There is no task: the calls that wait for their message send the batches, each for all of those that wait first.
+/// There is no task: the calls that wait for their message send the batches, each for all of those
+/// that wait first.
 #[derive(Debug)]
 pub(crate) struct QueueWriter {
     client: Client,
@@ -46,7 +47,12 @@ impl QueueWriter {
             PublishError::Refused(why) => PublishError::TopicRefused(why),
             error => error,
         })?;
-        Ok(Self { client, queue, waiting: Mutex::default(), turns: Semaphore::new(BATCHES_MOST) })
+        Ok(Self {
+            client,
+            queue,
+            waiting: Mutex::default(),
+            turns: Semaphore::new(BATCHES_MOST),
+        })
     }
 
     /// The queue, with its limits.
@@ -54,8 +60,8 @@ impl QueueWriter {
         &self.queue
     }
 
-    /// Returns when SQS has confirmed the message. Dropped, it may have been sent or not; so may the messages of other
-    /// callers that it was sending, which get an error.
+    /// Returns when SQS has confirmed the message. Dropped, it may have been sent or not; so may
+    /// the messages of other callers that it was sending, which get an error.
     pub(crate) async fn write(&self, outgoing: Outgoing) -> Result<(), PublishError> {
         let (told, mut answer) = oneshot::channel();
         self.waiting().push_back(WaitingMessage { outgoing, told });
@@ -92,7 +98,9 @@ impl QueueWriter {
             if !is_dropped && is_full && !batch.is_empty() {
                 break;
             }
-            let Some(next) = waiting.pop_front() else { break };
+            let Some(next) = waiting.pop_front() else {
+                break;
+            };
             if !is_dropped {
                 bytes += size;
                 batch.push(next);
@@ -101,7 +109,8 @@ impl QueueWriter {
         batch
     }
 
-    /// Sends a batch. If SQS refuses it as a whole, each message is sent alone: a bad one costs its neighbours nothing.
+    /// Sends a batch. If SQS refuses it as a whole, each message is sent alone: a bad one costs its
+    /// neighbours nothing.
     async fn send(&self, batch: Vec<WaitingMessage>) {
         if batch.is_empty() {
             return;
@@ -122,13 +131,19 @@ impl QueueWriter {
     }
 
     /// Sends the messages in one call, and returns the answer for each.
-    async fn call(&self, batch: &[WaitingMessage]) -> Result<Vec<Result<(), PublishError>>, CallError> {
+    async fn call(
+        &self,
+        batch: &[WaitingMessage],
+    ) -> Result<Vec<Result<(), PublishError>>, CallError> {
         let mut call = self.client.send_message_batch().queue_url(&self.queue.url);
         for (place, message) in batch.iter().enumerate() {
             call = call.entries(message.outgoing.entry(place)?);
         }
         let answer = call.send().await.map_err(|error| CallError::of(&error))?;
-        let done = answer.successful().iter().map(aws_sdk_sqs::types::SendMessageBatchResultEntry::id);
+        let done = answer
+            .successful()
+            .iter()
+            .map(aws_sdk_sqs::types::SendMessageBatchResultEntry::id);
         Ok(answers(batch.len(), done, answer.failed()))
     }
 
@@ -163,18 +178,34 @@ fn answers<'a>(
     done: impl Iterator<Item = &'a str>,
     failed: &[BatchResultErrorEntry],
 ) -> Vec<Result<(), PublishError>> {
-    let unmentioned = || Err(PublishError::Unconfirmed("the answer does not mention the message".to_owned()));
+    let unmentioned = || {
+        Err(PublishError::Unconfirmed(
+            "the answer does not mention the message".to_owned(),
+        ))
+    };
     let mut answers: Vec<_> = std::iter::repeat_with(unmentioned).take(count).collect();
     let mut set = |id: &str, answer| {
-        if let Some(place) = id.parse().ok().and_then(|place: usize| answers.get_mut(place)) {
+        if let Some(place) = id
+            .parse()
+            .ok()
+            .and_then(|place: usize| answers.get_mut(place))
+        {
             *place = answer;
         }
     };
     done.for_each(|id| set(id, Ok(())));
     for entry in failed {
-        let why = format!("{}: {}", entry.code(), entry.message().unwrap_or("no reason was given"));
+        let why = format!(
+            "{}: {}",
+            entry.code(),
+            entry.message().unwrap_or("no reason was given")
+        );
         let is_refused = entry.sender_fault() && !CallError::is_passing_code(entry.code());
-        let error = if is_refused { PublishError::Refused(why) } else { PublishError::Unconfirmed(why) };
+        let error = if is_refused {
+            PublishError::Refused(why)
+        } else {
+            PublishError::Unconfirmed(why)
+        };
         set(entry.id(), Err(error));
     }
     answers
@@ -202,7 +233,10 @@ mod tests {
     #[test]
     fn a_failed_entry_is_refused_by_the_sender_s_fault_alone() {
         let failed = |place: &str, code: &str, sender_fault: bool| {
-            let entry = BatchResultErrorEntry::builder().id(place).code(code).sender_fault(sender_fault);
+            let entry = BatchResultErrorEntry::builder()
+                .id(place)
+                .code(code)
+                .sender_fault(sender_fault);
             entry.build().unwrap()
         };
         let failures = [
@@ -212,9 +246,21 @@ mod tests {
             failed("9", "InternalError", false),
         ];
         let answers = answers(6, ["0", "4", "x"].into_iter(), &failures);
-        let classes: Vec<_> =
-            answers.iter().map(|answer| answer.as_ref().map_err(PublishError::class)).collect();
+        let classes: Vec<_> = answers
+            .iter()
+            .map(|answer| answer.as_ref().map_err(PublishError::class))
+            .collect();
         let unconfirmed = Err("unconfirmed");
-        assert_eq!(classes, [Ok(&()), Err("refused"), unconfirmed, unconfirmed, Ok(&()), unconfirmed]);
+        assert_eq!(
+            classes,
+            [
+                Ok(&()),
+                Err("refused"),
+                unconfirmed,
+                unconfirmed,
+                Ok(&()),
+                unconfirmed
+            ]
+        );
     }
 }

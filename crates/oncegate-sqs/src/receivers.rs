@@ -14,7 +14,8 @@ const LINGER: Duration = Duration::from_millis(20);
 /// The delays after failed receives.
 const FAILURE_BACKOFF: Backoff = Backoff::new(Duration::from_millis(200), Duration::from_secs(10));
 
-/// The receivers of a queue: one while it is empty, and otherwise as many as the free permits allow.
+/// The receivers of a queue: one while it is empty, and otherwise as many as the free permits
+/// allow.
 #[derive(Debug)]
 pub(crate) struct Receivers {
     width: usize,
@@ -49,8 +50,8 @@ impl Receivers {
         self.under_way
     }
 
-    /// Returns how many messages another receiver should request now, when `free` more could run. `final_room` means
-    /// that no message in hand will soon free more room.
+    /// Returns how many messages another receiver should request now, when `free` more could run.
+    /// `final_room` means that no message in hand will soon free more room.
     pub(crate) fn ask(&mut self, now: Instant, free: usize, final_room: bool) -> Option<usize> {
         self.wake_at = None;
         if free == 0 || free >= BATCH_ENTRIES || final_room {
@@ -62,7 +63,11 @@ impl Receivers {
             return None;
         }
         let gathered_at = self.few_since.map(|since| since + LINGER);
-        self.wake_at = gathered_at.into_iter().chain(self.not_before).filter(|at| *at > now).max();
+        self.wake_at = gathered_at
+            .into_iter()
+            .chain(self.not_before)
+            .filter(|at| *at > now)
+            .max();
         if self.wake_at.is_some() {
             return None;
         }
@@ -73,8 +78,9 @@ impl Receivers {
         Some(ask)
     }
 
-    /// Records that a receiver requested `asked` messages and got `got`. Answers that are at least half full add
-    /// receivers, and empty ones remove them. Returns `true` for the first answer after failures.
+    /// Records that a receiver requested `asked` messages and got `got`. Answers that are at least
+    /// half full add receivers, and empty ones remove them. Returns `true` for the first answer
+    /// after failures.
     pub(crate) fn answered(&mut self, asked: usize, got: usize) -> bool {
         self.ended(asked);
         let again = self.failures > 0;
@@ -116,7 +122,8 @@ impl Receivers {
 mod tests {
     use super::*;
 
-    /// Asks until no further receiver starts; `free` is how many messages could run, including those requested.
+    /// Asks until no further receiver starts; `free` is how many messages could run, including
+    /// those requested.
     fn asks(receivers: &mut Receivers, now: Instant, free: usize, final_room: bool) -> Vec<usize> {
         let next = || receivers.ask(now, free.saturating_sub(receivers.asked()), final_room);
         std::iter::from_fn(next).collect()
@@ -125,12 +132,19 @@ mod tests {
     #[test]
     fn an_empty_queue_has_one_receiver_and_a_full_one_as_many_as_permits_can_feed() {
         let (mut receivers, now) = (Receivers::new(), Instant::now());
-        assert_eq!(asks(&mut receivers, now, 64, true), [10], "one, until there is something");
+        assert_eq!(
+            asks(&mut receivers, now, 64, true),
+            [10],
+            "one, until there is something"
+        );
         receivers.answered(10, 10);
         assert_eq!(asks(&mut receivers, now, 64, true), [10, 10]);
         receivers.answered(10, 10);
         receivers.answered(10, 10);
-        assert_eq!(asks(&mut receivers, now, 64, true), [10, 10, 10, 10, 10, 10, 4]);
+        assert_eq!(
+            asks(&mut receivers, now, 64, true),
+            [10, 10, 10, 10, 10, 10, 4]
+        );
         assert!((0..6).all(|_| !receivers.answered(10, 0)));
         receivers.answered(4, 0);
         assert_eq!(receivers.asked(), 0);
@@ -144,7 +158,11 @@ mod tests {
         assert_eq!(receivers.next_wake(), Some(now + LINGER));
         assert_eq!(receivers.ask(now + LINGER, 4, false), Some(4));
         receivers.answered(4, 4);
-        assert_eq!(receivers.ask(now + LINGER, 4, true), Some(4), "nothing will make it more");
+        assert_eq!(
+            receivers.ask(now + LINGER, 4, true),
+            Some(4),
+            "nothing will make it more"
+        );
         assert_eq!(receivers.ask(now + LINGER, 0, true), None);
     }
 
@@ -163,7 +181,10 @@ mod tests {
         assert_eq!(receivers.next_wake(), None, "no receiver is due");
         assert_eq!(receivers.ask(again_at, 10, true), None);
         let later = receivers.next_wake().unwrap();
-        assert!(receivers.next_wake().unwrap() - again_at > again_at - now, "longer each time");
+        assert!(
+            receivers.next_wake().unwrap() - again_at > again_at - now,
+            "longer each time"
+        );
         assert_eq!(receivers.ask(later, 10, true), Some(10));
         assert!(receivers.answered(10, 10), "and the first answer is news");
     }

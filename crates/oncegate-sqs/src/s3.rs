@@ -1,7 +1,8 @@
-//! Gets the payloads that are too large for a message, and of which the message has a pointer to an object in S3.
+//! Gets the payloads that are too large for a message, and of which the message has a pointer to an
+//! object in S3.
 //!
-//! Amazon's extended clients for SQS and SNS (Java and Python) write such pointers: a JSON array of the name of a Java
-//! class, and an object with the bucket and the key.
+//! Amazon's extended clients for SQS and SNS (Java and Python) write such pointers: a JSON array of
+//! the name of a Java class, and an object with the bucket and the key.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -31,16 +32,19 @@ const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long before its end a login is renewed.
 const RENEWED_BEFORE: Duration = Duration::from_secs(300);
 
-const NO_POINTER: &str = "a pointer with `s3BucketName` and `s3Key`, as Amazon's extended clients write it";
+const NO_POINTER: &str =
+    "a pointer with `s3BucketName` and `s3Key`, as Amazon's extended clients write it";
 const NO_BUCKET: &str = "a pointer to a bucket that the source's `s3_payloads` name";
-const NO_OBJECT: &str = "a pointer to an object that exists: this one was deleted, or never written";
+const NO_OBJECT: &str =
+    "a pointer to an object that exists: this one was deleted, or never written";
 const TOO_LARGE: &str = "a payload that is not larger than the source's `s3_payloads` allow";
 
 /// Payloads in S3: the objects that messages of Amazon's extended clients for SQS and SNS point to.
 ///
-/// A message with a pointer has the object as its payload, for its key, its handler and its limits. Its dead letter has the
-/// pointer again, and so does a redrive, so an object must be kept for as long as those may be needed: it is never deleted here.
-/// The account needs `s3:GetObject`, and `s3:ListBucket`, without which S3 denies that an object is missing.
+/// A message with a pointer has the object as its payload, for its key, its handler and its limits.
+/// Its dead letter has the pointer again, and so does a redrive, so an object must be kept for as
+/// long as those may be needed: it is never deleted here. The account needs `s3:GetObject`, and
+/// `s3:ListBucket`, without which S3 denies that an object is missing.
 ///
 /// Every sender to the queue chooses what is read, so only the named buckets are read from.
 #[derive(Clone, Debug)]
@@ -61,10 +65,16 @@ impl S3Payloads {
     #[must_use]
     pub fn new(buckets: impl IntoIterator<Item = impl Into<String>>) -> Self {
         let buckets = buckets.into_iter().map(Into::into).collect();
-        Self { buckets, max_bytes: Self::DEFAULT_MAX_BYTES, endpoint_url: None, config: None }
+        Self {
+            buckets,
+            max_bytes: Self::DEFAULT_MAX_BYTES,
+            endpoint_url: None,
+            config: None,
+        }
     }
 
-    /// Sets the largest payload, in bytes: 4 MiB by default. A message with a larger one is bad input.
+    /// Sets the largest payload, in bytes: 4 MiB by default. A message with a larger one is bad
+    /// input.
     ///
     /// Each message that is in flight may hold one.
     #[must_use]
@@ -73,8 +83,8 @@ impl S3Payloads {
         self
     }
 
-    /// Sets the address of another server with S3's protocol, such as `http://127.0.0.1:9000`. By default that of
-    /// `AWS_ENDPOINT_URL_S3` or `AWS_ENDPOINT_URL`, or the region's.
+    /// Sets the address of another server with S3's protocol, such as `http://127.0.0.1:9000`. By
+    /// default that of `AWS_ENDPOINT_URL_S3` or `AWS_ENDPOINT_URL`, or the region's.
     #[must_use]
     pub fn endpoint_url(mut self, url: impl Into<String>) -> Self {
         self.endpoint_url = Some(url.into());
@@ -107,21 +117,36 @@ impl S3Payloads {
         };
         let own = self.config.as_ref().and_then(SdkConfig::region);
         let region = own.or(queue).or(config.region()).map(ToString::to_string);
-        let login = Arc::new(Login { config: config.clone(), last: Mutex::default() });
+        let login = Arc::new(Login {
+            config: config.clone(),
+            last: Mutex::default(),
+        });
         let mut buckets = HashMap::new();
         for bucket in &self.buckets {
             let client = self.client(bucket, region.as_deref(), Arc::clone(&login));
-            let client = client
-                .map_err(|error| SourceError::caused(format!("`s3_payloads`: the bucket {bucket}"), error))?;
+            let client = client.map_err(|error| {
+                SourceError::caused(format!("`s3_payloads`: the bucket {bucket}"), error)
+            })?;
             buckets.insert(bucket.clone(), client);
         }
-        Ok(Objects { buckets, max_bytes: self.max_bytes })
+        Ok(Objects {
+            buckets,
+            max_bytes: self.max_bytes,
+        })
     }
 
-    fn client(&self, bucket: &str, region: Option<&str>, login: Arc<Login>) -> Result<AmazonS3, Error> {
+    fn client(
+        &self,
+        bucket: &str,
+        region: Option<&str>,
+        login: Arc<Login>,
+    ) -> Result<AmazonS3, Error> {
         let endpoint = self.endpoint_url.clone();
-        let endpoint =
-            endpoint.or_else(|| ["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"].iter().find_map(variable));
+        let endpoint = endpoint.or_else(|| {
+            ["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"]
+                .iter()
+                .find_map(variable)
+        });
         let mut builder = AmazonS3Builder::new()
             .with_bucket_name(bucket)
             .with_credentials(login)
@@ -136,7 +161,9 @@ impl S3Payloads {
             builder = builder.with_region(region);
         }
         if let Some(url) = endpoint {
-            builder = builder.with_allow_http(url.starts_with("http://")).with_endpoint(url);
+            builder = builder
+                .with_allow_http(url.starts_with("http://"))
+                .with_endpoint(url);
         }
         builder.build()
     }
@@ -179,9 +206,15 @@ impl Payloads for Objects {
         match self.read(message.payload()).await {
             Ok(payload) => {
                 let pointer = message.payload_bytes().unwrap_or_default();
-                let pointer = Header { name: POINTER_HEADER.into(), value: Some(pointer) };
+                let pointer = Header {
+                    name: POINTER_HEADER.into(),
+                    value: Some(pointer),
+                };
                 let headers = message.headers().iter().cloned().chain([pointer]);
-                Ok(message.clone().with_headers(headers.collect()).with_payload(payload))
+                Ok(message
+                    .clone()
+                    .with_headers(headers.collect())
+                    .with_payload(payload))
             }
             Err(Unread::Bad(expected)) => Ok(message.clone().with_defect(expected)),
             Err(Unread::Away(error)) => Err(error.into()),
@@ -210,7 +243,9 @@ impl Objects {
 
 impl fmt::Debug for Objects {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Objects").field("buckets", &self.buckets.keys()).finish_non_exhaustive()
+        f.debug_struct("Objects")
+            .field("buckets", &self.buckets.keys())
+            .finish_non_exhaustive()
     }
 }
 
@@ -225,15 +260,22 @@ impl CredentialProvider for Login {
     type Credential = AwsCredential;
 
     async fn get_credential(&self) -> object_store::Result<Arc<AwsCredential>> {
-        if let Some((credential, until)) = &*self.last.lock().unwrap_or_else(PoisonError::into_inner)
+        if let Some((credential, until)) =
+            &*self.last.lock().unwrap_or_else(PoisonError::into_inner)
             && until.is_none_or(|until| SystemTime::now() + RENEWED_BEFORE < until)
         {
             return Ok(Arc::clone(credential));
         }
-        let refuse = |source| Error::Generic { store: "S3", source };
+        let refuse = |source| Error::Generic {
+            store: "S3",
+            source,
+        };
         let provider = self.config.credentials_provider();
         let provider = provider.ok_or_else(|| refuse("there are no credentials of AWS".into()))?;
-        let found = provider.provide_credentials().await.map_err(|error| refuse(Box::new(error)))?;
+        let found = provider
+            .provide_credentials()
+            .await
+            .map_err(|error| refuse(Box::new(error)))?;
         let credential = Arc::new(AwsCredential {
             key_id: found.access_key_id().to_owned(),
             secret_key: found.secret_access_key().to_owned(),

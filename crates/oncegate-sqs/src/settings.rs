@@ -16,12 +16,12 @@ use oncegate_runtime::source::SourceError;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Body {
-    /// The body is the payload. The default; also for SNS with raw message delivery, and for EventBridge, whose
-    /// bodies are JSON.
+    /// The body is the payload. The default; also for SNS with raw message delivery, and for
+    /// EventBridge, whose bodies are JSON.
     #[default]
     Raw,
-    /// The body is an SNS envelope, and the payload is the message in it. Any other body is bad input, and becomes a
-    /// dead letter.
+    /// The body is an SNS envelope, and the payload is the message in it. Any other body is bad
+    /// input, and becomes a dead letter.
     Sns,
 }
 
@@ -66,8 +66,16 @@ impl Settings {
     /// Runs every check that needs no queue.
     pub(crate) fn check(&self) -> Result<(), SourceError> {
         let whole = |duration: Duration| duration.subsec_nanos() == 0;
-        let Self { visibility, wait, .. } = *self;
-        if has_login(&self.queue) || self.connection.endpoint_url.as_deref().is_some_and(has_login) {
+        let Self {
+            visibility, wait, ..
+        } = *self;
+        if has_login(&self.queue)
+            || self
+                .connection
+                .endpoint_url
+                .as_deref()
+                .is_some_and(has_login)
+        {
             return Err(QueueError::Login.into());
         }
         if !(VISIBILITY_MIN..=VISIBILITY_MAX).contains(&visibility) || !whole(visibility) {
@@ -88,7 +96,10 @@ impl Settings {
     }
 
     /// Makes the clients for payloads that are not in the queue.
-    pub(crate) async fn payloads(&self, sqs: &Client) -> Result<Option<Arc<dyn Payloads>>, SourceError> {
+    pub(crate) async fn payloads(
+        &self,
+        sqs: &Client,
+    ) -> Result<Option<Arc<dyn Payloads>>, SourceError> {
         #[cfg(feature = "s3")]
         if let Some(payloads) = &self.s3_payloads {
             return Ok(Some(Arc::new(payloads.open(sqs.config().region()).await?)));
@@ -99,8 +110,8 @@ impl Settings {
     }
 }
 
-/// Returns how long a receive may wait so that one that begins right before a stop ends before the stop deadline.
-/// Cancelling it would hide its messages for the visibility timeout.
+/// Returns how long a receive may wait so that one that begins right before a stop ends before the
+/// stop deadline. Cancelling it would hide its messages for the visibility timeout.
 pub(crate) fn wait_within(wait: Duration, stop_deadline: Duration) -> Duration {
     const ANSWER: Duration = Duration::from_secs(1);
     let most = Duration::from_secs(stop_deadline.saturating_sub(ANSWER).as_secs());
@@ -116,16 +127,23 @@ pub(crate) struct Connection {
 }
 
 impl Connection {
-    /// Returns the given client, or one from the AWS SDK's default chain with a time limit on each call. If the chain
-    /// has no region or endpoint, the queue's URL may.
+    /// Returns the given client, or one from the AWS SDK's default chain with a time limit on each
+    /// call. If the chain has no region or endpoint, the queue's URL may.
     pub(crate) async fn client(&self, queue: &str) -> Client {
         let client = match &self.client {
             Some(client) => client.clone(),
             None => self.new_client(queue).await,
         };
-        let timeouts =
-            TimeoutConfig::builder().connect_timeout(CONNECT_TIMEOUT).operation_timeout(CALL_TIMEOUT);
-        Client::from_conf(client.config().to_builder().timeout_config(timeouts.build()).build())
+        let timeouts = TimeoutConfig::builder()
+            .connect_timeout(CONNECT_TIMEOUT)
+            .operation_timeout(CALL_TIMEOUT);
+        Client::from_conf(
+            client
+                .config()
+                .to_builder()
+                .timeout_config(timeouts.build())
+                .build(),
+        )
     }
 
     async fn new_client(&self, queue: &str) -> Client {
@@ -156,21 +174,37 @@ struct Place {
 
 impl Place {
     fn of(queue: &str) -> Self {
-        let Some((scheme, rest)) = queue.split_once("://") else { return Self::default() };
+        let Some((scheme, rest)) = queue.split_once("://") else {
+            return Self::default();
+        };
         let host = rest.split('/').next().unwrap_or_default();
         // https://sqs.eu-central-1.amazonaws.com/…, in China with the suffix .cn.
-        let in_aws = host.split_once(".amazonaws.com").is_some_and(|(_, rest)| matches!(rest, "" | ".cn"));
+        let in_aws = host
+            .split_once(".amazonaws.com")
+            .is_some_and(|(_, rest)| matches!(rest, "" | ".cn"));
         if in_aws {
-            let region = host.strip_prefix("sqs.").and_then(|rest| rest.split('.').next());
-            return Self { region: region.map(str::to_owned), endpoint_url: None };
+            let region = host
+                .strip_prefix("sqs.")
+                .and_then(|rest| rest.split('.').next());
+            return Self {
+                region: region.map(str::to_owned),
+                endpoint_url: None,
+            };
         }
-        Self { region: None, endpoint_url: Some(format!("{scheme}://{host}")) }
+        Self {
+            region: None,
+            endpoint_url: Some(format!("{scheme}://{host}")),
+        }
     }
 }
 
 /// Returns the name at the end of a queue's URL, or the name itself.
 pub(crate) fn name(queue: &str) -> &str {
-    queue.trim_end_matches('/').rsplit('/').next().unwrap_or(queue)
+    queue
+        .trim_end_matches('/')
+        .rsplit('/')
+        .next()
+        .unwrap_or(queue)
 }
 
 /// Whether a queue's name or URL contains a login. Errors and logs name queues.
@@ -195,9 +229,18 @@ mod tests {
         };
         let cases = [
             ("orders", place(None, None)),
-            ("https://sqs.eu-central-1.amazonaws.com/000000000000/orders", place(Some("eu-central-1"), None)),
-            ("https://sqs.cn-north-1.amazonaws.com.cn/000000000000/orders", place(Some("cn-north-1"), None)),
-            ("http://127.0.0.1:9324/000000000000/orders", place(None, Some("http://127.0.0.1:9324"))),
+            (
+                "https://sqs.eu-central-1.amazonaws.com/000000000000/orders",
+                place(Some("eu-central-1"), None),
+            ),
+            (
+                "https://sqs.cn-north-1.amazonaws.com.cn/000000000000/orders",
+                place(Some("cn-north-1"), None),
+            ),
+            (
+                "http://127.0.0.1:9324/000000000000/orders",
+                place(None, Some("http://127.0.0.1:9324")),
+            ),
         ];
         for (queue, expected) in cases {
             assert_eq!(Place::of(queue), expected, "{queue}");
@@ -208,10 +251,20 @@ mod tests {
 
     #[test]
     fn a_receive_ends_before_the_deadline_of_a_stop() {
-        let cases = [(20, 60_000, 20), (20, 20_000, 19), (20, 5_500, 4), (5, 20_000, 5), (20, 0, 1)];
+        let cases = [
+            (20, 60_000, 20),
+            (20, 20_000, 19),
+            (20, 5_500, 4),
+            (5, 20_000, 5),
+            (20, 0, 1),
+        ];
         for (wait, stop_ms, expected) in cases {
             let within = wait_within(Duration::from_secs(wait), Duration::from_millis(stop_ms));
-            assert_eq!(within, Duration::from_secs(expected), "{wait} s within {stop_ms} ms");
+            assert_eq!(
+                within,
+                Duration::from_secs(expected),
+                "{wait} s within {stop_ms} ms"
+            );
         }
     }
 
@@ -221,11 +274,35 @@ mod tests {
         settings().check().expect("the defaults are fine");
         let refused = |settings: Settings| settings.check().expect_err("refused").to_string();
         let visibility = Duration::from_millis(1_500);
-        assert!(refused(Settings { visibility, ..settings() }).contains("`visibility` is 1.5s"));
+        assert!(
+            refused(Settings {
+                visibility,
+                ..settings()
+            })
+            .contains("`visibility` is 1.5s")
+        );
         let queue = "https://me:hush@sqs.eu-central-1.amazonaws.com/1/orders".to_owned();
-        let said = refused(Settings { queue, ..settings() });
-        assert!(said.contains("a user or a password") && !said.contains("hush"), "{said}");
-        assert!(refused(Settings { wait: Duration::ZERO, ..settings() }).contains("`wait` is 0ns"));
-        assert!(refused(Settings { wait: Duration::from_secs(21), ..settings() }).contains("1 s to 20 s"));
+        let said = refused(Settings {
+            queue,
+            ..settings()
+        });
+        assert!(
+            said.contains("a user or a password") && !said.contains("hush"),
+            "{said}"
+        );
+        assert!(
+            refused(Settings {
+                wait: Duration::ZERO,
+                ..settings()
+            })
+            .contains("`wait` is 0ns")
+        );
+        assert!(
+            refused(Settings {
+                wait: Duration::from_secs(21),
+                ..settings()
+            })
+            .contains("1 s to 20 s")
+        );
     }
 }

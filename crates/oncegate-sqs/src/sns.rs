@@ -36,8 +36,8 @@ struct Attribute {
     value: String,
 }
 
-/// Returns the message in the envelope, and adds the topic's attributes to `headers`. The error names what was
-/// expected.
+/// Returns the message in the envelope, and adds the topic's attributes to `headers`. The error
+/// names what was expected.
 pub(crate) fn unwrap(body: &Bytes, headers: &mut Vec<Header>) -> Result<Bytes, &'static str> {
     let envelope: Envelope = serde_json::from_slice(body).map_err(|_| EXPECTED)?;
     if envelope.r#type != "Notification" {
@@ -57,7 +57,11 @@ pub(crate) fn unwrap(body: &Bytes, headers: &mut Vec<Header>) -> Result<Bytes, &
     headers.append(&mut own);
     headers.push(text("AWS.SnsMessageId", envelope.message_id));
     headers.push(text("AWS.SnsTopicArn", envelope.topic_arn));
-    headers.extend(envelope.subject.map(|subject| text("AWS.SnsSubject", subject)));
+    headers.extend(
+        envelope
+            .subject
+            .map(|subject| text("AWS.SnsSubject", subject)),
+    );
     headers.push(text(ENVELOPE_HEADER, body.clone()));
     Ok(Bytes::from(envelope.message))
 }
@@ -88,18 +92,37 @@ mod tests {
         assert_eq!(*header("raw").unwrap(), [0, 255]);
         assert_eq!(header("AWS.SnsMessageId").unwrap(), "m-1");
         assert_eq!(header("AWS.SnsSubject").unwrap(), "paid");
-        assert_eq!(header(ENVELOPE_HEADER).unwrap(), body, "byte for byte: its signature can be checked");
-        assert_eq!(header("AWS.MessageGroupId"), None, "a sender cannot speak for the queue");
+        assert_eq!(
+            header(ENVELOPE_HEADER).unwrap(),
+            body,
+            "byte for byte: its signature can be checked"
+        );
+        assert_eq!(
+            header("AWS.MessageGroupId"),
+            None,
+            "a sender cannot speak for the queue"
+        );
     }
 
     #[test]
     fn what_is_no_notification_is_refused_and_leaves_nothing_behind() {
         let confirmation = NOTIFICATION.replace("\"Notification\"", "\"SubscriptionConfirmation\"");
         let spoilt = NOTIFICATION.replace("AP8=", "no base64!");
-        let bodies = [r#"{"order_id":7}"#, "", "plain text", "{}", "[]", &confirmation, &spoilt];
+        let bodies = [
+            r#"{"order_id":7}"#,
+            "",
+            "plain text",
+            "{}",
+            "[]",
+            &confirmation,
+            &spoilt,
+        ];
         for body in bodies {
             let mut headers = Vec::new();
-            assert!(unwrap(&Bytes::copy_from_slice(body.as_bytes()), &mut headers).is_err(), "{body}");
+            assert!(
+                unwrap(&Bytes::copy_from_slice(body.as_bytes()), &mut headers).is_err(),
+                "{body}"
+            );
             assert!(headers.is_empty(), "{body}");
         }
     }

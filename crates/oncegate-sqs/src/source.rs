@@ -23,9 +23,10 @@ use oncegate_runtime::source::{Delivery, Source, SourceError, Supply, Terms};
 
 /// A source that consumes a queue of Amazon SQS, standard or FIFO (by the suffix `.fifo`).
 ///
-/// It receives only as many messages as handlers are free. It holds them by extending their visibility timeout in
-/// batches while they run or wait, and deletes them in batches after their records are completed. When a message has
-/// become visible again, its handler is cancelled and the message is not deleted.
+/// It receives only as many messages as handlers are free. It holds them by extending their
+/// visibility timeout in batches while they run or wait, and deletes them in batches after their
+/// records are completed. When a message has become visible again, its handler is cancelled and the
+/// message is not deleted.
 ///
 /// ```no_run
 /// use std::time::Duration;
@@ -55,19 +56,31 @@ impl SqsSource {
 
     /// Creates a source for the queue with this name or URL.
     ///
-    /// Credentials, region and endpoint come from the AWS SDK's default chain: environment, profile, web identity,
-    /// container, instance. It does not connect and checks nothing before [`open`](Source::open).
+    /// Credentials, region and endpoint come from the AWS SDK's default chain: environment,
+    /// profile, web identity, container, instance. It does not connect and checks nothing before
+    /// [`open`](Source::open).
     pub fn new(queue: impl Into<String>) -> Self {
         Self::with(Connection::default(), queue.into())
     }
 
-    /// Creates a source that uses this client. The client's time limits are replaced, and its retries while consuming.
+    /// Creates a source that uses this client. The client's time limits are replaced, and its
+    /// retries while consuming.
     pub fn from_client(client: Client, queue: impl Into<String>) -> Self {
-        Self::with(Connection { client: Some(client), ..Connection::default() }, queue.into())
+        Self::with(
+            Connection {
+                client: Some(client),
+                ..Connection::default()
+            },
+            queue.into(),
+        )
     }
 
     fn with(connection: Connection, queue: String) -> Self {
-        Self { settings: Settings::new(connection, queue), terms: Mutex::default(), open: Mutex::default() }
+        Self {
+            settings: Settings::new(connection, queue),
+            terms: Mutex::default(),
+            open: Mutex::default(),
+        }
     }
 
     /// Sets the region; by default that of the environment or profile, or else of the queue's URL.
@@ -77,29 +90,31 @@ impl SqsSource {
         self
     }
 
-    /// Sets the endpoint of SQS, such as `http://127.0.0.1:9324` for a local server; by default the region's
-    /// endpoint, or the host of a queue URL that is not at AWS.
+    /// Sets the endpoint of SQS, such as `http://127.0.0.1:9324` for a local server; by default the
+    /// region's endpoint, or the host of a queue URL that is not at AWS.
     #[must_use]
     pub fn endpoint_url(mut self, url: impl Into<String>) -> Self {
         self.settings.connection.endpoint_url = Some(url.into());
         self
     }
 
-    /// Sets the visibility timeout, for which the queue hides a message without a heartbeat: 60 s by default, whole
-    /// seconds from 1 s to 6 h.
+    /// Sets the visibility timeout, for which the queue hides a message without a heartbeat: 60 s
+    /// by default, whole seconds from 1 s to 6 h.
     ///
-    /// It is set with every receive, whatever the queue's own setting is. It is also how long a message waits after its
-    /// worker was killed. It should not be shorter than the gate's lease.
+    /// It is set with every receive, whatever the queue's own setting is. It is also how long a
+    /// message waits after its worker was killed. It should not be shorter than the gate's lease.
     #[must_use]
     pub fn visibility(mut self, visibility: Duration) -> Self {
         self.settings.visibility = visibility;
         self
     }
 
-    /// Sets the longest wait of a receive while the queue is empty: 20 s by default, whole seconds from 1 s to 20 s.
+    /// Sets the longest wait of a receive while the queue is empty: 20 s by default, whole seconds
+    /// from 1 s to 20 s.
     ///
-    /// Cancelling a receive would hide its messages for the visibility timeout. So this is also how long an idle
-    /// consumer may take to stop, and it is kept a second below the consumer's `stop_deadline`.
+    /// Cancelling a receive would hide its messages for the visibility timeout. So this is also how
+    /// long an idle consumer may take to stop, and it is kept a second below the consumer's
+    /// `stop_deadline`.
     #[must_use]
     pub fn wait(mut self, wait: Duration) -> Self {
         self.settings.wait = wait;
@@ -121,8 +136,8 @@ impl SqsSource {
         self
     }
 
-    /// Reads the payloads of messages that are pointers to objects in S3 from there; by default such a pointer is the
-    /// payload.
+    /// Reads the payloads of messages that are pointers to objects in S3 from there; by default
+    /// such a pointer is the payload.
     #[cfg(feature = "s3")]
     #[must_use]
     pub fn s3_payloads(mut self, payloads: super::S3Payloads) -> Self {
@@ -130,10 +145,11 @@ impl SqsSource {
         self
     }
 
-    /// Takes each message's route from its attribute `oncegate-origin`, if present, instead of the queue's name.
+    /// Takes each message's route from its attribute `oncegate-origin`, if present, instead of the
+    /// queue's name.
     ///
-    /// Use it to consume a dead-letter queue: such a message keeps its first route, and so its key. Use it only for
-    /// queues that no other service writes to.
+    /// Use it to consume a dead-letter queue: such a message keeps its first route, and so its key.
+    /// Use it only for queues that no other service writes to.
     #[must_use]
     pub fn routes_from_attributes(mut self) -> Self {
         self.settings.routes_from_attributes = true;
@@ -146,9 +162,11 @@ impl SqsSource {
             .beside(self.settings.queue.clone())
     }
 
-    /// Checks the queue as [`open`](Source::open) does for a consumer with these terms, without receiving.
+    /// Checks the queue as [`open`](Source::open) does for a consumer with these terms, without
+    /// receiving.
     ///
-    /// Returns a warning for each setting that weakens the guarantees or has unexpected effects, with what to change.
+    /// Returns a warning for each setting that weakens the guarantees or has unexpected effects,
+    /// with what to change.
     ///
     /// # Errors
     /// When the queue cannot be used: it does not exist, cannot be reached, or a right is missing.
@@ -158,7 +176,11 @@ impl SqsSource {
         let client = settings.connection.client(&settings.queue).await;
         let queue = queue::find(&client, &settings.queue).await?;
         queue::check_rights(&client, &queue).await?;
-        Ok(queue.warnings(settings, terms).iter().map(ToString::to_string).collect())
+        Ok(queue
+            .warnings(settings, terms)
+            .iter()
+            .map(ToString::to_string)
+            .collect())
     }
 
     /// Returns the queue's name.
@@ -184,7 +206,8 @@ impl Source for SqsSource {
         Supply::OnDemand
     }
 
-    /// Finds the queue, checks its attributes and the rights, and logs settings that contradict each other.
+    /// Finds the queue, checks its attributes and the rights, and logs settings that contradict
+    /// each other.
     async fn open(&self, observer: Arc<dyn Observer>) -> Result<(), SourceError> {
         let settings = &self.settings;
         settings.check()?;
@@ -211,17 +234,22 @@ impl Source for SqsSource {
         let payloads = settings.payloads(&client).await?;
         let driver = Driver::new(Arc::clone(&hub), api, reader, payloads, settings.visibility);
         let left = spawn(Arc::clone(&hub), driver)?;
-        *self.open.lock().unwrap_or_else(PoisonError::into_inner) =
-            Some(OpenSource { hub, left: Some(left) });
+        *self.open.lock().unwrap_or_else(PoisonError::into_inner) = Some(OpenSource {
+            hub,
+            left: Some(left),
+        });
         Ok(())
     }
 
     async fn receive(&self, most: usize) -> Result<Option<Vec<Delivery>>, SourceError> {
         let hub = self.hub()?;
         match hub.take(most).await {
-            Ok(fetched) => {
-                Ok(Some(fetched.into_iter().map(|fetched| ack_handle::delivery(&hub, fetched)).collect()))
-            }
+            Ok(fetched) => Ok(Some(
+                fetched
+                    .into_iter()
+                    .map(|fetched| ack_handle::delivery(&hub, fetched))
+                    .collect(),
+            )),
             Err(End::Closed) => Ok(None),
             Err(End::Failed(why)) => Err(SourceError::new(why)),
         }
@@ -235,7 +263,9 @@ impl Source for SqsSource {
     }
 
     fn status(&self) -> SourceStatus {
-        self.hub().map(|hub| hub.status(self.queue())).unwrap_or_default()
+        self.hub()
+            .map(|hub| hub.status(self.queue()))
+            .unwrap_or_default()
     }
 
     /// Deletes finished messages, returns unfinished ones, and waits for receives in flight.
@@ -243,7 +273,9 @@ impl Source for SqsSource {
         let by = Instant::now() + deadline;
         let left = {
             let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
-            let Some(open) = open.as_mut() else { return Ok(()) };
+            let Some(open) = open.as_mut() else {
+                return Ok(());
+            };
             open.hub.leave(by);
             open.left.take()
         };
@@ -255,9 +287,9 @@ impl Source for SqsSource {
         };
         match timeout_at(by + Duration::from_secs(1), left).await {
             Ok(Ok(0)) => Ok(()),
-            Ok(Ok(undeleted)) => {
-                failed(format!("{undeleted} finished messages could not be deleted in time"))
-            }
+            Ok(Ok(undeleted)) => failed(format!(
+                "{undeleted} finished messages could not be deleted in time"
+            )),
             Ok(Err(_)) => failed("the queue's thread ended before the last deletes".to_owned()),
             Err(_) => failed("the queue's thread did not end in time".to_owned()),
         }
@@ -266,8 +298,12 @@ impl Source for SqsSource {
 
 /// Starts the queue's own thread.
 fn spawn(hub: Arc<Hub>, driver: Driver) -> Result<oneshot::Receiver<usize>, SourceError> {
-    let refuse = |error: std::io::Error| SourceError::caused("cannot start the thread of the queue", error);
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(refuse)?;
+    let refuse =
+        |error: std::io::Error| SourceError::caused("cannot start the thread of the queue", error);
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(refuse)?;
     let (left, leaving) = oneshot::channel();
     let body = move || {
         // A receiver must not wait for a thread that has panicked.
@@ -277,7 +313,10 @@ fn spawn(hub: Arc<Hub>, driver: Driver) -> Result<oneshot::Receiver<usize>, Sour
         // A source that was dropped does not wait for it.
         let _ = left.send(undeleted);
     };
-    std::thread::Builder::new().name("oncegate-sqs".to_owned()).spawn(body).map_err(refuse)?;
+    std::thread::Builder::new()
+        .name("oncegate-sqs".to_owned())
+        .spawn(body)
+        .map_err(refuse)?;
     Ok(leaving)
 }
 
@@ -286,14 +325,20 @@ struct EndOnDrop(Arc<Hub>);
 
 impl Drop for EndOnDrop {
     fn drop(&mut self) {
-        self.0.end(End::Failed("the queue's thread has ended".to_owned()));
+        self.0
+            .end(End::Failed("the queue's thread has ended".to_owned()));
     }
 }
 
 impl Drop for SqsSource {
     /// Leaves the queue as `close` does, without waiting for the end.
     fn drop(&mut self) {
-        if let Some(open) = self.open.lock().unwrap_or_else(PoisonError::into_inner).take() {
+        if let Some(open) = self
+            .open
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take()
+        {
             open.hub.leave(Instant::now() + DROPPED_GRACE);
         }
     }
@@ -302,6 +347,8 @@ impl Drop for SqsSource {
 impl fmt::Debug for SqsSource {
     /// Does not show the client, because it has credentials.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("SqsSource").field("queue", &self.settings.queue).finish_non_exhaustive()
+        f.debug_struct("SqsSource")
+            .field("queue", &self.settings.queue)
+            .finish_non_exhaustive()
     }
 }

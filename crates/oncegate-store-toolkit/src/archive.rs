@@ -2,11 +2,12 @@
 //!
 //! A purge passes expired records to an [`Archive`], a few hundred at a time, and deletes them only
 //! after the archive has confirmed them. A purge that ends between the two repeats both steps: **a
-//! record can be archived twice**, and is never deleted without being archived. Drop repeats by key and expiry.
+//! record can be archived twice**, and is never deleted without being archived. Drop repeats by key
+//! and expiry.
 //!
-//! Stores that purge by themselves have a setting for it. Redis removes expired records by itself, so it has none.
-//! If a key is claimed again after its expiry and before the next purge, the claim replaces its old row, and the
-//! old record is not archived.
+//! Stores that purge by themselves have a setting for it. Redis removes expired records by itself,
+//! so it has none. If a key is claimed again after its expiry and before the next purge, the claim
+//! replaces its old row, and the old record is not archived.
 
 use std::fmt;
 use std::fs::{File, OpenOptions};
@@ -39,11 +40,12 @@ use oncegate_core::BoxError;
 pub trait Archive: Send + Sync {
     /// Stores these records durably: they are deleted from the source store when this returns.
     ///
-    /// It is called on a thread that may block, one call at a time in each process. No lock of the source store is
-    /// held in the meantime.
+    /// It is called on a thread that may block, one call at a time in each process. No lock of the
+    /// source store is held in the meantime.
     ///
     /// # Errors
-    /// Any error. The records then stay in the store, still expired, and the next purge passes them again.
+    /// Any error. The records then stay in the store, still expired, and the next purge passes them
+    /// again.
     fn keep(&self, expired: &[Expired]) -> Result<(), BoxError>;
 }
 
@@ -72,12 +74,14 @@ pub struct Expired {
 /// {"key":"billing:9iZAnGMjJDlZhpsoTpGmFg","state":"failed","attempts":5,"handed_over":true,"expired_at_ms":1760000000001}
 /// ```
 ///
-/// `state` is `pending`, `released`, `completed` or `failed`. `attempts` is missing for `completed`, whose
-/// record does not count them; `result_bytes` and `handed_over` are present where they apply. Results and
-/// reasons are not written, because they may contain personal data: your own archive receives them.
+/// `state` is `pending`, `released`, `completed` or `failed`. `attempts` is missing for
+/// `completed`, whose record does not count them; `result_bytes` and `handed_over` are present
+/// where they apply. Results and reasons are not written, because they may contain personal data:
+/// your own archive receives them.
 ///
-/// The file may be moved away at any time: the next records begin a new one. Several processes may append to one
-/// file on a local disk. A crash can cut a line off; its records follow again on their own lines.
+/// The file may be moved away at any time: the next records begin a new one. Several processes may
+/// append to one file on a local disk. A crash can cut a line off; its records follow again on
+/// their own lines.
 #[derive(Clone, Debug)]
 pub struct ArchiveFile {
     path: PathBuf,
@@ -107,7 +111,11 @@ impl ArchiveFile {
         // One write at the end of the file: lines of two processes do not mix.
         file.write_all(&lines)?;
         file.sync_data()?;
-        if new { sync_folder_of(&self.path) } else { Ok(()) }
+        if new {
+            sync_folder_of(&self.path)
+        } else {
+            Ok(())
+        }
     }
 
     /// Opens the file, and returns whether it was created just now.
@@ -128,7 +136,8 @@ impl ArchiveFile {
 
 impl Archive for ArchiveFile {
     fn keep(&self, expired: &[Expired]) -> Result<(), BoxError> {
-        self.append(expired).map_err(|error| format!("{}: {error}", self.path.display()).into())
+        self.append(expired)
+            .map_err(|error| format!("{}: {error}", self.path.display()).into())
     }
 }
 
@@ -145,9 +154,15 @@ fn ends_with_a_line(file: &mut File) -> io::Result<bool> {
 
 /// Syncs the folder: a new file is only as durable as its name in the folder.
 fn sync_folder_of(path: &Path) -> io::Result<()> {
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+    let folder = path
+        .parent()
+        .filter(|folder| !folder.as_os_str().is_empty());
     let folder = folder.unwrap_or(Path::new("."));
-    if cfg!(unix) { File::open(folder)?.sync_all() } else { Ok(()) }
+    if cfg!(unix) {
+        File::open(folder)?.sync_all()
+    } else {
+        Ok(())
+    }
 }
 
 /// A record as a line of the file.
@@ -170,12 +185,21 @@ impl<'a> Line<'a> {
             State::Pending { attempt, .. } => ("pending", Some(*attempt), None, None),
             State::Released { attempt, .. } => ("released", Some(*attempt), None, None),
             State::Completed { result, .. } => ("completed", None, Some(result.len()), None),
-            State::Failed { attempt, handed_over, .. } => {
-                ("failed", Some(*attempt), None, Some(*handed_over))
-            }
+            State::Failed {
+                attempt,
+                handed_over,
+                ..
+            } => ("failed", Some(*attempt), None, Some(*handed_over)),
         };
         let (key, expired_at_ms) = (key.as_str(), record.expires_at.millis());
-        Self { key, state, attempts, result_bytes, handed_over, expired_at_ms }
+        Self {
+            key,
+            state,
+            attempts,
+            result_bytes,
+            handed_over,
+            expired_at_ms,
+        }
     }
 }
 
@@ -191,7 +215,11 @@ impl SharedArchive {
 
     /// See [`Archive::keep`]; it is not called when nothing has expired.
     pub fn keep(&self, expired: &[Expired]) -> Result<(), BoxError> {
-        if expired.is_empty() { Ok(()) } else { self.0.keep(expired) }
+        if expired.is_empty() {
+            Ok(())
+        } else {
+            self.0.keep(expired)
+        }
     }
 }
 
@@ -212,14 +240,30 @@ mod tests {
     use super::*;
 
     fn expired(number: u8, state: State) -> Expired {
-        let key = StoreKey::new(&Scope::new("billing").unwrap(), Digest::from_bytes([number; 16]));
+        let key = StoreKey::new(
+            &Scope::new("billing").unwrap(),
+            Digest::from_bytes([number; 16]),
+        );
         let expires_at = StoreTime::from_millis(1_760_000_000_000 + u64::from(number));
-        Expired { key, record: Record { expires_at, fingerprint: None, state } }
+        Expired {
+            key,
+            record: Record {
+                expires_at,
+                fingerprint: None,
+                state,
+            },
+        }
     }
 
     fn completed(number: u8) -> Expired {
         let result = Bytes::from_static(b"\"a card number\"");
-        expired(number, State::Completed { by: TokenTag::NONE, result })
+        expired(
+            number,
+            State::Completed {
+                by: TokenTag::NONE,
+                result,
+            },
+        )
     }
 
     #[cfg(unix)]
@@ -229,7 +273,10 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let archive = ArchiveFile::new(folder.path().join("expired.jsonl"));
         archive.open().unwrap();
-        assert_eq!(fs::metadata(archive.path()).unwrap().permissions().mode() & 0o777, 0o600);
+        assert_eq!(
+            fs::metadata(archive.path()).unwrap().permissions().mode() & 0o777,
+            0o600
+        );
     }
 
     #[test]
@@ -237,8 +284,15 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let archive = ArchiveFile::new(folder.path().join("expired.jsonl"));
         let reason = "of a card number".to_owned();
-        let failed = State::Failed { by: TokenTag::NONE, attempt: 5, handed_over: true, reason };
-        SharedArchive::new(archive.clone()).keep(&[completed(1), expired(2, failed)]).unwrap();
+        let failed = State::Failed {
+            by: TokenTag::NONE,
+            attempt: 5,
+            handed_over: true,
+            reason,
+        };
+        SharedArchive::new(archive.clone())
+            .keep(&[completed(1), expired(2, failed)])
+            .unwrap();
         let text = fs::read_to_string(archive.path()).unwrap();
         assert_eq!(
             text,
@@ -258,8 +312,10 @@ mod tests {
         fs::write(archive.path(), whole.get(..whole.len() - 7).unwrap()).unwrap();
         archive.keep(&[completed(2), completed(3)]).unwrap();
         let text = fs::read_to_string(archive.path()).unwrap();
-        let whole: Vec<bool> =
-            text.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).is_ok()).collect();
+        let whole: Vec<bool> = text
+            .lines()
+            .map(|line| serde_json::from_str::<serde_json::Value>(line).is_ok())
+            .collect();
         assert_eq!(whole, [true, false, true, true]);
     }
 
@@ -270,14 +326,23 @@ mod tests {
         archive.keep(&[completed(1)]).unwrap();
         fs::rename(archive.path(), folder.path().join("expired.jsonl.1")).unwrap();
         archive.keep(&[completed(2)]).unwrap();
-        assert_eq!(fs::read_to_string(archive.path()).unwrap().lines().count(), 1);
+        assert_eq!(
+            fs::read_to_string(archive.path()).unwrap().lines().count(),
+            1
+        );
     }
 
     #[test]
     fn what_cannot_be_kept_says_where() {
         let folder = tempfile::tempdir().unwrap();
-        let error = ArchiveFile::new(folder.path()).keep(&[completed(1)]).unwrap_err().to_string();
-        assert!(error.contains(&folder.path().display().to_string()), "{error}");
+        let error = ArchiveFile::new(folder.path())
+            .keep(&[completed(1)])
+            .unwrap_err()
+            .to_string();
+        assert!(
+            error.contains(&folder.path().display().to_string()),
+            "{error}"
+        );
         let nothing = SharedArchive::new(|_: &[Expired]| panic!("nothing has expired")).keep(&[]);
         assert!(nothing.is_ok());
     }

@@ -1,11 +1,14 @@
-//! Joins concurrent calls into batches: all calls that wait when the carrier is ready form one batch.
+//! Joins concurrent calls into batches: all calls that wait when the carrier is ready form one
+//! batch.
 //!
-//! A store's throughput comes from batches. Callers submit items and wait; the one [`Carrier`] takes the waiting
-//! calls, sends them to the store, and returns each caller its answers with a single wake-up. Nothing waits for
-//! a batch to fill: under light load a batch is one call, under heavy load it grows by itself.
+//! A store's throughput comes from batches. Callers submit items and wait; the one [`Carrier`]
+//! takes the waiting calls, sends them to the store, and returns each caller its answers with a
+//! single wake-up. Nothing waits for a batch to fill: under light load a batch is one call, under
+//! heavy load it grows by itself.
 //!
-//! When many calls wait, a batch takes half of them: with all callers in one batch, callers and server would
-//! wait for each other in turns. The carrier gives the threshold: it knows what a batch costs besides its items.
+//! When many calls wait, a batch takes half of them: with all callers in one batch, callers and
+//! server would wait for each other in turns. The carrier gives the threshold: it knows what a
+//! batch costs besides its items.
 
 use oncegate_core::key::StoreKey;
 use oncegate_core::rules::Operation;
@@ -92,14 +95,20 @@ pub struct Batch<T, A> {
 /// Creates the two ends of a channel.
 pub fn channel<T: Item, A>() -> (Joiner<T, A>, Carrier<T, A>) {
     let (sender, receiver) = mpsc::channel(MAX_WAITING_CALLS);
-    (Joiner { calls: sender }, Carrier { calls: receiver, gathered: Vec::new() })
+    (
+        Joiner { calls: sender },
+        Carrier {
+            calls: receiver,
+            gathered: Vec::new(),
+        },
+    )
 }
 
 impl<T: Item, A> Joiner<T, A> {
     /// Submits `items` and waits for their answers, in the order of the items.
     ///
-    /// More items than fit in a batch are split. A caller that stops waiting does not affect the others: its
-    /// items may still be sent.
+    /// More items than fit in a batch are split. A caller that stops waiting does not affect the
+    /// others: its items may still be sent.
     ///
     /// # Errors
     /// Returns an error when the carrier is gone before it has answered all items.
@@ -124,7 +133,11 @@ impl<T: Item, A> Joiner<T, A> {
                 chunk.push(item);
             }
             // Some chunks may have been sent already, so it is not certain that none was.
-            waiting.push(self.hand_in(chunk).await.map_err(|_| CarrierGone { unsent: false })?);
+            waiting.push(
+                self.hand_in(chunk)
+                    .await
+                    .map_err(|_| CarrierGone { unsent: false })?,
+            );
         }
         for answer in waiting {
             answers.append(&mut answer.await.map_err(|_| CarrierGone { unsent: false })?);
@@ -153,16 +166,23 @@ impl<T: Item, A> Joiner<T, A> {
     }
 
     async fn send(&self, call: Call<T, A>) -> Result<(), CarrierGone> {
-        self.calls.send(call).await.map_err(|_| CarrierGone { unsent: true })
+        self.calls
+            .send(call)
+            .await
+            .map_err(|_| CarrierGone { unsent: true })
     }
 }
 
 impl<T: Item, A> Carrier<T, A> {
-    /// Waits for `at_least` calls and takes the calls waiting with them, up to a batch's limits. Up to `undivided`
-    /// items it takes all of them; of more, it takes half.
+    /// Waits for `at_least` calls and takes the calls waiting with them, up to a batch's limits. Up
+    /// to `undivided` items it takes all of them; of more, it takes half.
     ///
     /// Returns `None` when every [`Joiner`] is gone. Dropping the future loses nothing.
-    pub async fn next(&mut self, at_least: usize, undivided: impl FnOnce() -> usize) -> Option<Batch<T, A>> {
+    pub async fn next(
+        &mut self,
+        at_least: usize,
+        undivided: impl FnOnce() -> usize,
+    ) -> Option<Batch<T, A>> {
         while self.gathered.len() < at_least.max(1) {
             let missing = at_least.max(1) - self.gathered.len();
             if self.calls.recv_many(&mut self.gathered, missing).await == 0 {
@@ -175,8 +195,15 @@ impl<T: Item, A> Carrier<T, A> {
         let waiting = self.gathered.len() + self.calls.len();
         let most = ((waiting - 1) / 2).clamp(undivided(), MAX_BATCH_ITEMS);
         let count = waiting.min(most);
-        let mut batch = Batch { items: Vec::with_capacity(count), callers: Vec::with_capacity(count) };
-        let mut bytes = self.gathered.drain(..).map(|call| batch.push(call)).sum::<usize>();
+        let mut batch = Batch {
+            items: Vec::with_capacity(count),
+            callers: Vec::with_capacity(count),
+        };
+        let mut bytes = self
+            .gathered
+            .drain(..)
+            .map(|call| batch.push(call))
+            .sum::<usize>();
         while batch.items.len() < most && bytes < MAX_BATCH_BYTES {
             let Ok(call) = self.calls.try_recv() else {
                 break;
@@ -326,8 +353,12 @@ mod tests {
         }
 
         let (joiner, mut carrier) = channel::<Crate, ()>();
-        let submit =
-            joiner.submit(vec![Crate(10), Crate(2 * MAX_BATCH_BYTES), Crate(MAX_BATCH_BYTES), Crate(10)]);
+        let submit = joiner.submit(vec![
+            Crate(10),
+            Crate(2 * MAX_BATCH_BYTES),
+            Crate(MAX_BATCH_BYTES),
+            Crate(10),
+        ]);
         let carry = async {
             let mut sizes = Vec::new();
             while sizes.iter().sum::<usize>() < 4 {
@@ -340,7 +371,11 @@ mod tests {
         };
         let (answers, sizes) = tokio::join!(submit, carry);
         assert_eq!(answers, Ok(vec![(); 4]));
-        assert_eq!(sizes, [2, 1, 1], "the first call is joined by what crosses the line");
+        assert_eq!(
+            sizes,
+            [2, 1, 1],
+            "the first call is joined by what crosses the line"
+        );
     }
 
     #[tokio::test]
@@ -353,7 +388,13 @@ mod tests {
         let (answer, ()) = tokio::join!(joiner.submit_one(1), drop_it);
         assert_eq!(answer, Err(CarrierGone { unsent: false }));
         drop(carrier);
-        assert_eq!(joiner.submit(vec![1]).await, Err(CarrierGone { unsent: true }));
-        assert_eq!(joiner.submit_one(1).await, Err(CarrierGone { unsent: true }));
+        assert_eq!(
+            joiner.submit(vec![1]).await,
+            Err(CarrierGone { unsent: true })
+        );
+        assert_eq!(
+            joiner.submit_one(1).await,
+            Err(CarrierGone { unsent: true })
+        );
     }
 }

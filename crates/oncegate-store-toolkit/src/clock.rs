@@ -2,15 +2,18 @@
 
 use std::time::{Duration, SystemTime};
 
-/// The most that two clocks may differ before a warning: far more than the time a busy machine takes for an answer.
+/// The most that two clocks may differ before a warning: far more than the time a busy machine
+/// takes for an answer.
 const TOLERANCE: Duration = Duration::from_secs(10);
 
-/// Returns a warning for a server whose clock showed `server` between `asked` and `answered`, both by this machine's
-/// clock;
-/// `None` when the clocks may agree.
+/// Returns a warning for a server whose clock showed `server` between `asked` and `answered`, both
+/// by this machine's clock; `None` when the clocks may agree.
 pub fn warning(server: SystemTime, asked: SystemTime, answered: SystemTime) -> Option<String> {
     let beyond = |late: SystemTime, early: SystemTime| {
-        late.duration_since(early).ok().filter(|apart| *apart > TOLERANCE).map(|apart| apart.as_secs())
+        late.duration_since(early)
+            .ok()
+            .filter(|apart| *apart > TOLERANCE)
+            .map(|apart| apart.as_secs())
     };
     let (seconds, side) = match (beyond(server, answered), beyond(asked, server)) {
         (Some(ahead), _) => (ahead, "ahead of"),
@@ -31,7 +34,8 @@ mod tests {
     #[test]
     fn only_clocks_that_cannot_agree_are_worth_a_word() {
         let at = |seconds: u64| SystemTime::UNIX_EPOCH + Duration::from_secs(1_000 + seconds);
-        let said = |server: u64, asked: u64, answered: u64| warning(at(server), at(asked), at(answered));
+        let said =
+            |server: u64, asked: u64, answered: u64| warning(at(server), at(asked), at(answered));
         assert_eq!(said(110, 100, 100), None);
         assert_eq!(said(90, 100, 100), None);
         // The answer took a minute, and the clock may have been read at any time of it.

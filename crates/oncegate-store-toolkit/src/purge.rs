@@ -1,12 +1,13 @@
 //! The pace of a store's purge of expired records, and its backlog.
 //!
-//! Removing records uses the same disk and processors as claims do, so no fixed speed fits: what is too slow for one
-//! store disturbs another for nothing. A purge scans all records, in small steps. It adapts two times to what it finds:
+//! Removing records uses the same disk and processors as claims do, so no fixed speed fits: what is
+//! too slow for one store disturbs another for nothing. A purge scans all records, in small steps.
+//! It adapts two times to what it finds:
 //!
-//! - **the interval between two scans**: as long as it takes for one record in twenty to expire, so that expired
-//!   records take about a twentieth of the space, whatever the rate is;
-//! - **the pause after a step**: four times as long as the step if nothing had expired, and none if much had. A
-//!   purge that is behind works without pauses.
+//! - **the interval between two scans**: as long as it takes for one record in twenty to expire, so
+//!   that expired records take about a twentieth of the space, whatever the rate is;
+//! - **the pause after a step**: four times as long as the step if nothing had expired, and none if
+//!   much had. A purge that is behind works without pauses.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -14,7 +15,8 @@ use std::time::{Duration, Instant};
 /// The share of all records that may have expired when a scan begins.
 const WANTED_SHARE: f64 = 0.05;
 
-/// A table with fewer records than this is treated as if it had this many: hurrying would cost more than it frees.
+/// A table with fewer records than this is treated as if it had this many: hurrying would cost more
+/// than it frees.
 const LEAST_RECORDS: f64 = 100_000.0;
 
 /// The time from the start of a store to its first scan, when nothing is known yet.
@@ -52,7 +54,11 @@ impl Pace {
     /// A pace whose scans begin at most `longest` apart.
     pub fn new(longest: Duration) -> Self {
         let longest = longest.max(SHORTEST_REST);
-        Self { longest, interval: FIRST_INTERVAL.min(longest), pauses: MOST_PAUSES }
+        Self {
+            longest,
+            interval: FIRST_INTERVAL.min(longest),
+            pauses: MOST_PAUSES,
+        }
     }
 
     /// The interval between the beginnings of two scans.
@@ -60,28 +66,36 @@ impl Pace {
         self.interval
     }
 
-    /// How long to rest after an error: at least `shortest`, but no longer than the longest interval between scans.
+    /// How long to rest after an error: at least `shortest`, but no longer than the longest
+    /// interval between scans.
     pub fn after_error(&self, shortest: Duration) -> Duration {
         self.interval.max(shortest).min(self.longest)
     }
 
     /// How long to pause after a step within a scan.
     pub fn pause(&self, step: Work) -> Duration {
-        let share = if step.met == 0 { 0.0 } else { step.expired as f64 / step.met as f64 };
-        step.took.mul_f64(self.pauses * (1.0 - share / WANTED_SHARE).max(0.0))
+        let share = if step.met == 0 {
+            0.0
+        } else {
+            step.expired as f64 / step.met as f64
+        };
+        step.took
+            .mul_f64(self.pauses * (1.0 - share / WANTED_SHARE).max(0.0))
     }
 
     /// Adapts to a scan of all records, and returns how long to rest before the next one.
     ///
-    /// `since_last` is the time between its beginning and that of the previous scan: what it found expired in that
-    /// time.
+    /// `since_last` is the time between its beginning and that of the previous scan: what it found
+    /// expired in that time.
     pub fn walked(&mut self, walk: Work, since_last: Duration) -> Duration {
         let share = walk.expired as f64 / (walk.met as f64).max(LEAST_RECORDS);
         let most = self.interval.saturating_mul(2);
         self.interval = match share {
             0.0 => most,
-            // One scan that found a backlog is weak evidence of the rate: it shortens the interval step by step.
-            _ => seconds(since_last.as_secs_f64() * WANTED_SHARE / share).clamp(self.interval / 4, most),
+            // One scan that found a backlog is weak evidence of the rate: it shortens the interval
+            // step by step.
+            _ => seconds(since_last.as_secs_f64() * WANTED_SHARE / share)
+                .clamp(self.interval / 4, most),
         };
         self.interval = self.interval.clamp(SHORTEST_REST, self.longest);
         self.pauses = match walk.took {
@@ -103,7 +117,8 @@ fn seconds(seconds: f64) -> Duration {
     Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX)
 }
 
-/// How far a purge is behind: when the oldest expired record that may still be in the store expired.
+/// How far a purge is behind: when the oldest expired record that may still be in the store
+/// expired.
 #[derive(Debug, Default)]
 pub struct Backlog {
     state: Mutex<State>,
@@ -121,8 +136,8 @@ enum State {
 }
 
 impl Backlog {
-    /// How long ago the oldest expired record that may still be in the store expired; zero when there is none, and
-    /// `None` when this process does not know.
+    /// How long ago the oldest expired record that may still be in the store expired; zero when
+    /// there is none, and `None` when this process does not know.
     pub fn age(&self) -> Option<Duration> {
         match *self.lock() {
             State::Unknown => None,
@@ -133,7 +148,9 @@ impl Backlog {
 
     /// Notes that a step has read a record that expired `age` ago.
     pub fn met(&self, age: Duration) {
-        let Some(expired_at) = Instant::now().checked_sub(age) else { return };
+        let Some(expired_at) = Instant::now().checked_sub(age) else {
+            return;
+        };
         let mut state = self.lock();
         match *state {
             State::Since(earlier) if earlier <= expired_at => {}
@@ -141,12 +158,13 @@ impl Backlog {
         }
     }
 
-    /// Notes the end of a scan. `began` is its beginning, `found` whether it read anything expired, and `left` how long
-    /// ago the oldest record expired that it could not remove.
+    /// Notes the end of a scan. `began` is its beginning, `found` whether it read anything expired,
+    /// and `left` how long ago the oldest record expired that it could not remove.
     pub fn walked(&self, began: Instant, found: bool, left: Option<Duration>) {
         *self.lock() = match left.and_then(|age| Instant::now().checked_sub(age)) {
             Some(left) => State::Since(left.min(began)),
-            // Records that it had already passed may have expired in the meantime, and are still there.
+            // Records that it had already passed may have expired in the meantime, and are still
+            // there.
             None if found => State::Since(began),
             None => State::None,
         };
@@ -167,11 +185,13 @@ impl Backlog {
 mod tests {
     use super::*;
 
-    /// A store that receives this many records a second, each kept for a while, and the cost of its steps.
+    /// A store that receives this many records a second, each kept for a while, and the cost of its
+    /// steps.
     struct Model {
         rate: f64,
         retention: Duration,
-        /// The seconds that a scan takes for a record that has not expired, and for one that it removes.
+        /// The seconds that a scan takes for a record that has not expired, and for one that it
+        /// removes.
         look: f64,
         remove: f64,
     }
@@ -195,7 +215,11 @@ mod tests {
                 // They are stored in order of arrival: first the expired ones, then the others.
                 for (met, expired) in [(expired, expired), (live, 0.0)] {
                     let took = seconds(met * self.look + expired * self.remove);
-                    let step = Work { took, met: met as u64, expired: expired as u64 };
+                    let step = Work {
+                        took,
+                        met: met as u64,
+                        expired: expired as u64,
+                    };
                     now += (took + pace.pause(step)).as_secs_f64();
                 }
                 removed_until = expired_until;
@@ -218,10 +242,19 @@ mod tests {
     fn expired_records_take_a_small_part_of_the_room_at_any_rate_and_retention() {
         for rate in [500.0, 10_000.0, 60_000.0] {
             for retention in [MINUTE / 6, MINUTE * 10, MINUTE * 60 * 24] {
-                let model = Model { rate, retention, look: 0.000_000_3, remove: 0.000_008 };
+                let model = Model {
+                    rate,
+                    retention,
+                    look: 0.000_000_3,
+                    remove: 0.000_008,
+                };
                 let share = model.worst_share(MINUTE * 10, retention * 20 + MINUTE * 120);
                 let few = rate * retention.as_secs_f64() < LEAST_RECORDS;
-                let most = if few { LEAST_RECORDS * 0.11 / (rate * retention.as_secs_f64()) } else { 0.11 };
+                let most = if few {
+                    LEAST_RECORDS * 0.11 / (rate * retention.as_secs_f64())
+                } else {
+                    0.11
+                };
                 assert!(share <= most, "{share} at {rate}/s for {retention:?}");
             }
         }
@@ -230,19 +263,41 @@ mod tests {
     #[test]
     fn a_purge_whose_walks_take_too_long_gives_up_its_pauses() {
         let mut pace = Pace::new(MINUTE);
-        let clean = Work { took: Duration::from_millis(10), met: 1_000, expired: 0 };
+        let clean = Work {
+            took: Duration::from_millis(10),
+            met: 1_000,
+            expired: 0,
+        };
         assert_eq!(pace.pause(clean), Duration::from_millis(40));
-        assert_eq!(pace.pause(Work { expired: 100, ..clean }), Duration::ZERO);
-        let walk = Work { took: MINUTE * 5, met: 1_000_000, expired: 300_000 };
+        assert_eq!(
+            pace.pause(Work {
+                expired: 100,
+                ..clean
+            }),
+            Duration::ZERO
+        );
+        let walk = Work {
+            took: MINUTE * 5,
+            met: 1_000_000,
+            expired: 300_000,
+        };
         for _ in 0..8 {
             assert_eq!(pace.walked(walk, MINUTE), SHORTEST_REST);
         }
         assert_eq!(pace.pause(clean), Duration::ZERO);
-        let idle = Work { took: Duration::from_millis(10), met: 1_000_000, expired: 0 };
+        let idle = Work {
+            took: Duration::from_millis(10),
+            met: 1_000_000,
+            expired: 0,
+        };
         for _ in 0..20 {
             pace.walked(idle, MINUTE);
         }
-        assert_eq!(pace.pause(clean), Duration::from_millis(40), "there is time for them again");
+        assert_eq!(
+            pace.pause(clean),
+            Duration::from_millis(40),
+            "there is time for them again"
+        );
         assert_eq!(pace.interval(), MINUTE);
     }
 
@@ -250,7 +305,14 @@ mod tests {
     fn a_few_expired_records_are_no_reason_to_hurry() {
         let mut pace = Pace::new(MINUTE);
         for _ in 0..20 {
-            pace.walked(Work { took: Duration::from_millis(1), met: 10, expired: 9 }, MINUTE);
+            pace.walked(
+                Work {
+                    took: Duration::from_millis(1),
+                    met: 10,
+                    expired: 9,
+                },
+                MINUTE,
+            );
         }
         assert_eq!(pace.interval(), MINUTE);
     }
@@ -264,7 +326,10 @@ mod tests {
         assert_eq!(backlog.age(), Some(Duration::ZERO));
         backlog.met(HOUR);
         backlog.met(HOUR / 2);
-        assert!(backlog.age() >= Some(HOUR), "the oldest counts, also while a walk is under way");
+        assert!(
+            backlog.age() >= Some(HOUR),
+            "the oldest counts, also while a walk is under way"
+        );
         backlog.walked(Instant::now(), true, Some(HOUR / 2));
         assert!(backlog.age() >= Some(HOUR / 2) && backlog.age() < Some(HOUR));
         backlog.walked(Instant::now(), true, None);

@@ -11,8 +11,9 @@ const FIRST_DELAY: Duration = Duration::from_millis(200);
 /// The longest delay, which is how long a server that is there may stay unused.
 const LONGEST_DELAY: Duration = Duration::from_secs(5);
 
-/// Connects with `connect`; while the server is away, tries again until `patience` is over. With a patience of zero it
-/// tries once. `fraction` gives random numbers from 0 up to 1: each delay is shortened by up to a half.
+/// Connects with `connect`; while the server is away, tries again until `patience` is over. With a
+/// patience of zero it tries once. `fraction` gives random numbers from 0 up to 1: each delay is
+/// shortened by up to a half.
 ///
 /// # Errors
 /// The error of the last try, at once if the server has answered it.
@@ -45,7 +46,8 @@ mod tests {
 
     use super::*;
 
-    /// Connects to a server that is there after so many tries. Returns how often it was tried, and for how long.
+    /// Connects to a server that is there after so many tries. Returns how often it was tried, and
+    /// for how long.
     async fn connected(
         patience: Duration,
         away: u32,
@@ -63,19 +65,35 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_server_that_is_away_is_tried_less_and_less_often_until_the_patience_is_over() {
         let minute = Duration::from_secs(60);
-        let (result, tries, took) = connected(minute, 6, StoreError::unavailable("connection refused")).await;
+        let (result, tries, took) =
+            connected(minute, 6, StoreError::unavailable("connection refused")).await;
         assert!(result.is_ok(), "{result:?}");
-        assert_eq!((tries, took), (7, Duration::from_millis(200 + 400 + 800 + 1_600 + 3_200 + 5_000)));
-        let (result, tries, took) = connected(minute, 1_000, StoreError::unknown("no answer")).await;
-        assert!(result.is_err() && took >= minute && tries < 20, "{tries} tries in {took:?}");
+        assert_eq!(
+            (tries, took),
+            (
+                7,
+                Duration::from_millis(200 + 400 + 800 + 1_600 + 3_200 + 5_000)
+            )
+        );
+        let (result, tries, took) =
+            connected(minute, 1_000, StoreError::unknown("no answer")).await;
+        assert!(
+            result.is_err() && took >= minute && tries < 20,
+            "{tries} tries in {took:?}"
+        );
     }
 
     #[tokio::test(start_paused = true)]
     async fn without_patience_it_is_tried_once_and_one_that_refuses_is_not_waited_for() {
-        let (result, tries, _) =
-            connected(Duration::ZERO, 1, StoreError::unavailable("connection refused")).await;
+        let (result, tries, _) = connected(
+            Duration::ZERO,
+            1,
+            StoreError::unavailable("connection refused"),
+        )
+        .await;
         assert!(result.is_err() && tries == 1);
-        let (result, tries, _) = connected(Duration::MAX, 1, StoreError::refused("a wrong password")).await;
+        let (result, tries, _) =
+            connected(Duration::MAX, 1, StoreError::refused("a wrong password")).await;
         assert!(result.is_err() && tries == 1);
     }
 }

@@ -37,17 +37,26 @@ impl Export {
 
     fn new(recorder: Option<Box<dyn Recorder + Send + Sync>>) -> Self {
         let (counters, histograms) = (Handles::default(), Handles::default());
-        let export = Self { recorder, counters, histograms, upkeep: None, durations: AtomicU32::new(0) };
+        let export = Self {
+            recorder,
+            counters,
+            histograms,
+            upkeep: None,
+            durations: AtomicU32::new(0),
+        };
         CATALOGUE.iter().for_each(|metric| export.describe(metric));
         export.begin(NO_SCOPE);
         export
     }
 
-    /// Sets the recorder's upkeep, which runs now and then when an event is observed: a recorder may keep each
-    /// duration until it is scraped, which may never happen.
+    /// Sets the recorder's upkeep, which runs now and then when an event is observed: a recorder
+    /// may keep each duration until it is scraped, which may never happen.
     #[cfg(feature = "status")]
     pub(super) fn with_upkeep(self, upkeep: impl Fn() + Send + Sync + 'static) -> Self {
-        Self { upkeep: Some(Box::new(upkeep)), ..self }
+        Self {
+            upkeep: Some(Box::new(upkeep)),
+            ..self
+        }
     }
 
     fn with<T>(&self, ask: impl FnOnce(&dyn Recorder) -> T) -> T {
@@ -67,14 +76,21 @@ impl Export {
         });
     }
 
-    /// Registers every counter of a scope at zero. A counter that appeared with its first event would look as if it
-    /// had always been at one, and no alert would detect that event.
+    /// Registers every counter of a scope at zero. A counter that appeared with its first event
+    /// would look as if it had always been at one, and no alert would detect that event.
     pub(super) fn begin(&self, scope: &str) {
-        let begun = CATALOGUE.iter().filter(|metric| metric.kind == Kind::Counter);
+        let begun = CATALOGUE
+            .iter()
+            .filter(|metric| metric.kind == Kind::Counter);
         for metric in begun.filter(|metric| metric.is_scoped() == (scope != NO_SCOPE)) {
-            let values =
-                if metric.labels.len() == usize::from(metric.is_scoped()) { &[""] } else { metric.values };
-            values.iter().for_each(|label| drop(self.counter(metric.name, scope, label)));
+            let values = if metric.labels.len() == usize::from(metric.is_scoped()) {
+                &[""]
+            } else {
+                metric.values
+            };
+            values
+                .iter()
+                .for_each(|label| drop(self.counter(metric.name, scope, label)));
         }
     }
 
@@ -102,7 +118,8 @@ impl Export {
         let (name, label, count) = event.metric();
         self.counter(name, scope, label).increment(count);
         if let Some((name, label, took)) = event.duration() {
-            self.histogram(name, scope, label).record(took.as_secs_f64());
+            self.histogram(name, scope, label)
+                .record(took.as_secs_f64());
             self.keep_up();
         }
         if let Some((name, bytes)) = event.size() {
@@ -113,16 +130,20 @@ impl Export {
 
     fn keep_up(&self) {
         if let Some(upkeep) = &self.upkeep
-            && self.durations.fetch_add(1, Relaxed) % DURATIONS_PER_UPKEEP == DURATIONS_PER_UPKEEP - 1
+            && self.durations.fetch_add(1, Relaxed) % DURATIONS_PER_UPKEEP
+                == DURATIONS_PER_UPKEEP - 1
         {
             upkeep();
         }
     }
 }
 
-/// The key of an event's series: its scope, if the metric has scopes, and its kind, if it has kinds.
+/// The key of an event's series: its scope, if the metric has scopes, and its kind, if it has
+/// kinds.
 fn key(name: &'static str, scope: &str, label: &'static str) -> Key {
-    let Some(metric) = Metric::named(name) else { return Key::from_name(name) };
+    let Some(metric) = Metric::named(name) else {
+        return Key::from_name(name);
+    };
     let labels = metric.labels.iter().map(|&named| match named {
         "scope" => Label::new(named, scope.to_owned()),
         kind => Label::new(kind, label),
@@ -152,6 +173,11 @@ impl<H: Clone> Handles<H> {
         drop(scopes);
         let registered = register();
         let mut scopes = self.0.write().unwrap_or_else(PoisonError::into_inner);
-        scopes.entry(scope.into()).or_default().entry(series).or_insert(registered).clone()
+        scopes
+            .entry(scope.into())
+            .or_default()
+            .entry(series)
+            .or_insert(registered)
+            .clone()
     }
 }

@@ -11,20 +11,23 @@ use oncegate_runtime::health::{Health, PartitionStatus, Status};
 use oncegate_runtime::observe::Metric;
 use oncegate_runtime::outbox::OutboxBacklog;
 
-/// The gauges that were set so far. The facade removes none, so those that are no longer reported are set to zero.
+/// The gauges that were set so far. The facade removes none, so those that are no longer reported
+/// are set to zero.
 #[derive(Default)]
 pub(super) struct Gauges {
     known: Mutex<HashMap<Key, Gauge>>,
 }
 
 impl Gauges {
-    /// Sets the gauges to the status of these consumers and to what waits in these outboxes, and sets those that none
-    /// reports any more to zero.
+    /// Sets the gauges to the status of these consumers and to what waits in these outboxes, and
+    /// sets those that none reports any more to zero.
     pub(super) fn set(&self, export: &Export, statuses: &[Status], outboxes: &[Outbox]) {
         let mut values = GaugeValues::default();
         values.insert("build_info", &[("version", env!("CARGO_PKG_VERSION"))], 1.0);
         statuses.iter().for_each(|status| values.consumer(status));
-        outboxes.iter().for_each(|(outbox, backlog)| values.outbox(outbox, *backlog));
+        outboxes
+            .iter()
+            .for_each(|(outbox, backlog)| values.outbox(outbox, *backlog));
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         known
             .iter()
@@ -48,8 +51,11 @@ struct GaugeValues {
 impl GaugeValues {
     fn insert(&mut self, name: &'static str, labels: &[(&'static str, &str)], value: f64) {
         let name = Metric::named(name).map_or_else(|| name.to_owned(), Metric::full_name);
-        let labels = labels.iter().map(|(name, value)| Label::new(*name, (*value).to_owned()));
-        self.gauges.insert(Key::from_parts(name, labels.collect::<Vec<_>>()), value);
+        let labels = labels
+            .iter()
+            .map(|(name, value)| Label::new(*name, (*value).to_owned()));
+        self.gauges
+            .insert(Key::from_parts(name, labels.collect::<Vec<_>>()), value);
     }
 
     fn consumer(&mut self, status: &Status) {
@@ -59,19 +65,39 @@ impl GaugeValues {
         self.insert("live", &consumer, flag(health.is_live()));
         self.insert("ready", &consumer, flag(health.is_ready()));
         for reason in health.reasons() {
-            self.insert("unwell", &[("consumer", name), ("reason", reason.as_str())], 1.0);
+            self.insert(
+                "unwell",
+                &[("consumer", name), ("reason", reason.as_str())],
+                1.0,
+            );
         }
         for cause in &status.paused {
-            self.insert("paused", &[("consumer", name), ("cause", cause.as_str())], 1.0);
+            self.insert(
+                "paused",
+                &[("consumer", name), ("cause", cause.as_str())],
+                1.0,
+            );
         }
         for scope in &status.scopes {
             let named = [("scope", scope.scope.as_str())];
             self.insert("store_up", &named, flag(scope.is_store_up()));
-            self.insert("lease_remaining_seconds", &named, scope.lease_remaining.as_secs_f64());
+            self.insert(
+                "lease_remaining_seconds",
+                &named,
+                scope.lease_remaining.as_secs_f64(),
+            );
             self.insert("lease_seconds", &named, scope.lease.as_secs_f64());
-            self.insert("run_remaining_seconds", &named, scope.run_remaining.as_secs_f64());
+            self.insert(
+                "run_remaining_seconds",
+                &named,
+                scope.run_remaining.as_secs_f64(),
+            );
             self.insert("max_run_seconds", &named, scope.max_run.as_secs_f64());
-            self.insert("record_retention_seconds", &named, scope.retention.as_secs_f64());
+            self.insert(
+                "record_retention_seconds",
+                &named,
+                scope.retention.as_secs_f64(),
+            );
             if let Some(age) = scope.oldest_expired {
                 self.insert("oldest_expired_seconds", &named, age.as_secs_f64());
             }
@@ -97,7 +123,11 @@ impl GaugeValues {
             ("parked", messages.parked),
             ("held_back", messages.held_back),
         ] {
-            self.insert("messages", &[("consumer", name), ("stage", stage)], count(how_many as u64));
+            self.insert(
+                "messages",
+                &[("consumer", name), ("stage", stage)],
+                count(how_many as u64),
+            );
         }
         if let Some(polled_ago) = status.source.polled_ago {
             self.insert("poll_age_seconds", &consumer, polled_ago.as_secs_f64());
@@ -107,7 +137,11 @@ impl GaugeValues {
             self.insert("worker_processes_ready", &consumer, f64::from(worker.ready));
             self.insert("worker_restarts", &consumer, count(worker.restarts));
         }
-        status.source.partitions.iter().for_each(|partition| self.partition(name, partition));
+        status
+            .source
+            .partitions
+            .iter()
+            .for_each(|partition| self.partition(name, partition));
     }
 
     fn outbox(&mut self, outbox: &str, backlog: OutboxBacklog) {
@@ -119,8 +153,15 @@ impl GaugeValues {
 
     fn partition(&mut self, consumer: &str, status: &PartitionStatus) {
         let number = status.partition.to_string();
-        let labels = [("consumer", consumer), ("topic", &*status.topic), ("partition", &*number)];
-        let oldest = status.oldest_unfinished.unwrap_or(Duration::ZERO).as_secs_f64();
+        let labels = [
+            ("consumer", consumer),
+            ("topic", &*status.topic),
+            ("partition", &*number),
+        ];
+        let oldest = status
+            .oldest_unfinished
+            .unwrap_or(Duration::ZERO)
+            .as_secs_f64();
         self.insert("oldest_incomplete_age_seconds", &labels, oldest);
         let offset = |offset: Option<i64>| offset.and_then(|offset| u64::try_from(offset).ok());
         for (name, value) in [
@@ -182,7 +223,8 @@ mod tests {
         });
         let mut status = Status::default();
         status.name = "billing".to_owned();
-        status.scopes = vec![serde_json::from_value(scope).expect("a scope as the status page shows it")];
+        status.scopes =
+            vec![serde_json::from_value(scope).expect("a scope as the status page shows it")];
         status.paused = vec![PauseCause::StoreAway];
         status.source = source;
         let mut worker = WorkerStatus::default();
@@ -194,7 +236,13 @@ mod tests {
     /// An outbox whose messages wait.
     fn waiting() -> Outbox {
         let oldest = Some(Duration::from_millis(90_500));
-        ("shop".to_owned(), OutboxBacklog { messages: 12, oldest })
+        (
+            "shop".to_owned(),
+            OutboxBacklog {
+                messages: 12,
+                oldest,
+            },
+        )
     }
 
     #[test]
@@ -229,7 +277,10 @@ mod tests {
             r#"oncegate_outbox_oldest_seconds{outbox="shop"} 90.5"#,
             r#"oncegate_extra_runs_total{scope="billing",cause="store_loss"} 0"#,
         ] {
-            assert!(text.contains(&format!("{line}\n")), "{line} is not in {text}");
+            assert!(
+                text.contains(&format!("{line}\n")),
+                "{line} is not in {text}"
+            );
         }
     }
 
@@ -249,7 +300,10 @@ mod tests {
             r#"oncegate_paused{consumer="billing",cause="store_away"} 0"#,
             r#"oncegate_outbox_waiting{outbox="shop"} 0"#,
         ] {
-            assert!(text.contains(&format!("{line}\n")), "{line} is not in {text}");
+            assert!(
+                text.contains(&format!("{line}\n")),
+                "{line} is not in {text}"
+            );
         }
     }
 }

@@ -1,4 +1,5 @@
-//! Metrics through the `metrics` facade, and (feature `status`) an endpoint for Prometheus, probes and a browser.
+//! Metrics through the `metrics` facade, and (feature `status`) an endpoint for Prometheus, probes
+//! and a browser.
 //!
 //! One [`Telemetry`] is the observer of every consumer of a process:
 //!
@@ -14,18 +15,19 @@
 //! # }
 //! ```
 //!
-//! [`CATALOGUE`](oncegate_runtime::observe::CATALOGUE), and the table in `docs/OBSERVABILITY.md`, describe all metrics.
+//! [`CATALOGUE`](oncegate_runtime::observe::CATALOGUE), and the table in `docs/OBSERVABILITY.md`,
+//! describe all metrics.
 //!
 //! # Not obvious
 //!
 //! Implementation notes: facts about metrics and spans that this code depends on.
 //!
-//! - Prometheus treats a counter that appears with its first event as if it had always been at one. So every counter
-//!   of a scope is registered when the scope is first seen.
-//! - The `metrics` facade never removes a gauge. A gauge that a consumer no longer reports is set to zero; otherwise a
-//!   revoked partition would keep its lag forever.
-//! - The Prometheus recorder keeps every duration until it is scraped, which may never happen. So each 4,096th event
-//!   triggers its upkeep.
+//! - Prometheus treats a counter that appears with its first event as if it had always been at one.
+//!   So every counter of a scope is registered when the scope is first seen.
+//! - The `metrics` facade never removes a gauge. A gauge that a consumer no longer reports is set
+//!   to zero; otherwise a revoked partition would keep its lag forever.
+//! - The Prometheus recorder keeps every duration until it is scraped, which may never happen. So
+//!   each 4,096th event triggers its upkeep.
 //! - A span's parent can be set only before the span is entered.
 
 use std::collections::VecDeque;
@@ -59,8 +61,8 @@ const REASON_BYTES: usize = 256;
 
 /// An observer that counts events for metrics and for the status page.
 ///
-/// Cheap to clone; all clones share their state. Each event costs two additions in memory. Memory is allocated only
-/// at the first event of a kind.
+/// Cheap to clone; all clones share their state. Each event costs two additions in memory. Memory
+/// is allocated only at the first event of a kind.
 #[derive(Clone)]
 pub struct Telemetry {
     inner: Arc<Inner>,
@@ -68,7 +70,10 @@ pub struct Telemetry {
 
 struct Inner {
     export: Export,
-    #[cfg_attr(not(feature = "status"), expect(dead_code, reason = "there is none without the feature"))]
+    #[cfg_attr(
+        not(feature = "status"),
+        expect(dead_code, reason = "there is none without the feature")
+    )]
     prometheus: Option<Rendered>,
     gauges: Gauges,
     monitors: Mutex<Vec<Monitor>>,
@@ -95,7 +100,8 @@ struct Letter {
 }
 
 impl Telemetry {
-    /// Publishes through the program's own recorder, the one set by [`metrics::set_global_recorder`].
+    /// Publishes through the program's own recorder, the one set by
+    /// [`metrics::set_global_recorder`].
     ///
     /// Set it before the first event, and configure the bounds of the histograms in its exporter
     /// ([`CATALOGUE`](oncegate_runtime::observe::CATALOGUE)).
@@ -118,29 +124,42 @@ impl Telemetry {
             counters: Counters::default(),
             letters: Mutex::default(),
         };
-        Self { inner: Arc::new(inner) }
+        Self {
+            inner: Arc::new(inner),
+        }
     }
 
-    /// Observes this consumer from now on, and reads its status when metrics or the page are requested.
+    /// Observes this consumer from now on, and reads its status when metrics or the page are
+    /// requested.
     ///
     /// Replaces the consumer's own [`observer`](Consumer::observer).
     #[must_use = "the consumer that is returned is the one that is observed"]
     pub fn watch(&self, consumer: Consumer) -> Consumer {
-        self.inner.monitors.lock().unwrap_or_else(PoisonError::into_inner).push(consumer.monitor());
+        self.inner
+            .monitors
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .push(consumer.monitor());
         consumer.observer(Arc::new(self.clone()))
     }
 
-    /// Observes this relay from now on, and reads what waits in its outbox when metrics are requested.
+    /// Observes this relay from now on, and reads what waits in its outbox when metrics are
+    /// requested.
     ///
     /// Replaces the relay's own [`observer`](Relay::observer).
     #[must_use = "the relay that is returned is the one that is observed"]
     pub fn watch_relay(&self, relay: Relay) -> Relay {
-        self.inner.relays.lock().unwrap_or_else(PoisonError::into_inner).push(relay.monitor());
+        self.inner
+            .relays
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .push(relay.monitor());
         relay.observer(Arc::new(self.clone()))
     }
 
-    /// Sets the gauges to the status of the watched consumers and relays. Call this every few seconds if the program exports
-    /// through its own recorder; the router's `/metrics` does it by itself.
+    /// Sets the gauges to the status of the watched consumers and relays. Call this every few
+    /// seconds if the program exports through its own recorder; the router's `/metrics` does it by
+    /// itself.
     ///
     /// A gauge that is no longer reported becomes zero, such as the lag of a revoked partition.
     pub fn record(&self) {
@@ -150,24 +169,42 @@ impl Telemetry {
     fn set(&self, statuses: &[Status], outboxes: &[gauges::Outbox]) {
         let scopes = statuses.iter().flat_map(|status| &status.scopes);
         scopes.for_each(|scope| self.inner.export.begin(&scope.scope));
-        self.inner.gauges.set(&self.inner.export, statuses, outboxes);
+        self.inner
+            .gauges
+            .set(&self.inner.export, statuses, outboxes);
     }
 
     fn statuses(&self) -> Vec<Status> {
-        let monitors = self.inner.monitors.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let monitors = self
+            .inner
+            .monitors
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone();
         monitors.iter().map(Monitor::status).collect()
     }
 
     /// What waits in the outboxes of the watched relays that run.
     fn outboxes(&self) -> Vec<gauges::Outbox> {
-        let relays = self.inner.relays.lock().unwrap_or_else(PoisonError::into_inner);
-        relays.iter().filter_map(|relay| Some((relay.outbox().to_owned(), relay.backlog()?))).collect()
+        let relays = self
+            .inner
+            .relays
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        relays
+            .iter()
+            .filter_map(|relay| Some((relay.outbox().to_owned(), relay.backlog()?)))
+            .collect()
     }
 
     /// The last dead letters, the newest first.
     #[cfg(feature = "status")]
     fn letters(&self) -> Vec<Letter> {
-        let letters = self.inner.letters.lock().unwrap_or_else(PoisonError::into_inner);
+        let letters = self
+            .inner
+            .letters
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         letters.iter().rev().cloned().collect()
     }
 
@@ -181,8 +218,18 @@ impl Observer for Telemetry {
     fn observe(&self, event: Event<'_>) {
         self.inner.counters.observe(event);
         self.inner.export.observe(event);
-        if let Event::DeadLettered { scope, cause, origin, reason } = event {
-            let mut letters = self.inner.letters.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Event::DeadLettered {
+            scope,
+            cause,
+            origin,
+            reason,
+        } = event
+        {
+            let mut letters = self
+                .inner
+                .letters
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner);
             let surplus = (letters.len() + 1).saturating_sub(LETTERS);
             letters.drain(..surplus);
             letters.push_back(Letter {
@@ -198,17 +245,22 @@ impl Observer for Telemetry {
 
 impl fmt::Debug for Telemetry {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Telemetry").field("counters", &self.inner.counters).finish_non_exhaustive()
+        f.debug_struct("Telemetry")
+            .field("counters", &self.inner.counters)
+            .finish_non_exhaustive()
     }
 }
 
 /// Now, in milliseconds since 1970.
 fn unix_ms() -> u64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let since = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or_default();
     u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
 }
 
 /// The first `most` bytes of a text, or slightly fewer, so that no character is cut.
 fn head(text: &str, most: usize) -> &str {
-    text.get(..text.floor_char_boundary(most)).unwrap_or_default()
+    text.get(..text.floor_char_boundary(most))
+        .unwrap_or_default()
 }

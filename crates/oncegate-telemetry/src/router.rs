@@ -42,7 +42,8 @@ impl Telemetry {
         let mut builder = PrometheusBuilder::new();
         for metric in CATALOGUE {
             if let Some(bounds) = metric.bounds() {
-                builder = builder.set_buckets_for_metric(Matcher::Full(metric.full_name()), bounds)?;
+                builder =
+                    builder.set_buckets_for_metric(Matcher::Full(metric.full_name()), bounds)?;
             }
         }
         let recorder = builder.build_recorder();
@@ -62,12 +63,14 @@ impl Telemetry {
     /// | `/readyz` | 200 while every consumer takes and handles messages, else 503; either with reasons as JSON |
     /// | `/status.json` | the data of the page |
     ///
-    /// The page and its data answer only requests whose `Host` is an IP address, `localhost`, or absent: otherwise a page
-    /// of another site could read them in a browser on this machine, by a name that it lets resolve to this address (DNS
-    /// rebinding). [`router_for`](Self::router_for) allows other names. Metrics and probes answer any request.
+    /// The page and its data answer only requests whose `Host` is an IP address, `localhost`, or
+    /// absent: otherwise a page of another site could read them in a browser on this machine, by a
+    /// name that it lets resolve to this address (DNS rebinding). [`router_for`](Self::router_for)
+    /// allows other names. Metrics and probes answer any request.
     ///
-    /// It requires no password. It shows nothing of payloads and keys, except for what handlers write into the reasons
-    /// of their failures. Serve it on loopback, or in a trusted network, by [`serve`](Self::serve), which has limits.
+    /// It requires no password. It shows nothing of payloads and keys, except for what handlers
+    /// write into the reasons of their failures. Serve it on loopback, or in a trusted network, by
+    /// [`serve`](Self::serve), which has limits.
     ///
     /// ```no_run
     /// # async fn serve(consumer: oncegate::Consumer) -> Result<(), oncegate::BoxError> {
@@ -88,8 +91,8 @@ impl Telemetry {
         self.router_for::<String>([])
     }
 
-    /// The [`router`](Self::router) of a page that is also reached by these host names, such as `status.internal`; a
-    /// port is not a part of them.
+    /// The [`router`](Self::router) of a page that is also reached by these host names, such as
+    /// `status.internal`; a port is not a part of them.
     pub fn router_for<H: Into<String>>(&self, hosts: impl IntoIterator<Item = H>) -> Router {
         let hosts: Arc<[String]> = hosts.into_iter().map(Into::into).collect();
         let router = Router::new()
@@ -107,12 +110,19 @@ impl Telemetry {
 }
 
 /// Answers only requests under a name that no other site can have.
-async fn for_known_hosts(State(hosts): State<Arc<[String]>>, request: Request, next: Next) -> Response {
+async fn for_known_hosts(
+    State(hosts): State<Arc<[String]>>,
+    request: Request,
+    next: Next,
+) -> Response {
     const REFUSED: &str = "This host name is not allowed for the page: use the IP address or localhost, or allow the \
                            name with `Telemetry::router_for` (`status.hosts` of `oncegate run`).\n";
     let named = match request.uri().authority() {
         Some(authority) => Some(authority.as_str().as_bytes()),
-        None => request.headers().get(header::HOST).map(|host| host.as_bytes()),
+        None => request
+            .headers()
+            .get(header::HOST)
+            .map(|host| host.as_bytes()),
     };
     match named.is_none_or(|host| is_known(host, &hosts)) {
         true => next.run(request).await,
@@ -122,7 +132,9 @@ async fn for_known_hosts(State(hosts): State<Arc<[String]>>, request: Request, n
 
 /// Whether this `Host` is an IP address, a name of the machine itself, or one of `hosts`.
 fn is_known(host: &[u8], hosts: &[String]) -> bool {
-    let Ok(authority) = Authority::try_from(host) else { return false };
+    let Ok(authority) = Authority::try_from(host) else {
+        return false;
+    };
     let host = authority.host();
     host.trim_matches(['[', ']']).parse::<IpAddr>().is_ok()
         || host.eq_ignore_ascii_case("localhost")
@@ -136,13 +148,23 @@ fn fresh(answer: impl IntoResponse) -> Response {
 
 async fn page() -> Response {
     const NO_SNIFFING: (HeaderName, &str) = (header::X_CONTENT_TYPE_OPTIONS, "nosniff");
-    fresh(([(header::CONTENT_SECURITY_POLICY, PAGE_POLICY), NO_SNIFFING], Html(PAGE)))
+    fresh((
+        [(header::CONTENT_SECURITY_POLICY, PAGE_POLICY), NO_SNIFFING],
+        Html(PAGE),
+    ))
 }
 
 async fn metrics(State(telemetry): State<Telemetry>) -> Response {
     telemetry.record();
-    let text = telemetry.inner.prometheus.as_ref().map(PrometheusHandle::render);
-    fresh(([(header::CONTENT_TYPE, PROMETHEUS_TEXT)], text.unwrap_or_default()))
+    let text = telemetry
+        .inner
+        .prometheus
+        .as_ref()
+        .map(PrometheusHandle::render);
+    fresh((
+        [(header::CONTENT_TYPE, PROMETHEUS_TEXT)],
+        text.unwrap_or_default(),
+    ))
 }
 
 /// The answer to a probe.
@@ -172,13 +194,22 @@ fn reason_views(status: &Status, reasons: &[Reason]) -> Vec<ReasonView> {
 
 /// Answers a probe. `well` checks one consumer; all must pass.
 fn probe(telemetry: &Telemetry, well: fn(&Health) -> bool) -> Response {
-    let mut probed = Probed { ok: true, reasons: Vec::new() };
+    let mut probed = Probed {
+        ok: true,
+        reasons: Vec::new(),
+    };
     for status in telemetry.statuses() {
         let health = Health::of(&status);
         probed.ok &= well(&health);
-        probed.reasons.extend(reason_views(&status, health.reasons()));
+        probed
+            .reasons
+            .extend(reason_views(&status, health.reasons()));
     }
-    let code = if probed.ok { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+    let code = if probed.ok {
+        StatusCode::OK
+    } else {
+        StatusCode::SERVICE_UNAVAILABLE
+    };
     fresh((code, Json(probed)))
 }
 
@@ -244,10 +275,22 @@ mod tests {
     #[test]
     fn addresses_and_names_of_the_machine_are_known_and_other_names_must_be_allowed() {
         let hosts = ["status.internal".to_owned()];
-        for known in ["127.0.0.1", "10.0.0.7:9464", "[::1]:9464", "LOCALHOST:9464", "Status.Internal:80"] {
+        for known in [
+            "127.0.0.1",
+            "10.0.0.7:9464",
+            "[::1]:9464",
+            "LOCALHOST:9464",
+            "Status.Internal:80",
+        ] {
             assert!(is_known(known.as_bytes(), &hosts), "{known}");
         }
-        for unknown in ["evil.example", "localhost.evil.example", "127.0.0.1.evil.example:9464", "", "a b"] {
+        for unknown in [
+            "evil.example",
+            "localhost.evil.example",
+            "127.0.0.1.evil.example:9464",
+            "",
+            "a b",
+        ] {
             assert!(!is_known(unknown.as_bytes(), &hosts), "{unknown}");
         }
         assert!(!is_known(b"status.internal", &[]));

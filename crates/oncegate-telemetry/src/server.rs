@@ -1,4 +1,5 @@
-//! Serves the router with limits: visitors can use up neither the files nor the memory of the work beside it.
+//! Serves the router with limits: visitors can use up neither the files nor the memory of the work
+//! beside it.
 
 use std::collections::VecDeque;
 use std::io;
@@ -15,7 +16,8 @@ use tracing::warn;
 
 use super::Telemetry;
 
-/// The most connections at a time. A further one ends the oldest: a probe comes through, whatever others hold open.
+/// The most connections at a time. A further one ends the oldest: a probe comes through, whatever
+/// others hold open.
 const CONNECTIONS_MOST: usize = 32;
 /// The most bytes of a request's head, which is kept in memory.
 const HEAD_MAX_BYTES: usize = 16 * 1024;
@@ -29,11 +31,16 @@ const CONNECTION_LIMIT: Duration = Duration::from_secs(30);
 const ACCEPT_AGAIN_AFTER: Duration = Duration::from_millis(200);
 
 impl Telemetry {
-    /// Serves the [`router_for`](Self::router_for) these host names with limits: 32 connections, of which a further one
-    /// ends the oldest, one request each, 16 KiB and 5 seconds for its head, and 30 seconds for all of it.
+    /// Serves the [`router_for`](Self::router_for) these host names with limits: 32 connections, of
+    /// which a further one ends the oldest, one request each, 16 KiB and 5 seconds for its head,
+    /// and 30 seconds for all of it.
     ///
     /// It never returns. When it is dropped, all connections are closed.
-    pub async fn serve<H: Into<String>>(&self, listener: TcpListener, hosts: impl IntoIterator<Item = H>) {
+    pub async fn serve<H: Into<String>>(
+        &self,
+        listener: TcpListener,
+        hosts: impl IntoIterator<Item = H>,
+    ) {
         let router = self.router_for(hosts);
         let mut connections = JoinSet::new();
         let mut oldest_first: VecDeque<AbortHandle> = VecDeque::new();
@@ -63,7 +70,10 @@ impl Telemetry {
 /// Logs an accept that failed, unless the visitor has only gone away.
 fn tell(error: &io::Error) {
     use io::ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset};
-    if !matches!(error.kind(), ConnectionAborted | ConnectionRefused | ConnectionReset) {
+    if !matches!(
+        error.kind(),
+        ConnectionAborted | ConnectionRefused | ConnectionReset
+    ) {
         warn!(%error, "a connection to the status page could not be accepted; it is tried again");
     }
 }
@@ -133,8 +143,14 @@ mod tests {
         let (address, _serving) = served().await;
         let begun = time::Instant::now();
         let answer = received(sent(address, HALF).await).await;
-        assert!(answer.is_empty() || answer.starts_with("HTTP/1.1 408"), "{answer}");
-        assert!(begun.elapsed() < CONNECTION_LIMIT, "the head's limit ends it");
+        assert!(
+            answer.is_empty() || answer.starts_with("HTTP/1.1 408"),
+            "{answer}"
+        );
+        assert!(
+            begun.elapsed() < CONNECTION_LIMIT,
+            "the head's limit ends it"
+        );
     }
 
     #[tokio::test]
@@ -145,6 +161,9 @@ mod tests {
         // The server closes the connection before it has read everything.
         drop(stream.write_all(&large).await);
         let answer = received(stream).await;
-        assert!(answer.is_empty() || answer.starts_with("HTTP/1.1 431"), "{answer}");
+        assert!(
+            answer.is_empty() || answer.starts_with("HTTP/1.1 431"),
+            "{answer}"
+        );
     }
 }

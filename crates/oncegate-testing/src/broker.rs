@@ -10,8 +10,8 @@ use oncegate_runtime::{BoxError, Message};
 /// A broker that delivers the messages of a trial, see [`Trial::broker`](crate::Trial::broker).
 #[async_trait]
 pub trait Broker: Send + Sync + 'static {
-    /// Makes a topic for one round, with this number of partitions and a consumer group of its own. No other round of the
-    /// trial has this name.
+    /// Makes a topic for one round, with this number of partitions and a consumer group of its own.
+    /// No other round of the trial has this name.
     ///
     /// # Errors
     /// When it cannot be made; the trial ends with the error.
@@ -21,17 +21,23 @@ pub trait Broker: Send + Sync + 'static {
 /// The topic of a round, and its consumer group.
 #[async_trait]
 pub trait Topic: Send + Sync + fmt::Debug {
-    /// Sends a message, which has a number in its round, to one of the partitions, from 0 on. The same number may be sent
-    /// several times.
+    /// Sends a message, which has a number in its round, to one of the partitions, from 0 on. The
+    /// same number may be sent several times.
     ///
     /// Calls whose futures are polled in order send in that order.
     ///
     /// # Errors
     /// When the broker does not take it; the trial ends with the error.
-    async fn send(&self, partition: usize, number: usize, message: &Message) -> Result<(), BoxError>;
+    async fn send(
+        &self,
+        partition: usize,
+        number: usize,
+        message: &Message,
+    ) -> Result<(), BoxError>;
 
-    /// Another member of the consumer group, which is opened by a consumer. The group begins with the first message of the
-    /// topic. Handlers get its payloads, and route and origin as with the embedded broker.
+    /// Another member of the consumer group, which is opened by a consumer. The group begins with
+    /// the first message of the topic. Handlers get its payloads, and route and origin as with the
+    /// embedded broker.
     ///
     /// A member that is dropped leaves the group.
     fn member(&self) -> Arc<dyn Source>;

@@ -97,10 +97,13 @@ impl Defect {
         }
     }
 
-    /// The defects that may have this one as their only reason. They are mended with it, or found again without it.
+    /// The defects that may have this one as their only reason. They are mended with it, or found
+    /// again without it.
     pub(crate) const fn leads_to(self) -> &'static [Self] {
         match self {
-            Self::NoKey | Self::ConsumerFailed => &[Self::GaveUp, Self::LostEffect, Self::Unfinished],
+            Self::NoKey | Self::ConsumerFailed => {
+                &[Self::GaveUp, Self::LostEffect, Self::Unfinished]
+            }
             Self::KeyTooNarrow => &[Self::LostEffect, Self::ChangingBody],
             Self::KeyTooWide => &[Self::RepeatedEffect, Self::ChangingDownstreamKey],
             Self::NoDownstreamKey => &[Self::EffectAfterCancel, Self::DifferentResults],
@@ -117,7 +120,9 @@ impl Defect {
     /// Returns what the defect means in production.
     pub const fn meaning(self) -> &'static str {
         match self {
-            Self::NoKey => "Messages like this one go to the dead letters, and their effect never happens.",
+            Self::NoKey => {
+                "Messages like this one go to the dead letters, and their effect never happens."
+            }
             Self::KeyTooNarrow => {
                 "The key is too narrow: different events count as one, so the effects of all but the first are lost."
             }
@@ -174,7 +179,9 @@ impl Defect {
     /// Returns how the defect is usually mended.
     pub const fn remedy(self) -> &'static str {
         match self {
-            Self::NoKey => "Correct the paths of the key, or make it of fields that every event has.",
+            Self::NoKey => {
+                "Correct the paths of the key, or make it of fields that every event has."
+            }
             Self::KeyTooNarrow => {
                 "Add the fields that tell the events apart, such as the currency or the kind of the event."
             }
@@ -206,7 +213,9 @@ impl Defect {
                 "Await the effect before the handler returns. Start no thread, task or timer that does it later."
             }
             Self::SwallowedError => "Return the error, so that the message is tried again.",
-            Self::MarkedBeforeEffect => "Remove the note: oncegate keeps it, and writes it after the effect.",
+            Self::MarkedBeforeEffect => {
+                "Remove the note: oncegate keeps it, and writes it after the effect."
+            }
             Self::GaveUp => {
                 "Give up only where another attempt cannot succeed, such as a payload that cannot be read; return every other failure for another attempt."
             }

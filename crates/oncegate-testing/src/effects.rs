@@ -1,4 +1,5 @@
-//! The one place that decides about effects: which are lost, which happened again, and whether that is explained.
+//! The one place that decides about effects: which are lost, which happened again, and whether that
+//! is explained.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -35,20 +36,26 @@ pub struct EffectFindings<E> {
 impl<E> EffectFindings<E> {
     /// Returns how many effects were second ones, explained or not.
     pub fn second_effects(&self) -> u64 {
-        self.repeated.iter().map(|repeated| repeated.times - 1).sum()
+        self.repeated
+            .iter()
+            .map(|repeated| repeated.times - 1)
+            .sum()
     }
 
     /// Returns the effects with more repetitions than counted faults explain.
     pub fn unexplained(&self) -> impl Iterator<Item = &Repetition<E>> {
-        self.repeated.iter().filter(|repeated| repeated.unexplained() > 0)
+        self.repeated
+            .iter()
+            .filter(|repeated| repeated.unexplained() > 0)
     }
 }
 
 /// Compares the effects that happened with those that had to.
 ///
-/// `wanted` are the effects that had to happen at least once. `allowed` are those that something asked for but that may be
-/// missing, because their messages are dead letters. `happened` says how often each effect happened, and `explanations` how
-/// many counted faults can each have repeated it: kills, takeovers, losses of the store.
+/// `wanted` are the effects that had to happen at least once. `allowed` are those that something
+/// asked for but that may be missing, because their messages are dead letters. `happened` says how
+/// often each effect happened, and `explanations` how many counted faults can each have repeated
+/// it: kills, takeovers, losses of the store.
 pub fn judge_effects<E: Ord + Clone>(
     wanted: &BTreeSet<E>,
     allowed: &BTreeSet<E>,
@@ -58,13 +65,19 @@ pub fn judge_effects<E: Ord + Clone>(
     let had = |effect: &E| happened.get(effect).is_some_and(|times| *times > 0);
     let present = || happened.iter().filter(|(_, times)| **times > 0);
     let is_asked_for = |effect: &E| wanted.contains(effect) || allowed.contains(effect);
-    let repeated = present().filter(|(_, times)| **times > 1).map(|(effect, times)| Repetition {
-        effect: effect.clone(),
-        times: *times,
-        explained: explanations(effect).min(times - 1),
-    });
+    let repeated = present()
+        .filter(|(_, times)| **times > 1)
+        .map(|(effect, times)| Repetition {
+            effect: effect.clone(),
+            times: *times,
+            explained: explanations(effect).min(times - 1),
+        });
     EffectFindings {
-        lost: wanted.iter().filter(|effect| !had(effect)).cloned().collect(),
+        lost: wanted
+            .iter()
+            .filter(|effect| !had(effect))
+            .cloned()
+            .collect(),
         unasked: present()
             .map(|(effect, _)| effect)
             .filter(|effect| !is_asked_for(effect))
@@ -87,12 +100,17 @@ mod tests {
     ) {
         let wanted = BTreeSet::from(["a".to_owned(), "b".to_owned()]);
         let allowed = BTreeSet::from(["c".to_owned()]);
-        let happened = happened.iter().map(|(effect, times)| ((*effect).to_owned(), *times)).collect();
+        let happened = happened
+            .iter()
+            .map(|(effect, times)| ((*effect).to_owned(), *times))
+            .collect();
         let found = judge_effects(&wanted, &allowed, &happened, |_| explained);
         assert!(found.lost.iter().eq(lost.iter()), "{found:?}");
         assert!(found.unasked.iter().eq(unasked.iter()), "{found:?}");
-        let too_many: Vec<(&str, u64)> =
-            found.unexplained().map(|one| (one.effect.as_str(), one.unexplained())).collect();
+        let too_many: Vec<(&str, u64)> = found
+            .unexplained()
+            .map(|one| (one.effect.as_str(), one.unexplained()))
+            .collect();
         assert_eq!(too_many, unexplained);
     }
 

@@ -88,8 +88,17 @@ impl Facts {
 
     fn add(&mut self, place: usize, event: &Event) {
         match &event.what {
-            What::Produced { message, sample, form, key } => {
-                let sent = Sent { sample: *sample, form: *form, key: key.clone() };
+            What::Produced {
+                message,
+                sample,
+                form,
+                key,
+            } => {
+                let sent = Sent {
+                    sample: *sample,
+                    form: *form,
+                    key: key.clone(),
+                };
                 self.sent.insert(*message, sent);
             }
             What::Began { run, message, .. } => {
@@ -109,16 +118,29 @@ impl Facts {
                     run.cancelled = Some(place);
                 }
             }
-            What::Ended { run, outcome, result } => {
+            What::Ended {
+                run,
+                outcome,
+                result,
+            } => {
                 if let Some(run) = self.runs.get_mut(run) {
                     run.ended = Some((place, *outcome));
                     run.result.clone_from(result);
                 }
             }
             What::FaultBegan { fault, sample } => self.faults.push((place, *fault, *sample)),
-            What::DeadLettered { message, cause } => drop(self.letters.insert(*message, (place, cause))),
-            What::Listed { sample: Some(sample), step, .. } => {
-                self.listed.entry((*sample, step.clone())).or_default().push(place);
+            What::DeadLettered { message, cause } => {
+                drop(self.letters.insert(*message, (place, cause)))
+            }
+            What::Listed {
+                sample: Some(sample),
+                step,
+                ..
+            } => {
+                self.listed
+                    .entry((*sample, step.clone()))
+                    .or_default()
+                    .push(place);
             }
             What::Unfinished { message } => self.unfinished.push((place, *message)),
             What::Hung => self.hung.push(place),
@@ -130,7 +152,14 @@ impl Facts {
 
     fn add_call(&mut self, place: usize, event: &Event) {
         match &event.what {
-            What::Called { call, sample, step, idempotency_key, run, in_duplicate } => {
+            What::Called {
+                call,
+                sample,
+                step,
+                idempotency_key,
+                run,
+                in_duplicate,
+            } => {
                 let effect = Effect {
                     called: place,
                     process: event.process,
@@ -147,11 +176,17 @@ impl Facts {
                 self.calls.insert(*call, effect);
             }
             What::Performed { call } => self.change(*call, |effect| effect.performed = Some(place)),
-            What::Repeated { call, first, other_body } => self.change(*call, |effect| {
+            What::Repeated {
+                call,
+                first,
+                other_body,
+            } => self.change(*call, |effect| {
                 effect.repeats = Some(*first);
                 effect.has_other_body = *other_body;
             }),
-            What::Returned { call, answer } => self.change(*call, |effect| effect.answer = Some(*answer)),
+            What::Returned { call, answer } => {
+                self.change(*call, |effect| effect.answer = Some(*answer))
+            }
             _ => {}
         }
     }
@@ -164,14 +199,20 @@ impl Facts {
 
     /// The numbers of the samples whose events were sent.
     pub(crate) fn samples(&self) -> BTreeSet<usize> {
-        self.sent.values().filter(|sent| sent.is_event()).map(|sent| sent.sample).collect()
+        self.sent
+            .values()
+            .filter(|sent| sent.is_event())
+            .map(|sent| sent.sample)
+            .collect()
     }
 
     /// The keys of each sample.
     pub(crate) fn keys(&self) -> BTreeMap<usize, BTreeSet<&str>> {
         let mut keys: BTreeMap<usize, BTreeSet<&str>> = BTreeMap::new();
         for sent in self.sent.values().filter(|sent| sent.is_event()) {
-            keys.entry(sent.sample).or_default().extend(sent.key.as_deref());
+            keys.entry(sent.sample)
+                .or_default()
+                .extend(sent.key.as_deref());
         }
         keys
     }
@@ -179,9 +220,16 @@ impl Facts {
     /// The calls that had an effect, by sample and step, in the order of their effects.
     pub(crate) fn performed(&self) -> BTreeMap<(usize, &str), Vec<&Effect>> {
         let mut performed: BTreeMap<(usize, &str), Vec<&Effect>> = BTreeMap::new();
-        for effect in self.calls.values().filter(|effect| effect.performed.is_some()) {
+        for effect in self
+            .calls
+            .values()
+            .filter(|effect| effect.performed.is_some())
+        {
             if let Some(sample) = effect.sample {
-                performed.entry((sample, &effect.step)).or_default().push(effect);
+                performed
+                    .entry((sample, &effect.step))
+                    .or_default()
+                    .push(effect);
             }
         }
         for effects in performed.values_mut() {
@@ -208,14 +256,20 @@ impl Facts {
         runs.map(|run| run.began).min().unwrap_or(0)
     }
 
-    /// How many repetitions of an effect the faults between two places can explain: one each, whichever sample they began
-    /// with, because the messages of a batch run again together.
+    /// How many repetitions of an effect the faults between two places can explain: one each,
+    /// whichever sample they began with, because the messages of a batch run again together.
     pub(crate) fn explanations(&self, from: usize, to: usize) -> u64 {
-        let explaining = || self.faults.iter().filter(|(_, fault, _)| fault.explains_a_repetition());
+        let explaining = || {
+            self.faults
+                .iter()
+                .filter(|(_, fault, _)| fault.explains_a_repetition())
+        };
         if explaining().any(|(_, fault, _)| fault.lasts_all_round()) {
             return u64::MAX;
         }
-        explaining().filter(|(place, ..)| Self::is_between(*place, from, to)).count() as u64
+        explaining()
+            .filter(|(place, ..)| Self::is_between(*place, from, to))
+            .count() as u64
     }
 
     /// A fault begins with its call, so it may stand right before the first effect.
@@ -227,8 +281,8 @@ impl Facts {
     pub(crate) fn faults_between(&self, sample: usize, from: usize, to: usize) -> Vec<Fault> {
         let mut faults = Vec::new();
         for (place, fault, of_sample) in &self.faults {
-            let concerns =
-                !fault.concerns_one_sample() || of_sample.is_none_or(|of_sample| of_sample == sample);
+            let concerns = !fault.concerns_one_sample()
+                || of_sample.is_none_or(|of_sample| of_sample == sample);
             if Self::is_between(*place, from, to) && concerns && !faults.contains(fault) {
                 faults.push(*fault);
             }

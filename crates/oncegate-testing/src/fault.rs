@@ -11,9 +11,11 @@ use serde::{Serialize, Serializer};
 pub enum Fault {
     /// The broker delivers every message again, after all were acknowledged.
     Redelivery,
-    /// The producer sends an event again: with other volatile fields, another order of members, and trailing zeros.
+    /// The producer sends an event again: with other volatile fields, another order of members, and
+    /// trailing zeros.
     ProducerDuplicates,
-    /// Messages of different partitions, duplicates among them, arrive in another order than they were sent.
+    /// Messages of different partitions, duplicates among them, arrive in another order than they
+    /// were sent.
     Reordering,
     /// Another consumer joins while a handler runs, and partitions move to it.
     Rebalance,
@@ -27,12 +29,14 @@ pub enum Fault {
     KillBeforeCompleted,
     /// The process is killed when the store has the completion, before the message is acknowledged.
     KillAfterCompleted,
-    /// The process is killed after the effect, and the same event at another position is handled before the message comes
-    /// again.
+    /// The process is killed after the effect, and the same event at another position is handled
+    /// before the message comes again.
     KillThenDuplicate,
-    /// The process stands still for longer than its lease, in the middle of a call, and then goes on.
+    /// The process stands still for longer than its lease, in the middle of a call, and then goes
+    /// on.
     Freeze,
-    /// The store loses all records while a handler runs, and another process runs the same message beside it.
+    /// The store loses all records while a handler runs, and another process runs the same message
+    /// beside it.
     OverlappingRuns,
     /// The downstream service answers later than the lease would end without heartbeats.
     LateAnswer,
@@ -48,8 +52,8 @@ pub enum Fault {
     LostReplies,
     /// The store loses all records after a completion, and the broker delivers every message again.
     StoreLoss,
-    /// The stored result of a message no longer decodes, as after an incompatible release of the handler, and the broker delivers
-    /// every message again.
+    /// The stored result of a message no longer decodes, as after an incompatible release of the
+    /// handler, and the broker delivers every message again.
     UndecodableResults,
     /// A message that is JSON, whose values no handler expects.
     Poison,
@@ -131,25 +135,34 @@ impl Fault {
         )
     }
 
-    /// Whether the fault is about what the downstream service answers, so that it needs a call of it.
+    /// Whether the fault is about what the downstream service answers, so that it needs a call of
+    /// it.
     pub(crate) const fn concerns_the_answer(self) -> bool {
-        matches!(self, Self::LateAnswer | Self::Refused | Self::NoAnswer | Self::AnswerLost)
+        matches!(
+            self,
+            Self::LateAnswer | Self::Refused | Self::NoAnswer | Self::AnswerLost
+        )
     }
 
     /// Whether the fault begins with a completion in the store.
     pub(crate) const fn strikes_a_completion(self) -> bool {
         matches!(
             self,
-            Self::KillBeforeCompleted | Self::KillAfterCompleted | Self::StoreLoss | Self::UndecodableResults
+            Self::KillBeforeCompleted
+                | Self::KillAfterCompleted
+                | Self::StoreLoss
+                | Self::UndecodableResults
         )
     }
 
-    /// Whether the fault has no beginning of its own, and happens again and again while a round lasts.
+    /// Whether the fault has no beginning of its own, and happens again and again while a round
+    /// lasts.
     pub(crate) const fn lasts_all_round(self) -> bool {
         !self.strikes_a_call() && !self.strikes_a_completion() && !matches!(self, Self::Redelivery)
     }
 
-    /// Whether the fault concerns the sample alone with whose call it begins. Others concern a process, or all of them.
+    /// Whether the fault concerns the sample alone with whose call it begins. Others concern a
+    /// process, or all of them.
     pub(crate) const fn concerns_one_sample(self) -> bool {
         matches!(
             self,
@@ -164,12 +177,19 @@ impl Fault {
 
     /// Whether the fault needs a second consumer, which takes over.
     pub(crate) const fn needs_two_consumers(self) -> bool {
-        matches!(self, Self::Freeze | Self::TwoConsumers | Self::OverlappingRuns)
+        matches!(
+            self,
+            Self::Freeze | Self::TwoConsumers | Self::OverlappingRuns
+        )
     }
 
-    /// Whether oncegate calls a handler again because of the fault, or another program does something twice.
+    /// Whether oncegate calls a handler again because of the fault, or another program does
+    /// something twice.
     pub(crate) const fn explains_a_repetition(self) -> bool {
-        !matches!(self, Self::ProducerDuplicates | Self::Reordering | Self::Poison | Self::Malformed)
+        !matches!(
+            self,
+            Self::ProducerDuplicates | Self::Reordering | Self::Poison | Self::Malformed
+        )
     }
 }
 
@@ -190,7 +210,10 @@ impl FromStr for Fault {
 
     /// Parses the name from [`as_str`](Self::as_str).
     fn from_str(name: &str) -> Result<Self, UnknownFault> {
-        Self::ALL.into_iter().find(|fault| fault.as_str() == name).ok_or_else(UnknownFault::new)
+        Self::ALL
+            .into_iter()
+            .find(|fault| fault.as_str() == name)
+            .ok_or_else(UnknownFault::new)
     }
 }
 
@@ -203,7 +226,9 @@ pub struct UnknownFault {
 
 impl UnknownFault {
     fn new() -> Self {
-        Self { names: Fault::ALL.map(Fault::as_str).join(", ") }
+        Self {
+            names: Fault::ALL.map(Fault::as_str).join(", "),
+        }
     }
 }
 

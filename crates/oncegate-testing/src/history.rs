@@ -37,7 +37,8 @@ pub enum Outcome {
     Later,
     /// It gave up.
     GaveUp,
-    /// It was dropped before it returned: its process was killed, its lease was lost, or it did not stop in time.
+    /// It was dropped before it returned: its process was killed, its lease was lost, or it did not
+    /// stop in time.
     Dropped,
 }
 
@@ -58,8 +59,8 @@ pub enum CallAnswer {
 pub struct Event {
     /// Milliseconds since the round began.
     pub at_ms: u64,
-    /// The consumer process; `None` for the broker and for what concerns all processes. A process that is started anew has
-    /// another number.
+    /// The consumer process; `None` for the broker and for what concerns all processes. A process
+    /// that is started anew has another number.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub process: Option<u32>,
     /// What happened.
@@ -67,7 +68,8 @@ pub struct Event {
     pub what: What,
 }
 
-/// What happened. Samples are named by their numbers, from 1; keys by digests. No event has anything of a payload.
+/// What happened. Samples are named by their numbers, from 1; keys by digests. No event has
+/// anything of a payload.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
 #[non_exhaustive]
@@ -169,7 +171,8 @@ pub enum What {
         /// The call.
         call: u64,
     },
-    /// A call had a known `Idempotency-Key`: it had no effect, and gets the answer of the first one.
+    /// A call had a known `Idempotency-Key`: it had no effect, and gets the answer of the first
+    /// one.
     Repeated {
         /// The call.
         call: u64,
@@ -243,7 +246,11 @@ pub(crate) struct Recorder {
 impl Recorder {
     pub(crate) fn new() -> Self {
         let now = Instant::now();
-        Self { began: now, events: Mutex::default(), last: Mutex::new(now) }
+        Self {
+            began: now,
+            events: Mutex::default(),
+            last: Mutex::new(now),
+        }
     }
 
     pub(crate) fn note(&self, process: impl Into<Option<u32>>, what: What) {
@@ -251,7 +258,11 @@ impl Recorder {
         let at_ms = u64::try_from(now.duration_since(self.began).as_millis()).unwrap_or(u64::MAX);
         let mut events = self.events();
         if events.len() < MAX_EVENTS {
-            events.push(Event { at_ms, process: process.into(), what });
+            events.push(Event {
+                at_ms,
+                process: process.into(),
+                what,
+            });
         }
         *self.last.lock().unwrap_or_else(PoisonError::into_inner) = now;
     }
@@ -274,7 +285,9 @@ impl Recorder {
 
 impl fmt::Debug for Recorder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Recorder").field("events", &self.events().len()).finish_non_exhaustive()
+        f.debug_struct("Recorder")
+            .field("events", &self.events().len())
+            .finish_non_exhaustive()
     }
 }
 

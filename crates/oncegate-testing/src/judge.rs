@@ -1,8 +1,9 @@
 //! What a history shows about a handler: a pure function of it.
 //!
-//! Only harm is a violation: an effect that is lost or happens twice, an answer that differs, a message that is never
-//! finished, a key that merges or splits events. The rest of the history says where the harm comes from, and so which
-//! defect it is. A repetition under the same `Idempotency-Key` is no second effect.
+//! Only harm is a violation: an effect that is lost or happens twice, an answer that differs, a
+//! message that is never finished, a key that merges or splits events. The rest of the history says
+//! where the harm comes from, and so which defect it is. A repetition under the same
+//! `Idempotency-Key` is no second effect.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -27,8 +28,9 @@ pub struct Violation {
     pub what: String,
     /// The faults that the violation follows from.
     pub after: Vec<Fault>,
-    /// How many repetitions of the effect no fault of the round explains: oncegate did not call the handler again because
-    /// of one, so the handler has repeated the effect by itself, or a lease was lost on a busy machine.
+    /// How many repetitions of the effect no fault of the round explains: oncegate did not call the
+    /// handler again because of one, so the handler has repeated the effect by itself, or a lease
+    /// was lost on a busy machine.
     #[serde(skip_serializing_if = "is_zero")]
     pub unexplained: u64,
     /// The places of the events that show it.
@@ -41,11 +43,16 @@ fn is_zero(count: &u64) -> bool {
 
 /// Judges the events of one round.
 ///
-/// `expected` has the steps that each sample's handler has without faults, as [`steps`] returns them for such a round. A
-/// sample that is missing there needs one effect, whatever its step.
+/// `expected` has the steps that each sample's handler has without faults, as [`steps`] returns
+/// them for such a round. A sample that is missing there needs one effect, whatever its step.
 pub fn judge(events: &[Event], expected: &BTreeMap<usize, BTreeSet<String>>) -> Vec<Violation> {
     let facts = Facts::of(events);
-    let mut judgement = Judgement { violations: Vec::new(), events, facts: &facts, excused: BTreeSet::new() };
+    let mut judgement = Judgement {
+        violations: Vec::new(),
+        events,
+        facts: &facts,
+        excused: BTreeSet::new(),
+    };
     judgement.keys();
     judgement.dead_letters();
     judgement.shared_keys();
@@ -62,7 +69,12 @@ pub fn judge(events: &[Event], expected: &BTreeMap<usize, BTreeSet<String>>) -> 
 /// Judges the keys of messages alone, of which none needs to have been delivered.
 pub(crate) fn judge_keys(events: &[Event]) -> Vec<Violation> {
     let facts = Facts::of(events);
-    let mut judgement = Judgement { violations: Vec::new(), events, facts: &facts, excused: BTreeSet::new() };
+    let mut judgement = Judgement {
+        violations: Vec::new(),
+        events,
+        facts: &facts,
+        excused: BTreeSet::new(),
+    };
     judgement.keys();
     judgement.violations
 }
@@ -93,7 +105,14 @@ impl Judgement<'_> {
         events: Vec<usize>,
         after: Vec<Fault>,
     ) {
-        self.violations.push(Violation { defect, sample, what, after, unexplained: 0, events });
+        self.violations.push(Violation {
+            defect,
+            sample,
+            what,
+            after,
+            unexplained: 0,
+            events,
+        });
     }
 
     fn found_repeated(
@@ -104,7 +123,14 @@ impl Judgement<'_> {
         events: Vec<usize>,
         after: Vec<Fault>,
     ) {
-        self.violations.push(Violation { defect, sample: Some(sample), what, after, unexplained, events });
+        self.violations.push(Violation {
+            defect,
+            sample: Some(sample),
+            what,
+            after,
+            unexplained,
+            events,
+        });
     }
 
     /// Different events have different keys, and each event has one.
@@ -128,7 +154,8 @@ impl Judgement<'_> {
                 1 => {}
                 count => {
                     self.excused.insert(*sample);
-                    let what = format!("sample {sample} has {count} keys: duplicates of it run again");
+                    let what =
+                        format!("sample {sample} has {count} keys: duplicates of it run again");
                     self.found(Defect::KeyTooWide, Some(*sample), what, vec![]);
                 }
             }
@@ -146,14 +173,24 @@ impl Judgement<'_> {
     /// No sample becomes a dead letter: every fault of a trial passes.
     fn dead_letters(&mut self) {
         for (message, (place, cause)) in &self.facts.letters {
-            let Some(sent) = self.facts.sent.get(message).filter(|sent| sent.is_event()) else { continue };
+            let Some(sent) = self.facts.sent.get(message).filter(|sent| sent.is_event()) else {
+                continue;
+            };
             if self.excused.contains(&sent.sample) || *cause == "bad_key" {
                 continue;
             }
-            let runs = self.facts.runs.values().filter(|run| run.sample == Some(sent.sample));
+            let runs = self
+                .facts
+                .runs
+                .values()
+                .filter(|run| run.sample == Some(sent.sample));
             let began = runs.map(|run| run.began).min().unwrap_or(*place);
             let after = self.facts.faults_between(sent.sample, began, *place);
-            let what = format!("sample {} became a dead letter ({cause}){}", sent.sample, words_of(&after));
+            let what = format!(
+                "sample {} became a dead letter ({cause}){}",
+                sent.sample,
+                words_of(&after)
+            );
             let sample = sent.sample;
             self.found_after(Defect::GaveUp, Some(sample), what, vec![*place], after);
             self.excused.insert(sample);
@@ -164,8 +201,12 @@ impl Judgement<'_> {
     fn shared_keys(&mut self) {
         let facts = self.facts;
         for call in facts.calls.values() {
-            let Some(first) = call.repeats.and_then(|first| facts.calls.get(&first)) else { continue };
-            let (Some(sample), Some(other)) = (call.sample, first.sample) else { continue };
+            let Some(first) = call.repeats.and_then(|first| facts.calls.get(&first)) else {
+                continue;
+            };
+            let (Some(sample), Some(other)) = (call.sample, first.sample) else {
+                continue;
+            };
             if (sample == other && call.step == first.step) || self.excused.contains(&sample) {
                 continue;
             }
@@ -178,7 +219,12 @@ impl Judgement<'_> {
                 of(sample, &call.step),
                 of(other, &first.step).trim_end_matches(',')
             );
-            self.found(Defect::SharedDownstreamKey, Some(sample), what, vec![first.called, call.called]);
+            self.found(
+                Defect::SharedDownstreamKey,
+                Some(sample),
+                what,
+                vec![first.called, call.called],
+            );
             self.excused.insert(sample);
         }
     }
@@ -188,8 +234,12 @@ impl Judgement<'_> {
         let facts = self.facts;
         let mut named = BTreeSet::new();
         for call in facts.calls.values().filter(|call| call.has_other_body) {
-            let Some(first) = call.repeats.and_then(|first| facts.calls.get(&first)) else { continue };
-            let (Some(sample), true) = (call.sample, call.sample == first.sample) else { continue };
+            let Some(first) = call.repeats.and_then(|first| facts.calls.get(&first)) else {
+                continue;
+            };
+            let (Some(sample), true) = (call.sample, call.sample == first.sample) else {
+                continue;
+            };
             if call.step != first.step || self.excused.contains(&sample) || !named.insert(sample) {
                 continue;
             }
@@ -213,33 +263,52 @@ impl Judgement<'_> {
     fn doubles(&mut self) {
         let facts = self.facts;
         let performed = facts.performed();
-        let happened = performed.iter().map(|(effect, calls)| (*effect, calls.len() as u64)).collect();
+        let happened = performed
+            .iter()
+            .map(|(effect, calls)| (*effect, calls.len() as u64))
+            .collect();
         let place = |call: &Effect| call.performed.unwrap_or(call.called);
         // A fault before the first effect may be why another run has it, too.
         let explanations = |effect: &(usize, &str)| {
             let last = performed.get(effect).and_then(|calls| calls.last());
-            last.map_or(0, |last| facts.explanations(facts.first_run(effect.0), place(last)))
+            last.map_or(0, |last| {
+                facts.explanations(facts.first_run(effect.0), place(last))
+            })
         };
         let all = performed.keys().copied().collect();
         for one in judge_effects(&BTreeSet::new(), &all, &happened, explanations).repeated {
             let (sample, step) = one.effect;
-            let effects = performed.get(&one.effect).map(Vec::as_slice).unwrap_or_default();
-            let [first, again, ..] = effects else { continue };
+            let effects = performed
+                .get(&one.effect)
+                .map(Vec::as_slice)
+                .unwrap_or_default();
+            let [first, again, ..] = effects else {
+                continue;
+            };
             if self.excused.contains(&sample) {
                 continue;
             }
             let mut after = facts.faults_between(sample, first.called, place(again));
             after.retain(|fault| fault.explains_a_repetition());
             let defect = self.cause_of_double(first, again);
-            let step = if step.is_empty() { String::new() } else { format!(" {step:?}") };
+            let step = if step.is_empty() {
+                String::new()
+            } else {
+                format!(" {step:?}")
+            };
             let keys = match (&first.idempotency_key, &again.idempotency_key) {
                 (None, _) | (_, None) => "without an Idempotency-Key",
                 _ => "under different Idempotency-Keys",
             };
             let why = words_of_repetition(&after, one.explained);
-            let what =
-                format!("the effect{step} of sample {sample} happened {} times{why}, {keys}", one.times);
-            let places = effects.iter().filter_map(|effect| effect.performed).collect();
+            let what = format!(
+                "the effect{step} of sample {sample} happened {} times{why}, {keys}",
+                one.times
+            );
+            let places = effects
+                .iter()
+                .filter_map(|effect| effect.performed)
+                .collect();
             self.found_repeated((defect, sample), one.unexplained(), what, places, after);
         }
     }
@@ -247,10 +316,15 @@ impl Judgement<'_> {
     /// The witness lists an effect once.
     fn listed_twice(&mut self) {
         let facts = self.facts;
-        let happened = facts.listed.iter().map(|(effect, places)| (effect, places.len() as u64)).collect();
+        let happened = facts
+            .listed
+            .iter()
+            .map(|(effect, places)| (effect, places.len() as u64))
+            .collect();
         let all = facts.listed.keys().collect();
-        let explanations =
-            |(sample, _): &&(usize, String)| facts.explanations(facts.first_run(*sample), usize::MAX);
+        let explanations = |(sample, _): &&(usize, String)| {
+            facts.explanations(facts.first_run(*sample), usize::MAX)
+        };
         for one in judge_effects(&BTreeSet::new(), &all, &happened, explanations).repeated {
             let (sample, step) = one.effect;
             if self.excused.contains(sample) {
@@ -258,12 +332,24 @@ impl Judgement<'_> {
             }
             let mut after = facts.faults_between(*sample, facts.first_run(*sample), usize::MAX);
             after.retain(|fault| fault.explains_a_repetition());
-            let step = if step.is_empty() { String::new() } else { format!(" {step:?}") };
+            let step = if step.is_empty() {
+                String::new()
+            } else {
+                format!(" {step:?}")
+            };
             let why = words_of_repetition(&after, one.explained);
-            let what =
-                format!("the witness lists the effect{step} of sample {sample} {} times{why}", one.times);
+            let what = format!(
+                "the witness lists the effect{step} of sample {sample} {} times{why}",
+                one.times
+            );
             let places = facts.listed.get(one.effect).cloned().unwrap_or_default();
-            self.found_repeated((Defect::RepeatedEffect, *sample), one.unexplained(), what, places, after);
+            self.found_repeated(
+                (Defect::RepeatedEffect, *sample),
+                one.unexplained(),
+                what,
+                places,
+                after,
+            );
         }
     }
 
@@ -280,12 +366,23 @@ impl Judgement<'_> {
 
     /// A handler returns after its effects.
     fn early_answers(&mut self) {
-        for effect in self.facts.calls.values().filter(|effect| effect.run.is_none() && !effect.in_duplicate)
+        for effect in self
+            .facts
+            .calls
+            .values()
+            .filter(|effect| effect.run.is_none() && !effect.in_duplicate)
         {
-            let Some(sample) = effect.sample.filter(|sample| !self.excused.contains(sample)) else {
+            let Some(sample) = effect
+                .sample
+                .filter(|sample| !self.excused.contains(sample))
+            else {
                 continue;
             };
-            let mut of_sample = self.facts.runs.values().filter(|run| run.sample == Some(sample));
+            let mut of_sample = self
+                .facts
+                .runs
+                .values()
+                .filter(|run| run.sample == Some(sample));
             let answered = of_sample.find_map(|run| {
                 let (ended, outcome) = run.ended?;
                 let here = run.process == effect.process && ended < effect.called;
@@ -295,7 +392,12 @@ impl Judgement<'_> {
                 let what = format!(
                     "the handler had reported success for sample {sample} before it began its effect"
                 );
-                self.found(Defect::AnsweredTooEarly, Some(sample), what, vec![ended, effect.called]);
+                self.found(
+                    Defect::AnsweredTooEarly,
+                    Some(sample),
+                    what,
+                    vec![ended, effect.called],
+                );
                 self.excused.insert(sample);
             }
         }
@@ -303,7 +405,10 @@ impl Judgement<'_> {
 
     fn calls_in(&self, run: &Run) -> usize {
         let is_it = |effect: &&Effect| {
-            effect.run.and_then(|number| self.facts.runs.get(&number)).is_some_and(|of| std::ptr::eq(of, run))
+            effect
+                .run
+                .and_then(|number| self.facts.runs.get(&number))
+                .is_some_and(|of| std::ptr::eq(of, run))
         };
         self.facts.calls.values().filter(is_it).count()
     }
@@ -338,29 +443,52 @@ impl Judgement<'_> {
     }
 
     fn loss(&mut self, sample: usize, step: &str) {
-        let runs: Vec<&Run> = self.facts.runs.values().filter(|run| run.sample == Some(sample)).collect();
+        let runs: Vec<&Run> = self
+            .facts
+            .runs
+            .values()
+            .filter(|run| run.sample == Some(sample))
+            .collect();
         let last = runs.iter().rev().find(|run| run.has(Outcome::Completed));
-        let ended = last.and_then(|run| run.ended).map_or(usize::MAX, |(place, _)| place);
+        let ended = last
+            .and_then(|run| run.ended)
+            .map_or(usize::MAX, |(place, _)| place);
         let began = runs.iter().map(|run| run.began).min().unwrap_or(0);
         // Also those after the run: a kill loses what it has left for later.
         let after = self.facts.faults_between(sample, began, usize::MAX);
-        let calls: Vec<&Effect> =
-            self.facts.calls.values().filter(|call| call.sample == Some(sample)).collect();
+        let calls: Vec<&Effect> = self
+            .facts
+            .calls
+            .values()
+            .filter(|call| call.sample == Some(sample))
+            .collect();
         let refused = |call: &&&Effect| {
             let unanswered = matches!(call.answer, Some(CallAnswer::Refused | CallAnswer::Lost));
             unanswered && call.performed.is_none() && call.repeats.is_none()
         };
-        let in_last =
-            |call: &&&Effect| last.is_some_and(|run| call.called > run.began && call.called < ended);
+        let in_last = |call: &&&Effect| {
+            last.is_some_and(|run| call.called > run.began && call.called < ended)
+        };
         let was_killed = after.iter().any(|fault| {
-            matches!(fault, Fault::KillAfterCompleted | Fault::KillBeforeCompleted | Fault::StoreLoss)
+            matches!(
+                fault,
+                Fault::KillAfterCompleted | Fault::KillBeforeCompleted | Fault::StoreLoss
+            )
         });
-        let has_failed =
-            runs.iter().any(|run| run.ended.is_some_and(|(_, outcome)| outcome != Outcome::Completed));
+        let has_failed = runs.iter().any(|run| {
+            run.ended
+                .is_some_and(|(_, outcome)| outcome != Outcome::Completed)
+        });
         let (defect, why) = if calls.iter().filter(in_last).any(|call| refused(&call)) {
-            (Defect::SwallowedError, "the handler reported success although the call had failed")
+            (
+                Defect::SwallowedError,
+                "the handler reported success although the call had failed",
+            )
         } else if calls.is_empty() && last.is_some() && was_killed {
-            (Defect::AnsweredTooEarly, "the handler had reported success before the process was killed")
+            (
+                Defect::AnsweredTooEarly,
+                "the handler had reported success before the process was killed",
+            )
         } else if last.is_some() && has_failed {
             (
                 Defect::MarkedBeforeEffect,
@@ -369,27 +497,59 @@ impl Judgement<'_> {
         } else {
             (Defect::LostEffect, "it was handled without it")
         };
-        let step = if step.is_empty() { String::new() } else { format!(" {step:?}") };
-        let what = format!("the effect{step} of sample {sample} never happened{}: {why}", words_of(&after));
+        let step = if step.is_empty() {
+            String::new()
+        } else {
+            format!(" {step:?}")
+        };
+        let what = format!(
+            "the effect{step} of sample {sample} never happened{}: {why}",
+            words_of(&after)
+        );
         let mut places: Vec<usize> = runs.iter().map(|run| run.began).collect();
-        places.extend(runs.iter().filter_map(|run| run.ended.map(|(place, _)| place)));
+        places.extend(
+            runs.iter()
+                .filter_map(|run| run.ended.map(|(place, _)| place)),
+        );
         self.found_after(defect, Some(sample), what, places, after);
     }
 
     /// Runs for one event return one result.
     fn results(&mut self) {
         let mut results: BTreeMap<usize, BTreeMap<&str, usize>> = BTreeMap::new();
-        for run in self.facts.runs.values().filter(|run| run.has(Outcome::Completed)) {
-            if let (Some(sample), Some(result), Some((place, _))) = (run.sample, &run.result, run.ended) {
-                results.entry(sample).or_default().entry(result).or_insert(place);
+        for run in self
+            .facts
+            .runs
+            .values()
+            .filter(|run| run.has(Outcome::Completed))
+        {
+            if let (Some(sample), Some(result), Some((place, _))) =
+                (run.sample, &run.result, run.ended)
+            {
+                results
+                    .entry(sample)
+                    .or_default()
+                    .entry(result)
+                    .or_insert(place);
             }
         }
         for (sample, results) in results {
             // What happens twice has different answers, and that is named already.
-            let is_named = self.violations.iter().any(|violation| violation.sample == Some(sample));
+            let is_named = self
+                .violations
+                .iter()
+                .any(|violation| violation.sample == Some(sample));
             if results.len() > 1 && !self.excused.contains(&sample) && !is_named {
-                let what = format!("runs for sample {sample} returned {} different results", results.len());
-                self.found(Defect::DifferentResults, Some(sample), what, results.into_values().collect());
+                let what = format!(
+                    "runs for sample {sample} returned {} different results",
+                    results.len()
+                );
+                self.found(
+                    Defect::DifferentResults,
+                    Some(sample),
+                    what,
+                    results.into_values().collect(),
+                );
             }
         }
     }
@@ -397,12 +557,20 @@ impl Judgement<'_> {
     /// Every message is finished, and everything ends when it is asked to.
     fn ends(&mut self) {
         for (place, error) in &self.facts.failed {
-            self.found(Defect::ConsumerFailed, None, format!("a consumer failed: {error}"), vec![*place]);
+            self.found(
+                Defect::ConsumerFailed,
+                None,
+                format!("a consumer failed: {error}"),
+                vec![*place],
+            );
         }
         let mut named = BTreeSet::new();
         for (place, message) in &self.facts.unfinished {
-            let Some(sent) =
-                self.facts.sent.get(message).filter(|sent| sent.form != crate::history::Form::Poison)
+            let Some(sent) = self
+                .facts
+                .sent
+                .get(message)
+                .filter(|sent| sent.form != crate::history::Form::Poison)
             else {
                 continue;
             };
@@ -413,7 +581,11 @@ impl Judgement<'_> {
         }
         // A run whose lease was lost is dropped, too, but not after the time that a stop gives it.
         let at_ms = |place: usize| self.events.get(place).map(|event| event.at_ms);
-        let until_ms = self.facts.stopping.and_then(at_ms).map_or(u64::MAX, |at_ms| at_ms + STOP_DEADLINE_MS);
+        let until_ms = self
+            .facts
+            .stopping
+            .and_then(at_ms)
+            .map_or(u64::MAX, |at_ms| at_ms + STOP_DEADLINE_MS);
         let dropped = self.facts.runs.values().find_map(|run| match run.ended {
             Some((place, Outcome::Dropped)) if at_ms(place) >= Some(until_ms) => Some(place),
             _ => None,
@@ -427,13 +599,21 @@ impl Judgement<'_> {
 
 /// Why an effect was repeated, in words.
 fn words_of_repetition(after: &[Fault], explained: u64) -> String {
-    if explained == 0 { " though no fault explains it".to_owned() } else { words_of(after) }
+    if explained == 0 {
+        " though no fault explains it".to_owned()
+    } else {
+        words_of(after)
+    }
 }
 
 /// The faults in words: " after kill-after-effect".
 fn words_of(faults: &[Fault]) -> String {
     let names: Vec<&str> = faults.iter().map(|fault| fault.as_str()).collect();
-    if names.is_empty() { String::new() } else { format!(" after {}", names.join(", ")) }
+    if names.is_empty() {
+        String::new()
+    } else {
+        format!(" after {}", names.join(", "))
+    }
 }
 
 #[cfg(test)]

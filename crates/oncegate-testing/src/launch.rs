@@ -1,4 +1,5 @@
-//! How the handler of a process is started: a new one for each process, as after a deployment or a crash.
+//! How the handler of a process is started: a new one for each process, as after a deployment or a
+//! crash.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -12,7 +13,8 @@ use crate::round::{Downstream, Process, Round, Watched};
 
 /// Starts the handler of a process.
 ///
-/// A closure that makes a handler of a [`Downstream`] is one; implement the trait for handlers that are other programs.
+/// A closure that makes a handler of a [`Downstream`] is one; implement the trait for handlers that
+/// are other programs.
 #[async_trait]
 pub trait Launch: Send + Sync + 'static {
     /// Starts the handler of another process. Its effects go to `downstream`.
@@ -45,7 +47,9 @@ pub(crate) struct Start {
 
 impl std::fmt::Debug for Launched {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Launched").field("most", &self.most).finish_non_exhaustive()
+        f.debug_struct("Launched")
+            .field("most", &self.most)
+            .finish_non_exhaustive()
     }
 }
 
@@ -57,11 +61,17 @@ impl Launched {
 
     /// A handler in this process that takes batches within these limits.
     pub fn in_batches(limits: BatchLimits, handler: impl BatchHandler) -> Self {
-        Self::of(Box::new(move |start| Watched::batch_consumer(limits, handler, start)))
+        Self::of(Box::new(move |start| {
+            Watched::batch_consumer(limits, handler, start)
+        }))
     }
 
     fn of(consumer: MakeConsumer) -> Self {
-        Self { consumer, most: u32::MAX, end: Box::pin(std::future::ready(true)) }
+        Self {
+            consumer,
+            most: u32::MAX,
+            end: Box::pin(std::future::ready(true)),
+        }
     }
 
     /// How many messages, or batches, it takes at a time; no limit by default.
@@ -71,8 +81,8 @@ impl Launched {
         self
     }
 
-    /// How the handler's own process is ended: `end` asks it to, waits, and resolves to whether that was enough. If `end` is
-    /// dropped instead, the process must be killed.
+    /// How the handler's own process is ended: `end` asks it to, waits, and resolves to whether
+    /// that was enough. If `end` is dropped instead, the process must be killed.
     #[must_use]
     pub fn ended_by(mut self, end: impl Future<Output = bool> + Send + 'static) -> Self {
         self.end = Box::pin(end);

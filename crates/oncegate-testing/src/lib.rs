@@ -1,14 +1,17 @@
 //! Tries to make a handler of oncegate lose an effect or have it twice, and judges what happened.
 //!
-//! [`Trial`] plays rounds: an embedded broker delivers samples and duplicates of them to consumers with the handler, while
-//! [faults](Fault) of a seeded [`Schedule`] happen. The handler has its effects in the [`Downstream`] service, which is the
-//! witness, and not part of the gate; or a [`Witness`] lists them. [`judge`] finds violations in the history, and names the [`Defect`] behind each. The
-//! result is a [`Verdict`], which [`report`] writes as JSON, JUnit XML and HTML.
+//! [`Trial`] plays rounds: an embedded broker delivers samples and duplicates of them to consumers
+//! with the handler, while [faults](Fault) of a seeded [`Schedule`] happen. The handler has its
+//! effects in the [`Downstream`] service, which is the witness, and not part of the gate; or a
+//! [`Witness`] lists them. [`judge`] finds violations in the history, and names the [`Defect`]
+//! behind each. The result is a [`Verdict`], which [`report`] writes as JSON, JUnit XML and HTML.
 //!
-//! `oncegate prove` does the same for handlers in any language; `docs/PROVE.md` has the catalogue of defects.
+//! `oncegate prove` does the same for handlers in any language; `docs/PROVE.md` has the catalogue
+//! of defects.
 //!
-//! [`promise`] judges oncegate itself, for stores and sources of your own: whether its promise holds while workers are
-//! killed and stores are lost. Both judges decide about effects with [`judge_effects`].
+//! [`promise`] judges oncegate itself, for stores and sources of your own: whether its promise
+//! holds while workers are killed and stores are lost. Both judges decide about effects with
+//! [`judge_effects`].
 //!
 //! # Features
 //!

@@ -34,7 +34,8 @@ impl Plan {
         Some(fitting(time, handler?))
     }
 
-    /// How many samples the other rounds may have, so that each fault begins in the time that is left.
+    /// How many samples the other rounds may have, so that each fault begins in the time that is
+    /// left.
     pub(crate) fn most_of_others(
         &self,
         handler: Option<Duration>,
@@ -43,7 +44,10 @@ impl Plan {
     ) -> Option<usize> {
         let left = self.timed()?.saturating_sub(elapsed);
         let parallel = u32::try_from(self.parallel).unwrap_or(u32::MAX);
-        let rounds = u32::try_from(faults).unwrap_or(u32::MAX).div_ceil(parallel).max(1);
+        let rounds = u32::try_from(faults)
+            .unwrap_or(u32::MAX)
+            .div_ceil(parallel)
+            .max(1);
         Some(fitting(left / rounds, handler? * RUNS_PER_SAMPLE))
     }
 
@@ -58,6 +62,9 @@ impl Plan {
 
 /// How many times a handler can run one after the other in this time: once at least.
 fn fitting(time: Duration, handler: Duration) -> usize {
-    let times = time.as_millis().checked_div(handler.as_millis()).unwrap_or(u128::MAX);
+    let times = time
+        .as_millis()
+        .checked_div(handler.as_millis())
+        .unwrap_or(u128::MAX);
     usize::try_from(times).unwrap_or(usize::MAX).max(1)
 }

@@ -1,4 +1,5 @@
-//! The rounds of a trial, each played with a store and a scope of its own, and those of findings made shorter.
+//! The rounds of a trial, each played with a store and a scope of its own, and those of findings
+//! made shorter.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -26,8 +27,8 @@ pub(crate) struct Rounds {
     pub(crate) left_out: Vec<Fault>,
     /// The samples of every round but the first; empty for all.
     pub(crate) only_samples: Vec<usize>,
-    /// The most samples of the first round, and of the others; all if there is none. A slow handler would use up the time
-    /// of the trial for them, and most faults would never begin.
+    /// The most samples of the first round, and of the others; all if there is none. A slow handler
+    /// would use up the time of the trial for them, and most faults would never begin.
     pub(crate) most_of_first: Option<usize>,
     pub(crate) most_of_others: Option<usize>,
     pub(crate) samples: Arc<Samples>,
@@ -57,30 +58,47 @@ impl Rounds {
 
     fn schedule(&self, number: u64) -> Schedule {
         let schedule = Schedule::new(self.seed, number, self.samples.count(), &self.faults);
-        let most = if number == 0 { self.most_of_first } else { self.most_of_others };
+        let most = if number == 0 {
+            self.most_of_first
+        } else {
+            self.most_of_others
+        };
         let left_out = if number == 0 { &[][..] } else { &self.left_out };
-        let schedule = left_out.iter().fold(schedule, |schedule, fault| schedule.without(*fault));
+        let schedule = left_out
+            .iter()
+            .fold(schedule, |schedule, fault| schedule.without(*fault));
         if !self.only_samples.is_empty() {
             return schedule.with_only(&self.only_samples);
         }
         most.map_or(schedule.clone(), |most| schedule.with_most(most))
     }
 
-    /// Plays a round of one sample without faults, and returns how long its handler ran; `None` if it has not completed.
+    /// Plays a round of one sample without faults, and returns how long its handler ran; `None` if
+    /// it has not completed.
     pub(crate) async fn handler_time(&self) -> Result<Option<Duration>, TrialError> {
         let schedule = Schedule::new(self.seed, 0, self.samples.count(), &[]).with_most(1);
         let events = self.play_schedule(schedule).await?.events;
         let runs = Facts::of(&events).runs;
-        let completed = runs.values().filter(|run| run.has(Outcome::Completed)).filter_map(|run| {
-            let began = events.get(run.began)?.at_ms;
-            Some(Duration::from_millis(events.get(run.ended?.0)?.at_ms.saturating_sub(began)))
-        });
+        let completed = runs
+            .values()
+            .filter(|run| run.has(Outcome::Completed))
+            .filter_map(|run| {
+                let began = events.get(run.began)?.at_ms;
+                Some(Duration::from_millis(
+                    events.get(run.ended?.0)?.at_ms.saturating_sub(began),
+                ))
+            });
         Ok(completed.max())
     }
 
-    /// Judges the keys of all samples, of which the first round has a part. Returns the whole of that round, too.
+    /// Judges the keys of all samples, of which the first round has a part. Returns the whole of
+    /// that round, too.
     pub(crate) fn judged_keys(&self) -> Result<(Schedule, Vec<Violation>), TrialError> {
-        let key = self.settings.key.compile(&self.settings.scope).map_err(TrialError::Key)?;
+        let key = self
+            .settings
+            .key
+            .compile(&self.settings.scope)
+            .map_err(TrialError::Key)?;
         let whole = Schedule::new(self.seed, 0, self.samples.count(), &self.faults);
         let mut rng = fastrand::Rng::with_seed(self.seed);
         let produced = whole.messages.iter().enumerate().map(|(message, planned)| {
@@ -90,17 +108,35 @@ impl Rounds {
             };
             let route = Arc::clone(&self.settings.route);
             let origin = Origin::Other(message.to_string().into());
-            let key = key.derive(&route, &Message::new(Arc::clone(&route), origin, Some(payload))).ok();
+            let key = key
+                .derive(
+                    &route,
+                    &Message::new(Arc::clone(&route), origin, Some(payload)),
+                )
+                .ok();
             let key = key.map(|key| key.as_str().to_owned());
-            let what = What::Produced { message, sample: planned.sample, form: planned.form, key };
-            Event { at_ms: 0, process: None, what }
+            let what = What::Produced {
+                message,
+                sample: planned.sample,
+                form: planned.form,
+                key,
+            };
+            Event {
+                at_ms: 0,
+                process: None,
+                what,
+            }
         });
         let violations = judge_keys(&produced.collect::<Vec<_>>());
         Ok((whole, violations))
     }
 
     /// Leaves out faults and samples that findings do not need.
-    pub(crate) async fn shorten(&self, verdict: &mut Verdict, expected: &Steps) -> Result<(), TrialError> {
+    pub(crate) async fn shorten(
+        &self,
+        verdict: &mut Verdict,
+        expected: &Steps,
+    ) -> Result<(), TrialError> {
         let candidates = verdict.findings.iter().map(|finding| Candidate {
             defect: finding.violation.defect,
             sample: finding.violation.sample,
@@ -109,8 +145,10 @@ impl Rounds {
         for mut candidate in candidates.collect::<Vec<_>>() {
             // The first round has every sample, because it shows which effects each of them has.
             if candidate.schedule.round > 0 {
-                self.leave_faults_out(&mut candidate, verdict, expected).await?;
-                self.leave_samples_out(&mut candidate, verdict, expected).await?;
+                self.leave_faults_out(&mut candidate, verdict, expected)
+                    .await?;
+                self.leave_samples_out(&mut candidate, verdict, expected)
+                    .await?;
             }
         }
         Ok(())
@@ -125,7 +163,10 @@ impl Rounds {
     ) -> Result<(), TrialError> {
         for fault in candidate.schedule.faults.clone() {
             let shorter = candidate.schedule.clone().without(fault);
-            if !shorter.faults.is_empty() && self.shows(candidate.defect, &shorter, verdict, expected).await?
+            if !shorter.faults.is_empty()
+                && self
+                    .shows(candidate.defect, &shorter, verdict, expected)
+                    .await?
             {
                 candidate.schedule = shorter;
             }
@@ -144,7 +185,10 @@ impl Rounds {
         let own: Vec<usize> = candidate.sample.into_iter().collect();
         if !own.is_empty() && samples.len() > 1 {
             let alone = candidate.schedule.clone().with_only(&own);
-            if self.shows(candidate.defect, &alone, verdict, expected).await? {
+            if self
+                .shows(candidate.defect, &alone, verdict, expected)
+                .await?
+            {
                 return Ok(());
             }
         }
@@ -153,14 +197,19 @@ impl Rounds {
             others.remove(&sample);
             let others: Vec<usize> = others.into_iter().collect();
             let shorter = candidate.schedule.clone().with_only(&others);
-            if !others.is_empty() && self.shows(candidate.defect, &shorter, verdict, expected).await? {
+            if !others.is_empty()
+                && self
+                    .shows(candidate.defect, &shorter, verdict, expected)
+                    .await?
+            {
                 candidate.schedule = shorter;
             }
         }
         Ok(())
     }
 
-    /// Plays a shorter schedule. If it shows the defect, too, the finding is replaced by that of this round.
+    /// Plays a shorter schedule. If it shows the defect, too, the finding is replaced by that of
+    /// this round.
     async fn shows(
         &self,
         defect: Defect,
@@ -188,7 +237,15 @@ impl Rounds {
         };
         let settings = Arc::clone(&self.settings);
         let samples = Arc::clone(&self.samples);
-        let round = Round::new(schedule.clone(), samples, &key, store, topic, scope, settings);
+        let round = Round::new(
+            schedule.clone(),
+            samples,
+            &key,
+            store,
+            topic,
+            scope,
+            settings,
+        );
         let events = play(round).await.map_err(|error| match error {
             RoundError::Launch(error) => TrialError::Launch(error),
             RoundError::Broker(error) => TrialError::Broker(error),

@@ -65,7 +65,10 @@ pub(crate) struct Samples {
 }
 
 impl Samples {
-    pub(crate) fn new(payloads: Vec<Bytes>, volatile: BTreeSet<String>) -> Result<Self, BadSamples> {
+    pub(crate) fn new(
+        payloads: Vec<Bytes>,
+        volatile: BTreeSet<String>,
+    ) -> Result<Self, BadSamples> {
         match payloads.len() {
             0 => return Err(BadSamples::None),
             count if count > MAX_SAMPLES => return Err(BadSamples::TooMany { count }),
@@ -77,7 +80,11 @@ impl Samples {
         for (number, payload) in (1..).zip(&payloads) {
             let refuse = |reason: String| BadSamples::NotAnObject { number, reason };
             let document: Value = serde_json::from_slice(payload).map_err(|error| {
-                refuse(format!("{:?} error at column {}", error.classify(), error.column()))
+                refuse(format!(
+                    "{:?} error at column {}",
+                    error.classify(),
+                    error.column()
+                ))
             })?;
             if !document.is_object() {
                 return Err(refuse("it is another JSON value".to_owned()));
@@ -86,7 +93,10 @@ impl Samples {
             leaves_of(&document, "", &volatile, &mut found, &mut leaves);
             values.push(leaves.iter().map(|(_, value)| value.clone()).collect());
             if let Some(first) = contents.insert(leaves, number) {
-                return Err(BadSamples::Equal { first, second: number });
+                return Err(BadSamples::Equal {
+                    first,
+                    second: number,
+                });
             }
         }
         if let Some(path) = volatile.iter().find(|path| !found.contains(*path)) {
@@ -96,7 +106,12 @@ impl Samples {
         for value in values.iter().flatten() {
             *frequency.entry(String::clone(value)).or_default() += 1;
         }
-        Ok(Self { payloads, values, frequency, volatile })
+        Ok(Self {
+            payloads,
+            values,
+            frequency,
+            volatile,
+        })
     }
 
     pub(crate) fn count(&self) -> usize {
@@ -105,7 +120,11 @@ impl Samples {
 
     /// The sample as it was given.
     pub(crate) fn original(&self, number: usize) -> Bytes {
-        number.checked_sub(1).and_then(|place| self.payloads.get(place)).cloned().unwrap_or_default()
+        number
+            .checked_sub(1)
+            .and_then(|place| self.payloads.get(place))
+            .cloned()
+            .unwrap_or_default()
     }
 
     /// The same event as another producer, or the same one later, would spell it.
@@ -122,13 +141,17 @@ impl Samples {
         Bytes::from(document.to_string())
     }
 
-    /// The samples that the body of an effect fits best: those that share the most distinguishing values with it.
+    /// The samples that the body of an effect fits best: those that share the most distinguishing
+    /// values with it.
     pub(crate) fn owners(&self, body: &Value) -> Vec<usize> {
         let values = values_of(body);
         let mut best: (f64, Vec<usize>) = (0.0, Vec::new());
         for (number, of_sample) in (1..).zip(&self.values) {
-            let score: f64 =
-                of_sample.iter().filter(|value| occurs(value, &values)).map(|value| self.weight(value)).sum();
+            let score: f64 = of_sample
+                .iter()
+                .filter(|value| occurs(value, &values))
+                .map(|value| self.weight(value))
+                .sum();
             if score > best.0 {
                 best = (score, vec![number]);
             } else if score > 0.0 && score == best.0 {
@@ -141,7 +164,10 @@ impl Samples {
     /// The values of a payload that no sample has.
     pub(crate) fn foreign_values(&self, payload: &[u8]) -> BTreeSet<String> {
         let document = serde_json::from_slice(payload).unwrap_or_default();
-        values_of(&document).into_iter().filter(|value| !self.frequency.contains_key(value)).collect()
+        values_of(&document)
+            .into_iter()
+            .filter(|value| !self.frequency.contains_key(value))
+            .collect()
     }
 
     /// A value of few samples says more than one of many.
@@ -166,11 +192,13 @@ pub(crate) fn has_any(body: &Value, values: &BTreeSet<String>) -> bool {
 }
 
 fn occurs(value: &str, among: &BTreeSet<String>) -> bool {
-    let is_part = |text: &String| value.chars().count() >= SHORTEST_PART_CHARS && text.contains(value);
+    let is_part =
+        |text: &String| value.chars().count() >= SHORTEST_PART_CHARS && text.contains(value);
     among.contains(value) || among.iter().any(is_part)
 }
 
-/// Collects the scalar values with their paths, without volatile ones; `found` gets the volatile paths that exist.
+/// Collects the scalar values with their paths, without volatile ones; `found` gets the volatile
+/// paths that exist.
 fn leaves_of(
     value: &Value,
     path: &str,
@@ -190,18 +218,30 @@ fn leaves_of(
         }
         Value::Array(items) => {
             for (place, item) in items.iter().enumerate() {
-                leaves_of(item, &below(path, &place.to_string()), volatile, found, leaves);
+                leaves_of(
+                    item,
+                    &below(path, &place.to_string()),
+                    volatile,
+                    found,
+                    leaves,
+                );
             }
         }
         Value::Null => {}
         Value::Bool(value) => drop(leaves.insert((path.to_owned(), value.to_string()))),
-        Value::Number(number) => drop(leaves.insert((path.to_owned(), plain_number(&number.to_string())))),
+        Value::Number(number) => {
+            drop(leaves.insert((path.to_owned(), plain_number(&number.to_string()))))
+        }
         Value::String(text) => drop(leaves.insert((path.to_owned(), text.clone()))),
     }
 }
 
 fn below(path: &str, name: &str) -> String {
-    if path.is_empty() { name.to_owned() } else { format!("{path}.{name}") }
+    if path.is_empty() {
+        name.to_owned()
+    } else {
+        format!("{path}.{name}")
+    }
 }
 
 /// The number without trailing zeros: 10.50 as 10.5, 10.0 as 10.
@@ -212,14 +252,23 @@ fn plain_number(text: &str) -> String {
     }
 }
 
-/// Writes a JSON value in another order of members, with trailing zeros, and with other values in volatile places.
+/// Writes a JSON value in another order of members, with trailing zeros, and with other values in
+/// volatile places.
 ///
-/// Integers keep their spelling: a handler with a type for integers may refuse 7.0, and would be right.
-fn respelt(raw: &str, path: &str, volatile: &BTreeSet<String>, changes: bool, rng: &mut Rng) -> String {
+/// Integers keep their spelling: a handler with a type for integers may refuse 7.0, and would be
+/// right.
+fn respelt(
+    raw: &str,
+    path: &str,
+    volatile: &BTreeSet<String>,
+    changes: bool,
+    rng: &mut Rng,
+) -> String {
     let changes = changes || volatile.contains(path);
     match raw.as_bytes().first() {
         Some(b'{') => {
-            let members: BTreeMap<String, &RawValue> = serde_json::from_str(raw).unwrap_or_default();
+            let members: BTreeMap<String, &RawValue> =
+                serde_json::from_str(raw).unwrap_or_default();
             let mut members: Vec<String> = members
                 .into_iter()
                 .map(|(name, value)| {
@@ -235,7 +284,13 @@ fn respelt(raw: &str, path: &str, volatile: &BTreeSet<String>, changes: bool, rn
             let items: Vec<String> = (0..)
                 .zip(items)
                 .map(|(place, item): (usize, _)| {
-                    respelt(item.get(), &below(path, &place.to_string()), volatile, changes, rng)
+                    respelt(
+                        item.get(),
+                        &below(path, &place.to_string()),
+                        volatile,
+                        changes,
+                        rng,
+                    )
                 })
                 .collect();
             format!("[{}]", items.join(","))
@@ -245,7 +300,9 @@ fn respelt(raw: &str, path: &str, volatile: &BTreeSet<String>, changes: bool, rn
             Value::String(changed(&text, rng)).to_string()
         }
         Some(b'0'..=b'9' | b'-') if changes => changed(raw, rng),
-        Some(b'0'..=b'9' | b'-') if raw.contains('.') && !raw.contains(['e', 'E']) && rng.bool() => {
+        Some(b'0'..=b'9' | b'-')
+            if raw.contains('.') && !raw.contains(['e', 'E']) && rng.bool() =>
+        {
             format!("{raw}0")
         }
         _ => raw.to_owned(),
@@ -305,8 +362,14 @@ mod tests {
     use serde_json::json;
 
     fn samples(payloads: &[&'static str], volatile: &[&str]) -> Result<Samples, BadSamples> {
-        let payloads = payloads.iter().map(|payload| Bytes::from_static(payload.as_bytes())).collect();
-        Samples::new(payloads, volatile.iter().map(|path| (*path).to_owned()).collect())
+        let payloads = payloads
+            .iter()
+            .map(|payload| Bytes::from_static(payload.as_bytes()))
+            .collect();
+        Samples::new(
+            payloads,
+            volatile.iter().map(|path| (*path).to_owned()).collect(),
+        )
     }
 
     #[test]
@@ -320,12 +383,23 @@ mod tests {
             let duplicate = samples.duplicate(1, &mut rng);
             let value: Value = serde_json::from_slice(&duplicate).unwrap();
             assert_eq!(value["id"], "A-17", "seed {seed}");
-            assert_eq!((&value["amount"], &value["n"]), (&10.5.into(), &7.into()), "seed {seed}");
+            assert_eq!(
+                (&value["amount"], &value["n"]),
+                (&10.5.into(), &7.into()),
+                "seed {seed}"
+            );
             let sent_at = value["sent_at"].as_str().unwrap();
-            assert!(sent_at.starts_with("2026-11-23T") && sent_at.ends_with('Z'), "seed {seed}: {sent_at}");
+            assert!(
+                sent_at.starts_with("2026-11-23T") && sent_at.ends_with('Z'),
+                "seed {seed}: {sent_at}"
+            );
             spellings.insert(duplicate);
         }
-        assert!(spellings.len() > 40, "seed {seed}: {} spellings", spellings.len());
+        assert!(
+            spellings.len() > 40,
+            "seed {seed}: {} spellings",
+            spellings.len()
+        );
     }
 
     #[test]
@@ -341,26 +415,52 @@ mod tests {
         .unwrap();
         let owners = |body: &str| samples.owners(&serde_json::from_str(body).unwrap());
         assert_eq!(owners(r#"{"order":"o-1000","cents":1000}"#), [1]);
-        assert_eq!(owners(r#"{"text":"charge o-1001 in USD","currency":"USD"}"#), [3]);
+        assert_eq!(
+            owners(r#"{"text":"charge o-1001 in USD","currency":"USD"}"#),
+            [3]
+        );
         assert_eq!(owners(r#"{"order":"o-1001"}"#), [2, 3], "both fit");
         assert!(owners(r#"{"hello":"world"}"#).is_empty());
     }
 
     #[test]
     fn samples_that_cannot_be_judged_are_refused() {
-        let refused = |payloads: &[&'static str], volatile: &[&str]| samples(payloads, volatile).unwrap_err();
+        let refused =
+            |payloads: &[&'static str], volatile: &[&str]| samples(payloads, volatile).unwrap_err();
         assert_eq!(refused(&[], &[]), BadSamples::None);
-        assert!(matches!(refused(&[r#"{"a":1}"#, "7"], &[]), BadSamples::NotAnObject { number: 2, .. }));
-        assert!(matches!(refused(&["{no"], &[]), BadSamples::NotAnObject { number: 1, .. }));
+        assert!(matches!(
+            refused(&[r#"{"a":1}"#, "7"], &[]),
+            BadSamples::NotAnObject { number: 2, .. }
+        ));
+        assert!(matches!(
+            refused(&["{no"], &[]),
+            BadSamples::NotAnObject { number: 1, .. }
+        ));
         let equal = refused(&[r#"{"a":1,"t":1}"#, r#"{"t":2,"a":1}"#], &["t"]);
-        assert_eq!(equal, BadSamples::Equal { first: 1, second: 2 });
-        assert_eq!(refused(&[r#"{"a":1}"#], &["b"]), BadSamples::NoSuchField { path: "b".to_owned() });
+        assert_eq!(
+            equal,
+            BadSamples::Equal {
+                first: 1,
+                second: 2
+            }
+        );
+        assert_eq!(
+            refused(&[r#"{"a":1}"#], &["b"]),
+            BadSamples::NoSuchField {
+                path: "b".to_owned()
+            }
+        );
     }
 
     #[test]
     fn poison_has_the_shape_of_its_sample() {
-        let samples = samples(&[r#"{"id":"o-1","items":[1],"amount":3,"express":true}"#], &[]).unwrap();
-        let poison: Value = serde_json::from_slice(&samples.poison(1, &mut Rng::with_seed(1))).unwrap();
+        let samples = samples(
+            &[r#"{"id":"o-1","items":[1],"amount":3,"express":true}"#],
+            &[],
+        )
+        .unwrap();
+        let poison: Value =
+            serde_json::from_slice(&samples.poison(1, &mut Rng::with_seed(1))).unwrap();
         assert!(poison["id"].as_str().unwrap().starts_with("poison-"));
         let values = samples.foreign_values(poison.to_string().as_bytes());
         assert_eq!(values.len(), 3, "{values:?}");

@@ -13,8 +13,8 @@ const SAMPLES_PER_ROUND: usize = 6;
 const MOST_PARTITIONS: usize = 3;
 /// The most faults that overlap in one round.
 const MOST_OVERLAPPING: usize = 4;
-/// How often one message may meet a fault of the downstream service in one round. Together with the other faults of a
-/// round that is less than the attempts that a message has.
+/// How often one message may meet a fault of the downstream service in one round. Together with the
+/// other faults of a round that is less than the attempts that a message has.
 const MOST_STRIKES: u32 = 2;
 /// How long a fault lasts, in tenths of a lease.
 const SHORT_TENTHS: u32 = 5;
@@ -68,10 +68,11 @@ pub struct Strike {
 impl Schedule {
     /// Returns the schedule of a round. The same arguments always give the same schedule.
     ///
-    /// Round 0 has every sample and, if they are among `enabled`, producer duplicates; the next rounds have each fault by
-    /// itself, and later ones some of them at the same time.
+    /// Round 0 has every sample and, if they are among `enabled`, producer duplicates; the next
+    /// rounds have each fault by itself, and later ones some of them at the same time.
     pub fn new(seed: u64, round: u64, samples: usize, enabled: &[Fault]) -> Self {
-        // Neighbouring rounds must not have neighbouring seeds: the generator would give similar numbers.
+        // Neighbouring rounds must not have neighbouring seeds: the generator would give similar
+        // numbers.
         let mut rng = Rng::with_seed(seed ^ (round + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
         rng.u64(..);
         let faults = faults_of(round, enabled, &mut rng);
@@ -82,8 +83,11 @@ impl Schedule {
         }
         let partitions = rng.usize(1..=MOST_PARTITIONS);
         // A duplicate that is to come first must not stand behind its original.
-        let partitions =
-            if faults.contains(&Fault::KillThenDuplicate) { partitions.max(2) } else { partitions };
+        let partitions = if faults.contains(&Fault::KillThenDuplicate) {
+            partitions.max(2)
+        } else {
+            partitions
+        };
         let consumers = match faults.iter().any(|fault| fault.needs_two_consumers()) {
             true => 2,
             false => rng.u32(1..=2),
@@ -91,13 +95,25 @@ impl Schedule {
         let strikes = strikes(&faults, &chosen, &mut rng);
         let mut messages = messages(&faults, &chosen, partitions, &mut rng);
         add_other_positions(&mut messages, &strikes, partitions);
-        // A handler with state that is not meant for several messages at a time shows it only with several.
+        // A handler with state that is not meant for several messages at a time shows it only with
+        // several.
         let concurrency = 1 << rng.u32(..3);
         let (only_samples, seed) = (Vec::new(), rng.u64(..));
-        Self { round, faults, consumers, concurrency, partitions, messages, only_samples, strikes, seed }
+        Self {
+            round,
+            faults,
+            consumers,
+            concurrency,
+            partitions,
+            messages,
+            only_samples,
+            strikes,
+            seed,
+        }
     }
 
-    /// Returns the same schedule without one of its faults. The order of the messages stays as it is.
+    /// Returns the same schedule without one of its faults. The order of the messages stays as it
+    /// is.
     #[must_use]
     pub fn without(mut self, fault: Fault) -> Self {
         self.faults.retain(|other| *other != fault);
@@ -106,7 +122,8 @@ impl Schedule {
             && !self.has(Fault::ProducerDuplicates)
         {
             let needed = other_positions(&self.strikes);
-            let is_needed = |of: &PlannedMessage| of.form != Form::Duplicate || needed.contains(&of.sample);
+            let is_needed =
+                |of: &PlannedMessage| of.form != Form::Duplicate || needed.contains(&of.sample);
             self.messages.retain(is_needed);
         }
         let left_out = match fault {
@@ -114,21 +131,26 @@ impl Schedule {
             Fault::Malformed => Some(Form::Malformed),
             _ => None,
         };
-        self.messages.retain(|message| Some(message.form) != left_out);
+        self.messages
+            .retain(|message| Some(message.form) != left_out);
         self
     }
 
     /// Returns the same schedule with these samples alone. Messages that stand for no event stay.
     #[must_use]
     pub fn with_only(mut self, samples: &[usize]) -> Self {
-        let is_event = |message: &PlannedMessage| matches!(message.form, Form::Original | Form::Duplicate);
-        self.messages.retain(|message| !is_event(message) || samples.contains(&message.sample));
-        self.strikes.retain(|strike| samples.contains(&strike.sample));
+        let is_event =
+            |message: &PlannedMessage| matches!(message.form, Form::Original | Form::Duplicate);
+        self.messages
+            .retain(|message| !is_event(message) || samples.contains(&message.sample));
+        self.strikes
+            .retain(|strike| samples.contains(&strike.sample));
         self.only_samples = samples.to_vec();
         self
     }
 
-    /// Returns the same schedule with at most this number of samples: first those that its faults begin with.
+    /// Returns the same schedule with at most this number of samples: first those that its faults
+    /// begin with.
     #[must_use]
     pub(crate) fn with_most(self, most: usize) -> Self {
         let struck = self.strikes.iter().map(|strike| strike.sample);
@@ -148,7 +170,11 @@ impl Schedule {
     /// The samples whose events are sent.
     pub fn samples(&self) -> BTreeSet<usize> {
         let is_event = |message: &&PlannedMessage| message.form == Form::Original;
-        self.messages.iter().filter(is_event).map(|message| message.sample).collect()
+        self.messages
+            .iter()
+            .filter(is_event)
+            .map(|message| message.sample)
+            .collect()
     }
 
     /// Whether the round has the fault.
@@ -159,10 +185,16 @@ impl Schedule {
 
 fn faults_of(round: u64, enabled: &[Fault], rng: &mut Rng) -> Vec<Fault> {
     let Some(place) = round.checked_sub(1) else {
-        return enabled.iter().copied().filter(|fault| *fault == Fault::ProducerDuplicates).collect();
+        return enabled
+            .iter()
+            .copied()
+            .filter(|fault| *fault == Fault::ProducerDuplicates)
+            .collect();
     };
     // Each by itself first, in the order of the list.
-    let alone = usize::try_from(place).ok().and_then(|place| enabled.get(place));
+    let alone = usize::try_from(place)
+        .ok()
+        .and_then(|place| enabled.get(place));
     if let Some(fault) = alone {
         return vec![*fault];
     }
@@ -175,17 +207,34 @@ fn faults_of(round: u64, enabled: &[Fault], rng: &mut Rng) -> Vec<Fault> {
 /// The samples of which an event at another position comes before the one whose process was killed.
 fn other_positions(strikes: &[Strike]) -> BTreeSet<usize> {
     let is_one = |strike: &&Strike| strike.fault == Fault::KillThenDuplicate;
-    strikes.iter().filter(is_one).map(|strike| strike.sample).collect()
+    strikes
+        .iter()
+        .filter(is_one)
+        .map(|strike| strike.sample)
+        .collect()
 }
 
 /// Sends each event that needs it to another partition, too.
 fn add_other_positions(messages: &mut Vec<PlannedMessage>, strikes: &[Strike], partitions: usize) {
     for sample in other_positions(strikes) {
         let is_original = |of: &PlannedMessage| of.sample == sample && of.form == Form::Original;
-        let Some(place) = messages.iter().position(is_original) else { continue };
-        let Some(original) = messages.get(place).copied() else { continue };
-        let partition = (original.partition + 1).checked_rem(partitions).unwrap_or_default();
-        messages.insert(place + 1, PlannedMessage { sample, form: Form::Duplicate, partition });
+        let Some(place) = messages.iter().position(is_original) else {
+            continue;
+        };
+        let Some(original) = messages.get(place).copied() else {
+            continue;
+        };
+        let partition = (original.partition + 1)
+            .checked_rem(partitions)
+            .unwrap_or_default();
+        messages.insert(
+            place + 1,
+            PlannedMessage {
+                sample,
+                form: Form::Duplicate,
+                partition,
+            },
+        );
     }
 }
 
@@ -221,7 +270,11 @@ fn strikes(faults: &[Fault], chosen: &[usize], rng: &mut Rng) -> Vec<Strike> {
             };
             for _ in 0..times {
                 let least = if is_long { LONG_TENTHS } else { SHORT_TENTHS };
-                strikes.push(Strike { fault, sample, tenths: rng.u32(least..=LONG_TENTHS) });
+                strikes.push(Strike {
+                    fault,
+                    sample,
+                    tenths: rng.u32(least..=LONG_TENTHS),
+                });
             }
         }
     }
@@ -229,23 +282,51 @@ fn strikes(faults: &[Fault], chosen: &[usize], rng: &mut Rng) -> Vec<Strike> {
     strikes
 }
 
-fn messages(faults: &[Fault], chosen: &[usize], partitions: usize, rng: &mut Rng) -> Vec<PlannedMessage> {
+fn messages(
+    faults: &[Fault],
+    chosen: &[usize],
+    partitions: usize,
+    rng: &mut Rng,
+) -> Vec<PlannedMessage> {
     let has = |fault| faults.contains(&fault);
     let mut messages = Vec::new();
     for sample in chosen.iter().copied() {
         // The duplicates of an event are sent to its partition, unless they may overtake it.
         let partition = rng.usize(..partitions);
-        messages.push(PlannedMessage { sample, form: Form::Original, partition });
-        let duplicates = if has(Fault::ProducerDuplicates) { rng.usize(1..=2) } else { 0 };
+        messages.push(PlannedMessage {
+            sample,
+            form: Form::Original,
+            partition,
+        });
+        let duplicates = if has(Fault::ProducerDuplicates) {
+            rng.usize(1..=2)
+        } else {
+            0
+        };
         for _ in 0..duplicates {
-            let partition = if has(Fault::Reordering) { rng.usize(..partitions) } else { partition };
-            messages.push(PlannedMessage { sample, form: Form::Duplicate, partition });
+            let partition = if has(Fault::Reordering) {
+                rng.usize(..partitions)
+            } else {
+                partition
+            };
+            messages.push(PlannedMessage {
+                sample,
+                form: Form::Duplicate,
+                partition,
+            });
         }
     }
-    for (fault, form) in [(Fault::Poison, Form::Poison), (Fault::Malformed, Form::Malformed)] {
+    for (fault, form) in [
+        (Fault::Poison, Form::Poison),
+        (Fault::Malformed, Form::Malformed),
+    ] {
         if has(fault) {
             let sample = chosen.first().copied().unwrap_or(1);
-            messages.push(PlannedMessage { sample, form, partition: rng.usize(..partitions) });
+            messages.push(PlannedMessage {
+                sample,
+                form,
+                partition: rng.usize(..partitions),
+            });
         }
     }
     if has(Fault::Reordering) || has(Fault::Poison) || has(Fault::Malformed) {
@@ -263,10 +344,15 @@ mod tests {
         let seed = fastrand::u64(..);
         for round in 0..100 {
             let one = Schedule::new(seed, round, 9, &Fault::ALL);
-            assert_eq!(one, Schedule::new(seed, round, 9, &Fault::ALL), "seed {seed}");
+            assert_eq!(
+                one,
+                Schedule::new(seed, round, 9, &Fault::ALL),
+                "seed {seed}"
+            );
         }
-        let others: BTreeSet<u64> =
-            (0..100).map(|round| Schedule::new(seed, round, 9, &Fault::ALL).seed).collect();
+        let others: BTreeSet<u64> = (0..100)
+            .map(|round| Schedule::new(seed, round, 9, &Fault::ALL).seed)
+            .collect();
         assert_eq!(others.len(), 100, "seed {seed}");
     }
 
@@ -278,11 +364,21 @@ mod tests {
             let schedule = Schedule::new(seed, round, 3, &Fault::ALL);
             assert_eq!(schedule.faults, [fault], "seed {seed}");
             let strikes = fault.strikes_a_call() || fault.strikes_a_completion();
-            assert_eq!(!schedule.strikes.is_empty(), strikes, "seed {seed}: {fault}");
-            assert!(schedule.consumers == 2 || !fault.needs_two_consumers(), "seed {seed}: {fault}");
+            assert_eq!(
+                !schedule.strikes.is_empty(),
+                strikes,
+                "seed {seed}: {fault}"
+            );
+            assert!(
+                schedule.consumers == 2 || !fault.needs_two_consumers(),
+                "seed {seed}: {fault}"
+            );
         }
         let overlapping = Schedule::new(seed, 1_000, 3, &Fault::ALL);
-        assert!((2..=MOST_OVERLAPPING).contains(&overlapping.faults.len()), "seed {seed}");
+        assert!(
+            (2..=MOST_OVERLAPPING).contains(&overlapping.faults.len()),
+            "seed {seed}"
+        );
     }
 
     #[test]
@@ -295,7 +391,13 @@ mod tests {
                 assert!(!schedule.has(fault), "seed {seed}");
             }
             assert!(schedule.strikes.is_empty(), "seed {seed}");
-            assert!(schedule.messages.iter().all(|message| message.form == Form::Original), "seed {seed}");
+            assert!(
+                schedule
+                    .messages
+                    .iter()
+                    .all(|message| message.form == Form::Original),
+                "seed {seed}"
+            );
         }
     }
 
@@ -304,14 +406,27 @@ mod tests {
         let seed = fastrand::u64(..);
         let enabled = [Fault::KillThenDuplicate, Fault::ProducerDuplicates];
         for round in 1..40 {
-            let schedule = Schedule::new(seed, round, 9, &enabled).without(Fault::ProducerDuplicates);
-            let Some(strike) = schedule.strikes.first() else { continue };
+            let schedule =
+                Schedule::new(seed, round, 9, &enabled).without(Fault::ProducerDuplicates);
+            let Some(strike) = schedule.strikes.first() else {
+                continue;
+            };
             let of = |form| {
                 let is_it = |of: &&PlannedMessage| of.sample == strike.sample && of.form == form;
-                schedule.messages.iter().filter(is_it).map(|of| of.partition).collect::<Vec<_>>()
+                schedule
+                    .messages
+                    .iter()
+                    .filter(is_it)
+                    .map(|of| of.partition)
+                    .collect::<Vec<_>>()
             };
             let original = of(Form::Original);
-            assert!(of(Form::Duplicate).iter().any(|place| !original.contains(place)), "seed {seed}");
+            assert!(
+                of(Form::Duplicate)
+                    .iter()
+                    .any(|place| !original.contains(place)),
+                "seed {seed}"
+            );
         }
     }
 
@@ -322,8 +437,16 @@ mod tests {
             let schedule = Schedule::new(seed, round, 9, &Fault::ALL).with_most(1);
             assert_eq!(schedule.samples().len(), 1, "seed {seed}");
             let whole = Schedule::new(seed, round, 9, &Fault::ALL);
-            assert_eq!(schedule.strikes.is_empty(), whole.strikes.is_empty(), "seed {seed}");
-            assert_eq!(whole.clone().with_most(9), whole, "seed {seed}: nothing is to be left out");
+            assert_eq!(
+                schedule.strikes.is_empty(),
+                whole.strikes.is_empty(),
+                "seed {seed}"
+            );
+            assert_eq!(
+                whole.clone().with_most(9),
+                whole,
+                "seed {seed}: nothing is to be left out"
+            );
         }
     }
 
@@ -334,13 +457,30 @@ mod tests {
             let schedule = Schedule::new(seed, round, 9, &Fault::ALL);
             let samples: Vec<usize> = schedule.samples().into_iter().take(2).collect();
             let few = schedule.clone().with_only(&samples);
-            assert_eq!(few.samples().into_iter().collect::<Vec<_>>(), samples, "seed {seed}");
-            assert!(few.strikes.iter().all(|strike| samples.contains(&strike.sample)), "seed {seed}");
+            assert_eq!(
+                few.samples().into_iter().collect::<Vec<_>>(),
+                samples,
+                "seed {seed}"
+            );
+            assert!(
+                few.strikes
+                    .iter()
+                    .all(|strike| samples.contains(&strike.sample)),
+                "seed {seed}"
+            );
             let others = |schedule: &Schedule| {
                 let is_other = |form| matches!(form, Form::Poison | Form::Malformed);
-                schedule.messages.iter().filter(|message| is_other(message.form)).count()
+                schedule
+                    .messages
+                    .iter()
+                    .filter(|message| is_other(message.form))
+                    .count()
             };
-            assert_eq!(others(&few), others(&schedule), "seed {seed}: poison belongs to no sample");
+            assert_eq!(
+                others(&few),
+                others(&schedule),
+                "seed {seed}: poison belongs to no sample"
+            );
         }
     }
 
@@ -348,7 +488,12 @@ mod tests {
     fn the_first_round_has_every_sample_and_later_ones_a_few() {
         let samples = |round| {
             let schedule = Schedule::new(7, round, 50, &Fault::ALL);
-            schedule.messages.iter().map(|message| message.sample).collect::<BTreeSet<_>>().len()
+            schedule
+                .messages
+                .iter()
+                .map(|message| message.sample)
+                .collect::<BTreeSet<_>>()
+                .len()
         };
         assert_eq!(samples(0), 50);
         assert!((1..=SAMPLES_PER_ROUND).contains(&samples(30)));

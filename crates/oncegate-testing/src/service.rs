@@ -24,10 +24,12 @@ const BODY_MAX_BYTES: usize = 1024 * 1024;
 /// What precedes the number of a process in a path.
 const PROCESS: &str = "process";
 
-/// The downstream service of a trial, by HTTP: `POST …/effects` with a JSON body and the header `Idempotency-Key`.
+/// The downstream service of a trial, by HTTP: `POST …/effects` with a JSON body and the header
+/// `Idempotency-Key`.
 ///
-/// `POST …/effects/STEP` names the step, for handlers with several effects. The answer is `{"receipt": …}` with status
-/// 200, also for a repeated key. On request of the trial it answers with status 500, late, or not at all.
+/// `POST …/effects/STEP` names the step, for handlers with several effects. The answer is
+/// `{"receipt": …}` with status 200, also for a repeated key. On request of the trial it answers
+/// with status 500, late, or not at all.
 pub struct Service {
     address: SocketAddr,
     places: Arc<Places>,
@@ -35,7 +37,8 @@ pub struct Service {
     tasks: TaskTracker,
 }
 
-/// The address of the service for one process. Dropping it closes the address: later calls get no answer.
+/// The address of the service for one process. Dropping it closes the address: later calls get no
+/// answer.
 #[derive(Debug)]
 pub struct Place {
     url: String,
@@ -69,8 +72,18 @@ impl Service {
         let listener = TcpListener::bind(listen).await?;
         let address = listener.local_addr()?;
         let (places, stop, tasks) = (Arc::default(), CancellationToken::new(), TaskTracker::new());
-        tasks.spawn(accept(listener, Arc::clone(&places), stop.clone(), tasks.clone()));
-        Ok(Self { address, places, stop, tasks })
+        tasks.spawn(accept(
+            listener,
+            Arc::clone(&places),
+            stop.clone(),
+            tasks.clone(),
+        ));
+        Ok(Self {
+            address,
+            places,
+            stop,
+            tasks,
+        })
     }
 
     /// Opens an address for the process of `downstream` alone.
@@ -80,17 +93,25 @@ impl Service {
         let number = state.next;
         state.by_number.insert(number, downstream);
         let url = format!("http://{}/{PROCESS}/{number}", self.address);
-        Place { url, number, places: Arc::clone(&self.places) }
+        Place {
+            url,
+            number,
+            places: Arc::clone(&self.places),
+        }
     }
 
-    /// Opens the address that all processes share: for a worker that serves them all. Its calls belong to the process that
-    /// handles their sample. Only one round may run at a time.
+    /// Opens the address that all processes share: for a worker that serves them all. Its calls
+    /// belong to the process that handles their sample. Only one round may run at a time.
     pub fn shared_place(&self, downstream: Downstream) -> Place {
         let mut state = self.places.lock();
         state.next += 1;
         let number = state.next;
         state.shared.insert(number, downstream);
-        Place { url: self.url(), number, places: Arc::clone(&self.places) }
+        Place {
+            url: self.url(),
+            number,
+            places: Arc::clone(&self.places),
+        }
     }
 
     /// The address that all processes share.
@@ -108,7 +129,9 @@ impl Service {
 
 impl fmt::Debug for Service {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Service").field("address", &self.address).finish_non_exhaustive()
+        f.debug_struct("Service")
+            .field("address", &self.address)
+            .finish_non_exhaustive()
     }
 }
 
@@ -127,7 +150,12 @@ impl Drop for Place {
     }
 }
 
-async fn accept(listener: TcpListener, places: Arc<Places>, stop: CancellationToken, tasks: TaskTracker) {
+async fn accept(
+    listener: TcpListener,
+    places: Arc<Places>,
+    stop: CancellationToken,
+    tasks: TaskTracker,
+) {
     loop {
         let accepted = tokio::select! {
             () = stop.cancelled() => return,
@@ -135,7 +163,12 @@ async fn accept(listener: TcpListener, places: Arc<Places>, stop: CancellationTo
         };
         match accepted {
             Ok((stream, _)) => {
-                tasks.spawn(serve(stream, Arc::clone(&places), stop.clone(), tasks.clone()));
+                tasks.spawn(serve(
+                    stream,
+                    Arc::clone(&places),
+                    stop.clone(),
+                    tasks.clone(),
+                ));
             }
             // Too many open files, for example; connections end, so it is tried again.
             Err(_) => tokio::task::yield_now().await,
@@ -144,13 +177,18 @@ async fn accept(listener: TcpListener, places: Arc<Places>, stop: CancellationTo
 }
 
 /// Serves one connection. A call that gets no answer ends it.
-async fn serve(stream: TcpStream, places: Arc<Places>, stop: CancellationToken, tasks: TaskTracker) {
+async fn serve(
+    stream: TcpStream,
+    places: Arc<Places>,
+    stop: CancellationToken,
+    tasks: TaskTracker,
+) {
     let answer = |request: Request<Incoming>| {
         let (places, tasks) = (Arc::clone(&places), tasks.clone());
         async move { handle(request, &places, &tasks).await }
     };
-    let connection =
-        hyper::server::conn::http1::Builder::new().serve_connection(TokioIo::new(stream), service_fn(answer));
+    let connection = hyper::server::conn::http1::Builder::new()
+        .serve_connection(TokioIo::new(stream), service_fn(answer));
     tokio::select! {
         () = stop.cancelled() => {}
         // It ends with an error whenever a call gets no answer.
@@ -172,21 +210,42 @@ async fn handle(
         return if path.starts_with(&format!("/{PROCESS}/")) && path.contains("/effects") {
             Err(DownstreamError::NoAnswer)
         } else {
-            Ok(reply(StatusCode::NOT_FOUND, &json!({ "error": "post to $ONCEGATE_DOWNSTREAM/effects" })))
+            Ok(reply(
+                StatusCode::NOT_FOUND,
+                &json!({ "error": "post to $ONCEGATE_DOWNSTREAM/effects" }),
+            ))
         };
     };
     if request.method() != Method::POST {
-        return Ok(reply(StatusCode::METHOD_NOT_ALLOWED, &json!({ "error": "the method must be POST" })));
+        return Ok(reply(
+            StatusCode::METHOD_NOT_ALLOWED,
+            &json!({ "error": "the method must be POST" }),
+        ));
     }
-    let key = request.headers().get("idempotency-key").and_then(|key| key.to_str().ok());
-    let key = key.map(|key| key.trim_matches('"').to_owned()).filter(|key| !key.is_empty());
-    let Ok(body) = Limited::new(request.into_body(), BODY_MAX_BYTES).collect().await else {
-        return Ok(reply(StatusCode::PAYLOAD_TOO_LARGE, &json!({ "error": "the body is too long" })));
+    let key = request
+        .headers()
+        .get("idempotency-key")
+        .and_then(|key| key.to_str().ok());
+    let key = key
+        .map(|key| key.trim_matches('"').to_owned())
+        .filter(|key| !key.is_empty());
+    let Ok(body) = Limited::new(request.into_body(), BODY_MAX_BYTES)
+        .collect()
+        .await
+    else {
+        return Ok(reply(
+            StatusCode::PAYLOAD_TOO_LARGE,
+            &json!({ "error": "the body is too long" }),
+        ));
     };
     let Ok(body) = serde_json::from_slice::<Value>(&body.to_bytes()) else {
-        return Ok(reply(StatusCode::BAD_REQUEST, &json!({ "error": "the body must be JSON" })));
+        return Ok(reply(
+            StatusCode::BAD_REQUEST,
+            &json!({ "error": "the body must be JSON" }),
+        ));
     };
-    // A task of its own: a service does what it was asked to, whether or not the caller still waits.
+    // A task of its own: a service does what it was asked to, whether or not the caller still
+    // waits.
     let calling = tasks.spawn(async move {
         let effect = downstream.of_caller_if_shared(&body);
         let request = effect.effect(&body).step(&step);
@@ -197,9 +256,10 @@ async fn handle(
     });
     match calling.await {
         Ok(Ok(answer)) => Ok(reply(StatusCode::OK, &answer)),
-        Ok(Err(DownstreamError::Refused)) => {
-            Ok(reply(StatusCode::INTERNAL_SERVER_ERROR, &json!({ "error": "a fault of the trial" })))
-        }
+        Ok(Err(DownstreamError::Refused)) => Ok(reply(
+            StatusCode::INTERNAL_SERVER_ERROR,
+            &json!({ "error": "a fault of the trial" }),
+        )),
         Ok(Err(DownstreamError::NoAnswer)) | Err(_) => Err(DownstreamError::NoAnswer),
     }
 }
@@ -212,7 +272,11 @@ struct Target {
 
 impl Target {
     fn of_caller_if_shared(&self, body: &Value) -> Downstream {
-        if self.is_shared { self.downstream.of_caller(body) } else { self.downstream.clone() }
+        if self.is_shared {
+            self.downstream.of_caller(body)
+        } else {
+            self.downstream.clone()
+        }
     }
 }
 
@@ -223,11 +287,23 @@ fn route(path: &str, places: &Places) -> Option<(Target, String)> {
         Some(rest) => {
             let (number, rest) = rest.split_once('/')?;
             let downstream = state.by_number.get(&number.parse().ok()?)?.clone();
-            (Target { downstream, is_shared: false }, rest)
+            (
+                Target {
+                    downstream,
+                    is_shared: false,
+                },
+                rest,
+            )
         }
         None => {
             let (_, downstream) = state.shared.last_key_value()?;
-            (Target { downstream: downstream.clone(), is_shared: true }, path.strip_prefix('/')?)
+            (
+                Target {
+                    downstream: downstream.clone(),
+                    is_shared: true,
+                },
+                path.strip_prefix('/')?,
+            )
         }
     };
     let step = rest.strip_prefix("effects")?;
@@ -241,6 +317,8 @@ fn reply(status: StatusCode, body: &Value) -> Reply {
     let mut reply = Response::new(Full::new(Bytes::from(body.to_string())));
     *reply.status_mut() = status;
     let json = hyper::header::HeaderValue::from_static("application/json");
-    reply.headers_mut().insert(hyper::header::CONTENT_TYPE, json);
+    reply
+        .headers_mut()
+        .insert(hyper::header::CONTENT_TYPE, json);
     reply
 }

@@ -35,15 +35,18 @@ const SCOPE_MAX_BYTES: usize = Scope::MAX_BYTES - 21;
 
 /// Tries to make a handler lose an effect, or have it twice.
 ///
-/// A trial consists of rounds. In each, some of the messages and duplicates of them go through an embedded broker, a gate
-/// with a store (in memory, unless [`store_with`](Self::store_with) opens another), and the handler, while faults of the
-/// round's schedule happen. The handler has its effects in a [`Downstream`] service, which is the witness,
-/// or where a [`Witness`] lists them. A judge then compares the messages with the effects.
+/// A trial consists of rounds. In each, some of the messages and duplicates of them go through an
+/// embedded broker, a gate with a store (in memory, unless [`store_with`](Self::store_with) opens
+/// another), and the handler, while faults of the round's schedule happen. The handler has its
+/// effects in a [`Downstream`] service, which is the witness, or where a [`Witness`] lists them. A
+/// judge then compares the messages with the effects.
 ///
-/// Each process gets a handler of its own from the closure, because a process that is killed loses its memory.
+/// Each process gets a handler of its own from the closure, because a process that is killed loses
+/// its memory.
 ///
-/// On paused time (`#[tokio::test(start_paused = true)]`) a trial of 60 rounds takes about a second, if the handler waits for
-/// nothing outside of the program. Otherwise rounds run at the same time, and a trial takes half a minute.
+/// On paused time (`#[tokio::test(start_paused = true)]`) a trial of 60 rounds takes about a
+/// second, if the handler waits for nothing outside of the program. Otherwise rounds run at the
+/// same time, and a trial takes half a minute.
 ///
 /// ```
 /// use oncegate::{Attempt, Failure, Handler, Key, Message};
@@ -142,7 +145,9 @@ pub enum TrialError {
     )]
     NoEffects,
     /// The scope is too long, or has characters that a scope must not have.
-    #[error("the scope {scope:?} must be 1 to {SCOPE_MAX_BYTES} of A-Z a-z 0-9 . _ -; change `Trial::scope`")]
+    #[error(
+        "the scope {scope:?} must be 1 to {SCOPE_MAX_BYTES} of A-Z a-z 0-9 . _ -; change `Trial::scope`"
+    )]
     Scope {
         /// The scope.
         scope: String,
@@ -169,8 +174,8 @@ impl Trial {
     /// Eight rounds.
     pub const DEFAULT_PARALLEL: usize = 8;
 
-    /// A trial of the handlers that `launch` starts: a closure that makes one of a [`Downstream`], or a
-    /// [`Launch`].
+    /// A trial of the handlers that `launch` starts: a closure that makes one of a [`Downstream`],
+    /// or a [`Launch`].
     pub fn new(launch: impl Launch) -> Self {
         Self {
             launch: Arc::new(launch),
@@ -188,7 +193,9 @@ impl Trial {
             parallel: Self::DEFAULT_PARALLEL,
             route: ROUTE.to_owned(),
             scope: SCOPE.to_owned(),
-            open: Box::new(|| std::future::ready(Ok(Arc::new(MemoryStore::new()) as Arc<dyn Store>)).boxed()),
+            open: Box::new(|| {
+                std::future::ready(Ok(Arc::new(MemoryStore::new()) as Arc<dyn Store>)).boxed()
+            }),
             broker: None,
             change_gate: Box::new(|gate| gate),
             change_consumer: Box::new(|consumer| consumer),
@@ -199,8 +206,9 @@ impl Trial {
 
     /// A trial of the batch handlers that `make` makes, with batches within these limits.
     ///
-    /// Each message of a batch has its own run in the history, with its own outcome. A call of the [`Downstream`] service is for
-    /// one effect, so a handler makes one for each message; effects that are written together, as rows are, need a [`Witness`].
+    /// Each message of a batch has its own run in the history, with its own outcome. A call of the
+    /// [`Downstream`] service is for one effect, so a handler makes one for each message; effects
+    /// that are written together, as rows are, need a [`Witness`].
     ///
     /// Rounds after the first one have at most six samples, and so have their batches.
     pub fn in_batches<H: BatchHandler>(
@@ -217,16 +225,22 @@ impl Trial {
         self
     }
 
-    /// The samples: JSON objects, each a different business event; 1 to [`MAX_SAMPLES`](crate::MAX_SAMPLES). Required.
+    /// The samples: JSON objects, each a different business event; 1 to
+    /// [`MAX_SAMPLES`](crate::MAX_SAMPLES). Required.
     ///
     /// Their values tell which effect belongs to which, so use ids that are distinct.
     #[must_use]
     pub fn messages<M: ToString>(mut self, samples: impl IntoIterator<Item = M>) -> Self {
-        self.payloads.extend(samples.into_iter().map(|sample| Bytes::from(sample.to_string())));
+        self.payloads.extend(
+            samples
+                .into_iter()
+                .map(|sample| Bytes::from(sample.to_string())),
+        );
         self
     }
 
-    /// Paths of fields that differ when the same event is sent again, such as `sent_at` or `trace.id`. None by default.
+    /// Paths of fields that differ when the same event is sent again, such as `sent_at` or
+    /// `trace.id`. None by default.
     #[must_use]
     pub fn volatile<P: Into<String>>(mut self, paths: impl IntoIterator<Item = P>) -> Self {
         self.volatile.extend(paths.into_iter().map(Into::into));
@@ -247,8 +261,8 @@ impl Trial {
         self
     }
 
-    /// How many rounds there are, besides the first one without faults: 60 by default. The first ones have each fault by
-    /// itself, the others several at the same time.
+    /// How many rounds there are, besides the first one without faults: 60 by default. The first
+    /// ones have each fault by itself, the others several at the same time.
     #[must_use]
     pub fn rounds(mut self, rounds: u64) -> Self {
         self.rounds = rounds;
@@ -270,45 +284,49 @@ impl Trial {
         self
     }
 
-    /// Leaves these faults out of the round of [`only_round`](Self::only_round), as the finding to repeat did. None by
-    /// default.
+    /// Leaves these faults out of the round of [`only_round`](Self::only_round), as the finding to
+    /// repeat did. None by default.
     #[must_use]
     pub fn leave_out(mut self, faults: impl IntoIterator<Item = Fault>) -> Self {
         self.left_out = faults.into_iter().collect();
         self
     }
 
-    /// Sends these samples alone in the round of [`only_round`](Self::only_round), as the finding to repeat did: their
-    /// numbers, from 1. All by default.
+    /// Sends these samples alone in the round of [`only_round`](Self::only_round), as the finding
+    /// to repeat did: their numbers, from 1. All by default.
     #[must_use]
     pub fn only_samples(mut self, samples: impl IntoIterator<Item = usize>) -> Self {
         self.only_samples = samples.into_iter().collect();
         self
     }
 
-    /// The lease of the gates: one second by default, 100 ms to one minute. Faults last for parts or multiples of it.
+    /// The lease of the gates: one second by default, 100 ms to one minute. Faults last for parts
+    /// or multiples of it.
     #[must_use]
     pub fn lease(mut self, lease: Duration) -> Self {
         self.lease = lease;
         self
     }
 
-    /// How many rounds run at the same time: eight by default. Set 1 if handlers share something outside of the trial.
+    /// How many rounds run at the same time: eight by default. Set 1 if handlers share something
+    /// outside of the trial.
     #[must_use]
     pub fn parallel(mut self, rounds: usize) -> Self {
         self.parallel = rounds.max(1);
         self
     }
 
-    /// The route of the messages, which is a part of their keys, and which handlers can see: `samples` by default.
+    /// The route of the messages, which is a part of their keys, and which handlers can see:
+    /// `samples` by default.
     #[must_use]
     pub fn route(mut self, route: impl Into<String>) -> Self {
         self.route = route.into();
         self
     }
 
-    /// What the scopes of the gates begin with: `trial` by default, at most 43 characters. Each round has a scope of its
-    /// own, with its number behind this. Needed where several trials share a store.
+    /// What the scopes of the gates begin with: `trial` by default, at most 43 characters. Each
+    /// round has a scope of its own, with its number behind this. Needed where several trials share
+    /// a store.
     #[must_use]
     pub fn scope(mut self, scope: impl Into<String>) -> Self {
         self.scope = scope.into();
@@ -317,9 +335,10 @@ impl Trial {
 
     /// How the store of a round is opened: each has a memory store of its own by default.
     ///
-    /// It may be the same store for all, because rounds have scopes of their own. The trial puts its faults in front of it:
-    /// a store that loses its records seems to have them under other keys afterwards. On paused time, leave the default: the
-    /// clock would run ahead while another store answers.
+    /// It may be the same store for all, because rounds have scopes of their own. The trial puts
+    /// its faults in front of it: a store that loses its records seems to have them under other
+    /// keys afterwards. On paused time, leave the default: the clock would run ahead while another
+    /// store answers.
     #[must_use]
     pub fn store_with<F>(mut self, open: impl Fn() -> F + Send + Sync + 'static) -> Self
     where
@@ -331,33 +350,40 @@ impl Trial {
 
     /// A real broker that delivers the messages: by default, each round has an embedded one.
     ///
-    /// Not for paused time. A process that is killed leaves its consumer group, and what one that stands still has not
-    /// finished is sent again, because a client of this process cannot be stopped by itself.
+    /// Not for paused time. A process that is killed leaves its consumer group, and what one that
+    /// stands still has not finished is sent again, because a client of this process cannot be
+    /// stopped by itself.
     #[must_use]
     pub fn broker(mut self, broker: impl Broker) -> Self {
         self.broker = Some(Arc::new(broker));
         self
     }
 
-    /// Changes each gate as `change` does, before the trial sets its lease and what a loss of the store leads to.
+    /// Changes each gate as `change` does, before the trial sets its lease and what a loss of the
+    /// store leads to.
     #[must_use]
     pub fn gate_with(mut self, change: impl Fn(Gate) -> Gate + Send + Sync + 'static) -> Self {
         self.change_gate = Box::new(change);
         self
     }
 
-    /// Changes each consumer as `change` does, before the trial sets its limits for attempts, waits, dead letters and stops,
-    /// which its faults need. Its order is [`Unordered`](oncegate_runtime::Ordering::Unordered) unless `change` sets another.
+    /// Changes each consumer as `change` does, before the trial sets its limits for attempts,
+    /// waits, dead letters and stops, which its faults need. Its order is
+    /// [`Unordered`](oncegate_runtime::Ordering::Unordered) unless `change` sets another.
     #[must_use]
-    pub fn consumer_with(mut self, change: impl Fn(Consumer) -> Consumer + Send + Sync + 'static) -> Self {
+    pub fn consumer_with(
+        mut self,
+        change: impl Fn(Consumer) -> Consumer + Send + Sync + 'static,
+    ) -> Self {
         self.change_consumer = Box::new(change);
         self
     }
 
-    /// Judges the effects that this witness lists, besides those in the [`Downstream`] service. None by
-    /// default.
+    /// Judges the effects that this witness lists, besides those in the [`Downstream`] service.
+    /// None by default.
     ///
-    /// Faults that begin with a call of the service begin with a run of the handler then, except those of its answers.
+    /// Faults that begin with a call of the service begin with a run of the handler then, except
+    /// those of its answers.
     #[must_use]
     pub fn witness(mut self, witness: impl Witness) -> Self {
         self.witness = Some(Box::new(witness));
@@ -371,13 +397,14 @@ impl Trial {
         self
     }
 
-    /// Plays the rounds, and judges them. A round that has shown a defect is played again with fewer faults and fewer samples,
-    /// so that the finding has the shortest history that shows it.
+    /// Plays the rounds, and judges them. A round that has shown a defect is played again with
+    /// fewer faults and fewer samples, so that the finding has the shortest history that shows it.
     ///
     /// Dropping the future ends the handlers as a crash would.
     ///
     /// # Errors
-    /// When the settings make no sense, a handler cannot be started, or none of the handlers has an effect.
+    /// When the settings make no sense, a handler cannot be started, or none of the handlers has an
+    /// effect.
     pub async fn run(self) -> Result<Verdict, TrialError> {
         let began = Instant::now();
         let (mut rounds, plan) = self.prepared()?;
@@ -400,9 +427,14 @@ impl Trial {
         }
         rounds.most_of_others = plan.most_of_others(handler, began.elapsed(), rounds.faults.len());
         if steps.is_empty() {
-            // Faults would show nothing more. Without a defect that explains it, the handler does not know the witness.
+            // Faults would show nothing more. Without a defect that explains it, the handler does
+            // not know the witness.
             verdict.put_in_order();
-            return if verdict.explains_silence() { Ok(verdict) } else { Err(TrialError::NoEffects) };
+            return if verdict.explains_silence() {
+                Ok(verdict)
+            } else {
+                Err(TrialError::NoEffects)
+            };
         }
         let mut numbers: Box<dyn Iterator<Item = u64> + Send> = match plan.only {
             Some(round) => Box::new((round > 0).then_some(round).into_iter()),
@@ -417,7 +449,9 @@ impl Trial {
             {
                 running.push(rounds.play(round));
             }
-            let Some(played) = running.next().await else { break };
+            let Some(played) = running.next().await else {
+                break;
+            };
             verdict.took = began.elapsed();
             plan.add(&mut verdict, &played?, &steps);
         }
@@ -434,8 +468,12 @@ impl Trial {
         if self.lease < LEAST_LEASE || self.lease > LONGEST_LEASE {
             return Err(TrialError::Lease { lease: self.lease });
         }
-        let scope = Scope::new(&self.scope).ok().filter(|scope| scope.as_str().len() <= SCOPE_MAX_BYTES);
-        let Some(scope) = scope else { return Err(TrialError::Scope { scope: self.scope }) };
+        let scope = Scope::new(&self.scope)
+            .ok()
+            .filter(|scope| scope.as_str().len() <= SCOPE_MAX_BYTES);
+        let Some(scope) = scope else {
+            return Err(TrialError::Scope { scope: self.scope });
+        };
         key.compile(&scope).map_err(TrialError::Key)?;
         let samples = Arc::new(Samples::new(self.payloads, self.volatile)?);
         let settings = RoundSettings {
@@ -461,12 +499,29 @@ impl Trial {
             settings: Arc::new(settings),
             played: AtomicU64::new(0),
         };
-        let Self { rounds: count, time, only, parallel, progress, .. } = self;
-        Ok((rounds, Plan { rounds: count, time, only, parallel, progress }))
+        let Self {
+            rounds: count,
+            time,
+            only,
+            parallel,
+            progress,
+            ..
+        } = self;
+        Ok((
+            rounds,
+            Plan {
+                rounds: count,
+                time,
+                only,
+                parallel,
+                progress,
+            },
+        ))
     }
 }
 
-/// The shortest and the longest lease. With a shorter one, a busy machine would lose leases for no reason.
+/// The shortest and the longest lease. With a shorter one, a busy machine would lose leases for no
+/// reason.
 const LEAST_LEASE: Duration = Duration::from_millis(100);
 const LONGEST_LEASE: Duration = Duration::from_secs(60);
 

@@ -58,7 +58,8 @@ pub struct Finding {
     pub faults: Vec<Fault>,
     /// The other faults of the round: without them, the defect was found as well.
     pub left_out: Vec<Fault>,
-    /// The samples to which the round was reduced, because the defect needs no others; empty when all are needed.
+    /// The samples to which the round was reduced, because the defect needs no others; empty when
+    /// all are needed.
     pub only_samples: Vec<usize>,
     /// In how many rounds the defect was found.
     pub rounds: u64,
@@ -100,10 +101,13 @@ impl Verdict {
         tried * 100 >= self.asked_for.len() * LEAST_TRIED_PERCENT
     }
 
-    /// Returns the faults that the trial was to try, and that have not begun: it was too short for them, or what they begin
-    /// with never happened.
+    /// Returns the faults that the trial was to try, and that have not begun: it was too short for
+    /// them, or what they begin with never happened.
     pub fn untried(&self) -> Vec<Fault> {
-        Fault::ALL.into_iter().filter(|fault| self.is_untried(*fault)).collect()
+        Fault::ALL
+            .into_iter()
+            .filter(|fault| self.is_untried(*fault))
+            .collect()
     }
 
     fn is_untried(&self, fault: Fault) -> bool {
@@ -112,19 +116,24 @@ impl Verdict {
 
     /// Returns the findings without those that may only follow from others.
     pub fn roots(&self) -> impl Iterator<Item = &Finding> {
-        self.findings.iter().filter(|finding| finding.follows.is_none())
+        self.findings
+            .iter()
+            .filter(|finding| finding.follows.is_none())
     }
 
     /// Returns the kinds of defects that were found.
     pub fn defects(&self) -> BTreeSet<Defect> {
-        self.findings.iter().map(|finding| finding.violation.defect).collect()
+        self.findings
+            .iter()
+            .map(|finding| finding.violation.defect)
+            .collect()
     }
 
     /// Ends a test that has found something, or in which too few of the faults were tried.
     ///
     /// # Panics
-    /// When a defect was found; the text has each, with the seed and the round that repeat it. Also when the verdict is not
-    /// [complete](Self::is_complete).
+    /// When a defect was found; the text has each, with the seed and the round that repeat it. Also
+    /// when the verdict is not [complete](Self::is_complete).
     #[track_caller]
     pub fn assert_clean(&self) {
         assert!(self.is_clean() && self.is_complete(), "{self}");
@@ -132,8 +141,15 @@ impl Verdict {
 
     /// Whether a defect was found that keeps a handler from calling the downstream service at all.
     pub(crate) fn explains_silence(&self) -> bool {
-        let explains = [Defect::NoKey, Defect::GaveUp, Defect::Unfinished, Defect::ConsumerFailed];
-        self.findings.iter().any(|finding| explains.contains(&finding.violation.defect))
+        let explains = [
+            Defect::NoKey,
+            Defect::GaveUp,
+            Defect::Unfinished,
+            Defect::ConsumerFailed,
+        ];
+        self.findings
+            .iter()
+            .any(|finding| explains.contains(&finding.violation.defect))
     }
 
     pub(crate) fn progress(&self) -> Progress {
@@ -145,7 +161,12 @@ impl Verdict {
         }
     }
 
-    pub(crate) fn add(&mut self, schedule: &Schedule, events: &[Event], violations: Vec<Violation>) {
+    pub(crate) fn add(
+        &mut self,
+        schedule: &Schedule,
+        events: &[Event],
+        violations: Vec<Violation>,
+    ) {
         self.rounds += 1;
         for event in events {
             match &event.what {
@@ -158,7 +179,9 @@ impl Verdict {
                 }
                 What::FaultBegan { fault, .. } => *self.faults.entry(*fault).or_default() += 1,
                 // The values of poison are those of no sample.
-                What::Called { sample: None, .. } if !schedule.has(Fault::Poison) => self.unassigned += 1,
+                What::Called { sample: None, .. } if !schedule.has(Fault::Poison) => {
+                    self.unassigned += 1
+                }
                 _ => {}
             }
         }
@@ -175,11 +198,15 @@ impl Verdict {
         let mut counted = BTreeSet::new();
         for violation in violations {
             let is_first = counted.insert(violation.defect);
-            self.add_finding(Finding::new(schedule, events, violation, self.took), is_first);
+            self.add_finding(
+                Finding::new(schedule, events, violation, self.took),
+                is_first,
+            );
         }
     }
 
-    /// Replaces the finding of this defect by that of a round with fewer faults or samples, if the round shows it, too.
+    /// Replaces the finding of this defect by that of a round with fewer faults or samples, if the
+    /// round shows it, too.
     pub(crate) fn simplify(
         &mut self,
         defect: Defect,
@@ -187,20 +214,37 @@ impl Verdict {
         events: &[Event],
         violations: Vec<Violation>,
     ) -> bool {
-        let known = self.findings.iter_mut().find(|finding| finding.violation.defect == defect);
-        let same = violations.into_iter().find(|violation| violation.defect == defect);
-        let (Some(known), Some(violation)) = (known, same) else { return false };
+        let known = self
+            .findings
+            .iter_mut()
+            .find(|finding| finding.violation.defect == defect);
+        let same = violations
+            .into_iter()
+            .find(|violation| violation.defect == defect);
+        let (Some(known), Some(violation)) = (known, same) else {
+            return false;
+        };
         let mut left_out = std::mem::take(&mut known.left_out);
         left_out.extend(known.faults.iter().filter(|fault| !schedule.has(**fault)));
         let rounds = known.rounds;
-        *known = Finding { rounds, left_out, ..Finding::new(schedule, events, violation, known.found_after) };
+        *known = Finding {
+            rounds,
+            left_out,
+            ..Finding::new(schedule, events, violation, known.found_after)
+        };
         true
     }
 
-    /// Orders the findings, those that need no fault first, and marks those that may follow from another one.
+    /// Orders the findings, those that need no fault first, and marks those that may follow from
+    /// another one.
     pub(crate) fn put_in_order(&mut self) {
-        self.findings.sort_by_key(|finding| (!finding.faults.is_empty(), finding.violation.defect));
-        let found: Vec<Defect> = self.findings.iter().map(|finding| finding.violation.defect).collect();
+        self.findings
+            .sort_by_key(|finding| (!finding.faults.is_empty(), finding.violation.defect));
+        let found: Vec<Defect> = self
+            .findings
+            .iter()
+            .map(|finding| finding.violation.defect)
+            .collect();
         for finding in &mut self.findings {
             let defect = finding.violation.defect;
             let root = found.iter().find(|root| root.leads_to().contains(&defect));
@@ -210,16 +254,23 @@ impl Verdict {
 
     /// Keeps the simplest finding of each defect.
     fn add_finding(&mut self, finding: Finding, is_first_of_round: bool) {
-        let same = self.findings.iter_mut().find(|known| known.violation.defect == finding.violation.defect);
+        let same = self
+            .findings
+            .iter_mut()
+            .find(|known| known.violation.defect == finding.violation.defect);
         let Some(known) = same else {
             self.findings.push(finding);
-            self.findings.sort_by_key(|finding| finding.violation.defect);
+            self.findings
+                .sort_by_key(|finding| finding.violation.defect);
             return;
         };
         let rounds = known.rounds + u64::from(is_first_of_round);
         // The first rounds have the faults that happen most often.
         if (finding.faults.len(), finding.round) < (known.faults.len(), known.round) {
-            *known = Finding { found_after: known.found_after, ..finding };
+            *known = Finding {
+                found_after: known.found_after,
+                ..finding
+            };
         }
         known.rounds = rounds;
     }
@@ -237,7 +288,11 @@ impl fmt::Display for Verdict {
             let (untried, of) = (self.untried(), self.asked_for.len());
             if !self.is_complete() {
                 let tried = of - untried.len();
-                write!(f, ", but only {tried} of {of} faults were tried: not {}", names(&untried))?;
+                write!(
+                    f,
+                    ", but only {tried} of {of} faults were tried: not {}",
+                    names(&untried)
+                )?;
             }
             return Ok(());
         }
@@ -251,7 +306,11 @@ impl fmt::Display for Verdict {
                 [] => String::new(),
                 samples => format!(", only samples {samples:?}"),
             };
-            writeln!(f, "{defect}: {what} (seed {}, round {}{without}{only})", self.seed, finding.round)?;
+            writeln!(
+                f,
+                "{defect}: {what} (seed {}, round {}{without}{only})",
+                self.seed, finding.round
+            )?;
             writeln!(f, "    {} {}", defect.meaning(), defect.remedy())?;
         }
         Ok(())
@@ -259,11 +318,20 @@ impl fmt::Display for Verdict {
 }
 
 impl Finding {
-    fn new(schedule: &Schedule, events: &[Event], mut violation: Violation, found_after: Duration) -> Self {
+    fn new(
+        schedule: &Schedule,
+        events: &[Event],
+        mut violation: Violation,
+        found_after: Duration,
+    ) -> Self {
         let places = timeline(events, violation.sample);
         let moved = |place: &usize| places.binary_search(place).ok();
         violation.events = violation.events.iter().filter_map(moved).collect();
-        let timeline = places.iter().filter_map(|place| events.get(*place)).cloned().collect();
+        let timeline = places
+            .iter()
+            .filter_map(|place| events.get(*place))
+            .cloned()
+            .collect();
         Self {
             violation,
             follows: None,
@@ -280,7 +348,11 @@ impl Finding {
 
 /// The names of faults, with commas.
 fn names(faults: &[Fault]) -> String {
-    faults.iter().map(|fault| fault.as_str()).collect::<Vec<_>>().join(", ")
+    faults
+        .iter()
+        .map(|fault| fault.as_str())
+        .collect::<Vec<_>>()
+        .join(", ")
 }
 
 /// The places of the events that concern the sample or all processes.
@@ -290,7 +362,12 @@ fn timeline(events: &[Event], sample: Option<usize>) -> Vec<usize> {
     let mut places = Vec::new();
     for (place, event) in events.iter().enumerate() {
         let concerns = match &event.what {
-            What::Produced { message, sample: of, key, .. } => {
+            What::Produced {
+                message,
+                sample: of,
+                key,
+                ..
+            } => {
                 let concerns = sample.is_none_or(|sample| sample == *of);
                 if concerns {
                     messages.insert(*message);
@@ -306,12 +383,12 @@ fn timeline(events: &[Event], sample: Option<usize>) -> Vec<usize> {
             What::Claimed { key, .. } | What::Completed { key, .. } => keys.contains(key.as_str()),
             What::Began { run, message, .. } => messages.contains(message) && runs.insert(*run),
             What::Cancelled { run } | What::Ended { run, .. } => runs.contains(run),
-            What::Called { call, sample: of, .. } => {
-                (sample.is_none() || *of == sample) && calls.insert(*call)
-            }
-            What::Performed { call } | What::Repeated { call, .. } | What::Returned { call, .. } => {
-                calls.contains(call)
-            }
+            What::Called {
+                call, sample: of, ..
+            } => (sample.is_none() || *of == sample) && calls.insert(*call),
+            What::Performed { call }
+            | What::Repeated { call, .. }
+            | What::Returned { call, .. } => calls.contains(call),
             What::Listed { sample: of, .. } => sample.is_none() || *of == sample,
             What::FaultBegan { fault, sample: of } => {
                 !fault.concerns_one_sample() || sample.is_none() || *of == sample

@@ -1,4 +1,5 @@
-//! Effects that happen elsewhere than in the downstream service, and are listed by a witness of the user.
+//! Effects that happen elsewhere than in the downstream service, and are listed by a witness of the
+//! user.
 
 use std::collections::BTreeMap;
 
@@ -8,20 +9,24 @@ use serde_json::Value;
 
 /// Lists the effects that handlers have had in a file or a table.
 ///
-/// It is asked at the end of each round, when all processes have stopped, and before it if rounds share what is listed.
+/// It is asked at the end of each round, when all processes have stopped, and before it if rounds
+/// share what is listed.
 #[async_trait]
 pub trait Witness: Send + Sync + 'static {
-    /// Lists the effects of a round, or of all rounds so far: JSON values with the business fields by which the events are
-    /// recognised. A member `step` tells several effects of one event apart.
+    /// Lists the effects of a round, or of all rounds so far: JSON values with the business fields
+    /// by which the events are recognised. A member `step` tells several effects of one event
+    /// apart.
     ///
     /// `round` is the name that [`Downstream::round`](crate::Downstream::round) gives to handlers.
     ///
     /// # Errors
-    /// When the list cannot be read; the trial ends with the error, because a missing list would look like lost effects.
+    /// When the list cannot be read; the trial ends with the error, because a missing list would
+    /// look like lost effects.
     async fn effects(&self, round: &str) -> Result<Vec<Value>, BoxError>;
 
-    /// Whether rounds share what is listed, so that a round's effects are those that were not there before it. Then only one
-    /// round may run at a time, see [`Trial::parallel`](crate::Trial::parallel).
+    /// Whether rounds share what is listed, so that a round's effects are those that were not there
+    /// before it. Then only one round may run at a time, see
+    /// [`Trial::parallel`](crate::Trial::parallel).
     fn is_shared(&self) -> bool;
 }
 
@@ -52,7 +57,11 @@ mod tests {
     fn an_effect_that_was_there_before_is_not_counted_again() {
         let (one, two) = (json!({"order": 1}), json!({"order": 2}));
         let both = vec![one.clone(), two.clone(), one.clone()];
-        assert_eq!(added(&[one.clone(), two], both.clone()), [one], "the same row twice is two effects");
+        assert_eq!(
+            added(&[one.clone(), two], both.clone()),
+            [one],
+            "the same row twice is two effects"
+        );
         assert_eq!(added(&[], both.clone()), both);
     }
 }

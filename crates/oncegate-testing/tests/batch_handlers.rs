@@ -1,9 +1,14 @@
-//! Batch handlers with planted bugs, each of which a trial must find, and right ones, in which it must find nothing.
+//! Batch handlers with planted bugs, each of which a trial must find, and right ones, in which it
+//! must find nothing.
 //!
-//! `ONCEGATE_SEEDS=n` runs the right handlers with so many seeds (8 by default), `ONCEGATE_SEED=n` everything with this
-//! seed.
+//! `ONCEGATE_SEEDS=n` runs the right handlers with so many seeds (8 by default), `ONCEGATE_SEED=n`
+//! everything with this seed.
 
-#![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test that cannot go on has failed")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::indexing_slicing,
+    reason = "a test that cannot go on has failed"
+)]
 
 use std::time::Duration;
 
@@ -28,8 +33,12 @@ enum Way {
     IgnoresAMessage,
 }
 
-const RIGHT: [Way; 4] =
-    [Way::Right, Way::OneAfterTheOther, Way::StopsAtAFailure, Way::WholeBatchAgainWithKeys];
+const RIGHT: [Way; 4] = [
+    Way::Right,
+    Way::OneAfterTheOther,
+    Way::StopsAtAFailure,
+    Way::WholeBatchAgainWithKeys,
+];
 
 struct Billing {
     way: Way,
@@ -41,8 +50,7 @@ type Charged = Result<String, Failure>;
 impl Billing {
     async fn charge_under(&self, one: &BatchMessage, key: Option<&str>) -> Charged {
         let order: Value = one.message().json()?;
-        let body =
-            json!({ "order": order["order_id"], "amount": order["amount"], "currency": order["currency"] });
+        let body = json!({ "order": order["order_id"], "amount": order["amount"], "currency": order["currency"] });
         let request = self.bank.effect(&body);
         let answer = match key {
             Some(key) => request.idempotency_key(key).send().await?,
@@ -52,7 +60,8 @@ impl Billing {
     }
 
     async fn charge(&self, one: &BatchMessage) -> Charged {
-        self.charge_under(one, Some(&one.attempt().idempotency_key("charge"))).await
+        self.charge_under(one, Some(&one.attempt().idempotency_key("charge")))
+            .await
     }
 
     async fn until_a_failure(&self, batch: &[BatchMessage]) -> Vec<Charged> {
@@ -82,25 +91,36 @@ impl BatchHandler for Billing {
                 Ok(outcomes)
             }
             Way::StopsAtAFailure => Ok(self.until_a_failure(batch).await),
-            Way::WholeBatchAgainWithKeys => Ok(try_join_all(batch.iter().map(|one| self.charge(one)))
-                .await?
-                .into_iter()
-                .map(Ok)
-                .collect()),
+            Way::WholeBatchAgainWithKeys => {
+                Ok(try_join_all(batch.iter().map(|one| self.charge(one)))
+                    .await?
+                    .into_iter()
+                    .map(Ok)
+                    .collect())
+            }
             Way::WholeBatchAgainWithoutKeys => {
-                let receipts = try_join_all(batch.iter().map(|one| self.charge_under(one, None))).await?;
+                let receipts =
+                    try_join_all(batch.iter().map(|one| self.charge_under(one, None))).await?;
                 Ok(receipts.into_iter().map(Ok).collect())
             }
             Way::OneKeyForTheBatch => {
-                let key = batch.first().map(|one| one.attempt().idempotency_key("charge"));
-                Ok(join_all(batch.iter().map(|one| self.charge_under(one, key.as_deref()))).await)
+                let key = batch
+                    .first()
+                    .map(|one| one.attempt().idempotency_key("charge"));
+                Ok(join_all(
+                    batch
+                        .iter()
+                        .map(|one| self.charge_under(one, key.as_deref())),
+                )
+                .await)
             }
             Way::FirstOutcomeForAll => match all.await.into_iter().next() {
                 Some(Ok(receipt)) => Ok(batch.iter().map(|_| Ok(receipt.clone())).collect()),
                 _ => Err(Failure::retry("the first charge of the batch failed")),
             },
             Way::OutcomesInOrderOfCompletion => {
-                let charges: FuturesUnordered<_> = batch.iter().map(|one| self.charge(one)).collect();
+                let charges: FuturesUnordered<_> =
+                    batch.iter().map(|one| self.charge(one)).collect();
                 Ok(charges.collect().await)
             }
             Way::IgnoresAMessage => {
@@ -119,13 +139,19 @@ fn samples() -> impl Iterator<Item = Value> {
 }
 
 fn number(name: &str) -> Option<u64> {
-    std::env::var(name).ok().map(|text| text.parse().unwrap_or_else(|_| panic!("{name} must be a number")))
+    std::env::var(name).ok().map(|text| {
+        text.parse()
+            .unwrap_or_else(|_| panic!("{name} must be a number"))
+    })
 }
 
 /// Runs a trial on paused time.
 fn tried(way: Way, seed: u64, faults: &[Fault]) -> Verdict {
-    let runtime =
-        tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_time()
+        .start_paused(true)
+        .build()
+        .unwrap();
     let limits = BatchLimits::new(4).wait(Duration::from_millis(20));
     let trial = Trial::in_batches(limits, move |bank| Billing { way, bank })
         .key(Key::json(["order_id"]))
@@ -133,7 +159,9 @@ fn tried(way: Way, seed: u64, faults: &[Fault]) -> Verdict {
         .volatile(["sent_at"])
         .seed(seed)
         .faults(faults.iter().copied());
-    runtime.block_on(trial.run()).unwrap_or_else(|error| panic!("seed {seed}: {error}"))
+    runtime
+        .block_on(trial.run())
+        .unwrap_or_else(|error| panic!("seed {seed}: {error}"))
 }
 
 #[track_caller]
@@ -143,7 +171,10 @@ fn finds(way: Way, expected: &[Defect]) {
     let verdict = tried(way, seed, &Fault::ALL);
     let found = verdict.defects();
     let named = expected.iter().any(|defect| found.contains(defect));
-    assert!(named, "seed {seed}: {way:?} must show one of {expected:?}, and showed\n{verdict}");
+    assert!(
+        named,
+        "seed {seed}: {way:?} must show one of {expected:?}, and showed\n{verdict}"
+    );
 }
 
 // invariant: planted-bugs-found
@@ -161,7 +192,10 @@ fn an_outcome_of_one_message_for_all_of_its_batch_is_found() {
 // invariant: planted-bugs-found
 #[test]
 fn outcomes_in_the_order_of_completion_are_found() {
-    finds(Way::OutcomesInOrderOfCompletion, &[Defect::SwallowedError, Defect::DifferentResults]);
+    finds(
+        Way::OutcomesInOrderOfCompletion,
+        &[Defect::SwallowedError, Defect::DifferentResults],
+    );
 }
 
 // invariant: planted-bugs-found
@@ -173,7 +207,14 @@ fn a_batch_that_is_repeated_without_keys_is_found() {
 // invariant: planted-bugs-found
 #[test]
 fn a_message_of_a_batch_without_its_effect_is_found() {
-    finds(Way::IgnoresAMessage, &[Defect::LostEffect, Defect::MarkedBeforeEffect, Defect::AnsweredTooEarly]);
+    finds(
+        Way::IgnoresAMessage,
+        &[
+            Defect::LostEffect,
+            Defect::MarkedBeforeEffect,
+            Defect::AnsweredTooEarly,
+        ],
+    );
 }
 
 // invariant: right-handlers-clean
@@ -181,15 +222,25 @@ fn a_message_of_a_batch_without_its_effect_is_found() {
 fn nothing_is_found_in_right_batch_handlers() {
     let (first, seeds) = match number("ONCEGATE_SEED") {
         Some(seed) => (seed, 1),
-        None => (fastrand::u64(..u64::MAX / 2), number("ONCEGATE_SEEDS").unwrap_or(8)),
+        None => (
+            fastrand::u64(..u64::MAX / 2),
+            number("ONCEGATE_SEEDS").unwrap_or(8),
+        ),
     };
     println!("seeds {first} to {}", first + seeds);
     let mut faults = std::collections::BTreeSet::new();
     for seed in first..first + seeds {
         for way in RIGHT {
             let verdict = tried(way, seed, &Fault::ALL);
-            let shown = verdict.findings.iter().map(|finding| format!("{finding:#?}")).collect::<String>();
-            assert!(verdict.is_clean(), "seed {seed}: {way:?}\n{verdict}\n{shown}");
+            let shown = verdict
+                .findings
+                .iter()
+                .map(|finding| format!("{finding:#?}"))
+                .collect::<String>();
+            assert!(
+                verdict.is_clean(),
+                "seed {seed}: {way:?}\n{verdict}\n{shown}"
+            );
             assert_eq!(verdict.unassigned, 0, "seed {seed}: {way:?}");
             faults.extend(verdict.faults.into_keys());
         }

@@ -1,9 +1,14 @@
-//! Handlers with planted bugs, each of which a trial must find, and right handlers, in which it must find nothing.
+//! Handlers with planted bugs, each of which a trial must find, and right handlers, in which it
+//! must find nothing.
 //!
-//! `ONCEGATE_SEEDS=n` runs the right handlers with so many seeds (8 by default), `ONCEGATE_SEED=n` everything with this
-//! seed.
+//! `ONCEGATE_SEEDS=n` runs the right handlers with so many seeds (8 by default), `ONCEGATE_SEED=n`
+//! everything with this seed.
 
-#![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test that cannot go on has failed")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::indexing_slicing,
+    reason = "a test that cannot go on has failed"
+)]
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
@@ -54,9 +59,13 @@ struct Billing {
 }
 
 impl Billing {
-    async fn charge(&self, order: &Value, key: Option<&str>, step: &str) -> Result<String, DownstreamError> {
-        let body =
-            json!({ "order": order["order_id"], "amount": order["amount"], "currency": order["currency"] });
+    async fn charge(
+        &self,
+        order: &Value,
+        key: Option<&str>,
+        step: &str,
+    ) -> Result<String, DownstreamError> {
+        let body = json!({ "order": order["order_id"], "amount": order["amount"], "currency": order["currency"] });
         let request = self.bank.effect(&body).step(step);
         let answer = match key {
             Some(key) => request.idempotency_key(key).send().await?,
@@ -65,8 +74,13 @@ impl Billing {
         Ok(answer["receipt"].to_string())
     }
 
-    async fn charge_right(&self, order: &Value, attempt: &Attempt) -> Result<String, DownstreamError> {
-        self.charge(order, Some(&attempt.idempotency_key("charge")), "").await
+    async fn charge_right(
+        &self,
+        order: &Value,
+        attempt: &Attempt,
+    ) -> Result<String, DownstreamError> {
+        self.charge(order, Some(&attempt.idempotency_key("charge")), "")
+            .await
     }
 
     async fn handle_order(&self, order: &Value, attempt: &Attempt) -> Result<String, Failure> {
@@ -78,7 +92,8 @@ impl Billing {
             }
             Way::RightWithTwoSteps => {
                 let receipt = self.charge(order, Some(&key), "charge").await?;
-                self.charge(order, Some(&attempt.idempotency_key("mail")), "mail").await?;
+                self.charge(order, Some(&attempt.idempotency_key("mail")), "mail")
+                    .await?;
                 Ok(receipt)
             }
             Way::RightAndImpatient => {
@@ -86,15 +101,17 @@ impl Billing {
                 Ok(tokio::time::timeout(Duration::from_millis(300), charge).await??)
             }
             Way::WithoutKey => Ok(self.charge(order, None, "").await?),
-            Way::WithKeyOfAttempt => {
-                Ok(self.charge(order, Some(&format!("{key}-{}", attempt.number())), "").await?)
-            }
+            Way::WithKeyOfAttempt => Ok(self
+                .charge(order, Some(&format!("{key}-{}", attempt.number())), "")
+                .await?),
             Way::WithAttemptInBody => {
                 let body = json!({ "order": order["order_id"], "currency": order["currency"], "try": attempt.number() });
                 let answer = self.bank.effect(&body).idempotency_key(&key).send().await?;
                 Ok(answer["receipt"].to_string())
             }
-            Way::WithRandomKey => Ok(self.charge(order, Some(&fastrand::u64(..).to_string()), "").await?),
+            Way::WithRandomKey => Ok(self
+                .charge(order, Some(&fastrand::u64(..).to_string()), "")
+                .await?),
             Way::WithOneKeyForTwoSteps => {
                 let receipt = self.charge(order, Some(&key), "charge").await?;
                 self.charge(order, Some(&key), "mail").await?;
@@ -109,7 +126,10 @@ impl Billing {
                 Err(DownstreamError::NoAnswer) => Ok("it was sent".to_owned()),
                 answered => Ok(answered.map(|_| "it was sent".to_owned())?),
             },
-            Way::GivesUp => self.charge_right(order, attempt).await.map_err(Failure::permanent),
+            Way::GivesUp => self
+                .charge_right(order, attempt)
+                .await
+                .map_err(Failure::permanent),
             Way::MarksBeforeEffect => {
                 if !self.seen.lock().unwrap().insert(id) {
                     return Ok("seen".to_owned());
@@ -120,7 +140,12 @@ impl Billing {
         }
     }
 
-    async fn handle_rarely(&self, order: &Value, attempt: &Attempt, id: String) -> Result<String, Failure> {
+    async fn handle_rarely(
+        &self,
+        order: &Value,
+        attempt: &Attempt,
+        id: String,
+    ) -> Result<String, Failure> {
         match self.way {
             Way::AnswersBeforeEffect => {
                 let (bank, key) = (self.bank.clone(), attempt.idempotency_key("charge"));
@@ -137,7 +162,9 @@ impl Billing {
             }
             Way::UsesFieldsOfTheMessageBefore => {
                 let before = self.before.lock().unwrap().replace(order.clone());
-                Ok(self.charge_right(&before.unwrap_or_else(|| order.clone()), attempt).await?)
+                Ok(self
+                    .charge_right(&before.unwrap_or_else(|| order.clone()), attempt)
+                    .await?)
             }
             Way::RetriesInPlaceWithoutKey => {
                 for _ in 0..3 {
@@ -150,7 +177,11 @@ impl Billing {
             Way::SkipsOlderOrders => {
                 let is_older = self.seen.lock().unwrap().iter().any(|seen| *seen > id);
                 self.seen.lock().unwrap().insert(id);
-                if is_older { Ok("older".to_owned()) } else { Ok(self.charge_right(order, attempt).await?) }
+                if is_older {
+                    Ok("older".to_owned())
+                } else {
+                    Ok(self.charge_right(order, attempt).await?)
+                }
             }
             Way::HangsAfterAnError => match self.charge_right(order, attempt).await {
                 Ok(receipt) => Ok(receipt),
@@ -216,17 +247,33 @@ fn samples() -> Vec<Value> {
 }
 
 fn number(name: &str) -> Option<u64> {
-    std::env::var(name).ok().map(|text| text.parse().unwrap_or_else(|_| panic!("{name} must be a number")))
+    std::env::var(name).ok().map(|text| {
+        text.parse()
+            .unwrap_or_else(|_| panic!("{name} must be a number"))
+    })
 }
 
 /// Runs a trial on paused time.
 fn tried(way: Way, key: Key, seed: u64) -> Verdict {
-    let runtime =
-        tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
-    let handler =
-        move |bank: Downstream| Billing { way, bank, seen: Mutex::default(), before: Mutex::default() };
-    let trial = Trial::new(handler).key(key).messages(samples()).volatile(["sent_at"]).seed(seed);
-    runtime.block_on(trial.run()).unwrap_or_else(|error| panic!("seed {seed}: {error}"))
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_time()
+        .start_paused(true)
+        .build()
+        .unwrap();
+    let handler = move |bank: Downstream| Billing {
+        way,
+        bank,
+        seen: Mutex::default(),
+        before: Mutex::default(),
+    };
+    let trial = Trial::new(handler)
+        .key(key)
+        .messages(samples())
+        .volatile(["sent_at"])
+        .seed(seed);
+    runtime
+        .block_on(trial.run())
+        .unwrap_or_else(|error| panic!("seed {seed}: {error}"))
 }
 
 fn right_key() -> Key {
@@ -245,11 +292,21 @@ fn finds(way: Way, key: Key, expected: &[Defect]) {
     let seed = seed();
     let verdict = tried(way, key, seed);
     let found = verdict.defects();
-    assert!(!found.is_empty(), "seed {seed}: nothing is found in {way:?}");
+    assert!(
+        !found.is_empty(),
+        "seed {seed}: nothing is found in {way:?}"
+    );
     let named = expected.iter().any(|defect| found.contains(defect));
-    assert!(named, "seed {seed}: {way:?} must show one of {expected:?}, and showed\n{verdict}");
+    assert!(
+        named,
+        "seed {seed}: {way:?} must show one of {expected:?}, and showed\n{verdict}"
+    );
     for finding in &verdict.findings {
-        assert!(!finding.timeline.is_empty(), "seed {seed}: {:?}", finding.violation);
+        assert!(
+            !finding.timeline.is_empty(),
+            "seed {seed}: {:?}",
+            finding.violation
+        );
     }
 }
 
@@ -302,7 +359,11 @@ fn a_key_without_the_currency_is_found() {
 // invariant: planted-bugs-found
 #[test]
 fn a_key_with_a_timestamp_is_found() {
-    finds(Way::Right, Key::json(["order_id", "currency", "sent_at"]), &[Defect::KeyTooWide]);
+    finds(
+        Way::Right,
+        Key::json(["order_id", "currency", "sent_at"]),
+        &[Defect::KeyTooWide],
+    );
 }
 
 // invariant: planted-bugs-found
@@ -313,8 +374,11 @@ fn a_key_whose_field_does_not_exist_is_found() {
 
 /// Runs the trial of a handler that takes 3 s for each of 40 orders, in a minute of paused time.
 fn tried_slowly(with_key: bool) -> Verdict {
-    let runtime =
-        tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_time()
+        .start_paused(true)
+        .build()
+        .unwrap();
     let handler = move |bank: Downstream| {
         move |message: Message, attempt: Attempt| {
             let bank = bank.clone();
@@ -323,91 +387,162 @@ fn tried_slowly(with_key: bool) -> Verdict {
                 let key = attempt.idempotency_key("charge");
                 let order: Value = message.json()?;
                 let request = bank.effect(&order);
-                let request = if with_key { request.idempotency_key(&key) } else { request };
+                let request = if with_key {
+                    request.idempotency_key(&key)
+                } else {
+                    request
+                };
                 Ok::<_, Failure>(request.send().await?["receipt"].to_string())
             }
         }
     };
     let orders = (1..=40).map(|id| json!({ "order_id": format!("o-{id:04}") }));
-    let trial = Trial::new(handler).key(Key::json(["order_id"])).messages(orders).parallel(4);
-    runtime.block_on(trial.seed(seed()).for_time(Duration::from_secs(60)).run()).unwrap()
+    let trial = Trial::new(handler)
+        .key(Key::json(["order_id"]))
+        .messages(orders)
+        .parallel(4);
+    runtime
+        .block_on(trial.seed(seed()).for_time(Duration::from_secs(60)).run())
+        .unwrap()
 }
 
 // invariant: planted-bugs-found, right-handlers-clean
 #[test]
 fn most_faults_of_a_slow_handler_are_tried() {
     let right = tried_slowly(true);
-    assert!(right.is_clean() && right.is_complete(), "{right}\n{:?} of {:?}", right.untried(), right.faults);
-    assert!(tried_slowly(false).defects().contains(&Defect::NoDownstreamKey));
+    assert!(
+        right.is_clean() && right.is_complete(),
+        "{right}\n{:?} of {:?}",
+        right.untried(),
+        right.faults
+    );
+    assert!(
+        tried_slowly(false)
+            .defects()
+            .contains(&Defect::NoDownstreamKey)
+    );
 }
 
 #[test]
 fn faults_that_did_not_begin_are_named_and_too_few_are_no_success() {
-    let runtime =
-        tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_time()
+        .start_paused(true)
+        .build()
+        .unwrap();
     let handler = |bank: Downstream| Billing {
         way: Way::Right,
         bank,
         seen: Mutex::default(),
         before: Mutex::default(),
     };
-    let trial = Trial::new(handler).key(right_key()).messages(samples()).volatile(["sent_at"]);
-    let verdict = runtime.block_on(trial.seed(seed()).rounds(2).run()).unwrap();
+    let trial = Trial::new(handler)
+        .key(right_key())
+        .messages(samples())
+        .volatile(["sent_at"]);
+    let verdict = runtime
+        .block_on(trial.seed(seed()).rounds(2).run())
+        .unwrap();
     assert!(verdict.is_clean() && !verdict.is_complete(), "{verdict}");
-    assert!(verdict.untried().contains(&Fault::Freeze) && verdict.untried().len() >= 18, "{verdict}");
+    assert!(
+        verdict.untried().contains(&Fault::Freeze) && verdict.untried().len() >= 18,
+        "{verdict}"
+    );
     assert!(verdict.to_string().contains("freeze"), "{verdict}");
 }
 
 #[test]
 fn a_handler_that_does_not_know_the_witness_is_an_error() {
-    let runtime =
-        tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_time()
+        .start_paused(true)
+        .build()
+        .unwrap();
     let handler = |_: Downstream| async |_: Message, _: Attempt| Ok::<(), Failure>(());
-    let error = runtime.block_on(Trial::new(handler).key(right_key()).messages(samples()).run()).unwrap_err();
+    let error = runtime
+        .block_on(
+            Trial::new(handler)
+                .key(right_key())
+                .messages(samples())
+                .run(),
+        )
+        .unwrap_err();
     assert!(error.to_string().contains("no call arrived"), "{error}");
 }
 
 #[test]
 fn a_finding_has_only_the_faults_and_samples_that_it_needs() {
     shorter_findings(seed());
-    // How often a shorter history shows the defect depends on the schedules, so it is looked at in those of one seed.
+    // How often a shorter history shows the defect depends on the schedules, so it is looked at in
+    // those of one seed.
     let (several, fewer, alone) = shorter_findings(1);
     println!(
         "of {several} findings {fewer} have fewer faults than their rounds, {alone} their own sample alone"
     );
     // A kill during the call for one sample may be the reason for the double effect of another.
-    assert!(alone * 2 > several && fewer * 2 > several, "{alone} and {fewer} of {several}");
+    assert!(
+        alone * 2 > several && fewer * 2 > several,
+        "{alone} and {fewer} of {several}"
+    );
 }
 
-/// Returns how many findings the rounds of this seed have, how many of them need fewer faults than their rounds have, and
-/// how many need their own sample alone.
+/// Returns how many findings the rounds of this seed have, how many of them need fewer faults than
+/// their rounds have, and how many need their own sample alone.
 fn shorter_findings(seed: u64) -> (usize, usize, usize) {
     let (mut several, mut fewer, mut alone) = (0, 0, 0);
     for round in 23..39 {
-        let runtime =
-            tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_time()
+            .start_paused(true)
+            .build()
+            .unwrap();
         let handler = |bank: Downstream| Billing {
             way: Way::WithoutKey,
             bank,
             seen: Mutex::default(),
             before: Mutex::default(),
         };
-        let trial = Trial::new(handler).key(right_key()).messages(samples()).volatile(["sent_at"]);
-        let verdict = runtime.block_on(trial.seed(seed).only_round(round).run()).unwrap();
+        let trial = Trial::new(handler)
+            .key(right_key())
+            .messages(samples())
+            .volatile(["sent_at"]);
+        let verdict = runtime
+            .block_on(trial.seed(seed).only_round(round).run())
+            .unwrap();
         for finding in &verdict.findings {
-            let schedule =
-                oncegate_testing::Schedule::new(seed, round, samples().len(), &oncegate_testing::Fault::ALL);
+            let schedule = oncegate_testing::Schedule::new(
+                seed,
+                round,
+                samples().len(),
+                &oncegate_testing::Fault::ALL,
+            );
             let mut of_finding = [finding.faults.clone(), finding.left_out.clone()].concat();
             let mut of_round = schedule.faults;
             of_finding.sort();
             of_round.sort();
-            assert_eq!(of_finding, of_round, "seed {seed}, round {round}: each fault is needed or left out");
+            assert_eq!(
+                of_finding, of_round,
+                "seed {seed}, round {round}: each fault is needed or left out"
+            );
             several += 1;
             fewer += usize::from(!finding.left_out.is_empty());
-            alone +=
-                usize::from(finding.only_samples == finding.violation.sample.into_iter().collect::<Vec<_>>());
-            let sent = |event: &Event| matches!(event.what, What::Produced { form: Form::Original, .. });
-            assert_eq!(finding.timeline.iter().filter(|event| sent(event)).count(), 1, "{finding:#?}");
+            alone += usize::from(
+                finding.only_samples == finding.violation.sample.into_iter().collect::<Vec<_>>(),
+            );
+            let sent = |event: &Event| {
+                matches!(
+                    event.what,
+                    What::Produced {
+                        form: Form::Original,
+                        ..
+                    }
+                )
+            };
+            assert_eq!(
+                finding.timeline.iter().filter(|event| sent(event)).count(),
+                1,
+                "{finding:#?}"
+            );
         }
     }
     (several, fewer, alone)
@@ -418,65 +553,116 @@ fn shorter_findings(seed: u64) -> (usize, usize, usize) {
 fn nothing_is_found_in_right_handlers() {
     let (first, seeds) = match number("ONCEGATE_SEED") {
         Some(seed) => (seed, 1),
-        None => (fastrand::u64(..u64::MAX / 2), number("ONCEGATE_SEEDS").unwrap_or(8)),
+        None => (
+            fastrand::u64(..u64::MAX / 2),
+            number("ONCEGATE_SEEDS").unwrap_or(8),
+        ),
     };
     println!("seeds {first} to {}", first + seeds);
     let faults = Arc::new(Mutex::new(BTreeSet::new()));
     for seed in first..first + seeds {
         for way in [Way::Right, Way::RightWithTwoSteps, Way::RightAndImpatient] {
             let verdict = tried(way, right_key(), seed);
-            let shown = verdict.findings.iter().map(|finding| format!("{finding:#?}")).collect::<String>();
-            assert!(verdict.is_clean(), "seed {seed}: {way:?}\n{verdict}\n{shown}");
+            let shown = verdict
+                .findings
+                .iter()
+                .map(|finding| format!("{finding:#?}"))
+                .collect::<String>();
+            assert!(
+                verdict.is_clean(),
+                "seed {seed}: {way:?}\n{verdict}\n{shown}"
+            );
             assert_eq!(verdict.unassigned, 0, "seed {seed}: {way:?}");
             faults.lock().unwrap().extend(verdict.faults.into_keys());
         }
     }
     // A trial that did not meet its faults proves nothing about them.
-    assert_eq!(faults.lock().unwrap().len(), oncegate_testing::Fault::ALL.len());
+    assert_eq!(
+        faults.lock().unwrap().len(),
+        oncegate_testing::Fault::ALL.len()
+    );
 }
 
 /// The planted bugs with a finding of each, by one seed, so that they are the same every time.
 fn catalogue() -> Vec<(String, Finding)> {
     const SEED: u64 = 7;
     let keys: [(&str, Key, &[Defect]); 3] = [
-        ("a_key_without_the_currency_is_found", Key::json(["order_id"]), &[Defect::KeyTooNarrow]),
+        (
+            "a_key_without_the_currency_is_found",
+            Key::json(["order_id"]),
+            &[Defect::KeyTooNarrow],
+        ),
         (
             "a_key_with_a_timestamp_is_found",
             Key::json(["order_id", "currency", "sent_at"]),
             &[Defect::KeyTooWide],
         ),
-        ("a_key_whose_field_does_not_exist_is_found", Key::json(["order_number"]), &[Defect::NoKey]),
+        (
+            "a_key_whose_field_does_not_exist_is_found",
+            Key::json(["order_number"]),
+            &[Defect::NoKey],
+        ),
     ];
-    let handlers = PLANTED.iter().map(|(name, way, expected)| (*name, *way, right_key(), *expected));
+    let handlers = PLANTED
+        .iter()
+        .map(|(name, way, expected)| (*name, *way, right_key(), *expected));
     let all = handlers.chain(keys.map(|(name, key, expected)| (name, Way::Right, key, expected)));
     let found = |(name, way, key, expected): (&str, Way, Key, &[Defect])| {
         let findings = tried(way, key, SEED).findings;
-        let of = |defect: &Defect| findings.iter().find(|finding| finding.violation.defect == *defect);
+        let of = |defect: &Defect| {
+            findings
+                .iter()
+                .find(|finding| finding.violation.defect == *defect)
+        };
         let finding = expected.iter().find_map(of).cloned();
-        let title = name.trim_end_matches("_is_found").trim_end_matches("_are_found").replace('_', " ");
-        (title, finding.unwrap_or_else(|| panic!("{name}: {findings:#?}")))
+        let title = name
+            .trim_end_matches("_is_found")
+            .trim_end_matches("_are_found")
+            .replace('_', " ");
+        (
+            title,
+            finding.unwrap_or_else(|| panic!("{name}: {findings:#?}")),
+        )
     };
     all.map(found).collect()
 }
 
-/// The titles and the sentences of the judge on a page, without the numbers of samples and repetitions.
+/// The titles and the sentences of the judge on a page, without the numbers of samples and
+/// repetitions.
 fn sentences(page: &str) -> Vec<String> {
     let is_sentence = |line: &&str| line.starts_with("<h2>") || line.starts_with("<p><strong>");
     let without_numbers = |line: &str| line.replace(|c: char| c.is_ascii_digit(), "#");
-    page.lines().filter(is_sentence).map(without_numbers).collect()
+    page.lines()
+        .filter(is_sentence)
+        .map(without_numbers)
+        .collect()
 }
 
-/// `scripts/prove-catalogue` writes the page by this test. Behind the entries of Rust it has those of workers, which a test
-/// of `oncegate prove` adds.
+/// `scripts/prove-catalogue` writes the page by this test. Behind the entries of Rust it has those
+/// of workers, which a test of `oncegate prove` adds.
 #[test]
 fn the_published_catalogue_says_what_the_judge_says() {
     let catalogue = catalogue();
-    let page = report::catalogue(catalogue.iter().map(|(title, finding)| (title.as_str(), finding)));
-    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/prove/catalogue.html");
+    let page = report::catalogue(
+        catalogue
+            .iter()
+            .map(|(title, finding)| (title.as_str(), finding)),
+    );
+    let path = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../../docs/prove/catalogue.html"
+    );
     if std::env::var_os("ONCEGATE_WRITE_CATALOGUE").is_some() {
         std::fs::write(path, &page).unwrap();
     }
     let published = std::fs::read_to_string(path).unwrap();
-    let of_rust = published.split("<h1 id=\"workers\">").next().unwrap_or_default();
-    assert_eq!(sentences(of_rust), sentences(&page), "scripts/prove-catalogue brings it up to date");
+    let of_rust = published
+        .split("<h1 id=\"workers\">")
+        .next()
+        .unwrap_or_default();
+    assert_eq!(
+        sentences(of_rust),
+        sentences(&page),
+        "scripts/prove-catalogue brings it up to date"
+    );
 }

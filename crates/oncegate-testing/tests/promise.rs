@@ -1,9 +1,14 @@
-//! A consumer with recorders around it, judged: a right store keeps the promise, and one that forgets is seen.
+//! A consumer with recorders around it, judged: a right store keeps the promise, and one that
+//! forgets is seen.
 //!
-//! The shortest program of its kind: one process, and the fault is in the store. With real servers, each worker is a process
-//! of its own, which is killed and stopped.
+//! The shortest program of its kind: one process, and the fault is in the store. With real servers,
+//! each worker is a process of its own, which is killed and stopped.
 
-#![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test that cannot go on has failed")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::indexing_slicing,
+    reason = "a test that cannot go on has failed"
+)]
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -19,7 +24,8 @@ use oncegate::core::testing::wrapper::StoreWrapper;
 use oncegate::dead_letters::{DeadLetter, DeadLetters};
 use oncegate::source::{AckHandle, Delivery, Source, SourceError};
 use oncegate::{
-    Attempt, BoxError, Consumer, Failure, Gate, Handler, Key, MemoryStore, Message, Observer, Origin,
+    Attempt, BoxError, Consumer, Failure, Gate, Handler, Key, MemoryStore, Message, Observer,
+    Origin,
 };
 use oncegate_testing::promise::{
     EffectName, Evidence, History, Occurrence, ProducedMessage, PromiseReport, RecordedDeadLetters,
@@ -32,7 +38,9 @@ const LEASE: Duration = Duration::from_millis(500);
 
 /// Each order twice, and one message without a key.
 fn payloads() -> Vec<String> {
-    let orders = (0..ORDERS).chain(0..ORDERS).map(|order| format!(r#"{{"order":{order},"amount":1}}"#));
+    let orders = (0..ORDERS)
+        .chain(0..ORDERS)
+        .map(|order| format!(r#"{{"order":{order},"amount":1}}"#));
     orders.chain(["no order".to_owned()]).collect()
 }
 
@@ -71,11 +79,18 @@ impl Source for Orders {
             left.drain(..most).collect()
         };
         if messages.is_empty() {
-            drop(self.unacknowledged.subscribe().wait_for(|left| *left == 0).await);
+            drop(
+                self.unacknowledged
+                    .subscribe()
+                    .wait_for(|left| *left == 0)
+                    .await,
+            );
             return Ok(None);
         }
-        let delivery =
-            |message| Delivery { message, ack_handle: Arc::new(Ack(Arc::clone(&self.unacknowledged))) };
+        let delivery = |message| Delivery {
+            message,
+            ack_handle: Arc::new(Ack(Arc::clone(&self.unacknowledged))),
+        };
         Ok(Some(messages.into_iter().map(delivery).collect()))
     }
 
@@ -90,7 +105,10 @@ struct Letters(Arc<Mutex<BTreeSet<String>>>);
 #[async_trait]
 impl DeadLetters for Letters {
     async fn send(&self, letter: &DeadLetter) -> Result<(), BoxError> {
-        self.0.lock().unwrap().insert(letter.message.origin().to_string());
+        self.0
+            .lock()
+            .unwrap()
+            .insert(letter.message.origin().to_string());
         Ok(())
     }
 }
@@ -134,7 +152,11 @@ impl Pay {
         let order: serde_json::Value = message.json().unwrap();
         let key = self.key.derive(message.route(), message).unwrap();
         let effect = EffectName::new(order["order"].to_string(), order["amount"].to_string());
-        (key.as_str().to_owned(), message.origin().to_string(), effect)
+        (
+            key.as_str().to_owned(),
+            message.origin().to_string(),
+            effect,
+        )
     }
 }
 
@@ -145,23 +167,45 @@ impl Handler for Pay {
         let (key, origin, effect) = self.named(message);
         let (attempt, fencing_token) = (attempt.number(), attempt.fencing_token());
         let content = effect.content.clone();
-        let begun =
-            Occurrence::Begun { key: key.clone(), origin: origin.clone(), attempt, fencing_token, content };
+        let begun = Occurrence::Begun {
+            key: key.clone(),
+            origin: origin.clone(),
+            attempt,
+            fencing_token,
+            content,
+        };
         self.history.note(begun);
-        *self.ledger.lock().unwrap().entry(effect.clone()).or_default() += 1;
-        self.history.note(Occurrence::Ended { key, origin, attempt, outcome: SUCCEEDED.to_owned() });
+        *self
+            .ledger
+            .lock()
+            .unwrap()
+            .entry(effect.clone())
+            .or_default() += 1;
+        self.history.note(Occurrence::Ended {
+            key,
+            origin,
+            attempt,
+            outcome: SUCCEEDED.to_owned(),
+        });
         Ok(effect)
     }
 
     async fn duplicate(&self, message: &Message, of: EffectName) -> Result<(), Failure> {
         let (key, origin, EffectName { content, .. }) = self.named(message);
         let result = serde_json::to_string(&of).unwrap();
-        self.history.note(Occurrence::Duplicate { key, origin, content, result, of });
+        self.history.note(Occurrence::Duplicate {
+            key,
+            origin,
+            content,
+            result,
+            of,
+        });
         Ok(())
     }
 }
 
-/// Consumes everything with this store, and judges it. `states` reads the store's records when all is quiet.
+/// Consumes everything with this store, and judges it. `states` reads the store's records when all
+/// is quiet.
 async fn judged(
     store: impl Store + Clone + 'static,
     states: impl FnOnce() -> BTreeMap<String, String>,
@@ -171,32 +215,64 @@ async fn judged(
     let key = Key::json(["order"]);
     let compiled = key.compile(&Scope::new("billing").unwrap()).unwrap();
     let message = |(offset, payload): (usize, String)| {
-        let origin =
-            Origin::Kafka { topic: TOPIC.into(), partition: 0, offset: i64::try_from(offset).unwrap() };
+        let origin = Origin::Kafka {
+            topic: TOPIC.into(),
+            partition: 0,
+            offset: i64::try_from(offset).unwrap(),
+        };
         Message::new(TOPIC, origin, Some(payload.into()))
     };
     let messages: VecDeque<Message> = payloads().into_iter().enumerate().map(message).collect();
     let produced = |message: &Message| {
         let order: serde_json::Value = message.json().unwrap_or_default();
         let effect = EffectName::new(order["order"].to_string(), order["amount"].to_string());
-        let key = compiled.derive(message.route(), message).ok().map(|key| key.as_str().to_owned());
-        ProducedMessage { origin: message.origin().to_string(), effect, key }
+        let key = compiled
+            .derive(message.route(), message)
+            .ok()
+            .map(|key| key.as_str().to_owned());
+        ProducedMessage {
+            origin: message.origin().to_string(),
+            effect,
+            key,
+        }
     };
     let produced = messages.iter().map(produced).collect();
 
     let unacknowledged = Arc::new(tokio::sync::watch::Sender::new(messages.len()));
-    let source = Orders { left: Mutex::new(messages), unacknowledged };
-    let (letters, observer) = (Letters::default(), Arc::new(RecordedObserver::new(Arc::clone(&history))));
+    let source = Orders {
+        left: Mutex::new(messages),
+        unacknowledged,
+    };
+    let (letters, observer) = (
+        Letters::default(),
+        Arc::new(RecordedObserver::new(Arc::clone(&history))),
+    );
     let ledger = Arc::default();
-    let handler = Pay { key: compiled.clone(), ledger: Arc::clone(&ledger), history: Arc::clone(&history) };
-    let gate =
-        Gate::new("billing", key, RecordedStore::new(store, Arc::clone(&history))).lease(LEASE).fenced();
-    Consumer::new(RecordedSource::new(source, compiled, Arc::clone(&history)), gate, handler)
-        .dead_letters(RecordedDeadLetters::new(letters.clone(), Arc::clone(&history)))
-        .observer(Arc::clone(&observer) as _)
-        .run_until(std::future::pending())
-        .await
-        .unwrap();
+    let handler = Pay {
+        key: compiled.clone(),
+        ledger: Arc::clone(&ledger),
+        history: Arc::clone(&history),
+    };
+    let gate = Gate::new(
+        "billing",
+        key,
+        RecordedStore::new(store, Arc::clone(&history)),
+    )
+    .lease(LEASE)
+    .fenced();
+    Consumer::new(
+        RecordedSource::new(source, compiled, Arc::clone(&history)),
+        gate,
+        handler,
+    )
+    .dead_letters(RecordedDeadLetters::new(
+        letters.clone(),
+        Arc::clone(&history),
+    ))
+    .observer(Arc::clone(&observer) as _)
+    .run_until(std::future::pending())
+    .await
+    .unwrap();
     observer.note_counts();
 
     let evidence = Evidence {
@@ -220,7 +296,9 @@ fn states(memory: &MemoryStore) -> BTreeMap<String, String> {
         State::Failed { .. } => "failed",
     };
     let records = memory.records().into_iter();
-    records.map(|(key, record)| (key.as_str().to_owned(), state(&record.state).to_owned())).collect()
+    records
+        .map(|(key, record)| (key.as_str().to_owned(), state(&record.state).to_owned()))
+        .collect()
 }
 
 // invariant: promise-from-history
@@ -229,19 +307,36 @@ async fn a_right_store_keeps_the_promise() {
     let memory = Arc::new(MemoryStore::new());
     let report = judged(Arc::clone(&memory), || states(&memory)).await;
     assert!(report.broken.is_empty(), "{:#?}", report.broken);
-    assert_eq!((report.reached["granted"], report.second_effects), (ORDERS as u64, 0), "{report:#?}");
+    assert_eq!(
+        (report.reached["granted"], report.second_effects),
+        (ORDERS as u64, 0),
+        "{report:#?}"
+    );
     // All duplicates were answered, and the message without a key is a dead letter.
-    assert_eq!((report.reached["duplicate"], report.reached["dead letter bad_key"]), (ORDERS as u64, 1));
+    assert_eq!(
+        (
+            report.reached["duplicate"],
+            report.reached["dead letter bad_key"]
+        ),
+        (ORDERS as u64, 1)
+    );
     assert_eq!(report.reached["key explained by the rules"], ORDERS as u64);
 }
 
 // invariant: promise-from-history
 #[tokio::test]
 async fn a_store_that_forgets_completions_is_seen() {
-    let store = Arc::new(Forgetful { inner: MemoryStore::new(), completions: AtomicU64::new(0) });
+    let store = Arc::new(Forgetful {
+        inner: MemoryStore::new(),
+        completions: AtomicU64::new(0),
+    });
     let report = judged(Arc::clone(&store), || states(&store.inner)).await;
     let broken: BTreeSet<&str> = report.broken.iter().map(|one| one.invariant).collect();
     // A claim was granted after the completion, which no order of the calls explains.
-    assert!(broken.is_superset(&BTreeSet::from(["S5", "S16"])), "{:#?}", report.broken);
+    assert!(
+        broken.is_superset(&BTreeSet::from(["S5", "S16"])),
+        "{:#?}",
+        report.broken
+    );
     assert!(report.second_effects > 0, "{report:#?}");
 }

@@ -1,10 +1,11 @@
-//! oncegate makes consumers of Kafka, SQS and RabbitMQ safe against duplicates: a handler runs once for messages that mean the same,
-//! its result is stored, later deliveries get that result, and a message is acknowledged only after that.
+//! oncegate makes consumers of Kafka, SQS and RabbitMQ safe against duplicates: a handler runs once
+//! for messages that mean the same, its result is stored, later deliveries get that result, and a
+//! message is acknowledged only after that.
 //!
-//! Start with [`Handler`] (the work), [`Key`] (what "the same message" means), [`Gate`] (scope, key and store, leases
-//! and retention) and [`Consumer`] (a source, a gate and a handler). Loops of your own use the gate alone:
-//! [`Gate::enter`]. The README of the repository has a complete program, `docs/GUIDE.md` the reasons behind each
-//! setting.
+//! Start with [`Handler`] (the work), [`Key`] (what "the same message" means), [`Gate`] (scope, key
+//! and store, leases and retention) and [`Consumer`] (a source, a gate and a handler). Loops of
+//! your own use the gate alone: [`Gate::enter`]. The README of the repository has a complete
+//! program, `docs/GUIDE.md` the reasons behind each setting.
 //!
 //! ```
 //! use oncegate::{Attempt, Failure, Gate, Handler, Key, MemoryStore, Message};
@@ -26,10 +27,11 @@
 //!
 //! # What is promised
 //!
-//! Nothing is lost; a stale owner cannot write; completed is final for the retention; no two different messages share
-//! a record; and a handler runs once, plus once for each counted fault ([`observe::ExtraRunCause`]) and for each retry
-//! it requests. With an SQL store and the effect in the same transaction ([`Attempt::commit_with`]), exactly one effect
-//! is committed. Never exactly-once delivery, and not exactly-once for effects outside the store: a crash between the
+//! Nothing is lost; a stale owner cannot write; completed is final for the retention; no two
+//! different messages share a record; and a handler runs once, plus once for each counted fault
+//! ([`observe::ExtraRunCause`]) and for each retry it requests. With an SQL store and the effect in
+//! the same transaction ([`Attempt::commit_with`]), exactly one effect is committed. Never
+//! exactly-once delivery, and not exactly-once for effects outside the store: a crash between the
 //! effect and its completion leads to a second run, which is flagged by [`Attempt::recovered`].
 //!
 //! # The path of a message
@@ -73,15 +75,16 @@ pub mod prelude;
 pub use oncegate_core as core;
 pub use oncegate_core::key::{Field, FingerprintSpec, Key, TenantSource};
 pub use oncegate_runtime::{
-    Attempt, Backoff, BatchHandler, BatchLimits, BatchMessage, Batched, BlockingSqlTransaction, BoxError,
-    Broker, Codec, Completing, Completion, Consumer, ConsumerError, Counters, Documents, Entry, Event,
-    Failure, Gate, GateError, Handler, Header, Health, Lease, MemoryStore, Message, Monitor, NotCommitted,
-    Observer, OnStoreLoss, OrPermanent, Ordering, Origin, Raw, SqlTransaction, Status, Transactional,
-    TransactionalBatchHandler, TransactionalHandler, Transactions, shutdown_signal,
+    Attempt, Backoff, BatchHandler, BatchLimits, BatchMessage, Batched, BlockingSqlTransaction,
+    BoxError, Broker, Codec, Completing, Completion, Consumer, ConsumerError, Counters, Documents,
+    Entry, Event, Failure, Gate, GateError, Handler, Header, Health, Lease, MemoryStore, Message,
+    Monitor, NotCommitted, Observer, OnStoreLoss, OrPermanent, Ordering, Origin, Raw,
+    SqlTransaction, Status, Transactional, TransactionalBatchHandler, TransactionalHandler,
+    Transactions, shutdown_signal,
 };
 pub use oncegate_runtime::{
-    admin, attempt, backoff, batch, codec, consumer, dead_letters, failure, gate, handler, health, journal,
-    message, observe, outbox, source, transaction, transactional,
+    admin, attempt, backoff, batch, codec, consumer, dead_letters, failure, gate, handler, health,
+    journal, message, observe, outbox, source, transaction, transactional,
 };
 
 #[cfg(feature = "amqp")]

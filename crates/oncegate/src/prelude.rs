@@ -12,9 +12,9 @@ pub use oncegate_postgres::PostgresStore;
 #[cfg(feature = "redis")]
 pub use oncegate_redis::RedisStore;
 pub use oncegate_runtime::{
-    Attempt, Backoff, BatchHandler, BatchLimits, BatchMessage, Batched, BoxError, Consumer, ConsumerError,
-    Failure, Gate, Handler, MemoryStore, Message, OnStoreLoss, OrPermanent, Ordering, Transactional,
-    TransactionalBatchHandler, TransactionalHandler, shutdown_signal,
+    Attempt, Backoff, BatchHandler, BatchLimits, BatchMessage, Batched, BoxError, Consumer,
+    ConsumerError, Failure, Gate, Handler, MemoryStore, Message, OnStoreLoss, OrPermanent,
+    Ordering, Transactional, TransactionalBatchHandler, TransactionalHandler, shutdown_signal,
 };
 #[cfg(feature = "sqlite-system")]
 pub use oncegate_sqlite::SqliteStore;

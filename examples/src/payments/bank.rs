@@ -9,8 +9,8 @@ use oncegate::BoxError;
 
 /// A folder with one file for each charge, named after the idempotency key of its request.
 ///
-/// The system creates a file once, also for processes that ask at the same time, and keeps it when the process that
-/// asked is killed right after.
+/// The system creates a file once, also for processes that ask at the same time, and keeps it when
+/// the process that asked is killed right after.
 #[derive(Debug)]
 pub struct Bank {
     folder: PathBuf,
@@ -23,7 +23,9 @@ impl Bank {
     /// When the folder cannot be made.
     pub fn open(folder: &Path) -> Result<Self, BoxError> {
         fs::create_dir_all(folder)?;
-        Ok(Self { folder: folder.to_owned() })
+        Ok(Self {
+            folder: folder.to_owned(),
+        })
     }
 
     /// Moves money, unless an earlier request had the same idempotency key.

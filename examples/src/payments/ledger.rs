@@ -1,4 +1,5 @@
-//! The ledger: an append-only file that does not depend on oncegate. A line is a request to the bank or an answer.
+//! The ledger: an append-only file that does not depend on oncegate. A line is a request to the
+//! bank or an answer.
 
 use std::fs::{File, OpenOptions};
 use std::io::{BufRead, BufReader, Read, Seek, SeekFrom, Write};
@@ -26,14 +27,27 @@ pub struct Entry {
 }
 
 impl Entry {
-    /// The bank is asked for a charge. Written before it is asked, so that no charge is without its line.
+    /// The bank is asked for a charge. Written before it is asked, so that no charge is without its
+    /// line.
     pub fn request(order: String, charge: &str, recovered: bool) -> Self {
-        Self { order, charge: charge.to_owned(), asked: true, recovered, pid: std::process::id() }
+        Self {
+            order,
+            charge: charge.to_owned(),
+            asked: true,
+            recovered,
+            pid: std::process::id(),
+        }
     }
 
     /// A duplicate was answered.
     pub fn answer(order: String, charge: &str) -> Self {
-        Self { order, charge: charge.to_owned(), asked: false, recovered: false, pid: std::process::id() }
+        Self {
+            order,
+            charge: charge.to_owned(),
+            asked: false,
+            recovered: false,
+            pid: std::process::id(),
+        }
     }
 }
 
@@ -52,11 +66,15 @@ impl Ledger {
     /// When it cannot be opened.
     pub fn open(path: &Path) -> Result<Self, BoxError> {
         let file = OpenOptions::new().create(true).append(true).open(path)?;
-        Ok(Self { path: path.to_owned(), file: Mutex::new(file), seen: Mutex::default() })
+        Ok(Self {
+            path: path.to_owned(),
+            file: Mutex::new(file),
+            seen: Mutex::default(),
+        })
     }
 
-    /// Appends a line in one write: the system appends it whole beside other writers, and keeps it when this process
-    /// is killed right after.
+    /// Appends a line in one write: the system appends it whole beside other writers, and keeps it
+    /// when this process is killed right after.
     ///
     /// # Errors
     /// When the line cannot be written.
@@ -65,7 +83,10 @@ impl Ledger {
         let mut line = vec![b'\n'];
         serde_json::to_writer(&mut line, entry)?;
         line.push(b'\n');
-        self.file.lock().map_err(|_| "the ledger is broken")?.write_all(&line)?;
+        self.file
+            .lock()
+            .map_err(|_| "the ledger is broken")?
+            .write_all(&line)?;
         Ok(())
     }
 
@@ -74,8 +95,14 @@ impl Ledger {
     /// # Errors
     /// When the file cannot be read.
     pub fn read(&self) -> Result<Vec<Entry>, BoxError> {
-        let lines = BufReader::new(File::open(&self.path)?).lines().collect::<Result<Vec<String>, _>>()?;
-        lines.iter().filter(|line| is_whole(line)).map(|line| Ok(serde_json::from_str(line)?)).collect()
+        let lines = BufReader::new(File::open(&self.path)?)
+            .lines()
+            .collect::<Result<Vec<String>, _>>()?;
+        lines
+            .iter()
+            .filter(|line| is_whole(line))
+            .map(|line| Ok(serde_json::from_str(line)?))
+            .collect()
     }
 
     /// Counts what came since the last call.
@@ -90,7 +117,12 @@ impl Ledger {
         let mut fresh = String::new();
         file.read_to_string(&mut fresh)?;
         let whole = fresh.rfind('\n').map_or(0, |end| end + 1);
-        for line in fresh.get(..whole).unwrap_or_default().lines().filter(|line| is_whole(line)) {
+        for line in fresh
+            .get(..whole)
+            .unwrap_or_default()
+            .lines()
+            .filter(|line| is_whole(line))
+        {
             let entry: Entry = serde_json::from_str(line)?;
             if entry.asked {
                 progress.charges += 1;

@@ -28,13 +28,17 @@ pub struct Payments {
 }
 
 impl Payments {
-    /// So many messages, about a third of them again: with another message id and time, another order of the fields,
-    /// and `10` spelt `10.0`. The same seed makes the same ones.
+    /// So many messages, about a third of them again: with another message id and time, another
+    /// order of the fields, and `10` spelt `10.0`. The same seed makes the same ones.
     pub fn new(messages: u32, seed: u64) -> Self {
         let mut rng = Rng::with_seed(seed);
         let mut orders: Vec<(String, u32)> = Vec::new();
         let mut payload = |n: u32| {
-            let again = if rng.u32(..3) == 0 { rng.choice(&orders) } else { None };
+            let again = if rng.u32(..3) == 0 {
+                rng.choice(&orders)
+            } else {
+                None
+            };
             if let Some((order, amount)) = again {
                 return format!(
                     r#"{{"sent_at":{n},"amount":{amount}.0,"message_id":"m-{n}","order_id":"{order}"}}"#
@@ -42,10 +46,15 @@ impl Payments {
             }
             let (order, amount) = (format!("order-{}", orders.len()), rng.u32(1..1_000));
             orders.push((order.clone(), amount));
-            format!(r#"{{"message_id":"m-{n}","order_id":"{order}","amount":{amount},"sent_at":{n}}}"#)
+            format!(
+                r#"{{"message_id":"m-{n}","order_id":"{order}","amount":{amount},"sent_at":{n}}}"#
+            )
         };
         let payloads = (0..messages).map(&mut payload).collect();
-        Self { payloads, orders: orders.into_iter().map(|(order, _)| order).collect() }
+        Self {
+            payloads,
+            orders: orders.into_iter().map(|(order, _)| order).collect(),
+        }
     }
 
     /// How many messages.
@@ -61,7 +70,10 @@ impl Payments {
 
 /// Where a program keeps its records: in this Redis, or else in an SQLite file in `folder`.
 pub fn store_place(redis: Option<&str>, folder: &Path) -> String {
-    redis.map_or_else(|| folder.join("records.sqlite").display().to_string(), str::to_owned)
+    redis.map_or_else(
+        || folder.join("records.sqlite").display().to_string(),
+        str::to_owned,
+    )
 }
 
 /// Where a program's bank is: a folder in `folder`, which all of its workers share.

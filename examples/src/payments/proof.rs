@@ -27,7 +27,8 @@ pub struct Proof {
 }
 
 impl Proof {
-    /// Compares the bank's charges (their idempotency keys) and the ledgers of both passes with what was produced.
+    /// Compares the bank's charges (their idempotency keys) and the ledgers of both passes with
+    /// what was produced.
     pub fn new(
         produced: &Payments,
         killed: u32,
@@ -37,10 +38,14 @@ impl Proof {
     ) -> Self {
         let requests: Vec<&Entry> = first.iter().filter(|entry| entry.asked).collect();
         let mut by_order: BTreeMap<&str, Vec<&Entry>> = BTreeMap::new();
-        requests.iter().for_each(|request| by_order.entry(&request.order).or_default().push(request));
+        requests
+            .iter()
+            .for_each(|request| by_order.entry(&request.order).or_default().push(request));
         let twice = by_order.values().filter(|requests| requests.len() > 1);
         let explained = |requests: &&Vec<&Entry>| {
-            let by_killed = requests.iter().any(|request| request.pid == killed && !request.recovered);
+            let by_killed = requests
+                .iter()
+                .any(|request| request.pid == killed && !request.recovered);
             requests.len() == 2 && by_killed && requests.iter().any(|request| request.recovered)
         };
         // Replayed requests are counted too: one of them may have a key that the bank did not know.
@@ -49,11 +54,19 @@ impl Proof {
             .map(|entry| (&*entry.order, &*entry.charge))
             .collect();
         let mut per_order: BTreeMap<&str, u64> = BTreeMap::new();
-        charges.iter().for_each(|(order, _)| *per_order.entry(order).or_default() += 1);
-        let lost = produced.orders.iter().filter(|order| !per_order.contains_key(order.as_str()));
-        let answers = |entries: &'_ [Entry]| entries.iter().filter(|entry| !entry.asked).count() as u64;
-        let wrong =
-            first.iter().chain(replay).filter(|entry| !charges.contains(&(&*entry.order, &*entry.charge)));
+        charges
+            .iter()
+            .for_each(|(order, _)| *per_order.entry(order).or_default() += 1);
+        let lost = produced
+            .orders
+            .iter()
+            .filter(|order| !per_order.contains_key(order.as_str()));
+        let answers =
+            |entries: &'_ [Entry]| entries.iter().filter(|entry| !entry.asked).count() as u64;
+        let wrong = first
+            .iter()
+            .chain(replay)
+            .filter(|entry| !charges.contains(&(&*entry.order, &*entry.charge)));
         Self {
             schema: "oncegate.example.payments.v1",
             messages: produced.messages(),
@@ -72,8 +85,8 @@ impl Proof {
         }
     }
 
-    /// Whether nothing was lost, nothing charged twice, nothing asked for twice without the kill, and nothing asked
-    /// for by the replay.
+    /// Whether nothing was lost, nothing charged twice, nothing asked for twice without the kill,
+    /// and nothing asked for by the replay.
     pub fn holds(&self) -> bool {
         self.lost == 0
             && self.charged_twice == 0
@@ -86,30 +99,65 @@ impl Proof {
 
 impl fmt::Display for Proof {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let asked_twice = format!("explained by the kill: {}", self.asked_for_twice_explained_by_the_kill);
+        let asked_twice = format!(
+            "explained by the kill: {}",
+            self.asked_for_twice_explained_by_the_kill
+        );
         let rows: [(&str, u64, &str); 14] = [
             ("first pass, three workers, one killed", 0, ""),
             ("messages", self.messages, ""),
             ("distinct payments", self.distinct_payments, ""),
-            ("charges asked for", self.charges_asked_for, "runs of the handler"),
-            ("charges made by the bank", self.charges, "it honours the idempotency key of a request"),
-            ("duplicates answered from the store", self.answered_from_the_store, ""),
-            ("recoveries", self.recoveries, "payments that the killed worker had begun"),
+            (
+                "charges asked for",
+                self.charges_asked_for,
+                "runs of the handler",
+            ),
+            (
+                "charges made by the bank",
+                self.charges,
+                "it honours the idempotency key of a request",
+            ),
+            (
+                "duplicates answered from the store",
+                self.answered_from_the_store,
+                "",
+            ),
+            (
+                "recoveries",
+                self.recoveries,
+                "payments that the killed worker had begun",
+            ),
             ("lost", self.lost, "must be 0"),
             ("asked for twice", self.asked_for_twice, &asked_twice),
             ("charged twice", self.charged_twice, "must be 0"),
             ("wrong answers", self.wrong_answers, "must be 0"),
             ("replay of the whole topic", 0, ""),
-            ("charges asked for", self.replay_charges_asked_for, "must be 0"),
-            ("answered from the store", self.replay_answered, "at least every message"),
+            (
+                "charges asked for",
+                self.replay_charges_asked_for,
+                "must be 0",
+            ),
+            (
+                "answered from the store",
+                self.replay_answered,
+                "at least every message",
+            ),
         ];
         for (name, count, note) in rows {
             match name.starts_with("first pass") || name.starts_with("replay of") {
                 true => writeln!(f, "\n  {name}")?,
-                false => writeln!(f, "{}", format!("    {name:36} {count:>8}   {note}").trim_end())?,
+                false => writeln!(
+                    f,
+                    "{}",
+                    format!("    {name:36} {count:>8}   {note}").trim_end()
+                )?,
             }
         }
-        let verdict = if self.holds() { "The proof holds." } else { "THE PROOF FAILS." };
+        let verdict = if self.holds() {
+            "The proof holds."
+        } else {
+            "THE PROOF FAILS."
+        };
         write!(f, "\n  {verdict}")
     }
 }
@@ -122,11 +170,20 @@ mod tests {
     #[allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
     fn the_readme_shows_this_table() {
         let readme = include_str!("../../../README.md");
-        let blocks = readme.split("```text\n").skip(1).filter_map(|rest| rest.split("```").next());
-        let shown = blocks.into_iter().find(|block| block.contains("charges asked for")).unwrap();
+        let blocks = readme
+            .split("```text\n")
+            .skip(1)
+            .filter_map(|rest| rest.split("```").next());
+        let shown = blocks
+            .into_iter()
+            .find(|block| block.contains("charges asked for"))
+            .unwrap();
         // The counts differ from run to run, the lines do not.
         let without_counts = |text: &str| -> String {
-            text.split_whitespace().filter(|word| word.parse::<u64>().is_err()).collect::<Vec<_>>().join(" ")
+            text.split_whitespace()
+                .filter(|word| word.parse::<u64>().is_err())
+                .collect::<Vec<_>>()
+                .join(" ")
         };
         let proof = Proof::new(&Payments::new(0, 7), 0, &BTreeSet::new(), &[], &[]);
         assert_eq!(without_counts(shown), without_counts(&proof.to_string()));

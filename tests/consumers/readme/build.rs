@@ -1,4 +1,5 @@
-//! Takes the program from the README, and compares the dependencies that it names with those of this package.
+//! Takes the program from the README, and compares the dependencies that it names with those of
+//! this package.
 
 use std::collections::BTreeMap;
 use std::path::Path;

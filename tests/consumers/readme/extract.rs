@@ -6,8 +6,10 @@ use std::path::Path;
 /// The README, and an order to cargo to build again when it changes.
 pub(crate) fn readme() -> String {
     let folders = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors();
-    let root =
-        folders.into_iter().find(|folder| folder.join("docs/GUIDE.md").exists()).expect("the repository");
+    let root = folders
+        .into_iter()
+        .find(|folder| folder.join("docs/GUIDE.md").exists())
+        .expect("the repository");
     let readme = root.join("README.md");
     println!("cargo::rerun-if-changed={}", readme.display());
     std::fs::read_to_string(readme).expect("the README")
@@ -15,7 +17,10 @@ pub(crate) fn readme() -> String {
 
 /// The program.
 pub(crate) fn program(readme: &str) -> &str {
-    let program = readme.split("```rust,no_run\n").nth(1).and_then(|rest| rest.split("```").next());
+    let program = readme
+        .split("```rust,no_run\n")
+        .nth(1)
+        .and_then(|rest| rest.split("```").next());
     program.expect("the README has a program")
 }
 
@@ -23,13 +28,22 @@ pub(crate) fn program(readme: &str) -> &str {
 #[allow(dead_code, reason = "only one of two build scripts needs them")]
 pub(crate) fn dependencies(readme: &str) -> BTreeMap<String, Vec<String>> {
     let mut dependencies = BTreeMap::new();
-    for line in readme.lines().filter_map(|line| line.strip_prefix("cargo add ")) {
+    for line in readme
+        .lines()
+        .filter_map(|line| line.strip_prefix("cargo add "))
+    {
         let mut words = line.split_whitespace();
         let (mut names, mut features) = (Vec::new(), Vec::new());
         while let Some(word) = words.next() {
             match word {
                 "--features" => {
-                    features.extend(words.next().unwrap_or_default().split(',').map(str::to_owned));
+                    features.extend(
+                        words
+                            .next()
+                            .unwrap_or_default()
+                            .split(',')
+                            .map(str::to_owned),
+                    );
                 }
                 "--path" => drop(words.next()),
                 name => names.push(name.to_owned()),

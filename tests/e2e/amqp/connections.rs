@@ -31,7 +31,11 @@ async fn a_lost_connection_cancels_handlers_and_redelivers() {
     clerk.book.charged_once(MESSAGES);
     assert_eq!(stage.queue.ready().await, 0);
     assert!(watched.total("source_errors") >= 1);
-    assert_eq!(watched.total("dead_letters"), 0, "a lost connection uses up no attempts");
+    assert_eq!(
+        watched.total("dead_letters"),
+        0,
+        "a lost connection uses up no attempts"
+    );
 }
 
 /// An ack of the old channel would acknowledge another message on the new one.
@@ -66,10 +70,16 @@ async fn a_silent_connection_is_given_up_after_heartbeats() {
     running.watched.until("acks", 1).await;
     server.process().signal("STOP");
     running.watched.until("source_errors", 1).await;
-    let health = running.until_health("not ready", |health| fails(health, "receive").is_some()).await;
+    let health = running
+        .until_health("not ready", |health| fails(health, "receive").is_some())
+        .await;
     assert!(health.is_live() && !health.is_ready(), "{health}");
     server.process().signal("CONT");
-    running.until_health("ready", |health| health.is_ready() && fails(health, "receive").is_none()).await;
+    running
+        .until_health("ready", |health| {
+            health.is_ready() && fails(health, "receive").is_none()
+        })
+        .await;
     stage.send([2]).await;
     running.watched.until("acks", 2).await;
     running.stop().await;
@@ -79,7 +89,8 @@ async fn a_silent_connection_is_given_up_after_heartbeats() {
 #[tokio::test(flavor = "multi_thread")]
 async fn the_brokers_consumer_timeout_is_named() {
     let server = RabbitMqServer::start_with("consumer_timeout = 1000").await;
-    // RabbitMQ 4.3 has no such timeout for classic queues, and cancels the consumer of a quorum queue.
+    // RabbitMQ 4.3 has no such timeout for classic queues, and cancels the consumer of a quorum
+    // queue.
     let stage = Stage::on(&server, QueueKind::Quorum).await;
     stage.send([1]).await;
     let clerk = Clerk::waiting();
@@ -103,7 +114,13 @@ async fn a_queue_that_is_deleted_and_made_again_is_consumed() {
     server.delete_queue(&stage.queue).await;
     running.until_failure("receive", "does not exist").await;
     let path = format!("/api/queues/%2F/{}", stage.queue.name());
-    server.manage("PUT", &path, r#"{"durable":true,"arguments":{"x-queue-type":"quorum"}}"#).await;
+    server
+        .manage(
+            "PUT",
+            &path,
+            r#"{"durable":true,"arguments":{"x-queue-type":"quorum"}}"#,
+        )
+        .await;
     stage.send([2]).await;
     running.watched.until("acks", 2).await;
     running.stop().await;
@@ -119,7 +136,9 @@ async fn a_stop_returns_what_has_not_started_and_does_not_end() {
     let clerk = Clerk::waiting();
     let running = stage
         .start_with(stage.source(), clerk.clone(), |consumer| {
-            consumer.stop_deadline(Duration::from_secs(2)).concurrency(2)
+            consumer
+                .stop_deadline(Duration::from_secs(2))
+                .concurrency(2)
         })
         .await;
     clerk.book.until_count("start", 2).await;

@@ -1,4 +1,5 @@
-//! Workers of a queue that are killed and stopped, and a broker that is killed, in the middle of their handlers.
+//! Workers of a queue that are killed and stopped, and a broker that is killed, in the middle of
+//! their handlers.
 
 use std::collections::BTreeSet;
 
@@ -9,8 +10,8 @@ use serde_json::json;
 const MESSAGES: usize = 3_000;
 const ORDERS: usize = 2_000;
 const WORKERS: usize = 3;
-/// How many workers are killed: `ONCEGATE_RABBITMQ_KILLS`. The broker is killed once, and a worker stopped once, for so
-/// many of them.
+/// How many workers are killed: `ONCEGATE_RABBITMQ_KILLS`. The broker is killed once, and a worker
+/// stopped once, for so many of them.
 const DEFAULT_KILLS: usize = 5;
 const KILLS_A_BROKER: usize = 5;
 const KILLS_A_STOP: usize = 10;
@@ -24,8 +25,8 @@ enum Fault {
 }
 
 fn faults(rng: &mut Rng) -> Vec<Fault> {
-    let kills =
-        std::env::var("ONCEGATE_RABBITMQ_KILLS").map_or(DEFAULT_KILLS, |number| number.parse().unwrap());
+    let kills = std::env::var("ONCEGATE_RABBITMQ_KILLS")
+        .map_or(DEFAULT_KILLS, |number| number.parse().unwrap());
     let mut faults = vec![Fault::Kill; kills];
     faults.resize(faults.len() + kills / KILLS_A_BROKER, Fault::BrokerKill);
     faults.resize(faults.len() + (kills / KILLS_A_STOP).max(1), Fault::Stop);
@@ -52,7 +53,9 @@ async fn nothing_is_lost(kind: QueueKind, order: Order) {
         let order = if n < ORDERS { n } else { rng.usize(..ORDERS) };
         format!(r#"{{"order":"{order}","n":{n}}}"#)
     };
-    queue.send((0..MESSAGES).map(body).collect::<Vec<String>>()).await;
+    queue
+        .send((0..MESSAGES).map(body).collect::<Vec<String>>())
+        .await;
 
     let folder = tempfile::tempdir().unwrap();
     let ledger = Ledger::open(folder.path().join("ledger"));
@@ -61,8 +64,11 @@ async fn nothing_is_lost(kind: QueueKind, order: Order) {
     let uri = format!("{}?heartbeat=2", server.uri());
     let from = ["amqp".to_owned(), uri, queue.name().to_owned()];
     let in_order = (order == Order::Kept).then(|| "in-order".to_owned());
-    let arguments =
-        [redis.url().to_owned(), unique("fire"), path].into_iter().chain(from).chain(in_order).collect();
+    let arguments = [redis.url().to_owned(), unique("fire"), path]
+        .into_iter()
+        .chain(from)
+        .chain(in_order)
+        .collect();
     let mut workers = Workers::of(env!("CARGO_BIN_EXE_worker"), arguments);
     for _ in 0..WORKERS {
         workers.start();
@@ -71,7 +77,12 @@ async fn nothing_is_lost(kind: QueueKind, order: Order) {
     for (n, fault) in faults.iter().enumerate() {
         // Some time after the last fault, while there is still enough left to do.
         let at = ORDERS * (n + 1) / (faults.len() + 2) + rng.usize(..ORDERS / (faults.len() + 2));
-        workers.until(&ledger, async |effects| if effects >= at { Ok(()) } else { Err(()) }).await;
+        workers
+            .until(
+                &ledger,
+                async |effects| if effects >= at { Ok(()) } else { Err(()) },
+            )
+            .await;
         match fault {
             Fault::Kill => workers.replace_one(&mut rng),
             Fault::BrokerKill => {
@@ -97,18 +108,28 @@ async fn nothing_is_lost(kind: QueueKind, order: Order) {
     workers
         .until(&ledger, async |effects| {
             let left = queue.ready().await;
-            if effects >= ORDERS && left == 0 { Ok(()) } else { Err(left) }
+            if effects >= ORDERS && left == 0 {
+                Ok(())
+            } else {
+                Err(left)
+            }
         })
         .await;
     let run = format!("seed {seed}, {faults:?}");
     let explained = workers.explained(&ledger, (0..ORDERS).map(|order| order.to_string()), &run);
     if order == Order::Kept {
         let mut seen = BTreeSet::new();
-        let first = ledger.read().into_iter().map(|effect| effect.effect.parse::<usize>().unwrap());
+        let first = ledger
+            .read()
+            .into_iter()
+            .map(|effect| effect.effect.parse::<usize>().unwrap());
         let first: Vec<usize> = first.filter(|order| seen.insert(*order)).collect();
         assert!(first.is_sorted(), "{run}: {first:?}");
     }
-    println!("{} faults, lost 0, second effects {explained}, each of a worker that was hit", faults.len());
+    println!(
+        "{} faults, lost 0, second effects {explained}, each of a worker that was hit",
+        faults.len()
+    );
 }
 
 // invariant: queue-message-lost

@@ -24,7 +24,11 @@ async fn each_order_is_charged_once(kind: QueueKind) {
     // What was not acknowledged would be ready again.
     assert_eq!(stage.queue.ready().await, 0);
     clerk.book.charged_once(ORDERS);
-    assert_eq!(clerk.book.count("answer"), (MESSAGES - ORDERS) as usize, "duplicates get the stored result");
+    assert_eq!(
+        clerk.book.count("answer"),
+        (MESSAGES - ORDERS) as usize,
+        "duplicates get the stored result"
+    );
     for name in ["extra_runs", "dead_letters", "source_errors"] {
         assert_eq!(watched.total(name), 0, "{name}");
     }
@@ -50,7 +54,9 @@ async fn a_stop_sends_the_acks_that_came_while_others_were_sent() {
         stage.send(0..ORDERS).await;
         let handler = async |_: Message, _: Attempt| Ok::<(), Failure>(());
         let source = stage.source().prefetch(256);
-        let running = stage.start_with(source, handler, |consumer| consumer.concurrency(256)).await;
+        let running = stage
+            .start_with(source, handler, |consumer| consumer.concurrency(256))
+            .await;
         running.watched.until("acks", ORDERS.into()).await;
         running.stop().await;
         // Its counter would be late.
@@ -69,8 +75,15 @@ impl Handler for Failing {
     type Output = ();
 
     async fn handle(&self, message: &Message, attempt: &Attempt) -> Result<(), Failure> {
-        let redelivered = message.header("AMQP.redelivered").map(String::from_utf8_lossy).unwrap();
-        self.book.write(format!("attempt {} of {}, {redelivered}", attempt.number(), id(message)?));
+        let redelivered = message
+            .header("AMQP.redelivered")
+            .map(String::from_utf8_lossy)
+            .unwrap();
+        self.book.write(format!(
+            "attempt {} of {}, {redelivered}",
+            attempt.number(),
+            id(message)?
+        ));
         if self.runs.fetch_add(1, Ordering::SeqCst) + 1 < MAX_ATTEMPTS {
             return Err(Failure::retry("not yet"));
         }
@@ -83,12 +96,24 @@ async fn a_retry_waits_here_and_is_no_redelivery() {
     let stage = Stage::on(&RabbitMq::shared().await, QueueKind::Quorum).await;
     stage.send([1]).await;
     let book = Book::new();
-    let running = stage.start(Failing { runs: Arc::default(), book: book.clone() }).await;
+    let running = stage
+        .start(Failing {
+            runs: Arc::default(),
+            book: book.clone(),
+        })
+        .await;
     running.watched.until("acks", 1).await;
     let watched = running.stop().await;
     assert_eq!(book.count("attempt"), MAX_ATTEMPTS as usize);
-    assert_eq!(book.count(&format!("attempt {MAX_ATTEMPTS} of 1, false")), 1, "a retry costs no delivery");
-    assert_eq!((watched.total("retries"), watched.total("dead_letters")), ((MAX_ATTEMPTS - 1).into(), 0));
+    assert_eq!(
+        book.count(&format!("attempt {MAX_ATTEMPTS} of 1, false")),
+        1,
+        "a retry costs no delivery"
+    );
+    assert_eq!(
+        (watched.total("retries"), watched.total("dead_letters")),
+        ((MAX_ATTEMPTS - 1).into(), 0)
+    );
 }
 
 /// Writes the message's headers.
@@ -99,10 +124,15 @@ impl Handler for Reading {
 
     async fn handle(&self, message: &Message, _attempt: &Attempt) -> Result<(), Failure> {
         for header in message.headers() {
-            let value = header.value.as_deref().map(String::from_utf8_lossy).unwrap_or_default();
+            let value = header
+                .value
+                .as_deref()
+                .map(String::from_utf8_lossy)
+                .unwrap_or_default();
             self.0.write(format!("{}={value}", header.name));
         }
-        self.0.write(format!("timestamp={:?}", message.timestamp_ms()));
+        self.0
+            .write(format!("timestamp={:?}", message.timestamp_ms()));
         Ok(())
     }
 }
@@ -113,9 +143,16 @@ async fn properties_and_headers_arrive() {
     let mut headers = FieldTable::default();
     headers.insert("tenant".into(), AMQPValue::LongString("a".into()));
     headers.insert("count".into(), AMQPValue::LongInt(7));
-    let properties = BasicProperties::default().with_headers(headers).with_timestamp(12);
-    let properties = properties.with_content_type("application/json".into()).with_correlation_id("c9".into());
-    stage.queue.send_with([(properties, body(1).into_bytes())]).await;
+    let properties = BasicProperties::default()
+        .with_headers(headers)
+        .with_timestamp(12);
+    let properties = properties
+        .with_content_type("application/json".into())
+        .with_correlation_id("c9".into());
+    stage
+        .queue
+        .send_with([(properties, body(1).into_bytes())])
+        .await;
     let book = Book::new();
     let running = stage.start(Reading(book.clone())).await;
     running.watched.until("acks", 1).await;

@@ -42,8 +42,15 @@ async fn dead_letters_have_payload_headers_and_reason() {
         .with_correlation_id("c9".into())
         .with_expiration("600000".into())
         .with_priority(3);
-    let bodies = [b"\xff\x00 not json".to_vec(), body(1).into_bytes(), body(2).into_bytes()];
-    stage.queue.send_with(bodies.iter().map(|body| (properties.clone(), body.clone()))).await;
+    let bodies = [
+        b"\xff\x00 not json".to_vec(),
+        body(1).into_bytes(),
+        body(2).into_bytes(),
+    ];
+    stage
+        .queue
+        .send_with(bodies.iter().map(|body| (properties.clone(), body.clone())))
+        .await;
     let running = stage.start(Failing).await;
     running.watched.until("acks", 3).await;
     running.stop().await;
@@ -51,9 +58,14 @@ async fn dead_letters_have_payload_headers_and_reason() {
 
     let mut letters = stage.dead.take().await;
     letters.sort_by_key(|letter| header(letter, "oncegate-reason"));
-    let reasons: Vec<_> = letters.iter().map(|letter| header(letter, "oncegate-reason").unwrap()).collect();
+    let reasons: Vec<_> = letters
+        .iter()
+        .map(|letter| header(letter, "oncegate-reason").unwrap())
+        .collect();
     assert_eq!(reasons.len(), 3);
-    assert!(reasons[0].starts_with("attempts_used_up: ") && reasons[0].contains("the bank is closed"));
+    assert!(
+        reasons[0].starts_with("attempts_used_up: ") && reasons[0].contains("the bank is closed")
+    );
     assert!(reasons[1].starts_with("bad_key: "), "{reasons:?}");
     assert_eq!(reasons[2], "permanent: no such account");
     assert_eq!(letters[1].data, bodies[0], "unchanged");
@@ -61,9 +73,22 @@ async fn dead_letters_have_payload_headers_and_reason() {
         let properties = &letter.properties;
         assert_eq!(header(letter, "tenant").as_deref(), Some("a"));
         assert_eq!(header(letter, "count").as_deref(), Some("LongLongInt(7)"));
-        assert_eq!(properties.correlation_id().as_ref().map(ShortString::as_str), Some("c9"));
-        assert_eq!((*properties.priority(), *properties.delivery_mode()), (Some(3), Some(2)));
-        assert_eq!(*properties.expiration(), None, "a dead letter does not expire with its message");
+        assert_eq!(
+            properties
+                .correlation_id()
+                .as_ref()
+                .map(ShortString::as_str),
+            Some("c9")
+        );
+        assert_eq!(
+            (*properties.priority(), *properties.delivery_mode()),
+            (Some(3), Some(2))
+        );
+        assert_eq!(
+            *properties.expiration(),
+            None,
+            "a dead letter does not expire with its message"
+        );
         let origin: serde_json::Value =
             serde_json::from_str(&header(letter, "oncegate-origin").unwrap()).unwrap();
         assert_eq!(origin["route"], stage.queue.name());
@@ -91,7 +116,10 @@ async fn without_a_place_for_its_dead_letter_a_message_stays() {
     server.manage("PUT", &path, r#"{"durable":true}"#).await;
     running.watched.until("acks", 2).await;
     running.stop().await;
-    assert_eq!((stage.queue.ready().await, stage.dead.ready().await), (0, 1));
+    assert_eq!(
+        (stage.queue.ready().await, stage.dead.ready().await),
+        (0, 1)
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -29,8 +29,12 @@ impl Handler for Routed {
     type Output = u32;
 
     async fn handle(&self, message: &Message, _attempt: &Attempt) -> Result<u32, Failure> {
-        let routing_key = message.header("AMQP.routing-key").map(String::from_utf8_lossy).unwrap();
-        self.0.write(format!("{} by {routing_key}", message.route()));
+        let routing_key = message
+            .header("AMQP.routing-key")
+            .map(String::from_utf8_lossy)
+            .unwrap();
+        self.0
+            .write(format!("{} by {routing_key}", message.route()));
         id(message)
     }
 }
@@ -49,7 +53,10 @@ async fn list(stage: &Stage) -> Vec<StoredDeadLetter> {
 async fn redrive(stage: &Stage, redrive: Redrive) -> u64 {
     let mut letters = AmqpDeadLetterReader::new(stage.uri.as_str(), stage.dead.name());
     letters.open().await.unwrap();
-    let redriven = redrive.run(&mut letters, |_| Wanted::Yes, |_| {}).await.unwrap();
+    let redriven = redrive
+        .run(&mut letters, |_| Wanted::Yes, |_| {})
+        .await
+        .unwrap();
     letters.close().await.unwrap();
     redriven.sent
 }
@@ -60,17 +67,35 @@ async fn dead_letters_are_listed_in_order_and_stay() {
     // Two of them have the same id, which a sender may give twice.
     for (number, name) in [(1, "a"), (2, "b"), (3, "a")] {
         let properties = BasicProperties::default().with_message_id(name.into());
-        stage.queue.send_with([(properties, body(number).into_bytes())]).await;
+        stage
+            .queue
+            .send_with([(properties, body(number).into_bytes())])
+            .await;
     }
-    let running = stage.start_with(stage.source(), Refusing, |consumer| consumer.concurrency(1)).await;
+    let running = stage
+        .start_with(stage.source(), Refusing, |consumer| consumer.concurrency(1))
+        .await;
     running.watched.until("acks", 3).await;
     running.stop().await;
     for _ in 0..2 {
         let listed = list(&stage).await;
-        let places: Vec<String> = listed.iter().map(|letter| letter.place.to_string()).collect();
+        let places: Vec<String> = listed
+            .iter()
+            .map(|letter| letter.place.to_string())
+            .collect();
         let dead = stage.dead.name();
-        assert_eq!(places, [format!("{dead}#a"), format!("{dead}#b"), format!("{dead}#a~2")]);
-        let reasons: Vec<&str> = listed.iter().map(|one| one.letter().unwrap().reason.as_str()).collect();
+        assert_eq!(
+            places,
+            [
+                format!("{dead}#a"),
+                format!("{dead}#b"),
+                format!("{dead}#a~2")
+            ]
+        );
+        let reasons: Vec<&str> = listed
+            .iter()
+            .map(|one| one.letter().unwrap().reason.as_str())
+            .collect();
         assert_eq!(reasons, ["refused 1", "refused 2", "refused 3"]);
         assert_eq!(stage.dead.ready().await, 3);
     }
@@ -105,9 +130,13 @@ async fn a_message_redriven_elsewhere_keeps_its_route() {
     running.stop().await;
     let other = server.new_queue("repaired", QueueKind::Classic).await;
     let store = Arc::new(stage.store().await);
-    assert_eq!(redrive(&stage, Redrive::new(store).to(other.name())).await, 1);
+    assert_eq!(
+        redrive(&stage, Redrive::new(store).to(other.name())).await,
+        1
+    );
     let book = Book::new();
-    let source = oncegate::amqp::AmqpSource::new(stage.uri.as_str(), other.name()).routes_from_headers();
+    let source =
+        oncegate::amqp::AmqpSource::new(stage.uri.as_str(), other.name()).routes_from_headers();
     let first_route = stage.queue.name().to_owned();
     let running = stage
         .start_with(source, Clerk::new(), |consumer| {

@@ -29,18 +29,23 @@ async fn nothing_is_lost_when_the_broker_is_killed() {
         let running = stage.start(clerk.clone()).await;
         clerk.book.until_count("start", 8).await;
         server.kill();
-        running.until_health("not ready", |health| fails(health, "receive").is_some()).await;
+        running
+            .until_health("not ready", |health| fails(health, "receive").is_some())
+            .await;
         clerk.open();
         server.start_again().await;
         running.watched.until("acks", MESSAGES.into()).await;
-        running.until_health("ready", |health| health.is_ready()).await;
+        running
+            .until_health("ready", |health| health.is_ready())
+            .await;
         running.stop().await;
         clerk.book.charged_once(MESSAGES);
         assert_eq!(stage.queue.ready().await, 0, "{kind:?}");
     }
 }
 
-/// Two nodes, each of which takes the other for dead: a quorum queue has no majority, and goes on when they meet again.
+/// Two nodes, each of which takes the other for dead: a quorum queue has no majority, and goes on
+/// when they meet again.
 // invariant: queue-message-lost
 #[tokio::test(flavor = "multi_thread")]
 async fn nothing_is_lost_when_the_nodes_of_a_cluster_are_parted() {
@@ -60,7 +65,9 @@ async fn nothing_is_lost_when_the_nodes_of_a_cluster_are_parted() {
         clerk.book.until_count("charge", 8).await;
         first.rejoin(&second).await;
         running.watched.until("acks", MESSAGES.into()).await;
-        running.until_health("ready", |health| health.is_ready()).await;
+        running
+            .until_health("ready", |health| health.is_ready())
+            .await;
         running.stop().await;
         clerk.book.charged_once(MESSAGES);
         stage.queue.until_ready(0).await;
@@ -75,14 +82,19 @@ async fn a_broker_that_is_away_at_the_start_is_waited_for() {
     server.kill();
     let clerk = Clerk::new();
     let running = stage.start(clerk.clone()).await;
-    running.until_health("a reason at the start", |health| fails(health, "open").is_some()).await;
+    running
+        .until_health("a reason at the start", |health| {
+            fails(health, "open").is_some()
+        })
+        .await;
     server.start_again().await;
     running.watched.until("acks", 1).await;
     running.stop().await;
     clerk.book.charged_once(1);
 }
 
-/// A broker that is short of memory reads nothing from connections that publish, and goes on with acks.
+/// A broker that is short of memory reads nothing from connections that publish, and goes on with
+/// acks.
 // invariant: ack-before-completed
 #[tokio::test(flavor = "multi_thread")]
 async fn acks_continue_during_an_alarm_of_the_broker() {
@@ -90,15 +102,22 @@ async fn acks_continue_during_an_alarm_of_the_broker() {
     let stage = Stage::on(&server, QueueKind::Quorum).await;
     let clerk = Clerk::waiting();
     let running = stage.start(clerk.clone()).await;
-    stage.queue.send([body(1), "no json".to_owned(), body(2)]).await;
+    stage
+        .queue
+        .send([body(1), "no json".to_owned(), body(2)])
+        .await;
     clerk.book.until_count("start", 2).await;
     stage.dead.until_ready(1).await;
     running.watched.until("acks", 1).await;
     // The connection that publishes is blocked at its next message.
-    server.control(&["set_vm_memory_high_watermark", "absolute", "1MB"]).await;
+    server
+        .control(&["set_vm_memory_high_watermark", "absolute", "1MB"])
+        .await;
     clerk.open();
     running.watched.until("acks", 3).await;
-    server.control(&["set_vm_memory_high_watermark", "absolute", "512MB"]).await;
+    server
+        .control(&["set_vm_memory_high_watermark", "absolute", "512MB"])
+        .await;
     running.stop().await;
     clerk.book.charged_once(2);
 }
@@ -112,12 +131,22 @@ async fn dead_letters_wait_for_the_end_of_an_alarm() {
     let running = stage.start(Refusing(clerk.clone())).await;
     stage.send([1, 2]).await;
     clerk.book.until_count("start", 2).await;
-    server.control(&["set_vm_memory_high_watermark", "absolute", "1MB"]).await;
+    server
+        .control(&["set_vm_memory_high_watermark", "absolute", "1MB"])
+        .await;
     clerk.open();
-    let said = running.until_failure("dead_letter", "short of memory or disk").await;
+    let said = running
+        .until_failure("dead_letter", "short of memory or disk")
+        .await;
     assert!(said.contains("check_local_alarms"), "{said}");
-    assert_eq!(running.watched.total("acks"), 0, "no ack without a dead letter");
-    server.control(&["set_vm_memory_high_watermark", "absolute", "512MB"]).await;
+    assert_eq!(
+        running.watched.total("acks"),
+        0,
+        "no ack without a dead letter"
+    );
+    server
+        .control(&["set_vm_memory_high_watermark", "absolute", "512MB"])
+        .await;
     running.watched.until("acks", 2).await;
     running.stop().await;
     // A letter whose confirmation was lost with its connection is written again.

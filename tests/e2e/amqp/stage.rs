@@ -1,4 +1,5 @@
-//! What these tests stand on: a queue, a store, consumers, and witnesses of what their handlers did.
+//! What these tests stand on: a queue, a store, consumers, and witnesses of what their handlers
+//! did.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -34,7 +35,13 @@ impl Stage {
 
     pub(crate) async fn of(server: &RabbitMq, queue: RabbitQueue) -> Self {
         let dead = server.new_queue("dead", QueueKind::Quorum).await;
-        Self { queue, dead, uri: server.uri(), redis: Redis::shared().await, scope: unique("amqp") }
+        Self {
+            queue,
+            dead,
+            uri: server.uri(),
+            redis: Redis::shared().await,
+            scope: unique("amqp"),
+        }
     }
 
     pub(crate) async fn send(&self, ids: impl IntoIterator<Item = u32, IntoIter: Send> + Send) {
@@ -50,7 +57,8 @@ impl Stage {
     }
 
     pub(crate) async fn start(&self, handler: impl Handler) -> Running {
-        self.start_with(self.source(), handler, |consumer| consumer).await
+        self.start_with(self.source(), handler, |consumer| consumer)
+            .await
     }
 
     /// A consumer of this source, with further settings.
@@ -61,18 +69,27 @@ impl Stage {
         tune: impl FnOnce(Consumer) -> Consumer,
     ) -> Running {
         let watched = Watched::new();
-        let gate = Gate::new(self.scope.as_str(), Key::json(["id"]), self.store().await).lease(LEASE);
+        let gate =
+            Gate::new(self.scope.as_str(), Key::json(["id"]), self.store().await).lease(LEASE);
         let dead_letters = source.dead_letters(self.dead.name());
         let consumer = Consumer::new(source, gate, handler)
             .dead_letters(dead_letters)
             .max_attempts(MAX_ATTEMPTS)
-            .backoff(Backoff::new(Duration::from_millis(20), Duration::from_millis(100)))
+            .backoff(Backoff::new(
+                Duration::from_millis(20),
+                Duration::from_millis(100),
+            ))
             .observer(Arc::clone(&watched) as _);
         let consumer = tune(consumer);
         let monitor = consumer.monitor();
         let (stop, stopped) = oneshot::channel();
         let ended = tokio::spawn(consumer.run_until(async { _ = stopped.await }));
-        Running { watched, monitor, stop, ended }
+        Running {
+            watched,
+            monitor,
+            stop,
+            ended,
+        }
     }
 }
 
@@ -91,7 +108,10 @@ impl Running {
 
     pub(crate) async fn stop(self) -> Arc<Watched> {
         self.stop.send(()).expect("it runs");
-        self.ended.await.expect("it does not panic").expect("it ends well");
+        self.ended
+            .await
+            .expect("it does not panic")
+            .expect("it ends well");
         self.watched
     }
 
@@ -99,7 +119,9 @@ impl Running {
     pub(crate) async fn fails(self) -> String {
         // Dropping this end asks the consumer to stop.
         let _stop = self.stop;
-        let ended = tokio::time::timeout(LIMIT, self.ended).await.expect("it ends in time");
+        let ended = tokio::time::timeout(LIMIT, self.ended)
+            .await
+            .expect("it ends in time");
         let error = ended.expect("it does not panic").expect_err("it fails");
         format!("{error:#?} {error}")
     }
@@ -112,7 +134,11 @@ impl Running {
         until(what, LIMIT, async || {
             let status = self.monitor.status();
             let health = Health::of(&status);
-            if so(&health) { Ok(health) } else { Err(format!("{health}: {status:?}")) }
+            if so(&health) {
+                Ok(health)
+            } else {
+                Err(format!("{health}: {status:?}"))
+            }
         })
         .await
     }
@@ -134,7 +160,9 @@ impl Running {
 /// The error of the operation that stops deliveries.
 pub(crate) fn fails(health: &Health, wanted: &str) -> Option<String> {
     health.reasons().iter().find_map(|reason| match reason {
-        Reason::SourceFails { operation, error, .. } if operation == wanted => Some(error.clone()),
+        Reason::SourceFails {
+            operation, error, ..
+        } if operation == wanted => Some(error.clone()),
         _ => None,
     })
 }
@@ -166,26 +194,44 @@ impl Book {
 
     /// How many lines begin with this word.
     pub(crate) fn count(&self, word: &str) -> usize {
-        self.0.borrow().iter().filter(|line| line.starts_with(word)).count()
+        self.0
+            .borrow()
+            .iter()
+            .filter(|line| line.starts_with(word))
+            .count()
     }
 
     pub(crate) async fn until_count(&self, word: &str, count: usize) {
         let mut lines = self.0.subscribe();
-        let reached =
-            lines.wait_for(|lines| lines.iter().filter(|line| line.starts_with(word)).count() >= count);
+        let reached = lines
+            .wait_for(|lines| lines.iter().filter(|line| line.starts_with(word)).count() >= count);
         let reached = tokio::time::timeout(LIMIT, reached).await.is_ok();
-        assert!(reached, "not {count} times `{word}` after {LIMIT:?}: {:?}", self.0.borrow());
+        assert!(
+            reached,
+            "not {count} times `{word}` after {LIMIT:?}: {:?}",
+            self.0.borrow()
+        );
     }
 
     /// The charges, in order.
     pub(crate) fn charges(&self) -> Vec<String> {
-        self.0.borrow().iter().filter(|line| line.starts_with("charge ")).cloned().collect()
+        self.0
+            .borrow()
+            .iter()
+            .filter(|line| line.starts_with("charge "))
+            .cloned()
+            .collect()
     }
 
     /// Requires that each of so many orders was charged once.
     pub(crate) fn charged_once(&self, orders: u32) {
         let mut charges = BTreeMap::<String, usize>::new();
-        for line in self.0.borrow().iter().filter(|line| line.starts_with("charge ")) {
+        for line in self
+            .0
+            .borrow()
+            .iter()
+            .filter(|line| line.starts_with("charge "))
+        {
             *charges.entry(line.clone()).or_default() += 1;
         }
         assert_eq!(charges.len(), orders as usize, "none is lost");
@@ -205,17 +251,27 @@ pub(crate) struct Clerk {
 
 impl Clerk {
     pub(crate) fn new() -> Self {
-        Self { book: Book::new(), valve: None, is_stubborn: false }
+        Self {
+            book: Book::new(),
+            valve: None,
+            is_stubborn: false,
+        }
     }
 
     /// One whose runs wait until [`Clerk::open`].
     pub(crate) fn waiting() -> Self {
-        Self { valve: Some(Arc::new(Semaphore::new(0))), ..Self::new() }
+        Self {
+            valve: Some(Arc::new(Semaphore::new(0))),
+            ..Self::new()
+        }
     }
 
     /// The same, with runs that go on when they are cancelled.
     pub(crate) fn stubborn() -> Self {
-        Self { is_stubborn: true, ..Self::waiting() }
+        Self {
+            is_stubborn: true,
+            ..Self::waiting()
+        }
     }
 
     pub(crate) fn open(&self) {

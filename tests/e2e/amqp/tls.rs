@@ -31,16 +31,33 @@ async fn a_broker_is_reached_by_tls_and_verified() {
     };
 
     let clerk = Clerk::new();
-    let running = stage.start_with(source(uri("localhost")), clerk.clone(), |consumer| consumer).await;
-    stage.queue.send([r#"{"id":1}"#.to_owned(), "no json".to_owned()]).await;
+    let running = stage
+        .start_with(source(uri("localhost")), clerk.clone(), |consumer| consumer)
+        .await;
+    stage
+        .queue
+        .send([r#"{"id":1}"#.to_owned(), "no json".to_owned()])
+        .await;
     running.watched.until("acks", 2).await;
     running.stop().await;
     clerk.book.charged_once(1);
-    assert_eq!(stage.dead.ready().await, 1, "dead letters take the same way");
+    assert_eq!(
+        stage.dead.ready().await,
+        1,
+        "dead letters take the same way"
+    );
 
-    let untrusted = source(uri("localhost")).tls_root(String::from_utf8(strange.authority()).unwrap());
+    let untrusted =
+        source(uri("localhost")).tls_root(String::from_utf8(strange.authority()).unwrap());
     for refused in [untrusted, source(uri("127.0.0.1"))] {
-        let error = stage.start_with(refused, Clerk::new(), |consumer| consumer).await.fails().await;
-        assert!(error.contains("TLS to the broker failed") && error.contains("tls_root"), "{error}");
+        let error = stage
+            .start_with(refused, Clerk::new(), |consumer| consumer)
+            .await
+            .fails()
+            .await;
+        assert!(
+            error.contains("TLS to the broker failed") && error.contains("tls_root"),
+            "{error}"
+        );
     }
 }

@@ -1,4 +1,5 @@
-//! Messages that no key can be made of: each reaches the dead letters with its bytes and the reason.
+//! Messages that no key can be made of: each reaches the dead letters with its bytes and the
+//! reason.
 
 use std::sync::Arc;
 
@@ -33,8 +34,10 @@ fn bad() -> Vec<(Option<Vec<u8>>, &'static str)> {
 
 fn header<'a>(letter: &'a OwnedMessage, name: &str) -> &'a str {
     let headers = letter.headers().expect("a dead letter has headers");
-    let found =
-        headers.iter().find(|header| header.key == name).unwrap_or_else(|| panic!("no header {name}"));
+    let found = headers
+        .iter()
+        .find(|header| header.key == name)
+        .unwrap_or_else(|| panic!("no header {name}"));
     std::str::from_utf8(found.value.expect("a value")).expect("text")
 }
 
@@ -42,12 +45,23 @@ fn header<'a>(letter: &'a OwnedMessage, name: &str) -> &'a str {
 #[tokio::test(flavor = "multi_thread")]
 async fn bad_messages_reach_the_dead_letters_and_good_ones_do_not() {
     let (kafka, redis) = (Kafka::shared().await, Redis::shared().await);
-    let (topic, dead) = (kafka.new_topic("bad", 2).await, kafka.new_topic("dead", 1).await);
+    let (topic, dead) = (
+        kafka.new_topic("bad", 2).await,
+        kafka.new_topic("dead", 1).await,
+    );
     let mut records: Vec<Record> = Vec::new();
     for (n, (payload, _)) in bad().into_iter().enumerate() {
         let record = payload.map_or_else(Record::tombstone, Record::new);
-        records.push(record.key(format!("bad-{n}")).header("kept", [0xff, 0x00, n.try_into().unwrap()]));
-        records.push(Record::new(format!(r#"{{"id":{n}}}"#)).key("good").header("trace", [0xff, 0xfe]));
+        records.push(
+            record
+                .key(format!("bad-{n}"))
+                .header("kept", [0xff, 0x00, n.try_into().unwrap()]),
+        );
+        records.push(
+            Record::new(format!(r#"{{"id":{n}}}"#))
+                .key("good")
+                .header("trace", [0xff, 0xfe]),
+        );
     }
     let large = format!(r#"{{"id":"large","filler":"{}"}}"#, "x".repeat(1 << 20));
     records.push(Record::new(large).key("large"));
@@ -68,18 +82,37 @@ async fn bad_messages_reach_the_dead_letters_and_good_ones_do_not() {
     stop.send(()).unwrap();
     running.await.unwrap().unwrap();
 
-    assert_eq!(watched.get("handler_runs", "succeeded"), bad().len() as u64 + 1, "every good message ran");
+    assert_eq!(
+        watched.get("handler_runs", "succeeded"),
+        bad().len() as u64 + 1,
+        "every good message ran"
+    );
     let letters = kafka.read_all(&dead).await;
     assert_eq!(letters.len(), bad().len());
     for (n, (payload, names)) in bad().into_iter().enumerate() {
         let key = format!("bad-{n}");
-        let letter = letters.iter().find(|letter| letter.key() == Some(key.as_bytes())).expect("its letter");
-        assert_eq!(letter.payload(), payload.as_deref(), "the bytes are untouched");
+        let letter = letters
+            .iter()
+            .find(|letter| letter.key() == Some(key.as_bytes()))
+            .expect("its letter");
+        assert_eq!(
+            letter.payload(),
+            payload.as_deref(),
+            "the bytes are untouched"
+        );
         assert_eq!(header(letter, "oncegate-cause"), "bad_key");
         assert_eq!(header(letter, "oncegate-origin-topic"), topic);
         let reason = header(letter, "oncegate-reason");
-        assert!(reason.contains(names), "{key}: {reason:?} should name {names:?}");
-        let kept = letter.headers().unwrap().iter().find(|header| header.key == "kept").unwrap();
+        assert!(
+            reason.contains(names),
+            "{key}: {reason:?} should name {names:?}"
+        );
+        let kept = letter
+            .headers()
+            .unwrap()
+            .iter()
+            .find(|header| header.key == "kept")
+            .unwrap();
         assert_eq!(
             kept.value,
             Some([0xff, 0x00, u8::try_from(n).unwrap()].as_slice()),

@@ -8,8 +8,8 @@ use oncegate::kafka::KafkaSource;
 use oncegate::postgres::PostgresStore;
 use oncegate::redis::RedisStore;
 use oncegate::{
-    BatchHandler, BatchLimits, BatchMessage, Batched, Completing, Consumer, Counters, Failure, Gate, Key,
-    Observer, Ordering,
+    BatchHandler, BatchLimits, BatchMessage, Batched, Completing, Consumer, Counters, Failure,
+    Gate, Key, Observer, Ordering,
 };
 use oncegate_testkit::{Kafka, Postgres, Record, Redis, RedisServer, unique};
 use tokio::sync::watch;
@@ -26,7 +26,10 @@ struct Acks {
 
 impl Acks {
     fn new() -> Arc<Self> {
-        Arc::new(Self { counters: Counters::default(), acked: watch::channel(0).0 })
+        Arc::new(Self {
+            counters: Counters::default(),
+            acked: watch::channel(0).0,
+        })
     }
 
     async fn until(self: Arc<Self>, messages: u64) {
@@ -60,40 +63,61 @@ impl BatchHandler for Table {
     type Output = u64;
 
     async fn handle(&self, batch: &[BatchMessage]) -> Result<Vec<Result<u64, Failure>>, Failure> {
-        let orders: Vec<Order> = batch.iter().map(|one| one.message().json()).collect::<Result<_, _>>()?;
+        let orders: Vec<Order> = batch
+            .iter()
+            .map(|one| one.message().json())
+            .collect::<Result<_, _>>()?;
         if orders.iter().any(|order| order.id == POISON) {
             return Err(Failure::permanent("a constraint is violated"));
         }
         let mut rows = self.0.lock().unwrap();
-        orders.iter().for_each(|order| *rows.entry(order.id).or_default() += 1);
+        orders
+            .iter()
+            .for_each(|order| *rows.entry(order.id).or_default() += 1);
         Ok(orders.into_iter().map(|order| Ok(order.id)).collect())
     }
 }
 
 async fn produce(kafka: &Kafka, topic: &str, orders: impl IntoIterator<Item = u64>) {
     let record = |id: u64| Record::new(format!(r#"{{"id":{id}}}"#)).key(id.to_string());
-    kafka.produce(topic, orders.into_iter().map(record).collect::<Vec<Record>>()).await;
+    kafka
+        .produce(
+            topic,
+            orders.into_iter().map(record).collect::<Vec<Record>>(),
+        )
+        .await;
 }
 
-/// How often the server was asked for something: pieces read from its sockets, and calls of scripts. What a script calls
-/// counts as commands of its own, so plain commands are not counted.
+/// How often the server was asked for something: pieces read from its sockets, and calls of
+/// scripts. What a script calls counts as commands of its own, so plain commands are not counted.
 async fn asked(redis: &Redis) -> (u64, u64) {
     let number = |text: &str, before: &str| {
-        let found = text.split(before).nth(1).and_then(|rest| rest.split([',', '\r', '\n']).next());
+        let found = text
+            .split(before)
+            .nth(1)
+            .and_then(|rest| rest.split([',', '\r', '\n']).next());
         found.map_or(0, |digits| digits.parse::<u64>().unwrap())
     };
     let (stats, commands) = (redis.info("stats").await, redis.info("commandstats").await);
-    (number(&stats, "total_reads_processed:"), number(&commands, "cmdstat_evalsha:calls="))
+    (
+        number(&stats, "total_reads_processed:"),
+        number(&commands, "cmdstat_evalsha:calls="),
+    )
 }
 
-/// Claims and completions of a batch travel together. The store halves what waits for its connection, so that the
-/// server works on one half while the other is prepared: a few pipelines for each, and not one for each message.
+/// Claims and completions of a batch travel together. The store halves what waits for its
+/// connection, so that the server works on one half while the other is prepared: a few pipelines
+/// for each, and not one for each message.
 #[tokio::test]
 async fn the_claims_of_a_batch_travel_together_and_so_do_its_completions() {
     const BATCHES: u64 = 10;
     const BATCH: u64 = 100;
     let (kafka, redis) = (Kafka::shared().await, RedisServer::start().await);
-    let (topic, acks, table) = (kafka.new_topic("batches", 1).await, Acks::new(), Table::default());
+    let (topic, acks, table) = (
+        kafka.new_topic("batches", 1).await,
+        Acks::new(),
+        Table::default(),
+    );
     produce(&kafka, &topic, (0..BATCHES * BATCH).map(|id| id + 100)).await;
     let store = RedisStore::connect(redis.url()).await.unwrap();
     let source = KafkaSource::new(kafka.bootstrap(), unique("batches"), [topic.as_str()]);
@@ -105,15 +129,29 @@ async fn the_claims_of_a_batch_travel_together_and_so_do_its_completions() {
         .concurrency(1)
         .observer(Arc::clone(&acks) as _);
     let consumed = consumer.run_until(Arc::clone(&acks).until(BATCHES * BATCH));
-    tokio::time::timeout(LIMIT, consumed).await.expect("it ends in time").unwrap();
+    tokio::time::timeout(LIMIT, consumed)
+        .await
+        .expect("it ends in time")
+        .unwrap();
     let after = asked(&redis).await;
-    assert_eq!(acks.counters.get("batch_calls", "gathered"), BATCHES, "each batch was full");
+    assert_eq!(
+        acks.counters.get("batch_calls", "gathered"),
+        BATCHES,
+        "each batch was full"
+    );
     assert_eq!(table.0.lock().unwrap().len() as u64, BATCHES * BATCH);
     let (reads, scripts) = (after.0 - before.0, after.1 - before.1);
     println!("{reads} reads and {scripts} calls of scripts for {BATCHES} batches of {BATCH}");
-    // One by one there would be two of each for each message. Heartbeats and the watch for losses are in it, too.
-    assert!(scripts <= BATCHES * BATCH / 2, "{scripts} calls for {BATCHES} batches");
-    assert!(reads <= BATCHES * BATCH / 2, "{reads} reads for {BATCHES} batches");
+    // One by one there would be two of each for each message. Heartbeats and the watch for losses
+    // are in it, too.
+    assert!(
+        scripts <= BATCHES * BATCH / 2,
+        "{scripts} calls for {BATCHES} batches"
+    );
+    assert!(
+        reads <= BATCHES * BATCH / 2,
+        "{reads} reads for {BATCHES} batches"
+    );
 }
 
 // invariant: batch-order
@@ -122,7 +160,10 @@ async fn the_claims_of_a_batch_travel_together_and_so_do_its_completions() {
 async fn two_workers_with_the_same_keys_and_a_bad_order_write_each_order_once() {
     const ORDERS: u64 = 3_000;
     let (kafka, redis) = (Kafka::shared().await, Redis::shared().await);
-    let (topic, dead) = (kafka.new_topic("batches", 4).await, kafka.new_topic("batches-dead", 1).await);
+    let (topic, dead) = (
+        kafka.new_topic("batches", 4).await,
+        kafka.new_topic("batches-dead", 1).await,
+    );
     produce(&kafka, &topic, (0..ORDERS).chain(0..ORDERS)).await;
     let (scope, table) = (unique("batches"), Table::default());
     let work = async || {
@@ -138,20 +179,39 @@ async fn two_workers_with_the_same_keys_and_a_bad_order_write_each_order_once() 
             .dead_letters(dead_letters)
             .observer(Arc::clone(&acks) as _);
         let consumed = consumer.run_until(Arc::clone(&acks).until(ORDERS * 2));
-        tokio::time::timeout(LIMIT, consumed).await.expect("it ends in time").unwrap();
+        tokio::time::timeout(LIMIT, consumed)
+            .await
+            .expect("it ends in time")
+            .unwrap();
         acks
     };
     let (one, other) = tokio::join!(work(), work());
     let rows = table.0.lock().unwrap().clone();
-    let expected: BTreeMap<u64, u64> = (0..ORDERS).filter(|id| *id != POISON).map(|id| (id, 1)).collect();
+    let expected: BTreeMap<u64, u64> = (0..ORDERS)
+        .filter(|id| *id != POISON)
+        .map(|id| (id, 1))
+        .collect();
     assert_eq!(rows, expected, "each order once, and not the bad one");
     let total = |name| one.counters.total(name) + other.counters.total(name);
-    // A worker that finds the order given up, and its dead letter not yet confirmed, writes it as well.
-    assert!((1..=4).contains(&total("dead_letters")), "{} dead letters", total("dead_letters"));
+    // A worker that finds the order given up, and its dead letter not yet confirmed, writes it as
+    // well.
+    assert!(
+        (1..=4).contains(&total("dead_letters")),
+        "{} dead letters",
+        total("dead_letters")
+    );
     assert_eq!(total("completions"), ORDERS - 1);
-    let split = one.counters.get("batch_calls", "split") + other.counters.get("batch_calls", "split");
-    assert!((1..=14).contains(&split), "{split} calls to find the bad one");
-    assert_eq!(total("retries"), 0, "no order was tried again because of it");
+    let split =
+        one.counters.get("batch_calls", "split") + other.counters.get("batch_calls", "split");
+    assert!(
+        (1..=14).contains(&split),
+        "{split} calls to find the bad one"
+    );
+    assert_eq!(
+        total("retries"),
+        0,
+        "no order was tried again because of it"
+    );
 }
 
 /// Writes a batch in one statement, and completes all its messages in the same transaction.
@@ -165,24 +225,36 @@ impl BatchHandler for InOneTransaction {
     type Output = ();
 
     async fn handle(&self, batch: &[BatchMessage]) -> Result<Vec<Result<(), Failure>>, Failure> {
-        let (mut client, connection) = tokio_postgres::connect(&self.url, tokio_postgres::NoTls).await?;
+        let (mut client, connection) =
+            tokio_postgres::connect(&self.url, tokio_postgres::NoTls).await?;
         // It ends with its client, which gets its errors.
         let connection = tokio::spawn(connection);
         let transaction = client.transaction().await?;
-        let ids = batch.iter().map(|one| Ok(i64::try_from(one.message().json::<Order>()?.id)?));
+        let ids = batch
+            .iter()
+            .map(|one| Ok(i64::try_from(one.message().json::<Order>()?.id)?));
         let ids: Vec<i64> = ids.collect::<Result<_, Failure>>()?;
-        let insert = format!("INSERT INTO {} (id) SELECT * FROM unnest($1::bigint[])", self.table);
+        let insert = format!(
+            "INSERT INTO {} (id) SELECT * FROM unnest($1::bigint[])",
+            self.table
+        );
         transaction.execute(&insert, &[&ids]).await?;
         // In the order in which the store locks records.
-        let mut completions: Vec<Completing> =
-            batch.iter().map(|one| one.attempt().completing(&())).collect();
+        let mut completions: Vec<Completing> = batch
+            .iter()
+            .map(|one| one.attempt().completing(&()))
+            .collect();
         completions.sort_by(|one, other| one.key().as_str().cmp(other.key().as_str()));
         for completing in &completions {
             let retention_ms = i64::try_from(completing.retention().as_millis())?;
             let (key, token) = (completing.key().as_str(), completing.token());
             let (token, result) = (token.as_bytes().as_slice(), completing.result().as_ref());
             let complete = PostgresStore::complete_sql();
-            if transaction.execute(complete, &[&key, &token, &result, &retention_ms]).await? != 1 {
+            if transaction
+                .execute(complete, &[&key, &token, &result, &retention_ms])
+                .await?
+                != 1
+            {
                 return Err("a record is not this attempt's".into());
             }
         }
@@ -196,10 +268,14 @@ impl BatchHandler for InOneTransaction {
 
 // invariant: second-committed-effect
 #[tokio::test]
-async fn a_batch_commits_its_rows_and_its_completions_together_and_a_bad_row_rolls_back_its_part_alone() {
+async fn a_batch_commits_its_rows_and_its_completions_together_and_a_bad_row_rolls_back_its_part_alone()
+ {
     const ORDERS: u64 = 400;
     let (kafka, postgres) = (Kafka::shared().await, Postgres::shared().await);
-    let (topic, dead) = (kafka.new_topic("batches", 2).await, kafka.new_topic("batches-dead", 1).await);
+    let (topic, dead) = (
+        kafka.new_topic("batches", 2).await,
+        kafka.new_topic("batches-dead", 1).await,
+    );
     produce(&kafka, &topic, (0..ORDERS).chain(0..ORDERS)).await;
     let table = unique("batches").replace('-', "_");
     let admin = postgres.connection().await;
@@ -225,13 +301,23 @@ async fn a_batch_commits_its_rows_and_its_completions_together_and_a_bad_row_rol
         .dead_letters(dead_letters)
         .observer(Arc::clone(&acks) as _);
     let consumed = consumer.run_until(Arc::clone(&acks).until(ORDERS * 2));
-    tokio::time::timeout(LIMIT, consumed).await.expect("it ends in time").unwrap();
+    tokio::time::timeout(LIMIT, consumed)
+        .await
+        .expect("it ends in time")
+        .unwrap();
     let count = format!("SELECT count(*), count(DISTINCT id) FROM {table}");
     let row = admin.query_one(&count, &[]).await.unwrap();
     let expected = i64::try_from(ORDERS - 1).unwrap();
-    assert_eq!((row.get::<_, i64>(0), row.get::<_, i64>(1)), (expected, expected), "each order once");
+    assert_eq!(
+        (row.get::<_, i64>(0), row.get::<_, i64>(1)),
+        (expected, expected),
+        "each order once"
+    );
     assert_eq!(acks.counters.total("dead_letters"), 1);
     let commits = *commits.lock().unwrap();
     println!("{commits} transactions for {expected} orders");
-    assert!(commits < ORDERS / 4, "{commits} transactions for {ORDERS} orders");
+    assert!(
+        commits < ORDERS / 4,
+        "{commits} transactions for {ORDERS} orders"
+    );
 }

@@ -1,4 +1,5 @@
-//! The mark of an open circuit breaker in real stores: a restart in an outage finds it, and a success removes it.
+//! The mark of an open circuit breaker in real stores: a restart in an outage finds it, and a
+//! success removes it.
 
 #[path = "../../../crates/oncegate-runtime/tests/runtime/list.rs"]
 #[allow(dead_code, reason = "its other users need more of it")]
@@ -23,21 +24,38 @@ const MESSAGES: usize = 60;
 const RESTARTS: usize = 4;
 
 async fn is_marked(store: &dyn Store, scope: &Scope) -> bool {
-    let text = store.descriptor(scope).await.unwrap().expect("a consumer has opened the scope");
+    let text = store
+        .descriptor(scope)
+        .await
+        .unwrap()
+        .expect("a consumer has opened the scope");
     ScopeDescriptor::parse(scope, &text).unwrap().breaker_open
 }
 
 /// Each process is given the same messages and opens the store anew.
 async fn survives_restarts(open: impl AsyncFn() -> Arc<dyn Store>) {
     let scope = Scope::new(unique("breaker")).unwrap();
-    let (letters, attempts) = (Arc::new(Letters::default()), Arc::new(Mutex::new(BTreeMap::new())));
+    let (letters, attempts) = (
+        Arc::new(Letters::default()),
+        Arc::new(Mutex::new(BTreeMap::new())),
+    );
     for process in 0..=RESTARTS {
         let (is_up, seen) = (process == RESTARTS, Arc::clone(&attempts));
         let handler = move |_: Message, attempt: Attempt| {
             if is_up {
-                *seen.lock().unwrap().entry(attempt.number()).or_insert(0_usize) += 1;
+                *seen
+                    .lock()
+                    .unwrap()
+                    .entry(attempt.number())
+                    .or_insert(0_usize) += 1;
             }
-            async move { if is_up { Ok(()) } else { Err(Failure::retry("it is down")) } }
+            async move {
+                if is_up {
+                    Ok(())
+                } else {
+                    Err(Failure::retry("it is down"))
+                }
+            }
         };
         let (store, watched) = (open().await, Watched::new());
         let payments = (0..MESSAGES).map(|id| ("", format!(r#"{{"id":{id}}}"#)));
@@ -47,7 +65,10 @@ async fn survives_restarts(open: impl AsyncFn() -> Arc<dyn Store>) {
         let consumer = Consumer::new(Listed(Arc::clone(&list)), gate, handler)
             .dead_letters(Arc::clone(&letters))
             .max_attempts(3)
-            .breaker(Breaker { pause: quick, ..Breaker::default() })
+            .breaker(Breaker {
+                pause: quick,
+                ..Breaker::default()
+            })
             .observer(Arc::clone(&watched) as _);
         let so_far = async {
             if is_up {
@@ -59,21 +80,33 @@ async fn survives_restarts(open: impl AsyncFn() -> Arc<dyn Store>) {
         };
         consumer.run_until(so_far).await.unwrap();
         let opened = watched.get("breaker_changes", "open");
-        assert!(opened >= 1, "process {process} has not found the mark, or has never opened its breaker");
-        assert_eq!(is_marked(&*store, &scope).await, !is_up, "process {process}");
+        assert!(
+            opened >= 1,
+            "process {process} has not found the mark, or has never opened its breaker"
+        );
+        assert_eq!(
+            is_marked(&*store, &scope).await,
+            !is_up,
+            "process {process}"
+        );
     }
     assert_eq!(letters.causes(), [""; 0]);
     let attempts = attempts.lock().unwrap();
     assert!(attempts.keys().all(|attempt| *attempt <= 2), "{attempts:?}");
-    assert!(attempts[&2] < 20, "only failures before the first opening count: {attempts:?}");
+    assert!(
+        attempts[&2] < 20,
+        "only failures before the first opening count: {attempts:?}"
+    );
 }
 
 // invariant: restarts-in-an-outage
 #[tokio::test(flavor = "multi_thread")]
 async fn restarts_in_an_outage_cost_no_attempts_with_redis() {
     let redis = Redis::shared().await;
-    survives_restarts(async || Arc::new(RedisStore::connect(redis.url()).await.unwrap()) as Arc<dyn Store>)
-        .await;
+    survives_restarts(async || {
+        Arc::new(RedisStore::connect(redis.url()).await.unwrap()) as Arc<dyn Store>
+    })
+    .await;
 }
 
 // invariant: restarts-in-an-outage
@@ -93,5 +126,6 @@ async fn restarts_in_an_outage_cost_no_attempts_with_postgres() {
 async fn restarts_in_an_outage_cost_no_attempts_with_sqlite() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("oncegate.db");
-    survives_restarts(async || Arc::new(SqliteStore::open(&path).await.unwrap()) as Arc<dyn Store>).await;
+    survives_restarts(async || Arc::new(SqliteStore::open(&path).await.unwrap()) as Arc<dyn Store>)
+        .await;
 }

@@ -9,7 +9,8 @@ use oncegate::health::Phase;
 use oncegate::kafka::KafkaSource;
 use oncegate::redis::RedisStore;
 use oncegate::{
-    Attempt, Backoff, BoxError, Consumer, ConsumerError, Failure, Gate, Handler, Key, Message, Ordering,
+    Attempt, Backoff, BoxError, Consumer, ConsumerError, Failure, Gate, Handler, Key, Message,
+    Ordering,
 };
 use oncegate_testkit::{Kafka, Record, Redis, Watched, unique, until};
 use rdkafka::Message as _;
@@ -42,13 +43,31 @@ struct Running {
 impl Stage {
     async fn with(payloads: impl IntoIterator<Item = String>) -> Self {
         let (kafka, redis) = (Kafka::shared().await, Redis::shared().await);
-        let (topic, dead) = (kafka.new_topic("handlers", 1).await, kafka.new_topic("dead", 1).await);
-        kafka.produce(&topic, payloads.into_iter().map(Record::new).collect::<Vec<Record>>()).await;
-        Self { kafka, redis, topic, dead, scope: unique("handlers") }
+        let (topic, dead) = (
+            kafka.new_topic("handlers", 1).await,
+            kafka.new_topic("dead", 1).await,
+        );
+        kafka
+            .produce(
+                &topic,
+                payloads
+                    .into_iter()
+                    .map(Record::new)
+                    .collect::<Vec<Record>>(),
+            )
+            .await;
+        Self {
+            kafka,
+            redis,
+            topic,
+            dead,
+            scope: unique("handlers"),
+        }
     }
 
     async fn start(&self, handler: impl Handler) -> Running {
-        self.start_as(handler, |gate| gate, |consumer| consumer).await
+        self.start_as(handler, |gate| gate, |consumer| consumer)
+            .await
     }
 
     /// The same with another gate and another consumer than usual.
@@ -61,13 +80,23 @@ impl Stage {
         let (group, watched) = (unique("handlers"), Watched::new());
         let store = RedisStore::connect(self.redis.url()).await.unwrap();
         let gate = Gate::new(self.scope.as_str(), Key::json(["id"]), store).lease(LEASE);
-        let source = KafkaSource::new(self.kafka.bootstrap(), group.as_str(), [self.topic.as_str()])
-            .commit_interval(Duration::from_millis(50));
+        let source = KafkaSource::new(
+            self.kafka.bootstrap(),
+            group.as_str(),
+            [self.topic.as_str()],
+        )
+        .commit_interval(Duration::from_millis(50));
         let consumer = Consumer::new(Arc::new(source), gate_as(gate), handler)
-            .dead_letters(oncegate::kafka::KafkaDeadLetters::new(self.kafka.bootstrap(), self.dead.as_str()))
+            .dead_letters(oncegate::kafka::KafkaDeadLetters::new(
+                self.kafka.bootstrap(),
+                self.dead.as_str(),
+            ))
             .max_attempts(3)
             .ordering(Ordering::Unordered)
-            .backoff(Backoff::new(Duration::from_millis(20), Duration::from_millis(100)))
+            .backoff(Backoff::new(
+                Duration::from_millis(20),
+                Duration::from_millis(100),
+            ))
             .stop_deadline(Duration::from_secs(5))
             // That all fail alike is what some of these tests are about.
             .without_breaker()
@@ -76,11 +105,21 @@ impl Stage {
         let monitor = consumer.monitor();
         let (stop, stopped) = oneshot::channel();
         let ended = tokio::spawn(consumer.run_until(async { _ = stopped.await }));
-        Running { group, watched, monitor, stop, ended }
+        Running {
+            group,
+            watched,
+            monitor,
+            stop,
+            ended,
+        }
     }
 
     async fn committed(&self, group: &str) -> Option<i64> {
-        self.kafka.committed_offsets(group, &self.topic).await.get(&0).copied()
+        self.kafka
+            .committed_offsets(group, &self.topic)
+            .await
+            .get(&0)
+            .copied()
     }
 
     /// The reasons in the dead letters.
@@ -88,7 +127,10 @@ impl Stage {
         let letters = self.kafka.read_all(&self.dead).await;
         let cause = |letter: &rdkafka::message::OwnedMessage| {
             let headers = letter.headers().expect("a dead letter has headers");
-            let header = headers.iter().find(|header| header.key == "oncegate-cause").expect("a cause");
+            let header = headers
+                .iter()
+                .find(|header| header.key == "oncegate-cause")
+                .expect("a cause");
             String::from_utf8(header.value.expect("a value").to_vec()).expect("text")
         };
         letters.iter().map(cause).collect()
@@ -98,7 +140,10 @@ impl Stage {
 impl Running {
     async fn stop(self) -> Arc<Watched> {
         self.stop.send(()).expect("it runs");
-        self.ended.await.expect("it does not panic").expect("it ends well");
+        self.ended
+            .await
+            .expect("it does not panic")
+            .expect("it ends well");
         self.watched
     }
 }
@@ -125,8 +170,17 @@ async fn a_handler_that_fails_once_runs_again() {
     let running = stage.start(handler).await;
     running.watched.until("acks", 20).await;
     let (group, watched) = (running.group.clone(), running.stop().await);
-    assert_eq!((watched.get("handler_runs", "failed"), watched.get("handler_runs", "succeeded")), (20, 20));
-    assert_eq!(watched.total("extra_runs") + watched.total("dead_letters"), 0);
+    assert_eq!(
+        (
+            watched.get("handler_runs", "failed"),
+            watched.get("handler_runs", "succeeded")
+        ),
+        (20, 20)
+    );
+    assert_eq!(
+        watched.total("extra_runs") + watched.total("dead_letters"),
+        0
+    );
     assert_eq!(stage.committed(&group).await, Some(20));
 }
 
@@ -140,14 +194,22 @@ async fn a_handler_that_always_fails_ends_with_the_dead_letters_and_stays_there(
     let running = stage.start(always).await;
     running.watched.until("acks", 3).await;
     let watched = running.stop().await;
-    assert_eq!(watched.get("handler_runs", "failed"), 3, "as many attempts as allowed");
+    assert_eq!(
+        watched.get("handler_runs", "failed"),
+        3,
+        "as many attempts as allowed"
+    );
     assert_eq!(stage.buried().await, ["attempts_used_up"]);
 
     let running = stage.start(always).await;
     running.watched.until("acks", 3).await;
     let watched = running.stop().await;
     assert_eq!(watched.total("handler_runs"), 0, "a replay runs nothing");
-    assert_eq!(stage.buried().await.len(), 1, "a replay buries nothing again");
+    assert_eq!(
+        stage.buried().await.len(),
+        1,
+        "a replay buries nothing again"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -174,19 +236,31 @@ async fn a_panic_is_a_failed_attempt() {
     let running = stage.start(handler).await;
     running.watched.until("acks", 2).await;
     let watched = running.stop().await;
-    assert_eq!((watched.get("handler_runs", "panicked"), watched.get("handler_runs", "succeeded")), (2, 2));
+    assert_eq!(
+        (
+            watched.get("handler_runs", "panicked"),
+            watched.get("handler_runs", "succeeded")
+        ),
+        (2, 2)
+    );
 }
 
 /// Two consumers of one scope: the one without the lease must not get it while the handler runs.
 async fn nobody_takes_over(handler: impl Handler + Clone, runs: Arc<AtomicU64>) {
     let stage = Stage::with(numbered(1)).await;
-    let (one, two) = (stage.start(handler.clone()).await, stage.start(handler).await);
+    let (one, two) = (
+        stage.start(handler.clone()).await,
+        stage.start(handler).await,
+    );
     one.watched.until("acks", 1).await;
     two.watched.until("acks", 1).await;
     let (one, two) = (one.stop().await, two.stop().await);
     assert_eq!(runs.load(Relaxed), 1, "the handler ran once");
     assert_eq!(one.total("extra_runs") + two.total("extra_runs"), 0);
-    assert!(one.get("claims", "busy") + two.get("claims", "busy") > 0, "the other one has asked meanwhile");
+    assert!(
+        one.get("claims", "busy") + two.get("claims", "busy") > 0,
+        "the other one has asked meanwhile"
+    );
 }
 
 // invariant: lease-lost-to-handler
@@ -237,10 +311,15 @@ async fn no_offset_is_committed_past_a_message_that_is_not_finished() {
     };
     let running = stage.start(handler).await;
     running.watched.until("acks", 49).await;
-    // Committed by time: wait until the first unfinished message is reached, and see that it is the end.
+    // Committed by time: wait until the first unfinished message is reached, and see that it is the
+    // end.
     committed_reaches(&stage, &running.group, 20).await.unwrap();
     let commits = running.watched.total("commits");
-    assert_eq!(stage.committed(&running.group).await, Some(20), "49 are finished, and 20 is not");
+    assert_eq!(
+        stage.committed(&running.group).await,
+        Some(20),
+        "49 are finished, and 20 is not"
+    );
     go_on.notify_one();
     running.watched.until("acks", 50).await;
     let group = running.group.clone();
@@ -278,12 +357,25 @@ async fn messages_and_tasks_that_handlers_leak_hold_up_nothing() {
             Ok(())
         }
     };
-    // The limit in flight is far below the leaked count: an ended message no longer counts, even if a handler keeps it.
-    let running = stage.start_as(handler, |gate| gate, |consumer| consumer.in_flight(16, 1 << 20)).await;
+    // The limit in flight is far below the leaked count: an ended message no longer counts, even if
+    // a handler keeps it.
+    let running = stage
+        .start_as(
+            handler,
+            |gate| gate,
+            |consumer| consumer.in_flight(16, 1 << 20),
+        )
+        .await;
     running.watched.until("acks", LEAKS).await;
     let (group, watched) = (running.group.clone(), running.stop().await);
     assert_eq!(stage.committed(&group).await, i64::try_from(LEAKS).ok());
-    assert_eq!((watched.get("handler_runs", "succeeded"), watched.total("extra_runs")), (LEAKS, 0));
+    assert_eq!(
+        (
+            watched.get("handler_runs", "succeeded"),
+            watched.total("extra_runs")
+        ),
+        (LEAKS, 0)
+    );
     let left = left.lock().unwrap();
     assert_eq!(
         left.iter().filter(|(_, task)| !task.is_finished()).count(),
@@ -295,7 +387,8 @@ async fn messages_and_tasks_that_handlers_leak_hold_up_nothing() {
 
 // invariant: stop-waits-for-leak
 #[tokio::test(flavor = "multi_thread")]
-async fn handlers_that_wait_for_ever_and_ignore_their_cancellation_hold_up_neither_others_nor_the_stop() {
+async fn handlers_that_wait_for_ever_and_ignore_their_cancellation_hold_up_neither_others_nor_the_stop()
+ {
     let stage = Stage::with(numbered(40)).await;
     let began = Arc::new(Notify::new());
     let begin = Arc::clone(&began);
@@ -315,31 +408,67 @@ async fn handlers_that_wait_for_ever_and_ignore_their_cancellation_hold_up_neith
         }
     };
     let deadline = |consumer: Consumer| consumer.stop_deadline(Duration::from_millis(500));
-    let running = stage.start_as(handler, |gate| gate.max_run(LEASE * 4), deadline).await;
+    let running = stage
+        .start_as(handler, |gate| gate.max_run(LEASE * 4), deadline)
+        .await;
     began.notified().await;
     running.watched.until("acks", 39).await;
-    assert!(stage.committed(&running.group).await.unwrap_or_default() == 0, "the first one has not ended");
+    assert!(
+        stage.committed(&running.group).await.unwrap_or_default() == 0,
+        "the first one has not ended"
+    );
     // It is cancelled, ignores that, is dropped, and its next attempt is marked.
     running.watched.until("acks", 40).await;
     assert_eq!(running.watched.get("handler_runs", "cancelled"), 1);
     assert_eq!(running.watched.get("extra_runs", "discarded"), 1);
     committed_reaches(&stage, &running.group, 40).await.unwrap();
-    assert_eq!(running.watched.total("rebalances"), 1, "the group never missed it");
+    assert_eq!(
+        running.watched.total("rebalances"),
+        1,
+        "the group never missed it"
+    );
 
-    stage.kafka.produce(&stage.topic, [Record::new(r#"{"id":40}"#)]).await;
+    stage
+        .kafka
+        .produce(&stage.topic, [Record::new(r#"{"id":40}"#)])
+        .await;
     began.notified().await;
-    let Running { group, watched, monitor, stop, ended } = running;
+    let Running {
+        group,
+        watched,
+        monitor,
+        stop,
+        ended,
+    } = running;
     stop.send(()).expect("it runs");
     let stuck = format!("{}/0@40", stage.topic);
-    until("the stop to name the handler that does not end", LIMIT, async || {
-        let status = monitor.status();
-        let named = status.runs.iter().any(|run| run.origin == stuck);
-        if status.phase == Phase::Stopping && named { Ok(()) } else { Err(format!("{status:?}")) }
-    })
+    until(
+        "the stop to name the handler that does not end",
+        LIMIT,
+        async || {
+            let status = monitor.status();
+            let named = status.runs.iter().any(|run| run.origin == stuck);
+            if status.phase == Phase::Stopping && named {
+                Ok(())
+            } else {
+                Err(format!("{status:?}"))
+            }
+        },
+    )
     .await;
-    let ended = tokio::time::timeout(LIMIT, ended).await.expect("the deadline holds");
+    let ended = tokio::time::timeout(LIMIT, ended)
+        .await
+        .expect("the deadline holds");
     ended.expect("it does not panic").expect("it ends well");
-    assert_eq!(stage.committed(&group).await, Some(40), "what has not ended is not acknowledged");
+    assert_eq!(
+        stage.committed(&group).await,
+        Some(40),
+        "what has not ended is not acknowledged"
+    );
     assert_eq!(watched.total("acks"), 40);
-    assert_eq!(watched.get("extra_runs", "discarded"), 2, "the next process sees no crash");
+    assert_eq!(
+        watched.get("extra_runs", "discarded"),
+        2,
+        "the next process sees no crash"
+    );
 }

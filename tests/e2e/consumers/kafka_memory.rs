@@ -1,7 +1,7 @@
 //! How much memory a consumer takes before a flood.
 //!
-//! `ONCEGATE_FLOOD_MESSAGES` sets how many messages wait (default 100,000), as far as they are not larger than
-//! 512 MiB together. The table it prints is the one in `docs/KAFKA.md`.
+//! `ONCEGATE_FLOOD_MESSAGES` sets how many messages wait (default 100,000), as far as they are not
+//! larger than 512 MiB together. The table it prints is the one in `docs/KAFKA.md`.
 
 use std::process::Stdio;
 use std::time::Duration;
@@ -16,24 +16,42 @@ const LIMIT: Duration = Duration::from_secs(240);
 
 const SIZES: [usize; 3] = [100, 10 << 10, 1 << 20];
 
-/// The bounds that the program sets, and what they allow in KiB: the client's queue and one answer to a fetch, the
-/// buffer, what is in flight, and as much again for what each message costs beside its payload and for the
-/// allocator.
-const BOUNDS: [(&str, u64); 2] =
-    [("small", 2 * (4 + 4 + 5 + 8) * 1024), ("default", 2 * (16 + 50 + 33 + 64) * 1024)];
+/// The bounds that the program sets, and what they allow in KiB: the client's queue and one answer
+/// to a fetch, the buffer, what is in flight, and as much again for what each message costs beside
+/// its payload and for the allocator.
+const BOUNDS: [(&str, u64); 2] = [
+    ("small", 2 * (4 + 4 + 5 + 8) * 1024),
+    ("default", 2 * (16 + 50 + 33 + 64) * 1024),
+];
 
 #[tokio::test(flavor = "multi_thread")]
 async fn memory_is_bounded_by_the_settings_whatever_waits() {
-    let messages = std::env::var("ONCEGATE_FLOOD_MESSAGES").map_or(100_000, |count| count.parse().unwrap());
+    let messages =
+        std::env::var("ONCEGATE_FLOOD_MESSAGES").map_or(100_000, |count| count.parse().unwrap());
     let kafka = Kafka::shared().await;
-    println!("{:>12} {:>10} {:>9} {:>12} {:>12}", "payload", "messages", "bounds", "peak MiB", "allowed MiB");
+    println!(
+        "{:>12} {:>10} {:>9} {:>12} {:>12}",
+        "payload", "messages", "bounds", "peak MiB", "allowed MiB"
+    );
     for size in SIZES {
-        let (topic, count) = (kafka.new_topic("flood", 3).await, messages.min(TOPIC_BYTES_MAX / size));
+        let (topic, count) = (
+            kafka.new_topic("flood", 3).await,
+            messages.min(TOPIC_BYTES_MAX / size),
+        );
         let payload = vec![b'x'; size];
-        kafka.produce(&topic, (0..count).map(|n| Record::new(payload.clone()).key(n.to_string()))).await;
+        kafka
+            .produce(
+                &topic,
+                (0..count).map(|n| Record::new(payload.clone()).key(n.to_string())),
+            )
+            .await;
         for (bounds, allowed) in BOUNDS {
             let peak = peak(&kafka, &topic, HANDLED_MAX.min(count / 2), bounds).await;
-            println!("{size:>12} {count:>10} {bounds:>9} {:>12} {:>12}", peak >> 10, allowed >> 10);
+            println!(
+                "{size:>12} {count:>10} {bounds:>9} {:>12} {:>12}",
+                peak >> 10,
+                allowed >> 10
+            );
             assert!(peak < allowed, "{size} bytes, {bounds}: {peak} KiB");
         }
         kafka.delete_topic(&topic).await;
@@ -43,12 +61,20 @@ async fn memory_is_bounded_by_the_settings_whatever_waits() {
 /// The peak of a program that handles so many messages of the topic, in KiB.
 async fn peak(kafka: &Kafka, topic: &str, messages: usize, bounds: &str) -> u64 {
     let mut command = process::bound_to_parent(env!("CARGO_BIN_EXE_flood"), "KILL");
-    command.args([kafka.bootstrap(), topic, &unique("flood"), &messages.to_string(), bounds]);
+    command.args([
+        kafka.bootstrap(),
+        topic,
+        &unique("flood"),
+        &messages.to_string(),
+        bounds,
+    ]);
     command.stdout(Stdio::piped());
     let mut process = Process::spawn("flood", command);
     let status = process.end_within(LIMIT).await;
     assert!(status.success(), "{bounds}: {status}");
     let out = process.child().stdout.take().expect("a pipe");
     let text = std::io::read_to_string(out).expect("its output");
-    text.trim().parse().unwrap_or_else(|error| panic!("{text:?}: {error}"))
+    text.trim()
+        .parse()
+        .unwrap_or_else(|error| panic!("{text:?}: {error}"))
 }

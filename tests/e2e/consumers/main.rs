@@ -1,6 +1,10 @@
-//! Consumers as a whole, and processes of them: each file is about one thing. They are one program because each program
-//! is linked with every client library.
-#![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test that cannot go on has failed")]
+//! Consumers as a whole, and processes of them: each file is about one thing. They are one program
+//! because each program is linked with every client library.
+#![allow(
+    clippy::unwrap_used,
+    clippy::indexing_slicing,
+    reason = "a test that cannot go on has failed"
+)]
 
 mod bad_input;
 mod batches;

@@ -1,5 +1,5 @@
-//! Real worker processes on a real broker: how they stop, what a crash costs other messages, and what a
-//! worker that holds a key costs the others.
+//! Real worker processes on a real broker: how they stop, what a crash costs other messages, and
+//! what a worker that holds a key costs the others.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -23,15 +23,34 @@ struct Stage {
 impl Stage {
     async fn with(partitions: i32, payments: impl IntoIterator<Item = String>) -> Self {
         let (kafka, redis) = (Kafka::shared().await, Redis::shared().await);
-        let (topic, dead) =
-            (kafka.new_topic("processes", partitions).await, kafka.new_topic("dead", 1).await);
+        let (topic, dead) = (
+            kafka.new_topic("processes", partitions).await,
+            kafka.new_topic("dead", 1).await,
+        );
         let record = |(n, payment): (usize, String)| {
             Record::new(payment).partition(i32::try_from(n).unwrap() % partitions)
         };
-        kafka.produce(&topic, payments.into_iter().enumerate().map(record).collect::<Vec<Record>>()).await;
+        kafka
+            .produce(
+                &topic,
+                payments
+                    .into_iter()
+                    .enumerate()
+                    .map(record)
+                    .collect::<Vec<Record>>(),
+            )
+            .await;
         let folder = tempfile::tempdir().unwrap();
         let ledger = Ledger::open(folder.path().join("ledger"));
-        Self { kafka, redis, topic, dead, scope: unique("processes"), ledger, _folder: folder }
+        Self {
+            kafka,
+            redis,
+            topic,
+            dead,
+            scope: unique("processes"),
+            ledger,
+            _folder: folder,
+        }
     }
 
     fn start(&self, group: &str) -> Process {
@@ -51,14 +70,21 @@ impl Stage {
     }
 
     async fn committed(&self, group: &str) -> i64 {
-        self.kafka.committed_offsets(group, &self.topic).await.values().sum()
+        self.kafka
+            .committed_offsets(group, &self.topic)
+            .await
+            .values()
+            .sum()
     }
 
     async fn until_committed(&self, group: &str, offset: i64) {
-        until("the commits", LIMIT, async || match self.committed(group).await {
-            committed if committed >= offset => Ok(()),
-            committed => {
-                Err(format!("{committed} of {offset} are committed; effects: {:?}", self.ledger.counts()))
+        until("the commits", LIMIT, async || {
+            match self.committed(group).await {
+                committed if committed >= offset => Ok(()),
+                committed => Err(format!(
+                    "{committed} of {offset} are committed; effects: {:?}",
+                    self.ledger.counts()
+                )),
             }
         })
         .await;
@@ -86,13 +112,18 @@ async fn nothing_is_delivered_again_after_a_clean_stop() {
     while effects < PAYMENTS {
         let mut worker = stage.start(&stage.scope);
         let enough = (effects + 60).min(PAYMENTS);
-        stage.until_effects("some effects", |now| now.len() >= enough).await;
+        stage
+            .until_effects("some effects", |now| now.len() >= enough)
+            .await;
         worker.signal("TERM");
         let status = worker.end_within(LIMIT).await;
         assert!(status.success(), "{status}");
         effects = stage.ledger.read().len();
         // What is beyond the committed offsets is delivered again: nothing of it has had an effect.
-        assert_eq!(usize::try_from(stage.committed(&stage.scope).await).unwrap(), effects);
+        assert_eq!(
+            usize::try_from(stage.committed(&stage.scope).await).unwrap(),
+            effects
+        );
         stops += 1;
     }
     assert!(stage.ledger.counts().values().all(|count| *count == 1));
@@ -107,26 +138,37 @@ async fn a_second_signal_ends_the_process_at_once_and_its_message_goes_on_elsewh
     let both = |effects: &[Effect]| effects.len() >= 2;
     stage.until_effects("the handler that holds", both).await;
     worker.signal("TERM");
-    // Its handler does not return, and it may take ten minutes to stop; whichever signal comes second ends that.
-    until("the worker's end", LIMIT, async || match worker.try_wait() {
-        Some(_) => Ok(()),
-        None => {
-            worker.signal("TERM");
-            Err("it runs".to_owned())
+    // Its handler does not return, and it may take ten minutes to stop; whichever signal comes
+    // second ends that.
+    until("the worker's end", LIMIT, async || {
+        match worker.try_wait() {
+            Some(_) => Ok(()),
+            None => {
+                worker.signal("TERM");
+                Err("it runs".to_owned())
+            }
         }
     })
     .await;
     let _other = stage.start(&stage.scope);
     stage.until_committed(&stage.scope, 2).await;
-    assert_eq!(stage.ledger.counts()["start held 2"], 1, "its next attempt knows that it is the second");
+    assert_eq!(
+        stage.ledger.counts()["start held 2"],
+        1,
+        "its next attempt knows that it is the second"
+    );
 }
 
 // invariant: process-ends-with-message
 #[tokio::test(flavor = "multi_thread")]
 async fn a_message_that_ends_its_process_runs_alone_after_the_second_time_and_is_buried() {
     const NEIGHBOURS: usize = 160;
-    let slow =
-        |n: usize| payment(format_args!("neighbour-{n}"), if n == NEIGHBOURS / 2 { "abort" } else { "slow" });
+    let slow = |n: usize| {
+        payment(
+            format_args!("neighbour-{n}"),
+            if n == NEIGHBOURS / 2 { "abort" } else { "slow" },
+        )
+    };
     let stage = Stage::with(1, (0..NEIGHBOURS).map(slow)).await;
     let everything = i64::try_from(NEIGHBOURS).unwrap();
     let (mut worker, mut deaths) = (stage.start(&stage.scope), 0_u32);
@@ -142,21 +184,37 @@ async fn a_message_that_ends_its_process_runs_alone_after_the_second_time_and_is
     })
     .await;
     assert_eq!(deaths, 5, "as many attempts as it gets");
-    assert_eq!(stage.kafka.read_all(&stage.dead).await.len(), 1, "it is with the dead letters");
+    assert_eq!(
+        stage.kafka.read_all(&stage.dead).await.len(),
+        1,
+        "it is with the dead letters"
+    );
     let killer = format!("neighbour-{}", NEIGHBOURS / 2);
     let effects = stage.ledger.read();
     for alone in 3..=5 {
         let start = format!("start {killer} {alone}");
-        let at = effects.iter().position(|effect| effect.effect == start).unwrap();
+        let at = effects
+            .iter()
+            .position(|effect| effect.effect == start)
+            .unwrap();
         let beside = running_at(&effects, at);
         assert!(beside.is_empty(), "attempt {alone} ran beside {beside:?}");
-        let is_left = effects[at + 1..].iter().any(|effect| effect.effect.starts_with("start neighbour-"));
-        assert!(is_left || alone > 3, "there was no other message left to run beside");
+        let is_left = effects[at + 1..]
+            .iter()
+            .any(|effect| effect.effect.starts_with("start neighbour-"));
+        assert!(
+            is_left || alone > 3,
+            "there was no other message left to run beside"
+        );
     }
     let counts = stage.ledger.counts();
     for n in (0..NEIGHBOURS).filter(|n| *n != NEIGHBOURS / 2) {
-        // A crash between its effect and its completion charges it again: the attempt is marked as recovered.
-        assert!(counts[&format!("neighbour-{n}")] >= 1, "each of the others was charged");
+        // A crash between its effect and its completion charges it again: the attempt is marked as
+        // recovered.
+        assert!(
+            counts[&format!("neighbour-{n}")] >= 1,
+            "each of the others was charged"
+        );
         assert!(
             !counts.contains_key(&format!("start neighbour-{n} 4")),
             "a death that it had no part in cost an attempt"
@@ -164,12 +222,20 @@ async fn a_message_that_ends_its_process_runs_alone_after_the_second_time_and_is
     }
 }
 
-/// Which handlers of the same process had begun and not ended when this one began, and which began after it.
+/// Which handlers of the same process had begun and not ended when this one began, and which began
+/// after it.
 fn running_at(effects: &[Effect], at: usize) -> BTreeSet<String> {
     let mut running = BTreeMap::new();
-    let of_process = effects.iter().enumerate().filter(|(_, effect)| effect.pid == effects[at].pid);
+    let of_process = effects
+        .iter()
+        .enumerate()
+        .filter(|(_, effect)| effect.pid == effects[at].pid);
     for (n, effect) in of_process.filter(|(n, _)| *n != at) {
-        match effect.effect.strip_prefix("start ").and_then(|start| start.split_once(' ')) {
+        match effect
+            .effect
+            .strip_prefix("start ")
+            .and_then(|start| start.split_once(' '))
+        {
             Some((order, _)) => _ = running.insert(order.to_owned(), n),
             None if n < at => _ = running.remove(&effect.effect),
             None => {}
@@ -195,15 +261,25 @@ async fn a_key_that_another_process_has_holds_up_no_other_and_is_taken_over_when
     let _other = stage.start(&two);
     // The other keys go on, and the offset waits for this one.
     stage.until_committed(&two, 10).await;
-    stage.until_effects("all but one", |effects| effects.len() >= usize::try_from(PAYMENTS).unwrap()).await;
+    stage
+        .until_effects("all but one", |effects| {
+            effects.len() >= usize::try_from(PAYMENTS).unwrap()
+        })
+        .await;
     assert_eq!(
         stage.committed(&two).await,
         10,
         "the committed offset waits for the key that is busy elsewhere"
     );
-    assert!(!stage.ledger.counts().contains_key("start 10 2"), "a live owner keeps its key");
+    assert!(
+        !stage.ledger.counts().contains_key("start 10 2"),
+        "a live owner keeps its key"
+    );
     holder.kill();
     stage.until_committed(&two, PAYMENTS).await;
     let counts = stage.ledger.counts();
-    assert_eq!((counts["start 10 1"], counts["start 10 2"], counts["10"]), (1, 1, 1));
+    assert_eq!(
+        (counts["start 10 1"], counts["start 10 2"], counts["10"]),
+        (1, 1, 1)
+    );
 }

@@ -1,5 +1,5 @@
-//! A consumer over a cluster, over a primary that sentinels watch, and over one with a replica, while servers fail
-//! and slots move.
+//! A consumer over a cluster, over a primary that sentinels watch, and over one with a replica,
+//! while servers fail and slots move.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -9,7 +9,9 @@ use oncegate::admin::{self, AcceptedLoss};
 use oncegate::core::key::Scope;
 use oncegate::kafka::KafkaSource;
 use oncegate::redis::RedisStore;
-use oncegate::{Attempt, Consumer, ConsumerError, Gate, Key, Message, Monitor, OnStoreLoss, Ordering};
+use oncegate::{
+    Attempt, Consumer, ConsumerError, Gate, Key, Message, Monitor, OnStoreLoss, Ordering,
+};
 use oncegate_testkit::{
     Kafka, Record, RedisCluster, RedisPair, RedisSentinels, RedisServer, Watched, unique, until,
 };
@@ -42,19 +44,29 @@ impl Payments {
         Self::with_copies(count, 1).await
     }
 
-    /// So many deliveries are expected of each: all but the first come with [`come_again`](Self::come_again).
+    /// So many deliveries are expected of each: all but the first come with
+    /// [`come_again`](Self::come_again).
     async fn with_copies(count: u64, copies: u64) -> Self {
         let kafka = Kafka::shared().await;
         let topic = kafka.new_topic("scale", PARTITIONS).await;
         let (group, scope, effects) = (unique("scale"), unique("scale"), Arc::default());
-        let payments = Self { topic, group, scope, kafka, count, copies, effects };
+        let payments = Self {
+            topic,
+            group,
+            scope,
+            kafka,
+            count,
+            copies,
+            effects,
+        };
         payments.come_again().await;
         payments
     }
 
     /// Produces each of them once.
     async fn come_again(&self) {
-        let records = (0..self.count).map(|id| Record::new(format!(r#"{{"id":{id}}}"#)).key(id.to_string()));
+        let records =
+            (0..self.count).map(|id| Record::new(format!(r#"{{"id":{id}}}"#)).key(id.to_string()));
         self.kafka.produce(&self.topic, records).await;
     }
 
@@ -73,12 +85,21 @@ impl Payments {
             async move {
                 let payment: Payment = message.json()?;
                 tokio::time::sleep(Duration::from_millis(5)).await;
-                ledger.lock().unwrap().entry(payment.id).or_default().push(attempt.fencing_token());
+                ledger
+                    .lock()
+                    .unwrap()
+                    .entry(payment.id)
+                    .or_default()
+                    .push(attempt.fencing_token());
                 Ok(())
             }
         };
         let watched = Watched::new();
-        let source = KafkaSource::new(self.kafka.bootstrap(), self.group.as_str(), [self.topic.as_str()]);
+        let source = KafkaSource::new(
+            self.kafka.bootstrap(),
+            self.group.as_str(),
+            [self.topic.as_str()],
+        );
         let consumer = Consumer::new(source, gate, handler)
             .concurrency(CONCURRENCY)
             .ordering(Ordering::Unordered)
@@ -86,11 +107,17 @@ impl Payments {
         let (stop, stopped) = oneshot::channel::<()>();
         let monitor = consumer.monitor();
         let running = tokio::spawn(consumer.run_until(async { _ = stopped.await }));
-        Load { payments: self, watched, monitor, stop, running }
+        Load {
+            payments: self,
+            watched,
+            monitor,
+            stop,
+            running,
+        }
     }
 
-    /// Starts a consumer that goes on when its store has lost records: a killed primary may lose its last writes, which
-    /// is counted.
+    /// Starts a consumer that goes on when its store has lost records: a killed primary may lose
+    /// its last writes, which is counted.
     async fn start(&self, url: &str) -> Load<'_> {
         self.consume(self.gate(url, OnStoreLoss::Continue).await)
     }
@@ -101,7 +128,10 @@ impl Payments {
 
     async fn committed(&self) -> u64 {
         let committed = self.kafka.committed_offsets(&self.group, &self.topic).await;
-        committed.values().map(|offset| u64::try_from(*offset).unwrap()).sum()
+        committed
+            .values()
+            .map(|offset| u64::try_from(*offset).unwrap())
+            .sum()
     }
 
     /// How many effects came a second time.
@@ -111,7 +141,11 @@ impl Payments {
     }
 
     fn none_is_lost(&self) {
-        assert_eq!(self.effects.lock().unwrap().len() as u64, self.count, "lost");
+        assert_eq!(
+            self.effects.lock().unwrap().len() as u64,
+            self.count,
+            "lost"
+        );
     }
 }
 
@@ -153,7 +187,10 @@ impl Load<'_> {
         self.stop().await;
         payments.none_is_lost();
         let (extra, counted) = (payments.extra(), watched.total("extra_runs"));
-        assert!(extra <= counted, "{extra} second effects, {counted} counted");
+        assert!(
+            extra <= counted,
+            "{extra} second effects, {counted} counted"
+        );
         assert_eq!(payments.committed().await, payments.deliveries());
         extra
     }
@@ -166,7 +203,11 @@ async fn a_cluster_loses_a_primary_and_moves_slots_under_load_and_no_message_is_
     let payments = Payments::new(6_000).await;
     let load = payments.start(&cluster.url()).await;
     load.acks(600).await;
-    assert_eq!(load.watched.total("store_errors"), 0, "nothing is wrong before the faults");
+    assert_eq!(
+        load.watched.total("store_errors"),
+        0,
+        "nothing is wrong before the faults"
+    );
 
     // Slots that move with their records, one after the other.
     for slot in 5_500..5_540 {
@@ -174,7 +215,11 @@ async fn a_cluster_loses_a_primary_and_moves_slots_under_load_and_no_message_is_
         cluster.move_keys(slot, 1, 2).await;
         cluster.end_move(slot, 1, 2).await;
     }
-    assert_eq!(load.watched.total("store_errors"), 0, "a slot that moves is no outage");
+    assert_eq!(
+        load.watched.total("store_errors"),
+        0,
+        "a slot that moves is no outage"
+    );
     assert_eq!(cluster.primary_of(5_500).await, 2);
     load.acks(1_800).await;
 
@@ -205,7 +250,11 @@ async fn others_go_on(
     // Two thirds of the keys, give or take eight times the deviation of such a draw.
     load.acks(MESSAGES * 2 / 3 - 200).await;
     assert!(load.watched.get("store_paused", "paused") >= 1);
-    assert_eq!(load.watched.get("store_paused", "resumed"), 0, "the shard still is away");
+    assert_eq!(
+        load.watched.get("store_paused", "resumed"),
+        0,
+        "the shard still is away"
+    );
     bring_back(cluster.node(0)).await;
     load.end().await
 }
@@ -236,7 +285,11 @@ async fn a_whole_cluster_that_is_away_is_unready_after_a_failover() {
     let is_ready = async |wanted: bool| {
         until("the readiness to change", LIMIT, async || {
             let health = load.monitor.health();
-            if health.is_ready() == wanted { Ok(()) } else { Err(health.to_string()) }
+            if health.is_ready() == wanted {
+                Ok(())
+            } else {
+                Err(health.to_string())
+            }
         })
         .await;
     };
@@ -279,7 +332,8 @@ async fn sentinels_fail_over_under_load_and_the_new_primary_is_found() {
 /// The lease of claims that the replica had, without their ends. Their duplicates wait as long.
 const LEFT_BEHIND: Duration = Duration::from_secs(3);
 
-/// Cuts the replication link; then the primary is lost with its last writes, and the replica becomes the primary.
+/// Cuts the replication link; then the primary is lost with its last writes, and the replica
+/// becomes the primary.
 async fn a_stale_replica_takes_over(pair: &mut RedisPair, load: &Load<'_>) {
     load.acks(300).await;
     pair.cut();
@@ -292,18 +346,27 @@ async fn a_stale_replica_takes_over(pair: &mut RedisPair, load: &Load<'_>) {
 
 // invariant: loss-undetected
 #[tokio::test(flavor = "multi_thread")]
-async fn after_a_stale_failover_under_load_all_that_runs_again_is_counted_with_a_greater_fencing_token() {
+async fn after_a_stale_failover_under_load_all_that_runs_again_is_counted_with_a_greater_fencing_token()
+ {
     let mut pair = RedisPair::start(&["--appendfsync", "always"]).await;
     let payments = Payments::with_copies(2_000, 2).await;
-    let gate = payments.gate(&pair.front.url(), OnStoreLoss::Continue).await;
+    let gate = payments
+        .gate(&pair.front.url(), OnStoreLoss::Continue)
+        .await;
     let load = payments.consume(gate.fenced().lease(LEFT_BEHIND));
     a_stale_replica_takes_over(&mut pair, &load).await;
     let watched = Arc::clone(&load.watched);
     let extra = load.end().await;
     assert!(extra > 0, "what the replica did not have ran again");
-    assert!(watched.get("extra_runs", "store_loss") > 0, "{extra} second effects have another cause");
+    assert!(
+        watched.get("extra_runs", "store_loss") > 0,
+        "{extra} second effects have another cause"
+    );
     for (id, fencing_tokens) in payments.effects.lock().unwrap().iter() {
-        assert!(fencing_tokens.is_sorted_by(|one, next| one < next), "payment {id}: {fencing_tokens:?}");
+        assert!(
+            fencing_tokens.is_sorted_by(|one, next| one < next),
+            "payment {id}: {fencing_tokens:?}"
+        );
     }
 }
 
@@ -325,16 +388,31 @@ async fn after_a_stale_failover_under_load_nothing_runs_until_the_loss_is_accept
     let gate = payments.gate(&pair.front.url(), OnStoreLoss::Halt).await;
     let load = payments.consume(gate.lease(LEFT_BEHIND));
     load.refused(1).await;
-    assert_eq!((payments.extra(), payments.committed().await), (0, committed), "it ran again");
+    assert_eq!(
+        (payments.extra(), payments.committed().await),
+        (0, committed),
+        "it ran again"
+    );
 
     let store = RedisStore::connect(&pair.front.url()).await.unwrap();
     let scope = Scope::new(&payments.scope).unwrap();
-    let halt = admin::halt_of(&store, &scope).await.unwrap().expect("the scope is halted");
+    let halt = admin::halt_of(&store, &scope)
+        .await
+        .unwrap()
+        .expect("the scope is halted");
     let accepted = admin::accept_loss(&store, &scope, &halt).await.unwrap();
-    assert!(matches!(accepted, AcceptedLoss::Accepted(_)), "{accepted:?}");
-    until("the rest", LIMIT, async || match payments.committed().await {
-        committed if committed == payments.deliveries() => Ok(()),
-        committed => Err(format!("{committed} of {} are committed", payments.deliveries())),
+    assert!(
+        matches!(accepted, AcceptedLoss::Accepted(_)),
+        "{accepted:?}"
+    );
+    until("the rest", LIMIT, async || {
+        match payments.committed().await {
+            committed if committed == payments.deliveries() => Ok(()),
+            committed => Err(format!(
+                "{committed} of {} are committed",
+                payments.deliveries()
+            )),
+        }
     })
     .await;
     load.stop().await;

@@ -38,12 +38,22 @@ impl Handler for Billing {
 
     async fn handle(&self, message: &Message, _: &Attempt) -> Result<u64, Failure> {
         let payment: Payment = message.json()?;
-        *self.bank.charges.lock().unwrap().entry(payment.order).or_default() += 1;
+        *self
+            .bank
+            .charges
+            .lock()
+            .unwrap()
+            .entry(payment.order)
+            .or_default() += 1;
         Ok(payment.order)
     }
 
     async fn duplicate(&self, message: &Message, order: u64) -> Result<(), Failure> {
-        assert_eq!(message.json::<Payment>()?.order, order, "a duplicate gets the result of its own key");
+        assert_eq!(
+            message.json::<Payment>()?.order,
+            order,
+            "a duplicate gets the result of its own key"
+        );
         self.bank.answers.fetch_add(1, Relaxed);
         Ok(())
     }
@@ -74,12 +84,23 @@ async fn consume(
     bank: &Arc<Bank>,
 ) -> Arc<Acks> {
     let (acked, mut acks) = watch::channel(0);
-    let observer = Arc::new(Acks { counters: Counters::default(), acked });
+    let observer = Arc::new(Acks {
+        counters: Counters::default(),
+        acked,
+    });
     let group = unique("replay");
     let source = KafkaSource::new(kafka.bootstrap(), group.as_str(), [topic]);
-    let gate = Gate::new(scope, Key::json([Field::from("order"), Field::path("amount").decimal()]), store);
-    let handler = Billing { bank: Arc::clone(bank) };
-    let consumer = Consumer::new(source, gate, handler).concurrency(64).observer(Arc::clone(&observer) as _);
+    let gate = Gate::new(
+        scope,
+        Key::json([Field::from("order"), Field::path("amount").decimal()]),
+        store,
+    );
+    let handler = Billing {
+        bank: Arc::clone(bank),
+    };
+    let consumer = Consumer::new(source, gate, handler)
+        .concurrency(64)
+        .observer(Arc::clone(&observer) as _);
     let all = async move { _ = acks.wait_for(|acked| *acked >= MESSAGES).await };
     let limit = Duration::from_secs(60);
     tokio::time::timeout(limit, consumer.run_until(all))
@@ -87,11 +108,16 @@ async fn consume(
         .expect("it ends in time")
         .expect("it ends well");
     let committed: i64 = kafka.committed_offsets(&group, topic).await.values().sum();
-    assert_eq!(committed, i64::try_from(MESSAGES).unwrap(), "everything is committed at the end");
+    assert_eq!(
+        committed,
+        i64::try_from(MESSAGES).unwrap(),
+        "everything is committed at the end"
+    );
     observer
 }
 
-/// Payments of which three in ten come again: with another id and time, other order of the fields, `10` as `10.0`.
+/// Payments of which three in ten come again: with another id and time, other order of the fields,
+/// `10` as `10.0`.
 fn payments(rng: &mut Rng) -> (Vec<Record>, u64) {
     let mut orders = 0;
     let record = |n: u64| {
@@ -120,13 +146,28 @@ async fn replay_has_no_effect(store: Arc<dyn Store>) {
     let first = consume(&kafka, &topic, Arc::clone(&store), &scope, &bank).await;
     let charges = bank.charges.lock().unwrap().clone();
     assert_eq!(charges.len() as u64, orders, "every payment is charged");
-    assert!(charges.values().all(|charges| *charges == 1), "no payment is charged twice");
-    assert_eq!(bank.answers.load(Relaxed), MESSAGES - orders, "duplicates are answered");
+    assert!(
+        charges.values().all(|charges| *charges == 1),
+        "no payment is charged twice"
+    );
+    assert_eq!(
+        bank.answers.load(Relaxed),
+        MESSAGES - orders,
+        "duplicates are answered"
+    );
     assert_eq!(first.counters.total("extra_runs"), 0);
 
     let second = consume(&kafka, &topic, store, &scope, &bank).await;
-    assert_eq!(*bank.charges.lock().unwrap(), charges, "a replay charges nothing");
-    assert_eq!(bank.answers.load(Relaxed), MESSAGES - orders + MESSAGES, "a replay answers everything");
+    assert_eq!(
+        *bank.charges.lock().unwrap(),
+        charges,
+        "a replay charges nothing"
+    );
+    assert_eq!(
+        bank.answers.load(Relaxed),
+        MESSAGES - orders + MESSAGES,
+        "a replay answers everything"
+    );
     assert_eq!(second.counters.get("claims", "granted"), 0);
 }
 
@@ -134,7 +175,9 @@ async fn replay_has_no_effect(store: Arc<dyn Store>) {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_replay_through_redis_has_no_effect() {
     let redis = Redis::shared().await;
-    let store = RedisStore::connect(redis.url()).await.expect("Redis is there");
+    let store = RedisStore::connect(redis.url())
+        .await
+        .expect("Redis is there");
     replay_has_no_effect(Arc::new(store)).await;
 }
 
@@ -142,6 +185,8 @@ async fn a_replay_through_redis_has_no_effect() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_replay_through_sqlite_has_no_effect() {
     let folder = tempfile::tempdir().unwrap();
-    let store = SqliteStore::open(folder.path().join("records.sqlite")).await.expect("a new file");
+    let store = SqliteStore::open(folder.path().join("records.sqlite"))
+        .await
+        .expect("a new file");
     replay_has_no_effect(Arc::new(store)).await;
 }

@@ -38,12 +38,25 @@ struct Stage {
 impl Stage {
     async fn with(messages: u64) -> Self {
         let (kafka, redis) = (Kafka::shared().await, Redis::shared().await);
-        let (topic, later) = (kafka.new_topic("retries", 1).await, kafka.new_topic("later", 1).await);
+        let (topic, later) = (
+            kafka.new_topic("retries", 1).await,
+            kafka.new_topic("later", 1).await,
+        );
         let record = |id: u64| {
-            Record::new(format!(r#"{{"id":{id}}}"#)).key(format!("key-{id}")).header("tenant", TENANT)
+            Record::new(format!(r#"{{"id":{id}}}"#))
+                .key(format!("key-{id}"))
+                .header("tenant", TENANT)
         };
-        kafka.produce(&topic, (0..messages).map(record).collect::<Vec<Record>>()).await;
-        Self { kafka, redis, topic, later, group: unique("retries") }
+        kafka
+            .produce(&topic, (0..messages).map(record).collect::<Vec<Record>>())
+            .await;
+        Self {
+            kafka,
+            redis,
+            topic,
+            later,
+            group: unique("retries"),
+        }
     }
 
     fn source(&self) -> KafkaRetries {
@@ -65,11 +78,18 @@ impl Stage {
     ) -> Consumer {
         let store = RedisStore::connect(self.redis.url()).await.unwrap();
         let gate = Gate::new(&self.group, Key::json(["id"]), store).lease(Duration::from_secs(1));
-        Consumer::new(source, gate, handler).ordering(Ordering::Unordered).observer(Arc::clone(watched) as _)
+        Consumer::new(source, gate, handler)
+            .ordering(Ordering::Unordered)
+            .observer(Arc::clone(watched) as _)
     }
 
     async fn until_committed(&self, offset: i64) {
-        let look = async || match self.kafka.committed_offsets(&self.group, &self.topic).await.get(&0) {
+        let look = async || match self
+            .kafka
+            .committed_offsets(&self.group, &self.topic)
+            .await
+            .get(&0)
+        {
             Some(committed) if *committed >= offset => Ok(()),
             other => Err(format!("committed: {other:?}")),
         };
@@ -137,9 +157,17 @@ impl Handler for Dependent {
                 headers: message.headers().to_vec(),
             },
         };
-        self.runs.lock().unwrap().entry(id(message)).or_default().push(seen);
+        self.runs
+            .lock()
+            .unwrap()
+            .entry(id(message))
+            .or_default()
+            .push(seen);
         if id(message).is_multiple_of(10) && !self.is_up.load(Relaxed) {
-            return Err(Failure::retry_after(Duration::from_secs(2), "the dependency is down"));
+            return Err(Failure::retry_after(
+                Duration::from_secs(2),
+                "the dependency is down",
+            ));
         }
         Ok(attempt.number())
     }
@@ -147,17 +175,22 @@ impl Handler for Dependent {
 
 // invariant: retry-topic
 #[tokio::test(flavor = "multi_thread")]
-async fn a_dependency_that_is_down_for_some_keys_holds_up_neither_others_nor_the_committed_offset() {
+async fn a_dependency_that_is_down_for_some_keys_holds_up_neither_others_nor_the_committed_offset()
+{
     let (stage, dependent, watched) = (Stage::with(30).await, Dependent::default(), Watched::new());
-    let consumer = stage.consumer(stage.source(), &watched, dependent.clone()).await;
+    let consumer = stage
+        .consumer(stage.source(), &watched, dependent.clone())
+        .await;
     let watch = async {
         // The dependency is down until everything is committed: it holds up nothing.
         stage.until_committed(30).await;
         dependent.is_up.store(true, Relaxed);
         let runs = Arc::clone(&watched);
-        until("the retries", LIMIT, async || match runs.get("handler_runs", "succeeded") {
-            30 => Ok(()),
-            others => Err(format!("{others} have succeeded")),
+        until("the retries", LIMIT, async || {
+            match runs.get("handler_runs", "succeeded") {
+                30 => Ok(()),
+                others => Err(format!("{others} have succeeded")),
+            }
         })
         .await;
     };
@@ -166,8 +199,15 @@ async fn a_dependency_that_is_down_for_some_keys_holds_up_neither_others_nor_the
     assert_eq!(runs.len(), 30, "nothing is lost");
     for (id, seen) in runs.iter() {
         let attempts: Vec<u32> = seen.iter().map(|seen| seen.attempt).collect();
-        assert_eq!(attempts, (1..=u32::try_from(seen.len()).unwrap()).collect::<Vec<_>>(), "{id}");
-        assert!(seen.len() > 1 || !id.is_multiple_of(10), "{id}: {attempts:?}");
+        assert_eq!(
+            attempts,
+            (1..=u32::try_from(seen.len()).unwrap()).collect::<Vec<_>>(),
+            "{id}"
+        );
+        assert!(
+            seen.len() > 1 || !id.is_multiple_of(10),
+            "{id}: {attempts:?}"
+        );
         for again in seen.windows(2) {
             assert!(
                 again[1].at - again[0].at >= WAIT - Duration::from_millis(100),
@@ -177,36 +217,74 @@ async fn a_dependency_that_is_down_for_some_keys_holds_up_neither_others_nor_the
             assert_eq!(again[1].message.headers[0].value.as_deref(), Some(TENANT));
         }
     }
-    assert_eq!(watched.total("extra_runs") + watched.total("dead_letters"), 0);
+    assert_eq!(
+        watched.total("extra_runs") + watched.total("dead_letters"),
+        0
+    );
 }
 
 // invariant: retry-topic
 #[tokio::test(flavor = "multi_thread")]
 async fn a_kill_between_the_copy_and_the_ack_leaves_two_and_one_effect() {
     let stage = Stage::with(0).await;
-    let (folder, dead) = (tempfile::tempdir().unwrap(), stage.kafka.new_topic("dead", 1).await);
+    let (folder, dead) = (
+        tempfile::tempdir().unwrap(),
+        stage.kafka.new_topic("dead", 1).await,
+    );
     let store = (StoreKind::Redis, stage.redis.url());
-    let mut settings = WorkerSettings::new(store, &stage.kafka, (stage.topic.clone(), dead), folder.path());
+    let mut settings = WorkerSettings::new(
+        store,
+        &stage.kafka,
+        (stage.topic.clone(), dead),
+        folder.path(),
+    );
     settings.retries = Some((Duration::from_secs(1), stage.later.clone()));
-    let worker =
-        |traps: &[Trap]| Zombie::start(PathBuf::from(env!("CARGO_BIN_EXE_fire_worker")), &settings, traps);
-    stage.kafka.produce(&stage.topic, [Record::new(format!(r#"{{"order":{FAILS_ONCE},"amount":1}}"#))]).await;
+    let worker = |traps: &[Trap]| {
+        Zombie::start(
+            PathBuf::from(env!("CARGO_BIN_EXE_fire_worker")),
+            &settings,
+            traps,
+        )
+    };
+    stage
+        .kafka
+        .produce(
+            &stage.topic,
+            [Record::new(format!(
+                r#"{{"order":{FAILS_ONCE},"amount":1}}"#
+            ))],
+        )
+        .await;
 
     // Its first ack is the one behind the copy.
     let mut killed = worker(&[Trap::Stop(Point::AckBefore)]);
     killed.until_stopped(LIMIT).await;
-    assert_eq!(stage.kafka.read_all(&stage.later).await.len(), 1, "its copy waits");
+    assert_eq!(
+        stage.kafka.read_all(&stage.later).await.len(),
+        1,
+        "its copy waits"
+    );
     killed.kill();
-    let committed = stage.kafka.committed_offsets(&settings.group, &stage.topic).await;
+    let committed = stage
+        .kafka
+        .committed_offsets(&settings.group, &stage.topic)
+        .await;
     assert!(committed.get(&0).is_none_or(|at| *at == 0), "{committed:?}");
 
     let mut other = worker(&[]);
     let later_group = format!("{}.{}", settings.group, stage.later);
-    for (group, topic) in [(&settings.group, &stage.topic), (&later_group, &stage.later)] {
+    for (group, topic) in [
+        (&settings.group, &stage.topic),
+        (&later_group, &stage.later),
+    ] {
         until("everything to be committed", LIMIT, async || {
             let committed = stage.kafka.committed_offsets(group, topic).await;
             let ends = stage.kafka.end_offsets(topic).await;
-            if committed == ends { Ok(()) } else { Err(format!("{topic}: {committed:?} of {ends:?}")) }
+            if committed == ends {
+                Ok(())
+            } else {
+                Err(format!("{topic}: {committed:?} of {ends:?}"))
+            }
         })
         .await;
     }
@@ -218,24 +296,41 @@ async fn a_kill_between_the_copy_and_the_ack_leaves_two_and_one_effect() {
     for entry in of_other {
         match &entry.what {
             Occurrence::Received { origin: of, .. } if *of == origin => received += 1,
-            Occurrence::Begun { origin: of, attempt, .. } if *of == origin => ran.push(*attempt),
+            Occurrence::Begun {
+                origin: of,
+                attempt,
+                ..
+            } if *of == origin => ran.push(*attempt),
             Occurrence::Duplicate { origin: of, .. } if *of == origin => answered += 1,
             _ => {}
         }
     }
-    // The record counts the attempt of the process that was killed, so the next one is the second, and succeeds.
+    // The record counts the attempt of the process that was killed, so the next one is the second,
+    // and succeeds.
     assert_eq!(
         (received, ran, answered),
         (2, vec![2], 1),
         "the message and its copy: one effect, one answer"
     );
-    assert_eq!(Ledger::open(&settings.ledger).counts().into_values().collect::<Vec<_>>(), [1], "one effect");
+    assert_eq!(
+        Ledger::open(&settings.ledger)
+            .counts()
+            .into_values()
+            .collect::<Vec<_>>(),
+        [1],
+        "one effect"
+    );
 }
 
-/// Copies of a retry topic's partition that are due `after` from now, by the clock of the process that wrote them.
+/// Copies of a retry topic's partition that are due `after` from now, by the clock of the process
+/// that wrote them.
 fn copies(partition: i32, after: Duration, count: usize) -> impl Iterator<Item = Record> + Send {
     let due = in_millis(SystemTime::now() + after).to_string();
-    let record = move |_| Record::new("{}").partition(partition).header("oncegate-due", &due);
+    let record = move |_| {
+        Record::new("{}")
+            .partition(partition)
+            .header("oncegate-due", &due)
+    };
     (0..count).map(record)
 }
 
@@ -246,17 +341,24 @@ async fn receive(source: &dyn Source, count: usize) {
         while received < count {
             let deliveries = source.receive(count).await.unwrap().unwrap();
             received += deliveries.len();
-            deliveries.iter().for_each(|delivery| delivery.ack_handle.ack());
+            deliveries
+                .iter()
+                .for_each(|delivery| delivery.ack_handle.ack());
         }
     };
-    tokio::time::timeout(LIMIT, receiving).await.expect("due messages are received");
+    tokio::time::timeout(LIMIT, receiving)
+        .await
+        .expect("due messages are received");
 }
 
 // invariant: retry-topic
 #[tokio::test(flavor = "multi_thread")]
 async fn a_message_that_is_not_due_holds_up_none_that_is() {
     let stage = Stage::with(0).await;
-    let (soon, late) = (stage.kafka.new_topic("soon", 1).await, stage.kafka.new_topic("late", 2).await);
+    let (soon, late) = (
+        stage.kafka.new_topic("soon", 1).await,
+        stage.kafka.new_topic("late", 2).await,
+    );
     let (hour, wait) = (Duration::from_secs(3_600), Duration::from_secs(600));
     let source = KafkaSource::new(stage.kafka.bootstrap(), &stage.group, [&stage.topic])
         .retry_topics([(Duration::from_secs(1), &soon), (wait, &late)])
@@ -264,27 +366,46 @@ async fn a_message_that_is_not_due_holds_up_none_that_is() {
     source.open(Watched::new() as _).await.unwrap();
     // A clock that is an hour ahead.
     stage.kafka.produce(&soon, copies(0, hour, 1)).await;
-    stage.kafka.produce(&late, copies(0, wait, 2_000).chain(copies(1, hour, 1))).await;
+    stage
+        .kafka
+        .produce(&late, copies(0, wait, 2_000).chain(copies(1, hour, 1)))
+        .await;
     let partitions = || {
         let partitions = source.status().partitions;
-        partitions.into_iter().filter(|one| *one.topic == *late).collect::<Vec<_>>()
+        partitions
+            .into_iter()
+            .filter(|one| *one.topic == *late)
+            .collect::<Vec<_>>()
     };
     let all_wait = async {
         until("messages that are not due", LIMIT, async || {
-            let waiting = partitions().iter().filter(|one| one.paused == Some(PauseCause::NotDue)).count();
-            if waiting == 2 { Ok(()) } else { Err(format!("{:?}", partitions())) }
+            let waiting = partitions()
+                .iter()
+                .filter(|one| one.paused == Some(PauseCause::NotDue))
+                .count();
+            if waiting == 2 {
+                Ok(())
+            } else {
+                Err(format!("{:?}", partitions()))
+            }
         })
         .await;
     };
     // A topic with a wait of a second says nothing of an hour.
     tokio::join!(receive(&source, 1), all_wait);
     for count in [7, 100, 300] {
-        stage.kafka.produce(&late, copies(1, Duration::ZERO, count)).await;
+        stage
+            .kafka
+            .produce(&late, copies(1, Duration::ZERO, count))
+            .await;
         receive(&source, count).await;
     }
     for partition in partitions() {
         assert_eq!(partition.paused, Some(PauseCause::NotDue), "{partition:?}");
-        assert!(partition.received.unwrap() < 1_000, "few wait in memory: {partition:?}");
+        assert!(
+            partition.received.unwrap() < 1_000,
+            "few wait in memory: {partition:?}"
+        );
     }
     source.close(LIMIT).await.unwrap();
 }
@@ -293,7 +414,10 @@ async fn a_message_that_is_not_due_holds_up_none_that_is() {
 async fn receive_all(source: Arc<KafkaRetries>, origins: Arc<Mutex<Vec<String>>>) {
     while let Some(deliveries) = source.receive(16).await.unwrap() {
         for delivery in deliveries {
-            origins.lock().unwrap().push(delivery.message.origin().to_string());
+            origins
+                .lock()
+                .unwrap()
+                .push(delivery.message.origin().to_string());
             delivery.ack_handle.ack();
         }
     }
@@ -320,20 +444,31 @@ async fn what_waits_is_dropped_when_its_partition_is_revoked_and_the_next_owner_
     let waiting = |source: &KafkaRetries| {
         let partitions = source.status().partitions;
         let late = partitions.iter().filter(|one| *one.topic == *late);
-        late.filter(|one| one.paused == Some(PauseCause::NotDue)).map(|one| one.received).collect::<Vec<_>>()
+        late.filter(|one| one.paused == Some(PauseCause::NotDue))
+            .map(|one| one.received)
+            .collect::<Vec<_>>()
     };
     let all = Some(i64::try_from(EACH).unwrap() - 1);
     let first = join().await;
-    stage.kafka.produce(&late, copies(0, hour, EACH).chain(copies(1, hour, EACH))).await;
-    until("everything with the first member", LIMIT, async || match waiting(&first.0) {
-        partitions if partitions == [all, all] => Ok(()),
-        partitions => Err(format!("{partitions:?}")),
-    })
+    stage
+        .kafka
+        .produce(&late, copies(0, hour, EACH).chain(copies(1, hour, EACH)))
+        .await;
+    until(
+        "everything with the first member",
+        LIMIT,
+        async || match waiting(&first.0) {
+            partitions if partitions == [all, all] => Ok(()),
+            partitions => Err(format!("{partitions:?}")),
+        },
+    )
     .await;
     let second = join().await;
-    until("a partition for each", LIMIT, async || match (waiting(&first.0), waiting(&second.0)) {
-        (ours, theirs) if ours == [all] && theirs == [all] => Ok(()),
-        partitions => Err(format!("{partitions:?}")),
+    until("a partition for each", LIMIT, async || {
+        match (waiting(&first.0), waiting(&second.0)) {
+            (ours, theirs) if ours == [all] && theirs == [all] => Ok(()),
+            partitions => Err(format!("{partitions:?}")),
+        }
     })
     .await;
     tokio::time::pause();
@@ -342,8 +477,15 @@ async fn what_waits_is_dropped_when_its_partition_is_revoked_and_the_next_owner_
     let counts = || [&first, &second].map(|(_, origins, _)| origins.lock().unwrap().len());
     until("both partitions", LIMIT, async || {
         let ends = stage.kafka.end_offsets(&late).await;
-        let committed = stage.kafka.committed_offsets(&format!("{}.{late}", stage.group), &late).await;
-        if committed == ends { Ok(()) } else { Err(format!("{committed:?} of {ends:?}, {:?}", counts())) }
+        let committed = stage
+            .kafka
+            .committed_offsets(&format!("{}.{late}", stage.group), &late)
+            .await;
+        if committed == ends {
+            Ok(())
+        } else {
+            Err(format!("{committed:?} of {ends:?}, {:?}", counts()))
+        }
     })
     .await;
     assert_eq!(counts(), [EACH; 2], "no member delivers what it has lost");
@@ -366,7 +508,9 @@ async fn the_time_of_the_first_failure_comes_through_retry_topics_into_the_dead_
     for attempt in 1..=3 {
         let (seen, watched) = (Arc::clone(&attempts), Watched::new());
         let handler = move |message: Message, _: Attempt| {
-            seen.lock().unwrap().push((SystemTime::now(), message.first_failed_at()));
+            seen.lock()
+                .unwrap()
+                .push((SystemTime::now(), message.first_failed_at()));
             std::future::ready(Err::<(), Failure>(Failure::retry("the dependency is down")))
         };
         let source = stage.retrying(Duration::from_secs(1), Duration::ZERO);
@@ -375,45 +519,71 @@ async fn the_time_of_the_first_failure_comes_through_retry_topics_into_the_dead_
         let consumer = consumer
             .dead_letters(letters)
             .max_attempts(3)
-            .backoff(Backoff::new(Duration::from_millis(500), Duration::from_secs(1)));
+            .backoff(Backoff::new(
+                Duration::from_millis(500),
+                Duration::from_secs(1),
+            ));
         let watch = async {
             watched.until("handler_runs", 1).await;
-            let ended = if attempt == 3 { "dead_letters" } else { "retries" };
+            let ended = if attempt == 3 {
+                "dead_letters"
+            } else {
+                "retries"
+            };
             watched.until(ended, 1).await;
             watched.until("acks", 1).await;
         };
         run_while(consumer, watch).await;
     }
     let attempts = attempts.lock().unwrap().clone();
-    let [(ran_at, None), (ran_again_at, Some(known)), (_, Some(known_later))] = attempts[..] else {
+    let [
+        (ran_at, None),
+        (ran_again_at, Some(known)),
+        (_, Some(known_later)),
+    ] = attempts[..]
+    else {
         panic!("{attempts:?}")
     };
     assert!(known == known_later && in_millis(ran_at) <= in_millis(known) && known < ran_again_at);
     let letters = stage.kafka.read_all(&dead).await;
     let headers = letters[0].headers().unwrap();
-    let header = headers.iter().find(|header| header.key == "oncegate-first-failed-at").unwrap();
+    let header = headers
+        .iter()
+        .find(|header| header.key == "oncegate-first-failed-at")
+        .unwrap();
     assert_eq!(header.value, Some(in_millis(known).to_string().as_bytes()));
 }
 
 /// As headers have it.
 fn in_millis(time: SystemTime) -> u128 {
-    time.duration_since(SystemTime::UNIX_EPOCH).unwrap().as_millis()
+    time.duration_since(SystemTime::UNIX_EPOCH)
+        .unwrap()
+        .as_millis()
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn topics_that_do_not_fit_are_refused_by_name() -> Result<(), BoxError> {
     let stage = Stage::with(0).await;
     let main = || KafkaSource::new(stage.kafka.bootstrap(), "g", [&stage.topic]);
-    let refused =
-        async |source: KafkaRetries| source.open(Watched::new() as _).await.unwrap_err().to_string();
+    let refused = async |source: KafkaRetries| {
+        source
+            .open(Watched::new() as _)
+            .await
+            .unwrap_err()
+            .to_string()
+    };
     let same = refused(main().retry_topics([(WAIT * 10, &stage.topic)])).await;
     assert!(same.contains(&stage.topic), "{same}");
     let short = refused(main().retry_topics([(Duration::from_secs(1), &stage.later)])).await;
-    assert!(short.contains("`beyond`") && short.contains(&stage.later), "{short}");
+    assert!(
+        short.contains("`beyond`") && short.contains(&stage.later),
+        "{short}"
+    );
     let missing = refused(main().retry_topics([(WAIT * 10, "no-such-topic")])).await;
     assert!(missing.contains("no-such-topic"), "{missing}");
     let source = main().retry_topics([(WAIT * 10, &stage.later)]);
-    let looped = oncegate::dead_letters::DeadLetters::open(&source.dead_letters(&stage.later)).await;
+    let looped =
+        oncegate::dead_letters::DeadLetters::open(&source.dead_letters(&stage.later)).await;
     assert!(looped.unwrap_err().to_string().contains(&stage.later));
     Ok(())
 }

@@ -23,18 +23,26 @@ async fn consumption_pauses_while_the_disk_is_full_and_nothing_is_acknowledged()
     let disk = SmallDisk::mount(DISK_BYTES);
     let file = disk.path().join("records.db");
     let store = SqliteStore::open(&file).await.unwrap();
-    let consuming = Consuming::start(store.clone(), MESSAGES, LEASE, "r".repeat(RESULT_BYTES)).await;
+    let consuming =
+        Consuming::start(store.clone(), MESSAGES, LEASE, "r".repeat(RESULT_BYTES)).await;
     let watched = &consuming.watched;
 
     watched.until("acks", MESSAGES / 4).await;
-    assert_eq!(watched.total("store_errors"), 0, "nothing is wrong while there is room");
+    assert_eq!(
+        watched.total("store_errors"),
+        0,
+        "nothing is wrong while there is room"
+    );
     disk.fill();
     watched.until("store_errors", 1).await;
     let acked = watched.total("acks");
     watched.until("store_errors", ASKED_IN_VAIN).await;
     let late = watched.total("acks") - acked;
     // What the store had answered before may still be acknowledged after.
-    assert!(late <= u64::from(Consuming::CONCURRENCY), "{late} messages were acknowledged on a full disk");
+    assert!(
+        late <= u64::from(Consuming::CONCURRENCY),
+        "{late} messages were acknowledged on a full disk"
+    );
     what_the_store_says(&store, &file.display().to_string()).await;
 
     disk.make_room();
@@ -42,7 +50,11 @@ async fn consumption_pauses_while_the_disk_is_full_and_nothing_is_acknowledged()
     // An independent reader: all of it is in the file.
     let completed = rusqlite::Connection::open(&file).unwrap();
     let completed: i64 = completed
-        .query_row("SELECT count(*) FROM records WHERE state = 'completed'", [], |row| row.get(0))
+        .query_row(
+            "SELECT count(*) FROM records WHERE state = 'completed'",
+            [],
+            |row| row.get(0),
+        )
         .unwrap();
     assert_eq!(completed, i64::try_from(MESSAGES).unwrap());
 }
@@ -56,14 +68,26 @@ async fn what_the_store_says(store: &SqliteStore, file: &str) {
         result: vec![b'r'; 16 << 20].into(),
         retention: Duration::from_secs(60),
     };
-    let answers = store.execute(vec![Command { key: key("new"), operation: complete }]).await;
+    let answers = store
+        .execute(vec![Command {
+            key: key("new"),
+            operation: complete,
+        }])
+        .await;
     match &answers[0] {
         Err(StoreError::Unavailable { reason }) => {
-            assert!(reason.contains(file) && reason.contains("make room"), "{reason}");
+            assert!(
+                reason.contains(file) && reason.contains("make room"),
+                "{reason}"
+            );
         }
         other => panic!("a completion on a full disk was answered with {other:?}"),
     }
-    assert_eq!(store.read(vec![key("new")]).await.pop().unwrap().unwrap(), None, "nothing was written");
+    assert_eq!(
+        store.read(vec![key("new")]).await.pop().unwrap().unwrap(),
+        None,
+        "nothing was written"
+    );
 }
 
 #[tokio::test]
@@ -73,7 +97,10 @@ async fn a_full_disk_is_told_when_the_file_is_made() {
     let file = disk.path().join("records.db");
     match SqliteStore::open(&file).await {
         Err(StoreError::Unavailable { reason }) => {
-            assert!(reason.contains(&file.display().to_string()) && reason.contains("full"), "{reason}");
+            assert!(
+                reason.contains(&file.display().to_string()) && reason.contains("full"),
+                "{reason}"
+            );
         }
         other => panic!("a new file on a full disk was opened: {other:?}"),
     }

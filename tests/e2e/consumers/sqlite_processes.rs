@@ -1,7 +1,7 @@
 //! Several processes on one SQLite file, undisturbed and killed again and again.
 //!
-//! The workers are this very program: a parent starts it with the name of the one test that does the
-//! work of a child, and with [`FOLDER`] set. Without it, that test has nothing to do.
+//! The workers are this very program: a parent starts it with the name of the one test that does
+//! the work of a child, and with [`FOLDER`] set. Without it, that test has nothing to do.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::env;
@@ -56,27 +56,44 @@ impl Witnesses {
 }
 
 async fn open(folder: &Path) -> SqliteStore {
-    SqliteStore::open(folder.join("records.db")).await.expect("the file can be opened")
+    SqliteStore::open(folder.join("records.db"))
+        .await
+        .expect("the file can be opened")
 }
 
 async fn apply(store: &SqliteStore, name: &str, operation: Operation) -> Result<Reply, StoreError> {
-    let commands = vec![Command { key: key(name), operation }];
+    let commands = vec![Command {
+        key: key(name),
+        operation,
+    }];
     store.execute(commands).await.pop().expect("one answer")
 }
 
 fn started(name: &str, folder: &Path, lease: Duration) -> Process {
     let program = env::current_exe().expect("a program has a path");
     let mut command = bound_to_parent(program, "KILL");
-    command.args(["--exact", "sqlite_processes::a_child_works_on_all_keys", "--nocapture"]);
-    command.env(FOLDER, folder).env(LEASE_MS, lease.as_millis().to_string()).stdout(Stdio::piped());
+    command.args([
+        "--exact",
+        "sqlite_processes::a_child_works_on_all_keys",
+        "--nocapture",
+    ]);
+    command
+        .env(FOLDER, folder)
+        .env(LEASE_MS, lease.as_millis().to_string())
+        .stdout(Stdio::piped());
     Process::spawn(name, command)
 }
 
 /// The work of a child: every key until it is completed.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_child_works_on_all_keys() {
-    let Some(folder) = env::var_os(FOLDER) else { return };
-    let lease_ms = env::var(LEASE_MS).expect("the parent sets the lease").parse().expect("a number");
+    let Some(folder) = env::var_os(FOLDER) else {
+        return;
+    };
+    let lease_ms = env::var(LEASE_MS)
+        .expect("the parent sets the lease")
+        .parse()
+        .expect("a number");
     let store = open(Path::new(&folder)).await;
     let mut keys: Vec<u32> = (0..KEYS).collect();
     fastrand::shuffle(&mut keys);
@@ -85,7 +102,13 @@ async fn a_child_works_on_all_keys() {
         let witnesses = Witnesses::open(Path::new(&folder));
         tokio::spawn(async move {
             for number in keys {
-                work(&store, &witnesses, &format!("{number}"), Duration::from_millis(lease_ms)).await;
+                work(
+                    &store,
+                    &witnesses,
+                    &format!("{number}"),
+                    Duration::from_millis(lease_ms),
+                )
+                .await;
             }
         })
     });
@@ -98,9 +121,17 @@ async fn a_child_works_on_all_keys() {
 async fn work(store: &SqliteStore, witnesses: &Witnesses, name: &str, lease: Duration) {
     loop {
         let token = Token::from_bits(fastrand::u128(..));
-        let claim =
-            Operation::Claim { token, lease, fingerprint: None, fenced: true, longest_lease: Duration::MAX };
-        let verdict = match apply(store, name, claim).await.expect("a local file answers") {
+        let claim = Operation::Claim {
+            token,
+            lease,
+            fingerprint: None,
+            fenced: true,
+            longest_lease: Duration::MAX,
+        };
+        let verdict = match apply(store, name, claim)
+            .await
+            .expect("a local file answers")
+        {
             Reply::Verdict { verdict, .. } => verdict,
             other => panic!("a claim was answered with {other:?}"),
         };
@@ -116,7 +147,10 @@ async fn work(store: &SqliteStore, witnesses: &Witnesses, name: &str, lease: Dur
                     result: Bytes::from(result.clone()),
                     retention: RETENTION,
                 };
-                match apply(store, name, complete).await.expect("a local file answers") {
+                match apply(store, name, complete)
+                    .await
+                    .expect("a local file answers")
+                {
                     Reply::Applied { recreated: false } => {
                         return witnesses.answered.append(&format!("{name} {result}"));
                     }
@@ -137,8 +171,13 @@ async fn results(folder: &Path) -> BTreeMap<u32, String> {
     let keys = (0..KEYS).map(|number| key(&format!("{number}"))).collect();
     let snapshot = open(folder).await.read(keys).await;
     let results = snapshot.into_iter().map(|snapshot| {
-        let record = snapshot.expect("a local file answers").expect("no key is forgotten").record;
-        let State::Completed { result, .. } = record.state else { panic!("{:?}", record.state) };
+        let record = snapshot
+            .expect("a local file answers")
+            .expect("no key is forgotten")
+            .record;
+        let State::Completed { result, .. } = record.state else {
+            panic!("{:?}", record.state)
+        };
         String::from_utf8(result.to_vec()).expect("a child writes text")
     });
     (0..).zip(results).collect()
@@ -150,7 +189,11 @@ fn lines(ledger: &Ledger) -> Vec<(u32, String)> {
         let (name, rest) = line.split_once(' ')?;
         Some((name.parse().ok()?, rest.to_owned()))
     };
-    ledger.read().into_iter().map(|entry| parse(entry.effect).expect("a child wrote it")).collect()
+    ledger
+        .read()
+        .into_iter()
+        .map(|entry| parse(entry.effect).expect("a child wrote it"))
+        .collect()
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -169,8 +212,16 @@ async fn processes_on_one_file_share_the_work_and_repeat_none() {
     assert_eq!(keys.len(), KEYS as usize);
     let answered: BTreeMap<u32, String> = lines(&witnesses.answered).into_iter().collect();
     assert_eq!(answered, results(folder.path()).await);
-    let pids: BTreeSet<u32> = witnesses.effects.read().iter().map(|effect| effect.pid).collect();
-    assert!(pids.len() > 1, "all the work was done by one process: nothing was tested");
+    let pids: BTreeSet<u32> = witnesses
+        .effects
+        .read()
+        .iter()
+        .map(|effect| effect.pid)
+        .collect();
+    assert!(
+        pids.len() > 1,
+        "all the work was done by one process: nothing was tested"
+    );
 }
 
 // invariant: killed-process
@@ -181,12 +232,14 @@ async fn nothing_that_was_answered_is_lost_by_kill_9() {
     // Each worker that is killed leaves claims behind, and the next one has to take them over.
     let lease = Duration::from_millis(300);
     for number in 0..KILLS {
-        let mut workers: Vec<Process> =
-            (0..2).map(|turn| started(&format!("worker {number}-{turn}"), folder.path(), lease)).collect();
+        let mut workers: Vec<Process> = (0..2)
+            .map(|turn| started(&format!("worker {number}-{turn}"), folder.path(), lease))
+            .collect();
         let victim = workers.first_mut().expect("two were started");
         await_effects(victim, 1 + fastrand::usize(..12)).await;
         victim.kill();
-        // The other one is killed too, wherever it stands: recovery starts while no process has the file open.
+        // The other one is killed too, wherever it stands: recovery starts while no process has the
+        // file open.
         drop(workers);
     }
     let mut last = started("the last worker", folder.path(), Duration::from_secs(600));
@@ -194,15 +247,29 @@ async fn nothing_that_was_answered_is_lost_by_kill_9() {
 
     let results = results(folder.path()).await;
     for (key, result) in lines(&witnesses.answered) {
-        assert_eq!(results.get(&key), Some(&result), "the completion of {key} was answered");
+        assert_eq!(
+            results.get(&key),
+            Some(&result),
+            "the completion of {key} was answered"
+        );
     }
     // A grant that was answered is in the file: no attempt of a key is ever granted twice.
     let effects = lines(&witnesses.effects);
     let attempts: BTreeSet<&(u32, String)> = effects.iter().collect();
-    assert_eq!(attempts.len(), effects.len(), "two grants had the same number");
-    assert!(effects.iter().any(|(_, attempt)| attempt != "1"), "no kill left a claim behind");
+    assert_eq!(
+        attempts.len(),
+        effects.len(),
+        "two grants had the same number"
+    );
+    assert!(
+        effects.iter().any(|(_, attempt)| attempt != "1"),
+        "no kill left a claim behind"
+    );
     let repeated = effects.len() - KEYS as usize;
-    assert!(repeated <= 2 * KILLS * CONCURRENCY as usize, "{repeated} effects were repeated");
+    assert!(
+        repeated <= 2 * KILLS * CONCURRENCY as usize,
+        "{repeated} effects were repeated"
+    );
 }
 
 /// Waits until a worker has reported so many effects, or has ended.
@@ -219,5 +286,7 @@ async fn await_effects(worker: &mut Process, count: usize) {
     });
     let wait = move || (0..count).try_for_each(|_| is_told.recv_timeout(LIMIT));
     // A worker that found nothing left to do reports no effect.
-    let _ = tokio::task::spawn_blocking(wait).await.expect("waiting does not panic");
+    let _ = tokio::task::spawn_blocking(wait)
+        .await
+        .expect("waiting does not panic");
 }

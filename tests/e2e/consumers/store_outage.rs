@@ -30,7 +30,11 @@ async fn consumption_pauses_and_resumes_when_redis_is_away_for_ten_seconds() {
     let watched = &consuming.watched;
 
     watched.until("acks", MESSAGES / 4).await;
-    assert_eq!(watched.total("store_errors"), 0, "nothing is wrong before the outage");
+    assert_eq!(
+        watched.total("store_errors"),
+        0,
+        "nothing is wrong before the outage"
+    );
     redis.kill();
     watched.until("store_errors", 1).await;
     let acked = watched.total("acks");
@@ -42,7 +46,10 @@ async fn consumption_pauses_and_resumes_when_redis_is_away_for_ten_seconds() {
         "{late} messages were acknowledged while the store was away"
     );
     let asked = watched.total("store_errors");
-    assert!(asked < 16 * 40, "the store is asked a few times a second, not {asked} times in ten seconds");
+    assert!(
+        asked < 16 * 40,
+        "the store is asked a few times a second, not {asked} times in ten seconds"
+    );
     redis.start_again().await;
     consuming.ends_well().await;
 }
@@ -70,7 +77,11 @@ async fn a_consumer_whose_redis_is_full_says_so_and_goes_on_when_there_is_room()
                 && !text.contains("answer")
         };
         let is_paused = status.paused.contains(&PauseCause::StoreAway);
-        if is_paused && !health.is_ready() && health.is_live() && health.reasons().iter().any(is_full) {
+        if is_paused
+            && !health.is_ready()
+            && health.is_live()
+            && health.reasons().iter().any(is_full)
+        {
             Ok(())
         } else {
             Err(format!("{health}: {status:?}"))
@@ -79,7 +90,10 @@ async fn a_consumer_whose_redis_is_full_says_so_and_goes_on_when_there_is_room()
     .await;
     redis.command(&["CONFIG", "SET", "maxmemory", "0"]).await;
     consuming.ends_well().await;
-    assert_eq!(watched.get("store_errors", "unavailable"), watched.total("store_errors"));
+    assert_eq!(
+        watched.get("store_errors", "unavailable"),
+        watched.total("store_errors")
+    );
 }
 
 // invariant: fail-open
@@ -99,7 +113,8 @@ async fn a_consumer_that_fails_open_goes_on_without_redis_and_with_it_when_it_is
     assert!(fail_open > 0, "it was through before Redis was gone");
     let granted = watched.get("claims", "granted");
     redis.start_again().await;
-    // The store is asked by messages alone, and not by every one: they go on until one has found it back.
+    // The store is asked by messages alone, and not by every one: they go on until one has found it
+    // back.
     let mut messages = MESSAGES;
     let found_back = async {
         while watched.get("claims", "granted") == granted {
@@ -108,14 +123,20 @@ async fn a_consumer_that_fails_open_goes_on_without_redis_and_with_it_when_it_is
             watched.until("acks", messages).await;
         }
     };
-    tokio::time::timeout(LEASE, found_back).await.expect("it asks the store again");
+    tokio::time::timeout(LEASE, found_back)
+        .await
+        .expect("it asks the store again");
     let runs = consuming.ends().await;
     let fail_open = watched.get("extra_runs", "fail_open");
     assert!(
         runs - messages <= fail_open,
         "{runs} runs of {messages} messages, {fail_open} without the store"
     );
-    assert_eq!(watched.total("extra_runs"), fail_open, "nothing else explains a run");
+    assert_eq!(
+        watched.total("extra_runs"),
+        fail_open,
+        "nothing else explains a run"
+    );
 }
 
 // invariant: result-of-an-outage
@@ -151,8 +172,15 @@ async fn a_handler_that_ends_during_an_outage_longer_than_its_lease_runs_once() 
     let running = tokio::spawn(consumer.run_until(async { _ = stopped.await }));
     has_begun.wait_for(|runs| *runs == 1).await.unwrap();
     redis.kill();
-    tokio::time::timeout(LEASE, has_ended.wait_for(|runs| *runs == 1)).await.expect("it ends").unwrap();
-    assert_eq!(watched.total("acks"), 0, "nothing is acknowledged before the store has answered");
+    tokio::time::timeout(LEASE, has_ended.wait_for(|runs| *runs == 1))
+        .await
+        .expect("it ends")
+        .unwrap();
+    assert_eq!(
+        watched.total("acks"),
+        0,
+        "nothing is acknowledged before the store has answered"
+    );
     redis.start_again().await;
     watched.until("acks", 1).await;
     _ = stop.send(());
@@ -174,20 +202,27 @@ async fn an_idle_consumer_whose_redis_is_killed_is_not_ready_and_is_again_when_i
     let (stop, stopped) = oneshot::channel::<()>();
     let running = tokio::spawn(consumer.run_until(async { _ = stopped.await }));
     let until_ready = async || {
-        until("the consumer to be ready", LIMIT, async || match monitor.health() {
-            health if health.is_ready() => Ok(()),
-            health => Err(health.to_string()),
+        until("the consumer to be ready", LIMIT, async || {
+            match monitor.health() {
+                health if health.is_ready() => Ok(()),
+                health => Err(health.to_string()),
+            }
         })
         .await;
     };
     until_ready().await;
     redis.kill();
-    let health = until("the outage to be noticed", LIMIT, async || match monitor.health() {
-        health if health.is_ready() => Err(health.to_string()),
-        health => Ok(health),
+    let health = until("the outage to be noticed", LIMIT, async || {
+        match monitor.health() {
+            health if health.is_ready() => Err(health.to_string()),
+            health => Ok(health),
+        }
     })
     .await;
-    assert!(matches!(health.reasons(), [Reason::StoreAway { all: true, .. }]), "{health}");
+    assert!(
+        matches!(health.reasons(), [Reason::StoreAway { all: true, .. }]),
+        "{health}"
+    );
     assert!(health.is_live(), "a restart would not help: {health}");
     assert!(!monitor.status().scopes[0].is_store_up());
     redis.start_again().await;
@@ -222,7 +257,10 @@ async fn a_partition_that_is_revoked_while_the_answer_to_a_claim_is_lost_leaves_
     let join = async |url: &str| {
         let noted = Arc::clone(&attempts);
         let handler = move |_: Message, attempt: Attempt| {
-            noted.lock().unwrap().push((attempt.number(), attempt.recovered()));
+            noted
+                .lock()
+                .unwrap()
+                .push((attempt.number(), attempt.recovered()));
             std::future::ready(Ok(()))
         };
         let store = RedisStore::connect(url).await.unwrap();
@@ -234,12 +272,19 @@ async fn a_partition_that_is_revoked_while_the_answer_to_a_claim_is_lost_leaves_
         let consumer = Consumer::new(source, gate, handler).observer(Arc::clone(&watched) as _);
         let (monitor, (stop, stopped)) = (consumer.monitor(), oneshot::channel::<()>());
         let running = tokio::spawn(consumer.run_until(async { _ = stopped.await }));
-        Member { watched, monitor, stop, running }
+        Member {
+            watched,
+            monitor,
+            stop,
+            running,
+        }
     };
     let first = join(&proxy.url()).await;
-    until("the partition", LIMIT, async || match first.monitor.status().source.partitions.len() {
-        1 => Ok(()),
-        other => Err(format!("{other} partitions")),
+    until("the partition", LIMIT, async || {
+        match first.monitor.status().source.partitions.len() {
+            1 => Ok(()),
+            other => Err(format!("{other} partitions")),
+        }
     })
     .await;
     let rebalances = first.watched.total("rebalances");
@@ -248,9 +293,20 @@ async fn a_partition_that_is_revoked_while_the_answer_to_a_claim_is_lost_leaves_
     let mut connection = redis.connection().await;
     until("the claim to be executed", LIMIT, async || {
         let mut all = redis::cmd("KEYS");
-        let keys: Vec<String> = all.arg(format!("{name}:*")).query_async(&mut connection).await.unwrap();
-        let claims = keys.iter().filter(|key| !key.ends_with(":descriptor")).count();
-        if claims == 1 { Ok(()) } else { Err(format!("{keys:?}")) }
+        let keys: Vec<String> = all
+            .arg(format!("{name}:*"))
+            .query_async(&mut connection)
+            .await
+            .unwrap();
+        let claims = keys
+            .iter()
+            .filter(|key| !key.ends_with(":descriptor"))
+            .count();
+        if claims == 1 {
+            Ok(())
+        } else {
+            Err(format!("{keys:?}"))
+        }
     })
     .await;
     let second = join(redis.url()).await;
@@ -268,5 +324,9 @@ async fn a_partition_that_is_revoked_while_the_answer_to_a_claim_is_lost_leaves_
         assert_eq!(member.watched.total("extra_runs"), 0);
         member.stop().await;
     }
-    assert_eq!(*attempts.lock().unwrap(), [(1, false)], "an attempt was burnt");
+    assert_eq!(
+        *attempts.lock().unwrap(),
+        [(1, false)],
+        "an attempt was burnt"
+    );
 }

@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use oncegate_testkit::KafkaBroker;
 use oncegate_testkit::fire::{Fault, Plan, Report, StoreKind, run, seed};
 
-/// What every run must reach, whatever its order, or it proves nothing. Whether a killed worker holds a claim is left
-/// to chance: `zombies` and `consumers/kill.rs` test takeovers.
+/// What every run must reach, whatever its order, or it proves nothing. Whether a killed worker
+/// holds a claim is left to chance: `zombies` and `consumers/kill.rs` test takeovers.
 const REACHED: [&str; 11] = [
     "granted",
     "completed",
@@ -28,11 +28,24 @@ async fn each_fault_once(store: StoreKind, broker: Option<&mut KafkaBroker>) -> 
     let plan = Plan::each_once(seed, store, Fault::of(store, broker.is_some()), worker);
     let report = run(&plan, broker).await;
     println!("{report:#?}");
-    assert!(report.violations.is_empty(), "seed {seed}: {:#?}", report.violations);
-    let missing: Vec<&str> = REACHED.into_iter().filter(|what| !report.has_reached(what)).collect();
-    assert!(missing.is_empty(), "seed {seed}: the run proves nothing, it never reached {missing:?}");
+    assert!(
+        report.violations.is_empty(),
+        "seed {seed}: {:#?}",
+        report.violations
+    );
+    let missing: Vec<&str> = REACHED
+        .into_iter()
+        .filter(|what| !report.has_reached(what))
+        .collect();
+    assert!(
+        missing.is_empty(),
+        "seed {seed}: the run proves nothing, it never reached {missing:?}"
+    );
     for fault in &plan.steps {
-        assert!(report.has_reached(&format!("fault {}", fault[0])), "seed {seed}: {fault:?} did not happen");
+        assert!(
+            report.has_reached(&format!("fault {}", fault[0])),
+            "seed {seed}: {fault:?} did not happen"
+        );
     }
     report
 }

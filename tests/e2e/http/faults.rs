@@ -16,16 +16,26 @@ const LEASE: Duration = Duration::from_secs(120);
 /// How long requests wait for a store that is away.
 const PATIENCE: Duration = Duration::from_millis(300);
 
-/// What it has answered survives its kill: with `everysec`, a write may wait for a sync in progress.
+/// What it has answered survives its kill: with `everysec`, a write may wait for a sync in
+/// progress.
 async fn durable_redis() -> RedisServer {
     RedisServer::synced().await
 }
 
-async fn world(redis: &RedisServer, settings: impl FnOnce(IdempotencyLayer) -> IdempotencyLayer) -> World {
+async fn world(
+    redis: &RedisServer,
+    settings: impl FnOnce(IdempotencyLayer) -> IdempotencyLayer,
+) -> World {
     let store = RedisStore::connect(redis.url()).await.unwrap();
-    let patient = |layer: IdempotencyLayer| settings(layer.claim_timeout(PATIENCE).settle_timeout(PATIENCE));
-    let world =
-        World::over(Arc::new(MemoryStore::new()), store, |gate: Gate| gate.lease(LEASE), patient).await;
+    let patient =
+        |layer: IdempotencyLayer| settings(layer.claim_timeout(PATIENCE).settle_timeout(PATIENCE));
+    let world = World::over(
+        Arc::new(MemoryStore::new()),
+        store,
+        |gate: Gate| gate.lease(LEASE),
+        patient,
+    )
+    .await;
     world.layer.open().await.unwrap();
     world
 }
@@ -41,12 +51,15 @@ async fn held(world: &World) -> JoinHandle<HttpAnswer> {
 #[tokio::test]
 async fn nothing_runs_while_the_store_is_away() {
     let mut redis = durable_redis().await;
-    // Only the claim runs during the outage. A completion that took too long on a busy machine would be reported as
-    // unknown, and then the first answer would be a replay.
+    // Only the claim runs during the outage. A completion that took too long on a busy machine
+    // would be reported as unknown, and then the first answer would be a replay.
     let world = world(&redis, |layer| layer.settle_timeout(LEASE)).await;
     redis.kill();
     let answer = world.post("k", ORDER).await;
-    assert_eq!((answer.status.as_u16(), answer.problem().as_str()), (503, "store-unavailable"));
+    assert_eq!(
+        (answer.status.as_u16(), answer.problem().as_str()),
+        (503, "store-unavailable")
+    );
     assert_eq!(answer.header("retry-after"), Some("1"));
     assert_eq!(world.runs().len(), 0);
     redis.start_again().await;
@@ -76,7 +89,10 @@ async fn a_store_that_goes_away_under_the_handler_makes_the_outcome_unknown_and_
     redis.kill();
     world.work.open();
     let answer = sent.await.unwrap();
-    assert_eq!((answer.status.as_u16(), answer.problem().as_str()), (503, "outcome-unknown"));
+    assert_eq!(
+        (answer.status.as_u16(), answer.problem().as_str()),
+        (503, "outcome-unknown")
+    );
     redis.start_again().await;
     let answer = world.settled("k").await;
     assert_eq!((answer.status.as_u16(), answer.is_replayed()), (201, true));
@@ -109,8 +125,8 @@ async fn a_completed_request_waits_for_the_store_and_is_not_run_again() {
     assert_eq!(world.runs().len(), 1);
 }
 
-/// A request that asks a store that is frozen either waits until its time limit, or meets an error of the store, which is
-/// counted. A request that the breaker refuses does neither.
+/// A request that asks a store that is frozen either waits until its time limit, or meets an error
+/// of the store, which is counted. A request that the breaker refuses does neither.
 #[tokio::test]
 async fn requests_one_after_another_do_not_each_wait_for_a_store_that_is_frozen() {
     const REQUESTS: usize = 20;
@@ -120,12 +136,18 @@ async fn requests_one_after_another_do_not_each_wait_for_a_store_that_is_frozen(
     let world = world(&redis, |layer| layer.claim_timeout(CLAIM_TIMEOUT)).await;
     redis.process().signal("STOP");
     let errors = || {
-        ["unavailable", "unknown"].map(|class| world.watched.get("store_errors", class)).iter().sum::<u64>()
+        ["unavailable", "unknown"]
+            .map(|class| world.watched.get("store_errors", class))
+            .iter()
+            .sum::<u64>()
     };
     let mut asked = Vec::new();
     for number in 0..REQUESTS {
         let (sent, before) = (Instant::now(), errors());
-        assert_eq!(world.post(&format!("k{number}"), ORDER).await.problem(), "store-unavailable");
+        assert_eq!(
+            world.post(&format!("k{number}"), ORDER).await.problem(),
+            "store-unavailable"
+        );
         asked.push(sent.elapsed() >= CLAIM_TIMEOUT || errors() > before);
     }
     // The first five open the breaker; from then on one request a second asks.

@@ -22,19 +22,30 @@ pub(crate) struct HeldStore {
 impl HeldStore {
     /// Holds what ends a claim.
     pub(crate) fn endings(inner: &Arc<MemoryStore>) -> Self {
-        let holds =
-            |operation: &Operation| matches!(operation, Operation::Complete { .. } | Operation::Fail { .. });
+        let holds = |operation: &Operation| {
+            matches!(
+                operation,
+                Operation::Complete { .. } | Operation::Fail { .. }
+            )
+        };
         Self::holding(inner, holds)
     }
 
     /// Holds claims.
     pub(crate) fn claims(inner: &Arc<MemoryStore>) -> Self {
-        Self::holding(inner, |operation| matches!(operation, Operation::Claim { .. }))
+        Self::holding(inner, |operation| {
+            matches!(operation, Operation::Claim { .. })
+        })
     }
 
     fn holding(inner: &Arc<MemoryStore>, holds: fn(&Operation) -> bool) -> Self {
         let switch = || Arc::new(watch::Sender::new(false));
-        Self { inner: Arc::clone(inner), holds, seen: switch(), open: switch() }
+        Self {
+            inner: Arc::clone(inner),
+            holds,
+            seen: switch(),
+            open: switch(),
+        }
     }
 
     /// Waits until there is something to hold.
@@ -57,7 +68,10 @@ impl StoreWrapper for HeldStore {
     }
 
     async fn execute(&self, commands: Vec<Command>) -> Vec<Result<Reply, StoreError>> {
-        if commands.iter().any(|command| (self.holds)(&command.operation)) {
+        if commands
+            .iter()
+            .any(|command| (self.holds)(&command.operation))
+        {
             self.seen.send_replace(true);
             self.open.subscribe().wait_for(|open| *open).await.unwrap();
         }

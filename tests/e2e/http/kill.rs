@@ -29,7 +29,11 @@ impl Service {
         let output = process.child().stdout.take().unwrap();
         BufReader::new(output).read_line(&mut line).unwrap();
         let address = line.trim().parse().expect("it writes its address");
-        let client = if http2 { HttpClient::http2(address) } else { HttpClient::http1(address) };
+        let client = if http2 {
+            HttpClient::http2(address)
+        } else {
+            HttpClient::http1(address)
+        };
         Self { process, client }
     }
 }
@@ -42,39 +46,68 @@ pub(crate) async fn until_written(ledger: &Ledger, line: &str) {
     }
 }
 
-/// Kills the service where a request holds, starts it again, and sends the request again. Returns the answer's text and
-/// whether it is a repetition.
+/// Kills the service where a request holds, starts it again, and sends the request again. Returns
+/// the answer's text and whether it is a repetition.
 async fn killed_at(store: &str, hold: &str, line: &str, http2: bool) -> (String, bool) {
     let folder = tempfile::tempdir().unwrap();
     let ledger = Ledger::open(folder.path().join("ledger"));
-    let arguments = [store.to_owned(), unique("http-kill"), ledger.path().display().to_string()];
+    let arguments = [
+        store.to_owned(),
+        unique("http-kill"),
+        ledger.path().display().to_string(),
+    ];
     let mut service = Service::start(&arguments, http2);
     let client = service.client.clone();
     let hold = hold.to_owned();
     let sent = tokio::spawn(async move {
         let headers = [("x-hold", hold.as_str())];
-        client.try_send(Sent::post("/charges", "k", "A-7").headers(&headers)).await
+        client
+            .try_send(Sent::post("/charges", "k", "A-7").headers(&headers))
+            .await
     });
     until_written(&ledger, line).await;
     service.process.kill();
-    assert!(sent.await.unwrap().is_err(), "no response comes out of a killed process");
+    assert!(
+        sent.await.unwrap().is_err(),
+        "no response comes out of a killed process"
+    );
 
     let service = Service::start(&arguments, http2);
-    let answer = settled(&service.client, Sent::post("/charges", "k", "A-7").headers(&[])).await;
+    let answer = settled(
+        &service.client,
+        Sent::post("/charges", "k", "A-7").headers(&[]),
+    )
+    .await;
     assert_eq!(answer.status, 201);
     let charges = ledger.counts()["charged A-7"];
     assert_eq!(charges, 1, "the order was charged {charges} times");
-    let again = settled(&service.client, Sent::post("/charges", "k", "A-7").headers(&[])).await;
+    let again = settled(
+        &service.client,
+        Sent::post("/charges", "k", "A-7").headers(&[]),
+    )
+    .await;
     assert_eq!((again.is_replayed(), &again.body), (true, &answer.body));
-    (String::from_utf8(answer.body.to_vec()).unwrap(), answer.is_replayed())
+    (
+        String::from_utf8(answer.body.to_vec()).unwrap(),
+        answer.is_replayed(),
+    )
 }
 
 async fn is_safe_against_kills(store: &str, http2: bool) {
     let recovered = ("attempt 2, recovered: true".to_owned(), false);
-    assert_eq!(killed_at(store, "before", "begun A-7", http2).await, recovered);
-    assert_eq!(killed_at(store, "after", "charged A-7", http2).await, recovered);
+    assert_eq!(
+        killed_at(store, "before", "begun A-7", http2).await,
+        recovered
+    );
+    assert_eq!(
+        killed_at(store, "after", "charged A-7", http2).await,
+        recovered
+    );
     let replayed = ("attempt 1, recovered: false".to_owned(), true);
-    assert_eq!(killed_at(store, "response", "completed", http2).await, replayed);
+    assert_eq!(
+        killed_at(store, "response", "completed", http2).await,
+        replayed
+    );
 }
 
 // invariant: second-run-of-request

@@ -40,18 +40,29 @@ impl<'a> MakeWriter<'a> for Log {
 #[tokio::test]
 async fn nothing_of_key_caller_or_body_gets_into_logs_or_problems() {
     let log = Log::default();
-    let subscriber = tracing_subscriber::fmt().with_writer(log.clone()).with_ansi(false);
-    let subscriber = subscriber.with_env_filter(EnvFilter::new("oncegate=trace")).finish();
+    let subscriber = tracing_subscriber::fmt()
+        .with_writer(log.clone())
+        .with_ansi(false);
+    let subscriber = subscriber
+        .with_env_filter(EnvFilter::new("oncegate=trace"))
+        .finish();
     tracing::subscriber::set_global_default(subscriber).unwrap();
 
     let store = Arc::new(MemoryStore::new());
-    let faulty = Arc::new(FaultStore::new(Arc::clone(&store) as _, Faults::default(), 1));
+    let faulty = Arc::new(FaultStore::new(
+        Arc::clone(&store) as _,
+        Faults::default(),
+        1,
+    ));
     let world = World::over(
         store,
         Arc::clone(&faulty),
         |gate| gate,
         |layer| {
-            layer.max_attempts(2).claim_timeout(Duration::from_millis(200)).response_patience(Duration::ZERO)
+            layer
+                .max_attempts(2)
+                .claim_timeout(Duration::from_millis(200))
+                .response_patience(Duration::ZERO)
         },
     )
     .await;
@@ -59,12 +70,23 @@ async fn nothing_of_key_caller_or_body_gets_into_logs_or_problems() {
     let body = format!(r#"{{"order":"{CANARY}"}}"#);
     let other = format!(r#"{{"order":"{CANARY}","more":1}}"#);
     let send = async |key: &str, what: &str, body: &str| {
-        let headers = [("content-type", "application/json"), ("x-user", CANARY), ("x-do", what)];
+        let headers = [
+            ("content-type", "application/json"),
+            ("x-user", CANARY),
+            ("x-do", what),
+        ];
         let path = format!("/charges?q={CANARY}");
-        let answer = client.try_send(Sent::post(&path, key, body).headers(&headers)).await;
-        assert!(!String::from_utf8_lossy(&answer.unwrap().body).contains(CANARY), "{key} {what}");
+        let answer = client
+            .try_send(Sent::post(&path, key, body).headers(&headers))
+            .await;
+        assert!(
+            !String::from_utf8_lossy(&answer.unwrap().body).contains(CANARY),
+            "{key} {what}"
+        );
     };
-    for what in ["charge", "500", "429", "panic", "retry", "fail", "big", "drip"] {
+    for what in [
+        "charge", "500", "429", "panic", "retry", "fail", "big", "drip",
+    ] {
         let key = format!("{CANARY}-{what}");
         world.work.open();
         for body in [&body, &body, &other] {

@@ -1,6 +1,10 @@
 //! `Idempotency-Key` over real sockets: every rule, every fault, and processes that are killed.
 
-#![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test that cannot go on has failed")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::indexing_slicing,
+    reason = "a test that cannot go on has failed"
+)]
 
 mod faults;
 mod held;

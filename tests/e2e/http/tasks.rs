@@ -1,4 +1,5 @@
-//! Handlers whose clients go, that take long, or that lose their key; and requests that never get so far.
+//! Handlers whose clients go, that take long, or that lose their key; and requests that never get
+//! so far.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,7 +20,8 @@ async fn a_client_that_goes_away_ends_nothing() {
     for (n, client) in [world.http1(), world.http2()].into_iter().enumerate() {
         let key = format!("k{n}");
         let sent_key = key.clone();
-        let sent = tokio::spawn(async move { client.send(told(&sent_key, &headers("hold"))).await });
+        let sent =
+            tokio::spawn(async move { client.send(told(&sent_key, &headers("hold"))).await });
         world.work.started(n + 1).await;
         sent.abort();
         world.work.gone(n + 1).await;
@@ -41,11 +43,25 @@ async fn a_response_leaves_only_after_its_completion() {
         let store = Arc::new(MemoryStore::new());
         let held = HeldStore::endings(&store);
         let brief = Duration::from_millis(50);
-        let world = World::over(store, held.clone(), |gate| gate, |layer| layer.settle_timeout(brief)).await;
+        let world = World::over(
+            store,
+            held.clone(),
+            |gate| gate,
+            |layer| layer.settle_timeout(brief),
+        )
+        .await;
         let answer = world.told("k", what).await;
-        assert_eq!((answer.status.as_u16(), answer.problem().as_str()), (503, "outcome-unknown"), "{what}");
+        assert_eq!(
+            (answer.status.as_u16(), answer.problem().as_str()),
+            (503, "outcome-unknown"),
+            "{what}"
+        );
         assert_eq!(answer.header("retry-after"), Some("1"));
-        assert_eq!(world.told("k", what).await.problem(), "in-progress", "{what}");
+        assert_eq!(
+            world.told("k", what).await.problem(),
+            "in-progress",
+            "{what}"
+        );
         // The task has gone on all the while.
         held.open();
         let answer = world.settled("k").await;
@@ -78,10 +94,18 @@ async fn whoever_lost_his_key_answers_with_the_winners_response() {
 async fn a_handler_that_runs_too_long_is_dropped_and_the_next_attempt_is_told() {
     let store = Arc::new(MemoryStore::new());
     let short = Duration::from_millis(200);
-    let world =
-        World::over(store.clone(), store, |gate| gate.lease(short).max_run(short), |layer| layer).await;
+    let world = World::over(
+        store.clone(),
+        store,
+        |gate| gate.lease(short).max_run(short),
+        |layer| layer,
+    )
+    .await;
     let answer = world.told("k", "hold").await;
-    assert_eq!((answer.status.as_u16(), answer.problem().as_str()), (503, "outcome-unknown"));
+    assert_eq!(
+        (answer.status.as_u16(), answer.problem().as_str()),
+        (503, "outcome-unknown")
+    );
     assert_eq!(world.settled("k").await.status, 201);
     assert_eq!(world.runs(), [(1, false), (2, true)]);
     assert_eq!(world.watched.get("handler_runs", "cancelled"), 1);
@@ -113,7 +137,13 @@ async fn a_drain_waits_for_handlers_whose_clients_have_gone() {
 async fn a_drain_waits_for_a_request_that_is_being_claimed() {
     let store = Arc::new(MemoryStore::new());
     let held = HeldStore::claims(&store);
-    let world = World::over(store, held.clone(), |gate| gate, |layer| layer.claim_timeout(LIMIT)).await;
+    let world = World::over(
+        store,
+        held.clone(),
+        |gate| gate,
+        |layer| layer.claim_timeout(LIMIT),
+    )
+    .await;
     let client = world.http1();
     let sent = tokio::spawn(async move { client.send(told("k", &headers("charge"))).await });
     held.seen().await;
@@ -122,9 +152,12 @@ async fn a_drain_waits_for_a_request_that_is_being_claimed() {
     let refused = async {
         // What came before the drain waits for its claim.
         let other = world.http1();
-        while tokio::time::timeout(Duration::from_millis(20), other.send(told("l", &headers("charge"))))
-            .await
-            .is_err()
+        while tokio::time::timeout(
+            Duration::from_millis(20),
+            other.send(told("l", &headers("charge"))),
+        )
+        .await
+        .is_err()
         {}
     };
     tokio::time::timeout(LIMIT, refused).await.unwrap();
@@ -139,14 +172,25 @@ async fn a_drain_waits_for_a_request_that_is_being_claimed() {
 async fn a_drain_cuts_off_what_does_not_end() {
     let store = Arc::new(MemoryStore::new());
     let short = Duration::from_millis(200);
-    let world =
-        World::over(Arc::clone(&store), Arc::clone(&store), |gate| gate.lease(short), |layer| layer).await;
+    let world = World::over(
+        Arc::clone(&store),
+        Arc::clone(&store),
+        |gate| gate.lease(short),
+        |layer| layer,
+    )
+    .await;
     let client = world.http1();
     let sent = tokio::spawn(async move { client.send(told("k", &headers("hold"))).await });
     world.work.started(1).await;
     assert_eq!(world.layer.drain(Duration::ZERO).await, 1);
     assert_eq!(sent.await.unwrap().problem(), "outcome-unknown");
-    let successor = World::over(Arc::clone(&store), store, |gate| gate.lease(short), |layer| layer).await;
+    let successor = World::over(
+        Arc::clone(&store),
+        store,
+        |gate| gate.lease(short),
+        |layer| layer,
+    )
+    .await;
     assert_eq!(successor.settled("k").await.status, 201);
     assert_eq!(successor.runs(), [(2, true)]);
 }
@@ -156,9 +200,13 @@ async fn a_request_that_ends_its_process_again_and_again_is_given_up_before_it_r
     let store = Arc::new(MemoryStore::new());
     let short = Duration::from_millis(200);
     for attempt in 1..=2 {
-        let world =
-            World::over(Arc::clone(&store), Arc::clone(&store), |gate| gate.lease(short), |layer| layer)
-                .await;
+        let world = World::over(
+            Arc::clone(&store),
+            Arc::clone(&store),
+            |gate| gate.lease(short),
+            |layer| layer,
+        )
+        .await;
         let client = world.http1();
         let sent = tokio::spawn(async move { settled(&client, told("k", &headers("hold"))).await });
         world.work.started(1).await;
@@ -166,19 +214,37 @@ async fn a_request_that_ends_its_process_again_and_again_is_given_up_before_it_r
         sent.abort();
         assert_eq!(world.runs(), [(attempt, attempt > 1)]);
     }
-    let world =
-        World::over(Arc::clone(&store), store, |gate| gate.lease(short), |layer| layer.max_attempts(2)).await;
+    let world = World::over(
+        Arc::clone(&store),
+        store,
+        |gate| gate.lease(short),
+        |layer| layer.max_attempts(2),
+    )
+    .await;
     let answer = world.settled("k").await;
-    assert_eq!((answer.status.as_u16(), answer.problem().as_str()), (500, "attempts-exhausted"));
+    assert_eq!(
+        (answer.status.as_u16(), answer.problem().as_str()),
+        (500, "attempts-exhausted")
+    );
     assert_eq!(world.runs(), []);
 }
 
 #[tokio::test]
 async fn a_handler_that_stops_because_the_store_is_away_uses_up_no_attempt() {
     let store = Arc::new(MemoryStore::new());
-    let faulty = Arc::new(FaultStore::new(Arc::clone(&store) as _, Faults::default(), 1));
+    let faulty = Arc::new(FaultStore::new(
+        Arc::clone(&store) as _,
+        Faults::default(),
+        1,
+    ));
     let short = Duration::from_millis(500);
-    let world = World::over(store, Arc::clone(&faulty), |gate| gate.lease(short), |layer| layer).await;
+    let world = World::over(
+        store,
+        Arc::clone(&faulty),
+        |gate| gate.lease(short),
+        |layer| layer,
+    )
+    .await;
     let client = world.http1();
     let sent = tokio::spawn(async move { client.send(told("k", &headers("obey"))).await });
     world.work.started(1).await;
@@ -196,8 +262,15 @@ async fn a_handler_gets_keys_for_downstream_and_a_fencing_token() {
     let world = World::over(store.clone(), store, |gate| gate.fenced(), |layer| layer).await;
     let mut told = Vec::new();
     for user in ["one", "one", "two"] {
-        let headers = [("content-type", "application/json"), ("x-do", "tell"), ("x-user", user)];
-        let answer = world.http1().send(Sent::post("/charges", "k", ORDER).headers(&headers)).await;
+        let headers = [
+            ("content-type", "application/json"),
+            ("x-do", "tell"),
+            ("x-user", user),
+        ];
+        let answer = world
+            .http1()
+            .send(Sent::post("/charges", "k", ORDER).headers(&headers))
+            .await;
         let text = String::from_utf8(answer.body.to_vec()).unwrap();
         let (key, fencing_token) = text.split_once(' ').unwrap();
         told.push((key.to_owned(), fencing_token.parse::<u64>().unwrap()));
@@ -215,8 +288,15 @@ async fn no_more_handlers_run_than_allowed() {
     world.work.started(1).await;
     let claims = world.watched.total("claims");
     let answer = world.told("second", "charge").await;
-    assert_eq!((answer.status.as_u16(), answer.problem().as_str()), (503, "overloaded"));
-    assert_eq!(world.watched.total("claims"), claims, "what cannot run is not claimed");
+    assert_eq!(
+        (answer.status.as_u16(), answer.problem().as_str()),
+        (503, "overloaded")
+    );
+    assert_eq!(
+        world.watched.total("claims"),
+        claims,
+        "what cannot run is not claimed"
+    );
     world.work.open();
     assert_eq!(first.await.unwrap().status, 201);
     assert_eq!(world.settled("second").await.status, 201);
@@ -226,7 +306,8 @@ async fn no_more_handlers_run_than_allowed() {
 /// Writes to the server by hand, and returns the first line of each answer.
 async fn by_hand(world: &World, head: &str, body: &str) -> (TcpStream, String) {
     let mut stream = TcpStream::connect(world.server.address()).await.unwrap();
-    let head = format!("POST /charges HTTP/1.1\r\nhost: x\r\nidempotency-key: k\r\n{head}\r\n\r\n{body}");
+    let head =
+        format!("POST /charges HTTP/1.1\r\nhost: x\r\nidempotency-key: k\r\n{head}\r\n\r\n{body}");
     stream.write_all(head.as_bytes()).await.unwrap();
     let line = first_line(&mut stream).await;
     (stream, line)
@@ -254,11 +335,15 @@ async fn a_body_is_read_before_the_claim() {
     let (_stream, line) = by_hand(&world, "transfer-encoding: chunked", &chunk).await;
     assert_eq!(line, "HTTP/1.1 413 Payload Too Large");
     let mut stream = TcpStream::connect(world.server.address()).await.unwrap();
-    let head = b"POST /charges HTTP/1.1\r\nhost: x\r\nidempotency-key: k\r\ncontent-length: 10\r\n\r\n123";
+    let head =
+        b"POST /charges HTTP/1.1\r\nhost: x\r\nidempotency-key: k\r\ncontent-length: 10\r\n\r\n123";
     stream.write_all(head).await.unwrap();
     stream.shutdown().await.unwrap();
     let line = first_line(&mut stream).await;
-    assert!(matches!(line.as_str(), "" | "HTTP/1.1 400 Bad Request"), "{line}");
+    assert!(
+        matches!(line.as_str(), "" | "HTTP/1.1 400 Bad Request"),
+        "{line}"
+    );
     assert_eq!((world.watched.total("claims"), world.runs().len()), (0, 0));
 }
 
@@ -266,16 +351,24 @@ async fn a_body_is_read_before_the_claim() {
 async fn a_client_learns_that_its_connection_is_closed() {
     let world = World::new().await;
     for (head, expected) in [
-        ("x-user: unauthenticated\r\ncontent-length: 9", "HTTP/1.1 401 Unauthorized"),
+        (
+            "x-user: unauthenticated\r\ncontent-length: 9",
+            "HTTP/1.1 401 Unauthorized",
+        ),
         ("content-length: 2000000", "HTTP/1.1 413 Payload Too Large"),
     ] {
         let (mut stream, line) = by_hand(&world, head, "").await;
         assert_eq!(line, expected);
         let mut headers = Vec::new();
-        while let Some(header) = Some(first_line(&mut stream).await).filter(|header| !header.is_empty()) {
+        while let Some(header) =
+            Some(first_line(&mut stream).await).filter(|header| !header.is_empty())
+        {
             headers.push(header.to_ascii_lowercase());
         }
-        assert!(headers.contains(&"connection: close".to_owned()), "{headers:?}");
+        assert!(
+            headers.contains(&"connection: close".to_owned()),
+            "{headers:?}"
+        );
     }
     // Here the body has come, and the connection stays.
     let (_stream, line) = by_hand(&world, "x-user: unauthenticated\r\ncontent-length: 0", "").await;
@@ -298,6 +391,14 @@ async fn the_largest_body_is_a_choice() {
     for (size, status) in [(10, 201), (11, 413)] {
         let body = "1".repeat(size);
         let key = format!("k{size}");
-        assert_eq!(world.http2().send(Sent::post("/charges", &key, &body)).await.status.as_u16(), status);
+        assert_eq!(
+            world
+                .http2()
+                .send(Sent::post("/charges", &key, &body))
+                .await
+                .status
+                .as_u16(),
+            status
+        );
     }
 }

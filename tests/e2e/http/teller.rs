@@ -1,5 +1,5 @@
-//! A service that keeps its responses in the transactions of its payments: for the tests, and for the process that
-//! they kill.
+//! A service that keeps its responses in the transactions of its payments: for the tests, and for
+//! the process that they kill.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -28,9 +28,11 @@ CREATE TABLE IF NOT EXISTS payments (
 INSERT INTO accounts VALUES (1) ON CONFLICT DO NOTHING;
 ";
 
-/// What happens in a request, in this order: `begun`, `committed`, `leaving`. The future returns when it may go on.
-pub(crate) type Pass =
-    Arc<dyn Fn(&HeaderMap, &'static str) -> futures_util::future::BoxFuture<'static, ()> + Send + Sync>;
+/// What happens in a request, in this order: `begun`, `committed`, `leaving`. The future returns
+/// when it may go on.
+pub(crate) type Pass = Arc<
+    dyn Fn(&HeaderMap, &'static str) -> futures_util::future::BoxFuture<'static, ()> + Send + Sync,
+>;
 
 /// The database of payments and records.
 #[derive(Clone)]
@@ -69,8 +71,11 @@ impl Database {
         commit: ResponseCommit,
         response: Option<Response<String>>,
     ) -> Result<Response<Body>, BoxError> {
-        let rolled_back =
-            || (StatusCode::INTERNAL_SERVER_ERROR, "rolled back").into_response().map(|_| Body::empty());
+        let rolled_back = || {
+            (StatusCode::INTERNAL_SERVER_ERROR, "rolled back")
+                .into_response()
+                .map(|_| Body::empty())
+        };
         match self {
             Self::Postgres { pool, .. } => {
                 let mut client = pool.get().await?;
@@ -88,8 +93,8 @@ impl Database {
                 let paying = tokio::task::spawn_blocking(move || {
                     let mut connection = store.open_connection()?;
                     connection.pragma_update(None, "foreign_keys", true)?;
-                    let transaction =
-                        connection.transaction_with_behavior(rusqlite::TransactionBehavior::Immediate)?;
+                    let transaction = connection
+                        .transaction_with_behavior(rusqlite::TransactionBehavior::Immediate)?;
                     transaction.execute(
                         "INSERT INTO payments (order_id, account) VALUES (?1, ?2)",
                         (&order, account),
@@ -114,14 +119,16 @@ impl Database {
             }
             Self::Sqlite(store) => {
                 let count = "SELECT count(*) FROM payments WHERE order_id = ?1";
-                Ok(store.open_connection()?.query_row(count, [order], |row| row.get(0))?)
+                Ok(store
+                    .open_connection()?
+                    .query_row(count, [order], |row| row.get(0))?)
             }
         }
     }
 }
 
-/// Pays as the header `x-do` says: `pay`, `roll-back`, `violate` a constraint at the commit, or `turn` into an error
-/// after the commit.
+/// Pays as the header `x-do` says: `pay`, `roll-back`, `violate` a constraint at the commit, or
+/// `turn` into an error after the commit.
 async fn pay(
     State((database, pass)): State<(Database, Pass)>,
     Extension(commit): Extension<ResponseCommit>,
@@ -129,13 +136,18 @@ async fn pay(
     order: String,
 ) -> Response<Body> {
     pass(&headers, "begun").await;
-    let what = headers.get("x-do").map_or("pay", |what| what.to_str().unwrap_or_default());
+    let what = headers
+        .get("x-do")
+        .map_or("pay", |what| what.to_str().unwrap_or_default());
     let account = if what == "violate" { 0 } else { 1 };
     let response = Response::builder()
         .status(StatusCode::CREATED)
         .header("content-type", "text/plain")
         .header("set-cookie", "session=secret")
-        .body(format!("paid {order} in attempt {}\r\n\0", commit.attempt().number()));
+        .body(format!(
+            "paid {order} in attempt {}\r\n\0",
+            commit.attempt().number()
+        ));
     let response = (what != "roll-back").then(|| response.unwrap_or_default());
     let paid = database.pay(order, account, commit, response).await;
     pass(&headers, "committed").await;

@@ -90,7 +90,10 @@ impl std::fmt::Display for User {
 }
 
 async fn authenticate(mut request: Request, next: Next) -> Response {
-    let name = request.headers().get("x-user").map_or("default-user", |name| name.to_str().unwrap());
+    let name = request
+        .headers()
+        .get("x-user")
+        .map_or("default-user", |name| name.to_str().unwrap());
     if name != "unauthenticated" {
         let user = User(name.to_owned());
         request.extensions_mut().insert(user);
@@ -145,7 +148,13 @@ impl World {
         let layer = settings(IdempotencyLayer::new(gate, Principal::extension::<User>()));
         let work = Work::new();
         let server = HttpServer::start(app(&layer, &work)).await;
-        Self { store, layer, work, watched, server }
+        Self {
+            store,
+            layer,
+            work,
+            watched,
+            server,
+        }
     }
 
     pub(crate) fn http1(&self) -> HttpClient {
@@ -177,17 +186,23 @@ impl World {
     /// Waits until every record is RELEASED.
     pub(crate) async fn released(&self) {
         let released = async {
-            let is = |(_, record): &(_, Record)| matches!(record.state, RecordState::Released { .. });
+            let is =
+                |(_, record): &(_, Record)| matches!(record.state, RecordState::Released { .. });
             while !self.store.records().iter().all(is) {
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
         };
-        tokio::time::timeout(LIMIT, released).await.expect("in time");
+        tokio::time::timeout(LIMIT, released)
+            .await
+            .expect("in time");
     }
 
     /// Whether all records are COMPLETED.
     pub(crate) fn all_completed(&self) -> bool {
-        self.store.records().iter().all(|(_, record)| matches!(record.state, RecordState::Completed { .. }))
+        self.store
+            .records()
+            .iter()
+            .all(|(_, record)| matches!(record.state, RecordState::Completed { .. }))
     }
 }
 
@@ -203,7 +218,9 @@ pub(crate) async fn settled(client: &HttpClient, sent: Sent<'_>) -> HttpAnswer {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     };
-    tokio::time::timeout(LIMIT, again).await.expect("it is settled in time")
+    tokio::time::timeout(LIMIT, again)
+        .await
+        .expect("it is settled in time")
 }
 
 pub(crate) fn headers(what: &str) -> [(&'static str, &str); 2] {
@@ -238,7 +255,9 @@ async fn handle(
         runs.len()
     };
     work.started.send_modify(|count| *count += 1);
-    let what = headers.get("x-do").map_or("charge", |what| what.to_str().unwrap());
+    let what = headers
+        .get("x-do")
+        .map_or("charge", |what| what.to_str().unwrap());
     let response = match (what, attempt) {
         ("obey", Some(Extension(attempt))) => {
             attempt.cancelled().await;
@@ -269,12 +288,15 @@ async fn act(work: &Work, what: &str, run: usize, body: &Bytes) -> Response {
         "echo" => Body::from(body.clone()).into_response(),
         "big" => "x".repeat(100_000).into_response(),
         "endless" => {
-            let first = futures_util::stream::iter([Ok::<_, Infallible>(Bytes::from_static(b"data: 1\n\n"))]);
+            let first = futures_util::stream::iter([Ok::<_, Infallible>(Bytes::from_static(
+                b"data: 1\n\n",
+            ))]);
             let body = Body::from_stream(first.chain(futures_util::stream::pending()));
             ([(header::CONTENT_TYPE, "text/event-stream")], body).into_response()
         }
         "drip" => {
-            let first = futures_util::stream::iter([Ok::<_, Infallible>(Bytes::from_static(b"first "))]);
+            let first =
+                futures_util::stream::iter([Ok::<_, Infallible>(Bytes::from_static(b"first "))]);
             let open = work.open.clone();
             let last = futures_util::stream::once(async move {
                 open.subscribe().wait_for(|open| *open).await.unwrap();
@@ -283,7 +305,10 @@ async fn act(work: &Work, what: &str, run: usize, body: &Bytes) -> Response {
             Body::from_stream(first.chain(last)).into_response()
         }
         "break" => {
-            let pieces = [Ok(Bytes::from_static(b"half")), Err(std::io::Error::other("told to"))];
+            let pieces = [
+                Ok(Bytes::from_static(b"half")),
+                Err(std::io::Error::other("told to")),
+            ];
             Body::from_stream(futures_util::stream::iter(pieces)).into_response()
         }
         "break-by-panic" => {
@@ -295,7 +320,12 @@ async fn act(work: &Work, what: &str, run: usize, body: &Bytes) -> Response {
         }
         "retry" => (Extension(Settle::Retry), "not yet").into_response(),
         "fail" => (StatusCode::GONE, Extension(Settle::Fail), "never").into_response(),
-        "complete" => (StatusCode::BAD_GATEWAY, Extension(Settle::Complete), "final").into_response(),
+        "complete" => (
+            StatusCode::BAD_GATEWAY,
+            Extension(Settle::Complete),
+            "final",
+        )
+            .into_response(),
         status => {
             let status = StatusCode::from_bytes(status.as_bytes()).expect("a status");
             (status, format!("run {run}")).into_response()

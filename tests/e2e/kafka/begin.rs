@@ -13,8 +13,8 @@ use oncegate_testkit::{Kafka, Record, unique, until};
 use rdkafka::producer::{BaseProducer, BaseRecord, Producer};
 
 use crate::stage::{
-    CLOSE, LIMIT, NEW, QUICK, RANGE, finish, finish_all, finish_if_ours, logged, member, number, numbered,
-    open, place, receive, until_committed,
+    CLOSE, LIMIT, NEW, QUICK, RANGE, finish, finish_all, finish_if_ours, logged, member, number,
+    numbered, open, place, receive, until_committed,
 };
 
 /// The numbers of messages that come after the group has begun.
@@ -22,8 +22,9 @@ const LATER: usize = 1_000;
 
 /// One message for each partition, numbered from `first` on.
 fn one_each(first: usize, partitions: i32) -> impl Iterator<Item = Record> + Send {
-    (0..partitions)
-        .map(move |partition| Record::new((first + partition as usize).to_string()).partition(partition))
+    (0..partitions).map(move |partition| {
+        Record::new((first + partition as usize).to_string()).partition(partition)
+    })
 }
 
 /// Nothing has finished when the source is stopped and started again; meanwhile messages come.
@@ -41,18 +42,29 @@ async fn restarts_at_the_end(properties: &[(&str, &str)]) {
     kafka.produce(&topic, one_each(LATER, 3)).await;
     let second = source();
     open(&second).await;
-    let numbers: BTreeSet<usize> = finish(receive(&second, 3).await).iter().map(number).collect();
+    let numbers: BTreeSet<usize> = finish(receive(&second, 3).await)
+        .iter()
+        .map(number)
+        .collect();
     assert_eq!(numbers, (LATER..LATER + 3).collect());
     second.close(CLOSE).await.expect("closes");
-    assert_eq!(kafka.committed_offsets(&group, &topic).await, kafka.end_offsets(&topic).await);
+    assert_eq!(
+        kafka.committed_offsets(&group, &topic).await,
+        kafka.end_offsets(&topic).await
+    );
 }
 
 #[tokio::test]
 async fn a_group_that_begins_at_the_end_and_is_restarted_skips_nothing() {
-    tokio::join!(restarts_at_the_end(QUICK), restarts_at_the_end(RANGE), restarts_at_the_end(NEW));
+    tokio::join!(
+        restarts_at_the_end(QUICK),
+        restarts_at_the_end(RANGE),
+        restarts_at_the_end(NEW)
+    );
 }
 
-/// The first member has messages in its handlers, and has finished none, when a second one takes a partition.
+/// The first member has messages in its handlers, and has finished none, when a second one takes a
+/// partition.
 async fn gives_away_unfinished(properties: &[(&str, &str)]) {
     let kafka = Kafka::shared().await;
     let (topic, group) = (kafka.new_topic("end", 2).await, unique("group"));
@@ -70,7 +82,10 @@ async fn gives_away_unfinished(properties: &[(&str, &str)]) {
 
     open(&second).await;
     let taken = finish(receive(&second, 1).await);
-    assert!(taken.iter().all(|message| place(message).1 == 10), "{taken:?}");
+    assert!(
+        taken.iter().all(|message| place(message).1 == 10),
+        "{taken:?}"
+    );
     drop(running);
     first.close(CLOSE).await.expect("closes");
     second.close(CLOSE).await.expect("closes");
@@ -78,7 +93,11 @@ async fn gives_away_unfinished(properties: &[(&str, &str)]) {
 
 #[tokio::test]
 async fn a_group_that_begins_at_the_end_skips_nothing_that_runs_while_it_rebalances() {
-    tokio::join!(gives_away_unfinished(QUICK), gives_away_unfinished(RANGE), gives_away_unfinished(NEW));
+    tokio::join!(
+        gives_away_unfinished(QUICK),
+        gives_away_unfinished(RANGE),
+        gives_away_unfinished(NEW)
+    );
 }
 
 /// The topic gains partitions, and messages in them before any member sees them.
@@ -96,22 +115,34 @@ async fn gains_partitions(properties: &[(&str, &str)]) {
     kafka.produce(&topic, one_each(LATER, 3)).await;
     let second = source();
     open(&second).await;
-    let numbers: BTreeSet<usize> = finish(receive(&second, 3).await).iter().map(number).collect();
+    let numbers: BTreeSet<usize> = finish(receive(&second, 3).await)
+        .iter()
+        .map(number)
+        .collect();
     assert_eq!(numbers, (LATER..LATER + 3).collect());
     second.close(CLOSE).await.expect("closes");
 }
 
 #[tokio::test]
 async fn partitions_that_a_topic_gains_begin_at_their_start() {
-    tokio::join!(gains_partitions(QUICK), gains_partitions(RANGE), gains_partitions(NEW));
+    tokio::join!(
+        gains_partitions(QUICK),
+        gains_partitions(RANGE),
+        gains_partitions(NEW)
+    );
 }
 
-/// An answer about the end of the log that comes after the seek would move the client: it must not ask.
+/// An answer about the end of the log that comes after the seek would move the client: it must not
+/// ask.
 async fn is_told_where_to_begin(properties: &[(&str, &str)]) {
     let kafka = Kafka::shared().await;
     let (topic, group) = (kafka.new_topic("told", 4).await, unique("group"));
     kafka.produce(&topic, numbered(40, 4)).await;
-    let source = || member(&kafka, &group, &topic, properties).from_end().property("debug", "topic");
+    let source = || {
+        member(&kafka, &group, &topic, properties)
+            .from_end()
+            .property("debug", "topic")
+    };
     let (first, second) = (source(), source());
     open(&first).await;
     open(&second).await;
@@ -124,26 +155,43 @@ async fn is_told_where_to_begin(properties: &[(&str, &str)]) {
     }
     first.close(CLOSE).await.expect("closes");
     second.close(CLOSE).await.expect("closes");
-    assert!(!logged().with(&[&format!("Seek {topic}"), "to offset 10 "]).is_empty(), "it seeks");
+    assert!(
+        !logged()
+            .with(&[&format!("Seek {topic}"), "to offset 10 "])
+            .is_empty(),
+        "it seeks"
+    );
     let begun = logged().with(&[&format!("Start fetch for {topic}")]);
-    assert!(!begun.is_empty() && begun.iter().all(|line| line.contains(" at offset 0 ")), "{begun:#?}");
+    assert!(
+        !begun.is_empty() && begun.iter().all(|line| line.contains(" at offset 0 ")),
+        "{begun:#?}"
+    );
 }
 
 #[tokio::test]
 async fn a_client_does_not_ask_where_the_log_ends_when_it_is_told_where_to_begin() {
     logged();
-    tokio::join!(is_told_where_to_begin(QUICK), is_told_where_to_begin(RANGE), is_told_where_to_begin(NEW));
+    tokio::join!(
+        is_told_where_to_begin(QUICK),
+        is_told_where_to_begin(RANGE),
+        is_told_where_to_begin(NEW)
+    );
 }
 
-/// Members that begin at the same moment, each with partitions of its own: none takes its own for later ones.
+/// Members that begin at the same moment, each with partitions of its own: none takes its own for
+/// later ones.
 async fn begin_together(properties: &[(&str, &str)]) {
     const MEMBERS: usize = 4;
     const PARTITIONS: i32 = 8;
     let kafka = Kafka::shared().await;
-    let (topic, group) = (kafka.new_topic("together", PARTITIONS).await, unique("group"));
+    let (topic, group) = (
+        kafka.new_topic("together", PARTITIONS).await,
+        unique("group"),
+    );
     kafka.produce(&topic, numbered(80, PARTITIONS)).await;
-    let sources: Vec<KafkaSource> =
-        (0..MEMBERS).map(|_| member(&kafka, &group, &topic, properties).from_end()).collect();
+    let sources: Vec<KafkaSource> = (0..MEMBERS)
+        .map(|_| member(&kafka, &group, &topic, properties).from_end())
+        .collect();
     let counters = join_all(sources.iter().map(open)).await;
     until_committed(&kafka, &group, &topic, &kafka.end_offsets(&topic).await).await;
     kafka.produce(&topic, one_each(LATER, PARTITIONS)).await;
@@ -152,7 +200,10 @@ async fn begin_together(properties: &[(&str, &str)]) {
         loop {
             let batch = source.receive(16).await.expect("receives").expect("more");
             let numbers: Vec<usize> = batch.iter().map(|one| number(&one.message)).collect();
-            assert!(numbers.iter().all(|number| *number >= LATER), "from before it began: {numbers:?}");
+            assert!(
+                numbers.iter().all(|number| *number >= LATER),
+                "from before it began: {numbers:?}"
+            );
             for delivery in &batch {
                 finish_if_ours(delivery);
             }
@@ -179,29 +230,43 @@ async fn begin_together(properties: &[(&str, &str)]) {
 
 #[tokio::test]
 async fn members_that_begin_together_at_the_end_begin_there() {
-    tokio::join!(begin_together(QUICK), begin_together(RANGE), begin_together(NEW));
+    tokio::join!(
+        begin_together(QUICK),
+        begin_together(RANGE),
+        begin_together(NEW)
+    );
 }
 
-/// Transactions of `size` messages in partition 0, of which these are committed and the others aborted.
+/// Transactions of `size` messages in partition 0, of which these are committed and the others
+/// aborted.
 async fn transactions(kafka: &Kafka, topic: &str, committed: &'static [bool], size: u8) {
     let (mut config, topic) = (kafka.config(), topic.to_owned());
     let produce = move || {
-        let producer: BaseProducer = config.set("transactional.id", unique("tx")).create().expect("valid");
+        let producer: BaseProducer = config
+            .set("transactional.id", unique("tx"))
+            .create()
+            .expect("valid");
         producer.init_transactions(LIMIT).expect("transactions");
         for commit in committed {
             producer.begin_transaction().expect("begins");
             for n in 0..size {
-                let record =
-                    BaseRecord::<[u8], [u8]>::to(&topic).partition(0).payload(std::slice::from_ref(&n));
+                let record = BaseRecord::<[u8], [u8]>::to(&topic)
+                    .partition(0)
+                    .payload(std::slice::from_ref(&n));
                 producer.send(record).expect("queued");
             }
             producer.flush(LIMIT).expect("delivered");
-            let ended =
-                if *commit { producer.commit_transaction(LIMIT) } else { producer.abort_transaction(LIMIT) };
+            let ended = if *commit {
+                producer.commit_transaction(LIMIT)
+            } else {
+                producer.abort_transaction(LIMIT)
+            };
             ended.expect("ends");
         }
     };
-    tokio::task::spawn_blocking(produce).await.expect("no panic");
+    tokio::task::spawn_blocking(produce)
+        .await
+        .expect("no panic");
 }
 
 async fn until_stands(source: &KafkaSource, what: &str, wanted: &[(Option<u64>, Option<i64>)]) {
@@ -209,37 +274,79 @@ async fn until_stands(source: &KafkaSource, what: &str, wanted: &[(Option<u64>, 
         let status = source.status();
         let stand = |one: &PartitionStatus| (one.lag, one.committed);
         let stands: Vec<_> = status.partitions.iter().map(stand).collect();
-        if stands == wanted { Ok(()) } else { Err(format!("lag and commit are {stands:?}: {status:?}")) }
+        if stands == wanted {
+            Ok(())
+        } else {
+            Err(format!("lag and commit are {stands:?}: {status:?}"))
+        }
     };
     until(what, LIMIT, standing).await;
 }
 
-/// A log that ends with a marker, one that ends with aborted messages, and one that holds nothing else.
+/// A log that ends with a marker, one that ends with aborted messages, and one that holds nothing
+/// else.
 async fn markers_are_no_lag(properties: &[(&str, &str)]) {
     let kafka = Kafka::shared().await;
     let (topic, group) = (kafka.new_topic("lag", 2).await, unique("group"));
-    let source = || member(&kafka, &group, &topic, properties).property("statistics.interval.ms", "100");
+    let source =
+        || member(&kafka, &group, &topic, properties).property("statistics.interval.ms", "100");
     let first = source();
     open(&first).await;
-    until_stands(&first, "an empty topic", &[(Some(0), None), (Some(0), None)]).await;
+    until_stands(
+        &first,
+        "an empty topic",
+        &[(Some(0), None), (Some(0), None)],
+    )
+    .await;
 
     transactions(&kafka, &topic, &[false, false], 10).await;
-    until_stands(&first, "aborted messages alone", &[(Some(0), Some(22)), (Some(0), None)]).await;
+    until_stands(
+        &first,
+        "aborted messages alone",
+        &[(Some(0), Some(22)), (Some(0), None)],
+    )
+    .await;
     transactions(&kafka, &topic, &[true], 10).await;
     let held = receive(&first, 10).await;
-    until_stands(&first, "messages in handlers", &[(Some(10), Some(22)), (Some(0), None)]).await;
+    until_stands(
+        &first,
+        "messages in handlers",
+        &[(Some(10), Some(22)), (Some(0), None)],
+    )
+    .await;
     finish(held);
-    until_stands(&first, "a marker at the end", &[(Some(0), Some(33)), (Some(0), None)]).await;
+    until_stands(
+        &first,
+        "a marker at the end",
+        &[(Some(0), Some(33)), (Some(0), None)],
+    )
+    .await;
     transactions(&kafka, &topic, &[true, false], 10).await;
     finish(receive(&first, 10).await);
-    until_stands(&first, "aborted messages at the end", &[(Some(0), Some(55)), (Some(0), None)]).await;
+    until_stands(
+        &first,
+        "aborted messages at the end",
+        &[(Some(0), Some(55)), (Some(0), None)],
+    )
+    .await;
     first.close(CLOSE).await.expect("closes");
-    assert_eq!(kafka.committed_offsets(&group, &topic).await, BTreeMap::from([(0, 55)]));
+    assert_eq!(
+        kafka.committed_offsets(&group, &topic).await,
+        BTreeMap::from([(0, 55)])
+    );
 
-    kafka.produce(&topic, [Record::new("1").partition(0), Record::new("2").partition(1)]).await;
+    kafka
+        .produce(
+            &topic,
+            [Record::new("1").partition(0), Record::new("2").partition(1)],
+        )
+        .await;
     let second = source();
     open(&second).await;
-    let places: BTreeSet<(i32, i64)> = finish(receive(&second, 2).await).iter().map(place).collect();
+    let places: BTreeSet<(i32, i64)> = finish(receive(&second, 2).await)
+        .iter()
+        .map(place)
+        .collect();
     assert_eq!(places, BTreeSet::from([(0, 55), (1, 0)]));
     second.close(CLOSE).await.expect("closes");
 }
@@ -247,7 +354,11 @@ async fn markers_are_no_lag(properties: &[(&str, &str)]) {
 // invariant: commit-before-arrival
 #[tokio::test]
 async fn what_is_no_message_is_no_lag_and_is_committed_past() {
-    tokio::join!(markers_are_no_lag(QUICK), markers_are_no_lag(RANGE), markers_are_no_lag(NEW));
+    tokio::join!(
+        markers_are_no_lag(QUICK),
+        markers_are_no_lag(RANGE),
+        markers_are_no_lag(NEW)
+    );
 }
 
 /// A group that is done comes back, and nothing comes: its lag is known all the same.

@@ -1,4 +1,5 @@
-//! Brokers that fail, leaders that move, and clusters that go on; for a classic group and one of the new protocol.
+//! Brokers that fail, leaders that move, and clusters that go on; for a classic group and one of
+//! the new protocol.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, OnceLock};
@@ -30,11 +31,21 @@ struct Consumed {
 impl Consumed {
     async fn start(cluster: &KafkaCluster, replicas: i32, properties: &[(&str, &str)]) -> Self {
         let (topic, group) = (unique("led"), unique("group"));
-        cluster.create_replicated_topic(&topic, PARTITIONS, replicas).await;
+        cluster
+            .create_replicated_topic(&topic, PARTITIONS, replicas)
+            .await;
         let source = KafkaSource::new(cluster.bootstrap(), &group, [&topic]);
-        let source = with(source.commit_interval(Duration::from_millis(50)), properties);
+        let source = with(
+            source.commit_interval(Duration::from_millis(50)),
+            properties,
+        );
         let counters = open(&source).await;
-        Self { topic, group, source, counters }
+        Self {
+            topic,
+            group,
+            source,
+            counters,
+        }
     }
 
     async fn produce(&self, cluster: &KafkaCluster, numbers: std::ops::Range<usize>) {
@@ -42,14 +53,17 @@ impl Consumed {
             let partition = i32::try_from(n).expect("it is not that many") % PARTITIONS;
             Record::new(n.to_string()).partition(partition)
         };
-        cluster.produce(&self.topic, numbers.map(record).collect::<Vec<Record>>()).await;
+        cluster
+            .produce(&self.topic, numbers.map(record).collect::<Vec<Record>>())
+            .await;
     }
 
     fn partitions(&self) -> impl Iterator<Item = (String, i32)> {
         (0..PARTITIONS).map(|partition| (self.topic.clone(), partition))
     }
 
-    /// Receives and finishes until `count` different messages have come. Returns how many deliveries that took.
+    /// Receives and finishes until `count` different messages have come. Returns how many
+    /// deliveries that took.
     async fn finish(&self, count: impl Fn() -> Option<usize>) -> usize {
         let (mut numbers, mut received) = (BTreeSet::new(), 0);
         while count() != Some(numbers.len()) {
@@ -61,11 +75,23 @@ impl Consumed {
     }
 
     async fn ends_well(self, cluster: &KafkaCluster) {
-        until_committed(cluster, &self.group, &self.topic, &cluster.end_offsets(&self.topic).await).await;
+        until_committed(
+            cluster,
+            &self.group,
+            &self.topic,
+            &cluster.end_offsets(&self.topic).await,
+        )
+        .await;
         let commits: BTreeMap<i32, Vec<i64>> = commits_of(cluster, &self.group, &self.topic).await;
-        assert!(commits.values().all(|commits| commits.is_sorted()), "a commit went back: {commits:?}");
+        assert!(
+            commits.values().all(|commits| commits.is_sorted()),
+            "a commit went back: {commits:?}"
+        );
         let counted = |name| self.counters.total(name);
-        assert_eq!((counted("messages_gone"), counted("topics_made_again")), (0, 0));
+        assert_eq!(
+            (counted("messages_gone"), counted("topics_made_again")),
+            (0, 0)
+        );
         self.source.close(CLOSE).await.expect("closes");
     }
 }
@@ -76,7 +102,11 @@ async fn they_die(cluster: &mut KafkaCluster) {
     let handle = async |cluster: &KafkaCluster, round: usize| {
         let handled = groups.iter().map(async |one| {
             one.produce(cluster, round * EACH..(round + 1) * EACH).await;
-            assert_eq!(one.finish(|| Some(EACH)).await, EACH, "each message comes once");
+            assert_eq!(
+                one.finish(|| Some(EACH)).await,
+                EACH,
+                "each message comes once"
+            );
             let ends = cluster.end_offsets(&one.topic).await;
             until_committed(cluster, &one.group, &one.topic, &ends).await;
         });
@@ -99,8 +129,8 @@ async fn they_die(cluster: &mut KafkaCluster) {
     }
 }
 
-/// While messages come, every partition is reassigned twice, each time away from its leader, and with them the one that
-/// makes a broker the coordinator of the groups.
+/// While messages come, every partition is reassigned twice, each time away from its leader, and
+/// with them the one that makes a broker the coordinator of the groups.
 async fn they_are_reassigned(cluster: &KafkaCluster) {
     // As many copies as must have a message: a reassignment leaves one of the two that there were.
     let groups = join_all(GROUPS.map(|properties| Consumed::start(cluster, 2, properties))).await;
@@ -108,8 +138,11 @@ async fn they_are_reassigned(cluster: &KafkaCluster) {
     let moving = async {
         let (topic, partition) = KafkaCluster::COORDINATED;
         let coordinated = std::iter::once((topic.to_owned(), partition));
-        let partitions: Vec<(String, i32)> =
-            groups.iter().flat_map(Consumed::partitions).chain(coordinated).collect();
+        let partitions: Vec<(String, i32)> = groups
+            .iter()
+            .flat_map(Consumed::partitions)
+            .chain(coordinated)
+            .collect();
         for _ in 0..2 {
             cluster.move_leaders(&partitions).await;
         }
@@ -121,7 +154,8 @@ async fn they_are_reassigned(cluster: &KafkaCluster) {
             let mut sent = 0;
             while total.get().is_none() {
                 let next = sent + EACH;
-                // Set before the last ones are produced, so that the receiver can tell that they are the last.
+                // Set before the last ones are produced, so that the receiver can tell that they
+                // are the last.
                 if moved.get().is_some() {
                     total.set(next).expect("once");
                 }
@@ -131,7 +165,11 @@ async fn they_are_reassigned(cluster: &KafkaCluster) {
             sent
         };
         let (sent, received) = tokio::join!(producing, one.finish(|| total.get().copied()));
-        println!("{}: {sent} sent, {} of them received again", one.topic, received - sent);
+        println!(
+            "{}: {sent} sent, {} of them received again",
+            one.topic,
+            received - sent
+        );
     });
     tokio::join!(moving, join_all(under_load));
     for one in groups {

@@ -10,19 +10,37 @@ use oncegate_testkit::{Kafka, KafkaBroker, Record, unique, until};
 use rdkafka::mocking::MockCluster;
 use rdkafka::types::{RDKafkaApiKey, RDKafkaRespErr};
 
-use crate::stage::{CLOSE, LIMIT, QUICK, finish, finish_all, member, open, receive, until_committed, within};
+use crate::stage::{
+    CLOSE, LIMIT, QUICK, finish, finish_all, member, open, receive, until_committed, within,
+};
 
-/// What is refused, and whether it counts as trouble: a healthy group refuses around every rebalance.
+/// What is refused, and whether it counts as trouble: a healthy group refuses around every
+/// rebalance.
 const REFUSALS: &[(RDKafkaRespErr, bool)] = &[
-    (RDKafkaRespErr::RD_KAFKA_RESP_ERR_REBALANCE_IN_PROGRESS, false),
+    (
+        RDKafkaRespErr::RD_KAFKA_RESP_ERR_REBALANCE_IN_PROGRESS,
+        false,
+    ),
     (RDKafkaRespErr::RD_KAFKA_RESP_ERR_ILLEGAL_GENERATION, false),
     (RDKafkaRespErr::RD_KAFKA_RESP_ERR_UNKNOWN_MEMBER_ID, false),
     (RDKafkaRespErr::RD_KAFKA_RESP_ERR_STALE_MEMBER_EPOCH, false),
     (RDKafkaRespErr::RD_KAFKA_RESP_ERR_FENCED_MEMBER_EPOCH, false),
-    (RDKafkaRespErr::RD_KAFKA_RESP_ERR_OFFSET_METADATA_TOO_LARGE, true),
-    (RDKafkaRespErr::RD_KAFKA_RESP_ERR_INVALID_COMMIT_OFFSET_SIZE, true),
-    (RDKafkaRespErr::RD_KAFKA_RESP_ERR_TOPIC_AUTHORIZATION_FAILED, true),
-    (RDKafkaRespErr::RD_KAFKA_RESP_ERR_GROUP_AUTHORIZATION_FAILED, true),
+    (
+        RDKafkaRespErr::RD_KAFKA_RESP_ERR_OFFSET_METADATA_TOO_LARGE,
+        true,
+    ),
+    (
+        RDKafkaRespErr::RD_KAFKA_RESP_ERR_INVALID_COMMIT_OFFSET_SIZE,
+        true,
+    ),
+    (
+        RDKafkaRespErr::RD_KAFKA_RESP_ERR_TOPIC_AUTHORIZATION_FAILED,
+        true,
+    ),
+    (
+        RDKafkaRespErr::RD_KAFKA_RESP_ERR_GROUP_AUTHORIZATION_FAILED,
+        true,
+    ),
 ];
 
 /// Errors that the client retries by itself: the commit takes longer and succeeds.
@@ -52,23 +70,38 @@ async fn committed_offsets_are_asked_for_again_while_the_coordinator_starts_or_m
     for answer in NOT_YET {
         mock.request_errors(RDKafkaApiKey::OffsetFetch, &[*answer; 3]);
         let brokers = mock.bootstrap_servers();
-        let offsets = oncegate::kafka::committed_offsets(&brokers, &unique("group"), &topic, &[]).await;
-        assert_eq!(offsets.expect("an answer"), BTreeMap::new(), "after {answer:?}");
+        let offsets =
+            oncegate::kafka::committed_offsets(&brokers, &unique("group"), &topic, &[]).await;
+        assert_eq!(
+            offsets.expect("an answer"),
+            BTreeMap::new(),
+            "after {answer:?}"
+        );
     }
 }
 
 #[tokio::test]
 async fn whatever_the_coordinator_says_to_a_commit_the_next_one_makes_up_for_it() {
-    let codes = REFUSALS.iter().map(|(code, _)| *code).chain(REPEATED.iter().copied());
+    let codes = REFUSALS
+        .iter()
+        .map(|(code, _)| *code)
+        .chain(REPEATED.iter().copied());
     let codes: Vec<RDKafkaRespErr> = codes.collect();
     // Some at a time, each with a coordinator of their own: a member waits before it asks again.
     join_all(codes.chunks(AT_A_TIME).map(each_is_made_up_for)).await;
 }
 
-#[expect(clippy::future_not_send, reason = "a mock cluster stays on the thread of its test")]
+#[expect(
+    clippy::future_not_send,
+    reason = "a mock cluster stays on the thread of its test"
+)]
 async fn each_is_made_up_for(codes: &[RDKafkaRespErr]) {
     let mock = MockCluster::new(1).expect("a cluster in this process");
-    let (kafka, topic, group) = (Kafka::at(mock.bootstrap_servers()), unique("refused"), unique("group"));
+    let (kafka, topic, group) = (
+        Kafka::at(mock.bootstrap_servers()),
+        unique("refused"),
+        unique("group"),
+    );
     mock.create_topic(&topic, 1, 1).expect("a topic");
     let source = member(&kafka, &group, &topic, QUICK);
     let counters = open(&source).await;
@@ -99,15 +132,23 @@ async fn a_commit_that_the_broker_refuses_is_in_the_status_until_one_is_accepted
     let is_long = Arc::new(AtomicBool::new(true));
     let text = Arc::clone(&is_long);
     source.annotate_commits(CommitAnnotation::new(move || {
-        if text.load(Ordering::Relaxed) { "longer than eight bytes".to_owned() } else { String::new() }
+        if text.load(Ordering::Relaxed) {
+            "longer than eight bytes".to_owned()
+        } else {
+            String::new()
+        }
     }));
     open(&source).await;
     finish(receive(&source, 1).await);
     until("the refusal in the status", LIMIT, async || {
         let failures = source.status().failures;
-        let refused = failures.iter().find(|failure| failure.operation == "commit");
+        let refused = failures
+            .iter()
+            .find(|failure| failure.operation == "commit");
         match refused {
-            Some(failure) if failure.failures > 1 && failure.error.contains("offset.metadata.max.bytes") => {
+            Some(failure)
+                if failure.failures > 1 && failure.error.contains("offset.metadata.max.bytes") =>
+            {
                 Ok(())
             }
             _ => Err(format!("{failures:?}")),
@@ -118,7 +159,11 @@ async fn a_commit_that_the_broker_refuses_is_in_the_status_until_one_is_accepted
     until_committed(&kafka, &group, &topic, &BTreeMap::from([(0, 1)])).await;
     until("the end of the refusal in the status", LIMIT, async || {
         let failures = source.status().failures;
-        if failures.is_empty() { Ok(()) } else { Err(format!("{failures:?}")) }
+        if failures.is_empty() {
+            Ok(())
+        } else {
+            Err(format!("{failures:?}"))
+        }
     })
     .await;
     source.close(CLOSE).await.expect("closes");
@@ -130,10 +175,18 @@ async fn a_commit_thread_that_dies_ends_the_source() {
     let (topic, group) = (kafka.new_topic("dies", 1).await, unique("group"));
     kafka.produce(&topic, [Record::new("one")]).await;
     let source = member(&kafka, &group, &topic, QUICK);
-    source.annotate_commits(CommitAnnotation::new(|| panic!("the thread dies at its first commit")));
+    source.annotate_commits(CommitAnnotation::new(|| {
+        panic!("the thread dies at its first commit")
+    }));
     open(&source).await;
     finish(receive(&source, 1).await);
-    let error = within("the source's end", source.receive(1)).await.unwrap_err().to_string();
+    let error = within("the source's end", source.receive(1))
+        .await
+        .unwrap_err()
+        .to_string();
     assert!(error.contains("commits"), "{error}");
-    assert!(source.close(CLOSE).await.is_err(), "the last offset is not committed");
+    assert!(
+        source.close(CLOSE).await.is_err(),
+        "the last offset is not committed"
+    );
 }

@@ -13,11 +13,12 @@ use tokio::sync::Notify;
 use tokio::task::JoinSet;
 
 use crate::stage::{
-    CLOSE, LIMIT, NEW, QUICK, finish, finish_if_ours, member, numbered, open, receive, until_committed,
+    CLOSE, LIMIT, NEW, QUICK, finish, finish_if_ours, member, numbered, open, receive,
+    until_committed,
 };
 
-/// What a proxy does with the connections of one client, which it knows by its name. The client that asks for it has
-/// another name.
+/// What a proxy does with the connections of one client, which it knows by its name. The client
+/// that asks for it has another name.
 struct Way {
     victim: &'static str,
     is_closed: AtomicBool,
@@ -26,7 +27,11 @@ struct Way {
 
 impl Way {
     fn of(victim: &'static str) -> Arc<Self> {
-        Arc::new(Self { victim, is_closed: AtomicBool::new(false), cut: Notify::new() })
+        Arc::new(Self {
+            victim,
+            is_closed: AtomicBool::new(false),
+            cut: Notify::new(),
+        })
     }
 
     /// Cuts the victim's connections, and lets it make none until the proxy is open again.
@@ -54,7 +59,11 @@ async fn connect(ways: &[Arc<Way>], mut client: TcpStream, broker: &str) -> std:
     let mut first = vec![0; 4_096];
     let read = client.read(&mut first).await?;
     let first = &first[..read];
-    let says = |name: &str| first.windows(name.len()).any(|window| window == name.as_bytes());
+    let says = |name: &str| {
+        first
+            .windows(name.len())
+            .any(|window| window == name.as_bytes())
+    };
     let way = ways.iter().find(|way| says(way.victim));
     // It exists before the look at the way, so that it sees every cut after that.
     let cut = OptionFuture::from(way.map(|way| way.cut.notified()));
@@ -73,7 +82,9 @@ async fn loses_its_connections(kafka: &Kafka, way: &Way, properties: &[(&str, &s
     let (topic, group) = (kafka.new_topic("lost", 2).await, unique("group"));
     kafka.produce(&topic, numbered(100, 2)).await;
     let source = member(kafka, &group, &topic, properties);
-    let source = source.property("client.id", way.victim).property("statistics.interval.ms", "200");
+    let source = source
+        .property("client.id", way.victim)
+        .property("statistics.interval.ms", "200");
     let source = source.property("reconnect.backoff.max.ms", "1000");
     let counters = open(&source).await;
     let mut received = receive(&source, 100).await;
@@ -117,12 +128,16 @@ async fn finish_all(source: &dyn Source) {
 async fn a_client_that_connects_to_nobody_is_replaced_when_the_brokers_answer_others() {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
     let address = listener.local_addr().expect("it is bound");
-    let broker = KafkaBroker::start_with(&[&format!("advertised.listeners=PLAINTEXT://{address}")]).await;
+    let broker =
+        KafkaBroker::start_with(&[&format!("advertised.listeners=PLAINTEXT://{address}")]).await;
     // Each waits out the same limits, so both lose their connections at once.
     let (quick, new) = (Way::of("victim-quick"), Way::of("victim-new"));
     let ways = [Arc::clone(&quick), Arc::clone(&new)];
     let leading = tokio::spawn(lead(ways, listener, broker.bootstrap().to_owned()));
     let kafka = Kafka::at(address.to_string());
-    tokio::join!(loses_its_connections(&kafka, &quick, QUICK), loses_its_connections(&kafka, &new, NEW));
+    tokio::join!(
+        loses_its_connections(&kafka, &quick, QUICK),
+        loses_its_connections(&kafka, &new, NEW)
+    );
     leading.abort();
 }

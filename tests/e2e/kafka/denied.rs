@@ -11,7 +11,9 @@ use oncegate::kafka::KafkaSource;
 use oncegate::observe::{Event, Observer};
 use oncegate::redis::RedisStore;
 use oncegate::{Attempt, Consumer, Failure, Gate, Handler, Key, MemoryStore, Message};
-use oncegate_testkit::{Certificates, Kafka, On, Record, Redis, Right, SecuredKafka, Watched, unique, until};
+use oncegate_testkit::{
+    Certificates, Kafka, On, Record, Redis, Right, SecuredKafka, Watched, unique, until,
+};
 use tokio::sync::oneshot;
 
 use crate::secured::Access;
@@ -46,7 +48,10 @@ struct Written {
 
 impl Written {
     fn new() -> Arc<Self> {
-        Arc::new(Self { watched: Watched::new(), origins: Mutex::default() })
+        Arc::new(Self {
+            watched: Watched::new(),
+            origins: Mutex::default(),
+        })
     }
 }
 
@@ -71,20 +76,27 @@ impl Stage {
     /// A consumer that gives up every fourth message.
     async fn consumer(&self, source: KafkaSource, written: &Arc<Written>) -> Consumer {
         let letters = source.dead_letters(&*self.dead);
-        let store = RedisStore::connect(Redis::shared().await.url()).await.unwrap();
+        let store = RedisStore::connect(Redis::shared().await.url())
+            .await
+            .unwrap();
         let gate = Gate::new(&*self.group, Key::json(["id"]), store).lease(Duration::from_secs(60));
         let handler = async |message: Message, _: Attempt| match id(&message) {
             id if id.is_multiple_of(GIVEN_UP) => Err(Failure::permanent("it is never accepted")),
             _ => Ok(()),
         };
-        Consumer::new(source, gate, handler).dead_letters(letters).observer(Arc::clone(written) as _)
+        Consumer::new(source, gate, handler)
+            .dead_letters(letters)
+            .observer(Arc::clone(written) as _)
     }
 
     /// Produces until `over`, and returns the origins of the messages that are given up.
     async fn produce_until(&self, over: &AtomicBool) -> BTreeSet<String> {
         let (mut next, mut given_up) = (0, BTreeSet::new());
         while !over.load(Relaxed) {
-            let places = self.kafka.produce(&self.topic, (next..next + 20).map(record)).await;
+            let places = self
+                .kafka
+                .produce(&self.topic, (next..next + 20).map(record))
+                .await;
             for ((partition, offset), id) in places.into_iter().zip(next..) {
                 if id.is_multiple_of(GIVEN_UP) {
                     given_up.insert(format!("{}/{partition}@{offset}", self.topic));
@@ -95,8 +107,9 @@ impl Stage {
         given_up
     }
 
-    /// Consumes under load until the consumer has ended because of what `take_away` does to its dead-letter topic, and
-    /// again after `give_back`. Demands that nothing is lost, and returns the error.
+    /// Consumes under load until the consumer has ended because of what `take_away` does to its
+    /// dead-letter topic, and again after `give_back`. Demands that nothing is lost, and returns
+    /// the error.
     async fn ends_loudly(
         &self,
         source: impl Fn() -> KafkaSource,
@@ -119,8 +132,14 @@ impl Stage {
         for origin in given_up.difference(&written) {
             let (partition, offset) = origin.rsplit_once('@').unwrap();
             let (_, partition) = partition.rsplit_once('/').unwrap();
-            let position = committed.get(&partition.parse().unwrap()).copied().unwrap_or_default();
-            assert!(position <= offset.parse().unwrap(), "committed past {origin}, which is in no topic");
+            let position = committed
+                .get(&partition.parse().unwrap())
+                .copied()
+                .unwrap_or_default();
+            assert!(
+                position <= offset.parse().unwrap(),
+                "committed past {origin}, which is in no topic"
+            );
         }
 
         give_back.await;
@@ -131,8 +150,15 @@ impl Stage {
         until_committed(&self.kafka, &self.group, &self.topic, &ends).await;
         stop.send(()).expect("it runs");
         running.await.unwrap().unwrap();
-        let written: BTreeSet<String> = written.union(&second.origins.lock().unwrap()).cloned().collect();
-        assert_eq!(given_up.difference(&written).count(), 0, "every dead letter is written");
+        let written: BTreeSet<String> = written
+            .union(&second.origins.lock().unwrap())
+            .cloned()
+            .collect();
+        assert_eq!(
+            given_up.difference(&written).count(),
+            0,
+            "every dead letter is written"
+        );
         error
     }
 }
@@ -143,18 +169,40 @@ async fn a_right_that_is_lost_under_load_ends_the_consumer_and_no_dead_letter_is
     let certificates = Certificates::for_names("IP:127.0.0.1");
     let broker = SecuredKafka::start_with(&certificates, &[USER], &[]).await;
     let kafka = Kafka::at(broker.bootstrap());
-    let (topic, dead) = (kafka.new_topic("orders", PARTITIONS).await, kafka.new_topic("dead", 1).await);
-    let stage = Stage { kafka, topic, dead, group: unique("denied") };
+    let (topic, dead) = (
+        kafka.new_topic("orders", PARTITIONS).await,
+        kafka.new_topic("dead", 1).await,
+    );
+    let stage = Stage {
+        kafka,
+        topic,
+        dead,
+        group: unique("denied"),
+    };
     let write = (USER, Right::Write, On::Topic(&stage.dead));
-    let rights =
-        [(USER, Right::Read, On::Topic(&stage.topic)), (USER, Right::Read, On::Group(&stage.group)), write];
+    let rights = [
+        (USER, Right::Read, On::Topic(&stage.topic)),
+        (USER, Right::Read, On::Group(&stage.group)),
+        write,
+    ];
     broker.grant(&rights).await;
     let access = Access::user(&broker, &certificates, USER);
-    let source = || access.member(&stage.group, &stage.topic).open_timeout(LIMIT);
+    let source = || {
+        access
+            .member(&stage.group, &stage.topic)
+            .open_timeout(LIMIT)
+    };
     let may_all = async || {
         until("the rights", LIMIT, async || {
-            source().check_topics().await.map_err(|error| error.to_string())?;
-            source().dead_letters(&*stage.dead).open().await.map_err(|error| error.to_string())
+            source()
+                .check_topics()
+                .await
+                .map_err(|error| error.to_string())?;
+            source()
+                .dead_letters(&*stage.dead)
+                .open()
+                .await
+                .map_err(|error| error.to_string())
         })
         .await;
     };
@@ -163,20 +211,39 @@ async fn a_right_that_is_lost_under_load_ends_the_consumer_and_no_dead_letter_is
         broker.grant(&[write]).await;
         may_all().await;
     };
-    let error = stage.ends_loudly(source, broker.revoke(write), give_back).await;
-    assert!(error.contains("grant WRITE") && error.contains(&stage.dead), "{error}");
+    let error = stage
+        .ends_loudly(source, broker.revoke(write), give_back)
+        .await;
+    assert!(
+        error.contains("grant WRITE") && error.contains(&stage.dead),
+        "{error}"
+    );
 }
 
 // invariant: dead-letter-lost
 #[tokio::test(flavor = "multi_thread")]
-async fn a_dead_letter_topic_that_is_deleted_under_load_ends_the_consumer_and_no_later_letter_is_lost() {
+async fn a_dead_letter_topic_that_is_deleted_under_load_ends_the_consumer_and_no_later_letter_is_lost()
+ {
     let kafka = Kafka::shared().await;
-    let (topic, dead) = (kafka.new_topic("orders", PARTITIONS).await, kafka.new_topic("dead", 1).await);
-    let stage = Stage { kafka, topic, dead, group: unique("denied") };
+    let (topic, dead) = (
+        kafka.new_topic("orders", PARTITIONS).await,
+        kafka.new_topic("dead", 1).await,
+    );
+    let stage = Stage {
+        kafka,
+        topic,
+        dead,
+        group: unique("denied"),
+    };
     let source = || member(&stage.kafka, &stage.group, &stage.topic, QUICK);
     let delete = stage.kafka.delete_topic(&stage.dead);
-    let error = stage.ends_loudly(source, delete, stage.kafka.create_topic(&stage.dead, 1)).await;
-    assert!(error.contains("create the topic") && error.contains(&stage.dead), "{error}");
+    let error = stage
+        .ends_loudly(source, delete, stage.kafka.create_topic(&stage.dead, 1))
+        .await;
+    assert!(
+        error.contains("create the topic") && error.contains(&stage.dead),
+        "{error}"
+    );
 }
 
 /// Fails until its dependency is up.
@@ -192,7 +259,10 @@ impl Handler for Dependent {
         if self.is_up.load(Relaxed) {
             return Ok(());
         }
-        Err(Failure::retry_after(Duration::from_secs(1), "the dependency is down"))
+        Err(Failure::retry_after(
+            Duration::from_secs(1),
+            "the dependency is down",
+        ))
     }
 }
 
@@ -201,7 +271,10 @@ impl Handler for Dependent {
 async fn a_retry_topic_that_may_not_be_written_is_in_the_status_until_it_is_and_nothing_is_lost() {
     let certificates = Certificates::for_names("IP:127.0.0.1");
     let broker = SecuredKafka::start_with(&certificates, &[USER], &[]).await;
-    let (topic, later) = (broker.new_topic("orders", 1).await, broker.new_topic("later", 1).await);
+    let (topic, later) = (
+        broker.new_topic("orders", 1).await,
+        broker.new_topic("later", 1).await,
+    );
     let group = unique("denied");
     let group_of_later = format!("{group}.{later}");
     let write = (USER, Right::Write, On::Topic(&later));
@@ -213,9 +286,19 @@ async fn a_retry_topic_that_may_not_be_written_is_in_the_status_until_it_is_and_
         write,
     ];
     broker.grant(&rights).await;
-    let source = Access::user(&broker, &certificates, USER).member(&group, &topic).open_timeout(LIMIT);
-    let source = source.retry_topics([(Duration::from_secs(2), &later)]).beyond(Duration::ZERO);
-    until("the rights", LIMIT, async || source.check_topics().await.map_err(|error| error.to_string())).await;
+    let source = Access::user(&broker, &certificates, USER)
+        .member(&group, &topic)
+        .open_timeout(LIMIT);
+    let source = source
+        .retry_topics([(Duration::from_secs(2), &later)])
+        .beyond(Duration::ZERO);
+    until("the rights", LIMIT, async || {
+        source
+            .check_topics()
+            .await
+            .map_err(|error| error.to_string())
+    })
+    .await;
     let (handler, watched) = (Dependent::default(), Watched::new());
     let gate = Gate::new(unique("denied"), Key::json(["id"]), MemoryStore::new());
     let consumer = Consumer::new(source, gate, handler.clone())
@@ -239,19 +322,29 @@ async fn a_retry_topic_that_may_not_be_written_is_in_the_status_until_it_is_and_
     };
     until("the failure in the health", LIMIT, async || {
         let health = Health::of(&monitor.status());
-        if health.is_ready() && health.reasons().iter().any(is_it) { Ok(()) } else { Err(health.to_string()) }
+        if health.is_ready() && health.reasons().iter().any(is_it) {
+            Ok(())
+        } else {
+            Err(health.to_string())
+        }
     })
     .await;
     broker.grant(&[write]).await;
     until("the end of the failure", LIMIT, async || {
         let failures = monitor.status().source.failures;
-        if failures.is_empty() { Ok(()) } else { Err(format!("{failures:?}")) }
+        if failures.is_empty() {
+            Ok(())
+        } else {
+            Err(format!("{failures:?}"))
+        }
     })
     .await;
     handler.is_up.store(true, Relaxed);
-    until("its success", LIMIT, async || match watched.get("handler_runs", "succeeded") {
-        1 => Ok(()),
-        count => Err(format!("{count} have succeeded")),
+    until("its success", LIMIT, async || {
+        match watched.get("handler_runs", "succeeded") {
+            1 => Ok(()),
+            count => Err(format!("{count} have succeeded")),
+        }
     })
     .await;
     for (group, topic) in [(&group, &topic), (&group_of_later, &later)] {

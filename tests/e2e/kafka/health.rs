@@ -15,15 +15,21 @@ use crate::stage::{QUICK, with};
 
 const LIMIT: Duration = Duration::from_secs(180);
 
-/// An idle consumer receives no message: the client's statistics show that its broker answers again.
+/// An idle consumer receives no message: the client's statistics show that its broker answers
+/// again.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_consumer_whose_broker_is_killed_is_not_ready_until_it_is_back_though_no_message_comes() {
     let mut broker = KafkaBroker::start().await;
     let (topic, group) = (broker.new_topic("orders", 1).await, unique("group"));
-    let source = with(KafkaSource::new(broker.bootstrap(), group.as_str(), [topic.as_str()]), QUICK);
+    let source = with(
+        KafkaSource::new(broker.bootstrap(), group.as_str(), [topic.as_str()]),
+        QUICK,
+    );
     let gate = Gate::new(unique("health"), Key::json(["id"]), MemoryStore::new());
     let watched = Watched::new();
-    let consumer = Consumer::new(source, gate, async |_: Message, _: Attempt| Ok::<(), Failure>(()));
+    let consumer = Consumer::new(source, gate, async |_: Message, _: Attempt| {
+        Ok::<(), Failure>(())
+    });
     let consumer = consumer.observer(Arc::clone(&watched) as _);
     let monitor = consumer.monitor();
     let (stop, stopped) = oneshot::channel();
@@ -34,7 +40,11 @@ async fn a_consumer_whose_broker_is_killed_is_not_ready_until_it_is_back_though_
         until(what, LIMIT, async || {
             let status = monitor.status();
             let health = Health::of(&status);
-            if so(&status, &health) { Ok(health) } else { Err(format!("{health}: {status:?}")) }
+            if so(&status, &health) {
+                Ok(health)
+            } else {
+                Err(format!("{health}: {status:?}"))
+            }
         })
         .await
     };
@@ -45,10 +55,15 @@ async fn a_consumer_whose_broker_is_killed_is_not_ready_until_it_is_back_though_
         matches!(reason, Reason::SourceFails { operation, stops_delivery: true, error, .. }
             if operation == "broker" && !error.is_empty())
     };
-    assert!(health.is_live() && health.reasons().iter().any(brings_nothing), "{health}");
+    assert!(
+        health.is_live() && health.reasons().iter().any(brings_nothing),
+        "{health}"
+    );
     broker.start_again().await;
-    until_status("ready again", |status, health| health.is_ready() && status.source.failures.is_empty())
-        .await;
+    until_status("ready again", |status, health| {
+        health.is_ready() && status.source.failures.is_empty()
+    })
+    .await;
     broker.produce(&topic, [Record::new(r#"{"id":2}"#)]).await;
     watched.until("acks", 2).await;
     stop.send(()).expect("it runs");

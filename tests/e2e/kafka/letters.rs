@@ -23,10 +23,12 @@ const PAYLOAD: usize = 4 * TAKES;
 /// A consumer that gives up every message of `topic`.
 fn giving_up(kafka: &Kafka, topic: &str, dead: Option<&str>) -> Consumer {
     let group = unique("letters");
-    let source = KafkaSource::new(kafka.bootstrap(), &group, [topic]).open_timeout(Duration::from_secs(1));
+    let source =
+        KafkaSource::new(kafka.bootstrap(), &group, [topic]).open_timeout(Duration::from_secs(1));
     let dead = dead.map(|dead| source.dead_letters(dead));
     let gate = Gate::new(&group, Key::json(["id"]), MemoryStore::new());
-    let handler = async |_: Message, _: Attempt| Err::<(), _>(Failure::permanent("it is never accepted"));
+    let handler =
+        async |_: Message, _: Attempt| Err::<(), _>(Failure::permanent("it is never accepted"));
     let consumer = Consumer::new(source, gate, handler);
     match dead {
         Some(dead) => consumer.dead_letters(dead),
@@ -34,12 +36,20 @@ fn giving_up(kafka: &Kafka, topic: &str, dead: Option<&str>) -> Consumer {
     }
 }
 
-/// Gives up a message with this text: returns how the consumer ended, and how many dead letters there are.
+/// Gives up a message with this text: returns how the consumer ended, and how many dead letters
+/// there are.
 async fn give_up(text: &str) -> (Result<(), ConsumerError>, usize) {
     let kafka = Kafka::shared().await;
     let (topic, dead) = (kafka.new_topic("large", 1).await, unique("dead"));
-    kafka.create_topic_with(&dead, &[("max.message.bytes", &TAKES.to_string())]).await;
-    kafka.produce(&topic, [Record::new(format!(r#"{{"id":1,"text":"{text}"}}"#))]).await;
+    kafka
+        .create_topic_with(&dead, &[("max.message.bytes", &TAKES.to_string())])
+        .await;
+    kafka
+        .produce(
+            &topic,
+            [Record::new(format!(r#"{{"id":1,"text":"{text}"}}"#))],
+        )
+        .await;
     let watched = Watched::new();
     let consumer = giving_up(&kafka, &topic, Some(&dead)).observer(Arc::clone(&watched) as _);
     let acked = async { watched.until("acks", 1).await };
@@ -56,17 +66,28 @@ async fn a_dead_letter_that_only_fits_when_it_is_compressed_is_written() {
 
 #[tokio::test]
 async fn a_dead_letter_that_its_topic_will_never_take_ends_the_consumer() {
-    let noise: String = std::iter::repeat_with(fastrand::alphanumeric).take(PAYLOAD).collect();
+    let noise: String = std::iter::repeat_with(fastrand::alphanumeric)
+        .take(PAYLOAD)
+        .collect();
     let (ended, letters) = give_up(&noise).await;
     let error = ended.unwrap_err().to_string();
-    assert!(error.contains("max.message.bytes") && error.contains("dead"), "{error}");
+    assert!(
+        error.contains("max.message.bytes") && error.contains("dead"),
+        "{error}"
+    );
     assert_eq!(letters, 0);
 }
 
 /// Errors that end a producer's client for good, and the requests that they answer.
 const FATAL: [(RDKafkaApiKey, RDKafkaRespErr); 2] = [
-    (RDKafkaApiKey::InitProducerId, RDKafkaRespErr::RD_KAFKA_RESP_ERR_CLUSTER_AUTHORIZATION_FAILED),
-    (RDKafkaApiKey::Produce, RDKafkaRespErr::RD_KAFKA_RESP_ERR_OUT_OF_ORDER_SEQUENCE_NUMBER),
+    (
+        RDKafkaApiKey::InitProducerId,
+        RDKafkaRespErr::RD_KAFKA_RESP_ERR_CLUSTER_AUTHORIZATION_FAILED,
+    ),
+    (
+        RDKafkaApiKey::Produce,
+        RDKafkaRespErr::RD_KAFKA_RESP_ERR_OUT_OF_ORDER_SEQUENCE_NUMBER,
+    ),
 ];
 
 /// What a real broker answers to the message of the check of rights, which the mock would write.
@@ -98,9 +119,14 @@ async fn a_producer_that_has_failed_is_replaced() {
         };
         // The first one meets the error, which ends the client for good.
         for _ in 0..2 {
-            within("the dead letter", letters.send(&letter)).await.unwrap();
+            within("the dead letter", letters.send(&letter))
+                .await
+                .unwrap();
         }
-        let count = Kafka::at(mock.bootstrap_servers()).read_all(&dead).await.len();
+        let count = Kafka::at(mock.bootstrap_servers())
+            .read_all(&dead)
+            .await
+            .len();
         assert_eq!(count, 2, "after {error:?}");
     }
 }
@@ -122,9 +148,14 @@ async fn a_producer_of_retry_topics_that_has_failed_is_replaced() {
         mock.request_errors(request, &[error]);
         let queue = source.retry_queue().expect("it has a retry topic");
         for _ in 0..2 {
-            within("the copy", queue.send(&message(), WAIT)).await.unwrap();
+            within("the copy", queue.send(&message(), WAIT))
+                .await
+                .unwrap();
         }
-        let count = Kafka::at(mock.bootstrap_servers()).read_all(&later).await.len();
+        let count = Kafka::at(mock.bootstrap_servers())
+            .read_all(&later)
+            .await
+            .len();
         assert_eq!(count, 2, "after {error:?}");
         source.close(CLOSE).await.expect("it leaves");
     }
@@ -133,14 +164,20 @@ async fn a_producer_of_retry_topics_that_has_failed_is_replaced() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_consumer_waits_for_brokers_that_are_away_at_the_start() {
     let mut broker = KafkaBroker::start().await;
-    let (topic, dead) = (broker.new_topic("start", 1).await, broker.new_topic("dead", 1).await);
+    let (topic, dead) = (
+        broker.new_topic("start", 1).await,
+        broker.new_topic("dead", 1).await,
+    );
     broker.produce(&topic, [Record::new(r#"{"id":1}"#)]).await;
     broker.kill();
     let kafka = Kafka::at(broker.bootstrap());
     let started = [None, Some(&*dead)].map(|dead| {
         let watched = Watched::new();
         let consumer = giving_up(&kafka, &topic, dead).observer(Arc::clone(&watched) as _);
-        (watched, tokio::spawn(consumer.run_until(std::future::pending())))
+        (
+            watched,
+            tokio::spawn(consumer.run_until(std::future::pending())),
+        )
     });
     for (watched, _) in &started {
         watched.until("source_errors", 1).await;

@@ -41,24 +41,41 @@ impl Observer for Hold {
     }
 }
 
-/// The first member's poll thread is held up in a revoke until the group has given everything to the second one.
+/// The first member's poll thread is held up in a revoke until the group has given everything to
+/// the second one.
 async fn held_up(properties: &[(&str, &str)], replaced: u64) {
     let kafka = Kafka::shared().await;
     let (topic, group) = (kafka.new_topic("held", 4).await, unique("group"));
     kafka.produce(&topic, numbered(400, 4)).await;
-    let source = || member(&kafka, &group, &topic, properties).drain_timeout(Duration::from_millis(200));
+    let source =
+        || member(&kafka, &group, &topic, properties).drain_timeout(Duration::from_millis(200));
     let (first, second, hold) = (source(), source(), Arc::new(Hold::default()));
     first.open(Arc::clone(&hold) as _).await.expect("opens");
     let (running, waiting) = half_done(receive(&first, 400).await);
-    until_committed(&kafka, &group, &topic, &(0..4).map(|partition| (partition, 50)).collect()).await;
+    until_committed(
+        &kafka,
+        &group,
+        &topic,
+        &(0..4).map(|partition| (partition, 50)).collect(),
+    )
+    .await;
 
     let held = hold.arm();
     open(&second).await;
-    // The group waits for the first member no longer than its poll interval; then the second one has it all.
+    // The group waits for the first member no longer than its poll interval; then the second one
+    // has it all.
     let mut taken = receive(&second, 200).await;
-    let numbers = |taken: &[Delivery]| taken.iter().map(|one| number(&one.message)).collect::<BTreeSet<_>>();
+    let numbers = |taken: &[Delivery]| {
+        taken
+            .iter()
+            .map(|one| number(&one.message))
+            .collect::<BTreeSet<_>>()
+    };
     assert_eq!(numbers(&taken), (200..400).collect());
-    let kept = taken.iter().position(|one| place(&one.message) == (0, 60)).expect("it was received");
+    let kept = taken
+        .iter()
+        .position(|one| place(&one.message) == (0, 60))
+        .expect("it was received");
     let kept = taken.swap_remove(kept);
     finish(taken);
 
@@ -85,7 +102,10 @@ async fn held_up(properties: &[(&str, &str)], replaced: u64) {
     receive(&first, 1).await;
     receive(&second, 1).await;
     let committed = kafka.committed_offsets(&group, &topic).await;
-    assert!(committed[&0] <= 60, "committed past an unfinished message: {committed:?}");
+    assert!(
+        committed[&0] <= 60,
+        "committed past an unfinished message: {committed:?}"
+    );
     drop(kept);
     assert_eq!(hold.counters.total("members_replaced"), replaced);
     first.close(CLOSE).await.expect("the first member closes");
@@ -95,7 +115,11 @@ async fn held_up(properties: &[(&str, &str)], replaced: u64) {
 // invariant: commit-by-removed-member
 #[tokio::test]
 async fn a_classic_member_that_was_held_up_joins_again_and_commits_nothing_of_before() {
-    let short = [QUICK[0], ("session.timeout.ms", "3000"), ("max.poll.interval.ms", "3000")];
+    let short = [
+        QUICK[0],
+        ("session.timeout.ms", "3000"),
+        ("max.poll.interval.ms", "3000"),
+    ];
     held_up(&short, 0).await;
 }
 
@@ -148,7 +172,10 @@ async fn in_the_new_protocol_a_second_member_waits_for_the_end_of_the_one_with_i
     kafka.produce(&topic, numbered(100, 2)).await;
     finish(receive(&second, 100).await);
     second.close(CLOSE).await.expect("closes");
-    assert_eq!(kafka.committed_offsets(&group, &topic).await, kafka.end_offsets(&topic).await);
+    assert_eq!(
+        kafka.committed_offsets(&group, &topic).await,
+        kafka.end_offsets(&topic).await
+    );
 }
 
 // invariant: member-that-has-gone
@@ -181,7 +208,11 @@ async fn a_static_member_comes_back_to_its_partitions_without_a_rebalance() {
             batch = second.receive(64) => theirs += batch.expect("receives").expect("more").len(),
         }
     }
-    assert_eq!(others.total("rebalances"), before, "only the returning member was reassigned");
+    assert_eq!(
+        others.total("rebalances"),
+        before,
+        "only the returning member was reassigned"
+    );
     again.close(CLOSE).await.expect("closes");
     second.close(CLOSE).await.expect("closes");
 }
@@ -189,6 +220,9 @@ async fn a_static_member_comes_back_to_its_partitions_without_a_rebalance() {
 #[tokio::test]
 async fn an_id_that_no_member_can_have_is_refused() {
     let source = KafkaSource::new("127.0.0.1:1", "g", ["t"]).static_member("a b");
-    let error = source.open(Arc::new(Counters::default())).await.expect_err("refused");
+    let error = source
+        .open(Arc::new(Counters::default()))
+        .await
+        .expect_err("refused");
     assert!(error.to_string().contains("static_member"), "{error}");
 }

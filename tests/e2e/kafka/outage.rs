@@ -20,10 +20,12 @@ const MEMBERS: usize = 3;
 const PARTITIONS: i32 = 6;
 /// Every member must have received a message so long after the last outage.
 const BACK: Duration = Duration::from_secs(150);
-/// The shortest sessions that a member keeps on a busy machine. The members that the outage replaces have not left: the
-/// others wait for the end of their sessions.
-const SESSIONS: [&str; 2] =
-    ["group.consumer.session.timeout.ms=6000", "group.consumer.heartbeat.interval.ms=500"];
+/// The shortest sessions that a member keeps on a busy machine. The members that the outage
+/// replaces have not left: the others wait for the end of their sessions.
+const SESSIONS: [&str; 2] = [
+    "group.consumer.session.timeout.ms=6000",
+    "group.consumer.heartbeat.interval.ms=500",
+];
 /// How many milliseconds the broker is up between a start and a freeze.
 const UP_MS: std::ops::Range<u64> = 500..6_000;
 /// How many milliseconds it is frozen: longer than a session.
@@ -49,8 +51,14 @@ impl Group {
         let source = KafkaSource::new(kafka.bootstrap(), &self.name, [&self.topic])
             .commit_interval(Duration::from_millis(50))
             .open_timeout(BACK);
-        let (source, counters) = (Arc::new(with(source, self.properties)), Arc::new(Counters::default()));
-        source.open(Arc::clone(&counters) as _).await.expect("opens");
+        let (source, counters) = (
+            Arc::new(with(source, self.properties)),
+            Arc::new(Counters::default()),
+        );
+        source
+            .open(Arc::clone(&counters) as _)
+            .await
+            .expect("opens");
         let received = Arc::new(AtomicUsize::new(0));
         let (of, count) = (Arc::clone(&source), Arc::clone(&received));
         let work = tokio::spawn(async move {
@@ -61,17 +69,28 @@ impl Group {
                 }
             }
         });
-        Worker { source, received, counters, work }
+        Worker {
+            source,
+            received,
+            counters,
+            work,
+        }
     }
 
     /// Waits until each member has received something from now on.
     async fn all_receive(&self, kafka: &Kafka) {
-        let before: Vec<usize> =
-            self.workers.iter().map(|worker| worker.received.load(Ordering::Relaxed)).collect();
+        let before: Vec<usize> = self
+            .workers
+            .iter()
+            .map(|worker| worker.received.load(Ordering::Relaxed))
+            .collect();
         let each = async || {
             let records = (0..PARTITIONS).map(|partition| Record::new("1").partition(partition));
             kafka.produce(&self.topic, records).await;
-            let now = self.workers.iter().map(|worker| worker.received.load(Ordering::Relaxed));
+            let now = self
+                .workers
+                .iter()
+                .map(|worker| worker.received.load(Ordering::Relaxed));
             let waiting: Vec<usize> = now
                 .zip(&before)
                 .enumerate()
@@ -81,15 +100,21 @@ impl Group {
             if waiting.is_empty() {
                 return Ok(());
             }
-            let statuses: Vec<_> = waiting.iter().map(|n| self.workers[*n].source.status()).collect();
-            Err(format!("{}: members {waiting:?} of {MEMBERS} receive nothing: {statuses:#?}", self.name))
+            let statuses: Vec<_> = waiting
+                .iter()
+                .map(|n| self.workers[*n].source.status())
+                .collect();
+            Err(format!(
+                "{}: members {waiting:?} of {MEMBERS} receive nothing: {statuses:#?}",
+                self.name
+            ))
         };
         until("every member receives", BACK, each).await;
     }
 }
 
-/// Kills the broker, with half of the members replaced meanwhile; kills it again when partitions are assigned; lets it
-/// run for seconds; freezes it.
+/// Kills the broker, with half of the members replaced meanwhile; kills it again when partitions
+/// are assigned; lets it run for seconds; freezes it.
 async fn outage(broker: &mut KafkaBroker, groups: &mut [Group], rng: &mut Rng) {
     broker.kill();
     let kafka = Kafka::at(broker.bootstrap());
@@ -100,7 +125,9 @@ async fn outage(broker: &mut KafkaBroker, groups: &mut [Group], rng: &mut Rng) {
         }
     }
     let joining = join_all(
-        groups.iter().map(|group| join_all((group.workers.len()..MEMBERS).map(|_| group.join(&kafka)))),
+        groups
+            .iter()
+            .map(|group| join_all((group.workers.len()..MEMBERS).map(|_| group.join(&kafka)))),
     );
     let ((), joined) = tokio::join!(broker.start_again(), joining);
     for (group, joined) in groups.iter_mut().zip(joined) {
@@ -108,9 +135,15 @@ async fn outage(broker: &mut KafkaBroker, groups: &mut [Group], rng: &mut Rng) {
     }
     let assigned = async || {
         let workers = groups.iter().flat_map(|group| &group.workers);
-        let idle = workers.filter(|worker| worker.source.status().partitions.is_empty()).count();
+        let idle = workers
+            .filter(|worker| worker.source.status().partitions.is_empty())
+            .count();
         // Not all: the others are still about to join.
-        if idle * 2 <= groups.len() * MEMBERS { Ok(()) } else { Err(format!("{idle} have no partition")) }
+        if idle * 2 <= groups.len() * MEMBERS {
+            Ok(())
+        } else {
+            Err(format!("{idle} have no partition"))
+        }
     };
     until("partitions are assigned", BACK, assigned).await;
     for _ in 0..rng.usize(1..4) {
@@ -127,8 +160,8 @@ async fn outage(broker: &mut KafkaBroker, groups: &mut [Group], rng: &mut Rng) {
 async fn members_come_back_after_a_broker_that_comes_and_goes() {
     let outages = std::env::var("ONCEGATE_OUTAGES").map_or(1, |outages| outages.parse().unwrap());
     logged();
-    let seed =
-        std::env::var("ONCEGATE_SEED").map_or_else(|_| fastrand::u64(..), |seed| seed.parse().unwrap());
+    let seed = std::env::var("ONCEGATE_SEED")
+        .map_or_else(|_| fastrand::u64(..), |seed| seed.parse().unwrap());
     println!("seed {seed}");
     let mut rng = Rng::with_seed(seed);
     let mut broker = KafkaBroker::start_with(&SESSIONS).await;
@@ -137,7 +170,12 @@ async fn members_come_back_after_a_broker_that_comes_and_goes() {
     let kinds = [NEW, NEW, NEW, NEW, QUICK, RANGE];
     for properties in kinds {
         let (topic, name) = (kafka.new_topic("outage", PARTITIONS).await, unique("group"));
-        let mut group = Group { name, topic, properties, workers: Vec::new() };
+        let mut group = Group {
+            name,
+            topic,
+            properties,
+            workers: Vec::new(),
+        };
         for _ in 0..MEMBERS {
             let worker = group.join(&kafka).await;
             group.workers.push(worker);
@@ -149,7 +187,9 @@ async fn members_come_back_after_a_broker_that_comes_and_goes() {
         outage(&mut broker, &mut groups, &mut rng).await;
         join_all(groups.iter().map(|group| group.all_receive(&kafka))).await;
         let workers = groups.iter().flat_map(|group| &group.workers);
-        let replaced: u64 = workers.map(|worker| worker.counters.total("members_replaced")).sum();
+        let replaced: u64 = workers
+            .map(|worker| worker.counters.total("members_replaced"))
+            .sum();
         println!("outage {round}: every member is back, {replaced} clients were replaced");
     }
     for group in &groups {

@@ -13,7 +13,8 @@ use tokio::sync::oneshot;
 
 use crate::stage::{CLOSE, LIMIT, QUICK, RANGE, finish, member, numbered, open, receive, with};
 
-/// Runs a consumer in the group until it says what to change. Then `mends` ends the cause, and the consumer is ready.
+/// Runs a consumer in the group until it says what to change. Then `mends` ends the cause, and the
+/// consumer is ready.
 async fn is_told(
     kafka: &Kafka,
     (group, topic): (&str, &str),
@@ -21,9 +22,14 @@ async fn is_told(
     named: &[&str],
     mends: impl Future<Output = ()>,
 ) {
-    let source = with(KafkaSource::new(kafka.bootstrap(), group, [topic]), properties);
+    let source = with(
+        KafkaSource::new(kafka.bootstrap(), group, [topic]),
+        properties,
+    );
     let gate = Gate::new(unique("refused"), Key::json(["id"]), MemoryStore::new());
-    let consumer = Consumer::new(source, gate, async |_: Message, _: Attempt| Ok::<(), Failure>(()));
+    let consumer = Consumer::new(source, gate, async |_: Message, _: Attempt| {
+        Ok::<(), Failure>(())
+    });
     let consumer = consumer.observer(Watched::new() as Arc<_>);
     let monitor = consumer.monitor();
     let (stop, stopped) = oneshot::channel();
@@ -32,7 +38,11 @@ async fn is_told(
         until(what, LIMIT, async || {
             let status = monitor.status();
             let health = Health::of(&status);
-            if so(&health) { Ok(health) } else { Err(format!("{health}: {status:?}")) }
+            if so(&health) {
+                Ok(health)
+            } else {
+                Err(format!("{health}: {status:?}"))
+            }
         })
         .await
     };
@@ -45,7 +55,10 @@ async fn is_told(
     .await;
     assert!(!health.is_ready() && health.is_live(), "{health}");
     let text = health.to_string();
-    assert!(named.iter().all(|part| text.contains(part)) && text.contains(group), "{text}");
+    assert!(
+        named.iter().all(|part| text.contains(part)) && text.contains(group),
+        "{text}"
+    );
     mends.await;
     until_health("ready", |health| matches!(health, Health::Healthy)).await;
     stop.send(()).expect("it runs");
@@ -60,7 +73,11 @@ async fn a_cooperative_member_beside_range_ones_is_told_the_setting() {
     open(&former).await;
     kafka.produce(&topic, numbered(10, 2)).await;
     finish(receive(&former, 10).await);
-    let named = ["partition.assignment.strategy is cooperative-sticky", "range", "docs/KAFKA.md"];
+    let named = [
+        "partition.assignment.strategy is cooperative-sticky",
+        "range",
+        "docs/KAFKA.md",
+    ];
     let mends = async { former.close(CLOSE).await.expect("closes") };
     is_told(&kafka, (&group, &topic), QUICK, &named, mends).await;
 }
@@ -77,8 +94,14 @@ async fn a_session_out_of_bounds_and_a_full_group_are_told() {
     let mends = async { first.close(CLOSE).await.expect("closes") };
     is_told(&kafka, (&group, &topic), QUICK, &["group.max.size"], mends).await;
 
-    let short = [("session.timeout.ms", "2000"), ("heartbeat.interval.ms", "200")];
-    let source = with(KafkaSource::new(kafka.bootstrap(), unique("group"), [topic.as_str()]), &short);
+    let short = [
+        ("session.timeout.ms", "2000"),
+        ("heartbeat.interval.ms", "200"),
+    ];
+    let source = with(
+        KafkaSource::new(kafka.bootstrap(), unique("group"), [topic.as_str()]),
+        &short,
+    );
     open(&source).await;
     until("the refused session", LIMIT, async || {
         let failures = source.status().failures;
@@ -88,7 +111,11 @@ async fn a_session_out_of_bounds_and_a_full_group_are_told() {
                 && one.error.contains("session.timeout.ms is 2000")
                 && one.error.contains("group.min.session.timeout.ms")
         });
-        if told { Ok(()) } else { Err(format!("{failures:?}")) }
+        if told {
+            Ok(())
+        } else {
+            Err(format!("{failures:?}"))
+        }
     })
     .await;
     source.close(CLOSE).await.expect("closes");

@@ -24,23 +24,37 @@ pub(crate) struct Access {
 
 impl Access {
     fn new(brokers: String, properties: &[(&str, &str)]) -> Self {
-        let properties = properties.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
-        Self { brokers, properties: properties.collect() }
+        let properties = properties
+            .iter()
+            .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
+        Self {
+            brokers,
+            properties: properties.collect(),
+        }
     }
 
     /// TLS, believing in this authority.
     fn tls(kafka: &SecuredKafka, authority: &Certificates) -> Self {
         let authority = authority.file("ca.pem").display().to_string();
-        Self::new(kafka.tls(), &[("security.protocol", "ssl"), ("ssl.ca.location", &authority)])
+        Self::new(
+            kafka.tls(),
+            &[
+                ("security.protocol", "ssl"),
+                ("ssl.ca.location", &authority),
+            ],
+        )
     }
 
     /// The same with this certificate as the client's.
     fn mutual(kafka: &SecuredKafka, authority: &Certificates, client: &Certificates) -> Self {
         let mut access = Self::tls(kafka, authority);
-        for (property, name) in
-            [("ssl.certificate.location", "server.pem"), ("ssl.key.location", "server.key")]
-        {
-            access.properties.push((property.to_owned(), client.file(name).display().to_string()));
+        for (property, name) in [
+            ("ssl.certificate.location", "server.pem"),
+            ("ssl.key.location", "server.key"),
+        ] {
+            access
+                .properties
+                .push((property.to_owned(), client.file(name).display().to_string()));
         }
         access
     }
@@ -61,7 +75,11 @@ impl Access {
 
     /// A password by SCRAM for this user.
     pub(crate) fn user(kafka: &SecuredKafka, authority: &Certificates, user: &str) -> Self {
-        Self::sasl(kafka, authority, ("SCRAM-SHA-256", user, SecuredKafka::PASSWORD))
+        Self::sasl(
+            kafka,
+            authority,
+            ("SCRAM-SHA-256", user, SecuredKafka::PASSWORD),
+        )
     }
 
     fn source(&self, topic: &str) -> KafkaSource {
@@ -71,8 +89,14 @@ impl Access {
     pub(crate) fn member(&self, group: &str, topic: &str) -> KafkaSource {
         let source = KafkaSource::new(&*self.brokers, group, [topic]);
         let source = source.commit_interval(Duration::from_millis(50));
-        let properties = self.properties.iter().map(|(name, value)| (name.as_str(), value.as_str()));
-        with(source, &properties.chain(QUICK.iter().copied()).collect::<Vec<_>>())
+        let properties = self
+            .properties
+            .iter()
+            .map(|(name, value)| (name.as_str(), value.as_str()));
+        with(
+            source,
+            &properties.chain(QUICK.iter().copied()).collect::<Vec<_>>(),
+        )
     }
 
     /// The error of a source that cannot be opened.
@@ -106,34 +130,69 @@ async fn messages_are_consumed_by_tls_and_by_every_kind_of_password() {
         let mut received = receive(&source, 1).await;
         received.pop().expect("one").ack_handle.ack();
         source.close(CLOSE).await.expect("it commits and leaves");
-        let facts = describe_topics(&access.brokers, std::slice::from_ref(&topic), &access.properties).await;
+        let facts = describe_topics(
+            &access.brokers,
+            std::slice::from_ref(&topic),
+            &access.properties,
+        )
+        .await;
         let facts = facts.expect("the commands take the same properties");
-        assert_eq!((facts[0].partitions, &facts[0].settings_unknown), (1, &None));
+        assert_eq!(
+            (facts[0].partitions, &facts[0].settings_unknown),
+            (1, &None)
+        );
     }))
     .await;
 }
 
 #[tokio::test]
 async fn whatever_is_wrong_is_said_by_the_name_of_the_property() {
-    let (certificates, stranger) =
-        (Certificates::for_names("IP:127.0.0.1"), Certificates::for_names("IP:127.0.0.1"));
+    let (certificates, stranger) = (
+        Certificates::for_names("IP:127.0.0.1"),
+        Certificates::for_names("IP:127.0.0.1"),
+    );
     let kafka = SecuredKafka::start(&certificates).await;
     let topic = kafka.new_topic("orders", 1).await;
     let login = |user, password| ("SCRAM-SHA-256", user, password);
     let (user, password) = (SecuredKafka::USER, SecuredKafka::PASSWORD);
     let wrong = [
         (Access::tls(&kafka, &stranger), "ssl.ca.location"),
-        (Access::sasl(&kafka, &stranger, login(user, password)), "ssl.ca.location"),
-        (Access::sasl(&kafka, &certificates, login(user, "wrong")), "sasl.password"),
-        (Access::sasl(&kafka, &certificates, login("unknown-user", password)), "sasl.username"),
-        (Access::sasl(&kafka, &certificates, login(SecuredKafka::STRANGER, password)), "topic"),
-        (Access::sasl(&kafka, &certificates, ("GSSAPI", user, password)), "sasl.mechanism"),
-        (Access::sasl(&kafka, &certificates, ("OAUTHBEARER", user, password)), "sasl.oauthbearer.method"),
+        (
+            Access::sasl(&kafka, &stranger, login(user, password)),
+            "ssl.ca.location",
+        ),
+        (
+            Access::sasl(&kafka, &certificates, login(user, "wrong")),
+            "sasl.password",
+        ),
+        (
+            Access::sasl(&kafka, &certificates, login("unknown-user", password)),
+            "sasl.username",
+        ),
+        (
+            Access::sasl(
+                &kafka,
+                &certificates,
+                login(SecuredKafka::STRANGER, password),
+            ),
+            "topic",
+        ),
+        (
+            Access::sasl(&kafka, &certificates, ("GSSAPI", user, password)),
+            "sasl.mechanism",
+        ),
+        (
+            Access::sasl(&kafka, &certificates, ("OAUTHBEARER", user, password)),
+            "sasl.oauthbearer.method",
+        ),
     ];
     join_all(wrong.iter().map(async |(access, named)| {
         let error = access.refusal(&topic).await;
         assert!(error.contains(named), "{named}: {error}");
-        assert!(!error.contains(password) && !error.contains("wrong"), "{error}");
+        assert!(
+            !error.contains(password) && !error.contains("wrong"),
+            "{error}"
+        );
     }))
     .await;
 }
@@ -141,7 +200,10 @@ async fn whatever_is_wrong_is_said_by_the_name_of_the_property() {
 #[tokio::test]
 async fn a_client_is_known_by_its_certificate_and_one_without_is_told() {
     let certificates = Certificates::for_names("IP:127.0.0.1");
-    let lines = ["listener.name.ssl.ssl.client.auth=required", "super.users=User:ANONYMOUS;User:CN=server"];
+    let lines = [
+        "listener.name.ssl.ssl.client.auth=required",
+        "super.users=User:ANONYMOUS;User:CN=server",
+    ];
     let kafka = SecuredKafka::start_with(&certificates, &[], &lines).await;
     let topic = kafka.new_topic("orders", 1).await;
     kafka.produce(&topic, [Record::new("one")]).await;
@@ -152,7 +214,10 @@ async fn a_client_is_known_by_its_certificate_and_one_without_is_told() {
     source.close(CLOSE).await.expect("it commits and leaves");
 
     let stranger = Certificates::for_names("IP:127.0.0.1");
-    let refused = [Access::tls(&kafka, &certificates), Access::mutual(&kafka, &certificates, &stranger)];
+    let refused = [
+        Access::tls(&kafka, &certificates),
+        Access::mutual(&kafka, &certificates, &stranger),
+    ];
     join_all(refused.iter().map(async |refused| {
         let error = refused.refusal(&topic).await;
         assert!(error.contains("ssl.certificate.location"), "{error}");
@@ -160,7 +225,10 @@ async fn a_client_is_known_by_its_certificate_and_one_without_is_told() {
     .await;
     certificates.let_expire();
     let error = known.refusal(&topic).await;
-    assert!(error.contains("ssl.certificate.location") && error.contains("must be valid today"), "{error}");
+    assert!(
+        error.contains("ssl.certificate.location") && error.contains("must be valid today"),
+        "{error}"
+    );
 }
 
 // invariant: server-not-trusted
@@ -170,7 +238,10 @@ async fn an_expired_certificate_of_the_brokers_is_told() {
     certificates.let_expire();
     let kafka = SecuredKafka::start(&certificates).await;
     let topic = kafka.new_topic("orders", 1).await;
-    let both = [Access::tls(&kafka, &certificates), Access::user(&kafka, &certificates, SecuredKafka::USER)];
+    let both = [
+        Access::tls(&kafka, &certificates),
+        Access::user(&kafka, &certificates, SecuredKafka::USER),
+    ];
     join_all(both.iter().map(async |access| {
         let error = access.refusal(&topic).await;
         assert!(error.contains("certificate must be valid today"), "{error}");
@@ -184,7 +255,10 @@ async fn each_missing_right_is_one_error_at_the_start_with_the_command_that_gran
     let certificates = Certificates::for_names("IP:127.0.0.1");
     let users = ["whole", "no-group", "no-read", "no-describe", "no-write"];
     let kafka = SecuredKafka::start_with(&certificates, &users, &[]).await;
-    let (topic, dead) = (kafka.new_topic("orders", 2).await, kafka.new_topic("orders.dead", 1).await);
+    let (topic, dead) = (
+        kafka.new_topic("orders", 2).await,
+        kafka.new_topic("orders.dead", 1).await,
+    );
     let group = unique("billing");
     let all = [
         (Right::Read, On::Topic(&topic)),
@@ -195,28 +269,51 @@ async fn each_missing_right_is_one_error_at_the_start_with_the_command_that_gran
         let rights = all.iter().enumerate().filter(move |(n, _)| *n != left_out);
         rights.map(move |(_, (right, on))| (user, *right, *on))
     };
-    let rights = without("no-read", 0).chain(without("no-describe", 0)).chain(without("no-group", 1));
+    let rights = without("no-read", 0)
+        .chain(without("no-describe", 0))
+        .chain(without("no-group", 1));
     let rights = rights.chain(without("no-write", 2)).chain([
         ("no-read", Right::Describe, On::Topic(&topic)),
         ("no-write", Right::Describe, On::Topic(&dead)),
     ]);
-    kafka.grant(&rights.chain(without("whole", 9)).collect::<Vec<_>>()).await;
+    kafka
+        .grant(&rights.chain(without("whole", 9)).collect::<Vec<_>>())
+        .await;
 
     let whole = Access::user(&kafka, &certificates, "whole");
     let (read, write) = ([topic.clone()], [dead.clone()]);
     until("the rights", LIMIT, async || {
         let needs = Needs::new(Some(&group), &read, &write);
-        let facts = describe_topics(&whole.brokers, &[topic.clone(), dead.clone()], &whole.properties).await;
-        if facts.expect("an answer").iter().any(|fact| fact.partitions == 0) {
+        let facts = describe_topics(
+            &whole.brokers,
+            &[topic.clone(), dead.clone()],
+            &whole.properties,
+        )
+        .await;
+        if facts
+            .expect("an answer")
+            .iter()
+            .any(|fact| fact.partitions == 0)
+        {
             return Err("the topics are hidden".to_owned());
         }
-        let missing = missing_rights(&whole.brokers, needs, &whole.properties).await.expect("an answer");
-        if missing.is_empty() { Ok(()) } else { Err(format!("{missing:?}")) }
+        let missing = missing_rights(&whole.brokers, needs, &whole.properties)
+            .await
+            .expect("an answer");
+        if missing.is_empty() {
+            Ok(())
+        } else {
+            Err(format!("{missing:?}"))
+        }
     })
     .await;
     let source = whole.member(&group, &topic);
     open(&source).await;
-    source.dead_letters(&*dead).open().await.expect("it may write");
+    source
+        .dead_letters(&*dead)
+        .open()
+        .await
+        .expect("it may write");
     source.close(CLOSE).await.expect("it leaves");
 
     let missing = [
@@ -225,15 +322,31 @@ async fn each_missing_right_is_one_error_at_the_start_with_the_command_that_gran
         ("no-describe", "DESCRIBE", format!("--topic {topic}")),
     ];
     join_all(missing.iter().map(async |(user, right, on)| {
-        let refusal = refusal_of(&Access::user(&kafka, &certificates, user).member(&group, &topic)).await;
+        let refusal =
+            refusal_of(&Access::user(&kafka, &certificates, user).member(&group, &topic)).await;
         let command = format!("--operation {right} {on}");
-        assert!(refusal.contains("kafka-acls.sh") && refusal.contains(&command), "{user}: {refusal}");
+        assert!(
+            refusal.contains("kafka-acls.sh") && refusal.contains(&command),
+            "{user}: {refusal}"
+        );
     }))
     .await;
     let source = Access::user(&kafka, &certificates, "no-write").member(&group, &topic);
-    let refusal = source.dead_letters(&*dead).open().await.expect_err("it may not write").to_string();
-    assert!(refusal.contains(&format!("--operation WRITE --topic {dead}")), "{refusal}");
-    assert_eq!(kafka.end_offsets(&dead).await.values().sum::<i64>(), 0, "nothing was written to find out");
+    let refusal = source
+        .dead_letters(&*dead)
+        .open()
+        .await
+        .expect_err("it may not write")
+        .to_string();
+    assert!(
+        refusal.contains(&format!("--operation WRITE --topic {dead}")),
+        "{refusal}"
+    );
+    assert_eq!(
+        kafka.end_offsets(&dead).await.values().sum::<i64>(),
+        0,
+        "nothing was written to find out"
+    );
 }
 
 pub(crate) fn letter() -> DeadLetter {
@@ -271,7 +384,10 @@ async fn produce_until(kafka: &SecuredKafka, topic: &str, over: &AtomicBool) -> 
 async fn receive_all(source: &KafkaSource, received: &Mutex<BTreeSet<usize>>) {
     while let Some(deliveries) = source.receive(100).await.expect("the source lives") {
         for delivery in deliveries {
-            received.lock().expect("no panic").insert(crate::stage::number(&delivery.message));
+            received
+                .lock()
+                .expect("no panic")
+                .insert(crate::stage::number(&delivery.message));
             delivery.ack_handle.ack();
         }
     }
@@ -286,9 +402,11 @@ struct Clients {
 impl Clients {
     /// Waits until the source's has been replaced this many times, and a dead letter is written.
     async fn replaced(&self, times: u64) {
-        until("another client", LIMIT, async || match self.counters.get("members_replaced", "login") {
-            count if count >= times => Ok(()),
-            count => Err(format!("{count} so far")),
+        until("another client", LIMIT, async || {
+            match self.counters.get("members_replaced", "login") {
+                count if count >= times => Ok(()),
+                count => Err(format!("{count} so far")),
+            }
         })
         .await;
         within("a dead letter", async {
@@ -316,9 +434,11 @@ async fn nothing_is_lost_while(
     let finish = async {
         let (count, ()) = tokio::join!(produce_until(kafka, topic, &over), rotate);
         assert!(count > 0);
-        until("every message", LIMIT, async || match received.lock().expect("no panic").len() {
-            len if len == usize::try_from(count).expect("it is positive") => Ok(()),
-            len => Err(format!("{len} of {count}")),
+        until("every message", LIMIT, async || {
+            match received.lock().expect("no panic").len() {
+                len if len == usize::try_from(count).expect("it is positive") => Ok(()),
+                len => Err(format!("{len} of {count}")),
+            }
         })
         .await;
         source.close(CLOSE).await.expect("it commits and leaves");
@@ -333,27 +453,42 @@ async fn a_password_and_a_certificate_that_change_under_load_lose_nothing() {
     // Connections must log in again after this time, so those with a former password end.
     let again = "listener.name.sasl_ssl.scram-sha-256.connections.max.reauth.ms=2000";
     let kafka = SecuredKafka::start_with(&certificates, &[], &[again]).await;
-    let (topic, dead) = (kafka.new_topic("orders", 3).await, kafka.new_topic("dead", 1).await);
+    let (topic, dead) = (
+        kafka.new_topic("orders", 3).await,
+        kafka.new_topic("dead", 1).await,
+    );
     let dir = tempfile::tempdir().expect("a folder");
     let (password, authority) = (dir.path().join("password"), dir.path().join("ca.pem"));
     std::fs::write(&password, SecuredKafka::PASSWORD).expect("the folder can be written");
     std::fs::write(&authority, certificates.authority()).expect("the folder can be written");
 
     let mut access = Access::user(&kafka, &certificates, SecuredKafka::USER);
-    access.properties.retain(|(name, _)| name != "sasl.password" && name != "ssl.ca.location");
-    access.properties.push(("ssl.ca.location".to_owned(), authority.display().to_string()));
-    let source = Arc::new(access.source(&topic).property_file("sasl.password", &password));
+    access
+        .properties
+        .retain(|(name, _)| name != "sasl.password" && name != "ssl.ca.location");
+    access.properties.push((
+        "ssl.ca.location".to_owned(),
+        authority.display().to_string(),
+    ));
+    let source = Arc::new(
+        access
+            .source(&topic)
+            .property_file("sasl.password", &password),
+    );
     let counters = open(&source).await;
     let letters = source.dead_letters(&*dead);
     letters.open().await.expect("it may write");
 
     let clients = Clients { counters, letters };
     let rotate = async {
-        // First at the broker, where connections with the former password end before the file has the new one.
+        // First at the broker, where connections with the former password end before the file has
+        // the new one.
         kafka.set_password("second-password").await;
-        until("a refused login", LIMIT, async || match clients.counters.get("source_errors", "login") {
-            0 => Err("none yet".to_owned()),
-            _ => Ok(()),
+        until("a refused login", LIMIT, async || {
+            match clients.counters.get("source_errors", "login") {
+                0 => Err("none yet".to_owned()),
+                _ => Ok(()),
+            }
         })
         .await;
         rewrite(&password, "second-password\n");
@@ -364,11 +499,17 @@ async fn a_password_and_a_certificate_that_change_under_load_lose_nothing() {
         clients.replaced(2).await;
         // An authority more.
         let next = Certificates::for_names("IP:127.0.0.1");
-        rewrite(&authority, [certificates.authority(), next.authority()].concat());
+        rewrite(
+            &authority,
+            [certificates.authority(), next.authority()].concat(),
+        );
         clients.replaced(3).await;
     };
     nothing_is_lost_while(rotate, &kafka, &topic, &source).await;
-    assert!(kafka.end_offsets(&dead).await.values().sum::<i64>() >= 3, "every dead letter was written");
+    assert!(
+        kafka.end_offsets(&dead).await.values().sum::<i64>() >= 3,
+        "every dead letter was written"
+    );
 }
 
 // invariant: rotation-under-load
@@ -376,21 +517,33 @@ async fn a_password_and_a_certificate_that_change_under_load_lose_nothing() {
 async fn a_client_certificate_that_changes_under_load_loses_nothing() {
     let certificates = Certificates::for_names("IP:127.0.0.1");
     certificates.for_client("next");
-    let lines = ["listener.name.ssl.ssl.client.auth=required", "super.users=User:ANONYMOUS;User:CN=server"];
+    let lines = [
+        "listener.name.ssl.ssl.client.auth=required",
+        "super.users=User:ANONYMOUS;User:CN=server",
+    ];
     let kafka = SecuredKafka::start_with(&certificates, &[], &lines).await;
-    let (topic, dead) = (kafka.new_topic("orders", 3).await, kafka.new_topic("dead", 1).await);
+    let (topic, dead) = (
+        kafka.new_topic("orders", 3).await,
+        kafka.new_topic("dead", 1).await,
+    );
     let dir = tempfile::tempdir().expect("a folder");
     let (certificate, key) = (dir.path().join("client.pem"), dir.path().join("client.key"));
     let change_to = |name: &str| {
         for (file, kind) in [(&certificate, "pem"), (&key, "key")] {
-            let made = std::fs::read(certificates.file(&format!("{name}.{kind}"))).expect("it was just made");
+            let made = std::fs::read(certificates.file(&format!("{name}.{kind}")))
+                .expect("it was just made");
             rewrite(file, made);
         }
     };
     change_to("server");
     let mut access = Access::tls(&kafka, &certificates);
-    for (property, file) in [("ssl.certificate.location", &certificate), ("ssl.key.location", &key)] {
-        access.properties.push((property.to_owned(), file.display().to_string()));
+    for (property, file) in [
+        ("ssl.certificate.location", &certificate),
+        ("ssl.key.location", &key),
+    ] {
+        access
+            .properties
+            .push((property.to_owned(), file.display().to_string()));
     }
     let group = unique("secured");
     let source = Arc::new(access.member(&group, &topic));
@@ -400,7 +553,8 @@ async fn a_client_certificate_that_changes_under_load_loses_nothing() {
 
     let clients = Clients { counters, letters };
     let rotate = async {
-        // The broker knows the name of this one, and gives it no rights yet: the former one goes on.
+        // The broker knows the name of this one, and gives it no rights yet: the former one goes
+        // on.
         change_to("next");
         let rights = [
             ("CN=next", Right::Read, On::Topic(&topic)),
@@ -415,5 +569,8 @@ async fn a_client_certificate_that_changes_under_load_loses_nothing() {
         clients.replaced(2).await;
     };
     nothing_is_lost_while(rotate, &kafka, &topic, &source).await;
-    assert!(kafka.end_offsets(&dead).await.values().sum::<i64>() >= 2, "every dead letter was written");
+    assert!(
+        kafka.end_offsets(&dead).await.values().sum::<i64>() >= 2,
+        "every dead letter was written"
+    );
 }

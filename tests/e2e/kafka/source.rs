@@ -12,8 +12,8 @@ use oncegate_testkit::{Kafka, KafkaBroker, unique, until};
 use tokio::task::JoinSet;
 
 use crate::stage::{
-    CLOSE, LIMIT, NEW, QUICK, RANGE, finish, finish_if_ours, half_done, member, number, numbered, open,
-    place, receive, source, until_committed, with, within,
+    CLOSE, LIMIT, NEW, QUICK, RANGE, finish, finish_if_ours, half_done, member, number, numbered,
+    open, place, receive, source, until_committed, with, within,
 };
 
 #[tokio::test]
@@ -31,7 +31,10 @@ async fn everything_is_received_once_and_committed() {
     until_committed(&kafka, &group, &topic, &kafka.end_offsets(&topic).await).await;
     source.close(CLOSE).await.expect("closes");
     assert!(counters.total("commits") >= 1 && counters.total("source_errors") == 0);
-    assert!(source.receive(1).await.expect("no error").is_none(), "a closed source has no more");
+    assert!(
+        source.receive(1).await.expect("no error").is_none(),
+        "a closed source has no more"
+    );
 }
 
 // invariant: commit-past-unfinished
@@ -44,22 +47,43 @@ async fn a_commit_never_passes_an_unfinished_message_and_a_restart_resumes_there
     open(&first).await;
 
     let mut received = receive(&first, 2_000).await;
-    let held = received.iter().position(|one| place(&one.message) == (0, 10)).expect("it was received");
+    let held = received
+        .iter()
+        .position(|one| place(&one.message) == (0, 10))
+        .expect("it was received");
     let held = received.swap_remove(held);
     finish(received);
 
-    until_committed(&kafka, &group, &topic, &BTreeMap::from([(0, 10), (1, 1_000)])).await;
+    until_committed(
+        &kafka,
+        &group,
+        &topic,
+        &BTreeMap::from([(0, 10), (1, 1_000)]),
+    )
+    .await;
     // Dropped without an ack, in the middle of an attempt.
     assert!(held.ack_handle.start());
     drop(held);
     first.close(CLOSE).await.expect("closes");
-    until_committed(&kafka, &group, &topic, &BTreeMap::from([(0, 10), (1, 1_000)])).await;
+    until_committed(
+        &kafka,
+        &group,
+        &topic,
+        &BTreeMap::from([(0, 10), (1, 1_000)]),
+    )
+    .await;
 
     let second = source(&kafka, &group, &topic);
     open(&second).await;
     let again = finish(receive(&second, 990).await);
     assert_eq!(place(&again[0]), (0, 10));
-    assert_eq!(again.iter().map(|message| place(message).0).collect::<BTreeSet<_>>(), [0].into());
+    assert_eq!(
+        again
+            .iter()
+            .map(|message| place(message).0)
+            .collect::<BTreeSet<_>>(),
+        [0].into()
+    );
     second.close(CLOSE).await.expect("closes");
     until_committed(&kafka, &group, &topic, &kafka.end_offsets(&topic).await).await;
 }
@@ -75,7 +99,10 @@ async fn closing_commits_what_was_finished_a_moment_ago() {
     finish(receive(&source, 1_000).await);
     source.close(CLOSE).await.expect("closes");
 
-    assert_eq!(kafka.committed_offsets(&group, &topic).await, kafka.end_offsets(&topic).await);
+    assert_eq!(
+        kafka.committed_offsets(&group, &topic).await,
+        kafka.end_offsets(&topic).await
+    );
     assert_eq!(counters.total("commits"), 1);
 }
 
@@ -84,7 +111,8 @@ async fn a_source_that_is_dropped_leaves_its_group_all_the_same() {
     let kafka = Kafka::shared().await;
     let (topic, group) = (kafka.new_topic("drop", 2).await, unique("group"));
     kafka.produce(&topic, numbered(100, 2)).await;
-    // Longer than the test may take: waiting for the end of the dropped member's session would fail it.
+    // Longer than the test may take: waiting for the end of the dropped member's session would fail
+    // it.
     let member = || {
         let member = source(&kafka, &group, &topic).commit_interval(Duration::from_secs(3_600));
         member.property("session.timeout.ms", "300000")
@@ -98,10 +126,14 @@ async fn a_source_that_is_dropped_leaves_its_group_all_the_same() {
     open(&second).await;
     finish(receive(&second, 40).await);
     second.close(CLOSE).await.expect("closes");
-    assert_eq!(kafka.committed_offsets(&group, &topic).await, kafka.end_offsets(&topic).await);
+    assert_eq!(
+        kafka.committed_offsets(&group, &topic).await,
+        kafka.end_offsets(&topic).await
+    );
 }
 
-/// A client that ends while it returns its partitions does not leave its group. The test repeats this often, at once.
+/// A client that ends while it returns its partitions does not leave its group. The test repeats
+/// this often, at once.
 // invariant: member-that-has-gone
 #[tokio::test(flavor = "multi_thread")]
 async fn whoever_goes_is_no_member_any_more() {
@@ -116,7 +148,8 @@ async fn whoever_goes_is_no_member_any_more() {
         comings.spawn(async move {
             for _ in 0..IN_TURN {
                 let group = unique("group");
-                let source = source(&kafka, &group, &topic).commit_interval(Duration::from_secs(3_600));
+                let source =
+                    source(&kafka, &group, &topic).commit_interval(Duration::from_secs(3_600));
                 // Longer than the test may take.
                 let source = source.property("session.timeout.ms", "300000");
                 open(&source).await;
@@ -128,7 +161,10 @@ async fn whoever_goes_is_no_member_any_more() {
                 }
                 let deadline = Instant::now() + LIMIT;
                 while kafka.members(&group).await > 0 {
-                    assert!(Instant::now() < deadline, "{group} still has a member (closed: {closes})");
+                    assert!(
+                        Instant::now() < deadline,
+                        "{group} still has a member (closed: {closes})"
+                    );
                 }
             }
         });
@@ -166,12 +202,18 @@ async fn a_second_member_takes_over(properties: &[(&str, &str)]) {
     );
     let committed = async |when: &str| {
         let committed = kafka.committed_offsets(&group, &topic).await;
-        assert!(given.keys().all(|gone| committed.get(gone) == Some(&75)), "{when}: {committed:?}");
+        assert!(
+            given.keys().all(|gone| committed.get(gone) == Some(&75)),
+            "{when}: {committed:?}"
+        );
     };
     committed("before they went").await;
     for delivery in waiting {
         let gone = given.contains_key(&place(&delivery.message).0);
-        assert!(!(gone && delivery.ack_handle.start()), "a partition that is gone");
+        assert!(
+            !(gone && delivery.ack_handle.start()),
+            "a partition that is gone"
+        );
         delivery.ack_handle.ack();
     }
     first.close(CLOSE).await.expect("the first member closes");
@@ -234,8 +276,12 @@ async fn a_full_buffer_pauses_keeps_the_membership_and_goes_on() {
     kafka.produce(&topic, numbered(8_000, 4)).await;
     let first = source(&kafka, &group, &topic).buffered_messages(100);
     open(&first).await;
-    // The test does not receive from the first member. The second can join only because the first still polls.
-    let mut finished: BTreeSet<_> = finish(receive(&first, 1).await).iter().map(number).collect();
+    // The test does not receive from the first member. The second can join only because the first
+    // still polls.
+    let mut finished: BTreeSet<_> = finish(receive(&first, 1).await)
+        .iter()
+        .map(number)
+        .collect();
     let second = source(&kafka, &group, &topic);
     open(&second).await;
     finished.extend(finish(receive(&second, 1).await).iter().map(number));
@@ -256,7 +302,10 @@ async fn a_full_buffer_pauses_keeps_the_membership_and_goes_on() {
     .await;
     first.close(CLOSE).await.expect("closes");
     second.close(CLOSE).await.expect("closes");
-    assert_eq!(kafka.committed_offsets(&group, &topic).await, kafka.end_offsets(&topic).await);
+    assert_eq!(
+        kafka.committed_offsets(&group, &topic).await,
+        kafka.end_offsets(&topic).await
+    );
 }
 
 #[tokio::test]
@@ -282,13 +331,20 @@ async fn an_unfinished_message_holds_its_partition_back_and_no_other() {
         }
     })
     .await;
-    assert!(counts[0] <= 51, "{} messages beyond an unfinished one", counts[0]);
+    assert!(
+        counts[0] <= 51,
+        "{} messages beyond an unfinished one",
+        counts[0]
+    );
     finish(held);
     for _ in counts[0]..500 {
         finish(receive(&source, 1).await);
     }
     source.close(CLOSE).await.expect("closes");
-    assert_eq!(kafka.committed_offsets(&group, &topic).await, kafka.end_offsets(&topic).await);
+    assert_eq!(
+        kafka.committed_offsets(&group, &topic).await,
+        kafka.end_offsets(&topic).await
+    );
 }
 
 #[tokio::test]
@@ -297,24 +353,43 @@ async fn the_status_says_where_each_partition_stands() {
     let (topic, group) = (kafka.new_topic("status", 2).await, unique("group"));
     kafka.produce(&topic, numbered(100, 2)).await;
     let source = source(&kafka, &group, &topic).property("statistics.interval.ms", "200");
-    assert!(source.status().partitions.is_empty(), "nothing is known before it opens");
+    assert!(
+        source.status().partitions.is_empty(),
+        "nothing is known before it opens"
+    );
     open(&source).await;
     let mut received = receive(&source, 100).await;
-    let held = received.iter().position(|one| place(&one.message) == (1, 3)).expect("it was received");
+    let held = received
+        .iter()
+        .position(|one| place(&one.message) == (1, 3))
+        .expect("it was received");
     let held = received.swap_remove(held);
     finish(received);
 
     let standing = async || {
         let status = source.status();
-        let stand = |one: &PartitionStatus| (one.watermark, one.committed, one.lag, one.undelivered);
+        let stand =
+            |one: &PartitionStatus| (one.watermark, one.committed, one.lag, one.undelivered);
         let stands: Vec<_> = status.partitions.iter().map(stand).collect();
-        let wanted = [(Some(50), Some(50), Some(0), Some(0)), (Some(3), Some(3), Some(47), Some(0))];
-        if stands == wanted { Ok(status) } else { Err(format!("{stands:?}")) }
+        let wanted = [
+            (Some(50), Some(50), Some(0), Some(0)),
+            (Some(3), Some(3), Some(47), Some(0)),
+        ];
+        if stands == wanted {
+            Ok(status)
+        } else {
+            Err(format!("{stands:?}"))
+        }
     };
     let status = until("the facts", LIMIT, standing).await;
     assert!(status.polled_ago.is_some());
-    let [all, behind] = status.partitions.as_slice() else { panic!("{status:?}") };
-    assert_eq!((all.topic.as_str(), all.partition, all.received), (topic.as_str(), 0, Some(49)));
+    let [all, behind] = status.partitions.as_slice() else {
+        panic!("{status:?}")
+    };
+    assert_eq!(
+        (all.topic.as_str(), all.partition, all.received),
+        (topic.as_str(), 0, Some(49))
+    );
     assert!(all.oldest_unfinished.is_none() && behind.oldest_unfinished.is_some());
     assert!(all.uncommitted_for.is_none() && behind.paused.is_none());
     drop(held);
@@ -332,17 +407,27 @@ async fn the_unfinished_messages_of_all_partitions_together_are_bounded() {
     // No partition has as many.
     let source = source(&kafka, &group, &topic).unfinished_messages(EACH + 10);
     open(&source).await;
-    let is_settled =
-        |one: &PartitionStatus| one.paused == Some(PauseCause::Span) || one.received == Some(EACH as i64 - 1);
+    let is_settled = |one: &PartitionStatus| {
+        one.paused == Some(PauseCause::Span) || one.received == Some(EACH as i64 - 1)
+    };
     let mut held = Vec::new();
     within("the limit of all partitions", async {
-        while source.status().partitions.iter().filter(|one| is_settled(one)).count() < PARTITIONS as usize {
+        while source
+            .status()
+            .partitions
+            .iter()
+            .filter(|one| is_settled(one))
+            .count()
+            < PARTITIONS as usize
+        {
             held.extend(source.receive(10).await.expect("receives").expect("more"));
         }
     })
     .await;
     let partitions = source.status().partitions;
-    let unfinished = partitions.iter().map(|one| one.received.map_or(0, |last| last + 1));
+    let unfinished = partitions
+        .iter()
+        .map(|one| one.received.map_or(0, |last| last + 1));
     let (unfinished, bound) = (unfinished.sum::<i64>(), 2 * 10 * (EACH as i64 + 10));
     assert!(unfinished <= bound, "{unfinished} are unfinished");
     let mut finished = finish(held).len();
@@ -350,10 +435,14 @@ async fn the_unfinished_messages_of_all_partitions_together_are_bounded() {
         finished += finish(receive(&source, 1).await).len();
     }
     source.close(CLOSE).await.expect("closes");
-    assert_eq!(kafka.committed_offsets(&group, &topic).await, kafka.end_offsets(&topic).await);
+    assert_eq!(
+        kafka.committed_offsets(&group, &topic).await,
+        kafka.end_offsets(&topic).await
+    );
 }
 
-/// Both partitions are paused behind their first messages when a second member takes one of them, and gives it back.
+/// Both partitions are paused behind their first messages when a second member takes one of them,
+/// and gives it back.
 async fn comes_back_paused(properties: &[(&str, &str)]) {
     let kafka = Kafka::shared().await;
     let (topic, group) = (kafka.new_topic("back", 2).await, unique("group"));
@@ -370,7 +459,11 @@ async fn comes_back_paused(properties: &[(&str, &str)]) {
     drop(taken);
     second.close(CLOSE).await.expect("closes");
     within("the partition that came back", async {
-        while !receive(&first, 1).await.iter().any(|one| place(&one.message) == (gone, 0)) {}
+        while !receive(&first, 1)
+            .await
+            .iter()
+            .any(|one| place(&one.message) == (gone, 0))
+        {}
     })
     .await;
     drop(before);
@@ -379,7 +472,11 @@ async fn comes_back_paused(properties: &[(&str, &str)]) {
 
 #[tokio::test]
 async fn a_partition_that_comes_back_paused_is_resumed() {
-    tokio::join!(comes_back_paused(QUICK), comes_back_paused(RANGE), comes_back_paused(NEW));
+    tokio::join!(
+        comes_back_paused(QUICK),
+        comes_back_paused(RANGE),
+        comes_back_paused(NEW)
+    );
 }
 
 #[tokio::test]
@@ -394,7 +491,8 @@ async fn a_slow_receiver_does_not_make_the_client_throw_its_messages_away() {
         pace.tick().await;
         finish(receive(&source, 1).await);
     }
-    // The buffer was full nearly all of the time. It takes a quarter of a second without a receive to pause.
+    // The buffer was full nearly all of the time. It takes a quarter of a second without a receive
+    // to pause.
     let pauses = counters.get("source_pauses", "full");
     assert!(pauses <= 10, "paused {pauses} times for 200 messages");
     source.close(CLOSE).await.expect("closes");
@@ -423,8 +521,17 @@ async fn a_broker_that_dies_and_returns_costs_nothing() {
     kafka.produce(&topic, numbered(100, 2)).await;
 
     let after = finish(receive(&source, 100).await);
-    assert!(after.iter().all(|message| place(message).1 >= 50), "nothing comes again");
-    until_committed(&kafka, &group, &topic, &BTreeMap::from([(0, 100), (1, 100)])).await;
+    assert!(
+        after.iter().all(|message| place(message).1 >= 50),
+        "nothing comes again"
+    );
+    until_committed(
+        &kafka,
+        &group,
+        &topic,
+        &BTreeMap::from([(0, 100), (1, 100)]),
+    )
+    .await;
     source.close(CLOSE).await.expect("closes");
 }
 
@@ -434,7 +541,10 @@ async fn opening_says_what_is_wrong() {
     let topic = kafka.new_topic("real", 1).await;
     let absent = unique("absent");
     let refusal = async |source: KafkaSource| {
-        let error = source.open(Arc::new(Counters::default())).await.expect_err("refused");
+        let error = source
+            .open(Arc::new(Counters::default()))
+            .await
+            .expect_err("refused");
         error.to_string()
     };
 
@@ -442,20 +552,30 @@ async fn opening_says_what_is_wrong() {
     let text = refusal(missing).await;
     assert!(text.contains(&absent) && !text.contains(&topic), "{text}");
 
-    let unreachable = KafkaSource::new("127.0.0.1:1", "g", ["t"]).open_timeout(Duration::from_millis(500));
+    let unreachable =
+        KafkaSource::new("127.0.0.1:1", "g", ["t"]).open_timeout(Duration::from_millis(500));
     assert!(refusal(unreachable).await.contains("127.0.0.1:1"));
 
-    let reckless = KafkaSource::new(kafka.bootstrap(), "g", [&topic]).property("enable.auto.commit", "true");
+    let reckless =
+        KafkaSource::new(kafka.bootstrap(), "g", [&topic]).property("enable.auto.commit", "true");
     assert!(refusal(reckless).await.contains("enable.auto.commit"));
 
-    let typo = KafkaSource::new(kafka.bootstrap(), "g", [&topic]).property("no.such.thing", "s3cret");
+    let typo =
+        KafkaSource::new(kafka.bootstrap(), "g", [&topic]).property("no.such.thing", "s3cret");
     let text = refusal(typo).await;
-    assert!(text.contains("no.such.thing") && !text.contains("s3cret"), "{text}");
+    assert!(
+        text.contains("no.such.thing") && !text.contains("s3cret"),
+        "{text}"
+    );
 
-    let slow = KafkaSource::new(kafka.bootstrap(), "g", [&topic]).drain_timeout(Duration::from_secs(200));
+    let slow =
+        KafkaSource::new(kafka.bootstrap(), "g", [&topic]).drain_timeout(Duration::from_secs(200));
     assert!(refusal(slow).await.contains("drain_timeout"));
 
     let unopened = KafkaSource::new(kafka.bootstrap(), "g", [&topic]);
     assert!(unopened.receive(1).await.is_err());
-    unopened.close(CLOSE).await.expect("there is nothing to close");
+    unopened
+        .close(CLOSE)
+        .await
+        .expect("there is nothing to close");
 }

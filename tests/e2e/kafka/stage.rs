@@ -32,18 +32,31 @@ pub(crate) fn source(kafka: &Kafka, group: &str, topic: &str) -> KafkaSource {
 }
 
 /// One with these properties of librdkafka, which commits often.
-pub(crate) fn member(kafka: &Kafka, group: &str, topic: &str, properties: &[(&str, &str)]) -> KafkaSource {
+pub(crate) fn member(
+    kafka: &Kafka,
+    group: &str,
+    topic: &str,
+    properties: &[(&str, &str)],
+) -> KafkaSource {
     let source = KafkaSource::new(kafka.bootstrap(), group, [topic]);
-    with(source.commit_interval(Duration::from_millis(50)), properties)
+    with(
+        source.commit_interval(Duration::from_millis(50)),
+        properties,
+    )
 }
 
 /// The source with these properties of librdkafka.
 pub(crate) fn with(source: KafkaSource, properties: &[(&str, &str)]) -> KafkaSource {
-    properties.iter().fold(source, |source, (name, value)| source.property(*name, *value))
+    properties.iter().fold(source, |source, (name, value)| {
+        source.property(*name, *value)
+    })
 }
 
 /// Cooperative, as by default; partitions change hands quickly.
-pub(crate) const QUICK: &[(&str, &str)] = &[("heartbeat.interval.ms", "200"), ("session.timeout.ms", "6000")];
+pub(crate) const QUICK: &[(&str, &str)] = &[
+    ("heartbeat.interval.ms", "200"),
+    ("session.timeout.ms", "6000"),
+];
 
 /// The eager protocol: a rebalance revokes every partition of every member.
 pub(crate) const RANGE: &[(&str, &str)] = &[
@@ -57,7 +70,10 @@ pub(crate) const NEW: &[(&str, &str)] = &[("group.protocol", "consumer")];
 
 pub(crate) async fn open(source: &impl Source) -> Arc<Counters> {
     let counters = Arc::new(Counters::default());
-    source.open(Arc::clone(&counters) as _).await.expect("opens");
+    source
+        .open(Arc::clone(&counters) as _)
+        .await
+        .expect("opens");
     counters
 }
 
@@ -68,25 +84,38 @@ pub(crate) fn numbered(count: usize, partitions: i32) -> impl Iterator<Item = Re
 
 pub(crate) fn place(message: &Message) -> (i32, i64) {
     match message.origin() {
-        Origin::Kafka { partition, offset, .. } => (*partition, *offset),
+        Origin::Kafka {
+            partition, offset, ..
+        } => (*partition, *offset),
         other => panic!("{other} is not from Kafka"),
     }
 }
 
 pub(crate) fn number(message: &Message) -> usize {
-    std::str::from_utf8(message.payload()).expect("a number").parse().expect("a number")
+    std::str::from_utf8(message.payload())
+        .expect("a number")
+        .parse()
+        .expect("a number")
 }
 
 pub(crate) async fn receive(source: &dyn Source, count: usize) -> Vec<Delivery> {
     let mut received = Vec::new();
     let all = async {
         while received.len() < count {
-            let batch = source.receive(count - received.len()).await.expect("receives");
+            let batch = source
+                .receive(count - received.len())
+                .await
+                .expect("receives");
             received.extend(batch.expect("more messages"));
         }
     };
     let in_time = tokio::time::timeout(LIMIT, all).await.is_ok();
-    assert!(in_time, "{} of {count} within {LIMIT:?}; {:?}", received.len(), source.status());
+    assert!(
+        in_time,
+        "{} of {count} within {LIMIT:?}; {:?}",
+        received.len(),
+        source.status()
+    );
     received
 }
 
@@ -100,14 +129,22 @@ pub(crate) fn finish(deliveries: impl IntoIterator<Item = Delivery>) -> Vec<Mess
     deliveries.into_iter().map(finish).collect()
 }
 
-pub(crate) async fn until_committed(kafka: &Kafka, group: &str, topic: &str, wanted: &BTreeMap<i32, i64>) {
+pub(crate) async fn until_committed(
+    kafka: &Kafka,
+    group: &str,
+    topic: &str,
+    wanted: &BTreeMap<i32, i64>,
+) {
     let deadline = Instant::now() + LIMIT;
     loop {
         let committed = kafka.committed_offsets(group, topic).await;
         if committed == *wanted {
             return;
         }
-        assert!(Instant::now() < deadline, "committed {committed:?} instead of {wanted:?}");
+        assert!(
+            Instant::now() < deadline,
+            "committed {committed:?} instead of {wanted:?}"
+        );
     }
 }
 
@@ -151,8 +188,15 @@ pub(crate) fn logged() -> &'static Log {
     static LOG: LazyLock<Log> = LazyLock::new(|| {
         let log = Log::default();
         let (writer, levels) = (log.clone(), EnvFilter::new("info,librdkafka=debug"));
-        let writer = move || Tee { log: writer.clone(), test: TestWriter::new() };
-        tracing_subscriber::fmt().with_env_filter(levels).with_ansi(false).with_writer(writer).init();
+        let writer = move || Tee {
+            log: writer.clone(),
+            test: TestWriter::new(),
+        };
+        tracing_subscriber::fmt()
+            .with_env_filter(levels)
+            .with_ansi(false)
+            .with_writer(writer)
+            .init();
         log
     });
     &LOG
@@ -166,7 +210,13 @@ impl Log {
     /// The lines that have all these parts.
     pub(crate) fn with(&self, parts: &[&str]) -> Vec<String> {
         let has_all = |line: &&String| parts.iter().all(|part| line.contains(part));
-        self.0.lock().unwrap().iter().filter(has_all).cloned().collect()
+        self.0
+            .lock()
+            .unwrap()
+            .iter()
+            .filter(has_all)
+            .cloned()
+            .collect()
     }
 }
 
@@ -178,7 +228,11 @@ struct Tee {
 
 impl Write for Tee {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
-        self.log.0.lock().unwrap().push(String::from_utf8_lossy(line).into_owned());
+        self.log
+            .0
+            .lock()
+            .unwrap()
+            .push(String::from_utf8_lossy(line).into_owned());
         self.test.write_all(line)?;
         Ok(line.len())
     }

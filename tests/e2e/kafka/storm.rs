@@ -1,6 +1,7 @@
 //! Rebalance storms: members join and leave all the time.
 //!
-//! `ONCEGATE_STORM_SECONDS` sets how long (default 24). The table it prints is the one in `docs/KAFKA.md`.
+//! `ONCEGATE_STORM_SECONDS` sets how long (default 24). The table it prints is the one in
+//! `docs/KAFKA.md`.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,7 +16,8 @@ use tokio::task::{JoinHandle, JoinSet};
 
 use crate::stage::{CLOSE, NEW, QUICK, RANGE, logged, member, place};
 
-/// Members leave by saying so. The sessions are long, so that a busy machine adds no rebalances of its own.
+/// Members leave by saying so. The sessions are long, so that a busy machine adds no rebalances of
+/// its own.
 const COOPERATIVE: &[(&str, &str)] = &[QUICK[0], SESSION];
 const EAGER: &[(&str, &str)] = &[QUICK[0], SESSION, RANGE[2]];
 const SESSION: (&str, &str) = ("session.timeout.ms", "45000");
@@ -47,7 +49,11 @@ struct Effects {
 impl Effects {
     fn new() -> Self {
         let (runs, last) = (Mutex::default(), Mutex::new(Instant::now()));
-        Self { runs, last, longest_gap: Mutex::default() }
+        Self {
+            runs,
+            last,
+            longest_gap: Mutex::default(),
+        }
     }
 
     fn happened(&self, place: (i32, i64)) {
@@ -66,14 +72,24 @@ impl Effects {
     }
 
     fn twice(&self) -> usize {
-        self.runs.lock().unwrap().values().map(|runs| *runs as usize - 1).sum()
+        self.runs
+            .lock()
+            .unwrap()
+            .values()
+            .map(|runs| *runs as usize - 1)
+            .sum()
     }
 
     /// The first offset of the partition from which something is missing.
     fn first_missing(&self, partition: i32) -> i64 {
         let runs = self.runs.lock().unwrap();
-        let offsets = runs.range((partition, 0)..=(partition, i64::MAX)).map(|((_, offset), _)| *offset);
-        (0..).zip(offsets).take_while(|(expected, offset)| expected == offset).count() as i64
+        let offsets = runs
+            .range((partition, 0)..=(partition, i64::MAX))
+            .map(|((_, offset), _)| *offset);
+        (0..)
+            .zip(offsets)
+            .take_while(|(expected, offset)| expected == offset)
+            .count() as i64
     }
 }
 
@@ -85,13 +101,21 @@ struct Worker {
 
 impl Worker {
     async fn join(source: impl Source + 'static, effects: Arc<Effects>) -> Self {
-        source.open(Arc::new(oncegate::observe::Counters::default())).await.expect("opens");
+        source
+            .open(Arc::new(oncegate::observe::Counters::default()))
+            .await
+            .expect("opens");
         let (leave, told) = oneshot::channel();
-        Self { leave, work: tokio::spawn(work(source, effects, told)) }
+        Self {
+            leave,
+            work: tokio::spawn(work(source, effects, told)),
+        }
     }
 
     async fn leave(self) {
-        self.leave.send(()).expect("it works until it is asked to leave");
+        self.leave
+            .send(())
+            .expect("it works until it is asked to leave");
         self.work.await.expect("no panic");
     }
 }
@@ -128,7 +152,8 @@ async fn handle(delivery: Delivery, effects: &Effects) {
 
 /// Another client that reads the committed offsets and the effects, and nothing else of oncegate.
 ///
-/// The client may keep a commit while its coordinator is away, and send it late: rare, and it loses nothing.
+/// The client may keep a commit while its coordinator is away, and send it late: rare, and it loses
+/// nothing.
 async fn watch(
     kafka: Kafka,
     group: String,
@@ -149,13 +174,19 @@ async fn watch(
             if *offset < last {
                 late += 1;
                 println!("{group}: {partition} went back from {last} to {offset}");
-                assert!(late <= LATE_COMMITS_MOST, "{group}: commits go back again and again");
+                assert!(
+                    late <= LATE_COMMITS_MOST,
+                    "{group}: commits go back again and again"
+                );
             }
         }
         before.extend(committed);
         looks += 1;
         let stalled = effects.last.lock().unwrap().elapsed();
-        assert!(stalled < STALLED_AFTER, "{group}: nothing has happened for {stalled:?}");
+        assert!(
+            stalled < STALLED_AFTER,
+            "{group}: nothing has happened for {stalled:?}"
+        );
     }
     looks
 }
@@ -201,7 +232,10 @@ async fn storm(
         if members.len() < MEMBERS_MAX && (members.len() == 1 || rng.bool()) {
             members.push(join().await);
         } else {
-            members.swap_remove(rng.usize(..members.len())).leave().await;
+            members
+                .swap_remove(rng.usize(..members.len()))
+                .leave()
+                .await;
         }
         changes += 1;
     }
@@ -226,7 +260,12 @@ async fn storm(
     let looks = watcher.await.expect("what was committed is right");
     assert!(looks > 10, "the watcher has hardly looked: {looks}");
     let longest_gap = *effects.longest_gap.lock().unwrap();
-    Outcome { messages, changes, twice: effects.twice(), longest_gap }
+    Outcome {
+        messages,
+        changes,
+        twice: effects.twice(),
+        longest_gap,
+    }
 }
 
 async fn produce(kafka: Kafka, topic: String, length: Duration) -> usize {
@@ -238,7 +277,10 @@ async fn produce(kafka: Kafka, topic: String, length: Duration) -> usize {
             let partition = (count + n) % PARTITIONS as usize;
             Record::new((count + n).to_string()).partition(partition as i32)
         });
-        count += kafka.produce(&topic, records.collect::<Vec<_>>()).await.len();
+        count += kafka
+            .produce(&topic, records.collect::<Vec<_>>())
+            .await
+            .len();
     }
     count
 }
@@ -246,13 +288,14 @@ async fn produce(kafka: Kafka, topic: String, length: Duration) -> usize {
 // invariant: rebalance-storm
 #[tokio::test(flavor = "multi_thread")]
 async fn nothing_is_lost_or_committed_too_early_and_nothing_stalls_in_a_storm_of_rebalances() {
-    let seconds = std::env::var("ONCEGATE_STORM_SECONDS").map_or(24, |seconds| seconds.parse().unwrap());
+    let seconds =
+        std::env::var("ONCEGATE_STORM_SECONDS").map_or(24, |seconds| seconds.parse().unwrap());
     let length = Duration::from_secs(seconds);
     let seed = fastrand::u64(..);
     println!("seed {seed}");
     logged();
-    // A broker that is starved of its processor must not be taken for dead: a coordinator that goes away in
-    // between lets a commit arrive late, which is another test's business.
+    // A broker that is starved of its processor must not be taken for dead: a coordinator that goes
+    // away in between lets a commit arrive late, which is another test's business.
     let kafka = KafkaBroker::start_with(&["broker.session.timeout.ms=30000"]).await;
     let drained = |properties| storm(&kafka, properties, Duration::from_secs(10), length, seed);
     let undrained = |properties| storm(&kafka, properties, Duration::ZERO, length, seed);
@@ -276,8 +319,19 @@ async fn nothing_is_lost_or_committed_too_early_and_nothing_stalls_in_a_storm_of
         "{:<28} {:>9} {:>8} {:>6} {:>11} {:>12}",
         "group", "messages", "changes", "twice", "per change", "longest gap"
     );
-    for (group, Outcome { messages, changes, twice, longest_gap }) in &outcomes {
+    for (
+        group,
+        Outcome {
+            messages,
+            changes,
+            twice,
+            longest_gap,
+        },
+    ) in &outcomes
+    {
         let per_change = *twice as f64 / *changes as f64;
-        println!("{group:<28} {messages:>9} {changes:>8} {twice:>6} {per_change:>11.1} {longest_gap:>12.1?}");
+        println!(
+            "{group:<28} {messages:>9} {changes:>8} {twice:>6} {per_change:>11.1} {longest_gap:>12.1?}"
+        );
     }
 }

@@ -14,8 +14,8 @@ use rdkafka::consumer::{BaseConsumer, Consumer, ConsumerContext};
 use rdkafka::{Offset, TopicPartitionList};
 
 use crate::stage::{
-    CLOSE, LIMIT, NEW, QUICK, RANGE, finish, finish_if_ours, member, number, numbered, open, place, receive,
-    until_committed,
+    CLOSE, LIMIT, NEW, QUICK, RANGE, finish, finish_if_ours, member, number, numbered, open, place,
+    receive, until_committed,
 };
 
 /// How many messages each of the two partitions holds before the topic goes.
@@ -24,7 +24,8 @@ const BEFORE: usize = 50;
 /// The numbers of the messages in the second topic.
 const AGAIN: usize = 1_000;
 
-/// One member has finished everything but the last message of partition 0 when the topic is made again.
+/// One member has finished everything but the last message of partition 0 when the topic is made
+/// again.
 async fn made_again(properties: &[(&str, &str)], per_partition: usize) {
     let kafka = Kafka::shared().await;
     let (topic, group) = (kafka.new_topic("again", 2).await, unique("group"));
@@ -32,7 +33,10 @@ async fn made_again(properties: &[(&str, &str)], per_partition: usize) {
     let source = member(&kafka, &group, &topic, properties);
     let counters = open(&source).await;
     let mut received = receive(&source, 2 * BEFORE).await;
-    let last = received.iter().position(|one| place(&one.message) == (0, 49)).expect("it was received");
+    let last = received
+        .iter()
+        .position(|one| place(&one.message) == (0, 49))
+        .expect("it was received");
     let late = received.swap_remove(last);
     finish(received);
     until_committed(&kafka, &group, &topic, &BTreeMap::from([(0, 49), (1, 50)])).await;
@@ -40,7 +44,9 @@ async fn made_again(properties: &[(&str, &str)], per_partition: usize) {
     kafka.delete_topic(&topic).await;
     kafka.create_topic(&topic, 2).await;
     let payload = |n: usize| Record::new((AGAIN + n).to_string()).partition((n % 2) as i32);
-    kafka.produce(&topic, (0..2 * per_partition).map(payload)).await;
+    kafka
+        .produce(&topic, (0..2 * per_partition).map(payload))
+        .await;
 
     let numbers = all_from_the_start(&source, per_partition).await;
     assert_eq!(numbers, (AGAIN..AGAIN + 2 * per_partition).collect());
@@ -52,7 +58,8 @@ async fn made_again(properties: &[(&str, &str)], per_partition: usize) {
     source.close(CLOSE).await.expect("closes");
 }
 
-/// Receives and finishes until the new topic's partitions have come from their first message to their last.
+/// Receives and finishes until the new topic's partitions have come from their first message to
+/// their last.
 async fn all_from_the_start(source: &KafkaSource, per_partition: usize) -> BTreeSet<usize> {
     let mut numbers = BTreeSet::new();
     while numbers.len() < 2 * per_partition {
@@ -111,10 +118,20 @@ async fn a_topic_made_again_is_read_from_the_same_position_where_that_is_wanted(
     kafka.create_topic(&topic, 1).await;
     kafka.produce(&topic, numbered(6 * BEFORE, 1)).await;
 
-    let numbers: Vec<usize> = finish(receive(&source, 6 * BEFORE).await).iter().map(number).collect();
-    assert_eq!(numbers, (0..6 * BEFORE).collect::<Vec<_>>(), "each once, of the one topic or the other");
+    let numbers: Vec<usize> = finish(receive(&source, 6 * BEFORE).await)
+        .iter()
+        .map(number)
+        .collect();
+    assert_eq!(
+        numbers,
+        (0..6 * BEFORE).collect::<Vec<_>>(),
+        "each once, of the one topic or the other"
+    );
     source.close(CLOSE).await.expect("closes");
-    assert_eq!(kafka.committed_offsets(&group, &topic).await, kafka.end_offsets(&topic).await);
+    assert_eq!(
+        kafka.committed_offsets(&group, &topic).await,
+        kafka.end_offsets(&topic).await
+    );
     assert_eq!(counters.total("topics_made_again"), 0);
 }
 
@@ -138,8 +155,14 @@ async fn comes_back_late(properties: &[(&str, &str)], end: fn(KafkaSource) -> Ka
         other => Err(format!("{other} messages are said to be gone")),
     };
     until("the count of what is gone", LIMIT, gone).await;
-    let places: Vec<_> = received.iter().map(|delivery| place(&delivery.message)).collect();
-    assert_eq!(places, (40..100).map(|offset| (0, offset)).collect::<Vec<_>>());
+    let places: Vec<_> = received
+        .iter()
+        .map(|delivery| place(&delivery.message))
+        .collect();
+    assert_eq!(
+        places,
+        (40..100).map(|offset| (0, offset)).collect::<Vec<_>>()
+    );
     finish(received);
     second.close(CLOSE).await.expect("closes");
     until_committed(&kafka, &group, &topic, &BTreeMap::from([(0, 100)])).await;
@@ -199,22 +222,39 @@ async fn the_client_still_logs_the_lines_that_are_read() {
     kafka.produce(&topic, numbered(BEFORE, 1)).await;
     kafka.delete_records(&topic, 0, 40).await;
     let (log, mut config) = (Log::default(), kafka.config());
-    config.set("group.id", unique("group")).set("debug", "metadata").set("auto.offset.reset", "earliest");
-    config.set("topic.metadata.refresh.interval.ms", "500").set_log_level(RDKafkaLogLevel::Debug);
+    config
+        .set("group.id", unique("group"))
+        .set("debug", "metadata")
+        .set("auto.offset.reset", "earliest");
+    config
+        .set("topic.metadata.refresh.interval.ms", "500")
+        .set_log_level(RDKafkaLogLevel::Debug);
     let client: BaseConsumer<Log> = config.create_with_context(log.clone()).unwrap();
     let mut assigned = TopicPartitionList::new();
-    assigned.add_partition(&topic, 0).set_offset(Offset::Offset(10)).unwrap();
+    assigned
+        .add_partition(&topic, 0)
+        .set_offset(Offset::Offset(10))
+        .unwrap();
     client.assign(&assigned).unwrap();
-    let wait = |level, begins: &str| tokio::task::block_in_place(|| log.wait_for(&client, level, begins));
-    wait(RDKafkaLogLevel::Warning, &format!("{topic} [0]: offset reset (at offset 10 "));
+    let wait =
+        |level, begins: &str| tokio::task::block_in_place(|| log.wait_for(&client, level, begins));
+    wait(
+        RDKafkaLogLevel::Warning,
+        &format!("{topic} [0]: offset reset (at offset 10 "),
+    );
     let first_id = format!("Topic {topic} changed id from AAAAAAAAAAAAAAAAAAAAAA to ");
     wait(RDKafkaLogLevel::Debug, &first_id);
     let id = {
         let lines = log.0.lock().unwrap();
-        let id = lines.iter().find_map(|(_, line)| Some(line.split_once(&first_id)?.1.trim().to_owned()));
+        let id = lines
+            .iter()
+            .find_map(|(_, line)| Some(line.split_once(&first_id)?.1.trim().to_owned()));
         id.unwrap()
     };
     kafka.delete_topic(&topic).await;
     kafka.create_topic(&topic, 1).await;
-    wait(RDKafkaLogLevel::Debug, &format!("Topic {topic} changed id from {id} to "));
+    wait(
+        RDKafkaLogLevel::Debug,
+        &format!("Topic {topic} changed id from {id} to "),
+    );
 }

@@ -1,4 +1,5 @@
-//! Partitions that a client cannot begin to read, because the brokers withhold where the group stands.
+//! Partitions that a client cannot begin to read, because the brokers withhold where the group
+//! stands.
 
 // invariant (all tests): stall-unreported
 
@@ -18,22 +19,32 @@ use rdkafka::producer::{BaseProducer, Producer as _};
 use rdkafka::topic_partition_list::Offset;
 use tokio::sync::oneshot;
 
-use crate::stage::{CLOSE, LIMIT, NEW, QUICK, RANGE, finish, member, numbered, open, place, receive, with};
+use crate::stage::{
+    CLOSE, LIMIT, NEW, QUICK, RANGE, finish, member, numbered, open, place, receive, with,
+};
 
-/// A transaction that commits an offset of the group in a partition, and is open. The brokers do not tell the offset meanwhile.
+/// A transaction that commits an offset of the group in a partition, and is open. The brokers do
+/// not tell the offset meanwhile.
 async fn open_transaction(kafka: &Kafka, group: &str, topic: &str, partition: i32) -> BaseProducer {
     let (mut writes, mut reads, topic) = (kafka.config(), kafka.config(), topic.to_owned());
-    writes.set("transactional.id", unique("tx")).set("transaction.timeout.ms", "600000");
+    writes
+        .set("transactional.id", unique("tx"))
+        .set("transaction.timeout.ms", "600000");
     reads.set("group.id", group);
     let begin = move || {
         let producer: BaseProducer = writes.create().expect("valid");
         let group: BaseConsumer = reads.create().expect("valid");
         let mut offsets = TopicPartitionList::new();
-        offsets.add_partition(&topic, partition).set_offset(Offset::Offset(1)).expect("an offset");
+        offsets
+            .add_partition(&topic, partition)
+            .set_offset(Offset::Offset(1))
+            .expect("an offset");
         producer.init_transactions(LIMIT).expect("transactions");
         producer.begin_transaction().expect("begins");
         let group = group.group_metadata().expect("it has a group");
-        producer.send_offsets_to_transaction(&offsets, &group, LIMIT).expect("sent");
+        producer
+            .send_offsets_to_transaction(&offsets, &group, LIMIT)
+            .expect("sent");
         producer
     };
     tokio::task::spawn_blocking(begin).await.expect("no panic")
@@ -50,7 +61,10 @@ async fn commit(transaction: BaseProducer) {
 }
 
 fn is_withheld(status: &SourceStatus, partition: &str) -> bool {
-    status.failures.iter().any(|one| one.operation == "offset" && one.error.contains(partition))
+    status
+        .failures
+        .iter()
+        .any(|one| one.operation == "offset" && one.error.contains(partition))
 }
 
 /// Of six partitions one has an offset in an open transaction.
@@ -66,7 +80,11 @@ async fn costs_only_itself(kafka: &Kafka, properties: &[(&str, &str)]) {
     finish(received);
     until("the withheld partition in the status", LIMIT, async || {
         let status = source.status();
-        if is_withheld(&status, &format!("{topic}/3")) { Ok(()) } else { Err(format!("{status:#?}")) }
+        if is_withheld(&status, &format!("{topic}/3")) {
+            Ok(())
+        } else {
+            Err(format!("{status:#?}"))
+        }
     })
     .await;
     // A partition that comes later is not held up either.
@@ -77,9 +95,11 @@ async fn costs_only_itself(kafka: &Kafka, properties: &[(&str, &str)]) {
     assert!(late.iter().all(|message| place(message).0 == 3), "{late:?}");
     let first = late.iter().map(|message| place(message).1).min();
     assert_eq!(first, Some(1), "the transaction has committed 1");
-    until("no failure", LIMIT, async || match source.status().failures.as_slice() {
-        [] => Ok(()),
-        failures => Err(format!("{failures:?}")),
+    until("no failure", LIMIT, async || {
+        match source.status().failures.as_slice() {
+            [] => Ok(()),
+            failures => Err(format!("{failures:?}")),
+        }
     })
     .await;
     assert_eq!(counters.total("members_replaced"), 0);
@@ -107,13 +127,24 @@ async fn a_source_that_begins_at_the_end_waits_for_the_transaction() {
     open(&source).await;
     until("the withheld partition in the status", LIMIT, async || {
         let status = source.status();
-        if is_withheld(&status, &format!("{topic}/0")) { Ok(()) } else { Err(format!("{status:#?}")) }
+        if is_withheld(&status, &format!("{topic}/0")) {
+            Ok(())
+        } else {
+            Err(format!("{status:#?}"))
+        }
     })
     .await;
     commit(transaction).await;
-    // Partition 0 goes on at 1, and the other one, of which the group has no offset, begins at its first message.
+    // Partition 0 goes on at 1, and the other one, of which the group has no offset, begins at its
+    // first message.
     let received = receive(&source, 9).await;
-    assert_eq!(received.iter().filter(|one| place(&one.message).0 == 0).count(), 4);
+    assert_eq!(
+        received
+            .iter()
+            .filter(|one| place(&one.message).0 == 0)
+            .count(),
+        4
+    );
     finish(received);
     source.close(CLOSE).await.expect("closes");
 }
@@ -123,10 +154,15 @@ async fn is_unready(kafka: &Kafka, properties: &'static [(&'static str, &'static
     let (group, topic) = (unique("unready"), kafka.new_topic("unready", 6).await);
     let transaction = open_transaction(kafka, &group, &topic, 3).await;
     let source = KafkaSource::new(kafka.bootstrap(), group.as_str(), [topic.as_str()]);
-    let source = with(source.commit_interval(Duration::from_millis(50)), properties);
+    let source = with(
+        source.commit_interval(Duration::from_millis(50)),
+        properties,
+    );
     let gate = Gate::new(unique("unready"), Key::json(["id"]), MemoryStore::new());
     let watched = Watched::new();
-    let consumer = Consumer::new(source, gate, async |_: Message, _: Attempt| Ok::<(), Failure>(()));
+    let consumer = Consumer::new(source, gate, async |_: Message, _: Attempt| {
+        Ok::<(), Failure>(())
+    });
     let consumer = consumer.observer(Arc::clone(&watched) as _);
     let monitor = consumer.monitor();
     let (stop, stopped) = oneshot::channel();
@@ -135,21 +171,30 @@ async fn is_unready(kafka: &Kafka, properties: &'static [(&'static str, &'static
         until(what, LIMIT, async || {
             let status = monitor.status();
             let health = Health::of(&status);
-            if so(&status, &health) { Ok(health) } else { Err(format!("{health}: {status:?}")) }
+            if so(&status, &health) {
+                Ok(health)
+            } else {
+                Err(format!("{health}: {status:?}"))
+            }
         })
         .await
     };
     let health = until_status("unready", |_, health| {
-        health
-            .reasons()
-            .iter()
-            .any(|one| matches!(one, Reason::SourceFails { operation, .. } if operation == "offset"))
+        health.reasons().iter().any(
+            |one| matches!(one, Reason::SourceFails { operation, .. } if operation == "offset"),
+        )
     })
     .await;
     assert!(!health.is_ready() && health.is_live(), "{health}");
-    assert!(health.to_string().contains("/3") && health.to_string().contains("transaction"), "{health}");
+    assert!(
+        health.to_string().contains("/3") && health.to_string().contains("transaction"),
+        "{health}"
+    );
     abort(transaction).await;
-    until_status("ready", |status, health| health.is_ready() && status.source.failures.is_empty()).await;
+    until_status("ready", |status, health| {
+        health.is_ready() && status.source.failures.is_empty()
+    })
+    .await;
     stop.send(()).expect("it runs");
     ended.await.unwrap().unwrap();
 }
@@ -160,16 +205,23 @@ async fn a_consumer_is_unready_until_a_withheld_partition_reads() {
     tokio::join!(is_unready(&kafka, QUICK), is_unready(&kafka, NEW));
 }
 
-/// The commit's metadata of a group can be read while a transaction holds back one of its offsets, so that a consumer starts.
+/// The commit's metadata of a group can be read while a transaction holds back one of its offsets,
+/// so that a consumer starts.
 #[tokio::test]
 async fn a_consumer_starts_while_an_offset_is_withheld() {
     let kafka = Kafka::shared().await;
     let (group, topic) = (unique("starts"), kafka.new_topic("starts", 2).await);
     let transaction = open_transaction(&kafka, &group, &topic, 0).await;
     let source = member(&kafka, &group, &topic, QUICK);
-    assert_eq!(source.commit_annotations().await.expect("it is told"), Vec::<String>::new());
+    assert_eq!(
+        source.commit_annotations().await.expect("it is told"),
+        Vec::<String>::new()
+    );
     source.check_topics().await.expect("it is granted");
-    source.open(Arc::new(Counters::default())).await.expect("opens");
+    source
+        .open(Arc::new(Counters::default()))
+        .await
+        .expect("opens");
     source.close(CLOSE).await.expect("closes");
     abort(transaction).await;
 }

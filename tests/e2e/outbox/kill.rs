@@ -27,9 +27,14 @@ impl World {
 
     /// Consumes behind a gate whose key is the id of each message.
     fn consumer(&self, seen: &Seen, stop: &CancellationToken) -> tokio::task::JoinHandle<()> {
-        let source = KafkaSource::new(self.kafka.bootstrap(), unique("outbox"), [self.topic.clone()]);
+        let source = KafkaSource::new(
+            self.kafka.bootstrap(),
+            unique("outbox"),
+            [self.topic.clone()],
+        );
         let gate = Gate::new("notices", Key::header(ID_HEADER), MemoryStore::new());
-        let consumer = Consumer::new(source, gate, handler(seen)).run_until(stop.clone().cancelled_owned());
+        let consumer =
+            Consumer::new(source, gate, handler(seen)).run_until(stop.clone().cancelled_owned());
         tokio::spawn(async move { consumer.await.unwrap() })
     }
 }
@@ -55,21 +60,28 @@ pub(crate) fn count(seen: &Seen) -> usize {
 
 /// The numbers that each key must have been seen with.
 pub(crate) fn expected(committed: &BTreeMap<String, u32>) -> BTreeMap<String, Vec<u32>> {
-    committed.iter().map(|(key, count)| (key.clone(), (0..*count).collect())).collect()
+    committed
+        .iter()
+        .map(|(key, count)| (key.clone(), (0..*count).collect()))
+        .collect()
 }
 
 /// Waits until everything that was committed was seen.
 pub(crate) async fn until_seen(seen: &Seen, committed: &BTreeMap<String, u32>) {
     let all = committed.values().sum::<u32>() as usize;
-    until("the consumer to see everything", LIMIT, async || match count(seen) {
-        seen if seen >= all => Ok(()),
-        seen => Err(format!("it has seen {seen} of {all}")),
-    })
+    until(
+        "the consumer to see everything",
+        LIMIT,
+        async || match count(seen) {
+            seen if seen >= all => Ok(()),
+            seen => Err(format!("it has seen {seen} of {all}")),
+        },
+    )
     .await;
 }
 
-/// Writes until it is told to stop: each transaction has a message or two of random keys, and every fourth is rolled back.
-/// Returns how many messages of each key were committed.
+/// Writes until it is told to stop: each transaction has a message or two of random keys, and every
+/// fourth is rolled back. Returns how many messages of each key were committed.
 pub(crate) async fn write_until(
     table: &Table,
     topic: &str,
@@ -85,7 +97,11 @@ pub(crate) async fn write_until(
             let key = format!("customer-{}", rng.usize(..KEYS));
             let number = next.entry(key.clone()).or_default();
             let message = OutboxMessage::new(topic, number.to_string()).key(key);
-            table.outbox.publish(&mut transaction, message).await.unwrap();
+            table
+                .outbox
+                .publish(&mut transaction, message)
+                .await
+                .unwrap();
             *number += 1;
         }
         if rng.u32(..4) == 0 {
@@ -106,8 +122,11 @@ async fn after_ten_kills_a_gated_consumer_has_seen_each_committed_message_once_a
     println!("seed: {seed}");
     let mut rng = Rng::with_seed(seed);
     let world = Arc::new(World::new().await);
-    let (seen, stop_consumer, stop_writer) =
-        (Seen::default(), CancellationToken::new(), Arc::new(AtomicBool::new(false)));
+    let (seen, stop_consumer, stop_writer) = (
+        Seen::default(),
+        CancellationToken::new(),
+        Arc::new(AtomicBool::new(false)),
+    );
     let consumer = world.consumer(&seen, &stop_consumer);
     let writer = tokio::spawn({
         let (world, stop, rng) = (Arc::clone(&world), Arc::clone(&stop_writer), rng.fork());
@@ -116,10 +135,18 @@ async fn after_ten_kills_a_gated_consumer_has_seen_each_committed_message_once_a
     for kill in 0..KILLS {
         let (before, more) = (world.published_count().await, rng.i64(1..60));
         let mut relay = world.relay_process(world.kafka.bootstrap());
-        until(&format!("relay {kill} to publish {more} messages"), LIMIT, async || {
-            let published = world.published_count().await - before;
-            if published >= more { Ok(()) } else { Err(format!("it has published {published}")) }
-        })
+        until(
+            &format!("relay {kill} to publish {more} messages"),
+            LIMIT,
+            async || {
+                let published = world.published_count().await - before;
+                if published >= more {
+                    Ok(())
+                } else {
+                    Err(format!("it has published {published}"))
+                }
+            },
+        )
         .await;
         relay.kill();
     }
@@ -132,10 +159,15 @@ async fn after_ten_kills_a_gated_consumer_has_seen_each_committed_message_once_a
     assert!(relay.end_within(LIMIT).await.success());
     stop_consumer.cancel();
     consumer.await.unwrap();
-    assert_eq!(*seen.lock().unwrap(), expected(&committed), "each once, in order, and nothing of a rollback");
+    assert_eq!(
+        *seen.lock().unwrap(),
+        expected(&committed),
+        "each once, in order, and nothing of a rollback"
+    );
 }
 
-/// A relay that stops gives the lead away, so that the next one does not wait for the end of a lease.
+/// A relay that stops gives the lead away, so that the next one does not wait for the end of a
+/// lease.
 // invariant: outbox-leader
 #[tokio::test]
 async fn one_of_two_relays_leads_and_the_other_takes_over_after_a_kill_or_a_stop() {
@@ -149,8 +181,18 @@ async fn one_of_two_relays_leads_and_the_other_takes_over_after_a_kill_or_a_stop
         world.write([world.message("a", number)]).await;
     }
     world.until_sent().await;
-    assert_eq!(second.watched.get("outbox_published", ""), 0, "two relays lead");
-    assert_eq!((first.watched.get("outbox_published", ""), world.published_count().await), (40, 40));
+    assert_eq!(
+        second.watched.get("outbox_published", ""),
+        0,
+        "two relays lead"
+    );
+    assert_eq!(
+        (
+            first.watched.get("outbox_published", ""),
+            world.published_count().await
+        ),
+        (40, 40)
+    );
     first.kill().await;
     for number in 40..80 {
         world.write([world.message("a", number)]).await;
@@ -167,5 +209,7 @@ async fn one_of_two_relays_leads_and_the_other_takes_over_after_a_kill_or_a_stop
         next.watched.until("outbox_leader_changes", 1).await;
         next.stop().await;
     }
-    world.assert_complete_and_in_order(&["a".to_owned()], 80).await;
+    world
+        .assert_complete_and_in_order(&["a".to_owned()], 80)
+        .await;
 }

@@ -1,4 +1,5 @@
-//! Outboxes in real databases, with a real Kafka and a real SQS server: what transactions write is published once they are committed.
+//! Outboxes in real databases, with a real Kafka and a real SQS server: what transactions write is
+//! published once they are committed.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 

@@ -17,57 +17,91 @@ async fn a_file_publishes_what_was_committed_in_it_and_keeps_it_for_its_retentio
     let kafka = Kafka::shared().await;
     let topic = kafka.new_topic("outbox-sqlite", 2).await;
     let folder = tempfile::tempdir().unwrap();
-    let store = SqliteStore::open(folder.path().join("shop.db")).await.unwrap();
+    let store = SqliteStore::open(folder.path().join("shop.db"))
+        .await
+        .unwrap();
     let outbox = store.outbox("shop").await.unwrap();
     let mut connection = store.open_connection().unwrap();
-    connection.execute_batch("CREATE TABLE shipments (number INTEGER)").unwrap();
-    let relay =
-        || Relay::new(outbox.clone(), KafkaPublisher::new(kafka.bootstrap())).lease(Duration::from_secs(1));
+    connection
+        .execute_batch("CREATE TABLE shipments (number INTEGER)")
+        .unwrap();
+    let relay = || {
+        Relay::new(outbox.clone(), KafkaPublisher::new(kafka.bootstrap()))
+            .lease(Duration::from_secs(1))
+    };
     let first = Running::start(relay());
     for number in 0..60_u32 {
         let transaction = connection.transaction().unwrap();
-        transaction.execute("INSERT INTO shipments VALUES (?1)", [number]).unwrap();
-        let message = OutboxMessage::new(&topic, (number / 2).to_string()).key("a").header("type", "shipped");
+        transaction
+            .execute("INSERT INTO shipments VALUES (?1)", [number])
+            .unwrap();
+        let message = OutboxMessage::new(&topic, (number / 2).to_string())
+            .key("a")
+            .header("type", "shipped");
         outbox.publish(&transaction, &message).unwrap();
         // Every second one is rolled back, and written again by the next.
-        if number % 2 == 0 { transaction.rollback().unwrap() } else { transaction.commit().unwrap() }
+        if number % 2 == 0 {
+            transaction.rollback().unwrap()
+        } else {
+            transaction.commit().unwrap()
+        }
     }
     let until_sent = async || {
-        until("the outbox to be empty", LIMIT, async || match outbox.status().await.unwrap().unsent {
-            0 => Ok(()),
-            unsent => Err(format!("{unsent} messages are not sent")),
+        until("the outbox to be empty", LIMIT, async || {
+            match outbox.status().await.unwrap().unsent {
+                0 => Ok(()),
+                unsent => Err(format!("{unsent} messages are not sent")),
+            }
         })
         .await;
     };
     until_sent().await;
     first.kill().await;
     let transaction = connection.transaction().unwrap();
-    outbox.publish(&transaction, &OutboxMessage::tombstone(&topic).id("the tombstone")).unwrap();
+    outbox
+        .publish(
+            &transaction,
+            &OutboxMessage::tombstone(&topic).id("the tombstone"),
+        )
+        .unwrap();
     transaction.commit().unwrap();
     let second = Running::start(relay().retention(Duration::ZERO));
     until_sent().await;
-    until("the purge", LIMIT, async || match outbox.status().await.unwrap().sent {
-        0 => Ok(()),
-        sent => Err(format!("{sent} messages are kept")),
+    until("the purge", LIMIT, async || {
+        match outbox.status().await.unwrap().sent {
+            0 => Ok(()),
+            sent => Err(format!("{sent} messages are kept")),
+        }
     })
     .await;
     second.stop().await;
     assert!(!outbox.status().await.unwrap().led);
 
     let published = kafka.read_all(&topic).await;
-    let (tombstones, shipped): (Vec<_>, Vec<_>) =
-        published.into_iter().partition(|message| message.payload().is_none());
+    let (tombstones, shipped): (Vec<_>, Vec<_>) = published
+        .into_iter()
+        .partition(|message| message.payload().is_none());
     assert_eq!(firsts(&shipped).get("a"), Some(&(0..30).collect()));
-    assert!(shipped.iter().all(|message| header(message, "type") == Some(b"shipped")));
+    assert!(
+        shipped
+            .iter()
+            .all(|message| header(message, "type") == Some(b"shipped"))
+    );
     assert_eq!(tombstones.len(), 1);
-    assert_eq!(header(&tombstones[0], ID_HEADER), Some(b"the tombstone".as_slice()));
+    assert_eq!(
+        header(&tombstones[0], ID_HEADER),
+        Some(b"the tombstone".as_slice())
+    );
 }
 
 // invariant: clock-goes-back
 #[tokio::test]
-async fn a_clock_that_goes_back_keeps_the_lead_of_a_file_with_a_dead_relay_for_no_longer_than_its_lease() {
+async fn a_clock_that_goes_back_keeps_the_lead_of_a_file_with_a_dead_relay_for_no_longer_than_its_lease()
+ {
     let folder = tempfile::tempdir().unwrap();
-    let store = SqliteStore::open(folder.path().join("shop.db")).await.unwrap();
+    let store = SqliteStore::open(folder.path().join("shop.db"))
+        .await
+        .unwrap();
     let outbox = store.outbox("shop").await.unwrap();
     let (one, other) = (Token::from_bits(1), Token::from_bits(2));
     let (lease, hour) = (Duration::from_secs(2), Duration::from_secs(3_600));
@@ -76,11 +110,18 @@ async fn a_clock_that_goes_back_keeps_the_lead_of_a_file_with_a_dead_relay_for_n
     let goes_back = "UPDATE oncegate_outbox_leaders SET leads_until_ms = leads_until_ms + 3600000";
     assert!(outbox.lead(one, lease).await.unwrap());
     connection.execute(goes_back, []).unwrap();
-    assert!(!outbox.lead(other, hour).await.unwrap(), "a relay that runs loses its lead");
+    assert!(
+        !outbox.lead(other, hour).await.unwrap(),
+        "a relay that runs loses its lead"
+    );
     assert!(outbox.lead(one, lease).await.unwrap());
     connection.execute(goes_back, []).unwrap();
     until("the lead of the dead relay to be over", LIMIT, async || {
-        if outbox.lead(other, hour).await.unwrap() { Ok(()) } else { Err("it is led".to_owned()) }
+        if outbox.lead(other, hour).await.unwrap() {
+            Ok(())
+        } else {
+            Err("it is led".to_owned())
+        }
     })
     .await;
     assert!(!outbox.lead(one, lease).await.unwrap());
@@ -90,9 +131,15 @@ async fn a_clock_that_goes_back_keeps_the_lead_of_a_file_with_a_dead_relay_for_n
 #[tokio::test]
 async fn a_file_has_one_leader_and_reads_up_to_its_limits() {
     let folder = tempfile::tempdir().unwrap();
-    let store = SqliteStore::open(folder.path().join("shop.db")).await.unwrap();
+    let store = SqliteStore::open(folder.path().join("shop.db"))
+        .await
+        .unwrap();
     let outbox = store.outbox("shop").await.unwrap();
-    let (one, other, long) = (Token::from_bits(1), Token::from_bits(2), Duration::from_secs(3_600));
+    let (one, other, long) = (
+        Token::from_bits(1),
+        Token::from_bits(2),
+        Duration::from_secs(3_600),
+    );
     assert!(outbox.lead(one, long).await.unwrap() && outbox.lead(one, long).await.unwrap());
     assert!(!outbox.lead(other, long).await.unwrap());
     outbox.resign(other).await.unwrap();
@@ -102,21 +149,43 @@ async fn a_file_has_one_leader_and_reads_up_to_its_limits() {
 
     let connection = store.open_connection().unwrap();
     for (bytes, key) in [(1_000, "a"), (10, "b"), (10, "a"), (10, "c")] {
-        outbox.publish(&connection, &OutboxMessage::new("t", vec![b'x'; bytes]).key(key)).unwrap();
+        outbox
+            .publish(
+                &connection,
+                &OutboxMessage::new("t", vec![b'x'; bytes]).key(key),
+            )
+            .unwrap();
     }
     let lengths = async |held: &HeldBack, messages, bytes| -> Vec<usize> {
-        let read = outbox.read(held, ReadLimits { messages, bytes }).await.unwrap();
-        read.iter().map(|unsent| unsent.message.payload().unwrap().len()).collect()
+        let read = outbox
+            .read(held, ReadLimits { messages, bytes })
+            .await
+            .unwrap();
+        read.iter()
+            .map(|unsent| unsent.message.payload().unwrap().len())
+            .collect()
     };
     let none = HeldBack::default();
     assert_eq!(lengths(&none, 10, 1 << 20).await, [1_000, 10, 10, 10]);
     assert_eq!(lengths(&none, 2, 1 << 20).await, [1_000, 10]);
     assert_eq!(lengths(&none, 10, 1).await, [1_000]);
-    let held = HeldBack { keys: vec![("t".into(), "a".into())], ..HeldBack::default() };
+    let held = HeldBack {
+        keys: vec![("t".into(), "a".into())],
+        ..HeldBack::default()
+    };
     assert_eq!(lengths(&held, 10, 1 << 20).await, [10, 10]);
-    let held = HeldBack { topics: vec!["t".into()], ..HeldBack::default() };
+    let held = HeldBack {
+        topics: vec!["t".into()],
+        ..HeldBack::default()
+    };
     assert_eq!(lengths(&held, 10, 1 << 20).await, [0; 0]);
-    let counts = [outbox.backlog(3).await.unwrap(), outbox.backlog(10).await.unwrap()];
-    assert_eq!(counts.map(|backlog| (backlog.messages, backlog.oldest.is_some())), [(3, true), (4, true)]);
+    let counts = [
+        outbox.backlog(3).await.unwrap(),
+        outbox.backlog(10).await.unwrap(),
+    ];
+    assert_eq!(
+        counts.map(|backlog| (backlog.messages, backlog.oldest.is_some())),
+        [(3, true), (4, true)]
+    );
     assert!(store.outbox("no spaces").await.is_err());
 }

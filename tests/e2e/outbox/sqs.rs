@@ -32,28 +32,43 @@ fn numbers(count: u32) -> Vec<String> {
 
 /// The bodies in a queue, sorted.
 async fn bodies(queue: &Queue) -> Vec<String> {
-    let mut bodies: Vec<String> =
-        queue.take_all().await.into_iter().map(|message| message.body.unwrap()).collect();
+    let mut bodies: Vec<String> = queue
+        .take_all()
+        .await
+        .into_iter()
+        .map(|message| message.body.unwrap())
+        .collect();
     bodies.sort_by_key(|body| (body.len(), body.clone()));
     bodies
 }
 
 /// Consumes behind a gate whose key is the id of each message.
-fn consumer(sqs: &Sqs, queue: &Queue, seen: &Seen, stop: &CancellationToken) -> tokio::task::JoinHandle<()> {
-    let source = SqsSource::from_client(sqs.client().clone(), queue.url()).wait(Duration::from_secs(1));
+fn consumer(
+    sqs: &Sqs,
+    queue: &Queue,
+    seen: &Seen,
+    stop: &CancellationToken,
+) -> tokio::task::JoinHandle<()> {
+    let source =
+        SqsSource::from_client(sqs.client().clone(), queue.url()).wait(Duration::from_secs(1));
     let gate = Gate::new("notices", Key::header(ID_HEADER), MemoryStore::new());
-    let consumer = Consumer::new(source, gate, handler(seen)).run_until(stop.clone().cancelled_owned());
+    let consumer =
+        Consumer::new(source, gate, handler(seen)).run_until(stop.clone().cancelled_owned());
     tokio::spawn(async move { consumer.await.unwrap() })
 }
 
-/// Kills relays while transactions write, and returns what was committed and what the consumer has seen.
+/// Kills relays while transactions write, and returns what was committed and what the consumer has
+/// seen.
 async fn with_kills(queue: Queue) -> (BTreeMap<String, u32>, BTreeMap<String, Vec<u32>>) {
     let seed = fastrand::u64(..);
     println!("seed: {seed}");
     let mut rng = Rng::with_seed(seed);
     let (sqs, table) = (Sqs::shared().await, Arc::new(Table::new().await));
-    let (seen, stop_consumer, stop_writer) =
-        (Seen::default(), CancellationToken::new(), Arc::new(AtomicBool::new(false)));
+    let (seen, stop_consumer, stop_writer) = (
+        Seen::default(),
+        CancellationToken::new(),
+        Arc::new(AtomicBool::new(false)),
+    );
     let consumer = consumer(&sqs, &queue, &seen, &stop_consumer);
     let writer = tokio::spawn({
         let (table, stop, rng) = (Arc::clone(&table), Arc::clone(&stop_writer), rng.fork());
@@ -62,10 +77,18 @@ async fn with_kills(queue: Queue) -> (BTreeMap<String, u32>, BTreeMap<String, Ve
     for kill in 0..KILLS {
         let (before, more) = (count(&seen), rng.usize(1..60));
         let mut relay = table.relay_process(sqs.endpoint());
-        until(&format!("{more} messages of relay {kill} to be seen"), LIMIT, async || {
-            let seen = count(&seen) - before;
-            if seen >= more { Ok(()) } else { Err(format!("{seen} were seen")) }
-        })
+        until(
+            &format!("{more} messages of relay {kill} to be seen"),
+            LIMIT,
+            async || {
+                let seen = count(&seen) - before;
+                if seen >= more {
+                    Ok(())
+                } else {
+                    Err(format!("{seen} were seen"))
+                }
+            },
+        )
         .await;
         relay.kill();
     }
@@ -86,16 +109,21 @@ async fn with_kills(queue: Queue) -> (BTreeMap<String, u32>, BTreeMap<String, Ve
 // invariant: outbox-order
 #[tokio::test]
 async fn after_ten_kills_a_gated_consumer_of_a_fifo_queue_has_seen_each_committed_message_once_and_in_order()
-{
+ {
     let queue = Sqs::shared().await.new_fifo_queue("outbox").await;
     let (committed, seen) = with_kills(queue).await;
-    assert_eq!(seen, expected(&committed), "each once, in order, and nothing of a rollback");
+    assert_eq!(
+        seen,
+        expected(&committed),
+        "each once, in order, and nothing of a rollback"
+    );
 }
 
 /// A standard queue has neither keys nor order, and drops no repeats: only the gate does.
 // invariant: outbox-exactly-once
 #[tokio::test]
-async fn after_ten_kills_a_gated_consumer_of_a_standard_queue_has_seen_each_committed_message_once() {
+async fn after_ten_kills_a_gated_consumer_of_a_standard_queue_has_seen_each_committed_message_once()
+{
     let queue = Sqs::shared().await.new_queue("outbox").await;
     let (committed, seen) = with_kills(queue).await;
     let mut numbers: Vec<u32> = seen.into_values().flatten().collect();
@@ -108,19 +136,32 @@ async fn after_ten_kills_a_gated_consumer_of_a_standard_queue_has_seen_each_comm
 #[tokio::test]
 async fn payload_key_and_headers_arrive_unchanged_with_the_id() {
     let (sqs, table) = (Sqs::shared().await, Table::new().await);
-    let (fifo, standard) = (sqs.new_fifo_queue("outbox").await, sqs.new_queue("outbox").await);
+    let (fifo, standard) = (
+        sqs.new_fifo_queue("outbox").await,
+        sqs.new_queue("outbox").await,
+    );
     let message = |queue: &Queue, id: &str| {
-        let message = OutboxMessage::new(queue.url(), r#"{"grüße":1}"#).key("customer-1").id(id);
-        message.header("type", "shipped").header("bytes", b"\xff\0".as_slice())
+        let message = OutboxMessage::new(queue.url(), r#"{"grüße":1}"#)
+            .key("customer-1")
+            .id(id);
+        message
+            .header("type", "shipped")
+            .header("bytes", b"\xff\0".as_slice())
     };
     let alone = OutboxMessage::new(fifo.name(), "alone").id("id-of-the-one-alone");
-    table.write([message(&fifo, "id-1"), alone, message(&standard, "id-2")]).await;
+    table
+        .write([message(&fifo, "id-1"), alone, message(&standard, "id-2")])
+        .await;
     let running = Running::start(table.sqs_relay(&sqs));
     table.until_sent().await;
     running.stop().await;
 
-    let by_body: BTreeMap<String, _> =
-        fifo.take_all().await.into_iter().map(|message| (message.body.clone().unwrap(), message)).collect();
+    let by_body: BTreeMap<String, _> = fifo
+        .take_all()
+        .await
+        .into_iter()
+        .map(|message| (message.body.clone().unwrap(), message))
+        .collect();
     let in_standard = standard.take_all().await;
     assert_eq!((by_body.len(), in_standard.len()), (2, 1));
     let group = |body: &str| {
@@ -128,55 +169,87 @@ async fn payload_key_and_headers_arrive_unchanged_with_the_id() {
         ["MessageGroupId", "MessageDeduplicationId"].map(|name| attributes[&name.into()].clone())
     };
     assert_eq!(group(r#"{"grüße":1}"#), ["customer-1", "id-1"]);
-    assert_eq!(group("alone"), ["id-of-the-one-alone", "id-of-the-one-alone"]);
-    for (message, id) in [(&by_body[r#"{"grüße":1}"#], "id-1"), (&in_standard[0], "id-2")] {
+    assert_eq!(
+        group("alone"),
+        ["id-of-the-one-alone", "id-of-the-one-alone"]
+    );
+    for (message, id) in [
+        (&by_body[r#"{"grüße":1}"#], "id-1"),
+        (&in_standard[0], "id-2"),
+    ] {
         assert_eq!(message.body.as_deref(), Some(r#"{"grüße":1}"#));
         let attributes = message.message_attributes.as_ref().unwrap();
         assert_eq!(attributes.len(), 3);
         assert_eq!(attributes["type"].string_value(), Some("shipped"));
-        assert_eq!(attributes["bytes"].binary_value().unwrap().as_ref(), b"\xff\0");
+        assert_eq!(
+            attributes["bytes"].binary_value().unwrap().as_ref(),
+            b"\xff\0"
+        );
         assert_eq!(attributes[ID_HEADER].string_value(), Some(id));
     }
 }
 
-/// Each message is in the queue once, whatever happened to its batch: an entry that failed is sent again, alone or with
-/// others, and those beside it are not.
+/// Each message is in the queue once, whatever happened to its batch: an entry that failed is sent
+/// again, alone or with others, and those beside it are not.
 #[tokio::test]
 async fn messages_travel_in_batches_and_an_entry_that_fails_costs_its_neighbours_nothing() {
     const COUNT: u32 = 100;
     let (sqs, table) = (Sqs::shared().await, Table::new().await);
     let (queue, proxy) = (sqs.new_queue("outbox").await, SqsProxy::before(&sqs).await);
-    let failing = |code, senders_fault| Fault::FailEntries { at: vec![0, 3], code, senders_fault };
+    let failing = |code, senders_fault| Fault::FailEntries {
+        at: vec![0, 3],
+        code,
+        senders_fault,
+    };
     proxy.next(1, SEND, failing("InternalError", false));
     proxy.next(1, SEND, failing("InvalidMessageContents", true));
     proxy.next(1, SEND, Fault::Deny("BatchRequestTooLong"));
     proxy.next(1, SEND, Fault::Unavailable);
-    table.write(numbers(COUNT).into_iter().map(|body| OutboxMessage::new(queue.name(), body))).await;
+    table
+        .write(
+            numbers(COUNT)
+                .into_iter()
+                .map(|body| OutboxMessage::new(queue.name(), body)),
+        )
+        .await;
     let running = Running::start(table.sqs_relay(&proxy.sqs()));
     table.until_sent().await;
-    let failures = ["unconfirmed", "refused"].map(|class| running.watched.get("outbox_failures", class));
+    let failures =
+        ["unconfirmed", "refused"].map(|class| running.watched.get("outbox_failures", class));
     running.stop().await;
     assert_eq!(bodies(&queue).await, numbers(COUNT));
     assert_eq!(proxy.faults_met(), 4);
-    // Two entries of the first answer, and the ten of the server that was unavailable; two of the second answer.
+    // Two entries of the first answer, and the ten of the server that was unavailable; two of the
+    // second answer.
     assert_eq!(failures, [12, 2]);
-    // The batch that was refused as a whole was sent again one by one, and 14 messages were repeated.
+    // The batch that was refused as a whole was sent again one by one, and 14 messages were
+    // repeated.
     assert_eq!(proxy.entries(SEND), u64::from(COUNT) + 10 + 14);
     let calls = proxy.calls(SEND);
     assert!(calls < 40, "{calls} calls for {COUNT} messages");
 }
 
-/// The connection ends after SQS has taken the batch: what is sent again has the same deduplication ids.
+/// The connection ends after SQS has taken the batch: what is sent again has the same deduplication
+/// ids.
 // invariant: outbox-order
 #[tokio::test]
 async fn a_lost_answer_of_a_fifo_queue_repeats_nothing_and_keeps_the_order() {
     const COUNT: u32 = 30;
     let (sqs, table) = (Sqs::shared().await, Table::new().await);
-    let (queue, proxy) = (sqs.new_fifo_queue("outbox").await, SqsProxy::before(&sqs).await);
+    let (queue, proxy) = (
+        sqs.new_fifo_queue("outbox").await,
+        SqsProxy::before(&sqs).await,
+    );
     proxy.next(4, SEND, Fault::LoseReply);
-    let message = |key: &'static str, body: &String| OutboxMessage::new(queue.name(), body.clone()).key(key);
+    let message =
+        |key: &'static str, body: &String| OutboxMessage::new(queue.name(), body.clone()).key(key);
     let each = numbers(COUNT);
-    table.write(each.iter().flat_map(|body| ["a", "b"].map(|key| message(key, body)))).await;
+    table
+        .write(
+            each.iter()
+                .flat_map(|body| ["a", "b"].map(|key| message(key, body))),
+        )
+        .await;
     let running = Running::start(table.sqs_relay(&proxy.sqs()));
     table.until_sent().await;
     running.stop().await;
@@ -186,7 +259,10 @@ async fn a_lost_answer_of_a_fifo_queue_repeats_nothing_and_keeps_the_order() {
         let group = message.attributes.unwrap()[&"MessageGroupId".into()].clone();
         seen.entry(group).or_default().push(message.body.unwrap());
     }
-    assert_eq!(seen, [("a".to_owned(), each.clone()), ("b".to_owned(), each)].into());
+    assert_eq!(
+        seen,
+        [("a".to_owned(), each.clone()), ("b".to_owned(), each)].into()
+    );
 }
 
 // invariant: outbox-refused
@@ -197,11 +273,22 @@ async fn what_a_queue_does_not_take_holds_back_its_key_and_nothing_else() {
     let sqs = moto.sqs();
     let small = [(QueueAttributeName::MaximumMessageSize, "2048")];
     let queue = sqs.new_fifo_queue_with("outbox", &small).await;
-    let message =
-        |key: &str, body: &str| OutboxMessage::new(queue.name(), body.to_owned()).key(key.to_owned());
+    let message = |key: &str, body: &str| {
+        OutboxMessage::new(queue.name(), body.to_owned()).key(key.to_owned())
+    };
     let large = message("a", &"x".repeat(4_096)).id("the-large-one");
-    let missing = OutboxMessage::new("outbox-no-such-queue", "{}").key("a").id("the-missing-one");
-    table.write([message("a", "1"), large, message("a", "2"), missing, message("b", "3")]).await;
+    let missing = OutboxMessage::new("outbox-no-such-queue", "{}")
+        .key("a")
+        .id("the-missing-one");
+    table
+        .write([
+            message("a", "1"),
+            large,
+            message("a", "2"),
+            missing,
+            message("b", "3"),
+        ])
+        .await;
     let running = Running::start(table.sqs_relay(sqs));
     until("tries that are refused", LIMIT, async || {
         match running.watched.get("outbox_failures", "refused") {
@@ -214,7 +301,9 @@ async fn what_a_queue_does_not_take_holds_back_its_key_and_nothing_else() {
     table.until_unsent(3).await;
     assert_eq!(bodies(&queue).await, ["1", "3", "4"]);
     // The limit is read again: nothing has to be restarted after it was raised.
-    queue.set_attribute(QueueAttributeName::MaximumMessageSize, "8192").await;
+    queue
+        .set_attribute(QueueAttributeName::MaximumMessageSize, "8192")
+        .await;
     table.until_unsent(1).await;
     table.remove("the-missing-one").await;
     running.stop().await;

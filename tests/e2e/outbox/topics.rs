@@ -25,9 +25,16 @@ async fn many_orders_of_a_denied_topic_starve_no_other() {
     }
     let [granted, denied] = &topics;
     let topic = On::Topic(granted);
-    broker.grant(&[(USER, Right::Write, topic), (USER, Right::Describe, On::Topic(denied))]).await;
+    broker
+        .grant(&[
+            (USER, Right::Write, topic),
+            (USER, Right::Describe, On::Topic(denied)),
+        ])
+        .await;
     let table = Table::new().await;
-    table.write((0..REFUSED).map(|key| OutboxMessage::new(denied, "0").key(key.to_string()))).await;
+    table
+        .write((0..REFUSED).map(|key| OutboxMessage::new(denied, "0").key(key.to_string())))
+        .await;
     let running = Running::start(table.relay_as_user(&broker, &certificates));
     let refused = until("a batch to be refused", LIMIT, async || {
         match running.watched.get("outbox_failures", "refused") {
@@ -37,13 +44,20 @@ async fn many_orders_of_a_denied_topic_starve_no_other() {
     })
     .await;
     for key in 0..3 {
-        table.write([OutboxMessage::new(granted, "0").key(format!("customer-{key}"))]).await;
+        table
+            .write([OutboxMessage::new(granted, "0").key(format!("customer-{key}"))])
+            .await;
         table.until_unsent(REFUSED).await;
     }
     let tried = running.watched.get("outbox_failures", "refused") - refused;
-    assert!(tried < 50, "{tried} messages of the denied topic were tried before those of the other one");
+    assert!(
+        tried < 50,
+        "{tried} messages of the denied topic were tried before those of the other one"
+    );
     // One of the waiting messages finds out that the topic is granted now, and the others follow.
-    broker.grant(&[(USER, Right::Write, On::Topic(denied))]).await;
+    broker
+        .grant(&[(USER, Right::Write, On::Topic(denied))])
+        .await;
     table.until_sent().await;
     running.stop().await;
     let kafka: &Kafka = &broker;
@@ -75,10 +89,14 @@ async fn a_message_for_a_missing_topic_holds_up_no_other() {
         .property("delivery.timeout.ms", "300000");
     let running = Running::start(Relay::new(world.outbox.clone(), publisher));
     let message = |number: u32| OutboxMessage::new(&missing, number.to_string()).key("a");
-    world.write([message(0), world.message("a", 0), message(1)]).await;
+    world
+        .write([message(0), world.message("a", 0), message(1)])
+        .await;
     world.until_unsent(2).await;
     for number in 1..4 {
-        world.write([world.message("a", number), world.message("b", number - 1)]).await;
+        world
+            .write([world.message("a", number), world.message("b", number - 1)])
+            .await;
         world.until_unsent(2).await;
     }
     assert_eq!(running.watched.total("outbox_failures"), 0);
@@ -86,8 +104,14 @@ async fn a_message_for_a_missing_topic_holds_up_no_other() {
     world.kafka.create_topic(&missing, PARTITIONS).await;
     world.until_sent().await;
     running.stop().await;
-    assert_eq!(firsts(&world.kafka.read_all(&missing).await).get("a"), Some(&vec![0, 1]));
-    assert_eq!(firsts(&world.published().await).get("a"), Some(&vec![0, 1, 2, 3]));
+    assert_eq!(
+        firsts(&world.kafka.read_all(&missing).await).get("a"),
+        Some(&vec![0, 1])
+    );
+    assert_eq!(
+        firsts(&world.published().await).get("a"),
+        Some(&vec![0, 1, 2, 3])
+    );
 }
 
 // invariant: outbox-refused
@@ -96,10 +120,14 @@ async fn a_topic_that_is_created_later_is_published() {
     let world = World::new().await;
     let missing = unique("outbox-missing");
     let running = Running::start(world.relay());
-    world.write((0..REFUSED).map(|key| OutboxMessage::new(&missing, "0").key(key.to_string()))).await;
-    until("a try that is refused", LIMIT, async || match running.watched.get("outbox_failures", "refused") {
-        1.. => Ok(()),
-        _ => Err("none was refused".to_owned()),
+    world
+        .write((0..REFUSED).map(|key| OutboxMessage::new(&missing, "0").key(key.to_string())))
+        .await;
+    until("a try that is refused", LIMIT, async || {
+        match running.watched.get("outbox_failures", "refused") {
+            1.. => Ok(()),
+            _ => Err("none was refused".to_owned()),
+        }
     })
     .await;
     world.write([world.message("a", 0)]).await;
@@ -107,5 +135,8 @@ async fn a_topic_that_is_created_later_is_published() {
     world.kafka.create_topic(&missing, PARTITIONS).await;
     world.until_sent().await;
     running.stop().await;
-    assert_eq!(firsts(&world.kafka.read_all(&missing).await).len() as u64, REFUSED);
+    assert_eq!(
+        firsts(&world.kafka.read_all(&missing).await).len() as u64,
+        REFUSED
+    );
 }

@@ -31,7 +31,11 @@ impl Table {
     pub(crate) async fn new() -> Self {
         let postgres = Postgres::shared().await.database().await;
         // A disk that is busy with the writes of others is no outage.
-        let store = PostgresStore::builder(postgres.url()).response_timeout(LIMIT).connect().await.unwrap();
+        let store = PostgresStore::builder(postgres.url())
+            .response_timeout(LIMIT)
+            .connect()
+            .await
+            .unwrap();
         store.create_schema().await.unwrap();
         let outbox = store.outbox(&unique("outbox")).unwrap();
         Self { postgres, outbox }
@@ -49,7 +53,10 @@ impl Table {
         let mut client = self.postgres.connection().await;
         let mut transaction = client.transaction().await.unwrap();
         for message in messages {
-            self.outbox.publish(&mut transaction, message).await.unwrap();
+            self.outbox
+                .publish(&mut transaction, message)
+                .await
+                .unwrap();
         }
         transaction.commit().await.unwrap();
     }
@@ -66,17 +73,27 @@ impl Table {
     /// Waits until so many messages are not sent.
     pub(crate) async fn until_unsent(&self, count: u64) {
         // A busy server may not answer in time.
-        until(&format!("{count} messages to wait"), LIMIT, async || match self.outbox.status().await {
-            Ok(status) if status.unsent == count => Ok(()),
-            other => Err(format!("{other:?}")),
-        })
+        until(
+            &format!("{count} messages to wait"),
+            LIMIT,
+            async || match self.outbox.status().await {
+                Ok(status) if status.unsent == count => Ok(()),
+                other => Err(format!("{other:?}")),
+            },
+        )
         .await;
     }
 
     /// Takes a message away, as an operator does with one that is refused.
     pub(crate) async fn remove(&self, id: &str) {
         let client = self.postgres.connection().await;
-        assert_eq!(client.execute("DELETE FROM oncegate_outbox WHERE id = $1", &[&id]).await.unwrap(), 1);
+        assert_eq!(
+            client
+                .execute("DELETE FROM oncegate_outbox WHERE id = $1", &[&id])
+                .await
+                .unwrap(),
+            1
+        );
     }
 }
 
@@ -109,7 +126,11 @@ impl World {
 
     /// To this topic, from a database of its own.
     pub(crate) async fn to(kafka: Kafka, topic: String) -> Self {
-        Self { table: Table::new().await, kafka, topic }
+        Self {
+            table: Table::new().await,
+            kafka,
+            topic,
+        }
     }
 
     /// A relay with a short lease.
@@ -128,13 +149,18 @@ impl World {
         self.kafka.read_all(&self.topic).await
     }
 
-    /// Checks that each of these numbers is in the topic for each key, and that the first copies are in order.
+    /// Checks that each of these numbers is in the topic for each key, and that the first copies
+    /// are in order.
     pub(crate) async fn assert_complete_and_in_order(&self, keys: &[String], numbers: u32) {
         let firsts = firsts(&self.published().await);
         let expected: Vec<u32> = (0..numbers).collect();
         assert_eq!(firsts.len(), keys.len(), "keys in the topic");
         for key in keys {
-            assert_eq!(firsts.get(key), Some(&expected), "the first copies of {key}");
+            assert_eq!(
+                firsts.get(key),
+                Some(&expected),
+                "the first copies of {key}"
+            );
         }
     }
 }
@@ -144,7 +170,10 @@ pub(crate) fn firsts(published: &[OwnedMessage]) -> BTreeMap<String, Vec<u32>> {
     let mut firsts: BTreeMap<String, Vec<u32>> = BTreeMap::new();
     for message in published {
         let key = String::from_utf8(message.key().unwrap().to_vec()).unwrap();
-        let number: u32 = std::str::from_utf8(message.payload().unwrap()).unwrap().parse().unwrap();
+        let number: u32 = std::str::from_utf8(message.payload().unwrap())
+            .unwrap()
+            .parse()
+            .unwrap();
         let seen = firsts.entry(key).or_default();
         if !seen.contains(&number) {
             seen.push(number);
@@ -155,7 +184,11 @@ pub(crate) fn firsts(published: &[OwnedMessage]) -> BTreeMap<String, Vec<u32>> {
 
 /// The value of a header.
 pub(crate) fn header<'m>(message: &'m OwnedMessage, name: &str) -> Option<&'m [u8]> {
-    message.headers()?.iter().find(|header| header.key == name)?.value
+    message
+        .headers()?
+        .iter()
+        .find(|header| header.key == name)?
+        .value
 }
 
 /// A relay that runs in a task, and its events.
@@ -170,13 +203,21 @@ impl Running {
         let (watched, stop) = (Watched::new(), CancellationToken::new());
         let relay = relay.observer(Arc::clone(&watched) as _);
         let task = tokio::spawn(relay.run_until(stop.clone().cancelled_owned()));
-        Self { watched, task, stop }
+        Self {
+            watched,
+            task,
+            stop,
+        }
     }
 
     /// Stops it, as SIGTERM does.
     pub(crate) async fn stop(self) {
         self.stop.cancel();
-        tokio::time::timeout(LIMIT, self.task).await.expect("it stops").unwrap().unwrap();
+        tokio::time::timeout(LIMIT, self.task)
+            .await
+            .expect("it stops")
+            .unwrap()
+            .unwrap();
     }
 
     /// Drops it where it is, as a kill does: it gives no lead away.

@@ -1,5 +1,5 @@
-//! A BEGIN that fails while the server executes what was sent behind it: a cancellation that arrives late, or a pooler
-//! that answers an error and goes on.
+//! A BEGIN that fails while the server executes what was sent behind it: a cancellation that
+//! arrives late, or a pooler that answers an error and goes on.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
@@ -36,8 +36,14 @@ impl Cancelled {
         let wire = wire.await;
         let manager = Manager::new(wire.url().parse().unwrap(), NoTls);
         let pool = Pool::builder(manager).max_size(8).build().unwrap();
-        let builder = PostgresStore::from_pool(pool).response_timeout(PATIENCE).without_purge();
-        Self { store: builder.connect().await.unwrap(), left, _wire: wire }
+        let builder = PostgresStore::from_pool(pool)
+            .response_timeout(PATIENCE)
+            .without_purge();
+        Self {
+            store: builder.connect().await.unwrap(),
+            left,
+            _wire: wire,
+        }
     }
 
     /// Cancels the next BEGINs. From now on, the given ones are left.
@@ -51,7 +57,12 @@ impl Cancelled {
 }
 
 async fn state_of(direct: &PostgresStore, key: &oncegate_core::key::StoreKey) -> Option<State> {
-    direct.read(vec![key.clone()]).await.remove(0).unwrap().map(|snapshot| snapshot.record.state)
+    direct
+        .read(vec![key.clone()])
+        .await
+        .remove(0)
+        .unwrap()
+        .map(|snapshot| snapshot.record.state)
 }
 
 // invariant: begin-fails
@@ -65,9 +76,14 @@ async fn what_follows_a_cancelled_begin_is_looked_up() {
     assert_eq!(cancelled.left(), 0);
     assert!(granted_as(1, &reply), "{reply:?}");
     let held = state_of(&direct, &key).await;
-    assert!(matches!(held, Some(State::Pending { token, .. }) if token == owner), "{held:?}");
+    assert!(
+        matches!(held, Some(State::Pending { token, .. }) if token == owner),
+        "{held:?}"
+    );
     cancelled.cancel(1);
-    let reply = apply(&cancelled.store, &key, complete(owner, b"done")).await.unwrap();
+    let reply = apply(&cancelled.store, &key, complete(owner, b"done"))
+        .await
+        .unwrap();
     assert_eq!((cancelled.left(), reply), (0, hand::HELD));
 }
 
@@ -78,10 +94,15 @@ async fn a_claim_that_may_have_been_granted_is_unknown() {
     let (direct, cancelled) = (hand::store(&postgres).await, Cancelled::on(&postgres).await);
     let (key, owner) = (key(&scope(), 1), token());
     cancelled.cancel(usize::MAX);
-    let error = apply(&cancelled.store, &key, claim(owner)).await.unwrap_err();
+    let error = apply(&cancelled.store, &key, claim(owner))
+        .await
+        .unwrap_err();
     assert!(matches!(error, StoreError::Unknown { .. }), "{error}");
     let held = state_of(&direct, &key).await;
-    assert!(matches!(held, Some(State::Pending { token, .. }) if token == owner), "{held:?}");
+    assert!(
+        matches!(held, Some(State::Pending { token, .. }) if token == owner),
+        "{held:?}"
+    );
 }
 
 // invariant: begin-fails
@@ -92,12 +113,23 @@ async fn a_cancelled_begin_leaves_no_row_behind() {
     let key = key(&scope(), 1);
     cancelled.cancel(1);
     // It is executed by the rules, which insert a row to lock it.
-    let extend = Operation::Extend { token: token(), lease: PATIENCE };
+    let extend = Operation::Extend {
+        token: token(),
+        lease: PATIENCE,
+    };
     let error = apply(&cancelled.store, &key, extend).await.unwrap_err();
-    assert_eq!((cancelled.left(), error.class()), (0, "unavailable"), "{error}");
+    assert_eq!(
+        (cancelled.left(), error.class()),
+        (0, "unavailable"),
+        "{error}"
+    );
     let client = postgres.connection().await;
     let count = "SELECT count(*) FROM oncegate_records WHERE key = $1";
-    let rows: i64 = client.query_one(count, &[&key.as_str()]).await.unwrap().get(0);
+    let rows: i64 = client
+        .query_one(count, &[&key.as_str()])
+        .await
+        .unwrap()
+        .get(0);
     assert_eq!(rows, 0);
     assert_eq!(state_of(&direct, &key).await, None);
 }
@@ -118,12 +150,26 @@ async fn a_row_without_an_owner_is_no_record() {
     }
     assert_eq!(state_of(&store, &keys[0]).await, None);
     let owner: Token = token();
-    assert!(granted_as(1, &apply(&*store, &keys[0], claim(owner)).await.unwrap()));
-    assert_eq!(apply(&*store, &keys[0], complete(owner, b"done")).await.unwrap(), hand::HELD);
-    let extend = Operation::Extend { token: owner, lease: PATIENCE };
+    assert!(granted_as(
+        1,
+        &apply(&*store, &keys[0], claim(owner)).await.unwrap()
+    ));
+    assert_eq!(
+        apply(&*store, &keys[0], complete(owner, b"done"))
+            .await
+            .unwrap(),
+        hand::HELD
+    );
+    let extend = Operation::Extend {
+        token: owner,
+        lease: PATIENCE,
+    };
     let reply = apply(&*store, &keys[1], extend).await;
     assert!(reply.is_ok(), "{reply:?}");
-    assert!(granted_as(1, &apply(&*store, &keys[2], claim(owner)).await.unwrap()));
+    assert!(granted_as(
+        1,
+        &apply(&*store, &keys[2], claim(owner)).await.unwrap()
+    ));
 }
 
 /// What shows that a transaction has begun is shown by every transaction there.
@@ -136,13 +182,27 @@ async fn sessions_that_make_every_transaction_deferrable_are_refused() {
     let client = postgres.connection().await;
     let alter = format!("ALTER DATABASE {name} SET default_transaction_deferrable = on");
     client.batch_execute(&alter).await.unwrap();
-    let extend = Operation::Extend { token: token(), lease: PATIENCE };
-    let pool = Pool::builder(Manager::new(postgres.url().parse().unwrap(), NoTls)).build().unwrap();
-    let pooled = PostgresStore::from_pool(pool).response_timeout(PATIENCE).without_purge();
+    let extend = Operation::Extend {
+        token: token(),
+        lease: PATIENCE,
+    };
+    let pool = Pool::builder(Manager::new(postgres.url().parse().unwrap(), NoTls))
+        .build()
+        .unwrap();
+    let pooled = PostgresStore::from_pool(pool)
+        .response_timeout(PATIENCE)
+        .without_purge();
     let pooled = pooled.connect().await.unwrap();
-    let refused = apply(&pooled, &key(&scope(), 1), extend.clone()).await.unwrap_err();
+    let refused = apply(&pooled, &key(&scope(), 1), extend.clone())
+        .await
+        .unwrap_err();
     assert_eq!(refused.class(), "refused", "{refused}");
-    assert!(refused.to_string().contains("default_transaction_deferrable"), "{refused}");
+    assert!(
+        refused
+            .to_string()
+            .contains("default_transaction_deferrable"),
+        "{refused}"
+    );
     // Sessions of our own have their own setting.
     drop(store);
     let own = hand::store(&postgres).await;

@@ -52,7 +52,12 @@ impl Bench for OnPostgres {
 async fn the_store_conforms() {
     let postgres = Postgres::shared().await;
     let (store, client) = (hand::store(&postgres).await, postgres.connection().await);
-    conformance(&OnPostgres { store, client, scope: hand::scope() }).await;
+    conformance(&OnPostgres {
+        store,
+        client,
+        scope: hand::scope(),
+    })
+    .await;
 }
 
 // invariant: store-equals-rules
@@ -62,8 +67,16 @@ async fn the_store_conforms_where_each_transaction_is_given_its_limits() {
     hand::store(&postgres).await;
     let (client, proxy) = (postgres.connection().await, Proxy::before(&postgres).await);
     proxy.be_a_pooler();
-    let store =
-        PostgresStore::builder(proxy.url()).without_purge().response_timeout(hand::PATIENCE).connect().await;
+    let store = PostgresStore::builder(proxy.url())
+        .without_purge()
+        .response_timeout(hand::PATIENCE)
+        .connect()
+        .await;
     let store = Arc::new(store.unwrap());
-    conformance(&OnPostgres { store, client, scope: hand::scope() }).await;
+    conformance(&OnPostgres {
+        store,
+        client,
+        scope: hand::scope(),
+    })
+    .await;
 }

@@ -41,8 +41,17 @@ impl Subject for OnPostgres {
 #[tokio::test]
 async fn the_store_equals_the_rules() {
     let postgres = Postgres::shared().await;
-    let subject = OnPostgres { store: hand::store(&postgres).await, scope: hand::scope() };
-    let plan = Plan { seed: fastrand::u64(..), sequences: 10_000, steps: 12 };
-    let reached = compare(&subject, plan).await.unwrap_or_else(|difference| panic!("{difference}"));
+    let subject = OnPostgres {
+        store: hand::store(&postgres).await,
+        scope: hand::scope(),
+    };
+    let plan = Plan {
+        seed: fastrand::u64(..),
+        sequences: 10_000,
+        steps: 12,
+    };
+    let reached = compare(&subject, plan)
+        .await
+        .unwrap_or_else(|difference| panic!("{difference}"));
     assert_eq!(reached.missing(), Vec::<&str>::new(), "seed {}", plan.seed);
 }

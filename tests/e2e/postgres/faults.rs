@@ -35,13 +35,19 @@ async fn until_answered(store: &dyn Store, key: &StoreKey, operation: &Operation
     }
 }
 
-/// Claims and completes keys, each by a token of its own, and returns the token that completed each.
-async fn work(store: &dyn Store, keys: impl Iterator<Item = StoreKey>, done: Sender<(StoreKey, Token)>) {
+/// Claims and completes keys, each by a token of its own, and returns the token that completed
+/// each.
+async fn work(
+    store: &dyn Store,
+    keys: impl Iterator<Item = StoreKey>,
+    done: Sender<(StoreKey, Token)>,
+) {
     for key in keys {
         let owner = token();
         let reply = until_answered(store, &key, &claim(owner)).await;
         assert!(granted_as(1, &reply), "{key}: {reply:?}");
-        let reply = until_answered(store, &key, &complete(owner, owner.as_bytes().as_slice())).await;
+        let reply =
+            until_answered(store, &key, &complete(owner, owner.as_bytes().as_slice())).await;
         assert_eq!(reply, HELD, "{key}");
         done.send((key, owner)).await.unwrap();
     }
@@ -83,9 +89,19 @@ async fn a_repeat_with_the_same_token_finds_out_what_a_cut_commit_did() {
                 }
                 (_, other) => panic!("{cut:?}: {other:?}"),
             };
-            assert!(if completes { reply == HELD } else { granted_as(1, &reply) }, "{cut:?}: {reply:?}");
+            assert!(
+                if completes {
+                    reply == HELD
+                } else {
+                    granted_as(1, &reply)
+                },
+                "{cut:?}: {reply:?}"
+            );
         }
-        assert!(completed_with(b"first", &apply(&store, &key, claim(token())).await.unwrap()));
+        assert!(completed_with(
+            b"first",
+            &apply(&store, &key, claim(token())).await.unwrap()
+        ));
     }
     assert_eq!(unknown, 40);
 }
@@ -104,17 +120,38 @@ async fn what_the_rules_decide_is_as_sure_as_the_straight_way() {
     let scope = scope();
     for (number, cut) in (0..20).zip([Cut::Before, Cut::After].into_iter().cycle()) {
         let (key, owner) = (key(&scope, number), token());
-        assert!(granted_as(1, &apply(&*direct, &key, claim(owner)).await.unwrap()));
+        assert!(granted_as(
+            1,
+            &apply(&*direct, &key, claim(owner)).await.unwrap()
+        ));
         let fail = || {
             let (reason, retention) = ("no such account".to_owned(), Duration::from_secs(3_600));
-            Operation::Fail { token: owner, reason, retention }
+            Operation::Fail {
+                token: owner,
+                reason,
+                retention,
+            }
         };
         proxy.cut(&[cut]);
         let lost = apply(&store, &key, fail()).await;
-        assert!(matches!(lost, Err(StoreError::Unknown { .. })), "{cut:?}: {lost:?}");
+        assert!(
+            matches!(lost, Err(StoreError::Unknown { .. })),
+            "{cut:?}: {lost:?}"
+        );
         assert_eq!(proxy.cuts_left(), 0);
-        let state = direct.read(vec![key.clone()]).await.remove(0).unwrap().unwrap().record.state;
-        assert_eq!(matches!(state, State::Failed { .. }), cut == Cut::After, "{state:?}");
+        let state = direct
+            .read(vec![key.clone()])
+            .await
+            .remove(0)
+            .unwrap()
+            .unwrap()
+            .record
+            .state;
+        assert_eq!(
+            matches!(state, State::Failed { .. }),
+            cut == Cut::After,
+            "{state:?}"
+        );
         assert_eq!(until_answered(&store, &key, &fail()).await, HELD);
     }
 }
@@ -126,10 +163,17 @@ async fn a_client_that_stalls_inside_its_transaction_holds_no_key_for_ever() {
     let direct = hand::store(&postgres).await;
     let proxy = Proxy::before(&postgres).await;
     let limit = Duration::from_secs(2);
-    let store =
-        PostgresStore::builder(proxy.url()).without_purge().response_timeout(limit).connect().await.unwrap();
+    let store = PostgresStore::builder(proxy.url())
+        .without_purge()
+        .response_timeout(limit)
+        .connect()
+        .await
+        .unwrap();
     let (key, owner) = (key(&scope(), 1), token());
-    assert!(granted_as(1, &apply(&*direct, &key, claim(owner)).await.unwrap()));
+    assert!(granted_as(
+        1,
+        &apply(&*direct, &key, claim(owner)).await.unwrap()
+    ));
     proxy.cut(&[Cut::Stall]);
     let release = Operation::Release {
         token: owner,
@@ -141,7 +185,12 @@ async fn a_client_that_stalls_inside_its_transaction_holds_no_key_for_ever() {
     assert!(matches!(lost, Err(StoreError::Unknown { .. })), "{lost:?}");
     assert_eq!(proxy.cuts_left(), 0);
     // Its row is locked until the server ends the session (25P03); then the key is as it was.
-    assert_eq!(apply(&*direct, &key, complete(owner, b"done")).await.unwrap(), HELD);
+    assert_eq!(
+        apply(&*direct, &key, complete(owner, b"done"))
+            .await
+            .unwrap(),
+        HELD
+    );
 }
 
 // invariant: connection-storm
@@ -151,21 +200,37 @@ async fn a_server_that_is_away_is_tried_at_a_pace() {
     let postgres = Postgres::shared().await;
     hand::store(&postgres).await;
     let proxy = Proxy::before(&postgres).await;
-    let store = PostgresStore::builder(proxy.url()).without_purge().connect().await.unwrap();
+    let store = PostgresStore::builder(proxy.url())
+        .without_purge()
+        .connect()
+        .await
+        .unwrap();
     let (key, owner) = (key(&scope(), 1), token());
-    assert!(granted_as(1, &apply(&store, &key, claim(owner)).await.unwrap()));
+    assert!(granted_as(
+        1,
+        &apply(&store, &key, claim(owner)).await.unwrap()
+    ));
     proxy.leave();
     let (before, start) = (proxy.connections(), Instant::now());
     for _ in 0..CALLS {
         let refused = apply(&store, &key, claim(owner)).await.unwrap_err();
-        assert!(matches!(refused.class(), "unavailable" | "unknown"), "{refused}");
+        assert!(
+            matches!(refused.class(), "unavailable" | "unknown"),
+            "{refused}"
+        );
     }
     // Ten until the waits are at their longest, which are 250 ms at least.
     let most = 10 + start.elapsed().as_millis() / 250;
     let tries = proxy.connections() - before;
-    assert!(tries > 0 && tries as u128 <= most, "{tries} tries for {CALLS} calls, {most} are due");
+    assert!(
+        tries > 0 && tries as u128 <= most,
+        "{tries} tries for {CALLS} calls, {most} are due"
+    );
     proxy.come_back();
-    assert!(granted_as(1, &until_answered(&store, &key, &claim(owner)).await));
+    assert!(granted_as(
+        1,
+        &until_answered(&store, &key, &claim(owner)).await
+    ));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -183,8 +248,7 @@ async fn ended_sessions_make_no_wrong_answers() {
     }
     drop(done);
     let client = server.connection().await;
-    let end =
-        "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE application_name = 'oncegate'";
+    let end = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE application_name = 'oncegate'";
     let (mut ended, mut owners) = (0_i64, Vec::new());
     while let Some(owner) = completed.recv().await {
         owners.push(owner);
@@ -224,7 +288,8 @@ async fn what_was_answered_survives_a_killed_server() {
                         return;
                     }
                     answers.send((key.clone(), owner, false)).await.unwrap();
-                    let completed = apply(&*store, &key, complete(owner, owner.as_bytes().as_slice())).await;
+                    let completed =
+                        apply(&*store, &key, complete(owner, owner.as_bytes().as_slice())).await;
                     if completed.is_err() {
                         return;
                     }
@@ -250,7 +315,8 @@ async fn what_was_answered_survives_a_killed_server() {
         for (key, owner, completed) in held.values() {
             let reply = until_answered(&*store, key, &claim(*owner)).await;
             // A complete without an answer may have been executed.
-            let kept = completed_with(owner.as_bytes(), &reply) || (!completed && granted_as(1, &reply));
+            let kept =
+                completed_with(owner.as_bytes(), &reply) || (!completed && granted_as(1, &reply));
             assert!(kept, "{key}, completed: {completed}: {reply:?}");
         }
     }

@@ -17,7 +17,9 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A store on this server, with its tables. It removes nothing by itself.
 pub(crate) async fn store(postgres: &Postgres) -> Arc<PostgresStore> {
-    let builder = PostgresStore::builder(postgres.url()).response_timeout(PATIENCE).without_purge();
+    let builder = PostgresStore::builder(postgres.url())
+        .response_timeout(PATIENCE)
+        .without_purge();
     let store = builder.connect().await.unwrap();
     store.create_schema().await.unwrap();
     Arc::new(store)
@@ -51,7 +53,12 @@ pub(crate) fn claim(token: Token) -> Operation {
 
 pub(crate) fn complete(token: Token, result: impl Into<Vec<u8>>) -> Operation {
     let retention = Duration::from_secs(3_600);
-    Operation::Complete { token, fingerprint: None, result: result.into().into(), retention }
+    Operation::Complete {
+        token,
+        fingerprint: None,
+        result: result.into().into(),
+        retention,
+    }
 }
 
 /// One operation on one key.
@@ -60,7 +67,12 @@ pub(crate) async fn apply(
     key: &StoreKey,
     operation: Operation,
 ) -> Result<Reply, StoreError> {
-    let mut answers = store.execute(vec![Command { key: key.clone(), operation }]).await;
+    let mut answers = store
+        .execute(vec![Command {
+            key: key.clone(),
+            operation,
+        }])
+        .await;
     assert_eq!(answers.len(), 1);
     answers.remove(0)
 }

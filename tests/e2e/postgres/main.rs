@@ -1,6 +1,10 @@
 //! The PostgreSQL store on real servers.
 
-#![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test that cannot go on has failed")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::indexing_slicing,
+    reason = "a test that cannot go on has failed"
+)]
 
 #[path = "../../../crates/oncegate-runtime/tests/runtime/list.rs"]
 #[allow(dead_code, reason = "its other users need more of it")]

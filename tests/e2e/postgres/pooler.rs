@@ -1,4 +1,5 @@
-//! Through PgBouncer in transaction mode, where a connection has another session for each transaction.
+//! Through PgBouncer in transaction mode, where a connection has another session for each
+//! transaction.
 
 use futures_util::future::join_all;
 use oncegate::postgres::PostgresStore;
@@ -22,10 +23,14 @@ async fn records_are_kept_through_a_pooler_in_transaction_mode() {
     for more in ["", "ignore_startup_parameters = options"] {
         let pooler = PgBouncer::before(&server, &["max_prepared_statements = 100", more]).await;
         let builder = || PostgresStore::builder(pooler.url()).response_timeout(PATIENCE);
-        let stores = [builder().connect().await.unwrap(), builder().connect().await.unwrap()];
+        let stores = [
+            builder().connect().await.unwrap(),
+            builder().connect().await.unwrap(),
+        ];
         stores[0].check().await.unwrap();
         let scope = scope();
-        // More at once than the pooler has sessions, so that statements are executed where they were not prepared.
+        // More at once than the pooler has sessions, so that statements are executed where they
+        // were not prepared.
         let work = (0..60).map(|number| {
             let (store, key) = (stores[number as usize % 2].clone(), key(&scope, number));
             tokio::spawn(async move {
@@ -40,8 +45,12 @@ async fn records_are_kept_through_a_pooler_in_transaction_mode() {
             done.unwrap();
         }
         let admin = server.connection().await;
-        let row =
-            admin.query_one("SELECT count(*) FROM pg_stat_activity WHERE usename = 'postgres'", &[]).await;
+        let row = admin
+            .query_one(
+                "SELECT count(*) FROM pg_stat_activity WHERE usename = 'postgres'",
+                &[],
+            )
+            .await;
         let sessions: i64 = row.unwrap().get(0);
         assert!(sessions < 16, "the pooler shares its sessions: {sessions}");
     }
@@ -52,8 +61,14 @@ async fn records_are_kept_through_a_pooler_in_transaction_mode() {
 async fn a_pooler_that_loses_prepared_statements_is_refused_with_what_to_set() {
     let server = server().await;
     let pooler = PgBouncer::before(&server, &["max_prepared_statements = 0"]).await;
-    let refused =
-        PostgresStore::builder(pooler.url()).response_timeout(PATIENCE).connect().await.unwrap_err();
+    let refused = PostgresStore::builder(pooler.url())
+        .response_timeout(PATIENCE)
+        .connect()
+        .await
+        .unwrap_err();
     assert_eq!(refused.class(), "refused", "{refused}");
-    assert!(refused.to_string().contains("max_prepared_statements"), "{refused}");
+    assert!(
+        refused.to_string().contains("max_prepared_statements"),
+        "{refused}"
+    );
 }

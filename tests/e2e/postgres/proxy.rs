@@ -84,7 +84,14 @@ impl Proxy {
             }
         });
         let url = format!("{user}@{address}/{database}");
-        Self { url, next, away, connections, is_pooler, _accepting: accepting }
+        Self {
+            url,
+            next,
+            away,
+            connections,
+            is_pooler,
+            _accepting: accepting,
+        }
     }
 
     pub(crate) fn url(&self) -> &str {
@@ -172,7 +179,10 @@ async fn until_committed(server: &mut TcpStream) {
     let (mut said, mut buffer) = (Vec::new(), vec![0; 1 << 16]);
     while !contains(&said, IDLE) {
         let length = server.read(&mut buffer).await.unwrap();
-        assert!(length > 0, "the server closed the connection instead of committing");
+        assert!(
+            length > 0,
+            "the server closed the connection instead of committing"
+        );
         said.extend_from_slice(&buffer[..length]);
     }
 }

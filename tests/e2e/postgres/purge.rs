@@ -22,18 +22,40 @@ const LONG: Duration = Duration::from_secs(7_200);
 
 const LOCK: &str = "SELECT 1 FROM oncegate_records WHERE key = $1 FOR UPDATE";
 
-/// Completes keys of these numbers, with their own key as the result, and lets `expired` of them expire.
-async fn fill(store: &PostgresStore, scope: &Scope, numbers: u128, expired: usize) -> Vec<StoreKey> {
+/// Completes keys of these numbers, with their own key as the result, and lets `expired` of them
+/// expire.
+async fn fill(
+    store: &PostgresStore,
+    scope: &Scope,
+    numbers: u128,
+    expired: usize,
+) -> Vec<StoreKey> {
     let keys: Vec<_> = (0..numbers).map(|number| key(scope, number)).collect();
-    let done = |key: &StoreKey| Command { key: key.clone(), operation: complete(token(), key.as_str()) };
-    assert!(store.execute(keys.iter().map(done).collect()).await.iter().all(Result::is_ok));
-    let expired: Vec<_> = keys[..expired].iter().map(|key| (key.clone(), LONG)).collect();
+    let done = |key: &StoreKey| Command {
+        key: key.clone(),
+        operation: complete(token(), key.as_str()),
+    };
+    assert!(
+        store
+            .execute(keys.iter().map(done).collect())
+            .await
+            .iter()
+            .all(Result::is_ok)
+    );
+    let expired: Vec<_> = keys[..expired]
+        .iter()
+        .map(|key| (key.clone(), LONG))
+        .collect();
     store.pass(&expired).await.unwrap();
     keys
 }
 
 async fn rows(client: &Client) -> i64 {
-    client.query_one("SELECT count(*) FROM oncegate_records", &[]).await.unwrap().get(0)
+    client
+        .query_one("SELECT count(*) FROM oncegate_records", &[])
+        .await
+        .unwrap()
+        .get(0)
 }
 
 #[tokio::test]
@@ -43,11 +65,19 @@ async fn it_removes_what_has_expired_and_passes_over_what_is_locked() {
     let keys = fill(&store, &scope(), 2_500, 1_500).await;
     let mut client = server.connection().await;
     let transaction = client.transaction().await.unwrap();
-    transaction.query_one(LOCK, &[&keys[7].as_str()]).await.unwrap();
+    transaction
+        .query_one(LOCK, &[&keys[7].as_str()])
+        .await
+        .unwrap();
     assert_eq!(store.purge().await.unwrap(), 1_499);
     transaction.rollback().await.unwrap();
     assert_eq!(store.purge().await.unwrap(), 1);
-    let left = store.read(keys).await.into_iter().filter(|snapshot| matches!(snapshot, Ok(Some(_)))).count();
+    let left = store
+        .read(keys)
+        .await
+        .into_iter()
+        .filter(|snapshot| matches!(snapshot, Ok(Some(_))))
+        .count();
     assert_eq!((left, rows(&client).await), (1_000, 1_000));
 }
 
@@ -69,11 +99,19 @@ async fn a_partitioned_table_is_purged_in_all_its_partitions() {
     client.batch_execute(PARTITIONED).await.unwrap();
     let keys = fill(&store, &scope(), 2_500, 1_500).await;
     let transaction = client.transaction().await.unwrap();
-    transaction.query_one(LOCK, &[&keys[7].as_str()]).await.unwrap();
+    transaction
+        .query_one(LOCK, &[&keys[7].as_str()])
+        .await
+        .unwrap();
     assert_eq!(store.purge().await.unwrap(), 1_499);
     transaction.rollback().await.unwrap();
     assert_eq!(store.purge().await.unwrap(), 1);
-    let left = store.read(keys).await.into_iter().filter(|snapshot| matches!(snapshot, Ok(Some(_)))).count();
+    let left = store
+        .read(keys)
+        .await
+        .into_iter()
+        .filter(|snapshot| matches!(snapshot, Ok(Some(_))))
+        .count();
     assert_eq!((left, rows(&client).await), (1_000, 1_000));
 }
 
@@ -83,14 +121,22 @@ async fn it_walks_sooner_than_it_must_and_until_nothing_expired_is_left() {
     const HOUR: Duration = Duration::from_secs(3_600);
     let server = PostgresServer::start().await;
     hand::store(&server).await;
-    let store = PostgresStore::builder(server.url()).purge_every(HOUR).connect().await.unwrap();
+    let store = PostgresStore::builder(server.url())
+        .purge_every(HOUR)
+        .connect()
+        .await
+        .unwrap();
     let client = server.connection().await;
     // A backlog that came while nothing was removed, and what comes behind it.
     for _ in 0..2 {
         fill(&store, &scope(), 12_000, 10_000).await;
         let start = Instant::now();
         while rows(&client).await > 4_000 {
-            assert!(start.elapsed() < PATIENCE, "{} rows are left", rows(&client).await);
+            assert!(
+                start.elapsed() < PATIENCE,
+                "{} rows are left",
+                rows(&client).await
+            );
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     }
@@ -104,7 +150,10 @@ async fn the_age_of_the_oldest_expired_record_is_told_while_it_is_there() {
     assert_eq!(store.upkeep().oldest_expired, None, "it has never looked");
     let keys = fill(&store, &scope(), 20, 10).await;
     let transaction = client.transaction().await.unwrap();
-    transaction.query_one(LOCK, &[&keys[7].as_str()]).await.unwrap();
+    transaction
+        .query_one(LOCK, &[&keys[7].as_str()])
+        .await
+        .unwrap();
     assert_eq!(store.purge().await.unwrap(), 9);
     let age = store.upkeep().oldest_expired.unwrap();
     // They expired two hours less their retention of one hour ago.
@@ -132,21 +181,38 @@ async fn it_works_in_the_background_and_one_process_at_a_time() {
     let start = Instant::now();
     let mut stores = Vec::new();
     for _ in 0..4 {
-        stores.push(PostgresStore::builder(server.url()).purge_every(REST).connect().await.unwrap());
+        stores.push(
+            PostgresStore::builder(server.url())
+                .purge_every(REST)
+                .connect()
+                .await
+                .unwrap(),
+        );
     }
     fill(&stores[0], &scope(), 2_000, 1_500).await;
     loop {
-        let turns: i64 = client.query_one("SELECT count(*) FROM turns", &[]).await.unwrap().get(0);
+        let turns: i64 = client
+            .query_one("SELECT count(*) FROM turns", &[])
+            .await
+            .unwrap()
+            .get(0);
         if rows(&client).await == 500 && turns >= TURNS {
             break;
         }
-        assert!(start.elapsed() < PATIENCE, "{} rows are left after {turns} turns", rows(&client).await);
+        assert!(
+            start.elapsed() < PATIENCE,
+            "{} rows are left after {turns} turns",
+            rows(&client).await
+        );
         tokio::task::yield_now().await;
     }
     let closest = "SELECT min(at_ms - before_ms) FROM \
                    (SELECT at_ms, lag(at_ms) OVER (ORDER BY at_ms) AS before_ms FROM turns) AS t";
     let closest: i64 = client.query_one(closest, &[]).await.unwrap().get(0);
-    assert!(closest >= REST.as_millis() as i64, "two walks began within {closest} ms");
+    assert!(
+        closest >= REST.as_millis() as i64,
+        "two walks began within {closest} ms"
+    );
 }
 
 // invariant: archive-in-postgres
@@ -154,17 +220,24 @@ async fn it_works_in_the_background_and_one_process_at_a_time() {
 async fn what_it_removes_was_archived_before() {
     let server = PostgresServer::start().await;
     hand::store(&server).await;
-    let (archived, broken) = (Arc::new(Mutex::new(BTreeMap::new())), Arc::new(AtomicBool::new(true)));
+    let (archived, broken) = (
+        Arc::new(Mutex::new(BTreeMap::new())),
+        Arc::new(AtomicBool::new(true)),
+    );
     let (shelf, out_of_order) = (Arc::clone(&archived), Arc::clone(&broken));
     let archive = move |expired: &[Expired]| {
         if out_of_order.load(Ordering::Relaxed) {
             return Err("no paper".into());
         }
-        let expired = expired.iter().map(|expired| (expired.key.as_str().to_owned(), expired.record.clone()));
+        let expired = expired
+            .iter()
+            .map(|expired| (expired.key.as_str().to_owned(), expired.record.clone()));
         shelf.lock().unwrap().extend(expired);
         Ok(())
     };
-    let store = PostgresStore::builder(server.url()).without_purge().archive(archive);
+    let store = PostgresStore::builder(server.url())
+        .without_purge()
+        .archive(archive);
     let store = store.connect().await.unwrap();
     let keys = fill(&store, &scope(), 1_000, 600).await;
     let mut client = server.connection().await;
@@ -174,7 +247,10 @@ async fn what_it_removes_was_archived_before() {
 
     broken.store(false, Ordering::Relaxed);
     let transaction = client.transaction().await.unwrap();
-    transaction.query_one(LOCK, &[&keys[7].as_str()]).await.unwrap();
+    transaction
+        .query_one(LOCK, &[&keys[7].as_str()])
+        .await
+        .unwrap();
     assert_eq!(store.purge().await.unwrap(), 599);
     transaction.rollback().await.unwrap();
     assert_eq!(store.purge().await.unwrap(), 1);
@@ -183,7 +259,9 @@ async fn what_it_removes_was_archived_before() {
     let expired: BTreeSet<&str> = keys[..600].iter().map(StoreKey::as_str).collect();
     assert!(archived.keys().map(String::as_str).eq(expired));
     for (key, record) in &*archived {
-        let State::Completed { result, .. } = &record.state else { panic!("{record:?}") };
+        let State::Completed { result, .. } = &record.state else {
+            panic!("{record:?}")
+        };
         assert_eq!(result, key.as_bytes());
     }
 }
@@ -197,19 +275,36 @@ async fn it_takes_nothing_from_a_claim_that_comes_at_the_same_moment() {
     for round in 0..8 {
         let scope = scope();
         let keys = fill(&stores[0], &scope, KEYS, KEYS as usize).await;
-        let purges = stores.each_ref().map(|store| tokio::spawn(purge_twice(Arc::clone(store))));
-        let claims = keys.iter().flat_map(|key| stores.each_ref().map(|store| (key, store)));
+        let purges = stores
+            .each_ref()
+            .map(|store| tokio::spawn(purge_twice(Arc::clone(store))));
+        let claims = keys
+            .iter()
+            .flat_map(|key| stores.each_ref().map(|store| (key, store)));
         let claims = claims.map(|(key, store)| tokio::spawn(take(Arc::clone(store), key.clone())));
-        let taken: Vec<Option<(StoreKey, Token)>> =
-            join_all(claims).await.into_iter().map(Result::unwrap).collect();
-        join_all(purges).await.into_iter().for_each(|purged| purged.unwrap());
-        let taken: BTreeMap<String, Token> =
-            taken.into_iter().flatten().map(|(key, owner)| (key.as_str().to_owned(), owner)).collect();
+        let taken: Vec<Option<(StoreKey, Token)>> = join_all(claims)
+            .await
+            .into_iter()
+            .map(Result::unwrap)
+            .collect();
+        join_all(purges)
+            .await
+            .into_iter()
+            .for_each(|purged| purged.unwrap());
+        let taken: BTreeMap<String, Token> = taken
+            .into_iter()
+            .flatten()
+            .map(|(key, owner)| (key.as_str().to_owned(), owner))
+            .collect();
         assert_eq!(taken.len(), keys.len(), "round {round}");
         for key in &keys {
             let owner = taken[key.as_str()];
             // Neither removed nor taken over.
-            assert_eq!(apply(&*stores[1], key, complete(owner, b"")).await.unwrap(), HELD, "{key}");
+            assert_eq!(
+                apply(&*stores[1], key, complete(owner, b"")).await.unwrap(),
+                HELD,
+                "{key}"
+            );
         }
     }
 }
@@ -225,6 +320,9 @@ async fn take(store: Arc<PostgresStore>, key: StoreKey) -> Option<(StoreKey, Tok
     let owner = token();
     let reply = apply(&*store, &key, claim(owner)).await.unwrap();
     let granted = granted_as(1, &reply);
-    assert!(granted || matches!(reply, Reply::Verdict { .. }), "{reply:?}");
+    assert!(
+        granted || matches!(reply, Reply::Verdict { .. }),
+        "{reply:?}"
+    );
     granted.then_some((key, owner))
 }

@@ -5,7 +5,9 @@ use std::time::{Duration, Instant};
 
 use deadpool_postgres::{Manager, Pool};
 use oncegate::postgres::{PostgresStore, PostgresTransaction};
-use oncegate::{Attempt, Consumer, Failure, Gate, Key, Message, Transactional, TransactionalHandler};
+use oncegate::{
+    Attempt, Consumer, Failure, Gate, Key, Message, Transactional, TransactionalHandler,
+};
 use oncegate_core::key::StoreKey;
 use oncegate_core::record::Token;
 use oncegate_core::store::Store;
@@ -41,32 +43,63 @@ async fn wait_for_nobody(server: &Postgres, client: &Client) {
         let commit = tokio::spawn(async move { witness.batch_execute(COMMIT).await });
         while !commit.is_finished() {
             if let Some(row) = client.query_opt(WAITING, &[&None::<String>]).await.unwrap() {
-                client.query_one("SELECT pg_cancel_backend($1)", &[&row.get::<_, i32>(0)]).await.unwrap();
+                client
+                    .query_one("SELECT pg_cancel_backend($1)", &[&row.get::<_, i32>(0)])
+                    .await
+                    .unwrap();
                 return commit.await.unwrap().unwrap();
             }
         }
-        assert!(start.elapsed() < PATIENCE, "no commit waits for the standby");
+        assert!(
+            start.elapsed() < PATIENCE,
+            "no commit waits for the standby"
+        );
     }
 }
 
 async fn set_standby(client: &Client, name: &str) {
-    client.batch_execute(&format!("ALTER SYSTEM SET synchronous_standby_names = '{name}'")).await.unwrap();
-    client.batch_execute("SELECT pg_reload_conf()").await.unwrap();
+    client
+        .batch_execute(&format!(
+            "ALTER SYSTEM SET synchronous_standby_names = '{name}'"
+        ))
+        .await
+        .unwrap();
+    client
+        .batch_execute("SELECT pg_reload_conf()")
+        .await
+        .unwrap();
     let start = Instant::now();
-    while client.query_one("SHOW synchronous_standby_names", &[]).await.unwrap().get::<_, String>(0) != name {
-        assert!(start.elapsed() < PATIENCE, "the server does not read its settings");
+    while client
+        .query_one("SHOW synchronous_standby_names", &[])
+        .await
+        .unwrap()
+        .get::<_, String>(0)
+        != name
+    {
+        assert!(
+            start.elapsed() < PATIENCE,
+            "the server does not read its settings"
+        );
         tokio::task::yield_now().await;
     }
 }
 
-/// Waits until a session that began its commit after `earlier` waits for a standby. `call` must not be answered before.
-async fn waiting<T>(client: &Client, earlier: Option<String>, call: &JoinHandle<T>) -> (i32, String) {
+/// Waits until a session that began its commit after `earlier` waits for a standby. `call` must not
+/// be answered before.
+async fn waiting<T>(
+    client: &Client,
+    earlier: Option<String>,
+    call: &JoinHandle<T>,
+) -> (i32, String) {
     let start = Instant::now();
     loop {
         if let Some(row) = client.query_opt(WAITING, &[&earlier]).await.unwrap() {
             return (row.get(0), row.get(1));
         }
-        assert!(!call.is_finished(), "it was answered although no standby has the commit");
+        assert!(
+            !call.is_finished(),
+            "it was answered although no standby has the commit"
+        );
         assert!(start.elapsed() < PATIENCE, "nothing waits for the standby");
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
@@ -79,7 +112,9 @@ fn pool(postgres: &Postgres) -> Pool {
 
 /// A store over a pool of the caller's.
 async fn pooled(postgres: &Postgres) -> Arc<PostgresStore> {
-    let store = PostgresStore::from_pool(pool(postgres)).response_timeout(PATIENCE).without_purge();
+    let store = PostgresStore::from_pool(pool(postgres))
+        .response_timeout(PATIENCE)
+        .without_purge();
     Arc::new(store.connect().await.unwrap())
 }
 
@@ -93,7 +128,10 @@ async fn server() -> (PostgresServer, Arc<PostgresStore>, Client) {
 fn completing(store: &Arc<PostgresStore>, key: &StoreKey, owner: Token) -> JoinHandle<()> {
     let (store, key) = (Arc::clone(store), key.clone());
     tokio::spawn(async move {
-        assert_eq!(apply(&*store, &key, complete(owner, RESULT)).await.unwrap(), HELD);
+        assert_eq!(
+            apply(&*store, &key, complete(owner, RESULT)).await.unwrap(),
+            HELD
+        );
     })
 }
 
@@ -103,11 +141,17 @@ async fn a_completion_whose_wait_was_cut_short_is_not_answered_before_a_standby_
     let (server, opened, client) = server().await;
     for store in [opened, pooled(&server).await] {
         let (key, owner) = (key(&scope(), 1), token());
-        assert!(granted_as(1, &apply(&*store, &key, claim(owner)).await.unwrap()));
+        assert!(granted_as(
+            1,
+            &apply(&*store, &key, claim(owner)).await.unwrap()
+        ));
         wait_for_nobody(&server, &client).await;
         let call = completing(&store, &key, owner);
         let (pid, began) = waiting(&client, None, &call).await;
-        client.query_one("SELECT pg_cancel_backend($1)", &[&pid]).await.unwrap();
+        client
+            .query_one("SELECT pg_cancel_backend($1)", &[&pid])
+            .await
+            .unwrap();
         // It is on this server, and nowhere else: the store waits again.
         waiting(&client, Some(began), &call).await;
         set_standby(&client, "").await;
@@ -120,12 +164,21 @@ async fn a_completion_whose_wait_was_cut_short_is_not_answered_before_a_standby_
 async fn what_is_found_settled_is_not_answered_before_a_standby_has_it() {
     let (server, store, client) = server().await;
     let (key, owner) = (key(&scope(), 1), token());
-    assert!(granted_as(1, &apply(&*store, &key, claim(owner)).await.unwrap()));
-    assert_eq!(apply(&*store, &key, complete(owner, RESULT)).await.unwrap(), HELD);
+    assert!(granted_as(
+        1,
+        &apply(&*store, &key, claim(owner)).await.unwrap()
+    ));
+    assert_eq!(
+        apply(&*store, &key, complete(owner, RESULT)).await.unwrap(),
+        HELD
+    );
     for question in ["read", "claim", "repeat"] {
         wait_for_nobody(&server, &client).await;
-        // A new session knows the server's new settings; one that was open may learn them a little later.
-        let store = PostgresStore::builder(server.url()).response_timeout(PATIENCE).without_purge();
+        // A new session knows the server's new settings; one that was open may learn them a little
+        // later.
+        let store = PostgresStore::builder(server.url())
+            .response_timeout(PATIENCE)
+            .without_purge();
         let (store, key) = (store.connect().await.unwrap(), key.clone());
         let call = tokio::spawn(async move {
             match question {
@@ -134,7 +187,10 @@ async fn what_is_found_settled_is_not_answered_before_a_standby_has_it() {
                     let reply = apply(&store, &key, claim(token())).await.unwrap();
                     assert!(completed_with(RESULT, &reply), "{reply:?}");
                 }
-                _ => assert_eq!(apply(&store, &key, complete(owner, RESULT)).await.unwrap(), HELD),
+                _ => assert_eq!(
+                    apply(&store, &key, complete(owner, RESULT)).await.unwrap(),
+                    HELD
+                ),
             }
         });
         waiting(&client, None, &call).await;
@@ -155,10 +211,20 @@ const STANDBYS: &str = "SELECT current_setting('synchronous_standby_names')";
 impl TransactionalHandler<PostgresTransaction> for Pay {
     type Output = ();
 
-    async fn handle(&self, _: &Message, _: &Attempt, pay: &mut PostgresTransaction) -> Result<(), Failure> {
+    async fn handle(
+        &self,
+        _: &Message,
+        _: &Attempt,
+        pay: &mut PostgresTransaction,
+    ) -> Result<(), Failure> {
         self.begun.notify_one();
         self.may_end.notified().await;
-        while pay.query_one(STANDBYS, &[]).await?.get::<_, String>(0).is_empty() {
+        while pay
+            .query_one(STANDBYS, &[])
+            .await?
+            .get::<_, String>(0)
+            .is_empty()
+        {
             tokio::task::yield_now().await;
         }
         Ok(())
@@ -168,10 +234,19 @@ impl TransactionalHandler<PostgresTransaction> for Pay {
 impl TransactionalHandler<SqlxTransaction> for Pay {
     type Output = ();
 
-    async fn handle(&self, _: &Message, _: &Attempt, pay: &mut SqlxTransaction) -> Result<(), Failure> {
+    async fn handle(
+        &self,
+        _: &Message,
+        _: &Attempt,
+        pay: &mut SqlxTransaction,
+    ) -> Result<(), Failure> {
         self.begun.notify_one();
         self.may_end.notified().await;
-        while sqlx::query_scalar::<_, String>(STANDBYS).fetch_one(&mut **pay).await?.is_empty() {
+        while sqlx::query_scalar::<_, String>(STANDBYS)
+            .fetch_one(&mut **pay)
+            .await?
+            .is_empty()
+        {
             tokio::task::yield_now().await;
         }
         Ok(())
@@ -179,20 +254,34 @@ impl TransactionalHandler<SqlxTransaction> for Pay {
 }
 
 /// Runs a transaction of a handler whose commit has no standby, and cuts two waits short.
-async fn cut_twice(server: &Postgres, store: &Arc<PostgresStore>, pay: &Pay, payments: Transactional) {
+async fn cut_twice(
+    server: &Postgres,
+    store: &Arc<PostgresStore>,
+    pay: &Pay,
+    payments: Transactional,
+) {
     let client = server.connection().await;
     let list = List::of("payments", [("", r#"{"id":1}"#.to_owned())]);
     let gate = Gate::new(unique("t"), Key::json(["id"]), Arc::clone(store)).lease(PATIENCE);
-    let (consumer, stop) = (Consumer::new(Listed(Arc::clone(&list)), gate, payments), Arc::clone(&list));
-    let call =
-        tokio::spawn(async move { consumer.run_until(async move { stop.until_acked(1).await }).await });
+    let (consumer, stop) = (
+        Consumer::new(Listed(Arc::clone(&list)), gate, payments),
+        Arc::clone(&list),
+    );
+    let call = tokio::spawn(async move {
+        consumer
+            .run_until(async move { stop.until_acked(1).await })
+            .await
+    });
     pay.begun.notified().await;
     wait_for_nobody(server, &client).await;
     pay.may_end.notify_one();
     let mut earlier = None;
     for _ in 0..2 {
         let (pid, began) = waiting(&client, earlier, &call).await;
-        client.query_one("SELECT pg_cancel_backend($1)", &[&pid]).await.unwrap();
+        client
+            .query_one("SELECT pg_cancel_backend($1)", &[&pid])
+            .await
+            .unwrap();
         earlier = Some(began);
     }
     // The effect is on this server, and nowhere else.
@@ -210,15 +299,25 @@ async fn a_transaction_whose_waits_were_cut_short_is_not_acknowledged_before_a_s
     let pooled = store.transactions_of(pool(&server));
     for transactions in [own, pooled] {
         let pay = Pay::default();
-        cut_twice(&server, &store, &pay, Transactional::new(transactions, pay.clone())).await;
+        cut_twice(
+            &server,
+            &store,
+            &pay,
+            Transactional::new(transactions, pay.clone()),
+        )
+        .await;
     }
 }
 
 // invariant: standby-missing
 #[tokio::test]
-async fn a_transaction_of_sqlx_whose_waits_were_cut_short_is_not_acknowledged_before_a_standby_has_it() {
+async fn a_transaction_of_sqlx_whose_waits_were_cut_short_is_not_acknowledged_before_a_standby_has_it()
+ {
     let (server, store, _) = server().await;
-    let (pay, pool) = (Pay::default(), sqlx::PgPool::connect(server.url()).await.unwrap());
+    let (pay, pool) = (
+        Pay::default(),
+        sqlx::PgPool::connect(server.url()).await.unwrap(),
+    );
     let payments = Transactional::new(store.sqlx_transactions(pool), pay.clone());
     cut_twice(&server, &store, &pay, payments).await;
 }

@@ -13,26 +13,35 @@ use crate::hand::{apply, claim, complete, completed_with, key, scope, token};
 /// A server whose certificate names `localhost` only, with a role `secured` that has a password.
 async fn server(certificates: &Certificates) -> PostgresServer {
     let file = |name: &str| certificates.file(name);
-    let server = PostgresServer::start_tls(&file("server.pem"), &file("server.key"), &file("ca.pem")).await;
+    let server =
+        PostgresServer::start_tls(&file("server.pem"), &file("server.key"), &file("ca.pem")).await;
     let admin = server.connection().await;
     let roles = "CREATE ROLE secured LOGIN PASSWORD 'open sesame'; CREATE ROLE server LOGIN";
     admin.batch_execute(roles).await.unwrap();
     let store = PostgresStore::connect(server.url()).await.unwrap();
     store.create_schema().await.unwrap();
-    let tables = "GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA public TO secured, server";
+    let tables =
+        "GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA public TO secured, server";
     admin.batch_execute(tables).await.unwrap();
     server
 }
 
 /// The URL for a role at the server, which is reached as `host`.
 fn url(server: &PostgresServer, role: &str, host: &str, parameters: &str) -> String {
-    format!("{}?{parameters}", server.url_as(role).replace("127.0.0.1", host))
+    format!(
+        "{}?{parameters}",
+        server.url_as(role).replace("127.0.0.1", host)
+    )
 }
 
 async fn connect(url: &str) -> Result<PostgresStore, StoreError> {
     // Handshakes take their time on a busy machine.
     let limit = Duration::from_secs(60);
-    PostgresStore::builder(url).connect_timeout(limit).response_timeout(limit).connect().await
+    PostgresStore::builder(url)
+        .connect_timeout(limit)
+        .response_timeout(limit)
+        .connect()
+        .await
 }
 
 async fn refusal(url: &str) -> String {
@@ -55,7 +64,13 @@ async fn each_mode_checks_what_libpq_checks() {
     let known = root(&certificates.file("ca.pem"));
     let at = |host: &str, parameters: String| url(&server, PASSWORD, host, &parameters);
     // An address alone has no name that a certificate could have.
-    let (port, database) = server.url().rsplit_once(':').unwrap().1.split_once('/').unwrap();
+    let (port, database) = server
+        .url()
+        .rsplit_once(':')
+        .unwrap()
+        .1
+        .split_once('/')
+        .unwrap();
     let address = format!("postgres://{PASSWORD}@/{database}?hostaddr=127.0.0.1&port={port}");
     let nameless = format!("{address}&sslmode=verify-full&{known}");
 
@@ -69,29 +84,83 @@ async fn each_mode_checks_what_libpq_checks() {
         at("127.0.0.1", format!("sslmode=require&{known}")),
         at("127.0.0.1", format!("sslmode=prefer&{known}")),
         // The certificate is compared with `host`, while the connection goes to `hostaddr`.
-        at("localhost", format!("sslmode=verify-full&hostaddr=127.0.0.1&{known}")),
+        at(
+            "localhost",
+            format!("sslmode=verify-full&hostaddr=127.0.0.1&{known}"),
+        ),
         at("localhost", known.clone()),
     ] {
         connect(&accepted).await.unwrap().check().await.unwrap();
     }
     for (refused, named) in [
-        (at("127.0.0.1", format!("sslmode=verify-full&{known}")), "does not name the host"),
-        (at("localhost", format!("sslmode=verify-full&{}", root(&stranger.file("ca.pem")))), "sslrootcert"),
-        (at("localhost", format!("sslmode=verify-ca&{}", root(&stranger.file("ca.pem")))), "sslrootcert"),
-        (at("localhost", format!("sslmode=require&{}", root(&stranger.file("ca.pem")))), "sslrootcert"),
-        (at("localhost", format!("sslmode=prefer&{}", root(&stranger.file("ca.pem")))), "sslrootcert"),
-        (at("127.0.0.1", known.clone()), "does not name the host"),
-        (at("localhost", "sslmode=verify-full".to_owned()), "sslrootcert"),
-        (at("localhost", "sslrootcert=system".to_owned()), "sslrootcert"),
-        (at("localhost", "sslmode=require&sslrootcert=system".to_owned()), "needs sslmode=verify-full"),
-        (at("localhost", "sslmode=verify-ca".to_owned()), "needs sslrootcert"),
-        (nameless, "give host in the URL"),
         (
-            at("localhost", format!("sslmode=verify-full&{}", root(&certificates.file("server.key")))),
+            at("127.0.0.1", format!("sslmode=verify-full&{known}")),
+            "does not name the host",
+        ),
+        (
+            at(
+                "localhost",
+                format!("sslmode=verify-full&{}", root(&stranger.file("ca.pem"))),
+            ),
             "sslrootcert",
         ),
-        (at("127.0.0.1", "sslmode=disable".to_owned()), "no encryption"),
-        (url(&server, "secured:wrong", "localhost", "sslmode=require"), "password"),
+        (
+            at(
+                "localhost",
+                format!("sslmode=verify-ca&{}", root(&stranger.file("ca.pem"))),
+            ),
+            "sslrootcert",
+        ),
+        (
+            at(
+                "localhost",
+                format!("sslmode=require&{}", root(&stranger.file("ca.pem"))),
+            ),
+            "sslrootcert",
+        ),
+        (
+            at(
+                "localhost",
+                format!("sslmode=prefer&{}", root(&stranger.file("ca.pem"))),
+            ),
+            "sslrootcert",
+        ),
+        (at("127.0.0.1", known.clone()), "does not name the host"),
+        (
+            at("localhost", "sslmode=verify-full".to_owned()),
+            "sslrootcert",
+        ),
+        (
+            at("localhost", "sslrootcert=system".to_owned()),
+            "sslrootcert",
+        ),
+        (
+            at("localhost", "sslmode=require&sslrootcert=system".to_owned()),
+            "needs sslmode=verify-full",
+        ),
+        (
+            at("localhost", "sslmode=verify-ca".to_owned()),
+            "needs sslrootcert",
+        ),
+        (nameless, "give host in the URL"),
+        (
+            at(
+                "localhost",
+                format!(
+                    "sslmode=verify-full&{}",
+                    root(&certificates.file("server.key"))
+                ),
+            ),
+            "sslrootcert",
+        ),
+        (
+            at("127.0.0.1", "sslmode=disable".to_owned()),
+            "no encryption",
+        ),
+        (
+            url(&server, "secured:wrong", "localhost", "sslmode=require"),
+            "password",
+        ),
     ] {
         let error = refusal(&refused).await;
         assert!(error.contains(named), "{refused}: {error}");
@@ -106,7 +175,13 @@ async fn an_expired_certificate_is_named_as_the_reason() {
     let server = server(&certificates).await;
     let known = root(&certificates.file("ca.pem"));
     for mode in ["verify-full", "verify-ca", "require"] {
-        let error = refusal(&url(&server, PASSWORD, "localhost", &format!("sslmode={mode}&{known}"))).await;
+        let error = refusal(&url(
+            &server,
+            PASSWORD,
+            "localhost",
+            &format!("sslmode={mode}&{known}"),
+        ))
+        .await;
         assert!(error.contains("Expired"), "{mode}: {error}");
     }
 }
@@ -123,15 +198,33 @@ async fn a_client_is_known_by_its_certificate() {
             &server,
             "server",
             "localhost",
-            &format!("sslmode=verify-full&{}&{files}", root(&certificates.file("ca.pem"))),
+            &format!(
+                "sslmode=verify-full&{}&{files}",
+                root(&certificates.file("ca.pem"))
+            ),
         )
     };
-    connect(&with(&certificates)).await.unwrap().check().await.unwrap();
+    connect(&with(&certificates))
+        .await
+        .unwrap()
+        .check()
+        .await
+        .unwrap();
     // The same files outside of the URL.
     let bare = format!("sslmode=verify-full&{}", root(&certificates.file("ca.pem")));
     let builder = PostgresStore::builder(&url(&server, "server", "localhost", &bare));
-    let builder = builder.tls_client(certificates.file("server.pem"), certificates.file("server.key"));
-    builder.connect_timeout(Duration::from_secs(60)).connect().await.unwrap().check().await.unwrap();
+    let builder = builder.tls_client(
+        certificates.file("server.pem"),
+        certificates.file("server.key"),
+    );
+    builder
+        .connect_timeout(Duration::from_secs(60))
+        .connect()
+        .await
+        .unwrap()
+        .check()
+        .await
+        .unwrap();
     let error = refusal(&with(&stranger)).await;
     assert!(error.contains("sslcert"), "{error}");
     let none = url(
@@ -140,7 +233,10 @@ async fn a_client_is_known_by_its_certificate() {
         "localhost",
         &format!("sslmode=verify-full&{}", root(&certificates.file("ca.pem"))),
     );
-    assert!(refusal(&none).await.contains("certificate"), "the server asks for a certificate");
+    assert!(
+        refusal(&none).await.contains("certificate"),
+        "the server asks for a certificate"
+    );
 }
 
 #[tokio::test]
@@ -148,23 +244,30 @@ async fn a_server_without_tls_is_not_believed() {
     let server = PostgresServer::start().await;
     let error = refusal(&url(&server, "postgres", "127.0.0.1", "sslmode=require")).await;
     assert!(error.contains("sslmode"), "{error}");
-    connect(&url(&server, "postgres", "127.0.0.1", "sslmode=prefer")).await.unwrap();
+    connect(&url(&server, "postgres", "127.0.0.1", "sslmode=prefer"))
+        .await
+        .unwrap();
 }
 
 // invariant: rotation-under-load
 #[tokio::test]
 async fn certificates_are_rotated_without_a_restart() {
-    let (first, second) =
-        (Certificates::for_names("DNS:localhost"), Certificates::for_names("DNS:localhost"));
+    let (first, second) = (
+        Certificates::for_names("DNS:localhost"),
+        Certificates::for_names("DNS:localhost"),
+    );
     let mut server = server(&first).await;
     let folder = tempfile::tempdir().unwrap();
     let authority = folder.path().join("ca.pem");
     std::fs::copy(first.file("ca.pem"), &authority).unwrap();
     let parameters = format!("sslmode=verify-full&{}", root(&authority));
-    let store = connect(&url(&server, PASSWORD, "localhost", &parameters)).await.unwrap();
+    let store = connect(&url(&server, PASSWORD, "localhost", &parameters))
+        .await
+        .unwrap();
     store.check().await.unwrap();
 
-    // Another authority: the file is replaced, and the server is started again with its new certificate.
+    // Another authority: the file is replaced, and the server is started again with its new
+    // certificate.
     server.kill();
     server.install_certificate(&second.file("server.pem"), &second.file("server.key"));
     server.start_again().await;
@@ -175,7 +278,13 @@ async fn certificates_are_rotated_without_a_restart() {
     };
     until("the old authority to be believed no more", limit, old).await;
     std::fs::copy(second.file("ca.pem"), &authority).unwrap();
-    let new = async || store.check().await.map(drop).map_err(|error| error.to_string());
+    let new = async || {
+        store
+            .check()
+            .await
+            .map(drop)
+            .map_err(|error| error.to_string())
+    };
     until("the new authority to be believed", limit, new).await;
 }
 
@@ -211,7 +320,10 @@ async fn a_password_that_changes_under_load_loses_nothing() {
             for operation in [claim(owner), complete(owner, "done")] {
                 // The same token, so a lost reply does no harm.
                 until("an answer", limit, async || {
-                    apply(&store, &key, operation.clone()).await.map(drop).map_err(|error| error.to_string())
+                    apply(&store, &key, operation.clone())
+                        .await
+                        .map(drop)
+                        .map_err(|error| error.to_string())
                 })
                 .await;
             }
@@ -222,9 +334,11 @@ async fn a_password_that_changes_under_load_loses_nothing() {
     };
     let more = async |count: u32| {
         let target = done.load(Ordering::Relaxed) + count;
-        until("more records", limit, async || match done.load(Ordering::Relaxed) {
-            done if done >= target => Ok(()),
-            done => Err(format!("{done} of {target}")),
+        until("more records", limit, async || {
+            match done.load(Ordering::Relaxed) {
+                done if done >= target => Ok(()),
+                done => Err(format!("{done} of {target}")),
+            }
         })
         .await;
     };
@@ -235,7 +349,8 @@ async fn a_password_that_changes_under_load_loses_nothing() {
             let change = format!("ALTER ROLE secured PASSWORD '{next}'");
             admin.batch_execute(&change).await.unwrap();
             rewrite(&password, next);
-            let end = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'secured'";
+            let end =
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'secured'";
             let ended = admin.query(end, &[]).await.unwrap().len();
             assert!(ended > 0, "the store has connections");
             more(10).await;
@@ -244,20 +359,29 @@ async fn a_password_that_changes_under_load_loses_nothing() {
     };
     let (count, ()) = tokio::join!(load, rotate);
     for number in 0..count {
-        let reply = apply(&store, &key(&scope, number), claim(token())).await.unwrap();
+        let reply = apply(&store, &key(&scope, number), claim(token()))
+            .await
+            .unwrap();
         assert!(completed_with(b"done", &reply), "{number}: {reply:?}");
     }
     // What is wrong is said with the file's name, and without its content.
     rewrite(&password, "wrong-password");
     let builder = |file: &Path| {
-        let builder = PostgresStore::builder(&url(&server, "secured", "localhost", "sslmode=require"));
+        let builder =
+            PostgresStore::builder(&url(&server, "secured", "localhost", "sslmode=require"));
         builder.connect_timeout(limit).password_file(file)
     };
     let error = builder(&password).connect().await.unwrap_err().to_string();
-    assert!(error.contains("the store's `password`") && !error.contains("wrong-password"), "{error}");
+    assert!(
+        error.contains("the store's `password`") && !error.contains("wrong-password"),
+        "{error}"
+    );
     let missing = folder.path().join("missing");
     let error = builder(&missing).connect().await.unwrap_err().to_string();
-    assert!(error.contains("missing") && error.contains("cannot be read"), "{error}");
+    assert!(
+        error.contains("missing") && error.contains("cannot be read"),
+        "{error}"
+    );
 }
 
 #[tokio::test]
@@ -265,12 +389,22 @@ async fn a_password_in_plain_text_to_another_machine_is_warned_about() {
     let certificates = Certificates::for_names("DNS:localhost");
     let server = server(&certificates).await;
     let is_warned = async |role: &str, host: &str, mode: &str| {
-        let store = connect(&url(&server, role, host, &format!("sslmode={mode}"))).await.unwrap();
+        let store = connect(&url(&server, role, host, &format!("sslmode={mode}")))
+            .await
+            .unwrap();
         let warnings = store.check().await.unwrap().warnings;
-        warnings.iter().any(|warning| warning.contains("plain text") && warning.contains("sslmode"))
+        warnings
+            .iter()
+            .any(|warning| warning.contains("plain text") && warning.contains("sslmode"))
     };
     // A name of this machine that does not look like one.
     assert!(is_warned(PASSWORD, "LOCALHOST", "prefer").await);
-    assert!(!is_warned(PASSWORD, "LOCALHOST", "require").await, "this one uses TLS");
-    assert!(!is_warned(PASSWORD, "127.0.0.1", "prefer").await, "this is the same machine");
+    assert!(
+        !is_warned(PASSWORD, "LOCALHOST", "require").await,
+        "this one uses TLS"
+    );
+    assert!(
+        !is_warned(PASSWORD, "127.0.0.1", "prefer").await,
+        "this is the same machine"
+    );
 }

@@ -21,15 +21,29 @@ const HELD: Reply = Reply::Applied { recreated: false };
 const LIMIT: Duration = Duration::from_secs(240);
 
 fn extend(token: Token) -> Operation {
-    Operation::Extend { token, lease: Duration::from_secs(60) }
+    Operation::Extend {
+        token,
+        lease: Duration::from_secs(60),
+    }
 }
 
 fn is_granted(reply: &Result<Reply, StoreError>) -> bool {
-    matches!(reply, Ok(Reply::Verdict { verdict: Verdict::Granted(_), .. }))
+    matches!(
+        reply,
+        Ok(Reply::Verdict {
+            verdict: Verdict::Granted(_),
+            ..
+        })
+    )
 }
 
 fn completed(result: &'static [u8]) -> Reply {
-    Reply::Verdict { verdict: Verdict::Completed { result: result.into() }, uncompared: false }
+    Reply::Verdict {
+        verdict: Verdict::Completed {
+            result: result.into(),
+        },
+        uncompared: false,
+    }
 }
 
 /// A hand on each node.
@@ -47,7 +61,10 @@ async fn slot_of(hand: &Hand, key: &StoreKey) -> u16 {
 
 /// Which primary has a slot before any moves: 16,384 is no multiple of three.
 fn shard_of(slot: u16) -> usize {
-    (0..3).rev().find(|shard| usize::from(slot) >= shard * 16_384 / 3).unwrap()
+    (0..3)
+        .rev()
+        .find(|shard| usize::from(slot) >= shard * 16_384 / 3)
+        .unwrap()
 }
 
 /// Keys by their slots: the slot with the most of them, and those.
@@ -55,9 +72,15 @@ async fn keys_of_one_slot(hand: &Hand, scope: &Scope) -> (u16, Vec<StoreKey>) {
     let mut by_slot: BTreeMap<u16, Vec<StoreKey>> = BTreeMap::new();
     for number in 0..4_000 {
         let key = key(scope, number);
-        by_slot.entry(slot_of(hand, &key).await).or_default().push(key);
+        by_slot
+            .entry(slot_of(hand, &key).await)
+            .or_default()
+            .push(key);
     }
-    by_slot.into_iter().max_by_key(|(_, keys)| keys.len()).unwrap()
+    by_slot
+        .into_iter()
+        .max_by_key(|(_, keys)| keys.len())
+        .unwrap()
 }
 
 struct OnCluster {
@@ -73,11 +96,15 @@ impl Bench for OnCluster {
     }
 
     async fn pass(&self, key: &StoreKey, time: Duration) {
-        self.primaries[self.owner(key).await].pass(&[(key.clone(), time)]).await;
+        self.primaries[self.owner(key).await]
+            .pass(&[(key.clone(), time)])
+            .await;
     }
 
     async fn spoil(&self, key: &StoreKey) -> bool {
-        self.primaries[self.owner(key).await].spoil(key, b"no record").await;
+        self.primaries[self.owner(key).await]
+            .spoil(key, b"no record")
+            .await;
         true
     }
 
@@ -102,7 +129,12 @@ async fn the_store_conforms_on_a_cluster() {
     let mut cluster = RedisCluster::start().await;
     let store = Arc::new(hand::timeless(&cluster.url()).connect().await.unwrap());
     let primaries = hands(&mut cluster).await.into_iter().take(3).collect();
-    conformance(&OnCluster { store, primaries, scope: hand::scope() }).await;
+    conformance(&OnCluster {
+        store,
+        primaries,
+        scope: hand::scope(),
+    })
+    .await;
 }
 
 #[tokio::test]
@@ -121,22 +153,48 @@ async fn keys_spread_over_the_nodes_and_each_batch_is_one_pipeline_per_node() {
         calls
     };
     let before = calls().await;
-    let claims = (0..240).map(|number| Command { key: key(&scope, number), operation: claim(owner) });
+    let claims = (0..240).map(|number| Command {
+        key: key(&scope, number),
+        operation: claim(owner),
+    });
     assert!(store.execute(claims.collect()).await.iter().all(is_granted));
-    let reads: Vec<u64> = calls().await.iter().zip(&before).map(|(after, before)| after - before).collect();
+    let reads: Vec<u64> = calls()
+        .await
+        .iter()
+        .zip(&before)
+        .map(|(after, before)| after - before)
+        .collect();
     let mut parts = BTreeMap::new();
     for (number, hand) in hands[..3].iter().enumerate() {
         let keys: usize = hand.ask(&["DBSIZE"]).await;
-        assert!((40..120).contains(&keys), "node {number} has {keys} of 240 keys");
-        // Some 80 commands in a pipeline, which the server reads in a few pieces of 16 KiB; and INFO.
-        assert!(reads[number] < 20, "node {number} read {} times", reads[number]);
+        assert!(
+            (40..120).contains(&keys),
+            "node {number} has {keys} of 240 keys"
+        );
+        // Some 80 commands in a pipeline, which the server reads in a few pieces of 16 KiB; and
+        // INFO.
+        assert!(
+            reads[number] < 20,
+            "node {number} read {} times",
+            reads[number]
+        );
     }
     for number in 0..240 {
         let key = key(&scope, number);
         let node = shard_of(slot_of(&hands[0], &key).await);
-        assert_eq!(*parts.entry(node).or_insert(store.shard(&key)), store.shard(&key));
+        assert_eq!(
+            *parts.entry(node).or_insert(store.shard(&key)),
+            store.shard(&key)
+        );
     }
-    assert_eq!(parts.values().collect::<std::collections::BTreeSet<_>>().len(), 3, "three parts fail apart");
+    assert_eq!(
+        parts
+            .values()
+            .collect::<std::collections::BTreeSet<_>>()
+            .len(),
+        3,
+        "three parts fail apart"
+    );
     let checkup = store.check().await.unwrap();
     assert!(checkup.store.contains("3 primaries"), "{checkup:?}");
 }
@@ -160,21 +218,35 @@ async fn a_watch_for_losses_asks_each_node_about_its_own_keys() {
         let before = cluster.node(number).times_looked_at().await;
         until("some checks", LIMIT, async || {
             let checks = cluster.node(number).times_looked_at().await - before;
-            if checks > 60 { Ok(()) } else { Err(format!("{checks} checks")) }
+            if checks > 60 {
+                Ok(())
+            } else {
+                Err(format!("{checks} checks"))
+            }
         })
         .await;
-        assert_eq!(hand.errors("MOVED").await, 0, "node {number} was asked for the keys of others");
+        assert_eq!(
+            hand.errors("MOVED").await,
+            0,
+            "node {number} was asked for the keys of others"
+        );
     }
     let () = hands[1].ask(&["FLUSHALL"]).await;
-    until("the loss to be noticed", LIMIT, async || store.loss().map(drop).ok_or("it is not".to_owned()))
-        .await;
+    until("the loss to be noticed", LIMIT, async || {
+        store.loss().map(drop).ok_or("it is not".to_owned())
+    })
+    .await;
 }
 
 // invariant: failover-under-load
 #[tokio::test]
 async fn a_slot_that_moves_in_the_middle_of_a_lease_loses_nothing() {
     let mut cluster = RedisCluster::start().await;
-    let store = RedisStore::builder(&cluster.url()).scripts_alone().connect().await.unwrap();
+    let store = RedisStore::builder(&cluster.url())
+        .scripts_alone()
+        .connect()
+        .await
+        .unwrap();
     let hands = hands(&mut cluster).await;
     let (scope, owner) = (scope(), token());
     let (slot, keys) = keys_of_one_slot(&hands[0], &scope).await;
@@ -188,11 +260,21 @@ async fn a_slot_that_moves_in_the_middle_of_a_lease_loses_nothing() {
     cluster.begin_move(slot, from, to).await;
     // The target has no script, and gets the keys by ASK alone.
     let () = hands[to].ask(&["SCRIPT", "FLUSH"]).await;
-    let batch = fresh.iter().chain(&others).map(|key| Command { key: key.clone(), operation: claim(owner) });
+    let batch = fresh.iter().chain(&others).map(|key| Command {
+        key: key.clone(),
+        operation: claim(owner),
+    });
     let replies = store.execute(batch.collect()).await;
-    assert!(replies.iter().all(is_granted), "{:?}", replies.iter().find(|reply| !is_granted(reply)));
+    assert!(
+        replies.iter().all(is_granted),
+        "{:?}",
+        replies.iter().find(|reply| !is_granted(reply))
+    );
     let kept: Vec<String> = hands[to].ask(&["KEYS", "*"]).await;
-    assert!(fresh.iter().all(|key| kept.contains(&key.to_string())), "the new keys are where they will stay");
+    assert!(
+        fresh.iter().all(|key| kept.contains(&key.to_string())),
+        "the new keys are where they will stay"
+    );
     assert_eq!(
         apply(&store, running, extend(owner)).await.unwrap(),
         HELD,
@@ -201,20 +283,37 @@ async fn a_slot_that_moves_in_the_middle_of_a_lease_loses_nothing() {
 
     assert_eq!(cluster.move_keys(slot, from, to).await, 1);
     assert_eq!(apply(&store, running, extend(owner)).await.unwrap(), HELD);
-    assert_eq!(apply(&store, running, complete(owner, b"moved")).await.unwrap(), HELD);
+    assert_eq!(
+        apply(&store, running, complete(owner, b"moved"))
+            .await
+            .unwrap(),
+        HELD
+    );
 
     cluster.end_move(slot, from, to).await;
     for key in fresh {
-        assert_eq!(apply(&store, key, complete(owner, b"asked")).await.unwrap(), HELD);
+        assert_eq!(
+            apply(&store, key, complete(owner, b"asked")).await.unwrap(),
+            HELD
+        );
     }
-    assert_eq!(apply(&store, running, claim(token())).await.unwrap(), completed(b"moved"));
+    assert_eq!(
+        apply(&store, running, claim(token())).await.unwrap(),
+        completed(b"moved")
+    );
     // From now on no call is redirected.
     let redirected = async || {
         let moved: String = hands[from].ask(&["INFO", "errorstats"]).await;
-        moved.lines().find(|line| line.starts_with("errorstat_MOVED")).map(str::to_owned)
+        moved
+            .lines()
+            .find(|line| line.starts_with("errorstat_MOVED"))
+            .map(str::to_owned)
     };
     let before = redirected().await;
-    assert_eq!(apply(&store, &fresh[0], claim(token())).await.unwrap(), completed(b"asked"));
+    assert_eq!(
+        apply(&store, &fresh[0], claim(token())).await.unwrap(),
+        completed(b"asked")
+    );
     assert_eq!(redirected().await, before);
 }
 
@@ -226,7 +325,10 @@ async fn a_shard_that_is_down_answers_for_its_own_keys_alone_until_its_replica_t
     let hands = hands(&mut cluster).await;
     let (scope, owner) = (scope(), token());
     let keys: Vec<StoreKey> = (0..300).map(|number| key(&scope, number)).collect();
-    let claims = keys.iter().map(|key| Command { key: key.clone(), operation: claim(owner) });
+    let claims = keys.iter().map(|key| Command {
+        key: key.clone(),
+        operation: claim(owner),
+    });
     assert!(store.execute(claims.collect()).await.iter().all(is_granted));
     // So that the replica has them all, and nothing is lost by its taking over.
     until("the replica to have everything", LIMIT, async || {
@@ -234,7 +336,11 @@ async fn a_shard_that_is_down_answers_for_its_own_keys_alone_until_its_replica_t
             hands[0].info("replication", "master_repl_offset").await,
             hands[3].info("replication", "slave_repl_offset").await,
         ];
-        if offsets[0] == offsets[1] { Ok(()) } else { Err(format!("{offsets:?}")) }
+        if offsets[0] == offsets[1] {
+            Ok(())
+        } else {
+            Err(format!("{offsets:?}"))
+        }
     })
     .await;
     let part = |key: &StoreKey| store.shard(key);
@@ -247,7 +353,14 @@ async fn a_shard_that_is_down_answers_for_its_own_keys_alone_until_its_replica_t
     let down = down.unwrap();
 
     cluster.node(0).kill();
-    let extends = || keys.iter().map(|key| Command { key: key.clone(), operation: extend(owner) }).collect();
+    let extends = || {
+        keys.iter()
+            .map(|key| Command {
+                key: key.clone(),
+                operation: extend(owner),
+            })
+            .collect()
+    };
     let parts: Vec<u64> = keys.iter().map(part).collect();
     let replies = store.execute(extends()).await;
     for (part, reply) in parts.iter().zip(&replies) {
@@ -255,20 +368,34 @@ async fn a_shard_that_is_down_answers_for_its_own_keys_alone_until_its_replica_t
             Ok(reply) => assert_eq!(*reply, HELD),
             Err(error) => {
                 assert_eq!(*part, down, "{error}");
-                assert!(matches!(error.class(), "unknown" | "unavailable"), "{error}");
+                assert!(
+                    matches!(error.class(), "unknown" | "unavailable"),
+                    "{error}"
+                );
             }
         }
     }
-    assert!(replies.iter().any(Result::is_err), "its keys have nowhere to go");
+    assert!(
+        replies.iter().any(Result::is_err),
+        "its keys have nowhere to go"
+    );
 
     // The replica takes over with the leases that it has.
     for key in &keys {
-        assert_eq!(until_answered(&store, key, &complete(owner, b"done")).await, HELD, "{key}");
+        assert_eq!(
+            until_answered(&store, key, &complete(owner, b"done")).await,
+            HELD,
+            "{key}"
+        );
     }
     assert_ne!(cluster.primary_of(0).await, 0);
     // The old primary comes back as a replica, and no call is misdirected.
     cluster.node(0).start_again().await;
-    let again = join_all(keys.iter().map(|key| until_answered_owned(&store, key, claim(token())))).await;
+    let again = join_all(
+        keys.iter()
+            .map(|key| until_answered_owned(&store, key, claim(token()))),
+    )
+    .await;
     assert!(again.iter().all(|reply| *reply == completed(b"done")));
 }
 
@@ -279,7 +406,12 @@ async fn until_answered_owned(store: &RedisStore, key: &StoreKey, operation: Ope
 #[tokio::test]
 async fn a_cluster_that_is_down_as_a_whole_answers_nothing_and_resumes() {
     // A node must come back with all that it has answered: see `RedisServer::synced`.
-    let settings = ["--cluster-require-full-coverage", "yes", "--appendfsync", "always"];
+    let settings = [
+        "--cluster-require-full-coverage",
+        "yes",
+        "--appendfsync",
+        "always",
+    ];
     let mut cluster = RedisCluster::start_with(&settings).await;
     let store = RedisStore::connect(&cluster.url()).await.unwrap();
     let hands = hands(&mut cluster).await;
@@ -296,44 +428,76 @@ async fn a_cluster_that_is_down_as_a_whole_answers_nothing_and_resumes() {
     // No replica is left that could take over.
     cluster.node(3).kill();
     cluster.node(0).kill();
-    until("the cluster to go down", LIMIT, async || match apply(&store, &running, claim(token())).await {
-        Err(StoreError::Unavailable { reason }) if reason.contains("the cluster is down") => Ok(()),
-        other => Err(format!("{other:?}")),
+    until("the cluster to go down", LIMIT, async || {
+        match apply(&store, &running, claim(token())).await {
+            Err(StoreError::Unavailable { reason }) if reason.contains("the cluster is down") => {
+                Ok(())
+            }
+            other => Err(format!("{other:?}")),
+        }
     })
     .await;
     let snapshot = store.read(vec![running.clone()]).await.remove(0);
-    assert!(matches!(snapshot, Err(StoreError::Unavailable { .. })), "{snapshot:?}");
+    assert!(
+        matches!(snapshot, Err(StoreError::Unavailable { .. })),
+        "{snapshot:?}"
+    );
     cluster.node(0).start_again().await;
-    assert_eq!(until_answered(&store, &running, &complete(owner, b"done")).await, HELD);
+    assert_eq!(
+        until_answered(&store, &running, &complete(owner, b"done")).await,
+        HELD
+    );
 }
 
 #[tokio::test]
 async fn on_a_cluster_too_a_record_counts_when_the_replica_of_its_shard_has_it() {
     let mut cluster = RedisCluster::start().await;
-    let level = Durability::Replicas { count: 1, timeout: Duration::from_millis(300) };
-    let store = RedisStore::builder(&cluster.url()).durability(level).connect().await.unwrap();
+    let level = Durability::Replicas {
+        count: 1,
+        timeout: Duration::from_millis(300),
+    };
+    let store = RedisStore::builder(&cluster.url())
+        .durability(level)
+        .connect()
+        .await
+        .unwrap();
     let hands = hands(&mut cluster).await;
     let (scope, owner) = (scope(), token());
     let keys: Vec<StoreKey> = (0..60).map(|number| key(&scope, number)).collect();
     for key in &keys {
-        assert!(is_granted(&Ok(until_answered(&store, key, &claim(owner)).await)));
+        assert!(is_granted(&Ok(
+            until_answered(&store, key, &claim(owner)).await
+        )));
     }
     cluster.node(3).kill();
-    let batch = keys.iter().map(|key| Command { key: key.clone(), operation: complete(owner, b"done") });
+    let batch = keys.iter().map(|key| Command {
+        key: key.clone(),
+        operation: complete(owner, b"done"),
+    });
     let replies = store.execute(batch.collect()).await;
     let mut without_replica = 0;
     for (key, reply) in keys.iter().zip(replies) {
         if shard_of(slot_of(&hands[1], key).await) == 0 {
             without_replica += 1;
-            assert!(matches!(reply, Err(StoreError::Unknown { .. })), "{reply:?}");
+            assert!(
+                matches!(reply, Err(StoreError::Unknown { .. })),
+                "{reply:?}"
+            );
         } else {
-            assert_eq!(until_answered(&store, key, &complete(owner, b"done")).await, HELD, "{reply:?}");
+            assert_eq!(
+                until_answered(&store, key, &complete(owner, b"done")).await,
+                HELD,
+                "{reply:?}"
+            );
         }
     }
     assert!((1..keys.len()).contains(&without_replica));
     cluster.node(3).start_again().await;
     for key in &keys {
-        assert_eq!(until_answered(&store, key, &claim(token())).await, completed(b"done"));
+        assert_eq!(
+            until_answered(&store, key, &claim(token())).await,
+            completed(b"done")
+        );
     }
 }
 
@@ -342,12 +506,19 @@ async fn the_fewest_rights_are_enough_in_a_cluster_too() {
     let mut cluster = RedisCluster::start().await;
     let hands = hands(&mut cluster).await;
     let (scope, owner) = (scope(), token());
-    let rules = RedisStore::connect(&cluster.url()).await.unwrap().acl_rules(&scope);
+    let rules = RedisStore::connect(&cluster.url())
+        .await
+        .unwrap()
+        .acl_rules(&scope);
     for hand in &hands {
-        let words = ["ACL", "SETUSER", "billing", "on", ">right"].into_iter().chain(rules.split(' '));
+        let words = ["ACL", "SETUSER", "billing", "on", ">right"]
+            .into_iter()
+            .chain(rules.split(' '));
         let () = hand.ask(&words.collect::<Vec<&str>>()).await;
     }
-    let url = cluster.url().replace("redis+cluster://", "redis+cluster://billing:right@");
+    let url = cluster
+        .url()
+        .replace("redis+cluster://", "redis+cluster://billing:right@");
     let store = RedisStore::connect(&url).await.unwrap();
     store.check().await.unwrap();
     store.describe(&scope, None, "descriptor").await.unwrap();
@@ -355,7 +526,10 @@ async fn the_fewest_rights_are_enough_in_a_cluster_too() {
     let from = cluster.primary_of(slot).await;
     cluster.begin_move(slot, from, (from + 1) % 3).await;
     for key in &keys {
-        assert!(is_granted(&apply(&store, key, claim(owner)).await), "by ASKING");
+        assert!(
+            is_granted(&apply(&store, key, claim(owner)).await),
+            "by ASKING"
+        );
     }
 }
 
@@ -366,7 +540,11 @@ async fn who_names_the_wrong_kind_of_server_is_told_so() {
     let scope = scope();
     let mut refusals = Vec::new();
     for number in 0..30 {
-        refusals.extend(apply(&single, &key(&scope, number), claim(token())).await.err());
+        refusals.extend(
+            apply(&single, &key(&scope, number), claim(token()))
+                .await
+                .err(),
+        );
     }
     assert!(!refusals.is_empty());
     for refusal in refusals {
@@ -376,7 +554,11 @@ async fn who_names_the_wrong_kind_of_server_is_told_so() {
         );
     }
     let server = oncegate_testkit::Redis::shared().await;
-    let refusal =
-        RedisStore::connect(&server.url().replace("redis://", "redis+cluster://")).await.unwrap_err();
-    assert!(refusal.class() == "refused" && refusal.to_string().contains("redis://"), "{refusal}");
+    let refusal = RedisStore::connect(&server.url().replace("redis://", "redis+cluster://"))
+        .await
+        .unwrap_err();
+    assert!(
+        refusal.class() == "refused" && refusal.to_string().contains("redis://"),
+        "{refusal}"
+    );
 }

@@ -47,7 +47,12 @@ impl Bench for OnRedis {
 async fn conforms(redis: &Redis, builder: RedisBuilder) {
     let store = Arc::new(builder.connect().await.unwrap());
     let hand = Hand::on(redis).await.of(&store);
-    conformance(&OnRedis { store, hand, scope: hand::scope() }).await;
+    conformance(&OnRedis {
+        store,
+        hand,
+        scope: hand::scope(),
+    })
+    .await;
 }
 
 // invariant: store-equals-rules

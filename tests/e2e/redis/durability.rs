@@ -23,8 +23,15 @@ async fn pair() -> RedisPair {
 
 /// A store for which nothing counts that the replica does not have.
 async fn waiting_store(pair: &RedisPair) -> RedisStore {
-    let level = Durability::Replicas { count: 1, timeout: PATIENCE };
-    RedisStore::builder(pair.primary.url()).durability(level).connect().await.unwrap()
+    let level = Durability::Replicas {
+        count: 1,
+        timeout: PATIENCE,
+    };
+    RedisStore::builder(pair.primary.url())
+        .durability(level)
+        .connect()
+        .await
+        .unwrap()
 }
 
 fn is_unknown<T: std::fmt::Debug>(answer: &Result<T, StoreError>) -> bool {
@@ -33,7 +40,9 @@ fn is_unknown<T: std::fmt::Debug>(answer: &Result<T, StoreError>) -> bool {
 
 async fn until_held(store: &RedisStore, key: &StoreKey, operation: Operation) -> Reply {
     until("the replica to confirm", LIMIT, async || {
-        apply(store, key, operation.clone()).await.map_err(|error| error.to_string())
+        apply(store, key, operation.clone())
+            .await
+            .map_err(|error| error.to_string())
     })
     .await
 }
@@ -44,8 +53,8 @@ async fn what_a_replica_does_not_have_does_not_count_and_neither_does_what_was_f
     does_not_count(pair().await).await;
 }
 
-/// There WAIT speaks for the writes of its own connection alone, and Redis 7.0 speaks for all of them: only there is it
-/// seen that what was found settled is written once more.
+/// There WAIT speaks for the writes of its own connection alone, and Redis 7.0 speaks for all of
+/// them: only there is it seen that what was found settled is written once more.
 // invariant: durability-before-ack
 #[tokio::test]
 async fn what_a_replica_of_valkey_does_not_have_does_not_count_either() {
@@ -60,28 +69,58 @@ async fn does_not_count(pair: RedisPair) {
     for key in [&confirmed, &completing, &found, &failed] {
         // A replica that has just begun to follow takes its time.
         let granted = until_held(&store, key, claim(owner)).await;
-        assert!(matches!(granted, Reply::Verdict { verdict: Verdict::Granted(_), .. }), "{granted:?}");
+        assert!(
+            matches!(
+                granted,
+                Reply::Verdict {
+                    verdict: Verdict::Granted(_),
+                    ..
+                }
+            ),
+            "{granted:?}"
+        );
     }
-    assert_eq!(until_held(&store, &confirmed, complete(owner, b"1")).await, HELD);
+    assert_eq!(
+        until_held(&store, &confirmed, complete(owner, b"1")).await,
+        HELD
+    );
     let hand = Hand::on(&pair.replica).await;
     assert_eq!(
-        hand.ask::<Option<Vec<u8>>>(&["GET", confirmed.as_str()]).await.map(|record| record[0]),
+        hand.ask::<Option<Vec<u8>>>(&["GET", confirmed.as_str()])
+            .await
+            .map(|record| record[0]),
         Some(b'C')
     );
 
     pair.cut();
     let retention = Duration::from_secs(3_600);
-    let fail = Operation::Fail { token: owner, reason: "rejected".to_owned(), retention };
-    assert!(is_unknown(&apply(&store, &completing, complete(owner, b"2")).await));
+    let fail = Operation::Fail {
+        token: owner,
+        reason: "rejected".to_owned(),
+        retention,
+    };
+    assert!(is_unknown(
+        &apply(&store, &completing, complete(owner, b"2")).await
+    ));
     assert!(is_unknown(&apply(&store, &failed, fail.clone()).await));
-    // Another store completes without waiting. A claim that finds the record completed must not acknowledge it yet.
-    assert_eq!(apply(&plain, &found, complete(owner, b"3")).await.unwrap(), HELD);
+    // Another store completes without waiting. A claim that finds the record completed must not
+    // acknowledge it yet.
+    assert_eq!(
+        apply(&plain, &found, complete(owner, b"3")).await.unwrap(),
+        HELD
+    );
     // Each on a connection that has written nothing yet, where a bare WAIT would succeed at once.
     for key in [&completing, &found, &failed] {
         let fresh = waiting_store(&pair).await;
-        assert!(is_unknown(&apply(&fresh, key, claim(token())).await), "{key}");
+        assert!(
+            is_unknown(&apply(&fresh, key, claim(token())).await),
+            "{key}"
+        );
         let fresh = waiting_store(&pair).await;
-        assert!(is_unknown(&fresh.prefetch(vec![key.clone()]).await.remove(0)), "{key}");
+        assert!(
+            is_unknown(&fresh.prefetch(vec![key.clone()]).await.remove(0)),
+            "{key}"
+        );
     }
     for (key, operation) in [
         (&completing, complete(owner, b"2")),
@@ -89,18 +128,30 @@ async fn does_not_count(pair: RedisPair) {
         (&failed, Operation::HandOver { by: owner.tag() }),
     ] {
         let fresh = waiting_store(&pair).await;
-        assert!(is_unknown(&apply(&fresh, key, operation.clone()).await), "{operation:?}");
+        assert!(
+            is_unknown(&apply(&fresh, key, operation.clone()).await),
+            "{operation:?}"
+        );
         let fresh = waiting_store(&pair).await;
-        assert!(is_unknown(&apply(&fresh, key, operation.clone()).await), "{operation:?}, again");
+        assert!(
+            is_unknown(&apply(&fresh, key, operation.clone()).await),
+            "{operation:?}, again"
+        );
     }
     // A heartbeat does not wait for replicas.
     let running = crate::hand::key(&scope, 5);
     assert!(is_unknown(&apply(&store, &running, claim(owner)).await));
-    let extend = Operation::Extend { token: owner, lease: Duration::from_secs(60) };
+    let extend = Operation::Extend {
+        token: owner,
+        lease: Duration::from_secs(60),
+    };
     assert_eq!(apply(&store, &running, extend).await.unwrap(), HELD);
 
     pair.join();
-    assert_eq!(until_held(&store, &completing, complete(owner, b"2")).await, HELD);
+    assert_eq!(
+        until_held(&store, &completing, complete(owner, b"2")).await,
+        HELD
+    );
     for (key, result) in [(&completing, b"2".as_slice()), (&found, b"3")] {
         counts(&store, &hand, key, result).await;
     }
@@ -108,23 +159,41 @@ async fn does_not_count(pair: RedisPair) {
 
 /// The replica has the record, so a claim and a prefetch return it as completed.
 async fn counts(store: &RedisStore, replica: &Hand, key: &StoreKey, result: &'static [u8]) {
-    let settled = Reply::Verdict { verdict: Verdict::Completed { result: result.into() }, uncompared: false };
+    let settled = Reply::Verdict {
+        verdict: Verdict::Completed {
+            result: result.into(),
+        },
+        uncompared: false,
+    };
     assert_eq!(until_held(store, key, claim(token())).await, settled);
     let ahead = until("the replica to confirm", LIMIT, async || {
-        store.prefetch(vec![key.clone()]).await.remove(0).map_err(|error| error.to_string())
+        store
+            .prefetch(vec![key.clone()])
+            .await
+            .remove(0)
+            .map_err(|error| error.to_string())
     });
     let ahead = ahead.await.unwrap();
     assert_eq!(ahead.result, result);
     let record: Option<Vec<u8>> = replica.ask(&["GET", key.as_str()]).await;
-    assert_eq!(record.map(|record| record[0]), Some(b'C'), "the replica has what counts");
+    assert_eq!(
+        record.map(|record| record[0]),
+        Some(b'C'),
+        "the replica has what counts"
+    );
 }
 
 // invariant: lost-reply
 #[tokio::test]
 async fn a_completion_does_not_count_when_its_own_reply_came_and_that_of_the_wait_did_not() {
     let pair = pair().await;
-    let level = Durability::Replicas { count: 1, timeout: PATIENCE };
-    let builder = unwatched(&pair.front).durability(level).response_timeout(2 * PATIENCE);
+    let level = Durability::Replicas {
+        count: 1,
+        timeout: PATIENCE,
+    };
+    let builder = unwatched(&pair.front)
+        .durability(level)
+        .response_timeout(2 * PATIENCE);
     let store = builder.connect().await.unwrap();
     let (scope, owner) = (scope(), token());
     for (number, way) in (0..).zip(WAYS) {
@@ -134,7 +203,11 @@ async fn a_completion_does_not_count_when_its_own_reply_came_and_that_of_the_wai
         let answer = apply(&store, &key, complete(owner, b"done")).await;
         assert!(is_unknown(&answer), "{way:?}: {answer:?}");
         pair.front.set(Mode::Pass);
-        assert_eq!(until_held(&store, &key, complete(owner, b"done")).await, HELD, "{way:?}");
+        assert_eq!(
+            until_held(&store, &key, complete(owner, b"done")).await,
+            HELD,
+            "{way:?}"
+        );
     }
 }
 
@@ -143,20 +216,32 @@ async fn a_completion_does_not_count_when_its_own_reply_came_and_that_of_the_wai
 async fn pipelines_behind_a_wait_that_lags_are_answered_and_their_connection_stays() {
     let pair = pair().await;
     // Each pipeline waits for the whole second, and the third for the two before it as well.
-    let level = Durability::Replicas { count: 1, timeout: Duration::from_secs(1) };
+    let level = Durability::Replicas {
+        count: 1,
+        timeout: Duration::from_secs(1),
+    };
     let builder = RedisStore::builder(pair.primary.url()).durability(level);
-    let store = builder.response_timeout(Duration::from_millis(1_500)).connect().await.unwrap();
+    let store = builder
+        .response_timeout(Duration::from_millis(1_500))
+        .connect()
+        .await
+        .unwrap();
     let (hand, scope, owner) = (Hand::on(&pair.primary).await, scope(), token());
     until_held(&store, &key(&scope, 0), claim(owner)).await;
     pair.cut();
     let connections = hand.info("stats", "total_connections_received").await;
-    let claims = (1..=3 * 256).map(|number| Command { key: key(&scope, number), operation: claim(owner) });
+    let claims = (1..=3 * 256).map(|number| Command {
+        key: key(&scope, number),
+        operation: claim(owner),
+    });
     for answer in store.execute(claims.collect()).await {
-        let is_lag =
-            matches!(&answer, Err(StoreError::Unknown { reason }) if reason.contains("too few replicas"));
+        let is_lag = matches!(&answer, Err(StoreError::Unknown { reason }) if reason.contains("too few replicas"));
         assert!(is_lag, "{answer:?}");
     }
-    assert_eq!(hand.info("stats", "total_connections_received").await, connections);
+    assert_eq!(
+        hand.info("stats", "total_connections_received").await,
+        connections
+    );
 }
 
 #[tokio::test]
@@ -165,16 +250,34 @@ async fn the_rights_for_waiting_are_asked_for_and_enough() {
     let (scope, rules) = (scope(), waiting_store(&pair).await);
     let rules = rules.acl_rules(&scope);
     let hand = Hand::on(&pair.primary).await;
-    let url = pair.primary.url().replace("redis://", "redis://billing:right@");
-    let level = Durability::Replicas { count: 1, timeout: Duration::from_secs(5) };
+    let url = pair
+        .primary
+        .url()
+        .replace("redis://", "redis://billing:right@");
+    let level = Durability::Replicas {
+        count: 1,
+        timeout: Duration::from_secs(5),
+    };
     for (missing, enough) in [("+wait", false), ("+pexpireat", false), ("", true)] {
         let granted = rules.split(' ').filter(|rule| *rule != missing);
-        let words = ["ACL", "SETUSER", "billing", "reset", "on", ">right"].into_iter().chain(granted);
+        let words = ["ACL", "SETUSER", "billing", "reset", "on", ">right"]
+            .into_iter()
+            .chain(granted);
         let () = hand.ask(&words.collect::<Vec<&str>>()).await;
-        let store = RedisStore::builder(&url).durability(level).connect().await.unwrap();
+        let store = RedisStore::builder(&url)
+            .durability(level)
+            .connect()
+            .await
+            .unwrap();
         let described = store.describe(&scope, None, "descriptor").await;
-        assert_eq!(described.is_ok(), enough, "without {missing}: {described:?}");
-        assert!(described.is_ok() || described.is_err_and(|error| error.to_string().contains(&rules)));
+        assert_eq!(
+            described.is_ok(),
+            enough,
+            "without {missing}: {described:?}"
+        );
+        assert!(
+            described.is_ok() || described.is_err_and(|error| error.to_string().contains(&rules))
+        );
     }
 }
 
@@ -187,18 +290,29 @@ async fn a_full_primary_ends_what_runs_and_answers_what_is_settled_as_durably() 
     for key in [&done, &running] {
         until_held(&store, key, claim(owner)).await;
     }
-    assert_eq!(until_held(&store, &done, complete(owner, b"done")).await, HELD);
+    assert_eq!(
+        until_held(&store, &done, complete(owner, b"done")).await,
+        HELD
+    );
     let () = hand.ask(&["CONFIG", "SET", "maxmemory", "1mb"]).await;
-    assert_eq!(until_held(&store, &running, complete(owner, b"done")).await, HELD);
+    assert_eq!(
+        until_held(&store, &running, complete(owner, b"done")).await,
+        HELD
+    );
     let settled = Reply::Verdict {
-        verdict: Verdict::Completed { result: b"done".as_slice().into() },
+        verdict: Verdict::Completed {
+            result: b"done".as_slice().into(),
+        },
         uncompared: false,
     };
     for key in [&done, &running] {
         assert_eq!(until_held(&store, key, claim(token())).await, settled);
     }
     let refused = apply(&store, &crate::hand::key(&scope, 3), claim(token())).await;
-    assert!(matches!(refused, Err(StoreError::Unavailable { .. })), "{refused:?}");
+    assert!(
+        matches!(refused, Err(StoreError::Unavailable { .. })),
+        "{refused:?}"
+    );
 }
 
 // invariant: durability-before-ack
@@ -208,24 +322,44 @@ async fn scripts_that_vanish_do_not_make_a_write_count_without_its_replica() {
     let store = waiting_store(&pair).await;
     let (hand, scope, owner) = (Hand::on(&pair.primary).await, scope(), token());
     let commands = |keys: std::ops::Range<u128>| -> Vec<Command> {
-        keys.map(|number| Command { key: key(&scope, number), operation: complete(owner, b"") }).collect()
+        keys.map(|number| Command {
+            key: key(&scope, number),
+            operation: complete(owner, b""),
+        })
+        .collect()
     };
     let () = hand.ask(&["SCRIPT", "FLUSH"]).await;
     until("the replica to confirm", LIMIT, async || {
-        let error = store.execute(commands(0..100)).await.into_iter().find_map(Result::err);
+        let error = store
+            .execute(commands(0..100))
+            .await
+            .into_iter()
+            .find_map(Result::err);
         error.map_or(Ok(()), |error| Err(error.to_string()))
     })
     .await;
     pair.cut();
     let () = hand.ask(&["SCRIPT", "FLUSH"]).await;
-    assert!(store.execute(commands(100..200)).await.iter().all(is_unknown));
+    assert!(
+        store
+            .execute(commands(100..200))
+            .await
+            .iter()
+            .all(is_unknown)
+    );
 }
 
 #[tokio::test]
 async fn disks_are_refused_at_once_where_the_server_cannot_wait_for_them() {
     let server = RedisServer::start().await;
-    let level = Durability::Fsync { replicas: 0, timeout: PATIENCE };
-    let connected = RedisStore::builder(server.url()).durability(level).connect().await;
+    let level = Durability::Fsync {
+        replicas: 0,
+        timeout: PATIENCE,
+    };
+    let connected = RedisStore::builder(server.url())
+        .durability(level)
+        .connect()
+        .await;
     if !server.info("server").await.contains("redis_version:7.0.") {
         // What is installed here is newer.
         connected.unwrap();
@@ -241,38 +375,95 @@ async fn disks_are_refused_at_once_where_the_server_cannot_wait_for_them() {
 #[tokio::test]
 async fn disks_are_waited_for_where_the_server_can() {
     let server = RedisServer::valkey(&[]).await;
-    let one_disk = Durability::Fsync { replicas: 0, timeout: Duration::from_secs(60) };
-    let store = RedisStore::builder(server.url()).durability(one_disk).connect().await.unwrap();
-    assert_eq!(store.check().await.unwrap().survives, oncegate_core::store::Survives::Disk);
+    let one_disk = Durability::Fsync {
+        replicas: 0,
+        timeout: Duration::from_secs(60),
+    };
+    let store = RedisStore::builder(server.url())
+        .durability(one_disk)
+        .connect()
+        .await
+        .unwrap();
+    assert_eq!(
+        store.check().await.unwrap().survives,
+        oncegate_core::store::Survives::Disk
+    );
     let (scope, owner) = (scope(), token());
     let key = key(&scope, 1);
     let granted = apply(&store, &key, claim(owner)).await.unwrap();
-    assert!(matches!(granted, Reply::Verdict { verdict: Verdict::Granted(_), .. }), "{granted:?}");
-    assert_eq!(apply(&store, &key, complete(owner, b"")).await.unwrap(), HELD);
+    assert!(
+        matches!(
+            granted,
+            Reply::Verdict {
+                verdict: Verdict::Granted(_),
+                ..
+            }
+        ),
+        "{granted:?}"
+    );
+    assert_eq!(
+        apply(&store, &key, complete(owner, b"")).await.unwrap(),
+        HELD
+    );
     // One disk more than there are.
-    let level = Durability::Fsync { replicas: 1, timeout: PATIENCE };
-    let wanting = RedisStore::builder(server.url()).durability(level).connect().await.unwrap();
+    let level = Durability::Fsync {
+        replicas: 1,
+        timeout: PATIENCE,
+    };
+    let wanting = RedisStore::builder(server.url())
+        .durability(level)
+        .connect()
+        .await
+        .unwrap();
     assert!(is_unknown(&apply(&wanting, &key, claim(token())).await));
     // The rights that it asks for are enough.
     let hand = Hand::on(&server).await;
     let rules = store.acl_rules(&scope);
-    let words = ["ACL", "SETUSER", "billing", "on", ">right"].into_iter().chain(rules.split(' '));
+    let words = ["ACL", "SETUSER", "billing", "on", ">right"]
+        .into_iter()
+        .chain(rules.split(' '));
     let () = hand.ask(&words.collect::<Vec<&str>>()).await;
     let url = server.url().replace("redis://", "redis://billing:right@");
-    let billing = RedisStore::builder(&url).durability(one_disk).connect().await.unwrap();
+    let billing = RedisStore::builder(&url)
+        .durability(one_disk)
+        .connect()
+        .await
+        .unwrap();
     billing.describe(&scope, None, "descriptor").await.unwrap();
     let () = hand.ask(&["CONFIG", "SET", "appendonly", "no"]).await;
-    let refused = RedisStore::builder(server.url()).durability(level).connect().await.unwrap_err();
-    assert!(refused.class() == "refused" && refused.to_string().contains("appendonly"), "{refused}");
+    let refused = RedisStore::builder(server.url())
+        .durability(level)
+        .connect()
+        .await
+        .unwrap_err();
+    assert!(
+        refused.class() == "refused" && refused.to_string().contains("appendonly"),
+        "{refused}"
+    );
     let refused = apply(&store, &key, claim(token())).await.unwrap_err();
-    assert!(refused.class() == "refused" && refused.to_string().contains("WAITAOF"), "{refused}");
+    assert!(
+        refused.class() == "refused" && refused.to_string().contains("WAITAOF"),
+        "{refused}"
+    );
 }
 
 #[tokio::test]
 async fn replicas_that_are_missing_are_said_at_start_up() {
     let server = RedisServer::start().await;
-    let level = Durability::Replicas { count: 2, timeout: PATIENCE };
-    let store = RedisStore::builder(server.url()).durability(level).connect().await.unwrap();
+    let level = Durability::Replicas {
+        count: 2,
+        timeout: PATIENCE,
+    };
+    let store = RedisStore::builder(server.url())
+        .durability(level)
+        .connect()
+        .await
+        .unwrap();
     let warnings = store.check().await.unwrap().warnings;
-    assert!(warnings.iter().any(|warning| warning.contains("2 replicas, and 0")), "{warnings:?}");
+    assert!(
+        warnings
+            .iter()
+            .any(|warning| warning.contains("2 replicas, and 0")),
+        "{warnings:?}"
+    );
 }

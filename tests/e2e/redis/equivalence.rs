@@ -1,5 +1,5 @@
-//! The scripts, and the plain commands that stand for them, against the rules by the same sequences; and mutants of the
-//! scripts that these must catch.
+//! The scripts, and the plain commands that stand for them, against the rules by the same
+//! sequences; and mutants of the scripts that these must catch.
 
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
@@ -23,7 +23,11 @@ struct OnRedis {
 impl OnRedis {
     async fn with(redis: &Redis, store: RedisStore) -> Self {
         let hand = Hand::on(redis).await.of(&store);
-        Self { store: Arc::new(store), hand, scope: hand::scope() }
+        Self {
+            store: Arc::new(store),
+            hand,
+            scope: hand::scope(),
+        }
     }
 }
 
@@ -51,8 +55,14 @@ static SEED: LazyLock<u64> = LazyLock::new(|| fastrand::u64(..));
 
 async fn equals_the_rules(redis: &Redis, builder: RedisBuilder) {
     let subject = OnRedis::with(redis, builder.connect().await.unwrap()).await;
-    let plan = Plan { seed: *SEED, sequences: 10_000, steps: 12 };
-    let reached = compare(&subject, plan).await.unwrap_or_else(|difference| panic!("{difference}"));
+    let plan = Plan {
+        seed: *SEED,
+        sequences: 10_000,
+        steps: 12,
+    };
+    let reached = compare(&subject, plan)
+        .await
+        .unwrap_or_else(|difference| panic!("{difference}"));
     assert_eq!(reached.missing(), Vec::<&str>::new(), "seed {}", plan.seed);
 }
 
@@ -98,23 +108,41 @@ const MUTANTS: &[(&str, &str, &str)] = &[
         "if state == 'C' then\n  return say",
         "if state == 'C' and redis.call('PTTL', KEYS[1]) >= 2592000000 then\n  return say",
     ),
-    // A fencing token that is counted in the record alone, and begins again when the record is lost.
+    // A fencing token that is counted in the record alone, and begins again when the record is
+    // lost.
     (
         "claim",
         "time[1] .. (#micros == 6 and micros or string.sub('00000' .. micros, -6))",
         "'0000000000000001'",
     ),
     // A lease that is over one millisecond of 30 days too late, or never.
-    ("claim", "PTTL', KEYS[1]) - 2592000000", "PTTL', KEYS[1]) - 2588400000"),
+    (
+        "claim",
+        "PTTL', KEYS[1]) - 2592000000",
+        "PTTL', KEYS[1]) - 2588400000",
+    ),
     ("claim", "if left >= 0 then", "if left < 0 then"),
-    // A lease beyond the longest of the scope is not cut, or in the reply alone; a delay is cut, too.
-    ("claim", "if pending and left > longest then", "if false then"),
+    // A lease beyond the longest of the scope is not cut, or in the reply alone; a delay is cut,
+    // too.
+    (
+        "claim",
+        "if pending and left > longest then",
+        "if false then",
+    ),
     ("claim", "  redis.call('PEXPIRE', KEYS[1], ARGV[3])\n", ""),
-    ("claim", "if pending and left > longest then", "if left > longest then"),
+    (
+        "claim",
+        "if pending and left > longest then",
+        "if left > longest then",
+    ),
     // The reply names the wait without its end.
     ("claim", "left + 1)", "left + 3600001)"),
     // The same token is not recognised as the claim's own.
-    ("claim", "string.sub(old, 2, 17) == string.sub(claim, 2, 17)", "false"),
+    (
+        "claim",
+        "string.sub(old, 2, 17) == string.sub(claim, 2, 17)",
+        "false",
+    ),
     // Any token of the same tag is the owner.
     (
         "claim",
@@ -122,23 +150,47 @@ const MUTANTS: &[(&str, &str, &str)] = &[
         "string.sub(old, 2, 5) == string.sub(claim, 2, 5)",
     ),
     // The result is handed out before the fingerprint is compared.
-    ("claim", "  return 'M'\n", "  if state ~= 'C' then return 'M' end\n"),
+    (
+        "claim",
+        "  return 'M'\n",
+        "  if state ~= 'C' then return 'M' end\n",
+    ),
     // Fingerprints of different specifications are compared.
-    ("claim", "string.byte(ours) == string.byte(theirs)", "string.byte(theirs) ~= 0"),
+    (
+        "claim",
+        "string.byte(ours) == string.byte(theirs)",
+        "string.byte(theirs) ~= 0",
+    ),
     // A crash does not count, or counts beyond the last number.
-    ("claim", "pending and 25 or 13) + 1", "pending and 25 or 13) + (pending and 0 or 1)"),
+    (
+        "claim",
+        "pending and 25 or 13) + 1",
+        "pending and 25 or 13) + (pending and 0 or 1)",
+    ),
     ("claim", "+ 1, 255)", "+ 1, 254)"),
     // A takeover looks like a first attempt, or is forgotten after a release.
-    ("claim", "((pending or state == 'U') and 'R')", "((pending or state == 'U') and 'P')"),
+    (
+        "claim",
+        "((pending or state == 'U') and 'R')",
+        "((pending or state == 'U') and 'P')",
+    ),
     ("claim", "(pending or state == 'U')", "pending"),
     ("claim", "(state == 'T' and 'Q')", "(state == 'T' and 'P')"),
     // A clock that went back hands out a smaller fencing token.
     ("claim", "if last >= fencing_token then", "if false then"),
     ("claim", "tonumber(last) + 1)", "tonumber(last))"),
     // The fencing token of a released record is read from the wrong place.
-    ("claim", "string.sub(old, 14, 29)", "string.sub(old, 13, 28)"),
+    (
+        "claim",
+        "string.sub(old, 14, 29)",
+        "string.sub(old, 13, 28)",
+    ),
     // A takeover keeps the fingerprint of the previous owner.
-    ("claim", "string.sub(claim, 2, 24) .. string.char", "string.sub(claim, 2, 17) .. theirs .. string.char"),
+    (
+        "claim",
+        "string.sub(claim, 2, 24) .. string.char",
+        "string.sub(claim, 2, 17) .. theirs .. string.char",
+    ),
     // An extend that makes an expired record again.
     (
         "extend",
@@ -148,34 +200,80 @@ const MUTANTS: &[(&str, &str, &str)] = &[
     // An extend without an owner, or one that moves an end back.
     ("extend", "string.sub(old, 2, 17) ~= ARGV[1]", "false"),
     ("extend", ", 'GT')", ")"),
-    ("extend", "string.sub(ARGV[1], 1, 4) and 'H' or 'L'", "string.sub(ARGV[1], 1, 4) and 'L' or 'L'"),
-    // A complete without an owner; one that keeps nothing of a lost claim; one that takes another's fingerprint.
-    ("complete", "string.sub(old, 2, 17) ~= string.sub(ARGV[1], 2, 17)", "false"),
-    ("complete", "  redis.call('SET', KEYS[1], ARGV[2], 'PX', ARGV[3])\n  return 'R'", "  return 'R'"),
-    ("complete", "string.sub(old, 18, 24) .. string.sub(ARGV[2], 13)", "string.sub(ARGV[2], 6)"),
-    ("complete", "string.sub(ARGV[2], 2, 5) and 'A' or 'L'", "string.sub(ARGV[2], 2, 5) and 'L' or 'A'"),
+    (
+        "extend",
+        "string.sub(ARGV[1], 1, 4) and 'H' or 'L'",
+        "string.sub(ARGV[1], 1, 4) and 'L' or 'L'",
+    ),
+    // A complete without an owner; one that keeps nothing of a lost claim; one that takes another's
+    // fingerprint.
+    (
+        "complete",
+        "string.sub(old, 2, 17) ~= string.sub(ARGV[1], 2, 17)",
+        "false",
+    ),
+    (
+        "complete",
+        "  redis.call('SET', KEYS[1], ARGV[2], 'PX', ARGV[3])\n  return 'R'",
+        "  return 'R'",
+    ),
+    (
+        "complete",
+        "string.sub(old, 18, 24) .. string.sub(ARGV[2], 13)",
+        "string.sub(ARGV[2], 6)",
+    ),
+    (
+        "complete",
+        "string.sub(ARGV[2], 2, 5) and 'A' or 'L'",
+        "string.sub(ARGV[2], 2, 5) and 'L' or 'A'",
+    ),
     // A release that is a plain DEL.
-    ("release", "redis.call('SET', KEYS[1], new, 'PX', ARGV[2])", "redis.call('DEL', KEYS[1])"),
-    // A release without an owner; one that counts what must not count; one that forgets a recovery or a fencing token.
+    (
+        "release",
+        "redis.call('SET', KEYS[1], new, 'PX', ARGV[2])",
+        "redis.call('DEL', KEYS[1])",
+    ),
+    // A release without an owner; one that counts what must not count; one that forgets a recovery
+    // or a fencing token.
     ("release", "string.sub(old, 2, 17) ~= ARGV[1]", "false"),
     ("release", "attempt = attempt - 1", "attempt = attempt"),
     ("release", "has_outcome and 'S' or 'T'", "'S'"),
     ("release", "left or has_outcome", "has_outcome"),
     // One after which a run that was thrown away has an outcome, or does not count.
-    ("release", "state == 'P' and ARGV[3] ~= 'discarded'", "state == 'P'"),
+    (
+        "release",
+        "state == 'P' and ARGV[3] ~= 'discarded'",
+        "state == 'P'",
+    ),
     ("release", "'failed' and ARGV[3] ~= 'discarded'", "'failed'"),
     ("release", "#old == 41 and string.sub(old, 26) or '0", "'0"),
     // A fail without an owner, or one that forgets the attempt.
     ("fail", "string.sub(old, 2, 17) ~= ARGV[1]", "false"),
-    ("fail", "string.sub(old, 18, 25)", "string.sub(old, 18, 24) .. '\\1'"),
+    (
+        "fail",
+        "string.sub(old, 18, 25)",
+        "string.sub(old, 18, 24) .. '\\1'",
+    ),
     // A hand-over that marks a newer failure, keeps the record for ever, or marks nothing.
     ("hand_over", "string.sub(old, 2, 5) ~= ARGV[1]", "false"),
-    ("hand_over", "string.sub(old, 2), 'KEEPTTL')", "string.sub(old, 2))"),
+    (
+        "hand_over",
+        "string.sub(old, 2), 'KEEPTTL')",
+        "string.sub(old, 2))",
+    ),
     // What is found settled is written once more, but with another record or another expiry.
     ("hand_over", "KEYS[1], old, 'KEEPTTL')", "KEYS[1], old)"),
-    ("complete", "KEYS[1], old, 'KEEPTTL')", "KEYS[1], ARGV[2], 'KEEPTTL')"),
+    (
+        "complete",
+        "KEYS[1], old, 'KEEPTTL')",
+        "KEYS[1], ARGV[2], 'KEEPTTL')",
+    ),
     ("fail", "KEYS[1], old, 'KEEPTTL')", "KEYS[1], old)"),
-    ("hand_over", "'G' .. string.sub(old, 2)", "'F' .. string.sub(old, 2)"),
+    (
+        "hand_over",
+        "'G' .. string.sub(old, 2)",
+        "'F' .. string.sub(old, 2)",
+    ),
     // A reopen that the next grant does not report.
     ("claim", "say('N', rest)", "say('P', rest)"),
     // A reopen of whatever is there, or of nothing.
@@ -193,12 +291,20 @@ const MUTANTS_OF_SHORTCUTS: &[(&str, &str, &str)] = &[
     ("first_claims", "and 0 or old", "and 0 or false"),
     // A completion without an owner, or with another's tail.
     ("first_completions", "old == first", "old"),
-    ("first_completions", "find(old, first, 1, true) == 1", "true"),
+    (
+        "first_completions",
+        "find(old, first, 1, true) == 1",
+        "true",
+    ),
     // A completion that is kept for ever, or is another's.
     ("first_completions", ", 'PX', retention)", ")"),
     ("first_completions", "ARGV[2 * n + 1]", "ARGV[3]"),
     // What was not completed is reported for another key.
-    ("first_completions", "others[#others + 1] = n", "others[#others + 1] = 1"),
+    (
+        "first_completions",
+        "others[#others + 1] = n",
+        "others[#others + 1] = 1",
+    ),
 ];
 
 /// The same of what goes before the scripts.
@@ -209,20 +315,40 @@ const MUTANTS_OF_BUCKETS: &[(&str, &str, &str)] = &[
     // The retention is forgotten, or begins when the clock did.
     ("compact", "ends = now + retention", "ends = now"),
     // A fingerprint is lost, or comes from nowhere.
-    ("compact", "(#value == 17 and string.sub(value, 5, 11) or no_fingerprint)", "no_fingerprint"),
-    ("compact", "(fingerprint ~= no_fingerprint and fingerprint or '')", "''"),
+    (
+        "compact",
+        "(#value == 17 and string.sub(value, 5, 11) or no_fingerprint)",
+        "no_fingerprint",
+    ),
+    (
+        "compact",
+        "(fingerprint ~= no_fingerprint and fingerprint or '')",
+        "''",
+    ),
     // A claim does not look into the bucket.
     ("compact", "local found = find()", "local found = false"),
     // No other script looks into it.
-    ("compact", "return server.call('GET', key) or find()", "return server.call('GET', key)"),
+    (
+        "compact",
+        "return server.call('GET', key) or find()",
+        "return server.call('GET', key)",
+    ),
     // A result is dropped.
     ("compact", "if #record == 12 and", "if"),
     // The claim stays under the completion.
     ("compact", "return server.call('DEL', key)", "return"),
     // A completion stays under what replaces it.
-    ("compact", "server.call('HDEL', bucket, field)", "bucket = bucket"),
+    (
+        "compact",
+        "server.call('HDEL', bucket, field)",
+        "bucket = bucket",
+    ),
     // A reader gets the expiry of a key that does not exist.
-    ("compact", "return ends\n", "return server.call(verb, key, ...)\n"),
+    (
+        "compact",
+        "return ends\n",
+        "return server.call(verb, key, ...)\n",
+    ),
 ];
 
 // invariant: store-equals-rules
@@ -249,11 +375,26 @@ async fn catches(mutants: &[(&str, &str, &str)], builder: fn(&str) -> RedisBuild
     let mut survivors = Vec::new();
     for mutant in mutants {
         let (script, from, to) = *mutant;
-        let builder = builder(redis.url()).rewrite_script(script, from, to).unwrap();
+        let builder = builder(redis.url())
+            .rewrite_script(script, from, to)
+            .unwrap();
         let subject = OnRedis::with(&redis, builder.connect().await.unwrap()).await;
-        if compare(&subject, Plan { seed, sequences: 1_500, steps: 12 }).await.is_ok() {
+        if compare(
+            &subject,
+            Plan {
+                seed,
+                sequences: 1_500,
+                steps: 12,
+            },
+        )
+        .await
+        .is_ok()
+        {
             survivors.push(mutant);
         }
     }
-    assert!(survivors.is_empty(), "seed {seed}: these mutants were not caught: {survivors:#?}");
+    assert!(
+        survivors.is_empty(),
+        "seed {seed}: these mutants were not caught: {survivors:#?}"
+    );
 }

@@ -21,16 +21,22 @@ pub(crate) fn unwatched(proxy: &Proxy) -> RedisBuilder {
 }
 
 /// Repeats an operation until the store has an answer, as the gate does.
-pub(crate) async fn until_answered(store: &dyn Store, key: &StoreKey, operation: &Operation) -> Reply {
-    until("the store to come back", RECOVERY_LIMIT, async || {
-        match apply(store, key, operation.clone()).await {
+pub(crate) async fn until_answered(
+    store: &dyn Store,
+    key: &StoreKey,
+    operation: &Operation,
+) -> Reply {
+    until(
+        "the store to come back",
+        RECOVERY_LIMIT,
+        async || match apply(store, key, operation.clone()).await {
             Ok(reply) => Ok(reply),
             Err(error @ (StoreError::Unavailable { .. } | StoreError::Unknown { .. })) => {
                 Err(error.to_string())
             }
             Err(error) => panic!("{error}"),
-        }
-    })
+        },
+    )
     .await
 }
 
@@ -46,7 +52,10 @@ async fn a_repeat_with_the_same_token_finds_out_what_a_lost_reply_said() {
     let (scope, token) = (scope(), token());
     let key = key(&scope, 1);
     for (operation, answered) in [
-        (claim(token), &(|reply: &Reply| granted_as(1, reply)) as &dyn Fn(&Reply) -> bool),
+        (
+            claim(token),
+            &(|reply: &Reply| granted_as(1, reply)) as &dyn Fn(&Reply) -> bool,
+        ),
         (complete(token, b"done"), &|reply| *reply == HELD),
     ] {
         proxy.set(Mode::Lose);
@@ -59,7 +68,13 @@ async fn a_repeat_with_the_same_token_finds_out_what_a_lost_reply_said() {
     // It was executed once: the first result stands.
     let reply = until_answered(&store, &key, &claim(crate::hand::token())).await;
     let result = b"done".as_slice().into();
-    assert_eq!(reply, Reply::Verdict { verdict: Verdict::Completed { result }, uncompared: false });
+    assert_eq!(
+        reply,
+        Reply::Verdict {
+            verdict: Verdict::Completed { result },
+            uncompared: false
+        }
+    );
 }
 
 // invariant: lease-lost-to-handler
@@ -70,11 +85,20 @@ async fn heartbeats_do_not_queue_behind_bulk() {
     let store = unwatched(&proxy).connect().await.unwrap();
     let (scope, token) = (scope(), token());
     let held_key = key(&scope, 0);
-    assert!(granted_as(1, &apply(&store, &held_key, claim(token)).await.unwrap()));
+    assert!(granted_as(
+        1,
+        &apply(&store, &held_key, claim(token)).await.unwrap()
+    ));
     proxy.hold_last();
-    let bulk = (1..2_000).map(|number| Command { key: key(&scope, number), operation: claim(token) });
+    let bulk = (1..2_000).map(|number| Command {
+        key: key(&scope, number),
+        operation: claim(token),
+    });
     let mut bulk = std::pin::pin!(store.execute(bulk.collect()));
-    let extend = Operation::Extend { token, lease: Duration::from_secs(60) };
+    let extend = Operation::Extend {
+        token,
+        lease: Duration::from_secs(60),
+    };
     let extended = tokio::select! {
         biased;
         _ = &mut bulk => panic!("the replies are held back"),
@@ -82,14 +106,19 @@ async fn heartbeats_do_not_queue_behind_bulk() {
     };
     assert_eq!(extended.unwrap(), HELD);
     proxy.set(Mode::Pass);
-    assert!(bulk.await.iter().all(|reply| granted_as(1, reply.as_ref().unwrap())));
+    assert!(
+        bulk.await
+            .iter()
+            .all(|reply| granted_as(1, reply.as_ref().unwrap()))
+    );
 }
 
 #[tokio::test]
 async fn an_answer_that_does_not_come_in_time_is_unknown_and_the_connection_is_replaced() {
     let redis = Redis::shared().await;
     let proxy = Proxy::before(&redis).await;
-    // On a busy machine any answer may come too late: only the last call is about one that is held back.
+    // On a busy machine any answer may come too late: only the last call is about one that is held
+    // back.
     let store = until("the store to be opened", RECOVERY_LIMIT, async || {
         let builder = unwatched(&proxy).response_timeout(Duration::from_millis(200));
         builder.connect().await.map_err(|error| error.to_string())
@@ -97,12 +126,18 @@ async fn an_answer_that_does_not_come_in_time_is_unknown_and_the_connection_is_r
     let store = store.await;
     let (scope, token) = (scope(), token());
     let key = key(&scope, 1);
-    assert!(granted_as(1, &until_answered(&store, &key, &claim(token)).await));
+    assert!(granted_as(
+        1,
+        &until_answered(&store, &key, &claim(token)).await
+    ));
     proxy.hold_last();
     let late = apply(&store, &key, claim(token)).await;
     assert!(matches!(late, Err(StoreError::Unknown { .. })), "{late:?}");
     // The old connection stays mute; the next one is not.
-    assert!(granted_as(1, &until_answered(&store, &key, &claim(token)).await));
+    assert!(granted_as(
+        1,
+        &until_answered(&store, &key, &claim(token)).await
+    ));
 }
 
 #[tokio::test]
@@ -112,26 +147,50 @@ async fn a_store_whose_server_stops_and_starts_again_resumes_by_itself() {
     let (scope, owner) = (scope(), token());
     let (done, running) = (key(&scope, 1), key(&scope, 2));
     assert_eq!(
-        apply(&store, &done, complete(owner, b"kept")).await.unwrap(),
+        apply(&store, &done, complete(owner, b"kept"))
+            .await
+            .unwrap(),
         Reply::Applied { recreated: true }
     );
-    assert!(granted_as(1, &apply(&store, &running, claim(owner)).await.unwrap()));
+    assert!(granted_as(
+        1,
+        &apply(&store, &running, claim(owner)).await.unwrap()
+    ));
 
     server.kill();
     // The first call after the end may have been sent, so its outcome is unknown.
     assert!(apply(&store, &done, claim(token())).await.is_err());
-    let calls = (0..10_000).map(|number| Command { key: key(&scope, 100 + number), operation: claim(owner) });
-    // They do not pile up while the store is down: each is refused, and none waits for its response timeout.
+    let calls = (0..10_000).map(|number| Command {
+        key: key(&scope, 100 + number),
+        operation: claim(owner),
+    });
+    // They do not pile up while the store is down: each is refused, and none waits for its response
+    // timeout.
     for answer in store.execute(calls.collect()).await {
-        assert!(matches!(answer, Err(StoreError::Unavailable { .. })), "{answer:?}");
+        assert!(
+            matches!(answer, Err(StoreError::Unavailable { .. })),
+            "{answer:?}"
+        );
     }
 
     server.start_again().await;
     let reply = until_answered(&store, &done, &claim(token())).await;
     let result = b"kept".as_slice().into();
-    assert_eq!(reply, Reply::Verdict { verdict: Verdict::Completed { result }, uncompared: false });
-    assert_eq!(until_answered(&store, &running, &complete(owner, b"")).await, HELD);
-    let extend = Operation::Extend { token: owner, lease: Duration::from_secs(30) };
+    assert_eq!(
+        reply,
+        Reply::Verdict {
+            verdict: Verdict::Completed { result },
+            uncompared: false
+        }
+    );
+    assert_eq!(
+        until_answered(&store, &running, &complete(owner, b"")).await,
+        HELD
+    );
+    let extend = Operation::Extend {
+        token: owner,
+        lease: Duration::from_secs(30),
+    };
     assert_eq!(until_answered(&store, &running, &extend).await, HELD);
 }
 
@@ -146,7 +205,10 @@ async fn a_dropped_store_leaves_no_connection_behind() {
         // A call whose caller is gone does not keep the thread alive either.
         let scope = scope();
         let key = key(&scope, 1);
-        assert!(granted_as(1, &apply(&store, &key, claim(token())).await.unwrap()));
+        assert!(granted_as(
+            1,
+            &apply(&store, &key, claim(token())).await.unwrap()
+        ));
         proxy.hold_last();
         let mut call = std::pin::pin!(apply(&store, &key, claim(token())));
         assert!(futures_util::poll!(&mut call).is_pending());

@@ -47,12 +47,18 @@ impl Hand {
     pub(crate) async fn on(redis: &Redis) -> Self {
         let mut connection = redis.connection().await;
         connection.set_response_timeout(PATIENCE);
-        Self { connection, store: None }
+        Self {
+            connection,
+            store: None,
+        }
     }
 
     /// The same, for records that this store keeps.
     pub(crate) fn of(self, store: &RedisStore) -> Self {
-        Self { store: Some(store.clone()), ..self }
+        Self {
+            store: Some(store.clone()),
+            ..self
+        }
     }
 
     /// The record's own key, and its bucket and field if there are buckets.
@@ -64,7 +70,10 @@ impl Hand {
     }
 
     /// Asks the server something.
-    pub(crate) async fn ask<T: FromRedisValue>(&self, words: &[impl ToRedisArgs + AsRef<str> + Sync]) -> T {
+    pub(crate) async fn ask<T: FromRedisValue>(
+        &self,
+        words: &[impl ToRedisArgs + AsRef<str> + Sync],
+    ) -> T {
         let mut cmd = redis::Cmd::new();
         for word in words {
             cmd.arg(word);
@@ -96,7 +105,13 @@ impl Hand {
             for (key, wait) in chunk {
                 let millis = u64::try_from(wait.as_millis()).unwrap();
                 let (own, in_bucket) = self.place(key);
-                pipeline.cmd("EVAL").arg(PASS).arg(1).arg(own).arg(millis).ignore();
+                pipeline
+                    .cmd("EVAL")
+                    .arg(PASS)
+                    .arg(1)
+                    .arg(own)
+                    .arg(millis)
+                    .ignore();
                 if let Some((bucket, field)) = in_bucket {
                     let pass = pipeline.cmd("EVAL").arg(PASS_IN_BUCKET).arg(1).arg(bucket);
                     pass.arg(&field).arg(millis).ignore();
@@ -116,11 +131,21 @@ impl Hand {
                 match (self.place(key), bytes.as_slice()) {
                     ((_, Some((bucket, field))), [b'C', rest @ ..]) if rest.len() == 11 => {
                         // A fingerprint of zeros is none.
-                        let kept = if rest[4..] == [0; 7] { &rest[..4] } else { rest };
+                        let kept = if rest[4..] == [0; 7] {
+                            &rest[..4]
+                        } else {
+                            rest
+                        };
                         let plant = pipeline.cmd("EVAL").arg(PLANT_IN_BUCKET).arg(1).arg(bucket);
                         plant.arg(&field).arg(kept).arg(left).ignore()
                     }
-                    ((own, _), _) => pipeline.cmd("SET").arg(own).arg(bytes).arg("PX").arg(left).ignore(),
+                    ((own, _), _) => pipeline
+                        .cmd("SET")
+                        .arg(own)
+                        .arg(bytes)
+                        .arg("PX")
+                        .arg(left)
+                        .ignore(),
                 };
             }
             self.send(&pipeline).await;
@@ -130,12 +155,21 @@ impl Hand {
     /// Puts bytes that are no record.
     pub(crate) async fn spoil(&self, key: &StoreKey, bytes: &[u8]) {
         let mut pipeline = Pipeline::new();
-        pipeline.cmd("SET").arg(self.place(key).0).arg(bytes).arg("EX").arg(1_000).ignore();
+        pipeline
+            .cmd("SET")
+            .arg(self.place(key).0)
+            .arg(bytes)
+            .arg("EX")
+            .arg(1_000)
+            .ignore();
         self.send(&pipeline).await;
     }
 
     async fn send(&self, pipeline: &Pipeline) {
-        let () = pipeline.query_async(&mut self.connection.clone()).await.expect("the server answers");
+        let () = pipeline
+            .query_async(&mut self.connection.clone())
+            .await
+            .expect("the server answers");
     }
 }
 
@@ -172,7 +206,12 @@ pub(crate) fn claim(token: Token) -> Operation {
 
 pub(crate) fn complete(token: Token, result: &'static [u8]) -> Operation {
     let retention = Duration::from_secs(3_600);
-    Operation::Complete { token, fingerprint: None, result: result.into(), retention }
+    Operation::Complete {
+        token,
+        fingerprint: None,
+        result: result.into(),
+        retention,
+    }
 }
 
 /// One operation on one key.
@@ -181,7 +220,12 @@ pub(crate) async fn apply(
     key: &StoreKey,
     operation: Operation,
 ) -> Result<Reply, StoreError> {
-    let mut answers = store.execute(vec![Command { key: key.clone(), operation }]).await;
+    let mut answers = store
+        .execute(vec![Command {
+            key: key.clone(),
+            operation,
+        }])
+        .await;
     assert_eq!(answers.len(), 1);
     answers.remove(0)
 }

@@ -1,4 +1,5 @@
-//! Every operation and every verdict, with its reply lost in several ways after the server has executed it.
+//! Every operation and every verdict, with its reply lost in several ways after the server has
+//! executed it.
 
 use std::time::Duration;
 
@@ -20,7 +21,11 @@ const TIMEOUT: Duration = Duration::from_millis(150);
 const LIMIT: Duration = Duration::from_secs(240);
 
 fn fail(token: Token) -> Operation {
-    Operation::Fail { token, reason: "rejected".to_owned(), retention: Duration::from_secs(3_600) }
+    Operation::Fail {
+        token,
+        reason: "rejected".to_owned(),
+        retention: Duration::from_secs(3_600),
+    }
 }
 
 fn printed(token: Token, digit: u8) -> Operation {
@@ -34,7 +39,8 @@ fn printed(token: Token, digit: u8) -> Operation {
     }
 }
 
-/// What happens before, by its owner; then the operation whose reply is lost; then the reply that its repeat must get.
+/// What happens before, by its owner; then the operation whose reply is lost; then the reply that
+/// its repeat must get.
 struct Case {
     name: &'static str,
     before: Vec<Operation>,
@@ -59,7 +65,12 @@ fn cases(owner: Token) -> Vec<Case> {
         end: ReleaseCause::Failed,
         reason: "later".to_owned(),
     };
-    let case = |name, before: Vec<Operation>, operation, says| Case { name, before, operation, says };
+    let case = |name, before: Vec<Operation>, operation, says| Case {
+        name,
+        before,
+        operation,
+        says,
+    };
     let mine = || claim(owner);
     let hand_over = |token: Token| Operation::HandOver { by: token.tag() };
     vec![
@@ -82,38 +93,117 @@ fn cases(owner: Token) -> Vec<Case> {
             |reply| matches!(reply, Reply::Verdict { verdict: Verdict::Completed { result }, .. } if result == "done"),
         ),
         case("busy", vec![mine()], claim(other), |reply| {
-            matches!(reply, Reply::Verdict { verdict: Verdict::Busy { .. }, .. })
+            matches!(
+                reply,
+                Reply::Verdict {
+                    verdict: Verdict::Busy { .. },
+                    ..
+                }
+            )
         }),
         case("failed", vec![mine(), fail(owner)], claim(other), |reply| {
-            matches!(reply, Reply::Verdict { verdict: Verdict::Failed { handed_over: false, .. }, .. })
+            matches!(
+                reply,
+                Reply::Verdict {
+                    verdict: Verdict::Failed {
+                        handed_over: false,
+                        ..
+                    },
+                    ..
+                }
+            )
         }),
-        case("handed over", vec![mine(), fail(owner), hand_over(owner)], claim(other), |reply| {
-            matches!(reply, Reply::Verdict { verdict: Verdict::Failed { handed_over: true, .. }, .. })
-        }),
-        case("hand over, of another failure", vec![mine(), fail(owner)], hand_over(other), lost),
-        case("mismatch", vec![printed(owner, 1)], printed(other, 2), |reply| {
-            matches!(reply, Reply::Verdict { verdict: Verdict::Mismatch, .. })
-        }),
-        case("extend", vec![mine()], Operation::Extend { token: owner, lease }, held),
-        case("extend, lost", vec![mine()], Operation::Extend { token: other, lease }, lost),
+        case(
+            "handed over",
+            vec![mine(), fail(owner), hand_over(owner)],
+            claim(other),
+            |reply| {
+                matches!(
+                    reply,
+                    Reply::Verdict {
+                        verdict: Verdict::Failed {
+                            handed_over: true,
+                            ..
+                        },
+                        ..
+                    }
+                )
+            },
+        ),
+        case(
+            "hand over, of another failure",
+            vec![mine(), fail(owner)],
+            hand_over(other),
+            lost,
+        ),
+        case(
+            "mismatch",
+            vec![printed(owner, 1)],
+            printed(other, 2),
+            |reply| {
+                matches!(
+                    reply,
+                    Reply::Verdict {
+                        verdict: Verdict::Mismatch,
+                        ..
+                    }
+                )
+            },
+        ),
+        case(
+            "extend",
+            vec![mine()],
+            Operation::Extend {
+                token: owner,
+                lease,
+            },
+            held,
+        ),
+        case(
+            "extend, lost",
+            vec![mine()],
+            Operation::Extend {
+                token: other,
+                lease,
+            },
+            lost,
+        ),
         case("complete", vec![mine()], complete(owner, b"done"), held),
-        case("complete, lost", vec![mine()], complete(other, b"done"), lost),
-        case("complete, recreated", vec![], complete(owner, b"done"), |reply| {
-            // The repeat finds what the first sending has written.
-            matches!(reply, Reply::Applied { .. })
-        }),
+        case(
+            "complete, lost",
+            vec![mine()],
+            complete(other, b"done"),
+            lost,
+        ),
+        case(
+            "complete, recreated",
+            vec![],
+            complete(owner, b"done"),
+            |reply| {
+                // The repeat finds what the first sending has written.
+                matches!(reply, Reply::Applied { .. })
+            },
+        ),
         case("release", vec![mine()], release(owner), held),
         case("release, lost", vec![mine()], release(other), lost),
         case("fail", vec![mine()], fail(owner), held),
         case("fail, lost", vec![mine()], fail(other), lost),
-        case("hand over", vec![mine(), fail(owner)], hand_over(owner), held),
+        case(
+            "hand over",
+            vec![mine(), fail(owner)],
+            hand_over(owner),
+            held,
+        ),
         case("hand over, lost", vec![mine()], hand_over(owner), lost),
     ]
 }
 
 /// Unknown, or not sent because the connection is being replaced: never an answer.
 fn is_no_answer<T>(answer: &Result<T, StoreError>) -> bool {
-    matches!(answer, Err(StoreError::Unknown { .. } | StoreError::Unavailable { .. }))
+    matches!(
+        answer,
+        Err(StoreError::Unknown { .. } | StoreError::Unavailable { .. })
+    )
 }
 
 fn builder(proxy: &Proxy) -> RedisBuilder {
@@ -123,7 +213,15 @@ fn builder(proxy: &Proxy) -> RedisBuilder {
 /// Waits until the store has a connection again.
 async fn settled(store: &RedisStore, key: &StoreKey) {
     until_answered(store, key, &Operation::HandOver { by: token().tag() }).await;
-    until_answered(store, key, &Operation::Extend { token: token(), lease: Duration::from_secs(1) }).await;
+    until_answered(
+        store,
+        key,
+        &Operation::Extend {
+            token: token(),
+            lease: Duration::from_secs(1),
+        },
+    )
+    .await;
 }
 
 // invariant: lost-reply
@@ -153,7 +251,13 @@ async fn every_reply_is_lost_once(proxy: &Proxy, store: RedisStore) {
     let (scope, mut number) = (scope(), 0);
     for way in WAYS {
         let owner = token();
-        for Case { name, before, operation, says } in cases(owner) {
+        for Case {
+            name,
+            before,
+            operation,
+            says,
+        } in cases(owner)
+        {
             number += 1;
             let key = key(&scope, number);
             for step in before {
@@ -162,7 +266,10 @@ async fn every_reply_is_lost_once(proxy: &Proxy, store: RedisStore) {
             settled(&store, &crate::hand::key(&scope, 1_000_000)).await;
             proxy.set(way);
             let answer = apply(&store, &key, operation.clone()).await;
-            assert!(matches!(answer, Err(StoreError::Unknown { .. })), "{name}, {way:?}: {answer:?}");
+            assert!(
+                matches!(answer, Err(StoreError::Unknown { .. })),
+                "{name}, {way:?}: {answer:?}"
+            );
             proxy.set(Mode::Pass);
             let again = until_answered(&store, &key, &operation).await;
             assert!(says(&again), "{name}, {way:?}: {again:?}");
@@ -176,7 +283,12 @@ async fn a_pipeline_whose_replies_break_off_has_no_false_answer_and_its_repeats_
     let redis = Redis::shared().await;
     let each = async |of: fn(RedisBuilder) -> RedisBuilder, passing| {
         let proxy = Proxy::before(&redis).await;
-        breaks_off(&proxy, of(builder(&proxy)).connect().await.unwrap(), passing).await;
+        breaks_off(
+            &proxy,
+            of(builder(&proxy)).connect().await.unwrap(),
+            passing,
+        )
+        .await;
     };
     tokio::join!(
         // All first claims have one reply, and all first completions another.
@@ -191,20 +303,42 @@ async fn breaks_off(proxy: &Proxy, store: RedisStore, passing: [usize; 3]) {
     for way in WAYS {
         for passing in passing {
             let (scope, owner) = (scope(), token());
-            let cases = (0..).map(|number| key(&scope, number)).zip(cases(owner)).collect::<Vec<_>>();
+            let cases = (0..)
+                .map(|number| key(&scope, number))
+                .zip(cases(owner))
+                .collect::<Vec<_>>();
             for (key, Case { before, .. }) in &cases {
                 for step in before {
                     until_answered(&store, key, step).await;
                 }
             }
             settled(&store, &key(&scope, 1_000_000)).await;
-            let commands = cases.iter().map(|(key, case)| (key.clone(), case.operation.clone()));
-            let commands = commands.map(|(key, operation)| Command { key, operation }).collect();
+            let commands = cases
+                .iter()
+                .map(|(key, case)| (key.clone(), case.operation.clone()));
+            let commands = commands
+                .map(|(key, operation)| Command { key, operation })
+                .collect();
             proxy.set_after(passing, way);
             let answers = store.execute(commands).await;
             proxy.set(Mode::Pass);
-            assert!(answers.iter().any(Result::is_err), "{way:?} after {passing}: nothing was lost");
-            for ((key, Case { name, operation, says, .. }), answer) in cases.iter().zip(answers) {
+            assert!(
+                answers.iter().any(Result::is_err),
+                "{way:?} after {passing}: nothing was lost"
+            );
+            for (
+                (
+                    key,
+                    Case {
+                        name,
+                        operation,
+                        says,
+                        ..
+                    },
+                ),
+                answer,
+            ) in cases.iter().zip(answers)
+            {
                 let true_or_none = answer.as_ref().map_or_else(|_| is_no_answer(&answer), says);
                 assert!(true_or_none, "{name}, {way:?} after {passing}: {answer:?}");
                 let again = until_answered(&store, key, operation).await;
@@ -230,11 +364,17 @@ async fn a_lost_read_or_description_is_never_an_answer() {
         settled(&store, &absent).await;
         proxy.set(way);
         // Of a batch that is cut in the middle of a reply, no part is an answer.
-        assert!(store.prefetch(keys.clone()).await.iter().all(is_no_answer), "{way:?}");
+        assert!(
+            store.prefetch(keys.clone()).await.iter().all(is_no_answer),
+            "{way:?}"
+        );
         proxy.set(Mode::Pass);
         settled(&store, &absent).await;
         proxy.set(way);
-        assert!(store.read(keys.clone()).await.iter().all(is_no_answer), "{way:?}");
+        assert!(
+            store.read(keys.clone()).await.iter().all(is_no_answer),
+            "{way:?}"
+        );
         proxy.set(Mode::Pass);
         settled(&store, &absent).await;
         proxy.set(way);
@@ -247,7 +387,11 @@ async fn a_lost_read_or_description_is_never_an_answer() {
     }
     // On a busy machine, an answer may still come too late.
     let found = until("the store to answer", LIMIT, async || {
-        let found = store.prefetch(keys.clone()).await.into_iter().collect::<Result<Vec<_>, _>>();
+        let found = store
+            .prefetch(keys.clone())
+            .await
+            .into_iter()
+            .collect::<Result<Vec<_>, _>>();
         found.map_err(|error| error.to_string())
     });
     assert!(found.await.iter().all(Option::is_some));
@@ -267,7 +411,10 @@ async fn a_lost_reply_to_whoever_describes_or_reopens_is_no_answer_and_he_sees_w
         assert!(is_no_answer(&described), "{way:?}: {described:?}");
         proxy.set(Mode::Pass);
         let described = until("the store to describe", LIMIT, async || {
-            store.describe(&scope, None, "the first").await.map_err(|error| error.to_string())
+            store
+                .describe(&scope, None, "the first")
+                .await
+                .map_err(|error| error.to_string())
         });
         assert_eq!(described.await, "the first", "{way:?}");
 
@@ -276,18 +423,37 @@ async fn a_lost_reply_to_whoever_describes_or_reopens_is_no_answer_and_he_sees_w
             until_answered(&store, &key, &step).await;
         }
         let seen = until("the store to look", LIMIT, async || {
-            store.read(vec![key.clone()]).await.remove(0).map_err(|error| error.to_string())
+            store
+                .read(vec![key.clone()])
+                .await
+                .remove(0)
+                .map_err(|error| error.to_string())
         });
-        let reopen = Operation::Reopen { expected: seen.await.unwrap().record };
+        let reopen = Operation::Reopen {
+            expected: seen.await.unwrap().record,
+        };
         settled(&store, &absent).await;
         proxy.set(way);
         let reopened = apply(&store, &key, reopen.clone()).await;
-        assert!(matches!(reopened, Err(StoreError::Unknown { .. })), "{way:?}: {reopened:?}");
+        assert!(
+            matches!(reopened, Err(StoreError::Unknown { .. })),
+            "{way:?}: {reopened:?}"
+        );
         proxy.set(Mode::Pass);
         // It is another record by now: open again.
-        assert_eq!(until_answered(&store, &key, &reopen).await, Reply::NotOwner, "{way:?}");
+        assert_eq!(
+            until_answered(&store, &key, &reopen).await,
+            Reply::NotOwner,
+            "{way:?}"
+        );
         let claimed = until_answered(&store, &key, &claim(token())).await;
-        let Reply::Verdict { verdict: Verdict::Granted(grant), .. } = claimed else { panic!("{claimed:?}") };
+        let Reply::Verdict {
+            verdict: Verdict::Granted(grant),
+            ..
+        } = claimed
+        else {
+            panic!("{claimed:?}")
+        };
         assert!(grant.reopened && grant.attempt == 1, "{way:?}: {grant:?}");
     }
 }

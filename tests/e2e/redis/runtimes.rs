@@ -1,4 +1,5 @@
-//! Where a store's connections are driven: on the runtime of its callers, which may be blocked, or end before the store.
+//! Where a store's connections are driven: on the runtime of its callers, which may be blocked, or
+//! end before the store.
 
 use std::time::{Duration, Instant};
 
@@ -13,7 +14,11 @@ use crate::hand::{apply, claim, complete, key, scope, token};
 const HELD: Reply = Reply::Applied { recreated: false };
 
 fn with_threads(count: usize) -> Runtime {
-    Builder::new_multi_thread().worker_threads(count).enable_all().build().expect("a runtime")
+    Builder::new_multi_thread()
+        .worker_threads(count)
+        .enable_all()
+        .build()
+        .expect("a runtime")
 }
 
 #[tokio::test]
@@ -21,14 +26,28 @@ async fn a_store_outlives_the_runtime_on_which_it_was_connected() {
     let redis = Redis::shared().await;
     let first = with_threads(2);
     let url = redis.url().to_owned();
-    let store = first.spawn(async move { RedisStore::connect(&url).await }).await.unwrap().unwrap();
+    let store = first
+        .spawn(async move { RedisStore::connect(&url).await })
+        .await
+        .unwrap()
+        .unwrap();
     let (scope, token) = (scope(), token());
     let key = key(&scope, 1);
     let (held, used) = (key.clone(), store.clone());
-    first.spawn(async move { apply(&used, &held, claim(token)).await }).await.unwrap().unwrap();
+    first
+        .spawn(async move { apply(&used, &held, claim(token)).await })
+        .await
+        .unwrap()
+        .unwrap();
     first.shutdown_background();
-    assert_eq!(until_answered(&store, &key, &complete(token, b"done")).await, HELD);
-    let extend = Operation::Extend { token, lease: Duration::from_secs(30) };
+    assert_eq!(
+        until_answered(&store, &key, &complete(token, b"done")).await,
+        HELD
+    );
+    let extend = Operation::Extend {
+        token,
+        lease: Duration::from_secs(30),
+    };
     assert_eq!(until_answered(&store, &key, &extend).await, HELD);
 }
 

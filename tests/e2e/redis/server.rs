@@ -23,11 +23,18 @@ fn release(token: oncegate_core::record::Token) -> Operation {
 
 fn fail(token: oncegate_core::record::Token) -> Operation {
     let retention = Duration::from_secs(3_600);
-    Operation::Fail { token, reason: "broken".to_owned(), retention }
+    Operation::Fail {
+        token,
+        reason: "broken".to_owned(),
+        retention,
+    }
 }
 
 fn extend(token: oncegate_core::record::Token) -> Operation {
-    Operation::Extend { token, lease: Duration::from_secs(60) }
+    Operation::Extend {
+        token,
+        lease: Duration::from_secs(60),
+    }
 }
 
 fn is_granted(reply: &Result<Reply, StoreError>) -> bool {
@@ -37,18 +44,32 @@ fn is_granted(reply: &Result<Reply, StoreError>) -> bool {
 #[tokio::test]
 async fn scripts_that_vanish_from_under_a_pipeline_are_repaired() {
     let server = RedisServer::start().await;
-    let store = RedisStore::builder(server.url()).scripts_alone().connect().await.unwrap();
+    let store = RedisStore::builder(server.url())
+        .scripts_alone()
+        .connect()
+        .await
+        .unwrap();
     let (hand, scope, token) = (Hand::on(&server).await, scope(), token());
     for round in 0..100 {
         let numbers = (0..300).map(|number| round * 1_000 + number);
-        let claims = numbers.map(|number| Command { key: key(&scope, number), operation: claim(token) });
+        let claims = numbers.map(|number| Command {
+            key: key(&scope, number),
+            operation: claim(token),
+        });
         // Before the batch in even rounds, somewhere within it in odd ones.
         if round % 2 == 0 {
             let () = hand.ask(&["SCRIPT", "FLUSH"]).await;
         }
-        let (replies, ()) = tokio::join!(store.execute(claims.collect()), hand.ask(&["SCRIPT", "FLUSH"]));
+        let (replies, ()) = tokio::join!(
+            store.execute(claims.collect()),
+            hand.ask(&["SCRIPT", "FLUSH"])
+        );
         // None is lost, and none is an error.
-        assert!(replies.iter().all(is_granted), "{:?}", replies.iter().find(|reply| !is_granted(reply)));
+        assert!(
+            replies.iter().all(is_granted),
+            "{:?}",
+            replies.iter().find(|reply| !is_granted(reply))
+        );
     }
 }
 
@@ -57,24 +78,38 @@ async fn a_record_without_an_expiry_is_the_same_to_everything_that_reads_it() {
     let server = RedisServer::start().await;
     let hand = Hand::on(&server).await;
     let builder = RedisStore::builder(server.url());
-    let durability = Durability::Replicas { count: 0, timeout: Duration::from_secs(60) };
+    let durability = Durability::Replicas {
+        count: 0,
+        timeout: Duration::from_secs(60),
+    };
     let durable = builder.clone().durability(durability);
     for builder in [builder.clone(), builder.clone().scripts_alone(), durable] {
         let (store, scope) = (builder.connect().await.unwrap(), scope());
         for (number, name) in (0..).zip(["completed", "failed"]) {
             let (key, owner) = (key(&scope, number), token());
-            let end = || if name == "completed" { complete(owner, b"result") } else { fail(owner) };
+            let end = || {
+                if name == "completed" {
+                    complete(owner, b"result")
+                } else {
+                    fail(owner)
+                }
+            };
             assert!(is_granted(&apply(&store, &key, claim(owner)).await));
             assert_eq!(apply(&store, &key, end()).await.unwrap(), HELD);
             let _: i64 = hand.ask(&["PERSIST", key.as_str()]).await;
             let claimed = apply(&store, &key, claim(token())).await;
             let is_settled = matches!(
                 claimed,
-                Ok(Reply::Verdict { verdict: Verdict::Completed { .. } | Verdict::Failed { .. }, .. })
+                Ok(Reply::Verdict {
+                    verdict: Verdict::Completed { .. } | Verdict::Failed { .. },
+                    ..
+                })
             );
             assert!(is_settled, "{name}: {claimed:?}");
             let snapshot = store.read(vec![key.clone()]).await.remove(0);
-            let snapshot = snapshot.unwrap_or_else(|error| panic!("{name}: {error}")).unwrap();
+            let snapshot = snapshot
+                .unwrap_or_else(|error| panic!("{name}: {error}"))
+                .unwrap();
             assert!(snapshot.record.kept(snapshot.now), "{name}");
             assert_eq!(apply(&store, &key, end()).await.unwrap(), HELD);
         }
@@ -82,10 +117,21 @@ async fn a_record_without_an_expiry_is_the_same_to_everything_that_reads_it() {
         assert!(is_granted(&apply(&store, &key, claim(owner)).await));
         let _: i64 = hand.ask(&["PERSIST", key.as_str()]).await;
         let claimed = apply(&store, &key, claim(token())).await;
-        assert!(matches!(claimed, Err(StoreError::Unreadable { .. })), "{claimed:?}");
+        assert!(
+            matches!(claimed, Err(StoreError::Unreadable { .. })),
+            "{claimed:?}"
+        );
         let snapshot = store.read(vec![key.clone()]).await.remove(0);
-        assert!(matches!(snapshot, Err(StoreError::Unreadable { .. })), "{snapshot:?}");
-        assert_eq!(apply(&store, &key, complete(owner, b"result")).await.unwrap(), HELD);
+        assert!(
+            matches!(snapshot, Err(StoreError::Unreadable { .. })),
+            "{snapshot:?}"
+        );
+        assert_eq!(
+            apply(&store, &key, complete(owner, b"result"))
+                .await
+                .unwrap(),
+            HELD
+        );
         assert!(hand.ask::<i64>(&["PTTL", key.as_str()]).await > 0);
     }
 }
@@ -103,11 +149,17 @@ async fn a_full_server_answers_what_is_settled_and_refuses_new_work() {
 async fn answers_what_is_settled_when_full(server: &Redis, builder: RedisBuilder) {
     let store = builder.connect().await.unwrap();
     let (hand, scope, owner) = (Hand::on(server).await, scope(), token());
-    let [done, completing, releasing, failing, extending, new] = [1, 2, 3, 4, 5, 6].map(|n| key(&scope, n));
+    let [done, completing, releasing, failing, extending, new] =
+        [1, 2, 3, 4, 5, 6].map(|n| key(&scope, n));
     for running in [&done, &completing, &releasing, &failing, &extending] {
         assert!(is_granted(&apply(&store, running, claim(owner)).await));
     }
-    assert_eq!(apply(&store, &done, complete(owner, b"done")).await.unwrap(), HELD);
+    assert_eq!(
+        apply(&store, &done, complete(owner, b"done"))
+            .await
+            .unwrap(),
+        HELD
+    );
 
     let () = hand.ask(&["CONFIG", "SET", "maxmemory", "1mb"]).await;
     let refused = apply(&store, &new, claim(token())).await;
@@ -116,12 +168,34 @@ async fn answers_what_is_settled_when_full(server: &Redis, builder: RedisBuilder
         "{refused:?}"
     );
     let result = b"done".as_slice().into();
-    let settled = Reply::Verdict { verdict: Verdict::Completed { result }, uncompared: false };
+    let settled = Reply::Verdict {
+        verdict: Verdict::Completed { result },
+        uncompared: false,
+    };
     assert_eq!(apply(&store, &done, claim(token())).await.unwrap(), settled);
     let busy = apply(&store, &extending, claim(token())).await.unwrap();
-    assert!(matches!(busy, Reply::Verdict { verdict: Verdict::Busy { .. }, .. }), "{busy:?}");
-    assert!(store.read(vec![done.clone()]).await[0].as_ref().unwrap().is_some());
-    assert!(store.prefetch(vec![done.clone()]).await[0].as_ref().unwrap().is_some());
+    assert!(
+        matches!(
+            busy,
+            Reply::Verdict {
+                verdict: Verdict::Busy { .. },
+                ..
+            }
+        ),
+        "{busy:?}"
+    );
+    assert!(
+        store.read(vec![done.clone()]).await[0]
+            .as_ref()
+            .unwrap()
+            .is_some()
+    );
+    assert!(
+        store.prefetch(vec![done.clone()]).await[0]
+            .as_ref()
+            .unwrap()
+            .is_some()
+    );
     // What runs can end.
     for (key, operation) in [
         (&extending, extend(owner)),
@@ -143,12 +217,27 @@ async fn an_evicting_server_is_refused_until_somebody_accepts_it() {
     let store = RedisStore::connect(server.url()).await.unwrap();
     let refused = store.check().await.unwrap_err();
     assert_eq!(refused.class(), "refused");
-    for named in ["maxmemory-policy", "allkeys-lru", "noeviction", "allow_evicting_policy"] {
+    for named in [
+        "maxmemory-policy",
+        "allkeys-lru",
+        "noeviction",
+        "allow_evicting_policy",
+    ] {
         assert!(refused.to_string().contains(named), "{refused}");
     }
-    let accepting = RedisStore::builder(server.url()).allow_evicting_policy().connect().await.unwrap();
+    let accepting = RedisStore::builder(server.url())
+        .allow_evicting_policy()
+        .connect()
+        .await
+        .unwrap();
     let checkup = accepting.check().await.unwrap();
-    assert!(checkup.warnings.iter().any(|warning| warning.contains("allkeys-lru")), "{checkup:?}");
+    assert!(
+        checkup
+            .warnings
+            .iter()
+            .any(|warning| warning.contains("allkeys-lru")),
+        "{checkup:?}"
+    );
 }
 
 // invariant: garbage-as-answer
@@ -177,14 +266,23 @@ async fn what_is_no_record_is_an_error_and_stays_untouched() {
     let list = key(&scope, 100);
     let () = hand.ask(&["RPUSH", list.as_str(), "foreign"]).await;
     let eternal = key(&scope, 101);
-    let () = hand.ask(&["SET", eternal.as_str(), "S0123.......\u{3}0000000000000000never"]).await;
+    let () = hand
+        .ask(&[
+            "SET",
+            eternal.as_str(),
+            "S0123.......\u{3}0000000000000000never",
+        ])
+        .await;
     keys.push(list);
     for key in &keys {
         let before: Vec<u8> = hand.ask(&["DUMP", key.as_str()]).await;
         let expected = oncegate_core::record::Record {
             expires_at: oncegate_core::record::StoreTime::default(),
             fingerprint: None,
-            state: oncegate_core::record::State::Completed { by: token.tag(), result: b"".as_slice().into() },
+            state: oncegate_core::record::State::Completed {
+                by: token.tag(),
+                result: b"".as_slice().into(),
+            },
         };
         for operation in [
             claim(token),
@@ -196,19 +294,32 @@ async fn what_is_no_record_is_an_error_and_stays_untouched() {
             Operation::Reopen { expected },
         ] {
             let answer = apply(&store, key, operation.clone()).await;
-            assert!(matches!(answer, Err(StoreError::Unreadable { .. })), "{key} {operation:?}: {answer:?}");
+            assert!(
+                matches!(answer, Err(StoreError::Unreadable { .. })),
+                "{key} {operation:?}: {answer:?}"
+            );
         }
         for answer in [
             store.read(vec![key.clone()]).await.remove(0).map(|_| ()),
-            store.prefetch(vec![eternal.clone(), key.clone()]).await.remove(1).map(|_| ()),
+            store
+                .prefetch(vec![eternal.clone(), key.clone()])
+                .await
+                .remove(1)
+                .map(|_| ()),
         ] {
-            assert!(matches!(answer, Err(StoreError::Unreadable { .. })), "{key}: {answer:?}");
+            assert!(
+                matches!(answer, Err(StoreError::Unreadable { .. })),
+                "{key}: {answer:?}"
+            );
         }
         assert_eq!(hand.ask::<Vec<u8>>(&["DUMP", key.as_str()]).await, before);
     }
     // A record that waits for ever would never be taken over.
     let answer = apply(&store, &eternal, claim(token)).await;
-    assert!(matches!(answer, Err(StoreError::Unreadable { .. })), "{answer:?}");
+    assert!(
+        matches!(answer, Err(StoreError::Unreadable { .. })),
+        "{answer:?}"
+    );
 }
 
 // invariant: demoted-server
@@ -218,13 +329,33 @@ async fn a_demoted_primary_answers_nothing() {
     let store = RedisStore::connect(server.url()).await.unwrap();
     let (hand, scope, owner) = (Hand::on(&server).await, scope(), token());
     let keys: Vec<_> = (0..600).map(|number| key(&scope, number)).collect();
-    let complete_all = keys.iter().map(|key| Command { key: key.clone(), operation: complete(owner, b"") });
-    assert!(store.execute(complete_all.collect()).await.iter().all(Result::is_ok));
-    assert!(store.prefetch(keys.clone()).await.iter().all(|answer| matches!(answer, Ok(Some(_)))));
+    let complete_all = keys.iter().map(|key| Command {
+        key: key.clone(),
+        operation: complete(owner, b""),
+    });
+    assert!(
+        store
+            .execute(complete_all.collect())
+            .await
+            .iter()
+            .all(Result::is_ok)
+    );
+    assert!(
+        store
+            .prefetch(keys.clone())
+            .await
+            .iter()
+            .all(|answer| matches!(answer, Ok(Some(_))))
+    );
 
     let () = hand.ask(&["REPLICAOF", "127.0.0.1", "1"]).await;
-    let unavailable = |error: &StoreError| error.class() != "unreadable" && error.class() != "refused";
-    assert!(apply(&store, &keys[0], claim(token())).await.is_err_and(|error| unavailable(&error)));
+    let unavailable =
+        |error: &StoreError| error.class() != "unreadable" && error.class() != "refused";
+    assert!(
+        apply(&store, &keys[0], claim(token()))
+            .await
+            .is_err_and(|error| unavailable(&error))
+    );
     for answer in store.read(keys.clone()).await {
         assert!(answer.is_err_and(|error| unavailable(&error)));
     }
@@ -238,8 +369,15 @@ async fn a_demoted_primary_answers_nothing() {
     for _ in 0..10_000 {
         assert!(apply(&store, &keys[0], claim(token())).await.is_err());
     }
-    let (most, tries) = (10 + 10 * start.elapsed().as_secs(), connections().await - before);
-    assert!(tries <= most, "{tries} connections in {:?}", start.elapsed());
+    let (most, tries) = (
+        10 + 10 * start.elapsed().as_secs(),
+        connections().await - before,
+    );
+    assert!(
+        tries <= most,
+        "{tries} connections in {:?}",
+        start.elapsed()
+    );
 
     let () = hand.ask(&["REPLICAOF", "NO", "ONE"]).await;
     while apply(&store, &keys[0], claim(token())).await.is_err() {
@@ -251,18 +389,28 @@ async fn a_demoted_primary_answers_nothing() {
 async fn who_cannot_connect_is_told_why_but_no_secret() {
     let server = RedisServer::start_with(&["--requirepass", ""]).await;
     let hand = Hand::on(&server).await;
-    let () = hand.ask(&["ACL", "SETUSER", "billing", "on", ">right", "~*", "+@all"]).await;
+    let () = hand
+        .ask(&["ACL", "SETUSER", "billing", "on", ">right", "~*", "+@all"])
+        .await;
     let address = server.url().trim_start_matches("redis://").to_owned();
-    let wrong = RedisStore::connect(&format!("redis://billing:canary@{address}")).await.unwrap_err();
+    let wrong = RedisStore::connect(&format!("redis://billing:canary@{address}"))
+        .await
+        .unwrap_err();
     assert_eq!(wrong.class(), "refused", "{wrong}");
-    let invalid = RedisStore::connect("http://billing:canary@host").await.unwrap_err();
+    let invalid = RedisStore::connect("http://billing:canary@host")
+        .await
+        .unwrap_err();
     assert_eq!(invalid.class(), "refused", "{invalid}");
-    let unreachable = RedisStore::connect("redis://billing:canary@127.0.0.1:1").await.unwrap_err();
+    let unreachable = RedisStore::connect("redis://billing:canary@127.0.0.1:1")
+        .await
+        .unwrap_err();
     assert_eq!(unreachable.class(), "unavailable", "{unreachable}");
     for error in [wrong, invalid, unreachable] {
         assert!(!format!("{error} {error:?}").contains("canary"), "{error}");
     }
-    let right = RedisStore::connect(&format!("redis://billing:right@{address}")).await.unwrap();
+    let right = RedisStore::connect(&format!("redis://billing:right@{address}"))
+        .await
+        .unwrap();
     assert!(!format!("{right:?}").contains("right"));
 }
 
@@ -271,21 +419,45 @@ async fn the_fewest_rights_are_enough() {
     let server = RedisServer::start().await;
     let hand = Hand::on(&server).await;
     let (scope, owner) = (scope(), token());
-    let rules = RedisStore::connect(server.url()).await.unwrap().acl_rules(&scope);
+    let rules = RedisStore::connect(server.url())
+        .await
+        .unwrap()
+        .acl_rules(&scope);
     let rules: Vec<&str> = rules.split(' ').collect();
     let manual = include_str!("../../../docs/REDIS.md");
     let documented = rules.join(" ").replace(scope.as_str(), "billing");
-    assert!(manual.contains(&format!("ACL SETUSER billing on >password {documented}\n")), "{documented}");
-    let () = hand.ask(&[&["ACL", "SETUSER", "billing", "on", ">right"], rules.as_slice()].concat()).await;
+    assert!(
+        manual.contains(&format!("ACL SETUSER billing on >password {documented}\n")),
+        "{documented}"
+    );
+    let () = hand
+        .ask(
+            &[
+                &["ACL", "SETUSER", "billing", "on", ">right"],
+                rules.as_slice(),
+            ]
+            .concat(),
+        )
+        .await;
     let address = server.url().trim_start_matches("redis://").to_owned();
-    let store = RedisStore::connect(&format!("redis://billing:right@{address}")).await.unwrap();
+    let store = RedisStore::connect(&format!("redis://billing:right@{address}"))
+        .await
+        .unwrap();
     store.check().await.unwrap();
-    assert_eq!(store.describe(&scope, None, "descriptor").await.unwrap(), "descriptor");
+    assert_eq!(
+        store.describe(&scope, None, "descriptor").await.unwrap(),
+        "descriptor"
+    );
     let own = key(&scope, 1);
     assert!(is_granted(&apply(&store, &own, claim(owner)).await));
     assert_eq!(apply(&store, &own, extend(owner)).await.unwrap(), HELD);
     assert_eq!(apply(&store, &own, release(owner)).await.unwrap(), HELD);
-    assert!(store.read(vec![own.clone()]).await[0].as_ref().unwrap().is_some());
+    assert!(
+        store.read(vec![own.clone()]).await[0]
+            .as_ref()
+            .unwrap()
+            .is_some()
+    );
     assert_eq!(store.prefetch(vec![own.clone(), own]).await.len(), 2);
     // Another scope's records are out of reach.
     let foreign = key(&crate::hand::scope(), 1);
@@ -299,15 +471,24 @@ async fn a_key_that_is_forbidden_or_no_record_is_no_matter_of_those_it_travels_w
     let server = RedisServer::start().await;
     let hand = Hand::on(&server).await;
     let (scope, owner) = (scope(), token());
-    let rules = RedisStore::connect(server.url()).await.unwrap().acl_rules(&scope);
-    let words = ["ACL", "SETUSER", "billing", "on", ">right"].into_iter().chain(rules.split(' '));
+    let rules = RedisStore::connect(server.url())
+        .await
+        .unwrap()
+        .acl_rules(&scope);
+    let words = ["ACL", "SETUSER", "billing", "on", ">right"]
+        .into_iter()
+        .chain(rules.split(' '));
     let () = hand.ask(&words.collect::<Vec<&str>>()).await;
-    let store =
-        RedisStore::connect(&server.url().replace("redis://", "redis://billing:right@")).await.unwrap();
+    let store = RedisStore::connect(&server.url().replace("redis://", "redis://billing:right@"))
+        .await
+        .unwrap();
     let (spoilt, forbidden) = (key(&scope, 0), key(&crate::hand::scope(), 0));
     let () = hand.ask(&["RPUSH", spoilt.as_str(), "no record"]).await;
     let word = |reply: &Result<Reply, StoreError>| match reply {
-        Ok(Reply::Verdict { verdict: Verdict::Granted(_), .. }) => "granted",
+        Ok(Reply::Verdict {
+            verdict: Verdict::Granted(_),
+            ..
+        }) => "granted",
         Ok(Reply::Applied { recreated: false }) => "held",
         Ok(_) => "something else",
         Err(error) => error.class(),
@@ -315,12 +496,28 @@ async fn a_key_that_is_forbidden_or_no_record_is_no_matter_of_those_it_travels_w
     // The second time, nothing keeps the others from travelling in one call.
     for last in [forbidden, key(&scope, 5)] {
         let keys = [key(&scope, 1), spoilt.clone(), key(&scope, 2), last.clone()];
-        let fate = |sound| if last.scope() == scope.as_str() { sound } else { "refused" };
-        for (operation, sound) in [(claim(owner), "granted"), (complete(owner, b"done"), "held")] {
-            let command = |key: &StoreKey| Command { key: key.clone(), operation: operation.clone() };
+        let fate = |sound| {
+            if last.scope() == scope.as_str() {
+                sound
+            } else {
+                "refused"
+            }
+        };
+        for (operation, sound) in [
+            (claim(owner), "granted"),
+            (complete(owner, b"done"), "held"),
+        ] {
+            let command = |key: &StoreKey| Command {
+                key: key.clone(),
+                operation: operation.clone(),
+            };
             let replies = store.execute(keys.iter().map(command).collect()).await;
             let words: Vec<&str> = replies.iter().map(word).collect();
-            assert_eq!(words, [sound, "unreadable", sound, fate(sound)], "{replies:?}");
+            assert_eq!(
+                words,
+                [sound, "unreadable", sound, fate(sound)],
+                "{replies:?}"
+            );
         }
         let () = hand.ask(&["DEL", keys[0].as_str(), keys[2].as_str()]).await;
     }
@@ -334,12 +531,17 @@ async fn each_right_that_is_missing_is_missed_before_the_first_message() {
     let (scope, all) = (scope(), RedisStore::connect(server.url()).await.unwrap());
     let rules = all.acl_rules(&scope);
     let url = server.url().replace("redis://", "redis://billing:right@");
-    let rights: Vec<&str> = rules.split(' ').filter(|rule| rule.starts_with(['+', '~'])).collect();
+    let rights: Vec<&str> = rules
+        .split(' ')
+        .filter(|rule| rule.starts_with(['+', '~']))
+        .collect();
     assert!(rights.len() > 8);
     for missing in rights {
         let granted = rules.split(' ').filter(|rule| *rule != missing);
-        let words: Vec<&str> =
-            ["ACL", "SETUSER", "billing", "reset", "on", ">right"].into_iter().chain(granted).collect();
+        let words: Vec<&str> = ["ACL", "SETUSER", "billing", "reset", "on", ">right"]
+            .into_iter()
+            .chain(granted)
+            .collect();
         let () = hand.ask(&words).await;
         // Also of the record that the check of the rights writes: it stays for a second.
         let () = hand.ask(&["FLUSHALL"]).await;
@@ -351,10 +553,16 @@ async fn each_right_that_is_missing_is_missed_before_the_first_message() {
         let refused = opened.await.expect_err(missing);
         assert_eq!(refused.class(), "refused", "{missing}: {refused}");
         let left: usize = hand.ask(&["DBSIZE"]).await;
-        assert!(left <= 1, "{missing}: one record at most is left behind, not {left}");
+        assert!(
+            left <= 1,
+            "{missing}: one record at most is left behind, not {left}"
+        );
         // Before the scope is known, the server's own words name the command.
         let connecting = ["+script|load", "+info"].contains(&missing);
-        assert!(connecting || refused.to_string().contains(&rules), "{missing}: {refused}");
+        assert!(
+            connecting || refused.to_string().contains(&rules),
+            "{missing}: {refused}"
+        );
     }
 }
 
@@ -369,8 +577,17 @@ async fn a_completed_key_takes_at_most_150_bytes() {
     let used = async || hand.info("memory", "used_memory").await;
     let complete_some = async |from: u128, to: u128| {
         let numbers = from..to;
-        let commands = numbers.map(|n| Command { key: key(&scope, n), operation: complete(token(), b"") });
-        assert!(store.execute(commands.collect()).await.iter().all(Result::is_ok));
+        let commands = numbers.map(|n| Command {
+            key: key(&scope, n),
+            operation: complete(token(), b""),
+        });
+        assert!(
+            store
+                .execute(commands.collect())
+                .await
+                .iter()
+                .all(Result::is_ok)
+        );
     };
     // Buffers have grown by then.
     complete_some(0, 1_000).await;

@@ -9,16 +9,35 @@ use oncegate_testkit::{Proxy, RedisCluster};
 
 use crate::hand::{Hand, claim, complete, key, scope, token};
 
-async fn replies(store: &RedisStore, scope: &Scope, first: u128, operation: &Operation) -> Vec<Reply> {
-    let command = |number| Command { key: key(scope, number), operation: operation.clone() };
-    let answers = store.execute((first..first + 50).map(command).collect()).await;
+async fn replies(
+    store: &RedisStore,
+    scope: &Scope,
+    first: u128,
+    operation: &Operation,
+) -> Vec<Reply> {
+    let command = |number| Command {
+        key: key(scope, number),
+        operation: operation.clone(),
+    };
+    let answers = store
+        .execute((first..first + 50).map(command).collect())
+        .await;
     answers.into_iter().map(Result::unwrap).collect()
 }
 
 async fn claim_and_complete(store: &RedisStore, scope: &Scope, first: u128) {
     let owner: Token = token();
     for reply in replies(store, scope, first, &claim(owner)).await {
-        assert!(matches!(reply, Reply::Verdict { verdict: Verdict::Granted(_), .. }), "{reply:?}");
+        assert!(
+            matches!(
+                reply,
+                Reply::Verdict {
+                    verdict: Verdict::Granted(_),
+                    ..
+                }
+            ),
+            "{reply:?}"
+        );
     }
     for reply in replies(store, scope, first, &complete(owner, b"done")).await {
         assert_eq!(reply, Reply::Applied { recreated: false });
@@ -34,7 +53,11 @@ async fn after_the_first_refusal_of_keys_in_several_slots_each_key_is_asked_for_
     let store = RedisStore::connect(&proxy.url()).await.unwrap();
     let (hand, scope) = (Hand::on(cluster.node(0)).await, scope());
     claim_and_complete(&store, &scope, 0).await;
-    assert_eq!(hand.errors("CROSSSLOT").await, 1, "the claims of the first batch were sent as one call");
+    assert_eq!(
+        hand.errors("CROSSSLOT").await,
+        1,
+        "the claims of the first batch were sent as one call"
+    );
     claim_and_complete(&store, &scope, 100).await;
     assert_eq!(hand.errors("CROSSSLOT").await, 1);
 }

@@ -6,7 +6,9 @@ use std::time::Duration;
 use oncegate::redis::{RedisBuilder, RedisStore};
 use oncegate_core::rules::{Reply, Verdict};
 use oncegate_core::store::Store;
-use oncegate_testkit::{Certificates, LoopbackPort, RedisCluster, RedisSentinels, RedisServer, until};
+use oncegate_testkit::{
+    Certificates, LoopbackPort, RedisCluster, RedisSentinels, RedisServer, until,
+};
 
 use crate::faults::until_answered;
 use crate::hand::{apply, claim, complete, key, scope, token};
@@ -18,16 +20,27 @@ async fn server(certificates: &Certificates, port: &LoopbackPort) -> RedisServer
     server_with(certificates, port, &[]).await
 }
 
-async fn server_with(certificates: &Certificates, port: &LoopbackPort, more: &[&str]) -> RedisServer {
+async fn server_with(
+    certificates: &Certificates,
+    port: &LoopbackPort,
+    more: &[&str],
+) -> RedisServer {
     let arguments = certificates.redis_arguments(&port.number().to_string());
-    let arguments: Vec<&str> = arguments.iter().map(String::as_str).chain(more.iter().copied()).collect();
+    let arguments: Vec<&str> = arguments
+        .iter()
+        .map(String::as_str)
+        .chain(more.iter().copied())
+        .collect();
     RedisServer::start_with(&arguments).await
 }
 
 // invariant: server-not-trusted
 #[tokio::test]
 async fn a_server_is_believed_when_its_certificate_names_it_and_its_authority_is_known() {
-    let (certificates, port) = (Certificates::for_names("DNS:localhost"), LoopbackPort::reserve());
+    let (certificates, port) = (
+        Certificates::for_names("DNS:localhost"),
+        LoopbackPort::reserve(),
+    );
     let _server = server(&certificates, &port).await;
     let at = |host: &str| format!("rediss://{host}:{}", port.number());
     // Handshakes take their time on a busy machine.
@@ -37,19 +50,45 @@ async fn a_server_is_believed_when_its_certificate_names_it_and_its_authority_is
     let (scope, owner) = (scope(), token());
     let key = key(&scope, 1);
     apply(&store, &key, claim(owner)).await.unwrap();
-    assert_eq!(apply(&store, &key, complete(owner, b"")).await.unwrap(), Reply::Applied { recreated: false });
-    assert!(!store.check().await.unwrap().warnings.iter().any(|warning| warning.contains("plain text")));
+    assert_eq!(
+        apply(&store, &key, complete(owner, b"")).await.unwrap(),
+        Reply::Applied { recreated: false }
+    );
+    assert!(
+        !store
+            .check()
+            .await
+            .unwrap()
+            .warnings
+            .iter()
+            .any(|warning| warning.contains("plain text"))
+    );
 
     // The same server by a name that its certificate does not have.
     let misnamed = known(&at("127.0.0.1")).await.unwrap_err();
-    assert!(misnamed.class() == "refused" && misnamed.to_string().contains("certificate"), "{misnamed}");
+    assert!(
+        misnamed.class() == "refused" && misnamed.to_string().contains("certificate"),
+        "{misnamed}"
+    );
     // The same name from an authority that is not configured.
     let stranger = builder(&at("localhost")).connect().await.unwrap_err();
-    assert!(stranger.class() == "refused" && stranger.to_string().contains("certificate"), "{stranger}");
-    let garbage = builder(&at("localhost")).tls_root("no certificate").connect().await.unwrap_err();
-    assert!(garbage.class() == "refused" && garbage.to_string().contains("tls_root"), "{garbage}");
+    assert!(
+        stranger.class() == "refused" && stranger.to_string().contains("certificate"),
+        "{stranger}"
+    );
+    let garbage = builder(&at("localhost"))
+        .tls_root("no certificate")
+        .connect()
+        .await
+        .unwrap_err();
+    assert!(
+        garbage.class() == "refused" && garbage.to_string().contains("tls_root"),
+        "{garbage}"
+    );
     // Without TLS, nothing is understood.
-    let plain = RedisStore::connect(&at("localhost").replace("rediss", "redis")).await.unwrap_err();
+    let plain = RedisStore::connect(&at("localhost").replace("rediss", "redis"))
+        .await
+        .unwrap_err();
     assert_eq!(plain.class(), "unavailable", "{plain}");
 }
 
@@ -61,7 +100,10 @@ async fn an_expired_certificate_is_named_as_the_reason() {
     let _server = server(&certificates, &port).await;
     let url = format!("rediss://127.0.0.1:{}", port.number());
     let error = builder(&url, &certificates).connect().await.unwrap_err();
-    assert!(error.class() == "refused" && error.to_string().contains("Expired"), "{error}");
+    assert!(
+        error.class() == "refused" && error.to_string().contains("Expired"),
+        "{error}"
+    );
 }
 
 // invariant: rotation-under-load
@@ -74,7 +116,9 @@ async fn the_file_with_the_authority_is_read_for_each_connection() {
     let file = folder.path().join("ca.pem");
     std::fs::write(&file, first.authority()).unwrap();
     let url = format!("rediss://127.0.0.1:{}", port.number());
-    let builder = RedisStore::builder(&url).connect_timeout(LIMIT).tls_root_file(&file);
+    let builder = RedisStore::builder(&url)
+        .connect_timeout(LIMIT)
+        .tls_root_file(&file);
     let store = builder.clone().connect().await.unwrap();
     let (scope, owner) = (scope(), token());
     let key = key(&scope, 1);
@@ -84,25 +128,49 @@ async fn the_file_with_the_authority_is_read_for_each_connection() {
     let hand = crate::hand::Hand::on(&server).await;
     let new = |name: &str| second.file(name).display().to_string();
     let (certificate, secret, authority) = (new("server.pem"), new("server.key"), new("ca.pem"));
-    let files = ["tls-cert-file", &certificate, "tls-key-file", &secret, "tls-ca-cert-file", &authority];
+    let files = [
+        "tls-cert-file",
+        &certificate,
+        "tls-key-file",
+        &secret,
+        "tls-ca-cert-file",
+        &authority,
+    ];
     let () = hand.ask(&[&["CONFIG", "SET"][..], &files].concat()).await;
-    let ended: u32 = hand.ask(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]).await;
+    let ended: u32 = hand
+        .ask(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"])
+        .await;
     assert!(ended > 0, "the store has connections");
     let refused = async || match store.check().await {
         Err(error) if error.to_string().contains("`tls_root`") => Ok(()),
         other => Err(format!("{other:?}")),
     };
-    until("the former authority to be believed no more", LIMIT, refused).await;
+    until(
+        "the former authority to be believed no more",
+        LIMIT,
+        refused,
+    )
+    .await;
     std::fs::write(file.with_extension("next"), second.authority()).unwrap();
     std::fs::rename(file.with_extension("next"), &file).unwrap();
-    let complete =
-        async || apply(&store, &key, complete(owner, b"")).await.map_err(|error| error.to_string());
+    let complete = async || {
+        apply(&store, &key, complete(owner, b""))
+            .await
+            .map_err(|error| error.to_string())
+    };
     let reply = until("the new authority to be believed", LIMIT, complete).await;
-    assert_eq!(reply, Reply::Applied { recreated: false }, "the claim of before");
+    assert_eq!(
+        reply,
+        Reply::Applied { recreated: false },
+        "the claim of before"
+    );
 
     std::fs::remove_file(&file).unwrap();
     let error = builder.connect().await.unwrap_err().to_string();
-    assert!(error.contains("`tls_root`") && error.contains("ca.pem"), "{error}");
+    assert!(
+        error.contains("`tls_root`") && error.contains("ca.pem"),
+        "{error}"
+    );
 }
 
 /// Nodes and sentinels name each other by address, so that is what their certificates must have.
@@ -133,16 +201,25 @@ async fn a_cluster_is_reached_by_tls_and_so_is_every_node_that_it_names() {
         );
     }
     assert!(store.check().await.unwrap().store.contains("3 primaries"));
-    let stranger =
-        RedisStore::builder(&url).connect_timeout(Duration::from_secs(60)).connect().await.unwrap_err();
-    assert!(stranger.class() == "refused" && stranger.to_string().contains("certificate"), "{stranger}");
+    let stranger = RedisStore::builder(&url)
+        .connect_timeout(Duration::from_secs(60))
+        .connect()
+        .await
+        .unwrap_err();
+    assert!(
+        stranger.class() == "refused" && stranger.to_string().contains("certificate"),
+        "{stranger}"
+    );
 }
 
 #[tokio::test]
 async fn sentinels_and_the_primary_that_they_name_are_reached_by_tls_also_after_a_failover() {
     let certificates = by_address();
     let watched = RedisSentinels::start_tls(&certificates).await;
-    let store = builder(&watched.tls_url(), &certificates).connect().await.unwrap();
+    let store = builder(&watched.tls_url(), &certificates)
+        .connect()
+        .await
+        .unwrap();
     let (scope, owner) = (scope(), token());
     let key = key(&scope, 1);
     until_answered(&store, &key, &claim(owner)).await;
@@ -152,22 +229,39 @@ async fn sentinels_and_the_primary_that_they_name_are_reached_by_tls_also_after_
         Reply::Applied { recreated: false }
     );
     let plain = watched.tls_url().replace("rediss+", "redis+");
-    assert!(RedisStore::connect(&plain).await.is_err(), "without TLS, nothing is understood");
+    assert!(
+        RedisStore::connect(&plain).await.is_err(),
+        "without TLS, nothing is understood"
+    );
 }
 
 #[tokio::test]
 async fn a_password_in_plain_text_to_another_machine_is_warned_about() {
     let server = RedisServer::start_with(&["--requirepass", ""]).await;
     let hand = crate::hand::Hand::on(&server).await;
-    let () = hand.ask(&["ACL", "SETUSER", "billing", "on", ">right", "~*", "+@all"]).await;
+    let () = hand
+        .ask(&["ACL", "SETUSER", "billing", "on", ">right", "~*", "+@all"])
+        .await;
     // A spelling of 127.0.0.1 that does not look like it.
     let url = format!("redis://billing:right@127.1:{}", server.port());
     let store = RedisStore::connect(&url).await.unwrap();
     let warnings = store.check().await.unwrap().warnings;
-    assert!(warnings.iter().any(|warning| warning.contains("plain text")), "{warnings:?}");
-    let local = RedisStore::connect(&url.replace("127.1:", "127.0.0.1:")).await.unwrap();
+    assert!(
+        warnings
+            .iter()
+            .any(|warning| warning.contains("plain text")),
+        "{warnings:?}"
+    );
+    let local = RedisStore::connect(&url.replace("127.1:", "127.0.0.1:"))
+        .await
+        .unwrap();
     let warnings = local.check().await.unwrap().warnings;
-    assert!(!warnings.iter().any(|warning| warning.contains("plain text")), "{warnings:?}");
+    assert!(
+        !warnings
+            .iter()
+            .any(|warning| warning.contains("plain text")),
+        "{warnings:?}"
+    );
 }
 
 #[tokio::test]
@@ -187,9 +281,13 @@ async fn a_server_that_demands_a_certificate_of_its_clients_gets_one() {
         let error = refused.connect().await.unwrap_err();
         assert!(error.to_string().contains("tls_client"), "{error}");
     }
-    let garbage = builder(&url, &certificates).tls_client(certificates.file("ca.pem"), "missing.key");
+    let garbage =
+        builder(&url, &certificates).tls_client(certificates.file("ca.pem"), "missing.key");
     let error = garbage.connect().await.unwrap_err().to_string();
-    assert!(error.contains("tls_client") && error.contains("missing.key"), "{error}");
+    assert!(
+        error.contains("tls_client") && error.contains("missing.key"),
+        "{error}"
+    );
 }
 
 // invariant: rotation-under-load
@@ -197,7 +295,9 @@ async fn a_server_that_demands_a_certificate_of_its_clients_gets_one() {
 async fn a_password_that_changes_under_load_loses_nothing() {
     let server = RedisServer::start().await;
     let hand = crate::hand::Hand::on(&server).await;
-    let () = hand.ask(&["ACL", "SETUSER", "billing", "on", ">first", "~*", "+@all"]).await;
+    let () = hand
+        .ask(&["ACL", "SETUSER", "billing", "on", ">first", "~*", "+@all"])
+        .await;
     let folder = tempfile::tempdir().unwrap();
     let password = folder.path().join("password");
     std::fs::write(&password, "first\n").unwrap();
@@ -211,7 +311,10 @@ async fn a_password_that_changes_under_load_loses_nothing() {
             let (key, owner) = (key(&scope, number), token());
             for operation in [claim(owner), complete(owner, b"done")] {
                 until("an answer", LIMIT, async || {
-                    apply(&store, &key, operation.clone()).await.map(drop).map_err(|error| error.to_string())
+                    apply(&store, &key, operation.clone())
+                        .await
+                        .map(drop)
+                        .map_err(|error| error.to_string())
                 })
                 .await;
             }
@@ -222,16 +325,26 @@ async fn a_password_that_changes_under_load_loses_nothing() {
     };
     let more = async || {
         let target = done.load(Ordering::Relaxed) + 10;
-        until("more records", LIMIT, async || match done.load(Ordering::Relaxed) {
-            done if done >= target => Ok(()),
-            done => Err(format!("{done} of {target}")),
+        until("more records", LIMIT, async || {
+            match done.load(Ordering::Relaxed) {
+                done if done >= target => Ok(()),
+                done => Err(format!("{done} of {target}")),
+            }
         })
         .await;
     };
     let rotate = async {
         more().await;
         for next in ["second", "third"] {
-            let () = hand.ask(&["ACL", "SETUSER", "billing", "resetpass", &format!(">{next}")]).await;
+            let () = hand
+                .ask(&[
+                    "ACL",
+                    "SETUSER",
+                    "billing",
+                    "resetpass",
+                    &format!(">{next}"),
+                ])
+                .await;
             // Every connection ends, so each one that follows needs the password of that time.
             let ended: u32 = hand.ask(&["CLIENT", "KILL", "USER", "billing"]).await;
             assert!(ended > 0, "the store has connections");
@@ -248,8 +361,19 @@ async fn a_password_that_changes_under_load_loses_nothing() {
     };
     let (count, ()) = tokio::join!(load, rotate);
     for number in 0..count {
-        let reply = apply(&store, &key(&scope, number), claim(token())).await.unwrap();
-        let completed = Verdict::Completed { result: b"done".as_slice().into() };
-        assert_eq!(reply, Reply::Verdict { verdict: completed, uncompared: false }, "{number}");
+        let reply = apply(&store, &key(&scope, number), claim(token()))
+            .await
+            .unwrap();
+        let completed = Verdict::Completed {
+            result: b"done".as_slice().into(),
+        };
+        assert_eq!(
+            reply,
+            Reply::Verdict {
+                verdict: completed,
+                uncompared: false
+            },
+            "{number}"
+        );
     }
 }

@@ -25,8 +25,13 @@ struct Case {
 }
 
 fn bytes(digits: &str) -> Vec<u8> {
-    let pairs = digits.as_bytes().chunks(2).map(|pair| std::str::from_utf8(pair).unwrap());
-    pairs.map(|pair| u8::from_str_radix(pair, 16).unwrap()).collect()
+    let pairs = digits
+        .as_bytes()
+        .chunks(2)
+        .map(|pair| std::str::from_utf8(pair).unwrap());
+    pairs
+        .map(|pair| u8::from_str_radix(pair, 16).unwrap())
+        .collect()
 }
 
 async fn compare(format: &str, read: impl Fn(&str) -> SchemaFormat) {
@@ -44,7 +49,10 @@ async fn compare(format: &str, read: impl Fn(&str) -> SchemaFormat) {
         let format = Arc::new(read(&line.schema));
         for case in line.documents {
             let key: Key = serde_json::from_value(case.key.clone()).unwrap();
-            let key = key.format(Arc::clone(&format) as Arc<_>).compile(&scope).unwrap();
+            let key = key
+                .format(Arc::clone(&format) as Arc<_>)
+                .compile(&scope)
+                .unwrap();
             let payload = bytes(&case.payload);
             let ours = match key.derive("orders", &KeyInput::payload(&payload)) {
                 Ok(key) => key.to_string(),
@@ -73,7 +81,10 @@ async fn avro_documents_have_the_keys_of_their_json() {
 
 #[tokio::test]
 async fn protobuf_documents_have_the_keys_of_their_json() {
-    compare("protobuf", |source| SchemaFormat::protobuf(source, Some("shop.Order")).unwrap()).await;
+    compare("protobuf", |source| {
+        SchemaFormat::protobuf(source, Some("shop.Order")).unwrap()
+    })
+    .await;
 }
 
 #[tokio::test]

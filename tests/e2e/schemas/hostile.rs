@@ -21,8 +21,17 @@ const RECURSIVE: &str = r#"{"type": "record", "name": "Node", "fields": [
 fn keys(format: &Arc<SchemaFormat>) -> [CompiledKey; 3] {
     let scope = Scope::new("billing").unwrap();
     let limit = 64 * 1024;
-    [Key::json(["order_id"]), Key::json(["nodes.0.order_id", "by_name"]), Key::payload()]
-        .map(|key| key.max_payload_bytes(limit).format(Arc::clone(format) as Arc<_>).compile(&scope).unwrap())
+    [
+        Key::json(["order_id"]),
+        Key::json(["nodes.0.order_id", "by_name"]),
+        Key::payload(),
+    ]
+    .map(|key| {
+        key.max_payload_bytes(limit)
+            .format(Arc::clone(format) as Arc<_>)
+            .compile(&scope)
+            .unwrap()
+    })
 }
 
 /// Derives from random bytes, and from mutants of what has had a key.
@@ -41,7 +50,9 @@ fn fuzz_prepared(format: &Arc<SchemaFormat>, seeds: &[Vec<u8>]) {
     for _ in 0..ROUNDS {
         let mut payload = if random.u8(..4) == 0 || corpus.is_empty() {
             let length = random.usize(..64);
-            std::iter::repeat_with(|| random.u8(..)).take(length).collect()
+            std::iter::repeat_with(|| random.u8(..))
+                .take(length)
+                .collect()
         } else {
             corpus[random.usize(..corpus.len())].clone()
         };
@@ -59,7 +70,10 @@ fn fuzz_prepared(format: &Arc<SchemaFormat>, seeds: &[Vec<u8>]) {
             corpus.push(payload);
         }
     }
-    assert!(corpus.len() > seeds.len(), "seed {seed}: nothing but errors");
+    assert!(
+        corpus.len() > seeds.len(),
+        "seed {seed}: nothing but errors"
+    );
 }
 
 fn mutate(payload: &mut Vec<u8>, random: &mut fastrand::Rng) {
@@ -85,9 +99,14 @@ fn no_bytes_break_the_avro_decoder() {
 
 #[test]
 fn no_bytes_break_the_protobuf_decoder() {
-    let source = std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("schemas/shop.proto"));
-    let order = b"\x0a\x03A-7\x10\x05\x2a\x03\x01\x02\x03\x32\x05\x0a\x01a\x10\x01\x5a\x02\x08\x01".to_vec();
-    fuzz(SchemaFormat::protobuf(&source.unwrap(), Some("shop.Order")).unwrap(), &[order]);
+    let source =
+        std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("schemas/shop.proto"));
+    let order = b"\x0a\x03A-7\x10\x05\x2a\x03\x01\x02\x03\x32\x05\x0a\x01a\x10\x01\x5a\x02\x08\x01"
+        .to_vec();
+    fuzz(
+        SchemaFormat::protobuf(&source.unwrap(), Some("shop.Order")).unwrap(),
+        &[order],
+    );
 }
 
 #[tokio::test]
@@ -114,9 +133,15 @@ async fn no_bytes_break_the_framings_of_a_registry() {
 fn no_bytes_break_the_encodings() {
     let order = br#"{"order_id": 7}"#.to_vec();
     fuzz(SchemaFormat::json(), &[order]);
-    fuzz(SchemaFormat::json().encodings([Encoding::Base64]), &[b"eyJvcmRlcl9pZCI6IDd9".to_vec()]);
+    fuzz(
+        SchemaFormat::json().encodings([Encoding::Base64]),
+        &[b"eyJvcmRlcl9pZCI6IDd9".to_vec()],
+    );
     let zstd = b"\x28\xb5\x2f\xfd\x20\x0f\x79\0\0{\"order_id\": 7}".to_vec();
     fuzz(SchemaFormat::json().encodings([Encoding::Zstd]), &[zstd]);
     let gzip = b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x02\x03\xabV\xca/JI-\x8a\xcfLQ\xb2R0\xaf\x05\x00\xf981h\x0f\x00\x00\x00";
-    fuzz(SchemaFormat::json().encodings([Encoding::Gzip]), &[gzip.to_vec()]);
+    fuzz(
+        SchemaFormat::json().encodings([Encoding::Gzip]),
+        &[gzip.to_vec()],
+    );
 }

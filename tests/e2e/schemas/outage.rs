@@ -22,7 +22,11 @@ async fn messages_wait_while_the_registry_is_away() {
 
     let url = registry.url_at(&proxy.address().to_string());
     let format = Arc::new(SchemaFormat::registry(Registry::new(&url)).unwrap());
-    let gate = Gate::new(unique("outage"), Key::json(["order_id"]).format(format), MemoryStore::new());
+    let gate = Gate::new(
+        unique("outage"),
+        Key::json(["order_id"]).format(format),
+        MemoryStore::new(),
+    );
     let runs = Arc::new(AtomicUsize::new(0));
     let counted = Arc::clone(&runs);
     let handler = move |_: Message, _: Attempt| {
@@ -36,12 +40,17 @@ async fn messages_wait_while_the_registry_is_away() {
     let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
     let running = tokio::spawn(consumer.run_until(async { _ = stopped.await }));
 
-    until("the outage", LIMIT, async || away(&monitor).ok_or_else(|| "no failure".to_owned())).await;
-    until(
-        "health",
-        LIMIT,
-        async || if monitor.health().is_ready() { Err("ready".to_owned()) } else { Ok(()) },
-    )
+    until("the outage", LIMIT, async || {
+        away(&monitor).ok_or_else(|| "no failure".to_owned())
+    })
+    .await;
+    until("health", LIMIT, async || {
+        if monitor.health().is_ready() {
+            Err("ready".to_owned())
+        } else {
+            Ok(())
+        }
+    })
     .await;
     assert_eq!(runs.load(SeqCst), 0);
     proxy.set(ProxyMode::Pass);
@@ -52,14 +61,19 @@ async fn messages_wait_while_the_registry_is_away() {
     until("all runs", LIMIT, handled).await;
     assert_eq!(away(&monitor), None);
     stop.send(()).unwrap();
-    tokio::time::timeout(LIMIT, running).await.expect("it ends in time").unwrap().unwrap();
+    tokio::time::timeout(LIMIT, running)
+        .await
+        .expect("it ends in time")
+        .unwrap()
+        .unwrap();
     assert!(kafka.read_all(&letters).await.is_empty());
 }
 
 /// The error of the registry, if it is a failure of the source that stops the delivery.
 fn away(monitor: &Monitor) -> Option<String> {
     let failures = monitor.status().source.failures;
-    let failure =
-        failures.into_iter().find(|failure| failure.operation == "schema" && failure.stops_delivery);
+    let failure = failures
+        .into_iter()
+        .find(|failure| failure.operation == "schema" && failure.stops_delivery);
     failure.map(|failure| failure.error)
 }

@@ -1,4 +1,5 @@
-//! Topics that the serialisers of confluent-kafka-python have written, with their schemas in a real registry.
+//! Topics that the serialisers of confluent-kafka-python have written, with their schemas in a real
+//! registry.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -16,7 +17,11 @@ use super::produce;
 
 fn key() -> Key {
     use oncegate::core::key::TimeUnit::Millis;
-    Key::json([Field::from("order_id"), Field::path("amount").decimal(), Field::path("at").timestamp(Millis)])
+    Key::json([
+        Field::from("order_id"),
+        Field::path("amount").decimal(),
+        Field::path("at").timestamp(Millis),
+    ])
 }
 
 fn compiled(key: &Key) -> CompiledKey {
@@ -40,17 +45,27 @@ async fn has_the_keys_of_json(kind: &str, kinds: &[&str]) {
     assert_eq!(messages.len(), twins.len());
     for (message, twin) in messages.iter().zip(&twins) {
         let input = KeyInput::payload(message.payload().unwrap());
-        assert!(input.payload().is_some_and(|payload| payload.starts_with(&[0])), "it is not framed");
+        assert!(
+            input
+                .payload()
+                .is_some_and(|payload| payload.starts_with(&[0])),
+            "it is not framed"
+        );
         framed.prepare(&input).await.unwrap();
         let expected = json.derive(&topic, &KeyInput::payload(twin));
         assert_eq!(framed.derive(&topic, &input), expected, "{twin}");
-        // Newer serialisers put the same bytes into a header: of Protobuf, with the indexes of the second message.
+        // Newer serialisers put the same bytes into a header: of Protobuf, with the indexes of the
+        // second message.
         let length = if kinds == ["protobuf"] { 7 } else { 5 };
         let (name, rest) = message.payload().unwrap().split_at(length);
         let headers = [("__value_schema_id", name)];
         let input = KeyInput::payload(rest).with_headers(&headers);
         framed.prepare(&input).await.unwrap();
-        assert_eq!(framed.derive(&topic, &input), expected, "in a header: {twin}");
+        assert_eq!(
+            framed.derive(&topic, &input),
+            expected,
+            "in a header: {twin}"
+        );
     }
 }
 
@@ -69,7 +84,10 @@ async fn a_reader_schema_counts_for_schemas_of_a_registry() {
     let reader = r#"{"type": "record", "name": "Order", "namespace": "shop", "fields": [
         {"name": "orderId", "type": "string", "aliases": ["order_id"]},
         {"name": "currency", "type": "string", "default": "EUR"}]}"#;
-    let format = SchemaFormat::registry(Registry::new(&registry.url())).unwrap().reader(reader).unwrap();
+    let format = SchemaFormat::registry(Registry::new(&registry.url()))
+        .unwrap()
+        .reader(reader)
+        .unwrap();
     let key = compiled(&Key::json(["orderId", "currency"]).format(Arc::new(format)));
     let mut keys = Vec::new();
     for message in kafka.read_all(&topic).await {
@@ -98,7 +116,10 @@ async fn a_schema_that_does_not_exist_is_a_bad_payload() {
     let key = compiled(&key().format(format));
     let payload = [0, 0, 0, 0x42, 0x42, 1, 2, 3];
     let input = KeyInput::payload(&payload);
-    assert_eq!(key.derive("orders", &input).unwrap_err().kind(), "not_prepared");
+    assert_eq!(
+        key.derive("orders", &input).unwrap_err().kind(),
+        "not_prepared"
+    );
     key.prepare(&input).await.unwrap();
     let error = key.derive("orders", &input).unwrap_err();
     assert_eq!(error.kind(), "unknown_schema");
@@ -120,19 +141,28 @@ async fn a_wrong_address_never_makes_a_bad_payload() {
     let registry = SchemaRegistry::start().await;
     let payload = [0, 0, 0, 0, 1, 2];
     let input = KeyInput::payload(&payload);
-    for url in [registry.url().replace("/apis/ccompat/v7", ""), "http://127.0.0.1:1".to_owned()] {
+    for url in [
+        registry.url().replace("/apis/ccompat/v7", ""),
+        "http://127.0.0.1:1".to_owned(),
+    ] {
         let format = Arc::new(SchemaFormat::registry(Registry::new(&url)).unwrap());
         let key = compiled(&key().format(format));
         let error = key.prepare(&input).await.unwrap_err();
         assert!(error.what.contains(&url), "{error}");
-        assert_eq!(key.derive("orders", &input).unwrap_err().kind(), "not_prepared");
+        assert_eq!(
+            key.derive("orders", &input).unwrap_err().kind(),
+            "not_prepared"
+        );
     }
     // Of several addresses, the first that answers counts.
     let urls = format!("http://127.0.0.1:1, {}", registry.url());
     let format = Arc::new(SchemaFormat::registry(Registry::new(&urls)).unwrap());
     let key = compiled(&key().format(format));
     key.prepare(&input).await.unwrap();
-    assert_eq!(key.derive("orders", &input).unwrap_err().kind(), "unknown_schema");
+    assert_eq!(
+        key.derive("orders", &input).unwrap_err().kind(),
+        "unknown_schema"
+    );
 }
 
 #[tokio::test]
@@ -147,14 +177,21 @@ async fn a_registry_with_tls_needs_an_authority_that_is_trusted() {
     };
     let trusted = with_root(certificates.file("ca.pem"));
     trusted.prepare(&input).await.unwrap();
-    assert_eq!(trusted.derive("orders", &input).unwrap_err().kind(), "unknown_schema", "it has answered");
+    assert_eq!(
+        trusted.derive("orders", &input).unwrap_err().kind(),
+        "unknown_schema",
+        "it has answered"
+    );
 
     // Another authority, of the same name: an outage in words, and no bad payload.
     let others = Certificates::for_names("IP:127.0.0.1");
     let stranger = with_root(others.file("ca.pem"));
     let error = stranger.prepare(&input).await.unwrap_err();
     assert!(error.what.contains("certificate"), "{error}");
-    assert_eq!(stranger.derive("orders", &input).unwrap_err().kind(), "not_prepared");
+    assert_eq!(
+        stranger.derive("orders", &input).unwrap_err().kind(),
+        "not_prepared"
+    );
 
     // Without TLS on a port that speaks it.
     let format = SchemaFormat::registry(Registry::new(&url.replace("https:", "http:"))).unwrap();
@@ -165,14 +202,23 @@ async fn a_registry_with_tls_needs_an_authority_that_is_trusted() {
 /// A registry that knows GUIDs, which the real one does not, and asks for a login.
 async fn guids(login: &'static str) -> HttpServer {
     let answer = move |Path(guid): Path<String>, headers: HeaderMap| async move {
-        if headers.get("authorization").is_none_or(|given| given != login) {
-            return (StatusCode::UNAUTHORIZED, r#"{"error_code": 401}"#.to_owned());
+        if headers
+            .get("authorization")
+            .is_none_or(|given| given != login)
+        {
+            return (
+                StatusCode::UNAUTHORIZED,
+                r#"{"error_code": 401}"#.to_owned(),
+            );
         }
         if guid != "00112233-4455-6677-8899-aabbccddeeff" {
             return (StatusCode::NOT_FOUND, r#"{"error_code": 40403}"#.to_owned());
         }
         let schema = r#"{"type": "record", "name": "A", "fields": [{"name": "order_id", "type": "string"}]}"#;
-        (StatusCode::OK, serde_json::json!({ "schema": schema }).to_string())
+        (
+            StatusCode::OK,
+            serde_json::json!({ "schema": schema }).to_string(),
+        )
     };
     HttpServer::start(Router::new().route("/schemas/guids/{guid}", get(answer))).await
 }
@@ -193,11 +239,19 @@ async fn a_header_may_name_a_schema_by_its_guid() {
         } else {
             registry().bearer("secret").unwrap()
         };
-        let key = compiled(&by_id.clone().format(Arc::new(SchemaFormat::registry(logged_in).unwrap())));
+        let key = compiled(
+            &by_id
+                .clone()
+                .format(Arc::new(SchemaFormat::registry(logged_in).unwrap())),
+        );
         key.prepare(&input).await.unwrap();
         assert_eq!(key.derive("orders", &input), twin);
         // A refused login says nothing about the message.
-        let key = compiled(&by_id.clone().format(Arc::new(SchemaFormat::registry(registry()).unwrap())));
+        let key = compiled(
+            &by_id
+                .clone()
+                .format(Arc::new(SchemaFormat::registry(registry()).unwrap())),
+        );
         let error = key.prepare(&input).await.unwrap_err();
         assert!(error.what.contains("401"), "{error}");
         server.stop().await;

@@ -20,9 +20,21 @@ async fn attributes_arrive_as_headers_and_stay_with_a_dead_letter(sqs: &Sqs) {
     let stage = Stage::on(sqs).await;
     let entry = SendMessageBatchRequestEntry::builder()
         .message_body(body(7))
-        .message_attributes("tenant", attribute("String").string_value("acme").build().unwrap())
-        .message_attributes("weight", attribute("Number").string_value("10.50").build().unwrap())
-        .message_attributes("seal", attribute("Binary").binary_value(Blob::new(BINARY)).build().unwrap());
+        .message_attributes(
+            "tenant",
+            attribute("String").string_value("acme").build().unwrap(),
+        )
+        .message_attributes(
+            "weight",
+            attribute("Number").string_value("10.50").build().unwrap(),
+        )
+        .message_attributes(
+            "seal",
+            attribute("Binary")
+                .binary_value(Blob::new(BINARY))
+                .build()
+                .unwrap(),
+        );
     stage.queue.send_in_order(vec![entry]).await;
     let book = Book::new();
     let lines = book.clone();
@@ -33,7 +45,10 @@ async fn attributes_arrive_as_headers_and_stay_with_a_dead_letter(sqs: &Sqs) {
             assert_eq!(message.header("tenant"), Some(&b"acme"[..]));
             assert_eq!(message.header("weight"), Some(&b"10.50"[..]));
             assert_eq!(message.header("seal"), Some(&BINARY[..]));
-            assert_eq!(message.header("AWS.ApproximateReceiveCount"), Some(&b"1"[..]));
+            assert_eq!(
+                message.header("AWS.ApproximateReceiveCount"),
+                Some(&b"1"[..])
+            );
             assert!(message.timestamp_ms().is_some_and(|sent| sent > 0));
             lines.write("seen");
             Err::<(), _>(Failure::permanent("rejected\nby \u{202e}rule"))
@@ -47,17 +62,37 @@ async fn attributes_arrive_as_headers_and_stay_with_a_dead_letter(sqs: &Sqs) {
     stage.queue.until_empty().await;
 
     let dead = stage.dead.take_all().await;
-    let [letter] = &dead[..] else { panic!("{} dead letters", dead.len()) };
+    let [letter] = &dead[..] else {
+        panic!("{} dead letters", dead.len())
+    };
     assert_eq!(letter.body(), Some(&*body(7)));
-    let attributes = letter.message_attributes().expect("a dead letter has attributes");
+    let attributes = letter
+        .message_attributes()
+        .expect("a dead letter has attributes");
     let text = |name: &str| attributes[name].string_value().unwrap_or_default();
-    assert_eq!((text("tenant"), attributes["weight"].data_type()), ("acme", "Number"));
-    assert_eq!(attributes["seal"].binary_value().map(AsRef::as_ref), Some(&BINARY[..]));
-    assert!(text("oncegate-reason").contains("permanent") && text("oncegate-reason").contains("rejected"));
-    assert!(text("oncegate-reason").ends_with("rejected by rule"), "{}", text("oncegate-reason"));
+    assert_eq!(
+        (text("tenant"), attributes["weight"].data_type()),
+        ("acme", "Number")
+    );
+    assert_eq!(
+        attributes["seal"].binary_value().map(AsRef::as_ref),
+        Some(&BINARY[..])
+    );
+    assert!(
+        text("oncegate-reason").contains("permanent")
+            && text("oncegate-reason").contains("rejected")
+    );
+    assert!(
+        text("oncegate-reason").ends_with("rejected by rule"),
+        "{}",
+        text("oncegate-reason")
+    );
     let origin: serde_json::Value = serde_json::from_str(text("oncegate-origin")).unwrap();
     assert_eq!(origin["route"], stage.queue.name());
-    assert_eq!((&origin["cause"], origin["attempts"].as_u64()), (&"permanent".into(), Some(1)));
+    assert_eq!(
+        (&origin["cause"], origin["attempts"].as_u64()),
+        (&"permanent".into(), Some(1))
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -83,7 +118,10 @@ fn envelope(message: &str) -> String {
 async fn an_envelope_of_sns_is_opened_and_what_is_none_is_buried() {
     let stage = Stage::on(&Sqs::shared().await).await;
     // The last one is a duplicate of the first: only what is inside the envelope counts.
-    stage.queue.send([envelope(&body(1)), body(2), "no JSON".to_owned()]).await;
+    stage
+        .queue
+        .send([envelope(&body(1)), body(2), "no JSON".to_owned()])
+        .await;
     let book = Book::new();
     let lines = book.clone();
     let handler = move |message: Message, _: Attempt| {
@@ -95,13 +133,20 @@ async fn an_envelope_of_sns_is_opened_and_what_is_none_is_buried() {
             Ok::<(), Failure>(())
         }
     };
-    let running = stage.start_with(stage.source().body(Body::Sns), handler, |consumer| consumer).await;
+    let running = stage
+        .start_with(stage.source().body(Body::Sns), handler, |consumer| consumer)
+        .await;
     running.watched.until("acks", 3).await;
     let watched = running.stop().await;
     assert_eq!(book.lines(), ["charge 1"]);
     assert_eq!(watched.get("dead_letters", "bad_key"), 2);
-    let mut buried: Vec<_> =
-        stage.dead.take_all().await.into_iter().filter_map(|letter| letter.body).collect();
+    let mut buried: Vec<_> = stage
+        .dead
+        .take_all()
+        .await
+        .into_iter()
+        .filter_map(|letter| letter.body)
+        .collect();
     buried.sort_unstable();
     assert_eq!(buried, ["no JSON".to_owned(), body(2)], "as they came");
 }
@@ -109,11 +154,20 @@ async fn an_envelope_of_sns_is_opened_and_what_is_none_is_buried() {
 #[tokio::test(flavor = "multi_thread")]
 async fn the_same_payload_in_another_envelope_is_a_duplicate() {
     let stage = Stage::on(&Sqs::shared().await).await;
-    let another = envelope(&body(1)).replace("m-1", "m-2").replace("00:00:00", "01:00:00");
+    let another = envelope(&body(1))
+        .replace("m-1", "m-2")
+        .replace("00:00:00", "01:00:00");
     stage.queue.send([envelope(&body(1)), another]).await;
     let clerk = Clerk::new();
-    let running = stage.start_with(stage.source().body(Body::Sns), clerk.clone(), |consumer| consumer).await;
+    let running = stage
+        .start_with(stage.source().body(Body::Sns), clerk.clone(), |consumer| {
+            consumer
+        })
+        .await;
     running.watched.until("acks", 2).await;
     running.stop().await;
-    assert_eq!(clerk.charges(), BTreeMap::from([("charge 1".to_owned(), 1)]));
+    assert_eq!(
+        clerk.charges(),
+        BTreeMap::from([("charge 1".to_owned(), 1)])
+    );
 }

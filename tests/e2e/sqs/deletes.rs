@@ -24,10 +24,21 @@ async fn those_of_a_batch_that_were_not_deleted_are_deleted_again() {
     let clerk = Clerk::waiting();
     let running = stage.start(clerk.clone()).await;
     // All at once, so that batches are whole ones.
-    clerk.book.until("all started", |lines| lines.len() == MESSAGES as usize).await;
+    clerk
+        .book
+        .until("all started", |lines| lines.len() == MESSAGES as usize)
+        .await;
     let before = proxy.entries(DELETE);
     let at = vec![0, 3];
-    proxy.next(3, DELETE, Fault::FailEntries { at, code: "InternalError", senders_fault: false });
+    proxy.next(
+        3,
+        DELETE,
+        Fault::FailEntries {
+            at,
+            code: "InternalError",
+            senders_fault: false,
+        },
+    );
     clerk.open();
     running.watched.until("acks", MESSAGES.into()).await;
     stage.queue.until_empty().await;
@@ -46,14 +57,20 @@ async fn a_delete_whose_answer_is_lost_is_repeated() {
     stage.send(0..10).await;
     let clerk = Clerk::waiting();
     let running = stage.start(clerk.clone()).await;
-    clerk.book.until("all started", |lines| lines.len() == 10).await;
+    clerk
+        .book
+        .until("all started", |lines| lines.len() == 10)
+        .await;
     let (calls, before) = (proxy.calls(DELETE), proxy.entries(DELETE));
     proxy.next(1, DELETE, Fault::LoseReply);
     clerk.open();
     proxy.until_calls(DELETE, calls + 2).await;
     let watched = running.stop().await;
     assert_eq!(proxy.faults_met(), 1);
-    assert!(proxy.entries(DELETE) - before > 10, "those of the lost answer were deleted twice");
+    assert!(
+        proxy.entries(DELETE) - before > 10,
+        "those of the lost answer were deleted twice"
+    );
     stage.queue.until_empty().await;
     assert!(clerk.charges().values().all(|count| *count == 1));
     assert_eq!(watched.get("source_errors", "delete"), 1);
@@ -71,9 +88,15 @@ async fn messages_that_come_one_at_a_time_are_deleted_together() {
     }
     let watched = running.stop().await;
     println!("calls for {MESSAGES} messages: {:?}", proxy.all_calls());
-    assert!(proxy.entries(DELETE) >= u64::from(MESSAGES), "the stop sends the last ones");
+    assert!(
+        proxy.entries(DELETE) >= u64::from(MESSAGES),
+        "the stop sends the last ones"
+    );
     let deletes = proxy.calls(DELETE);
-    assert!(deletes <= u64::from(MESSAGES / 2), "{deletes} calls deleted {MESSAGES} messages");
+    assert!(
+        deletes <= u64::from(MESSAGES / 2),
+        "{deletes} calls deleted {MESSAGES} messages"
+    );
     stage.queue.until_empty().await;
     assert!(clerk.charges().values().all(|count| *count == 1));
     assert_eq!(watched.total("extra_runs"), 0);
@@ -96,22 +119,29 @@ async fn a_message_that_comes_after_its_delete_is_answered_by_its_record() {
     assert_eq!(watched.total("extra_runs"), 0);
 }
 
-/// The first consumer finishes, and cannot delete before the queue shows the message to the second one.
+/// The first consumer finishes, and cannot delete before the queue shows the message to the second
+/// one.
 // invariant: delivered-after-delete
 #[tokio::test(flavor = "multi_thread")]
 async fn a_delete_that_comes_too_late_costs_a_duplicate_and_no_second_effect() {
     let (stage, proxy) = stage_and_proxy().await;
     stage.send([7]).await;
     let (first, second) = (Clerk::waiting(), Clerk::new());
-    // With one place and a message in it no receive is in progress, and none follows: it would get its own message.
+    // With one place and a message in it no receive is in progress, and none follows: it would get
+    // its own message.
     let one_at_a_time = |consumer: Consumer| consumer.concurrency(1);
-    let slow = stage.start_with(stage.source(), first.clone(), one_at_a_time).await;
+    let slow = stage
+        .start_with(stage.source(), first.clone(), one_at_a_time)
+        .await;
     first.book.until_line("start 7").await;
     proxy.every("ReceiveMessage", Fault::Hold);
     proxy.every(DELETE, Fault::Hold);
     first.open();
     slow.watched.until("acks", 1).await;
-    let quick = stage.beside(&Sqs::shared().await).start(second.clone()).await;
+    let quick = stage
+        .beside(&Sqs::shared().await)
+        .start(second.clone())
+        .await;
     quick.watched.until("acks", 1).await;
     stage.queue.until_empty().await;
     proxy.heal();
@@ -130,11 +160,19 @@ async fn throttling_delays_and_loses_nothing() {
     let clerk = Clerk::waiting();
     proxy.next(3, "ReceiveMessage", Fault::Throttle);
     let source = stage.source().visibility(LONG_VISIBILITY);
-    let running = stage.start_with(source, clerk.clone(), |consumer| consumer).await;
+    let running = stage
+        .start_with(source, clerk.clone(), |consumer| consumer)
+        .await;
     // As many as the consumer runs at once; their visibility is extended while they wait.
-    clerk.book.until("all started", |lines| lines.len() == MESSAGES as usize).await;
+    clerk
+        .book
+        .until("all started", |lines| lines.len() == MESSAGES as usize)
+        .await;
     proxy.next(2, "ChangeMessageVisibilityBatch", Fault::Throttle);
-    running.watched.until("sqs_visibility_extensions", 2 * u64::from(MESSAGES)).await;
+    running
+        .watched
+        .until("sqs_visibility_extensions", 2 * u64::from(MESSAGES))
+        .await;
     proxy.next(3, DELETE, Fault::Throttle);
     proxy.next(3, DELETE, Fault::Unavailable);
     clerk.open();
@@ -144,8 +182,19 @@ async fn throttling_delays_and_loses_nothing() {
     assert_eq!(proxy.faults_met(), 3 + 2 + 6);
     assert_eq!(clerk.charges().len(), MESSAGES as usize);
     assert!(clerk.charges().values().all(|count| *count == 1));
-    assert_eq!((watched.get("source_errors", "receive"), watched.get("source_errors", "delete")), (3, 6));
-    for name in ["extra_runs", "sqs_visibility_lost", "sqs_deletes_failed", "dead_letters"] {
+    assert_eq!(
+        (
+            watched.get("source_errors", "receive"),
+            watched.get("source_errors", "delete")
+        ),
+        (3, 6)
+    );
+    for name in [
+        "extra_runs",
+        "sqs_visibility_lost",
+        "sqs_deletes_failed",
+        "dead_letters",
+    ] {
         assert_eq!(watched.total(name), 0, "{name}");
     }
 }
@@ -158,7 +207,11 @@ async fn refused_receives_are_not_repeated_in_a_spin() {
     let (running, started) = (stage.start(Clerk::new()).await, Instant::now());
     proxy.until_calls("ReceiveMessage", 6).await;
     // Five waits that double, from a tenth of a second at the least.
-    assert!(started.elapsed() > Duration::from_secs(3), "after {:?}", started.elapsed());
+    assert!(
+        started.elapsed() > Duration::from_secs(3),
+        "after {:?}",
+        started.elapsed()
+    );
     proxy.heal();
     stage.send([1]).await;
     running.watched.until("acks", 1).await;

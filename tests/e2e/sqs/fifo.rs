@@ -21,7 +21,10 @@ fn by_group(book: &Book) -> BTreeMap<String, Vec<u32>> {
     let mut groups: BTreeMap<String, Vec<u32>> = BTreeMap::new();
     for line in book.lines() {
         let (group, number) = line.split_once(' ').unwrap();
-        groups.entry(group.to_owned()).or_default().push(number.parse().unwrap());
+        groups
+            .entry(group.to_owned())
+            .or_default()
+            .push(number.parse().unwrap());
     }
     groups
 }
@@ -30,11 +33,21 @@ fn by_group(book: &Book) -> BTreeMap<String, Vec<u32>> {
 async fn groups_keep_their_order(sqs: &Sqs, groups: u32, concurrency: u32) -> usize {
     let stage = Stage::fifo_on(sqs).await;
     for n in 0..groups {
-        stage.queue.send_to_group(&format!("g{n}"), (0..EACH).map(|m| body(n * EACH + m))).await;
+        stage
+            .queue
+            .send_to_group(&format!("g{n}"), (0..EACH).map(|m| body(n * EACH + m)))
+            .await;
     }
-    let (book, running_now, most_at_once) =
-        (Book::new(), Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
-    let witnesses = (book.clone(), Arc::clone(&running_now), Arc::clone(&most_at_once));
+    let (book, running_now, most_at_once) = (
+        Book::new(),
+        Arc::new(AtomicUsize::new(0)),
+        Arc::new(AtomicUsize::new(0)),
+    );
+    let witnesses = (
+        book.clone(),
+        Arc::clone(&running_now),
+        Arc::clone(&most_at_once),
+    );
     let handler = move |message: Message, _: Attempt| {
         let (book, running_now, most_at_once) = witnesses.clone();
         async move {
@@ -53,7 +66,10 @@ async fn groups_keep_their_order(sqs: &Sqs, groups: u32, concurrency: u32) -> us
     let numbers = by_group(&book);
     assert_eq!(numbers.len(), groups as usize);
     for n in 0..groups {
-        assert_eq!(numbers[&format!("g{n}")], (n * EACH..(n + 1) * EACH).collect::<Vec<_>>());
+        assert_eq!(
+            numbers[&format!("g{n}")],
+            (n * EACH..(n + 1) * EACH).collect::<Vec<_>>()
+        );
     }
     most_at_once.load(SeqCst)
 }
@@ -68,7 +84,10 @@ async fn groups_keep_their_order_and_run_beside_each_other_on_elasticmq() {
 // invariant: fifo-order
 #[tokio::test(flavor = "multi_thread")]
 async fn groups_keep_their_order_on_moto() {
-    assert_eq!(groups_keep_their_order(Moto::shared().await.sqs(), 3, 1).await, 1);
+    assert_eq!(
+        groups_keep_their_order(Moto::shared().await.sqs(), 3, 1).await,
+        1
+    );
 }
 
 /// The second of three fails for ever. The third must not run before the second is a dead letter.
@@ -76,8 +95,14 @@ async fn groups_keep_their_order_on_moto() {
 #[tokio::test(flavor = "multi_thread")]
 async fn nothing_later_of_a_group_runs_before_its_poison_message_is_buried() {
     let stage = Stage::fifo_on(&Sqs::shared().await).await;
-    stage.queue.send_to_group("poisoned", [1, 2, 3].map(body)).await;
-    stage.queue.send_to_group("healthy", [11, 12, 13].map(body)).await;
+    stage
+        .queue
+        .send_to_group("poisoned", [1, 2, 3].map(body))
+        .await;
+    stage
+        .queue
+        .send_to_group("healthy", [11, 12, 13].map(body))
+        .await;
     let book = Book::new();
     let lines = book.clone();
     let handler = move |message: Message, _: Attempt| {
@@ -85,7 +110,11 @@ async fn nothing_later_of_a_group_runs_before_its_poison_message_is_buried() {
         async move {
             let id = id(&message)?;
             lines.write(format!("{} {id}", group(&message)));
-            if id == 2 { Err(Failure::retry("poison")) } else { Ok(id) }
+            if id == 2 {
+                Err(Failure::retry("poison"))
+            } else {
+                Ok(id)
+            }
         }
     };
     let running = stage.start(handler).await;
@@ -99,6 +128,11 @@ async fn nothing_later_of_a_group_runs_before_its_poison_message_is_buried() {
     assert_eq!(groups["healthy"], [11, 12, 13]);
     assert_eq!(watched.get("dead_letters", "attempts_used_up"), 1);
     let dead = stage.dead.take_all().await;
-    assert_eq!(dead.iter().map(|letter| letter.body().unwrap().to_owned()).collect::<Vec<_>>(), [body(2)]);
+    assert_eq!(
+        dead.iter()
+            .map(|letter| letter.body().unwrap().to_owned())
+            .collect::<Vec<_>>(),
+        [body(2)]
+    );
     stage.queue.until_empty().await;
 }

@@ -17,9 +17,24 @@ async fn each_order_is_charged_once_and_each_message_deleted(sqs: &Sqs, orders: 
     let charges = clerk.charges();
     assert_eq!(charges.len(), orders as usize, "none is lost");
     assert!(charges.values().all(|count| *count == 1), "{charges:?}");
-    let answers = clerk.book.lines().iter().filter(|line| line.starts_with("answer")).count();
-    assert_eq!(answers, (messages - orders) as usize, "duplicates get the stored result");
-    for name in ["extra_runs", "dead_letters", "source_errors", "sqs_visibility_lost", "sqs_deletes_failed"] {
+    let answers = clerk
+        .book
+        .lines()
+        .iter()
+        .filter(|line| line.starts_with("answer"))
+        .count();
+    assert_eq!(
+        answers,
+        (messages - orders) as usize,
+        "duplicates get the stored result"
+    );
+    for name in [
+        "extra_runs",
+        "dead_letters",
+        "source_errors",
+        "sqs_visibility_lost",
+        "sqs_deletes_failed",
+    ] {
         assert_eq!(watched.total(name), 0, "{name}");
     }
 }

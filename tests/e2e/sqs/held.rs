@@ -8,8 +8,8 @@ use crate::stage::{Clerk, LONG_VISIBILITY, Stage, VISIBILITY};
 const EXTEND: &str = "ChangeMessageVisibilityBatch";
 const DELETE: &str = "DeleteMessageBatch";
 
-/// How many extensions of one message show that it was held beyond its first visibility timeout: each comes
-/// after half of it.
+/// How many extensions of one message show that it was held beyond its first visibility timeout:
+/// each comes after half of it.
 const EXTENSIONS: u64 = 4;
 
 async fn a_long_handler_keeps_its_message(sqs: &Sqs) {
@@ -18,13 +18,22 @@ async fn a_long_handler_keeps_its_message(sqs: &Sqs) {
     let clerk = Clerk::waiting();
     let running = stage.start(clerk.clone()).await;
     clerk.book.until_line("start 7").await;
-    running.watched.until("sqs_visibility_extensions", EXTENSIONS).await;
-    assert!(stage.queue.receive(VISIBILITY).await.is_empty(), "no other consumer receives it");
+    running
+        .watched
+        .until("sqs_visibility_extensions", EXTENSIONS)
+        .await;
+    assert!(
+        stage.queue.receive(VISIBILITY).await.is_empty(),
+        "no other consumer receives it"
+    );
     clerk.open();
     running.watched.until("acks", 1).await;
     let watched = running.stop().await;
     assert_eq!(clerk.book.lines(), ["start 7", "charge 7"]);
-    assert_eq!(watched.total("extra_runs") + watched.total("sqs_visibility_lost"), 0);
+    assert_eq!(
+        watched.total("extra_runs") + watched.total("sqs_visibility_lost"),
+        0
+    );
     stage.queue.until_empty().await;
 }
 
@@ -55,7 +64,10 @@ async fn a_handler_that_blocks_its_thread_keeps_its_message() {
     running.watched.until("acks", 2).await;
     let watched = running.stop().await;
     assert_eq!(watched.get("handler_runs", "succeeded"), 2);
-    assert_eq!(watched.total("extra_runs") + watched.total("sqs_visibility_lost"), 0);
+    assert_eq!(
+        watched.total("extra_runs") + watched.total("sqs_visibility_lost"),
+        0
+    );
     stage.queue.until_empty().await;
 }
 
@@ -68,13 +80,32 @@ async fn extensions_go_in_batches_and_a_part_that_fails_is_repeated_in_time() {
     stage.send(0..20).await;
     let clerk = Clerk::waiting();
     let at = vec![0, 4];
-    proxy.next(2, EXTEND, Fault::FailEntries { at, code: "InternalError", senders_fault: false });
+    proxy.next(
+        2,
+        EXTEND,
+        Fault::FailEntries {
+            at,
+            code: "InternalError",
+            senders_fault: false,
+        },
+    );
     let source = stage.source().visibility(LONG_VISIBILITY);
-    let running = stage.start_with(source, clerk.clone(), |consumer| consumer).await;
-    running.watched.until("sqs_visibility_extensions", MESSAGES * EXTENSIONS).await;
-    assert!(stage.queue.receive(VISIBILITY).await.is_empty(), "all of them are still held");
+    let running = stage
+        .start_with(source, clerk.clone(), |consumer| consumer)
+        .await;
+    running
+        .watched
+        .until("sqs_visibility_extensions", MESSAGES * EXTENSIONS)
+        .await;
+    assert!(
+        stage.queue.receive(VISIBILITY).await.is_empty(),
+        "all of them are still held"
+    );
     let (calls, entries) = (proxy.calls(EXTEND), proxy.entries(EXTEND));
-    assert!(calls * 3 < entries, "{entries} extensions took {calls} calls");
+    assert!(
+        calls * 3 < entries,
+        "{entries} extensions took {calls} calls"
+    );
     clerk.open();
     running.watched.until("acks", MESSAGES).await;
     let watched = running.stop().await;
@@ -83,7 +114,8 @@ async fn extensions_go_in_batches_and_a_part_that_fails_is_repeated_in_time() {
     assert_eq!(watched.get("claims", "completed"), 0, "none came again");
 }
 
-/// The queue reports an invalid receipt handle: another consumer has the message, or will receive it.
+/// The queue reports an invalid receipt handle: another consumer has the message, or will receive
+/// it.
 // invariant: delete-after-loss
 #[tokio::test(flavor = "multi_thread")]
 async fn a_message_that_is_lost_in_mid_handler_is_cancelled_and_not_deleted() {
@@ -96,12 +128,22 @@ async fn a_message_that_is_lost_in_mid_handler_is_cancelled_and_not_deleted() {
     clerk.book.until_line("start 7").await;
     let deletes = proxy.calls(DELETE);
     let code = "ReceiptHandleIsInvalid";
-    proxy.next(1, EXTEND, Fault::FailEntries { at: vec![0], code, senders_fault: true });
+    proxy.next(
+        1,
+        EXTEND,
+        Fault::FailEntries {
+            at: vec![0],
+            code,
+            senders_fault: true,
+        },
+    );
     clerk.book.until_line("cancelled 7").await;
     // It comes again when the visibility timeout that was not extended is over.
     clerk
         .book
-        .until("started again", |lines| lines.iter().filter(|line| *line == "start 7").count() == 2)
+        .until("started again", |lines| {
+            lines.iter().filter(|line| *line == "start 7").count() == 2
+        })
         .await;
     assert_eq!(proxy.calls(DELETE), deletes, "what is lost is not deleted");
     clerk.open();
@@ -112,8 +154,8 @@ async fn a_message_that_is_lost_in_mid_handler_is_cancelled_and_not_deleted() {
     stage.queue.until_empty().await;
 }
 
-/// No extension gets through. The handler must be cancelled before the queue shows the message to the second
-/// consumer, and the first must leave it alone from then on.
+/// No extension gets through. The handler must be cancelled before the queue shows the message to
+/// the second consumer, and the first must leave it alone from then on.
 // invariant: delete-after-loss
 #[tokio::test(flavor = "multi_thread")]
 async fn a_worker_that_cannot_extend_gives_way_before_the_next_one_runs() {
@@ -126,7 +168,9 @@ async fn a_worker_that_cannot_extend_gives_way_before_the_next_one_runs() {
     second.book = first.book.clone();
     // With one place and a message in it, no receive is in progress.
     let one_at_a_time = |consumer: Consumer| consumer.concurrency(1);
-    let cut_off = stage.start_with(stage.source(), first.clone(), one_at_a_time).await;
+    let cut_off = stage
+        .start_with(stage.source(), first.clone(), one_at_a_time)
+        .await;
     first.book.until_line("start 7").await;
     proxy.every(EXTEND, Fault::Hold);
     proxy.every("ReceiveMessage", Fault::Hold);
@@ -137,13 +181,17 @@ async fn a_worker_that_cannot_extend_gives_way_before_the_next_one_runs() {
     proxy.heal();
     let cut_off = cut_off.stop().await;
     next.stop().await;
-    assert_eq!(proxy.entries(DELETE), deletes, "the first has deleted nothing");
+    assert_eq!(
+        proxy.entries(DELETE),
+        deletes,
+        "the first has deleted nothing"
+    );
     assert_eq!(cut_off.total("sqs_visibility_lost"), 1);
     stage.queue.until_empty().await;
 }
 
-/// Another worker has the key. Returning the message again and again would use up its receives, and the redrive
-/// policy would take a healthy message.
+/// Another worker has the key. Returning the message again and again would use up its receives, and
+/// the redrive policy would take a healthy message.
 // invariant: busy-returned-to-queue
 #[tokio::test(flavor = "multi_thread")]
 async fn a_busy_message_waits_without_using_up_its_receives() {
@@ -154,17 +202,32 @@ async fn a_busy_message_waits_without_using_up_its_receives() {
     let clerk = Clerk::waiting();
     // The owner has one place, and it is taken: the duplicate goes to the other one.
     let one_at_a_time = |consumer: Consumer| consumer.concurrency(1);
-    let owner = stage.start_with(stage.source(), clerk.clone(), one_at_a_time).await;
+    let owner = stage
+        .start_with(stage.source(), clerk.clone(), one_at_a_time)
+        .await;
     clerk.book.until_line("start 7").await;
     stage.send([7]).await;
     let other = stage.start(clerk.clone()).await;
-    other.watched.until("sqs_visibility_extensions", EXTENSIONS * 2).await;
-    assert!(other.watched.get("claims", "busy") > 1, "it has asked again and again");
+    other
+        .watched
+        .until("sqs_visibility_extensions", EXTENSIONS * 2)
+        .await;
+    assert!(
+        other.watched.get("claims", "busy") > 1,
+        "it has asked again and again"
+    );
     clerk.open();
     other.watched.until("acks", 1).await;
     other.stop().await;
     owner.stop().await;
-    assert_eq!(clerk.book.lines(), ["start 7", "charge 7", "answer 7, receive 1"]);
+    assert_eq!(
+        clerk.book.lines(),
+        ["start 7", "charge 7", "answer 7, receive 1"]
+    );
     stage.queue.until_empty().await;
-    assert_eq!(stage.dead.depth().await.total(), 0, "the redrive policy took nothing");
+    assert_eq!(
+        stage.dead.depth().await.total(),
+        0,
+        "the redrive policy took nothing"
+    );
 }

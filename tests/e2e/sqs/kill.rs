@@ -20,29 +20,50 @@ async fn nothing_of_a_queue_is_lost_and_every_second_effect_is_explained_by_a_ki
         let order = if n < ORDERS { n } else { rng.usize(..ORDERS) };
         format!(r#"{{"order":"{order}","n":{n}}}"#)
     };
-    queue.send((0..MESSAGES).map(body).collect::<Vec<String>>()).await;
+    queue
+        .send((0..MESSAGES).map(body).collect::<Vec<String>>())
+        .await;
 
     let folder = tempfile::tempdir().unwrap();
     let ledger = Ledger::open(folder.path().join("ledger"));
-    let (store, scope, path) = (redis.url().to_owned(), unique("kill"), ledger.path().display().to_string());
+    let (store, scope, path) = (
+        redis.url().to_owned(),
+        unique("kill"),
+        ledger.path().display().to_string(),
+    );
     let arguments = vec![store, scope, path, "sqs".to_owned(), queue.url().to_owned()];
-    let credentials = [("AWS_ACCESS_KEY_ID", "none"), ("AWS_SECRET_ACCESS_KEY", "none")];
+    let credentials = [
+        ("AWS_ACCESS_KEY_ID", "none"),
+        ("AWS_SECRET_ACCESS_KEY", "none"),
+    ];
     let mut workers = Workers::of(env!("CARGO_BIN_EXE_worker"), arguments).env(&credentials);
     (0..WORKERS).for_each(|_| workers.start());
 
     for n in 0..KILLS {
         // Some time after the last kill, while there is still enough left to do.
         let at = ORDERS * (n + 1) / (KILLS + 2) + rng.usize(..ORDERS / 40);
-        workers.until(&ledger, async |effects| if effects >= at { Ok(()) } else { Err(()) }).await;
+        workers
+            .until(
+                &ledger,
+                async |effects| if effects >= at { Ok(()) } else { Err(()) },
+            )
+            .await;
         workers.replace_one(&mut rng);
     }
     workers
         .until(&ledger, async |effects| {
             let left = queue.depth().await.total();
-            if effects >= ORDERS && left == 0 { Ok(()) } else { Err(left) }
+            if effects >= ORDERS && left == 0 {
+                Ok(())
+            } else {
+                Err(left)
+            }
         })
         .await;
-    let explained =
-        workers.explained(&ledger, (0..ORDERS).map(|order| order.to_string()), &format!("seed {seed}"));
+    let explained = workers.explained(
+        &ledger,
+        (0..ORDERS).map(|order| order.to_string()),
+        &format!("seed {seed}"),
+    );
     println!("{KILLS} kills, lost 0, second effects {explained}, each explained by a kill");
 }

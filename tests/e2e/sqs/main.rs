@@ -1,5 +1,9 @@
 //! The SQS source on real servers: `ElasticMQ`, and moto as a second opinion.
-#![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test that cannot go on has failed")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::indexing_slicing,
+    reason = "a test that cannot go on has failed"
+)]
 
 mod stage;
 

@@ -23,8 +23,14 @@ async fn a_killed_queue_server_is_waited_for_and_nothing_is_lost() {
     stage.queue.until_empty().await;
     let watched = running.stop().await;
     assert_eq!(clerk.charges().len(), MESSAGES as usize, "none is lost");
-    assert!(clerk.charges().values().all(|count| *count == 1), "none is charged twice");
-    assert_eq!(watched.total("extra_runs") + watched.total("dead_letters"), 0);
+    assert!(
+        clerk.charges().values().all(|count| *count == 1),
+        "none is charged twice"
+    );
+    assert_eq!(
+        watched.total("extra_runs") + watched.total("dead_letters"),
+        0
+    );
 }
 
 /// Nothing is received that could not be handled, and what is held stays held.
@@ -38,7 +44,11 @@ async fn while_the_store_is_away_nothing_is_received_and_what_is_held_stays() {
     let stage = Stage::on(&sqs).await.with_redis(&redis).through(&proxy);
     stage.queue.redrive_to(&stage.dead, 2).await;
     let clerk = Clerk::new();
-    let running = stage.start_with(stage.source(), clerk.clone(), |consumer| consumer.concurrency(4)).await;
+    let running = stage
+        .start_with(stage.source(), clerk.clone(), |consumer| {
+            consumer.concurrency(4)
+        })
+        .await;
     stage.send(0..10).await;
     running.watched.until("acks", 10).await;
     redis.kill();
@@ -49,13 +59,21 @@ async fn while_the_store_is_away_nothing_is_received_and_what_is_held_stays() {
     let receives = proxy.calls("ReceiveMessage");
     stage.queue.until("held", |depth| depth.in_flight > 0).await;
     running.watched.until("sqs_visibility_extensions", 24).await;
-    assert_eq!(proxy.calls("ReceiveMessage"), receives, "{VISIBILITY:?} and more without a receive");
+    assert_eq!(
+        proxy.calls("ReceiveMessage"),
+        receives,
+        "{VISIBILITY:?} and more without a receive"
+    );
     redis.start_again().await;
     running.watched.until("acks", MESSAGES.into()).await;
     running.stop().await;
     assert_eq!(clerk.charges().len(), MESSAGES as usize);
     assert!(clerk.charges().values().all(|count| *count == 1));
-    assert_eq!(stage.dead.depth().await.total(), 0, "the redrive policy took nothing");
+    assert_eq!(
+        stage.dead.depth().await.total(),
+        0,
+        "the redrive policy took nothing"
+    );
     assert_eq!(stage.queue.depth().await.total(), 0);
 }
 
@@ -75,7 +93,8 @@ async fn a_handler_of_a_queue_that_ends_during_an_outage_longer_than_its_lease_r
             async move {
                 let id = id(&message)?;
                 book.write(format!("start {id}"));
-                // Resolves because no heartbeat is confirmed. The handler goes on all the same, past the end of its lease.
+                // Resolves because no heartbeat is confirmed. The handler goes on all the same,
+                // past the end of its lease.
                 attempt.cancelled().await;
                 tokio::time::sleep(LEASE).await;
                 book.write(format!("charge {id}"));
@@ -87,11 +106,24 @@ async fn a_handler_of_a_queue_that_ends_during_an_outage_longer_than_its_lease_r
     book.until_line("start 7").await;
     redis.kill();
     book.until_line("charge 7").await;
-    assert_eq!(running.watched.total("acks"), 0, "nothing is acknowledged before the store has answered");
+    assert_eq!(
+        running.watched.total("acks"),
+        0,
+        "nothing is acknowledged before the store has answered"
+    );
     redis.start_again().await;
     running.watched.until("acks", 1).await;
     let watched = running.stop().await;
     assert_eq!(book.lines(), ["start 7", "charge 7"]);
-    assert_eq!(watched.total("extra_runs") + watched.total("dead_letters"), 0);
-    assert_eq!((stage.queue.depth().await.total(), stage.dead.depth().await.total()), (0, 0));
+    assert_eq!(
+        watched.total("extra_runs") + watched.total("dead_letters"),
+        0
+    );
+    assert_eq!(
+        (
+            stage.queue.depth().await.total(),
+            stage.dead.depth().await.total()
+        ),
+        (0, 0)
+    );
 }

@@ -1,5 +1,5 @@
-//! Retries: through the queue, in the lane where that would use up receives, and what is left of a message that
-//! was given up.
+//! Retries: through the queue, in the lane where that would use up receives, and what is left of a
+//! message that was given up.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -23,7 +23,8 @@ fn failing_until(
 ) -> impl Fn(Message, Attempt) -> Answer + Send + Sync + use<> {
     let book = book.clone();
     move |message: Message, attempt: Attempt| {
-        let line = id(&message).map(|id| format!("{id} {} {}", attempt.number(), receives(&message)));
+        let line =
+            id(&message).map(|id| format!("{id} {} {}", attempt.number(), receives(&message)));
         let outcome = line.map(|line| book.write(line));
         let failure = (attempt.number() < number).then(|| Failure::retry_after(delay, "not yet"));
         std::future::ready(outcome.and(failure.map_or(Ok(()), Err)))
@@ -41,7 +42,11 @@ async fn a_retry_of_a_second_or_more_goes_through_the_queue(sqs: &Sqs) {
     let watched = running.stop().await;
     assert_eq!(book.lines(), ["7 1 1", "7 2 2"]);
     assert_eq!(watched.total("sqs_handed_back"), 1);
-    assert_eq!(watched.total("extra_runs"), 0, "a retry that was asked for is none");
+    assert_eq!(
+        watched.total("extra_runs"),
+        0,
+        "a retry that was asked for is none"
+    );
     assert_eq!(stage.queue.depth().await.total(), 0);
 }
 
@@ -57,17 +62,26 @@ async fn a_retry_goes_through_the_queue_on_moto() {
 
 async fn arn(sqs: &Sqs, queue: &Queue) -> String {
     let asked = sqs.client().get_queue_attributes().queue_url(queue.url());
-    let answer = asked.attribute_names(QueueAttributeName::QueueArn).send().await.unwrap();
+    let answer = asked
+        .attribute_names(QueueAttributeName::QueueArn)
+        .send()
+        .await
+        .unwrap();
     answer.attributes.unwrap()[&QueueAttributeName::QueueArn].clone()
 }
 
 async fn redrive_after(sqs: &Sqs, queue: &Queue, receives: u32, to: &Queue) {
-    let policy = serde_json::json!({"deadLetterTargetArn": arn(sqs, to).await, "maxReceiveCount": receives});
+    let policy =
+        serde_json::json!({"deadLetterTargetArn": arn(sqs, to).await, "maxReceiveCount": receives});
     let set = sqs.client().set_queue_attributes().queue_url(queue.url());
-    set.attributes(QueueAttributeName::RedrivePolicy, policy.to_string()).send().await.unwrap();
+    set.attributes(QueueAttributeName::RedrivePolicy, policy.to_string())
+        .send()
+        .await
+        .unwrap();
 }
 
-/// The policy lets it be received twice, and it needs three attempts: the last ones must not go through the queue.
+/// The policy lets it be received twice, and it needs three attempts: the last ones must not go
+/// through the queue.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_redrive_policy_does_not_take_a_message_that_still_has_attempts() {
     let sqs = Sqs::shared().await;
@@ -79,8 +93,18 @@ async fn the_redrive_policy_does_not_take_a_message_that_still_has_attempts() {
     running.watched.until("acks", 1).await;
     let watched = running.stop().await;
     assert_eq!(book.lines(), ["7 1 1", "7 2 2", "7 3 2"]);
-    assert_eq!(watched.total("sqs_last_receives"), 1, "and the last receive is reported");
-    assert_eq!((stage.queue.depth().await.total(), redriven.depth().await.total()), (0, 0));
+    assert_eq!(
+        watched.total("sqs_last_receives"),
+        1,
+        "and the last receive is reported"
+    );
+    assert_eq!(
+        (
+            stage.queue.depth().await.total(),
+            redriven.depth().await.total()
+        ),
+        (0, 0)
+    );
 }
 
 /// Handing a group back would cost each of its messages a receive, for every retry of the first.
@@ -90,10 +114,15 @@ async fn a_group_waits_for_its_first_without_using_up_receives() {
     stage.queue.send_to_group("g", [1, 2, 3].map(body)).await;
     let book = Book::new();
     // Longer than the visibility timeout: it is extended meanwhile, for all of them.
-    let running = stage.start(failing_until(2, VISIBILITY + SECOND, &book)).await;
+    let running = stage
+        .start(failing_until(2, VISIBILITY + SECOND, &book))
+        .await;
     running.watched.until("acks", 3).await;
     let watched = running.stop().await;
-    assert_eq!(book.lines(), ["1 1 1", "1 2 1", "2 1 1", "2 2 1", "3 1 1", "3 2 1"]);
+    assert_eq!(
+        book.lines(),
+        ["1 1 1", "1 2 1", "2 1 1", "2 2 1", "3 1 1", "3 2 1"]
+    );
     assert_eq!(watched.total("sqs_handed_back"), 0);
     assert!(watched.total("sqs_visibility_extensions") > 0);
     assert_eq!(watched.total("sqs_visibility_lost"), 0);
@@ -103,11 +132,16 @@ async fn a_group_waits_for_its_first_without_using_up_receives() {
 async fn nothing_of_a_message_is_lost_in_its_dead_letter(sqs: &Sqs) {
     let stage = Stage::on(sqs).await;
     let text = |value: &str| {
-        MessageAttributeValue::builder().data_type("String").string_value(value).build().unwrap()
+        MessageAttributeValue::builder()
+            .data_type("String")
+            .string_value(value)
+            .build()
+            .unwrap()
     };
     let ten: HashMap<_, _> = (0..10).map(|n| (format!("a{n}"), text("x"))).collect();
-    let full =
-        SendMessageBatchRequestEntry::builder().message_body(body(1)).set_message_attributes(Some(ten));
+    let full = SendMessageBatchRequestEntry::builder()
+        .message_body(body(1))
+        .set_message_attributes(Some(ten));
     let padding = MESSAGE_MAX_BYTES - r#"{"id":2,"p":""}"#.len();
     let large = format!(r#"{{"id":2,"p":"{}"}}"#, "x".repeat(padding));
     assert_eq!(large.len(), MESSAGE_MAX_BYTES);
@@ -120,7 +154,9 @@ async fn nothing_of_a_message_is_lost_in_its_dead_letter(sqs: &Sqs) {
 
     let mut dead = stage.dead.take_all().await;
     dead.sort_by_key(|letter| letter.body().map(str::len));
-    let [full, largest] = &dead[..] else { panic!("{} dead letters", dead.len()) };
+    let [full, largest] = &dead[..] else {
+        panic!("{} dead letters", dead.len())
+    };
     let attributes = full.message_attributes().unwrap();
     let origin: serde_json::Value =
         serde_json::from_str(attributes["oncegate-origin"].string_value().unwrap()).unwrap();
@@ -130,7 +166,11 @@ async fn nothing_of_a_message_is_lost_in_its_dead_letter(sqs: &Sqs) {
         attributes.contains_key(&name) || beside[&name]["value"] == "x"
     });
     assert_eq!((found.count(), attributes.len()), (10, 10));
-    assert_eq!(largest.body(), Some(&*large), "whole, although nothing of ours fits beside it");
+    assert_eq!(
+        largest.body(),
+        Some(&*large),
+        "whole, although nothing of ours fits beside it"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -153,11 +193,19 @@ async fn the_back_off_of_the_consumer_is_the_visibility_of_the_retry() {
     let handler = move |message: Message, attempt: Attempt| {
         let attempt = attempt.number();
         let line = id(&message).map(|id| lines.write(format!("{id} {attempt}")));
-        let failure = if attempt == 1 { Err(Failure::retry("not yet")) } else { Ok(()) };
+        let failure = if attempt == 1 {
+            Err(Failure::retry("not yet"))
+        } else {
+            Ok(())
+        };
         std::future::ready(line.and(failure))
     };
     let backoff = Backoff::new(SECOND * 3, SECOND * 3);
-    let running = stage.start_with(stage.source(), handler, |consumer| consumer.backoff(backoff)).await;
+    let running = stage
+        .start_with(stage.source(), handler, |consumer| {
+            consumer.backoff(backoff)
+        })
+        .await;
     running.watched.until("acks", 2).await;
     let watched = running.stop().await;
     assert_eq!(watched.total("sqs_handed_back"), 2);
@@ -179,7 +227,8 @@ async fn a_message_that_its_handler_wants_later_goes_back_to_the_queue_and_nothi
             let runs = book.lines().len();
             let line = id(&message).map(|id| format!("{id}, attempt {}", attempt.number()));
             let outcome = line.map(|line| book.write(line));
-            let failure = (runs < LATER as usize).then(|| Failure::later(SECOND, "the report is not ready"));
+            let failure =
+                (runs < LATER as usize).then(|| Failure::later(SECOND, "the report is not ready"));
             std::future::ready(outcome.and(failure.map_or(Ok(()), Err)))
         }
     };
@@ -189,8 +238,8 @@ async fn a_message_that_its_handler_wants_later_goes_back_to_the_queue_and_nothi
     assert_eq!(book.lines(), vec!["7, attempt 1"; LATER as usize + 1]);
     assert_eq!(watched.get("handler_runs", "later"), u64::from(LATER));
     assert_eq!(watched.total("sqs_handed_back"), u64::from(LATER));
-    let counted =
-        ["extra_runs", "retries", "dead_letters", "breaker_changes"].map(|name| watched.total(name));
+    let counted = ["extra_runs", "retries", "dead_letters", "breaker_changes"]
+        .map(|name| watched.total(name));
     assert_eq!(counted, [0; 4]);
     assert_eq!(stage.queue.depth().await.total(), 0);
 }

@@ -8,13 +8,16 @@ use crate::stage::{Book, Stage, id};
 
 const ORDERS: u32 = 10;
 
-/// The console's button and `StartMessageMoveTask` move each dead letter as it is, with its attributes.
+/// The console's button and `StartMessageMoveTask` move each dead letter as it is, with its
+/// attributes.
 // invariant: redrive-that-loses
 #[tokio::test(flavor = "multi_thread")]
 async fn letters_that_sqs_moves_back_run_again() {
     let stage = Stage::on(&Sqs::shared().await).await;
     stage.send(0..ORDERS).await;
-    let broken = stage.start(async |_: Message, _: Attempt| Err::<(), _>(Failure::permanent("closed"))).await;
+    let broken = stage
+        .start(async |_: Message, _: Attempt| Err::<(), _>(Failure::permanent("closed")))
+        .await;
     broken.watched.until("dead_letters", ORDERS.into()).await;
     stage.queue.until_empty().await;
     broken.stop().await;
@@ -42,6 +45,11 @@ async fn letters_that_sqs_moves_back_run_again() {
     let watched = running.stop().await;
     let mut handled = book.lines();
     handled.sort_unstable();
-    assert_eq!(handled, (0..ORDERS).map(|id| format!("handled {id}")).collect::<Vec<_>>());
+    assert_eq!(
+        handled,
+        (0..ORDERS)
+            .map(|id| format!("handled {id}"))
+            .collect::<Vec<_>>()
+    );
     assert_eq!(watched.get("extra_runs", "reset"), u64::from(ORDERS));
 }

@@ -33,7 +33,11 @@ impl Place {
 
     async fn of(stage: Stage, moto: &Moto) -> Self {
         let endpoint = moto.endpoint().to_owned();
-        Self { stage, bucket: Bucket::create(&endpoint).await, endpoint }
+        Self {
+            stage,
+            bucket: Bucket::create(&endpoint).await,
+            endpoint,
+        }
     }
 
     /// Sends these bodies by way of S3.
@@ -46,7 +50,11 @@ impl Place {
             .args(more)
             .output();
         let sent = sent.await.unwrap();
-        assert!(sent.status.success(), "{}", String::from_utf8_lossy(&sent.stderr));
+        assert!(
+            sent.status.success(),
+            "{}",
+            String::from_utf8_lossy(&sent.stderr)
+        );
     }
 
     /// Reads from its bucket, through the server at this address.
@@ -56,7 +64,9 @@ impl Place {
             .credentials_provider(SharedCredentialsProvider::new(login))
             .region(Region::from_static("us-east-1"))
             .build();
-        S3Payloads::new([self.bucket.name()]).config(config).endpoint_url(endpoint)
+        S3Payloads::new([self.bucket.name()])
+            .config(config)
+            .endpoint_url(endpoint)
     }
 }
 
@@ -81,8 +91,16 @@ async fn a_payload_in_s3_is_charged_once_and_its_letter_has_the_pointer() {
             Ok(())
         }
     };
-    let source = || place.stage.source().s3_payloads(place.payloads(&place.endpoint));
-    let running = place.stage.start_with(source(), handler, |consumer| consumer).await;
+    let source = || {
+        place
+            .stage
+            .source()
+            .s3_payloads(place.payloads(&place.endpoint))
+    };
+    let running = place
+        .stage
+        .start_with(source(), handler, |consumer| consumer)
+        .await;
     running.watched.until("acks", 5).await;
     running.stop().await;
     let mut charges = book.lines();
@@ -91,14 +109,21 @@ async fn a_payload_in_s3_is_charged_once_and_its_letter_has_the_pointer() {
 
     // The letter is as small as its message, and has its way back.
     let sqs = Moto::shared().await.sqs().clone();
-    let mut letters = SqsDeadLetterReader::from_client(sqs.client().clone(), place.stage.dead.url());
+    let mut letters =
+        SqsDeadLetterReader::from_client(sqs.client().clone(), place.stage.dead.url());
     letters.open().await.unwrap();
     let redrive = Redrive::new(std::sync::Arc::new(place.stage.store().await));
-    let redriven = redrive.run(&mut letters, |_| Wanted::Yes, |_| {}).await.unwrap();
+    let redriven = redrive
+        .run(&mut letters, |_| Wanted::Yes, |_| {})
+        .await
+        .unwrap();
     letters.close().await.unwrap();
     assert_eq!(redriven.sent, 1);
     let clerk = Clerk::new();
-    let running = place.stage.start_with(source(), clerk.clone(), |consumer| consumer).await;
+    let running = place
+        .stage
+        .start_with(source(), clerk.clone(), |consumer| consumer)
+        .await;
     running.watched.until("acks", 1).await;
     running.stop().await;
     assert_eq!(clerk.book.lines(), ["charge 3"]);
@@ -115,21 +140,49 @@ async fn what_cannot_be_read_is_buried_as_it_came() {
         )
     };
     place.bucket.write("large", &[b' '; 1_001]).await;
-    place.bucket.write("fits", format!("{:1000}", body(1)).as_bytes()).await;
+    place
+        .bucket
+        .write("fits", format!("{:1000}", body(1)).as_bytes())
+        .await;
     let bad = [
-        (pointer("PayloadS3Pointer", bucket, "missing"), "that exists"),
-        (pointer("PayloadS3Pointer", "others", "fits"), "a bucket that the source's `s3_payloads` name"),
-        (pointer("PayloadS3Pointer", bucket, "large"), "not larger than the source's `s3_payloads` allow"),
-        (pointer("PayloadS3Pointer", bucket, "../fits"), "a pointer with `s3BucketName` and `s3Key`"),
-        (pointer("PayloadS3Pointer", bucket, "fits").replace("s3Key", "key"), "a pointer with"),
+        (
+            pointer("PayloadS3Pointer", bucket, "missing"),
+            "that exists",
+        ),
+        (
+            pointer("PayloadS3Pointer", "others", "fits"),
+            "a bucket that the source's `s3_payloads` name",
+        ),
+        (
+            pointer("PayloadS3Pointer", bucket, "large"),
+            "not larger than the source's `s3_payloads` allow",
+        ),
+        (
+            pointer("PayloadS3Pointer", bucket, "../fits"),
+            "a pointer with `s3BucketName` and `s3Key`",
+        ),
+        (
+            pointer("PayloadS3Pointer", bucket, "fits").replace("s3Key", "key"),
+            "a pointer with",
+        ),
         // No pointer at all: the payload is JSON without the fields of the key.
         (pointer("Another", bucket, "fits"), ""),
     ];
     let good = pointer("PayloadS3Pointer", bucket, "fits");
-    place.stage.queue.send(bad.iter().map(|(body, _)| body.clone()).chain([good])).await;
+    place
+        .stage
+        .queue
+        .send(bad.iter().map(|(body, _)| body.clone()).chain([good]))
+        .await;
     let clerk = Clerk::new();
-    let source = place.stage.source().s3_payloads(place.payloads(&place.endpoint).max_bytes(1_000));
-    let running = place.stage.start_with(source, clerk.clone(), |consumer| consumer).await;
+    let source = place
+        .stage
+        .source()
+        .s3_payloads(place.payloads(&place.endpoint).max_bytes(1_000));
+    let running = place
+        .stage
+        .start_with(source, clerk.clone(), |consumer| consumer)
+        .await;
     running.watched.until("acks", bad.len() as u64 + 1).await;
     let watched = running.stop().await;
     assert_eq!(clerk.book.lines(), ["charge 1"]);
@@ -138,7 +191,10 @@ async fn what_cannot_be_read_is_buried_as_it_came() {
     assert_eq!(letters.len(), bad.len());
     for letter in letters {
         let body = letter.body.unwrap();
-        let (_, why) = bad.iter().find(|(bad, _)| *bad == body).unwrap_or_else(|| panic!("changed: {body}"));
+        let (_, why) = bad
+            .iter()
+            .find(|(bad, _)| *bad == body)
+            .unwrap_or_else(|| panic!("changed: {body}"));
         let attributes = letter.message_attributes.unwrap();
         let reason = attributes["oncegate-reason"].string_value().unwrap();
         assert!(reason.contains(why), "{body}: {reason}");
@@ -148,16 +204,19 @@ async fn what_cannot_be_read_is_buried_as_it_came() {
 async fn until_health(monitor: &Monitor, what: &str, so: impl Fn(&Health) -> bool + Send + Sync) {
     until(what, LIMIT, async || {
         let health = Health::of(&monitor.status());
-        if so(&health) { Ok(()) } else { Err(health.to_string()) }
+        if so(&health) {
+            Ok(())
+        } else {
+            Err(health.to_string())
+        }
     })
     .await;
 }
 
 fn waits_for_payload(health: &Health) -> bool {
-    health
-        .reasons()
-        .iter()
-        .any(|reason| matches!(reason, Reason::SourceFails { operation, .. } if operation == "payload"))
+    health.reasons().iter().any(
+        |reason| matches!(reason, Reason::SourceFails { operation, .. } if operation == "payload"),
+    )
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -177,7 +236,10 @@ async fn messages_wait_while_s3_is_away_and_others_go_on() {
     };
     let running = place.stage.start_with(source(), clerk.clone(), watch).await;
     let monitor = monitor.unwrap();
-    until_health(&monitor, "unready", |health| waits_for_payload(health) && !health.is_ready()).await;
+    until_health(&monitor, "unready", |health| {
+        waits_for_payload(health) && !health.is_ready()
+    })
+    .await;
     // One that needs nothing from S3.
     place.stage.send([2]).await;
     running.watched.until("acks", 1).await;
@@ -185,7 +247,11 @@ async fn messages_wait_while_s3_is_away_and_others_go_on() {
     let watched = running.stop().await;
     assert_eq!(clerk.book.lines(), ["charge 2"]);
     assert_eq!(watched.total("dead_letters"), 0);
-    place.stage.queue.until("returned", |depth| depth.visible == 1).await;
+    place
+        .stage
+        .queue
+        .until("returned", |depth| depth.visible == 1)
+        .await;
 
     let (book, mut monitor) = (Book::new(), None);
     let lines = book.clone();
@@ -203,7 +269,10 @@ async fn messages_wait_while_s3_is_away_and_others_go_on() {
     };
     let running = place.stage.start_with(source(), handler, watch).await;
     let monitor = monitor.unwrap();
-    until_health(&monitor, "unready again", |health| waits_for_payload(health) && !health.is_ready()).await;
+    until_health(&monitor, "unready again", |health| {
+        waits_for_payload(health) && !health.is_ready()
+    })
+    .await;
     proxy.set(Mode::Pass);
     running.watched.until("acks", 1).await;
     until_health(&monitor, "ready", Health::is_ready).await;
@@ -219,11 +288,22 @@ async fn a_group_keeps_its_order_whether_payloads_are_in_s3_or_not() {
     place.stage.queue.send_to_group("g", [body(3)]).await;
     place.send(&["--group", "g2"], &[body(4)]).await;
     let clerk = Clerk::new();
-    let source = place.stage.source().s3_payloads(place.payloads(&place.endpoint));
+    let source = place
+        .stage
+        .source()
+        .s3_payloads(place.payloads(&place.endpoint));
     // One at a time: moto gives one group to two receives at once, which SQS never does.
-    let running = place.stage.start_with(source, clerk.clone(), |consumer| consumer.concurrency(1)).await;
+    let running = place
+        .stage
+        .start_with(source, clerk.clone(), |consumer| consumer.concurrency(1))
+        .await;
     running.watched.until("acks", 4).await;
     running.stop().await;
-    let of_group: Vec<_> = clerk.book.lines().into_iter().filter(|line| line != "charge 4").collect();
+    let of_group: Vec<_> = clerk
+        .book
+        .lines()
+        .into_iter()
+        .filter(|line| line != "charge 4")
+        .collect();
     assert_eq!(of_group, ["charge 1", "charge 2", "charge 3"]);
 }

@@ -1,4 +1,5 @@
-//! What these tests stand on: a queue, a store, consumers, and witnesses of what their handlers did.
+//! What these tests stand on: a queue, a store, consumers, and witnesses of what their handlers
+//! did.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -11,7 +12,8 @@ use oncegate_testkit::{Queue, Redis, Sqs, SqsProxy, Watched, unique};
 use tokio::sync::{Semaphore, oneshot, watch};
 use tokio::task::JoinHandle;
 
-/// How long a queue hides a message without a heartbeat; long enough for a machine that is busy with other tests.
+/// How long a queue hides a message without a heartbeat; long enough for a machine that is busy
+/// with other tests.
 pub(crate) const VISIBILITY: Duration = Duration::from_secs(6);
 /// The same where extensions fail on purpose, and must still come in time on a busy machine.
 pub(crate) const LONG_VISIBILITY: Duration = Duration::from_secs(15);
@@ -36,25 +38,47 @@ pub(crate) struct Stage {
 impl Stage {
     /// A standard queue.
     pub(crate) async fn on(sqs: &Sqs) -> Self {
-        Self::of(sqs, sqs.new_queue("orders").await, sqs.new_queue("dead").await).await
+        Self::of(
+            sqs,
+            sqs.new_queue("orders").await,
+            sqs.new_queue("dead").await,
+        )
+        .await
     }
 
     pub(crate) async fn fifo_on(sqs: &Sqs) -> Self {
-        Self::of(sqs, sqs.new_fifo_queue("orders").await, sqs.new_fifo_queue("dead").await).await
+        Self::of(
+            sqs,
+            sqs.new_fifo_queue("orders").await,
+            sqs.new_fifo_queue("dead").await,
+        )
+        .await
     }
 
     async fn of(sqs: &Sqs, queue: Queue, dead: Queue) -> Self {
-        Self { queue, dead, sqs: sqs.clone(), redis: Redis::shared().await, scope: unique("sqs") }
+        Self {
+            queue,
+            dead,
+            sqs: sqs.clone(),
+            redis: Redis::shared().await,
+            scope: unique("sqs"),
+        }
     }
 
     /// The same, with another store.
     pub(crate) fn with_redis(self, redis: &Redis) -> Self {
-        Self { redis: redis.clone(), ..self }
+        Self {
+            redis: redis.clone(),
+            ..self
+        }
     }
 
     /// The same, with consumers that reach the queue through the proxy. The tests see it as it is.
     pub(crate) fn through(self, proxy: &SqsProxy) -> Self {
-        Self { sqs: proxy.sqs(), ..self }
+        Self {
+            sqs: proxy.sqs(),
+            ..self
+        }
     }
 
     /// The same queue and scope, reached directly.
@@ -82,7 +106,8 @@ impl Stage {
     }
 
     pub(crate) async fn start(&self, handler: impl Handler) -> Running {
-        self.start_with(self.source(), handler, |consumer| consumer).await
+        self.start_with(self.source(), handler, |consumer| consumer)
+            .await
     }
 
     /// A consumer of this source, with further settings.
@@ -93,16 +118,24 @@ impl Stage {
         tune: impl FnOnce(Consumer) -> Consumer,
     ) -> Running {
         let watched = Watched::new();
-        let gate = Gate::new(self.scope.as_str(), Key::json(["id"]), self.store().await).lease(LEASE);
+        let gate =
+            Gate::new(self.scope.as_str(), Key::json(["id"]), self.store().await).lease(LEASE);
         let dead_letters = source.dead_letters(self.dead.url());
         let consumer = Consumer::new(source, gate, handler)
             .dead_letters(dead_letters)
             .max_attempts(MAX_ATTEMPTS)
-            .backoff(Backoff::new(Duration::from_millis(20), Duration::from_millis(100)))
+            .backoff(Backoff::new(
+                Duration::from_millis(20),
+                Duration::from_millis(100),
+            ))
             .observer(Arc::clone(&watched) as _);
         let (stop, stopped) = oneshot::channel();
         let ended = tokio::spawn(tune(consumer).run_until(async { _ = stopped.await }));
-        Running { watched, stop, ended }
+        Running {
+            watched,
+            stop,
+            ended,
+        }
     }
 }
 
@@ -116,7 +149,10 @@ pub(crate) struct Running {
 impl Running {
     pub(crate) async fn stop(self) -> Arc<Watched> {
         self.stop.send(()).expect("it runs");
-        self.ended.await.expect("it does not panic").expect("it ends well");
+        self.ended
+            .await
+            .expect("it does not panic")
+            .expect("it ends well");
         self.watched
     }
 
@@ -124,7 +160,9 @@ impl Running {
     pub(crate) async fn fails(self) -> ConsumerError {
         // Dropping this end asks the consumer to stop.
         let _stop = self.stop;
-        let ended = tokio::time::timeout(LIMIT, self.ended).await.expect("it ends in time");
+        let ended = tokio::time::timeout(LIMIT, self.ended)
+            .await
+            .expect("it ends in time");
         ended.expect("it does not panic").expect_err("it fails")
     }
 }
@@ -143,7 +181,9 @@ pub(crate) fn id(message: &Message) -> Result<u32, Failure> {
 
 /// How often the queue has handed out this message, this time included.
 pub(crate) fn receives(message: &Message) -> u32 {
-    let count = message.header("AWS.ApproximateReceiveCount").expect("the queue counts");
+    let count = message
+        .header("AWS.ApproximateReceiveCount")
+        .expect("the queue counts");
     std::str::from_utf8(count).unwrap().parse().unwrap()
 }
 
@@ -167,18 +207,25 @@ impl Book {
     /// How often each line stands there.
     pub(crate) fn counts(&self) -> BTreeMap<String, usize> {
         let mut counts = BTreeMap::new();
-        self.lines().into_iter().for_each(|line| *counts.entry(line).or_default() += 1);
+        self.lines()
+            .into_iter()
+            .for_each(|line| *counts.entry(line).or_default() += 1);
         counts
     }
 
     pub(crate) async fn until(&self, what: &str, so: impl Fn(&[String]) -> bool + Send + Sync) {
         let mut lines = self.0.subscribe();
-        let reached = tokio::time::timeout(LIMIT, lines.wait_for(|lines| so(lines))).await.is_ok();
+        let reached = tokio::time::timeout(LIMIT, lines.wait_for(|lines| so(lines)))
+            .await
+            .is_ok();
         assert!(reached, "not {what} after {LIMIT:?}: {:?}", self.lines());
     }
 
     pub(crate) async fn until_line(&self, line: &str) {
-        self.until(&format!("written: {line}"), |lines| lines.iter().any(|known| known == line)).await;
+        self.until(&format!("written: {line}"), |lines| {
+            lines.iter().any(|known| known == line)
+        })
+        .await;
     }
 }
 
@@ -192,12 +239,18 @@ pub(crate) struct Clerk {
 
 impl Clerk {
     pub(crate) fn new() -> Self {
-        Self { book: Book::new(), valve: None }
+        Self {
+            book: Book::new(),
+            valve: None,
+        }
     }
 
     /// One whose runs wait until [`Clerk::open`].
     pub(crate) fn waiting() -> Self {
-        Self { book: Book::new(), valve: Some(Arc::new(Semaphore::new(0))) }
+        Self {
+            book: Book::new(),
+            valve: Some(Arc::new(Semaphore::new(0))),
+        }
     }
 
     pub(crate) fn open(&self) {
@@ -206,7 +259,11 @@ impl Clerk {
 
     /// How often each message was charged.
     pub(crate) fn charges(&self) -> BTreeMap<String, usize> {
-        self.book.counts().into_iter().filter(|(line, _)| line.starts_with("charge ")).collect()
+        self.book
+            .counts()
+            .into_iter()
+            .filter(|(line, _)| line.starts_with("charge "))
+            .collect()
     }
 }
 
@@ -234,7 +291,8 @@ impl Handler for Clerk {
 
     /// Writes `answer 7, receive 2`.
     async fn duplicate(&self, message: &Message, id: u32) -> Result<(), Failure> {
-        self.book.write(format!("answer {id}, receive {}", receives(message)));
+        self.book
+            .write(format!("answer {id}, receive {}", receives(message)));
         Ok(())
     }
 }

@@ -12,16 +12,32 @@ use crate::stage::{Clerk, Stage};
 
 async fn a_queue_that_does_not_exist_is_refused(sqs: &Sqs) {
     let stage = Stage::on(sqs).await;
-    for missing in ["no-such-queue".to_owned(), format!("{}-not", stage.queue.url())] {
+    for missing in [
+        "no-such-queue".to_owned(),
+        format!("{}-not", stage.queue.url()),
+    ] {
         let source = SqsSource::from_client(sqs.client().clone(), missing.as_str());
-        let error = stage.start_with(source, Clerk::new(), |consumer| consumer).await.fails().await;
+        let error = stage
+            .start_with(source, Clerk::new(), |consumer| consumer)
+            .await
+            .fails()
+            .await;
         let text = chain(&error);
-        assert!(text.contains(&missing) && text.contains("does not exist"), "{text}");
+        assert!(
+            text.contains(&missing) && text.contains("does not exist"),
+            "{text}"
+        );
         let dead = stage.source().dead_letters(missing.as_str());
-        let error =
-            stage.start_with(stage.source(), Clerk::new(), |consumer| consumer.dead_letters(dead)).await;
+        let error = stage
+            .start_with(stage.source(), Clerk::new(), |consumer| {
+                consumer.dead_letters(dead)
+            })
+            .await;
         let text = chain(&error.fails().await);
-        assert!(text.contains(&missing) && text.contains("does not exist"), "{text}");
+        assert!(
+            text.contains(&missing) && text.contains("does not exist"),
+            "{text}"
+        );
     }
 }
 
@@ -39,9 +55,16 @@ async fn a_queue_that_does_not_exist_is_refused_on_moto() {
 async fn dead_letters_that_would_come_back_are_refused() {
     let stage = Stage::on(&Sqs::shared().await).await;
     let own = stage.source().dead_letters(stage.queue.url());
-    let running = stage.start_with(stage.source(), Clerk::new(), |consumer| consumer.dead_letters(own)).await;
+    let running = stage
+        .start_with(stage.source(), Clerk::new(), |consumer| {
+            consumer.dead_letters(own)
+        })
+        .await;
     let text = chain(&running.fails().await);
-    assert!(text.contains("every dead letter would come back as a message"), "{text}");
+    assert!(
+        text.contains("every dead letter would come back as a message"),
+        "{text}"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -52,8 +75,13 @@ async fn a_queue_is_found_by_its_name_and_by_its_url() {
         stage.send([7]).await;
         let source = SqsSource::from_client(sqs.client().clone(), name(&stage.queue));
         assert_eq!(source.queue(), stage.queue.name());
-        let running =
-            stage.start_with(source.wait(std::time::Duration::from_secs(1)), Clerk::new(), |c| c).await;
+        let running = stage
+            .start_with(
+                source.wait(std::time::Duration::from_secs(1)),
+                Clerk::new(),
+                |c| c,
+            )
+            .await;
         running.watched.until("acks", 1).await;
         running.stop().await;
     }
@@ -63,26 +91,41 @@ async fn a_queue_is_found_by_its_name_and_by_its_url() {
 async fn said_at_start(source: &SqsSource, terms: Terms) -> String {
     let log = Log::default();
     let writer = log.clone();
-    let subscriber = tracing_subscriber::fmt().with_ansi(false).with_writer(move || writer.clone()).finish();
+    let subscriber = tracing_subscriber::fmt()
+        .with_ansi(false)
+        .with_writer(move || writer.clone())
+        .finish();
     let guard = tracing::subscriber::set_default(subscriber);
     source.agree(&terms);
     source.open(Arc::new(Counters::default())).await.unwrap();
     drop(guard);
-    source.close(std::time::Duration::from_secs(5)).await.unwrap();
+    source
+        .close(std::time::Duration::from_secs(5))
+        .await
+        .unwrap();
     String::from_utf8(log.0.lock().unwrap().clone()).unwrap()
 }
 
 #[tokio::test]
 async fn a_redrive_policy_that_strikes_before_the_last_attempt_is_said_in_words() {
     let stage = Stage::on(&Sqs::shared().await).await;
-    let terms = Terms { max_attempts: 4, ..Terms::default() };
+    let terms = Terms {
+        max_attempts: 4,
+        ..Terms::default()
+    };
     stage.queue.redrive_to(&stage.dead, 4).await;
     let text = said_at_start(&stage.source(), terms).await;
-    assert!(text.contains("WARN") && text.contains("Set `maxReceiveCount` above 4"), "{text}");
+    assert!(
+        text.contains("WARN") && text.contains("Set `maxReceiveCount` above 4"),
+        "{text}"
+    );
 
     stage.queue.redrive_to(&stage.dead, 5).await;
     let text = said_at_start(&stage.source(), terms).await;
-    assert!(!text.contains("maxReceiveCount") && text.contains("the queue is open"), "{text}");
+    assert!(
+        !text.contains("maxReceiveCount") && text.contains("the queue is open"),
+        "{text}"
+    );
 }
 
 #[derive(Clone, Default)]
@@ -101,5 +144,8 @@ impl io::Write for Log {
 
 fn chain(error: &dyn std::error::Error) -> String {
     let causes = std::iter::successors(Some(error), |error| error.source());
-    causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
+    causes
+        .map(ToString::to_string)
+        .collect::<Vec<_>>()
+        .join(": ")
 }

@@ -16,16 +16,32 @@ const MESSAGES: u32 = 8;
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stop_hands_back_what_has_not_started_and_what_does_not_end() {
     let stage = Stage::fifo_on(&Sqs::shared().await).await;
-    stage.queue.send_to_group("g", (0..MESSAGES).map(body)).await;
+    stage
+        .queue
+        .send_to_group("g", (0..MESSAGES).map(body))
+        .await;
     let clerk = Clerk::waiting();
     // One group: the first one runs, and the others wait behind it.
-    let hurried = |consumer: Consumer| consumer.stop_deadline(Duration::from_secs(2)).concurrency(MESSAGES);
-    let running = stage.start_with(stage.source().visibility(LONG), clerk.clone(), hurried).await;
+    let hurried = |consumer: Consumer| {
+        consumer
+            .stop_deadline(Duration::from_secs(2))
+            .concurrency(MESSAGES)
+    };
+    let running = stage
+        .start_with(stage.source().visibility(LONG), clerk.clone(), hurried)
+        .await;
     clerk.book.until("started", |lines| !lines.is_empty()).await;
-    stage.queue.until("received", |depth| depth.in_flight == u64::from(MESSAGES)).await;
+    stage
+        .queue
+        .until("received", |depth| depth.in_flight == u64::from(MESSAGES))
+        .await;
     let watched = running.stop().await;
     let depth = stage.queue.depth().await;
-    assert_eq!((depth.visible, depth.in_flight), (MESSAGES.into(), 0), "all are visible at once");
+    assert_eq!(
+        (depth.visible, depth.in_flight),
+        (MESSAGES.into(), 0),
+        "all are visible at once"
+    );
     assert_eq!(watched.total("acks") + watched.total("dead_letters"), 0);
 
     clerk.open();
@@ -44,12 +60,23 @@ async fn what_a_long_poll_brings_during_a_stop_goes_back_at_once() {
     const MESSAGES: u64 = 40;
     let stage = Stage::on(&Sqs::shared().await).await;
     let clerk = Clerk::new();
-    let running = stage.start_with(stage.source().visibility(LONG), clerk.clone(), |consumer| consumer).await;
+    let running = stage
+        .start_with(stage.source().visibility(LONG), clerk.clone(), |consumer| {
+            consumer
+        })
+        .await;
     running.watched.until("sqs_calls", 1).await;
     let (watched, ()) = tokio::join!(running.stop(), stage.send(0..40));
-    stage.queue.until("given back", |depth| depth.in_flight == 0).await;
+    stage
+        .queue
+        .until("given back", |depth| depth.in_flight == 0)
+        .await;
     let handled = watched.total("acks");
-    assert_eq!(stage.queue.depth().await.visible, MESSAGES - handled, "visible at once, or done");
+    assert_eq!(
+        stage.queue.depth().await.visible,
+        MESSAGES - handled,
+        "visible at once, or done"
+    );
     assert_eq!(clerk.charges().len() as u64, handled);
 }
 
@@ -61,7 +88,9 @@ async fn what_comes_during_a_stop_does_not_wait_for_the_handlers() {
     stage.send([1]).await;
     let clerk = Clerk::waiting();
     let two = |consumer: Consumer| consumer.concurrency(2);
-    let running = stage.start_with(stage.source().visibility(LONG), clerk.clone(), two).await;
+    let running = stage
+        .start_with(stage.source().visibility(LONG), clerk.clone(), two)
+        .await;
     clerk.book.until_line("start 1").await;
     // Another receive is in progress: there is a permit for one more.
     running.watched.until("sqs_calls", 2).await;

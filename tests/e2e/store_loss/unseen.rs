@@ -1,4 +1,5 @@
-//! Losses that the scope's descriptor does not show: only records that a process knows to be there show them.
+//! Losses that the scope's descriptor does not show: only records that a process knows to be there
+//! show them.
 
 // invariant (all tests): run-after-loss
 
@@ -12,11 +13,18 @@ use super::*;
 
 /// The sequence number of the scope in the store.
 async fn sequence(store: &dyn Store, scope: &Scope) -> u64 {
-    let text = store.descriptor(scope).await.unwrap().expect("the scope is open");
-    oncegate::core::store::ScopeDescriptor::parse(scope, &text).unwrap().sequence
+    let text = store
+        .descriptor(scope)
+        .await
+        .unwrap()
+        .expect("the scope is open");
+    oncegate::core::store::ScopeDescriptor::parse(scope, &text)
+        .unwrap()
+        .sequence
 }
 
-/// Completes one payment after another, whatever happens to the store, until a claim is refused. Returns why.
+/// Completes one payment after another, whatever happens to the store, until a claim is refused.
+/// Returns why.
 async fn complete_until_refused(gate: Gate, completed: Arc<AtomicU64>) -> String {
     loop {
         let id = completed.load(Relaxed);
@@ -40,18 +48,28 @@ async fn a_standby_that_lagged_for_a_moment_is_noticed_by_a_process_that_never_p
     direct.create_schema().await.unwrap();
     let standby = PostgresServer::standby_of(&primary).await;
     let front = Proxy::before_address(address(primary.url())).await;
-    let url = primary.url().replace(&address(primary.url()), &front.address().to_string());
-    let gate = payments.gate(PostgresStore::connect(&url).await.unwrap(), OnStoreLoss::Halt);
+    let url = primary
+        .url()
+        .replace(&address(primary.url()), &front.address().to_string());
+    let gate = payments.gate(
+        PostgresStore::connect(&url).await.unwrap(),
+        OnStoreLoss::Halt,
+    );
     gate.open().await.unwrap();
     caught_up(&primary, &standby).await;
     let completed = Arc::new(AtomicU64::new(0));
     let working = tokio::spawn(complete_until_refused(gate, Arc::clone(&completed)));
-    // The lag is shorter than the time between two sequence numbers: it begins just after the process has raised its own.
+    // The lag is shorter than the time between two sequence numbers: it begins just after the
+    // process has raised its own.
     let started_at = sequence(&direct, &payments.scope).await;
-    until("the sequence number to rise", LIMIT, async || match sequence(&direct, &payments.scope).await {
-        same if same == started_at => Err(format!("{same}")),
-        _ => Ok(()),
-    })
+    until(
+        "the sequence number to rise",
+        LIMIT,
+        async || match sequence(&direct, &payments.scope).await {
+            same if same == started_at => Err(format!("{same}")),
+            _ => Ok(()),
+        },
+    )
     .await;
     let before = completed.load(Relaxed);
     let witness = standby.connection().await;
@@ -67,12 +85,22 @@ async fn a_standby_that_lagged_for_a_moment_is_noticed_by_a_process_that_never_p
 
 /// Lets a standby lag from now on.
 async fn stop_following(standby: &tokio_postgres::Client) {
-    standby.batch_execute("ALTER SYSTEM SET primary_conninfo = ''").await.unwrap();
-    standby.batch_execute("SELECT pg_reload_conf()").await.unwrap();
+    standby
+        .batch_execute("ALTER SYSTEM SET primary_conninfo = ''")
+        .await
+        .unwrap();
+    standby
+        .batch_execute("SELECT pg_reload_conf()")
+        .await
+        .unwrap();
     until("the standby to follow no more", LIMIT, async || {
         let followed = "SELECT count(*) FROM pg_stat_wal_receiver";
         let receivers: i64 = standby.query_one(followed, &[]).await.unwrap().get(0);
-        if receivers == 0 { Ok(()) } else { Err("it does".to_owned()) }
+        if receivers == 0 {
+            Ok(())
+        } else {
+            Err("it does".to_owned())
+        }
     })
     .await;
 }
@@ -86,7 +114,12 @@ async fn lead_to(front: &Proxy, former: &PostgresServer, next: &PostgresServer) 
     let client = former.connection().await;
     until("the connections to end", LIMIT, async || {
         let connected = "SELECT count(*) FROM pg_stat_activity WHERE application_name = $1";
-        match client.query_one(connected, &[&BEHIND]).await.unwrap().get::<_, i64>(0) {
+        match client
+            .query_one(connected, &[&BEHIND])
+            .await
+            .unwrap()
+            .get::<_, i64>(0)
+        {
             0 => Ok(()),
             count => Err(format!("{count} are open")),
         }
@@ -105,62 +138,101 @@ async fn an_old_descriptor_of_a_standby_is_no_loss() {
     direct.create_schema().await.unwrap();
     let standby = PostgresServer::standby_of(&primary).await;
     let front = Proxy::before_address(address(primary.url())).await;
-    let url = primary.url().replace(&address(primary.url()), &front.address().to_string());
-    // Connections of our own ask for a server that takes writes when they are opened; those of a pool, or behind a pooler,
-    // may lead to another one.
+    let url = primary
+        .url()
+        .replace(&address(primary.url()), &front.address().to_string());
+    // Connections of our own ask for a server that takes writes when they are opened; those of a
+    // pool, or behind a pooler, may lead to another one.
     let url = format!("{url}?application_name={BEHIND}");
-    let pool = Pool::builder(Manager::new(url.parse().unwrap(), NoTls)).build().unwrap();
+    let pool = Pool::builder(Manager::new(url.parse().unwrap(), NoTls))
+        .build()
+        .unwrap();
     let store = PostgresStore::from_pool(pool).connect().await.unwrap();
     let gate = payments.gate(store.clone(), OnStoreLoss::Halt);
     gate.open().await.unwrap();
     caught_up(&primary, &standby).await;
     stop_following(&standby.connection().await).await;
     let opened_at = sequence(&direct, &payments.scope).await;
-    let Ok(Entry::Granted(lease)) = gate.enter(&payment(1)).await else { panic!("it is new") };
+    let Ok(Entry::Granted(lease)) = gate.enter(&payment(1)).await else {
+        panic!("it is new")
+    };
     assert_eq!(lease.complete(&()).await.unwrap(), Completion::Applied);
-    until("the sequence number to rise", LIMIT, async || match sequence(&direct, &payments.scope).await {
-        same if same == opened_at => Err(format!("{same}")),
-        _ => Ok(()),
-    })
+    until(
+        "the sequence number to rise",
+        LIMIT,
+        async || match sequence(&direct, &payments.scope).await {
+            same if same == opened_at => Err(format!("{same}")),
+            _ => Ok(()),
+        },
+    )
     .await;
     lead_to(&front, &primary, &standby).await;
     // Each look of the gate reads what this does.
-    let refused =
-        until("an answer of the standby", LIMIT, async || match store.descriptor(&payments.scope).await {
+    let refused = until("an answer of the standby", LIMIT, async || {
+        match store.descriptor(&payments.scope).await {
             Err(error) if error.to_string().contains("standby") => Ok(error),
             other => Err(format!("{other:?}")),
-        });
+        }
+    });
     assert!(refused.await.is_away());
     lead_to(&front, &standby, &primary).await;
-    let granted = until("the primary to answer", LIMIT, async || match gate.enter(&payment(2)).await {
-        Ok(Entry::Granted(lease)) => Ok(lease),
-        other => Err(format!("{other:?}")),
+    let granted = until("the primary to answer", LIMIT, async || {
+        match gate.enter(&payment(2)).await {
+            Ok(Entry::Granted(lease)) => Ok(lease),
+            other => Err(format!("{other:?}")),
+        }
     });
-    assert_eq!(granted.await.complete(&()).await.unwrap(), Completion::Applied);
-    let held = direct.descriptor(&payments.scope).await.unwrap().expect("the scope is open");
+    assert_eq!(
+        granted.await.complete(&()).await.unwrap(),
+        Completion::Applied
+    );
+    let held = direct
+        .descriptor(&payments.scope)
+        .await
+        .unwrap()
+        .expect("the scope is open");
     assert!(!held.contains("halt"), "{held}");
 }
 
 /// Records and descriptors are in two tables.
 #[tokio::test(flavor = "multi_thread")]
 async fn deleted_records_are_noticed_by_a_process_that_knows_one() {
-    let (database, payments) = (Postgres::shared().await.database().await, Payments::new().await);
+    let (database, payments) = (
+        Postgres::shared().await.database().await,
+        Payments::new().await,
+    );
     let store = PostgresStore::connect(database.url()).await.unwrap();
     store.create_schema().await.unwrap();
     let gate = payments.gate(store.clone(), OnStoreLoss::Halt);
     gate.open().await.unwrap();
-    let Ok(Entry::Granted(lease)) = gate.enter(&payment(1)).await else { panic!("it is new") };
+    let Ok(Entry::Granted(lease)) = gate.enter(&payment(1)).await else {
+        panic!("it is new")
+    };
     assert_eq!(lease.complete(&()).await.unwrap(), Completion::Applied);
     let client = database.connection().await;
-    assert_eq!(client.execute("DELETE FROM oncegate_records", &[]).await.unwrap(), 1);
-    assert!(until_refused(&gate, 1_000_000).await.contains("a completed record is missing"));
+    assert_eq!(
+        client
+            .execute("DELETE FROM oncegate_records", &[])
+            .await
+            .unwrap(),
+        1
+    );
+    assert!(
+        until_refused(&gate, 1_000_000)
+            .await
+            .contains("a completed record is missing")
+    );
 }
 
 async fn until_completed(completed: &AtomicU64, count: u64) {
-    until("payments to be completed", LIMIT, async || match completed.load(Relaxed) {
-        number if number >= count => Ok(()),
-        number => Err(format!("{number} are")),
-    })
+    until(
+        "payments to be completed",
+        LIMIT,
+        async || match completed.load(Relaxed) {
+            number if number >= count => Ok(()),
+            number => Err(format!("{number} are")),
+        },
+    )
     .await;
 }
 
@@ -171,29 +243,58 @@ async fn a_process_that_only_answers_duplicates_notices_that_a_record_which_answ
     let mut redis = server.connection().await;
     let all = format!("{}:*", payments.scope);
     let keys = async |redis: &mut MultiplexedConnection| -> Vec<String> {
-        redis::cmd("KEYS").arg(&all).query_async(redis).await.unwrap()
+        redis::cmd("KEYS")
+            .arg(&all)
+            .query_async(redis)
+            .await
+            .unwrap()
     };
     let first = payments.gate(connect().await, OnStoreLoss::Halt);
     first.open().await.unwrap();
     let before = keys(&mut redis).await;
-    let Ok(Entry::Granted(lease)) = first.enter(&payment(1)).await else { panic!("it is new") };
+    let Ok(Entry::Granted(lease)) = first.enter(&payment(1)).await else {
+        panic!("it is new")
+    };
     assert_eq!(lease.complete(&()).await.unwrap(), Completion::Applied);
     drop(first);
     let after = keys(&mut redis).await;
-    let record = after.iter().find(|key| !before.contains(key)).expect("the record");
+    let record = after
+        .iter()
+        .find(|key| !before.contains(key))
+        .expect("the record");
 
     let answering = payments.gate(connect().await, OnStoreLoss::Halt);
     answering.open().await.unwrap();
-    assert!(matches!(answering.enter(&payment(1)).await, Ok(Entry::Completed(_))));
+    assert!(matches!(
+        answering.enter(&payment(1)).await,
+        Ok(Entry::Completed(_))
+    ));
     // Nothing but a check for losses reads the record again.
     let mut idle_seconds = 0_u64;
     until("a check to read the record", LIMIT, async || {
-        let now = redis::cmd("OBJECT").arg("IDLETIME").arg(record).query_async(&mut redis).await.unwrap();
+        let now = redis::cmd("OBJECT")
+            .arg("IDLETIME")
+            .arg(record)
+            .query_async(&mut redis)
+            .await
+            .unwrap();
         let before = std::mem::replace(&mut idle_seconds, now);
-        if now < before { Ok(()) } else { Err(format!("unread for {now} s")) }
+        if now < before {
+            Ok(())
+        } else {
+            Err(format!("unread for {now} s"))
+        }
     })
     .await;
-    let deleted: u64 = redis::cmd("DEL").arg(record).query_async(&mut redis).await.unwrap();
+    let deleted: u64 = redis::cmd("DEL")
+        .arg(record)
+        .query_async(&mut redis)
+        .await
+        .unwrap();
     assert_eq!(deleted, 1);
-    assert!(until_refused(&answering, 1_000_000).await.contains("a completed record is missing"));
+    assert!(
+        until_refused(&answering, 1_000_000)
+            .await
+            .contains("a completed record is missing")
+    );
 }

@@ -1,4 +1,5 @@
-//! Nothing of payloads, keys, headers, results and passwords is in logs, spans, metrics or the page.
+//! Nothing of payloads, keys, headers, results and passwords is in logs, spans, metrics or the
+//! page.
 
 use std::time::Duration;
 
@@ -14,8 +15,9 @@ const NUMBER: &str = "4929871263549001";
 
 /// A message that is nothing but canaries, and an id.
 fn order(id: &str) -> Record {
-    let payload =
-        format!(r#"{{"id":{id},"secret":"{CANARY}","amount":{NUMBER},"name-{CANARY}":"{CANARY}"}}"#);
+    let payload = format!(
+        r#"{{"id":{id},"secret":"{CANARY}","amount":{NUMBER},"name-{CANARY}":"{CANARY}"}}"#
+    );
     Record::new(payload)
         .key(format!("key-{CANARY}-{NUMBER}-{id}"))
         .header("secret", CANARY)
@@ -42,7 +44,11 @@ async fn nothing_of_a_message_or_a_password_is_logged_traced_counted_or_shown() 
     let (stage, redis) = (Stage::new("canary").await, RedisServer::start().await);
     let seen = seen();
     let handler = async |message: Message, attempt: Attempt| {
-        let number = if message.payload().starts_with(br#"{"id":""#) { 0 } else { id(&message) };
+        let number = if message.payload().starts_with(br#"{"id":""#) {
+            0
+        } else {
+            id(&message)
+        };
         match number {
             2 if attempt.number() == 1 => Err(Failure::retry("try again")),
             3 => Err(Failure::permanent("rejected")),
@@ -60,13 +66,26 @@ async fn nothing_of_a_message_or_a_password_is_logged_traced_counted_or_shown() 
     let messages = records.len() as u64;
     stage.produce(records).await;
     let mut user = ::redis::cmd("ACL");
-    user.arg("SETUSER").arg("billing").arg("on").arg(format!(">{CANARY}")).arg("~*").arg("&*").arg("+@all");
-    let () = user.query_async(&mut redis.connection().await).await.unwrap();
-    let url = redis.url().replace("redis://", &format!("redis://billing:{CANARY}@"));
+    user.arg("SETUSER")
+        .arg("billing")
+        .arg("on")
+        .arg(format!(">{CANARY}"))
+        .arg("~*")
+        .arg("&*")
+        .arg("+@all");
+    let () = user
+        .query_async(&mut redis.connection().await)
+        .await
+        .unwrap();
+    let url = redis
+        .url()
+        .replace("redis://", &format!("redis://billing:{CANARY}@"));
     let store = oncegate::redis::RedisStore::connect(&url).await.unwrap();
     let key = Key::json(["id"]);
     let gate = Gate::new(stage.scope.as_str(), key, store).fingerprint(FingerprintSpec::payload());
-    let running = stage.start_with(gate, handler, |consumer| consumer.max_attempts(2)).await;
+    let running = stage
+        .start_with(gate, handler, |consumer| consumer.max_attempts(2))
+        .await;
     stage.acked(messages).await;
     let mut shown = String::new();
     for path in ["/", "/metrics", "/healthz", "/readyz", "/status.json"] {
@@ -74,14 +93,23 @@ async fn nothing_of_a_message_or_a_password_is_logged_traced_counted_or_shown() 
     }
     running.stop().await;
 
-    assert!(shown.contains(&stage.scope) && shown.contains("rejected"), "it shows something: {shown}");
+    assert!(
+        shown.contains(&stage.scope) && shown.contains("rejected"),
+        "it shows something: {shown}"
+    );
     let (log, spans) = (seen.log(), seen.spans_as_text());
-    assert!(log.contains(&stage.scope) && spans.contains(&stage.scope), "there are logs and spans");
+    assert!(
+        log.contains(&stage.scope) && spans.contains(&stage.scope),
+        "there are logs and spans"
+    );
     for (place, text) in [("the endpoint", shown), ("the log", log), ("a span", spans)] {
         for secret in [CANARY, NUMBER] {
             if let Some(at) = text.find(secret) {
                 let from = text.floor_char_boundary(at.saturating_sub(300));
-                panic!("{secret} is in {place}: {}", &text[from..text.floor_char_boundary(at + 60)]);
+                panic!(
+                    "{secret} is in {place}: {}",
+                    &text[from..text.floor_char_boundary(at + 60)]
+                );
             }
         }
     }

@@ -10,7 +10,9 @@ use oncegate::observe::{CATALOGUE, Kind, Metric};
 const RULES_TESTS: [&str; 2] = ["rules_test.yml", "rules_late_test.yml"];
 
 fn file(path: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(path)
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../..")
+        .join(path)
 }
 
 fn read(path: &str) -> String {
@@ -24,38 +26,77 @@ fn row(metric: &Metric) -> String {
         Kind::Gauge => "gauge",
         _ => "histogram",
     };
-    let mut labels: Vec<_> = metric.labels.iter().map(|label| format!("`{label}`")).collect();
+    let mut labels: Vec<_> = metric
+        .labels
+        .iter()
+        .map(|label| format!("`{label}`"))
+        .collect();
     if let Some(last) = labels.last_mut().filter(|_| !metric.values.is_empty()) {
-        let values: Vec<_> = metric.values.iter().map(|value| format!("`{value}`")).collect();
+        let values: Vec<_> = metric
+            .values
+            .iter()
+            .map(|value| format!("`{value}`"))
+            .collect();
         last.push_str(&format!(": {}", values.join(", ")));
     }
-    format!("| `{}` | {kind} | {} | {} |", metric.full_name(), labels.join("; "), metric.help)
+    format!(
+        "| `{}` | {kind} | {} | {} |",
+        metric.full_name(),
+        labels.join("; "),
+        metric.help
+    )
 }
 
 // invariant: metrics-documented
 #[test]
 fn the_documented_metrics_are_those_of_the_code() {
     let page = read("docs/OBSERVABILITY.md");
-    let documented: Vec<_> = page.lines().filter(|line| line.starts_with("| `oncegate_")).collect();
+    let documented: Vec<_> = page
+        .lines()
+        .filter(|line| line.starts_with("| `oncegate_"))
+        .collect();
     let coded: Vec<_> = CATALOGUE.iter().map(row).collect();
-    assert_eq!(documented, coded, "the table should be:\n{}\n", coded.join("\n"));
+    assert_eq!(
+        documented,
+        coded,
+        "the table should be:\n{}\n",
+        coded.join("\n")
+    );
 }
 
 // invariant: alert-cannot-fire
 #[test]
 fn every_alert_is_documented_and_every_documented_alert_is_there() {
-    let (rules, page) = (read("monitoring/prometheus/rules.yml"), read("docs/OBSERVABILITY.md"));
-    let alerts: BTreeSet<_> =
-        rules.lines().filter_map(|line| line.trim().strip_prefix("- alert: ")).collect();
-    let named =
-        page.lines().filter_map(|line| line.strip_prefix("| `Oncegate").and_then(|row| row.split_once('`')));
+    let (rules, page) = (
+        read("monitoring/prometheus/rules.yml"),
+        read("docs/OBSERVABILITY.md"),
+    );
+    let alerts: BTreeSet<_> = rules
+        .lines()
+        .filter_map(|line| line.trim().strip_prefix("- alert: "))
+        .collect();
+    let named = page.lines().filter_map(|line| {
+        line.strip_prefix("| `Oncegate")
+            .and_then(|row| row.split_once('`'))
+    });
     let documented: BTreeSet<_> = named.map(|(name, _)| format!("Oncegate{name}")).collect();
-    assert_eq!(documented.iter().map(String::as_str).collect::<BTreeSet<_>>(), alerts);
-    let tested = RULES_TESTS.map(|name| read(&format!("monitoring/prometheus/{name}"))).concat();
+    assert_eq!(
+        documented
+            .iter()
+            .map(String::as_str)
+            .collect::<BTreeSet<_>>(),
+        alerts
+    );
+    let tested = RULES_TESTS
+        .map(|name| read(&format!("monitoring/prometheus/{name}")))
+        .concat();
     for alert in alerts {
         let named = format!("alertname: {alert}\n");
         let mut fires = tested.split(&named).skip(1);
-        assert!(fires.any(|test| test.trim_start().starts_with("exp_alerts:\n")), "no test has {alert} fire");
+        assert!(
+            fires.any(|test| test.trim_start().starts_with("exp_alerts:\n")),
+            "no test has {alert} fire"
+        );
     }
 }
 
@@ -76,8 +117,10 @@ fn queried(text: &str) -> Vec<(&str, Vec<&str>)> {
             .strip_prefix('{')
             .and_then(|behind| behind.split_once('}'))
             .map_or("", |(labels, _)| labels);
-        let labels =
-            labels.split(',').filter_map(|label| label.split_once(['=', '!'])).map(|(label, _)| label.trim());
+        let labels = labels
+            .split(',')
+            .filter_map(|label| label.split_once(['=', '!']))
+            .map(|(label, _)| label.trim());
         found.push((name, labels.collect()));
     }
     found
@@ -91,10 +134,13 @@ fn exists(name: &str, labels: &[&str]) -> Result<(), String> {
             .iter()
             .any(|suffix| format!("{}{suffix}", metric.full_name()) == name),
     });
-    let Some(metric) = known else { return Err(format!("there is no metric {name}")) };
+    let Some(metric) = known else {
+        return Err(format!("there is no metric {name}"));
+    };
     // Prometheus adds these two.
-    let strange =
-        labels.iter().find(|label| !metric.labels.contains(label) && !["le", "instance"].contains(label));
+    let strange = labels
+        .iter()
+        .find(|label| !metric.labels.contains(label) && !["le", "instance"].contains(label));
     strange.map_or(Ok(()), |label| Err(format!("{name} has no label {label}")))
 }
 
@@ -118,7 +164,10 @@ fn every_query_of_rules_and_dashboard_asks_for_a_metric_that_there_is() {
         }
     }
     assert!(asked.len() > 25, "the check reads names: {asked:?}");
-    assert!(exists("oncegate_claims_total", &["topic"]).is_err() && exists("oncegate_claims", &[]).is_err());
+    assert!(
+        exists("oncegate_claims_total", &["topic"]).is_err()
+            && exists("oncegate_claims", &[]).is_err()
+    );
 }
 
 #[test]
@@ -128,19 +177,31 @@ fn the_dashboard_asks_the_data_source_that_was_chosen_and_its_panels_have_places
     let mut places = BTreeSet::new();
     for panel in dashboard["panels"].as_array().unwrap() {
         let place = &panel["gridPos"];
-        assert!(places.insert((place["y"].as_u64(), place["x"].as_u64())), "{panel}");
+        assert!(
+            places.insert((place["y"].as_u64(), place["x"].as_u64())),
+            "{panel}"
+        );
         for target in panel["targets"].as_array().into_iter().flatten() {
             assert_eq!(target["datasource"]["uid"], "${datasource}", "{target}");
-            assert_eq!(panel["description"].as_str().map(str::is_empty), Some(false), "{panel}");
+            assert_eq!(
+                panel["description"].as_str().map(str::is_empty),
+                Some(false),
+                "{panel}"
+            );
         }
     }
 }
 
 fn promtool(arguments: &[&str]) {
     let folder = file("monitoring/prometheus");
-    let ended = Command::new("promtool").args(arguments).current_dir(folder).output();
+    let ended = Command::new("promtool")
+        .args(arguments)
+        .current_dir(folder)
+        .output();
     let ended = ended.expect("promtool is there: scripts/fetch-servers installs it");
-    let said = [ended.stdout, ended.stderr].map(|said| String::from_utf8_lossy(&said).into_owned()).concat();
+    let said = [ended.stdout, ended.stderr]
+        .map(|said| String::from_utf8_lossy(&said).into_owned())
+        .concat();
     assert!(ended.status.success(), "promtool {arguments:?}: {said}");
 }
 

@@ -11,8 +11,12 @@ use crate::stage::{Stage, id, order};
 
 /// Returns the metrics of Prometheus' text, from its `# TYPE` lines.
 fn types(text: &str) -> BTreeSet<(String, String)> {
-    let typed = text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split_once(' '));
-    typed.map(|(name, kind)| (name.to_owned(), kind.to_owned())).collect()
+    let typed = text
+        .lines()
+        .filter_map(|line| line.strip_prefix("# TYPE ")?.split_once(' '));
+    typed
+        .map(|(name, kind)| (name.to_owned(), kind.to_owned()))
+        .collect()
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -23,28 +27,69 @@ async fn what_happens_is_counted_by_scope_and_kind() {
         2 => Err(Failure::permanent("never")),
         _ => Ok(()),
     };
-    stage.produce((0..10).chain(0..5).map(order).collect()).await;
+    stage
+        .produce((0..10).chain(0..5).map(order).collect())
+        .await;
     let running = stage.start(redis.url(), handler, |consumer| consumer).await;
     stage.acked(15).await;
 
     let scope = &stage.scope;
     for (series, expected) in [
-        (format!("oncegate_handler_runs_total{{scope=\"{scope}\",outcome=\"succeeded\"}}"), 9.0),
-        (format!("oncegate_handler_runs_total{{scope=\"{scope}\",outcome=\"failed\"}}"), 1.0),
-        (format!("oncegate_handler_runs_total{{scope=\"{scope}\",outcome=\"gave_up\"}}"), 1.0),
+        (
+            format!("oncegate_handler_runs_total{{scope=\"{scope}\",outcome=\"succeeded\"}}"),
+            9.0,
+        ),
+        (
+            format!("oncegate_handler_runs_total{{scope=\"{scope}\",outcome=\"failed\"}}"),
+            1.0,
+        ),
+        (
+            format!("oncegate_handler_runs_total{{scope=\"{scope}\",outcome=\"gave_up\"}}"),
+            1.0,
+        ),
         (format!("oncegate_retries_total{{scope=\"{scope}\"}}"), 1.0),
-        (format!("oncegate_dead_letters_total{{scope=\"{scope}\",cause=\"permanent\"}}"), 1.0),
+        (
+            format!("oncegate_dead_letters_total{{scope=\"{scope}\",cause=\"permanent\"}}"),
+            1.0,
+        ),
         (format!("oncegate_acks_total{{scope=\"{scope}\"}}"), 15.0),
-        (format!("oncegate_handler_seconds_count{{scope=\"{scope}\"}}"), 11.0),
-        (format!("oncegate_message_age_seconds_count{{scope=\"{scope}\"}}"), 9.0),
-        (format!("oncegate_completions_total{{scope=\"{scope}\"}}"), 9.0),
-        (format!("oncegate_result_bytes_count{{scope=\"{scope}\"}}"), 9.0),
-        (format!("oncegate_result_bytes_bucket{{scope=\"{scope}\",le=\"64\"}}"), 9.0),
-        (format!("oncegate_record_retention_seconds{{scope=\"{scope}\"}}"), 604_800.0),
-        (format!("oncegate_lease_remaining_seconds{{scope=\"{scope}\"}}"), 30.0),
+        (
+            format!("oncegate_handler_seconds_count{{scope=\"{scope}\"}}"),
+            11.0,
+        ),
+        (
+            format!("oncegate_message_age_seconds_count{{scope=\"{scope}\"}}"),
+            9.0,
+        ),
+        (
+            format!("oncegate_completions_total{{scope=\"{scope}\"}}"),
+            9.0,
+        ),
+        (
+            format!("oncegate_result_bytes_count{{scope=\"{scope}\"}}"),
+            9.0,
+        ),
+        (
+            format!("oncegate_result_bytes_bucket{{scope=\"{scope}\",le=\"64\"}}"),
+            9.0,
+        ),
+        (
+            format!("oncegate_record_retention_seconds{{scope=\"{scope}\"}}"),
+            604_800.0,
+        ),
+        (
+            format!("oncegate_lease_remaining_seconds{{scope=\"{scope}\"}}"),
+            30.0,
+        ),
         // What has not happened is zero, not absent: an alert would miss the first time.
-        (format!("oncegate_extra_runs_total{{scope=\"{scope}\",cause=\"lease_lost\"}}"), 0.0),
-        (format!("oncegate_store_losses_total{{scope=\"{scope}\"}}"), 0.0),
+        (
+            format!("oncegate_extra_runs_total{{scope=\"{scope}\",cause=\"lease_lost\"}}"),
+            0.0,
+        ),
+        (
+            format!("oncegate_store_losses_total{{scope=\"{scope}\"}}"),
+            0.0,
+        ),
         (format!("oncegate_store_up{{scope=\"{scope}\"}}"), 1.0),
         (format!("oncegate_live{{consumer=\"{scope}\"}}"), 1.0),
     ] {
@@ -56,7 +101,10 @@ async fn what_happens_is_counted_by_scope_and_kind() {
         );
     }
     let buckets = format!("oncegate_message_age_seconds_bucket{{scope=\"{scope}\",le=\"60\"}}");
-    assert!(running.metric(&buckets).await.is_some(), "the alert rules count this bucket");
+    assert!(
+        running.metric(&buckets).await.is_some(),
+        "the alert rules count this bucket"
+    );
     running.stop().await;
 }
 
@@ -65,7 +113,13 @@ async fn what_happens_is_counted_by_scope_and_kind() {
 async fn every_published_metric_is_in_the_catalogue_with_its_kind() {
     let (stage, redis) = (Stage::new("catalogue").await, Redis::shared().await);
     stage.produce((0..3).map(order).collect()).await;
-    let running = stage.start(redis.url(), async |_: Message, _: Attempt| Ok(()), |consumer| consumer).await;
+    let running = stage
+        .start(
+            redis.url(),
+            async |_: Message, _: Attempt| Ok(()),
+            |consumer| consumer,
+        )
+        .await;
     stage.acked(3).await;
     let (status, text) = running.get("/metrics").await;
     assert_eq!(status, 200);
@@ -74,18 +128,34 @@ async fn every_published_metric_is_in_the_catalogue_with_its_kind() {
         Kind::Gauge => "gauge",
         _ => "histogram",
     };
-    let catalogued: BTreeSet<_> =
-        CATALOGUE.iter().map(|metric| (metric.full_name(), kind(metric).to_owned())).collect();
+    let catalogued: BTreeSet<_> = CATALOGUE
+        .iter()
+        .map(|metric| (metric.full_name(), kind(metric).to_owned()))
+        .collect();
     let published = types(&text);
-    assert!(published.is_subset(&catalogued), "{:?}", published.difference(&catalogued));
-    // Gauges and histograms are published once they have a value, and no relay publishes here. Of the counters, `answers`
-    // alone has labels that are not listed.
-    let missing = catalogued.difference(&published).filter(|(_, kind)| kind != "gauge");
+    assert!(
+        published.is_subset(&catalogued),
+        "{:?}",
+        published.difference(&catalogued)
+    );
+    // Gauges and histograms are published once they have a value, and no relay publishes here. Of
+    // the counters, `answers` alone has labels that are not listed.
+    let missing = catalogued
+        .difference(&published)
+        .filter(|(_, kind)| kind != "gauge");
     let missing: Vec<_> = missing.map(|(name, _)| name.as_str()).collect();
-    assert_eq!(missing, ["oncegate_answers_total", "oncegate_outbox_age_seconds"]);
+    assert_eq!(
+        missing,
+        ["oncegate_answers_total", "oncegate_outbox_age_seconds"]
+    );
     for (name, _) in &published {
-        let help = text.lines().find(|line| line.starts_with(&format!("# HELP {name} ")));
-        assert!(help.is_some_and(|help| help.len() > name.len() + 10), "{name} has no description");
+        let help = text
+            .lines()
+            .find(|line| line.starts_with(&format!("# HELP {name} ")));
+        assert!(
+            help.is_some_and(|help| help.len() > name.len() + 10),
+            "{name} has no description"
+        );
     }
     running.stop().await;
 }
@@ -93,7 +163,13 @@ async fn every_published_metric_is_in_the_catalogue_with_its_kind() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_store_that_is_away_makes_it_unready_with_the_reason_and_keeps_it_alive() {
     let (stage, mut redis) = (Stage::new("probes").await, RedisServer::synced().await);
-    let running = stage.start(redis.url(), async |_: Message, _: Attempt| Ok(()), |consumer| consumer).await;
+    let running = stage
+        .start(
+            redis.url(),
+            async |_: Message, _: Attempt| Ok(()),
+            |consumer| consumer,
+        )
+        .await;
     assert_eq!(running.probed(200).await, r#"{"ok":true,"reasons":[]}"#);
     redis.kill();
     stage.produce(vec![order(1)]).await;
@@ -101,11 +177,19 @@ async fn a_store_that_is_away_makes_it_unready_with_the_reason_and_keeps_it_aliv
     assert_eq!(said["reasons"][0]["reason"], "store_away", "{said}");
     assert_eq!(said["reasons"][0]["consumer"], stage.scope);
     let words = said["reasons"][0]["words"].as_str().unwrap();
-    assert!(words.contains("store") && words.contains(&stage.scope), "{words}");
+    assert!(
+        words.contains("store") && words.contains(&stage.scope),
+        "{words}"
+    );
     let (live, why) = running.get("/healthz").await;
     assert_eq!(live, 200, "no restart would help: {why}");
     let scope = &stage.scope;
-    assert_eq!(running.metric(&format!("oncegate_store_up{{scope=\"{scope}\"}}")).await, Some(0.0));
+    assert_eq!(
+        running
+            .metric(&format!("oncegate_store_up{{scope=\"{scope}\"}}"))
+            .await,
+        Some(0.0)
+    );
     let paused = format!("oncegate_paused{{consumer=\"{scope}\",cause=\"store_away\"}}");
     assert_eq!(running.metric(&paused).await, Some(1.0));
     redis.start_again().await;
@@ -115,21 +199,32 @@ async fn a_store_that_is_away_makes_it_unready_with_the_reason_and_keeps_it_aliv
     running.stop().await;
 }
 
-/// A page of another site, under a name that it lets resolve to this address, must read nothing here.
+/// A page of another site, under a name that it lets resolve to this address, must read nothing
+/// here.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_page_answers_only_under_known_names_and_probes_under_any() {
     let telemetry = Telemetry::prometheus().unwrap();
     let server = HttpServer::start(telemetry.router_for(["status.internal"])).await;
     let client = HttpClient::http1(server.address());
     let (page, probes) = (["/", "/status.json"], ["/metrics", "/healthz", "/readyz"]);
-    for (host, of_page) in
-        [("127.0.0.1:9464", 200), ("localhost", 200), ("status.internal", 200), ("evil.example", 421)]
-    {
+    for (host, of_page) in [
+        ("127.0.0.1:9464", 200),
+        ("localhost", 200),
+        ("status.internal", 200),
+        ("evil.example", 421),
+    ] {
         for (paths, code) in [(&page[..], of_page), (&probes, 200)] {
             for path in paths {
                 let headers = [("host", host)];
-                let sent = Sent::post(path, "", "").method("GET").unkeyed().headers(&headers);
-                assert_eq!(client.send(sent).await.status.as_u16(), code, "{path} of {host}");
+                let sent = Sent::post(path, "", "")
+                    .method("GET")
+                    .unkeyed()
+                    .headers(&headers);
+                assert_eq!(
+                    client.send(sent).await.status.as_u16(),
+                    code,
+                    "{path} of {host}"
+                );
             }
         }
     }
@@ -143,12 +238,16 @@ async fn a_recorder_of_the_programs_own_gets_the_same_and_no_second_endpoint() {
     let observer: &dyn oncegate::Observer = &telemetry;
     observer.observe(oncegate::Event::CompleteLost { scope: "billing" });
     assert!(
-        rendered.render().contains("oncegate_complete_lost_total{scope=\"billing\"} 1"),
+        rendered
+            .render()
+            .contains("oncegate_complete_lost_total{scope=\"billing\"} 1"),
         "{}",
         rendered.render()
     );
     let server = HttpServer::start(telemetry.router()).await;
     let client = HttpClient::http1(server.address());
-    let metrics = client.send(Sent::post("/metrics", "", "").method("GET").unkeyed()).await;
+    let metrics = client
+        .send(Sent::post("/metrics", "", "").method("GET").unkeyed())
+        .await;
     assert_eq!(metrics.status.as_u16(), 404, "the program serves its own");
 }

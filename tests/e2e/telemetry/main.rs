@@ -1,7 +1,11 @@
-//! What operators see, on real servers: metrics, probes, the status page in a browser, spans, alert rules, and nothing
-//! of what messages hold.
+//! What operators see, on real servers: metrics, probes, the status page in a browser, spans, alert
+//! rules, and nothing of what messages hold.
 
-#![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test that cannot go on has failed")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::indexing_slicing,
+    reason = "a test that cannot go on has failed"
+)]
 
 mod canary;
 mod documents;

@@ -22,8 +22,8 @@ const SCREENSHOT: &str = "ONCEGATE_SCREENSHOT";
 /// The largest screenshot, in bytes: it is in the repository.
 const SCREENSHOT_BYTES_MAX: u64 = 300_000;
 
-/// What the page takes for a second passes within milliseconds here: each answer takes half of a real one, so that its
-/// rates are rates.
+/// What the page takes for a second passes within milliseconds here: each answer takes half of a
+/// real one, so that its rates are rates.
 async fn slowly(request: Request, next: Next) -> axum::response::Response {
     if request.uri().path() == "/status.json" {
         tokio::time::sleep(Duration::from_millis(500)).await;
@@ -50,9 +50,15 @@ async fn chromium(server: &HttpServer, options: &[&str]) -> String {
         .stdin(Stdio::null())
         .stderr(Stdio::piped())
         .kill_on_drop(true);
-    let ended = timeout(LIMIT, command.output()).await.expect("Chromium ends");
+    let ended = timeout(LIMIT, command.output())
+        .await
+        .expect("Chromium ends");
     let ended = ended.expect("Chromium is there: scripts/fetch-servers installs it");
-    assert!(ended.status.success(), "{}", String::from_utf8_lossy(&ended.stderr));
+    assert!(
+        ended.status.success(),
+        "{}",
+        String::from_utf8_lossy(&ended.stderr)
+    );
     String::from_utf8(ended.stdout).unwrap()
 }
 
@@ -68,16 +74,28 @@ async fn a_browser_shows_partitions_verdicts_dead_letters_and_the_promise() {
         Ok(())
     };
     stage
-        .produce((0..200).chain(0..40).map(|n| order(n).partition((n % 3).try_into().unwrap())).collect())
+        .produce(
+            (0..200)
+                .chain(0..40)
+                .map(|n| order(n).partition((n % 3).try_into().unwrap()))
+                .collect(),
+        )
         .await;
-    let running = stage.start(redis.url(), handler, |consumer| consumer.stop_deadline(Duration::ZERO)).await;
+    let running = stage
+        .start(redis.url(), handler, |consumer| {
+            consumer.stop_deadline(Duration::ZERO)
+        })
+        .await;
     // All but the one whose handler waits to be cancelled, and the duplicate behind it.
     stage.acked(238).await;
     let page = stage.telemetry.router().layer(middleware::from_fn(slowly));
     let server = HttpServer::start(page).await;
 
     let dom = chromium(&server, &["--dump-dom"]).await;
-    assert!(dom.contains("data-shown=\"rates\""), "it looked more than once: {dom}");
+    assert!(
+        dom.contains("data-shown=\"rates\""),
+        "it looked more than once: {dom}"
+    );
     for shown in [
         &stage.topic,
         &stage.scope,
@@ -101,18 +119,32 @@ async fn a_browser_shows_partitions_verdicts_dead_letters_and_the_promise() {
 
     let folder = tempfile::tempdir().unwrap();
     let wanted = std::env::var_os(SCREENSHOT);
-    let file =
-        wanted.as_deref().map_or_else(|| folder.path().join("page.png"), |file| Path::new(file).to_owned());
+    let file = wanted.as_deref().map_or_else(
+        || folder.path().join("page.png"),
+        |file| Path::new(file).to_owned(),
+    );
     chromium(&server, &[&format!("--screenshot={}", file.display())]).await;
     let bytes = std::fs::metadata(&file).expect("a screenshot").len();
-    assert!((10_000..SCREENSHOT_BYTES_MAX).contains(&bytes), "{bytes} bytes");
+    assert!(
+        (10_000..SCREENSHOT_BYTES_MAX).contains(&bytes),
+        "{bytes} bytes"
+    );
     running.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_page_says_that_a_store_is_away() {
-    let (stage, mut redis) = (Stage::new("away").await, oncegate_testkit::RedisServer::synced().await);
-    let running = stage.start(redis.url(), async |_: Message, _: Attempt| Ok(()), |consumer| consumer).await;
+    let (stage, mut redis) = (
+        Stage::new("away").await,
+        oncegate_testkit::RedisServer::synced().await,
+    );
+    let running = stage
+        .start(
+            redis.url(),
+            async |_: Message, _: Attempt| Ok(()),
+            |consumer| consumer,
+        )
+        .await;
     stage.produce(vec![order(1)]).await;
     stage.acked(1).await;
     redis.kill();

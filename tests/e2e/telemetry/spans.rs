@@ -21,7 +21,10 @@ fn traced(record: Record) -> Record {
 }
 
 fn attribute(span: &SpanData, name: &str) -> Option<String> {
-    let found = span.attributes.iter().find(|attribute| attribute.key.as_str() == name);
+    let found = span
+        .attributes
+        .iter()
+        .find(|attribute| attribute.key.as_str() == name);
     found.map(|attribute| attribute.value.to_string())
 }
 
@@ -30,7 +33,11 @@ async fn spans(stage: &Stage, count: usize) -> Vec<SpanData> {
     let name = format!("process {}", stage.topic);
     let mut spans = until("the spans", LIMIT, async || {
         let spans = seen().spans(&name);
-        if spans.len() >= count { Ok(spans) } else { Err(format!("{} of {count}", spans.len())) }
+        if spans.len() >= count {
+            Ok(spans)
+        } else {
+            Err(format!("{} of {count}", spans.len()))
+        }
     })
     .await;
     spans.sort_by_key(|span| span.start_time);
@@ -82,10 +89,18 @@ async fn every_attempt_and_every_duplicate_has_a_span_in_its_producers_trace() {
             ("oncegate.outcome", outcome),
             ("error.type", error),
         ] {
-            assert_eq!(attribute(span, name).as_deref(), value, "{name} of {span:?}");
+            assert_eq!(
+                attribute(span, name).as_deref(),
+                value,
+                "{name} of {span:?}"
+            );
         }
         assert_eq!(attribute(span, "oncegate.key").unwrap().len(), 16);
-        assert_eq!(matches!(span.status, Status::Error { .. }), error.is_some(), "{span:?}");
+        assert_eq!(
+            matches!(span.status, Status::Error { .. }),
+            error.is_some(),
+            "{span:?}"
+        );
     }
 }
 
@@ -102,7 +117,9 @@ async fn a_span_may_be_linked_instead_and_has_a_trace_of_its_own_without_a_produ
         )
         .await;
     stage.acked(1).await;
-    stage.produce(vec![order(2).header("traceparent", [0xff, 0xfe])]).await;
+    stage
+        .produce(vec![order(2).header("traceparent", [0xff, 0xfe])])
+        .await;
     stage.acked(2).await;
     running.stop().await;
 
@@ -117,7 +134,10 @@ async fn a_span_may_be_linked_instead_and_has_a_trace_of_its_own_without_a_produ
         assert_ne!(span.span_context.trace_id().to_string(), TRACE);
         assert!(span.span_context.is_valid());
     }
-    assert_ne!(spans[0].span_context.trace_id(), spans[1].span_context.trace_id());
+    assert_ne!(
+        spans[0].span_context.trace_id(),
+        spans[1].span_context.trace_id()
+    );
 }
 
 /// Fails the first call for all of its messages.
@@ -139,9 +159,20 @@ impl BatchHandler for FailsOnce {
 async fn the_call_of_a_batch_has_a_span_that_is_linked_to_its_producers() {
     seen();
     let (stage, redis) = (Stage::new("batch-spans").await, Redis::shared().await);
-    stage.produce(vec![traced(order(1)).partition(0), traced(order(2)).partition(0)]).await;
+    stage
+        .produce(vec![
+            traced(order(1)).partition(0),
+            traced(order(2)).partition(0),
+        ])
+        .await;
     let limits = BatchLimits::new(2).wait(BatchLimits::LONGEST_WAIT);
-    let running = stage.start(redis.url(), Batched::new(limits, FailsOnce::default()), |one| one).await;
+    let running = stage
+        .start(
+            redis.url(),
+            Batched::new(limits, FailsOnce::default()),
+            |one| one,
+        )
+        .await;
     stage.acked(2).await;
     running.stop().await;
 
@@ -152,8 +183,12 @@ async fn the_call_of_a_batch_has_a_span_that_is_linked_to_its_producers() {
         .collect();
     let expected = [(Some("failed"), Some("failed")), (Some("succeeded"), None)];
     for (outcome, error) in expected {
-        let of_outcome = |span: &&SpanData| attribute(span, "oncegate.outcome").as_deref() == outcome;
-        let span = spans.iter().find(of_outcome).unwrap_or_else(|| panic!("{outcome:?} in {spans:?}"));
+        let of_outcome =
+            |span: &&SpanData| attribute(span, "oncegate.outcome").as_deref() == outcome;
+        let span = spans
+            .iter()
+            .find(of_outcome)
+            .unwrap_or_else(|| panic!("{outcome:?} in {spans:?}"));
         for (name, value) in [
             ("messaging.system", Some("kafka")),
             ("messaging.operation.name", Some("process")),
@@ -162,12 +197,26 @@ async fn the_call_of_a_batch_has_a_span_that_is_linked_to_its_producers() {
             ("oncegate.scope", Some(&*stage.scope)),
             ("error.type", error),
         ] {
-            assert_eq!(attribute(span, name).as_deref(), value, "{name} of {span:?}");
+            assert_eq!(
+                attribute(span, name).as_deref(),
+                value,
+                "{name} of {span:?}"
+            );
         }
         assert_eq!(span.span_kind, SpanKind::Consumer);
-        assert_eq!(matches!(span.status, Status::Error { .. }), error.is_some(), "{span:?}");
+        assert_eq!(
+            matches!(span.status, Status::Error { .. }),
+            error.is_some(),
+            "{span:?}"
+        );
     }
-    let linked = spans.iter().flat_map(|span| &span.links.links).map(|link| &link.span_context);
-    assert!(linked.clone().count() >= 2, "each call is linked to the producers of its messages");
+    let linked = spans
+        .iter()
+        .flat_map(|span| &span.links.links)
+        .map(|link| &link.span_context);
+    assert!(
+        linked.clone().count() >= 2,
+        "each call is linked to the producers of its messages"
+    );
     linked.for_each(|linked| assert_eq!(linked.trace_id().to_string(), TRACE));
 }

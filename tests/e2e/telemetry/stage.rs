@@ -36,7 +36,13 @@ impl Stage {
         let topic = kafka.new_topic(name, 3).await;
         let dead = kafka.new_topic(&format!("{name}-dead"), 1).await;
         let telemetry = Telemetry::prometheus().unwrap();
-        Self { kafka, topic, scope: unique(name), telemetry, dead }
+        Self {
+            kafka,
+            topic,
+            scope: unique(name),
+            telemetry,
+            dead,
+        }
     }
 
     pub(crate) async fn produce(&self, records: Vec<Record>) {
@@ -51,7 +57,12 @@ impl Stage {
         set: impl FnOnce(Consumer) -> Consumer,
     ) -> Running {
         let store = RedisStore::connect(redis).await.unwrap();
-        self.start_with(Gate::new(self.scope.as_str(), Key::json(["id"]), store), handler, set).await
+        self.start_with(
+            Gate::new(self.scope.as_str(), Key::json(["id"]), store),
+            handler,
+            set,
+        )
+        .await
     }
 
     pub(crate) async fn start_with(
@@ -60,16 +71,27 @@ impl Stage {
         handler: impl ConsumerHandler,
         set: impl FnOnce(Consumer) -> Consumer,
     ) -> Running {
-        let source = KafkaSource::new(self.kafka.bootstrap(), self.scope.as_str(), [self.topic.as_str()]);
+        let source = KafkaSource::new(
+            self.kafka.bootstrap(),
+            self.scope.as_str(),
+            [self.topic.as_str()],
+        );
         let dead_letters = source.dead_letters(self.dead.as_str());
         let backoff = Backoff::new(Duration::from_millis(10), Duration::from_millis(50));
-        let consumer = Consumer::new(source, gate, handler).dead_letters(dead_letters).backoff(backoff);
+        let consumer = Consumer::new(source, gate, handler)
+            .dead_letters(dead_letters)
+            .backoff(backoff);
         let consumer = self.telemetry.watch(set(consumer));
         let server = HttpServer::start(self.telemetry.router()).await;
         let client = HttpClient::http1(server.address());
         let (stop, stopped) = oneshot::channel::<()>();
         let consumer = tokio::spawn(consumer.run_until(async { _ = stopped.await }));
-        Running { server, client, stop, consumer }
+        Running {
+            server,
+            client,
+            stop,
+            consumer,
+        }
     }
 
     /// Waits until so many messages were acknowledged.
@@ -90,21 +112,32 @@ impl Stage {
 impl Running {
     /// The status and the text of what stands at a path.
     pub(crate) async fn get(&self, path: &str) -> (u16, String) {
-        let answer = self.client.send(Sent::post(path, "", "").method("GET").unkeyed()).await;
-        (answer.status.as_u16(), String::from_utf8(answer.body.to_vec()).unwrap())
+        let answer = self
+            .client
+            .send(Sent::post(path, "", "").method("GET").unkeyed())
+            .await;
+        (
+            answer.status.as_u16(),
+            String::from_utf8(answer.body.to_vec()).unwrap(),
+        )
     }
 
     /// The value of a series of `/metrics`, by its name and labels as they stand there.
     pub(crate) async fn metric(&self, series: &str) -> Option<f64> {
         let (_, text) = self.get("/metrics").await;
-        text.lines().find_map(|line| line.strip_prefix(series)?.trim().parse().ok())
+        text.lines()
+            .find_map(|line| line.strip_prefix(series)?.trim().parse().ok())
     }
 
     /// Waits for `/readyz` to answer with this status, and returns its body.
     pub(crate) async fn probed(&self, expected: u16) -> String {
         until("/readyz", LIMIT, async || {
             let (status, text) = self.get("/readyz").await;
-            if status == expected { Ok(text) } else { Err(format!("{status} {text}")) }
+            if status == expected {
+                Ok(text)
+            } else {
+                Err(format!("{status} {text}"))
+            }
         })
         .await
     }

@@ -22,7 +22,8 @@ fn once(ids: impl IntoIterator<Item = i64>) -> BTreeMap<i64, Vec<i32>> {
 /// Two workers get the same payments at the same time, in another order.
 async fn two_workers(place: &Place, work: [Transactional; 2], pay: &PayAll, what: &str) {
     const PAYMENTS: i64 = 90;
-    let (first, second): (Vec<i64>, Vec<i64>) = ((1..=PAYMENTS).collect(), (1..=PAYMENTS).rev().collect());
+    let (first, second): (Vec<i64>, Vec<i64>) =
+        ((1..=PAYMENTS).collect(), (1..=PAYMENTS).rev().collect());
     let (one, other) = (Bench::of(&first), Bench::of(&second));
     let [first_work, second_work] = work;
     let acks = first.len();
@@ -34,8 +35,16 @@ async fn two_workers(place: &Place, work: [Transactional; 2], pay: &PayAll, what
     // Of the two deliveries of a payment one is the duplicate.
     assert_eq!(pay.told.lock().unwrap().len(), acks, "{what}");
     let total = |name| one.counters.total(name) + other.counters.total(name);
-    assert_eq!((total("completions"), total("retries")), (acks as u64, 0), "{what}");
-    assert_eq!((one.letters.causes(), other.letters.causes()), (vec![], vec![]), "{what}");
+    assert_eq!(
+        (total("completions"), total("retries")),
+        (acks as u64, 0),
+        "{what}"
+    );
+    assert_eq!(
+        (one.letters.causes(), other.letters.causes()),
+        (vec![], vec![]),
+        "{what}"
+    );
 }
 
 // invariant: transactional-beside-another
@@ -44,14 +53,21 @@ async fn of_batches_with_the_same_payments_one_charges_each_and_the_other_gets_i
     for client in GIVEN {
         let place = Place::new(client).await;
         let pay = PayAll::new(&place, Bad::No);
-        let work = [place.batched(10, pay.clone()).await, place.batched(7, pay.clone()).await];
+        let work = [
+            place.batched(10, pay.clone()).await,
+            place.batched(7, pay.clone()).await,
+        ];
         two_workers(&place, work, &pay, &client.to_string()).await;
     }
     for isolation in ISOLATIONS {
         let place = Place::new(Client::TokioPostgres).await;
         let pay = PayAll::new(&place, Bad::No);
         let work = [10, 7].map(|most| {
-            let transactions = place.postgres().transactions().unwrap().isolation(isolation);
+            let transactions = place
+                .postgres()
+                .transactions()
+                .unwrap()
+                .isolation(isolation);
             Transactional::batched(transactions, BatchLimits::new(most), pay.clone())
         });
         two_workers(&place, work, &pay, &format!("{isolation:?}")).await;
@@ -68,13 +84,26 @@ async fn a_key_that_another_transaction_holds_waits_and_its_neighbours_are_charg
         let transaction = stalled.transaction().await.unwrap();
         let insert = "INSERT INTO oncegate_records (key, state, expires_at_ms, owner, attempt, recovery, handed_over, \
                       reason, result) VALUES ($1, 'completed', 0, ''::bytea, 0, 'none', false, '', ''::bytea)";
-        transaction.execute(insert, &[&key_of(&place.scope, 7).as_str()]).await.unwrap();
-        let (bench, pay) = (Bench::of(&[1, 2, 3, 4, 5, 6, 7, 8]), PayAll::new(&place, Bad::No));
-        let handler = place.batched(8, pay.clone()).await.limit(Duration::from_secs(3));
+        transaction
+            .execute(insert, &[&key_of(&place.scope, 7).as_str()])
+            .await
+            .unwrap();
+        let (bench, pay) = (
+            Bench::of(&[1, 2, 3, 4, 5, 6, 7, 8]),
+            PayAll::new(&place, Bad::No),
+        );
+        let handler = place
+            .batched(8, pay.clone())
+            .await
+            .limit(Duration::from_secs(3));
         let list = Arc::clone(&bench.list);
         let release = async {
             list.until_acked(7).await;
-            assert_eq!(place.till.charges().await, once([1, 2, 3, 4, 5, 6, 8]), "{client}");
+            assert_eq!(
+                place.till.charges().await,
+                once([1, 2, 3, 4, 5, 6, 8]),
+                "{client}"
+            );
             transaction.rollback().await.unwrap();
         };
         tokio::join!(bench.run(place.gate(LEASE), handler, 8), release);
@@ -100,8 +129,15 @@ impl TransactionalBatchHandler<PostgresTransaction> for CrossAll {
         transaction: &mut PostgresTransaction,
     ) -> Result<Vec<Result<(), Failure>>, Failure> {
         let Payment { id } = batch[0].message().json()?;
-        let update = format!("UPDATE {} SET attempt = attempt + $2 WHERE id = $1", self.table);
-        let (first, second) = if id < 3 { (101_i64, 102_i64) } else { (102, 101) };
+        let update = format!(
+            "UPDATE {} SET attempt = attempt + $2 WHERE id = $1",
+            self.table
+        );
+        let (first, second) = if id < 3 {
+            (101_i64, 102_i64)
+        } else {
+            (102, 101)
+        };
         let count = i32::try_from(batch.len())?;
         transaction.execute(&update, &[&first, &count]).await?;
         if self.crossed.fetch_add(1, SeqCst) < 2 {
@@ -118,22 +154,50 @@ async fn a_deadlock_or_serialization_failure_repeats_the_batch_and_costs_no_atte
     for isolation in ISOLATIONS {
         let place = Place::new(Client::TokioPostgres).await;
         let setup = format!("INSERT INTO {} VALUES (101, 0), (102, 0)", place.till.table);
-        place.postgres_client().await.batch_execute(&setup).await.unwrap();
+        place
+            .postgres_client()
+            .await
+            .batch_execute(&setup)
+            .await
+            .unwrap();
         let crossed = Arc::new(AtomicU32::new(0));
         let both = Barrier::new(2);
-        let cross = CrossAll { table: place.till.table.clone(), both, crossed: Arc::clone(&crossed) };
-        let transactions = place.postgres().transactions().unwrap().isolation(isolation);
+        let cross = CrossAll {
+            table: place.till.table.clone(),
+            both,
+            crossed: Arc::clone(&crossed),
+        };
+        let transactions = place
+            .postgres()
+            .transactions()
+            .unwrap()
+            .isolation(isolation);
         let bench = Bench::of(&[1, 2, 3, 4]);
         let handler = Transactional::batched(transactions, BatchLimits::new(2), cross);
         bench.run(place.gate(LEASE), handler, 4).await;
         let balances = place.till.charges().await;
-        assert_eq!((&balances[&101], &balances[&102]), (&vec![4], &vec![4]), "{isolation:?}");
-        assert!(crossed.load(SeqCst) > 2, "{isolation:?}: nothing was in the way");
+        assert_eq!(
+            (&balances[&101], &balances[&102]),
+            (&vec![4], &vec![4]),
+            "{isolation:?}"
+        );
+        assert!(
+            crossed.load(SeqCst) > 2,
+            "{isolation:?}: nothing was in the way"
+        );
         assert_eq!(bench.counters.total("retries"), 0, "{isolation:?}");
         assert_eq!(bench.letters.causes(), [""; 0], "{isolation:?}");
         for id in 1..=4 {
-            let looked = place.store.read(vec![key_of(&place.scope, id)]).await.remove(0).unwrap();
-            assert!(matches!(looked.unwrap().record.state, State::Completed { .. }), "{isolation:?}");
+            let looked = place
+                .store
+                .read(vec![key_of(&place.scope, id)])
+                .await
+                .remove(0)
+                .unwrap();
+            assert!(
+                matches!(looked.unwrap().record.state, State::Completed { .. }),
+                "{isolation:?}"
+            );
         }
     }
 }
@@ -152,7 +216,11 @@ async fn a_batch_whose_commit_is_not_answered_is_settled_by_each_record() {
                 Step::Sent(bytes) => cut == "sent" && Step::Asked(bytes).is_commit(),
                 Step::Answered(_) => cut == "answered" && step.is_committed(),
             };
-            if here && count.fetch_add(1, SeqCst) == 0 { Then::Cut } else { Then::Go }
+            if here && count.fetch_add(1, SeqCst) == 0 {
+                Then::Cut
+            } else {
+                Then::Go
+            }
         })
         .await;
         let pay = PayAll::new(&place, Bad::No);
@@ -164,13 +232,20 @@ async fn a_batch_whose_commit_is_not_answered_is_settled_by_each_record() {
         bench.run(place.gate(LEASE), handler, twice.len()).await;
         assert!(cuts.load(SeqCst) >= 1, "{cut}");
         let charges = place.till.charges().await;
-        assert!(charges.values().all(|attempts| attempts.len() == 1), "{cut}: {charges:?}");
+        assert!(
+            charges.values().all(|attempts| attempts.len() == 1),
+            "{cut}: {charges:?}"
+        );
         assert_eq!(charges.len(), twice.len() / 2, "{cut}");
         assert_eq!(bench.letters.causes(), [""; 0], "{cut}");
         // The second deliveries alone are duplicates.
         assert_eq!(pay.told.lock().unwrap().len(), twice.len() / 2, "{cut}");
         if cut == "answered" {
-            assert_eq!(pay.calls.lock().unwrap().len(), 1, "it was committed: nothing runs again");
+            assert_eq!(
+                pay.calls.lock().unwrap().len(),
+                1,
+                "it was committed: nothing runs again"
+            );
         }
     }
 }
@@ -189,7 +264,11 @@ impl Place {
              CREATE TRIGGER cross_inserts BEFORE INSERT ON oncegate_records FOR EACH ROW \
              WHEN (NEW.state = 'completed') EXECUTE FUNCTION cross_inserts()"
         );
-        self.postgres_client().await.batch_execute(&sql).await.unwrap();
+        self.postgres_client()
+            .await
+            .batch_execute(&sql)
+            .await
+            .unwrap();
     }
 }
 
@@ -210,10 +289,26 @@ async fn serialization_failures_at_the_first_statement_are_no_outage_and_cost_no
             bench.run(place.gate(LEASE), handler, 4).await;
             assert_eq!(place.till.charges().await, once(1..=4), "{what}");
             let crossings = "SELECT last_value FROM crossings";
-            let row = place.postgres_client().await.query_one(crossings, &[]).await.unwrap();
-            assert!(row.get::<_, i64>(0) > CROSSINGS, "{what}: nothing was in the way");
+            let row = place
+                .postgres_client()
+                .await
+                .query_one(crossings, &[])
+                .await
+                .unwrap();
+            assert!(
+                row.get::<_, i64>(0) > CROSSINGS,
+                "{what}: nothing was in the way"
+            );
             let count = |name| bench.counters.total(name);
-            assert_eq!([count("retries"), count("store_errors"), count("store_paused")], [0; 3], "{what}");
+            assert_eq!(
+                [
+                    count("retries"),
+                    count("store_errors"),
+                    count("store_paused")
+                ],
+                [0; 3],
+                "{what}"
+            );
             assert_eq!(bench.letters.causes(), [""; 0], "{what}");
         }
     }

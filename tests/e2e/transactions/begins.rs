@@ -1,4 +1,5 @@
-//! A BEGIN of a handler's transaction that fails, while the server executes what was sent behind it.
+//! A BEGIN of a handler's transaction that fails, while the server executes what was sent behind
+//! it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
@@ -18,7 +19,11 @@ async fn cancelling(place: &Place) -> (Wire, Arc<AtomicUsize>) {
     let begins = Arc::new(AtomicUsize::new(0));
     let count = Arc::clone(&begins);
     let wire = Wire::before(&place.till.url, move |_, step| {
-        if step.is_begin() && count.fetch_add(1, SeqCst) < CANCELLED { Then::Cancel } else { Then::Go }
+        if step.is_begin() && count.fetch_add(1, SeqCst) < CANCELLED {
+            Then::Cancel
+        } else {
+            Then::Go
+        }
     });
     (wire.await, begins)
 }
@@ -39,8 +44,16 @@ async fn a_cancelled_begin_completes_nothing() {
         bench.run(place.gate(LEASE), handler, 2).await;
         assert!(begins.load(SeqCst) > CANCELLED, "{client}");
         let charges = place.till.charges().await;
-        assert_eq!(charges.into_values().collect::<Vec<_>>(), [[1], [1]], "{client}");
-        assert_eq!(bench.counters.get("handler_runs", "succeeded"), 2, "{client}");
+        assert_eq!(
+            charges.into_values().collect::<Vec<_>>(),
+            [[1], [1]],
+            "{client}"
+        );
+        assert_eq!(
+            bench.counters.get("handler_runs", "succeeded"),
+            2,
+            "{client}"
+        );
     }
 }
 
@@ -56,11 +69,19 @@ async fn a_cancelled_begin_of_a_batch_completes_nothing() {
             let pool = sqlx::PgPool::connect(wire.url()).await.unwrap();
             Transactional::batched(place.postgres().sqlx_transactions(pool), limits, pay)
         } else {
-            Transactional::batched(place.postgres().transactions_of(pool(wire.url())), limits, pay)
+            Transactional::batched(
+                place.postgres().transactions_of(pool(wire.url())),
+                limits,
+                pay,
+            )
         };
         bench.run(place.gate(LEASE), handler, 3).await;
         assert!(begins.load(SeqCst) > CANCELLED, "{client}");
         let charges = place.till.charges().await;
-        assert_eq!(charges.into_values().collect::<Vec<_>>(), [[1], [1], [1]], "{client}");
+        assert_eq!(
+            charges.into_values().collect::<Vec<_>>(),
+            [[1], [1], [1]],
+            "{client}"
+        );
     }
 }

@@ -1,4 +1,5 @@
-//! Statements that are cancelled at any moment on a real server, as an operator, a tool or a timeout does it.
+//! Statements that are cancelled at any moment on a real server, as an operator, a tool or a
+//! timeout does it.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -18,11 +19,11 @@ const DEFAULT_PAYMENTS: i64 = 400;
 const KINDS: i64 = 4;
 /// The most payments of a batch.
 const BATCH: usize = 4;
-/// How many statements are sent from one cancellation to the next, at most. A transaction or a start must sometimes come
-/// through, however slow the machine is.
+/// How many statements are sent from one cancellation to the next, at most. A transaction or a
+/// start must sometimes come through, however slow the machine is.
 const STATEMENTS_BETWEEN_MOST: u64 = 40;
-/// The longest time by which the wire holds back a statement that is to be cancelled, in microseconds: the server
-/// ignores a cancellation that arrives before its statement, or after it.
+/// The longest time by which the wire holds back a statement that is to be cancelled, in
+/// microseconds: the server ignores a cancellation that arrives before its statement, or after it.
 const HELD_MICROS_MOST: u64 = 1_000;
 /// How many statements must have been cancelled: fewer prove nothing.
 const HITS_LEAST: u64 = 5;
@@ -34,14 +35,24 @@ struct Cancels {
     left: u64,
     chosen: UnboundedSender<()>,
     hits: u64,
-    /// Those of them after which the session was in no transaction: a BEGIN, or a statement that commits by itself.
+    /// Those of them after which the session was in no transaction: a BEGIN, or a statement that
+    /// commits by itself.
     outside: u64,
 }
 
 impl Cancels {
     fn new(rng: Rng) -> (Self, UnboundedReceiver<()>) {
         let (chosen, to_cancel) = unbounded_channel();
-        (Self { rng, left: 1, chosen, hits: 0, outside: 0 }, to_cancel)
+        (
+            Self {
+                rng,
+                left: 1,
+                chosen,
+                hits: 0,
+                outside: 0,
+            },
+            to_cancel,
+        )
     }
 
     fn asked(&mut self) {
@@ -58,7 +69,8 @@ impl Cancels {
         let mut is_last_cancelled = false;
         while let Some((kind, rest)) = bytes.split_first()
             && let Some(length) = rest.first_chunk::<4>()
-            && let Some((message, others)) = rest.split_at_checked(u32::from_be_bytes(*length) as usize)
+            && let Some((message, others)) =
+                rest.split_at_checked(u32::from_be_bytes(*length) as usize)
         {
             match kind {
                 b'E' => {
@@ -92,8 +104,8 @@ async fn cancel_all(place: &Place, sessions: &str, mut to_cancel: UnboundedRecei
 async fn no_cancelled_payment_is_completed_without_its_charge() {
     let seed = fastrand::u64(..);
     println!("seed {seed}");
-    let payments =
-        std::env::var("ONCEGATE_CANCELLED").map_or(DEFAULT_PAYMENTS, |number| number.parse().unwrap());
+    let payments = std::env::var("ONCEGATE_CANCELLED")
+        .map_or(DEFAULT_PAYMENTS, |number| number.parse().unwrap());
     let mut rng = Rng::with_seed(seed);
     let mut hits = 0;
     let [tokio, sqlx] = [Client::TokioPostgres, Client::Sqlx];
@@ -101,10 +113,14 @@ async fn no_cancelled_payment_is_completed_without_its_charge() {
         let ids: Vec<i64> = (1..=payments / KINDS).collect();
         hits += charge_all(client, is_batched, &ids, &mut rng).await;
     }
-    assert!(hits >= HITS_LEAST, "seed {seed}: only {hits} statements were cancelled, which proves nothing");
+    assert!(
+        hits >= HITS_LEAST,
+        "seed {seed}: only {hits} statements were cancelled, which proves nothing"
+    );
 }
 
-/// Charges these payments while the statements of all sessions are cancelled. Returns how many were.
+/// Charges these payments while the statements of all sessions are cancelled. Returns how many
+/// were.
 async fn charge_all(client: Client, is_batched: bool, ids: &[i64], rng: &mut Rng) -> u64 {
     let server = Postgres::shared().await;
     let (cancels, to_cancel) = Cancels::new(rng.fork());
@@ -120,7 +136,11 @@ async fn charge_all(client: Client, is_batched: bool, ids: &[i64], rng: &mut Rng
         Then::Go
     });
     let (wire, sessions) = (wire.await, unique("cancelled"));
-    let place = Place::at(client, &format!("{}?application_name={sessions}", wire.url())).await;
+    let place = Place::at(
+        client,
+        &format!("{}?application_name={sessions}", wire.url()),
+    )
+    .await;
     let direct = Place::at(client, server.url()).await;
     let bench = Bench::of(ids);
     let handler = if is_batched {
@@ -132,16 +152,28 @@ async fn charge_all(client: Client, is_batched: bool, ids: &[i64], rng: &mut Rng
         () = bench.run(place.gate(LEASE), handler, ids.len()) => {}
         () = cancel_all(&direct, &sessions, to_cancel) => {}
     }
-    let what = format!("{client}, {}", if is_batched { "batches" } else { "one by one" });
+    let what = format!(
+        "{client}, {}",
+        if is_batched { "batches" } else { "one by one" }
+    );
     let charges = place.till.charges().await;
     let mut completed = 0;
     for id in ids {
-        let held = place.store.read(vec![key_of(&place.scope, *id)]).await.remove(0).unwrap();
+        let held = place
+            .store
+            .read(vec![key_of(&place.scope, *id)])
+            .await
+            .remove(0)
+            .unwrap();
         let state = held.map(|snapshot| snapshot.record.state);
         let effects = charges.get(id).map_or(0, Vec::len);
         match state {
-            Some(State::Completed { .. }) => assert_eq!(effects, 1, "{what}: payment {id} is completed"),
-            Some(State::Failed { .. }) => assert_eq!(effects, 0, "{what}: payment {id} is given up"),
+            Some(State::Completed { .. }) => {
+                assert_eq!(effects, 1, "{what}: payment {id} is completed")
+            }
+            Some(State::Failed { .. }) => {
+                assert_eq!(effects, 0, "{what}: payment {id} is given up")
+            }
             other => panic!("{what}: payment {id} was acknowledged: {other:?}, {effects} charges"),
         }
         completed += effects;

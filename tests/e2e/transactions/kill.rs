@@ -1,5 +1,5 @@
-//! Workers that race on the same payments: killed between every two statements of a transaction and at random,
-//! and stopped there.
+//! Workers that race on the same payments: killed between every two statements of a transaction and
+//! at random, and stopped there.
 
 use std::collections::BTreeSet;
 use std::os::unix::process::ExitStatusExt as _;
@@ -50,7 +50,8 @@ enum Fate {
 /// The place, and what has happened there.
 struct Scene {
     place: Place,
-    /// Whose transaction it is: the handler's `own`, one that it is `given`, or one of a batch (`batched`).
+    /// Whose transaction it is: the handler's `own`, one that it is `given`, or one of a batch
+    /// (`batched`).
     transaction: &'static str,
     seed: u64,
     started: AtomicU64,
@@ -82,9 +83,11 @@ impl Scene {
     fn fate(&self, number: u64) -> Fate {
         let mut rng = Rng::with_seed(self.seed ^ number);
         let passes = match self.place.till.client {
-            // There the point is every step of every statement, or of the handler's own.
-            // A third of the workers get past all points, so that some batches are charged without a claim.
-            Client::Sqlite if self.transaction == "batched" => 1 + number % (3 * PAYMENTS.unsigned_abs()),
+            // There the point is every step of every statement, or of the handler's own. A third of
+            // the workers get past all points, so that some batches are charged without a claim.
+            Client::Sqlite if self.transaction == "batched" => {
+                1 + number % (3 * PAYMENTS.unsigned_abs())
+            }
             Client::Sqlite if self.is_given() => 1 + number % (2 * PAYMENTS.unsigned_abs()),
             Client::Sqlite => 1 + number % 60,
             // A worker has one transaction, and another one if that is repeated.
@@ -93,7 +96,9 @@ impl Scene {
         };
         let point = number % (STATEMENTS * STEPS);
         match number % 6 {
-            4 => Fate::Killed { after: Duration::from_millis(rng.u64(20..700)) },
+            4 => Fate::Killed {
+                after: Duration::from_millis(rng.u64(20..700)),
+            },
             5 => Fate::Stops { point, passes },
             _ => Fate::Dies { point, passes },
         }
@@ -109,7 +114,13 @@ impl Scene {
         let ids: Vec<String> = ids.map(|id| id.to_string()).collect();
         let mut command = bound_to_parent(env!("CARGO_BIN_EXE_payer"), "KILL");
         command
-            .args([&till.client.to_string(), &till.url, &till.table, &self.place.scope, &ids.join(",")])
+            .args([
+                &till.client.to_string(),
+                &till.url,
+                &till.table,
+                &self.place.scope,
+                &ids.join(","),
+            ])
             .args([point / STEPS, point % STEPS, passes].map(|number| number.to_string()))
             .args([action, self.transaction]);
         Process::spawn("payer", command)
@@ -145,24 +156,42 @@ impl Scene {
             Fate::Dies { .. } | Fate::Lives => worker.end_within(LIMIT).await,
         };
         let aborted = status.signal().is_some();
-        assert!(aborted || status.success(), "seed {}: {fate:?}: {status}", self.seed);
+        assert!(
+            aborted || status.success(),
+            "seed {}: {fate:?}: {status}",
+            self.seed
+        );
         self.killed.fetch_add(u64::from(aborted), SeqCst);
         if let (true, Fate::Dies { point, passes }) = (aborted, fate) {
             let on_a_file = self.place.till.client == Client::Sqlite;
-            self.points.lock().unwrap().insert(if on_a_file { passes } else { point });
+            self.points
+                .lock()
+                .unwrap()
+                .insert(if on_a_file { passes } else { point });
         }
     }
 
-    /// Checks that one run has completed, the one whose charge was committed, and that no killed run is recorded as
-    /// completed.
+    /// Checks that one run has completed, the one whose charge was committed, and that no killed
+    /// run is recorded as completed.
     ///
-    /// Returns whether it was claimed. Only a transaction that the handler was given needs no claim.
+    /// Returns whether it was claimed. Only a transaction that the handler was given needs no
+    /// claim.
     async fn check_journal(&self, id: i64, attempt: i32) -> bool {
         let entries = self.place.history(&key_of(&self.place.scope, id)).await;
-        let of = |event: &str| entries.iter().filter(|entry| entry.event == event).collect::<Vec<_>>();
+        let of = |event: &str| {
+            entries
+                .iter()
+                .filter(|entry| entry.event == event)
+                .collect::<Vec<_>>()
+        };
         let (claimed, completed) = (of("claimed"), of("completed"));
         if self.is_given() && entries.len() == 1 {
-            assert_eq!((completed.len(), attempt), (1, 1), "seed {}: {entries:#?}", self.seed);
+            assert_eq!(
+                (completed.len(), attempt),
+                (1, 1),
+                "seed {}: {entries:#?}",
+                self.seed
+            );
             return false;
         }
         let told = [completed.len(), 1] == [1, claimed.len().min(1)]
@@ -196,9 +225,19 @@ impl Scene {
         let status = self.spawn(0..last, Fate::Lives).end_within(LIMIT).await;
         assert!(status.success(), "seed {seed}, {client}: {status}");
         let charges = self.place.till.charges().await;
-        let wrong: Vec<_> = charges.iter().filter(|(_, attempts)| attempts.len() != 1).collect();
-        assert!(wrong.is_empty(), "seed {seed}, {client}: charged more than once: {wrong:?}");
-        assert_eq!(charges.len(), usize::try_from(last).unwrap(), "seed {seed}, {client}");
+        let wrong: Vec<_> = charges
+            .iter()
+            .filter(|(_, attempts)| attempts.len() != 1)
+            .collect();
+        assert!(
+            wrong.is_empty(),
+            "seed {seed}, {client}: charged more than once: {wrong:?}"
+        );
+        assert_eq!(
+            charges.len(),
+            usize::try_from(last).unwrap(),
+            "seed {seed}, {client}"
+        );
         // The workers' stores know nothing of the journal.
         let mut claimed = 0;
         for (id, attempts) in &charges {
@@ -219,7 +258,10 @@ impl Scene {
             points >= least && stopped > 0 && is_some_claimed && is_some_unclaimed,
             "seed {seed}: that proves nothing"
         );
-        assert!(again > 0 || self.is_given(), "seed {seed}: that proves nothing");
+        assert!(
+            again > 0 || self.is_given(),
+            "seed {seed}: that proves nothing"
+        );
     }
 }
 
@@ -228,10 +270,15 @@ impl Scene {
 async fn whoever_is_killed_between_whatever_statements_each_payment_is_charged_once() {
     let seed = fastrand::u64(..);
     println!("seed {seed}");
-    let kills = std::env::var("ONCEGATE_KILLS").map_or(DEFAULT_KILLS, |number| number.parse().unwrap());
+    let kills =
+        std::env::var("ONCEGATE_KILLS").map_or(DEFAULT_KILLS, |number| number.parse().unwrap());
     let mut scenes = JoinSet::new();
     for client in CLIENTS {
-        scenes.spawn(Scene::new(client, "own", seed).await.run(kills / CLIENTS.len() as u64));
+        scenes.spawn(
+            Scene::new(client, "own", seed)
+                .await
+                .run(kills / CLIENTS.len() as u64),
+        );
     }
     while let Some(scene) = scenes.join_next().await {
         scene.unwrap();
@@ -243,11 +290,16 @@ async fn whoever_is_killed_between_whatever_statements_each_payment_is_charged_o
 async fn a_payment_is_charged_once_whenever_a_worker_dies_in_the_transaction_it_was_given() {
     let seed = fastrand::u64(..);
     println!("seed {seed}");
-    let kills = std::env::var("ONCEGATE_KILLS").map_or(DEFAULT_KILLS_GIVEN, |number| number.parse().unwrap());
+    let kills = std::env::var("ONCEGATE_KILLS")
+        .map_or(DEFAULT_KILLS_GIVEN, |number| number.parse().unwrap());
     let mut scenes = JoinSet::new();
     let clients = [Client::TokioPostgres, Client::Sqlx, Client::Sqlite];
     for client in clients {
-        scenes.spawn(Scene::new(client, "given", seed).await.run(kills / clients.len() as u64));
+        scenes.spawn(
+            Scene::new(client, "given", seed)
+                .await
+                .run(kills / clients.len() as u64),
+        );
     }
     while let Some(scene) = scenes.join_next().await {
         scene.unwrap();
@@ -260,12 +312,16 @@ async fn a_payment_is_charged_once_whenever_a_worker_dies_in_the_transaction_it_
 async fn a_payment_is_charged_once_whenever_a_worker_dies_in_the_transaction_of_its_batch() {
     let seed = fastrand::u64(..);
     println!("seed {seed}");
-    let kills =
-        std::env::var("ONCEGATE_KILLS").map_or(DEFAULT_KILLS_BATCHED, |number| number.parse().unwrap());
+    let kills = std::env::var("ONCEGATE_KILLS")
+        .map_or(DEFAULT_KILLS_BATCHED, |number| number.parse().unwrap());
     let mut scenes = JoinSet::new();
     let clients = [Client::TokioPostgres, Client::Sqlx, Client::Sqlite];
     for client in clients {
-        scenes.spawn(Scene::new(client, "batched", seed).await.run(kills / clients.len() as u64));
+        scenes.spawn(
+            Scene::new(client, "batched", seed)
+                .await
+                .run(kills / clients.len() as u64),
+        );
     }
     while let Some(scene) = scenes.join_next().await {
         scene.unwrap();
@@ -276,7 +332,8 @@ async fn a_payment_is_charged_once_whenever_a_worker_dies_in_the_transaction_of_
 const POISON: i64 = 13;
 const ATTEMPTS: u32 = 4;
 
-/// A payment that ends every process runs once without a record, and then as often as it has attempts.
+/// A payment that ends every process runs once without a record, and then as often as it has
+/// attempts.
 // invariant: transactional-poison
 #[tokio::test(flavor = "multi_thread")]
 async fn a_payment_that_ends_its_process_becomes_a_dead_letter_and_its_neighbours_are_charged() {
@@ -299,14 +356,38 @@ async fn poisoned(client: Client, transaction: &'static str) {
         }
         assert!(status.signal().is_some(), "{client}: {status}");
         deaths += 1;
-        assert!(deaths <= ATTEMPTS + 1, "{client}: it ends its process for ever");
+        assert!(
+            deaths <= ATTEMPTS + 1,
+            "{client}: it ends its process for ever"
+        );
     }
     let charges = scene.place.till.charges().await;
-    let neighbours: Vec<_> = charges.iter().map(|(id, attempts)| (*id, attempts.len())).collect();
-    assert_eq!(neighbours, [10, 11, 12, 14, 15, 16].map(|id| (id, 1)), "{client}");
-    let found = scene.place.store.read(vec![key_of(&scene.place.scope, POISON)]).await.remove(0);
+    let neighbours: Vec<_> = charges
+        .iter()
+        .map(|(id, attempts)| (*id, attempts.len()))
+        .collect();
+    assert_eq!(
+        neighbours,
+        [10, 11, 12, 14, 15, 16].map(|id| (id, 1)),
+        "{client}"
+    );
+    let found = scene
+        .place
+        .store
+        .read(vec![key_of(&scene.place.scope, POISON)])
+        .await
+        .remove(0);
     let record = found.unwrap().unwrap().record;
-    assert!(matches!(record.state, State::Failed { handed_over: true, .. }), "{client}: {record:?}");
+    assert!(
+        matches!(
+            record.state,
+            State::Failed {
+                handed_over: true,
+                ..
+            }
+        ),
+        "{client}: {record:?}"
+    );
     assert!(deaths >= 2, "{client}: it has not run twice");
 }
 
@@ -328,20 +409,31 @@ async fn an_owner_that_stalls_in_its_transaction_keeps_the_payment_no_longer_tha
                 }
                 let stopped = stalled.try_wait().is_none();
                 let status = scene.spawn(id..id + 1, Fate::Lives).end_within(LIMIT).await;
-                assert!(status.success(), "{client}, statement {statement}: {status}");
+                assert!(
+                    status.success(),
+                    "{client}, statement {statement}: {status}"
+                );
                 if stopped {
                     stalled.signal("CONT");
                     scene.stopped.fetch_add(1, SeqCst);
                 }
                 let status = stalled.end_within(LIMIT).await;
-                assert!(status.success(), "{client}, statement {statement}: {status}");
-                assert_eq!(scene.place.till.charges().await[&id].len(), 1, "{client}, statement {statement}");
+                assert!(
+                    status.success(),
+                    "{client}, statement {statement}: {status}"
+                );
+                assert_eq!(
+                    scene.place.till.charges().await[&id].len(),
+                    1,
+                    "{client}, statement {statement}"
+                );
             });
         }
     }
     while let Some(stall) = stalls.join_next().await {
         stall.unwrap();
     }
-    // Begin, effect, completion, commit, in one statement each or two; the last numbers are not there with each client.
+    // Begin, effect, completion, commit, in one statement each or two; the last numbers are not
+    // there with each client.
     assert!(scenes.iter().all(|scene| scene.stopped.load(SeqCst) >= 4));
 }

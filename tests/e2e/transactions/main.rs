@@ -1,6 +1,11 @@
-//! Effects inside the user's own transaction: business rows and COMPLETED commit together, or neither does.
+//! Effects inside the user's own transaction: business rows and COMPLETED commit together, or
+//! neither does.
 
-#![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test that cannot go on has failed")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::indexing_slicing,
+    reason = "a test that cannot go on has failed"
+)]
 
 #[path = "../../../crates/oncegate-runtime/tests/runtime/list.rs"]
 #[allow(dead_code, reason = "its other users need more of it")]

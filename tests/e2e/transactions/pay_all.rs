@@ -6,7 +6,9 @@ use std::time::Duration;
 
 use oncegate::postgres::PostgresTransaction;
 use oncegate::sqlite::SqliteTransaction;
-use oncegate::{BatchLimits, BatchMessage, Failure, Message, Transactional, TransactionalBatchHandler};
+use oncegate::{
+    BatchLimits, BatchMessage, Failure, Message, Transactional, TransactionalBatchHandler,
+};
 use oncegate_testkit::{Client, Payment};
 
 use crate::place::Place;
@@ -59,19 +61,33 @@ struct Rows {
 
 impl PayAll {
     pub(crate) fn new(place: &Place, bad: Bad) -> Self {
-        Self { table: place.till.table.clone(), bad, ..Self::default() }
+        Self {
+            table: place.till.table.clone(),
+            bad,
+            ..Self::default()
+        }
     }
 
     fn rows(&self, batch: &[BatchMessage]) -> Result<Rows, Failure> {
-        let ids = batch.iter().map(|one| Ok(one.message().json::<Payment>()?.id));
+        let ids = batch
+            .iter()
+            .map(|one| Ok(one.message().json::<Payment>()?.id));
         let ids: Vec<i64> = ids.collect::<Result<_, Failure>>()?;
         self.calls.lock().unwrap().push(ids.clone());
-        let attempts = batch.iter().map(|one| i32::try_from(one.attempt().number()));
-        Ok(Rows { ids, attempts: attempts.collect::<Result<_, _>>()? })
+        let attempts = batch
+            .iter()
+            .map(|one| i32::try_from(one.attempt().number()));
+        Ok(Rows {
+            ids,
+            attempts: attempts.collect::<Result<_, _>>()?,
+        })
     }
 
     fn insert(&self) -> String {
-        format!("INSERT INTO {} (id, attempt) SELECT * FROM unnest($1::bigint[], $2::int[])", self.table)
+        format!(
+            "INSERT INTO {} (id, attempt) SELECT * FROM unnest($1::bigint[], $2::int[])",
+            self.table
+        )
     }
 
     /// The SQL that follows the charges.
@@ -140,7 +156,9 @@ impl TransactionalBatchHandler<PostgresTransaction> for PayAll {
         transaction: &mut PostgresTransaction,
     ) -> Result<Vec<Result<String, Failure>>, Failure> {
         let rows = self.rows(batch)?;
-        transaction.execute(&self.insert(), &[&rows.ids, &rows.attempts]).await?;
+        transaction
+            .execute(&self.insert(), &[&rows.ids, &rows.attempts])
+            .await?;
         transaction.batch_execute(self.sql(&rows)).await?;
         self.outcomes(&rows).await
     }
@@ -159,9 +177,13 @@ impl TransactionalBatchHandler<sqlx::Transaction<'static, sqlx::Postgres>> for P
         transaction: &mut sqlx::Transaction<'static, sqlx::Postgres>,
     ) -> Result<Vec<Result<String, Failure>>, Failure> {
         let rows = self.rows(batch)?;
-        let insert = sqlx::query(sqlx::AssertSqlSafe(self.insert())).bind(&rows.ids).bind(&rows.attempts);
+        let insert = sqlx::query(sqlx::AssertSqlSafe(self.insert()))
+            .bind(&rows.ids)
+            .bind(&rows.attempts);
         insert.execute(&mut **transaction).await?;
-        sqlx::raw_sql(self.sql(&rows)).execute(&mut **transaction).await?;
+        sqlx::raw_sql(self.sql(&rows))
+            .execute(&mut **transaction)
+            .await?;
         self.outcomes(&rows).await
     }
 

@@ -33,7 +33,9 @@ impl Place {
     pub(crate) async fn new(client: Client) -> Self {
         let folder = tempfile::tempdir().unwrap();
         if client == Client::Sqlite {
-            let store = SqliteStore::open(folder.path().join("oncegate.db")).await.unwrap();
+            let store = SqliteStore::open(folder.path().join("oncegate.db"))
+                .await
+                .unwrap();
             return Self::on_file(store, folder).await;
         }
         let postgres = Postgres::shared().await;
@@ -78,19 +80,37 @@ impl Place {
     /// The database at this URL, which a pooler may serve.
     pub(crate) async fn at(client: Client, url: &str) -> Self {
         let folder = tempfile::tempdir().unwrap();
-        Self::on_server(client, url, with_tables(PostgresStore::builder(url)).await, folder).await
+        Self::on_server(
+            client,
+            url,
+            with_tables(PostgresStore::builder(url)).await,
+            folder,
+        )
+        .await
     }
 
     async fn on_file(store: SqliteStore, folder: TempDir) -> Self {
         let till = Till::open(Client::Sqlite, &store.path().display().to_string()).await;
         let journal = Journal::Sqlite(store.clone());
-        Self { till, store: Arc::new(store), journal, scope: unique("transactions"), _folder: folder }
+        Self {
+            till,
+            store: Arc::new(store),
+            journal,
+            scope: unique("transactions"),
+            _folder: folder,
+        }
     }
 
     async fn on_server(client: Client, url: &str, store: PostgresStore, folder: TempDir) -> Self {
         let till = Till::open(client, url).await;
         let journal = Journal::Postgres(store.clone());
-        Self { till, store: Arc::new(store), journal, scope: unique("transactions"), _folder: folder }
+        Self {
+            till,
+            store: Arc::new(store),
+            journal,
+            scope: unique("transactions"),
+            _folder: folder,
+        }
     }
 
     /// Returns the store's journal of a key.
@@ -111,20 +131,25 @@ impl Place {
 
     /// The store, which is on PostgreSQL.
     pub(crate) fn postgres(&self) -> &PostgresStore {
-        let Journal::Postgres(store) = &self.journal else { panic!("the place is a file") };
+        let Journal::Postgres(store) = &self.journal else {
+            panic!("the place is a file")
+        };
         store
     }
 
     /// The store, which is on SQLite.
     pub(crate) fn sqlite(&self) -> &SqliteStore {
-        let Journal::Sqlite(store) = &self.journal else { panic!("the place is a server") };
+        let Journal::Sqlite(store) = &self.journal else {
+            panic!("the place is a server")
+        };
         store
     }
 
     /// A connection to the server.
     pub(crate) async fn postgres_client(&self) -> tokio_postgres::Client {
-        let (client, connection) =
-            tokio_postgres::connect(&self.till.url, tokio_postgres::NoTls).await.unwrap();
+        let (client, connection) = tokio_postgres::connect(&self.till.url, tokio_postgres::NoTls)
+            .await
+            .unwrap();
         // It ends with its client, which gets its errors.
         tokio::spawn(async { drop(connection.await) });
         client
@@ -135,12 +160,19 @@ impl Place {
         let client = self.postgres_client().await;
         let waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' \
                        AND query LIKE 'INSERT INTO oncegate_records%' AND datname = current_database()";
-        until("a session waits for a row", Duration::from_secs(300), async || {
-            match client.query_one(waiting, &[]).await.unwrap().get::<_, i64>(0) {
+        until(
+            "a session waits for a row",
+            Duration::from_secs(300),
+            async || match client
+                .query_one(waiting, &[])
+                .await
+                .unwrap()
+                .get::<_, i64>(0)
+            {
                 0 => Err("none waits".to_owned()),
                 _ => Ok(()),
-            }
-        })
+            },
+        )
         .await;
     }
 
@@ -167,14 +199,18 @@ async fn with_tables(builder: PostgresBuilder) -> PostgresStore {
     let store = builder.connect_timeout(PATIENCE).connect().await.unwrap();
     // It may be asked for again, with the limits that the test is about.
     until("the tables", 4 * PATIENCE, async || {
-        store.create_schema().await.map(drop).map_err(|error| error.to_string())
+        store
+            .create_schema()
+            .await
+            .map(drop)
+            .map_err(|error| error.to_string())
     })
     .await;
     store
 }
 
-/// For the answer of a server that is asked outside of a runtime, which would ask again: a disk that is busy with the
-/// writes of others is no outage.
+/// For the answer of a server that is asked outside of a runtime, which would ask again: a disk
+/// that is busy with the writes of others is no outage.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Long enough for a busy machine.
@@ -193,7 +229,11 @@ impl Bench {
 
     pub(crate) fn of(ids: &[i64]) -> Self {
         let payments = ids.iter().map(|id| ("", format!(r#"{{"id":{id}}}"#)));
-        Self { list: List::of("payments", payments), letters: Arc::default(), counters: Watched::new() }
+        Self {
+            list: List::of("payments", payments),
+            letters: Arc::default(),
+            counters: Watched::new(),
+        }
     }
 
     /// Runs until so many are acknowledged.
@@ -202,10 +242,19 @@ impl Bench {
         let consumer = Consumer::new(Listed(Arc::clone(&list)), gate, handler)
             .dead_letters(Arc::clone(&self.letters))
             .max_attempts(Self::MAX_ATTEMPTS)
-            .dead_letter_limit(DeadLetterLimit { in_a_row: 1_000, share: 1.1 })
-            .backoff(Backoff::new(Duration::from_millis(1), Duration::from_millis(5)))
+            .dead_letter_limit(DeadLetterLimit {
+                in_a_row: 1_000,
+                share: 1.1,
+            })
+            .backoff(Backoff::new(
+                Duration::from_millis(1),
+                Duration::from_millis(5),
+            ))
             .observer(Arc::clone(&self.counters) as _);
-        consumer.run_until(async move { list.until_acked(acks).await }).await.unwrap();
+        consumer
+            .run_until(async move { list.until_acked(acks).await })
+            .await
+            .unwrap();
     }
 }
 
@@ -217,7 +266,15 @@ impl Handler for Charge {
 
     async fn handle(&self, message: &Message, attempt: &Attempt) -> Result<String, Failure> {
         let receipt = format!("receipt of attempt {}", attempt.number());
-        self.0.charge(message, attempt, &receipt, End::Commit, std::future::ready(())).await?;
+        self.0
+            .charge(
+                message,
+                attempt,
+                &receipt,
+                End::Commit,
+                std::future::ready(()),
+            )
+            .await?;
         Ok(receipt)
     }
 }
@@ -226,21 +283,49 @@ impl Handler for Charge {
 pub(crate) fn key_of(scope: &str, id: i64) -> StoreKey {
     let origin = Origin::Other("a test".into());
     let message = Message::new("payments", origin, Some(format!(r#"{{"id":{id}}}"#).into()));
-    Key::json(["id"]).compile(&Scope::new(scope).unwrap()).unwrap().derive("payments", &message).unwrap()
+    Key::json(["id"])
+        .compile(&Scope::new(scope).unwrap())
+        .unwrap()
+        .derive("payments", &message)
+        .unwrap()
 }
 
 /// An operator reopens the key, and another owner claims and completes it.
 pub(crate) async fn take_over(store: &dyn Store, key: StoreKey, result: &str) {
-    let expected = store.read(vec![key.clone()]).await.remove(0).unwrap().unwrap().record;
+    let expected = store
+        .read(vec![key.clone()])
+        .await
+        .remove(0)
+        .unwrap()
+        .unwrap()
+        .record;
     let token = Token::from_bits(fastrand::u128(..));
     let (lease, retention) = (Duration::from_secs(3_600), Duration::from_secs(86_400));
     let result = result.to_owned().to_stored(Codec::Json).unwrap();
     for operation in [
         Operation::Reopen { expected },
-        Operation::Claim { token, lease, fingerprint: None, fenced: false, longest_lease: Duration::MAX },
-        Operation::Complete { token, fingerprint: None, result, retention },
+        Operation::Claim {
+            token,
+            lease,
+            fingerprint: None,
+            fenced: false,
+            longest_lease: Duration::MAX,
+        },
+        Operation::Complete {
+            token,
+            fingerprint: None,
+            result,
+            retention,
+        },
     ] {
-        let reply = store.execute(vec![Command { key: key.clone(), operation }]).await.remove(0).unwrap();
+        let reply = store
+            .execute(vec![Command {
+                key: key.clone(),
+                operation,
+            }])
+            .await
+            .remove(0)
+            .unwrap();
         assert_ne!(reply, Reply::NotOwner);
     }
 }

@@ -26,7 +26,12 @@ fn any_record(rng: &mut Rng, tokens: [Token; 2]) -> Record {
     let state = match rng.u8(..6) {
         0..3 => {
             let recovery = [Recovery::None, Recovery::Earlier, Recovery::Takeover][rng.usize(..3)];
-            State::Pending { token, attempt, recovery, fencing_token }
+            State::Pending {
+                token,
+                attempt,
+                recovery,
+                fencing_token,
+            }
         }
         3 => State::Released {
             by: token.tag(),
@@ -35,13 +40,25 @@ fn any_record(rng: &mut Rng, tokens: [Token; 2]) -> Record {
             fencing_token,
             reason,
         },
-        4 => State::Completed { by: token.tag(), result: Bytes::from_static(b"first") },
-        _ => State::Failed { by: token.tag(), attempt, handed_over: rng.bool(), reason },
+        4 => State::Completed {
+            by: token.tag(),
+            result: Bytes::from_static(b"first"),
+        },
+        _ => State::Failed {
+            by: token.tag(),
+            attempt,
+            handed_over: rng.bool(),
+            reason,
+        },
     };
     // A lease that is over, one that is not; nothing near the border, which real time would move.
     let left = [TAIL / 2, TAIL + HOUR][rng.usize(..2)];
     let fingerprint = rng.bool().then(|| fingerprint(1, rng.u8(..)));
-    Record { expires_at: StoreTime::default() + left, fingerprint, state }
+    Record {
+        expires_at: StoreTime::default() + left,
+        fingerprint,
+        state,
+    }
 }
 
 // invariant: complete-statement
@@ -51,35 +68,63 @@ async fn the_statement_completes_what_the_rules_complete_and_nothing_else() {
     println!("seed {seed}");
     let mut rng = Rng::with_seed(seed);
     let postgres = Postgres::shared().await;
-    let (store, client) = (postgres_store(postgres.url()).await, postgres.connection().await);
+    let (store, client) = (
+        postgres_store(postgres.url()).await,
+        postgres.connection().await,
+    );
     let scope = Scope::new(unique("statement")).unwrap();
-    let key = |number: u64| StoreKey::new(&scope, Digest::from_bytes(u128::from(number).to_be_bytes()));
+    let key =
+        |number: u64| StoreKey::new(&scope, Digest::from_bytes(u128::from(number).to_be_bytes()));
     // They share a tag, which must not be enough.
     let tokens = [Token::from_bits(1 << 100), Token::from_bits(1 << 100 | 1)];
-    let planted: Vec<_> = (0..RECORDS).map(|number| (key(number), any_record(&mut rng, tokens))).collect();
+    let planted: Vec<_> = (0..RECORDS)
+        .map(|number| (key(number), any_record(&mut rng, tokens)))
+        .collect();
     store.plant(&planted).await.unwrap();
     // Some have expired since.
-    let expired: Vec<_> =
-        planted.iter().filter(|_| rng.u8(..8) == 0).map(|(key, _)| (key.clone(), TAIL * 2)).collect();
+    let expired: Vec<_> = planted
+        .iter()
+        .filter(|_| rng.u8(..8) == 0)
+        .map(|(key, _)| (key.clone(), TAIL * 2))
+        .collect();
     store.pass(&expired).await.unwrap();
 
-    let keys: Vec<StoreKey> = planted.iter().map(|(key, _)| key.clone()).chain([key(RECORDS)]).collect();
+    let keys: Vec<StoreKey> = planted
+        .iter()
+        .map(|(key, _)| key.clone())
+        .chain([key(RECORDS)])
+        .collect();
     let mut reached = [0; 2];
     for key in keys {
         let before = store.read(vec![key.clone()]).await.remove(0).unwrap();
-        let parameters = (key.as_str(), tokens[0].as_bytes().as_slice(), b"result".as_slice(), 3_600_000_i64);
+        let parameters = (
+            key.as_str(),
+            tokens[0].as_bytes().as_slice(),
+            b"result".as_slice(),
+            3_600_000_i64,
+        );
         let (key_text, token, result, retention_ms) = parameters;
         let changed = client
-            .execute(PostgresStore::complete_sql(), &[&key_text, &token, &result, &retention_ms])
+            .execute(
+                PostgresStore::complete_sql(),
+                &[&key_text, &token, &result, &retention_ms],
+            )
             .await
             .unwrap();
         let after = store.read(vec![key.clone()]).await.remove(0).unwrap();
 
         let result = Bytes::from_static(b"result");
-        let complete = Operation::Complete { token: tokens[0], fingerprint: None, result, retention: HOUR };
+        let complete = Operation::Complete {
+            token: tokens[0],
+            fingerprint: None,
+            result,
+            retention: HOUR,
+        };
         let (now, record) = before
             .clone()
-            .map_or((StoreTime::default(), None), |snapshot| (snapshot.now, Some(snapshot.record)));
+            .map_or((StoreTime::default(), None), |snapshot| {
+                (snapshot.now, Some(snapshot.record))
+            });
         let (expected, reply) = apply(now, record.clone(), &complete);
         // Completed within a transaction is only what was not completed before, and was there.
         let completes = reply == Reply::Applied { recreated: false } && expected != record;
@@ -92,7 +137,11 @@ async fn the_statement_completes_what_the_rules_complete_and_nothing_else() {
                     (&after.record.state, after.record.fingerprint),
                     (&expected.state, expected.fingerprint)
                 );
-                let off = after.record.expires_at.millis().abs_diff(expected.expires_at.millis());
+                let off = after
+                    .record
+                    .expires_at
+                    .millis()
+                    .abs_diff(expected.expires_at.millis());
                 assert!(off < 600_000, "seed {seed}: {off} ms");
             }
             differ => panic!("seed {seed}: {differ:?}"),

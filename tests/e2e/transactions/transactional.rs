@@ -45,7 +45,11 @@ pub(crate) struct Pay {
 
 impl Pay {
     pub(crate) fn new(place: &Place, then: After) -> Self {
-        Self { table: place.till.table.clone(), then, ..Self::default() }
+        Self {
+            table: place.till.table.clone(),
+            then,
+            ..Self::default()
+        }
     }
 
     fn insert(&self) -> String {
@@ -53,8 +57,11 @@ impl Pay {
     }
 }
 
-pub(crate) const ISOLATIONS: [Isolation; 3] =
-    [Isolation::ReadCommitted, Isolation::RepeatableRead, Isolation::Serializable];
+pub(crate) const ISOLATIONS: [Isolation; 3] = [
+    Isolation::ReadCommitted,
+    Isolation::RepeatableRead,
+    Isolation::Serializable,
+];
 
 /// The clients that can be given their transaction.
 pub(crate) const GIVEN: [Client; 3] = [Client::TokioPostgres, Client::Sqlx, Client::Sqlite];
@@ -76,7 +83,11 @@ impl Place {
 impl Pay {
     /// The SQL that follows the charge.
     fn sql(&self) -> &'static str {
-        if let After::Execute(sql) = self.then { sql } else { "SELECT 1" }
+        if let After::Execute(sql) = self.then {
+            sql
+        } else {
+            "SELECT 1"
+        }
     }
 
     /// What follows that.
@@ -113,7 +124,9 @@ impl TransactionalHandler<PostgresTransaction> for Pay {
     ) -> Result<String, Failure> {
         self.runs.fetch_add(1, SeqCst);
         let (payment, number): (Payment, _) = (message.json()?, i32::try_from(attempt.number())?);
-        transaction.execute(&self.insert(), &[&payment.id, &number]).await?;
+        transaction
+            .execute(&self.insert(), &[&payment.id, &number])
+            .await?;
         drop(transaction.batch_execute(self.sql()).await);
         self.end(attempt.number()).await
     }
@@ -134,7 +147,9 @@ impl TransactionalHandler<sqlx::Transaction<'static, sqlx::Postgres>> for Pay {
     ) -> Result<String, Failure> {
         self.runs.fetch_add(1, SeqCst);
         let (payment, number): (Payment, _) = (message.json()?, i32::try_from(attempt.number())?);
-        let insert = sqlx::query(sqlx::AssertSqlSafe(self.insert())).bind(payment.id).bind(number);
+        let insert = sqlx::query(sqlx::AssertSqlSafe(self.insert()))
+            .bind(payment.id)
+            .bind(number);
         insert.execute(&mut **transaction).await?;
         drop(sqlx::raw_sql(self.sql()).execute(&mut **transaction).await);
         self.end(attempt.number()).await
@@ -171,11 +186,25 @@ async fn an_effect_and_its_record_are_one_transaction_without_a_claim() {
     for client in GIVEN {
         let place = Place::journaled(client).await;
         let (bench, pay) = (Bench::of(&[1, 2, 1]), Pay::new(&place, After::Return));
-        bench.run(place.gate(LEASE), place.transactional(pay.clone()).await, 3).await;
+        bench
+            .run(place.gate(LEASE), place.transactional(pay.clone()).await, 3)
+            .await;
         let charges = place.till.charges().await;
-        assert_eq!(charges.into_values().collect::<Vec<_>>(), [[1], [1]], "{client}");
-        assert_eq!(*pay.told.lock().unwrap(), ["receipt of attempt 1"], "{client}");
-        assert_eq!(bench.counters.get("handler_runs", "succeeded"), 2, "{client}");
+        assert_eq!(
+            charges.into_values().collect::<Vec<_>>(),
+            [[1], [1]],
+            "{client}"
+        );
+        assert_eq!(
+            *pay.told.lock().unwrap(),
+            ["receipt of attempt 1"],
+            "{client}"
+        );
+        assert_eq!(
+            bench.counters.get("handler_runs", "succeeded"),
+            2,
+            "{client}"
+        );
         assert_eq!(bench.counters.total("completions"), 2, "{client}");
         // No claim was committed before: the journal, which triggers write, has one entry.
         let entries = place.history(&key_of(&place.scope, 1)).await;
@@ -189,12 +218,17 @@ async fn a_failed_attempt_is_rolled_back_counted_and_tried_again_under_a_claim()
     for client in GIVEN {
         let place = Place::journaled(client).await;
         let (bench, pay) = (Bench::of(&[1]), Pay::new(&place, After::FailBefore(3)));
-        bench.run(place.gate(LEASE), place.transactional(pay.clone()).await, 1).await;
+        bench
+            .run(place.gate(LEASE), place.transactional(pay.clone()).await, 1)
+            .await;
         assert_eq!(place.till.charges().await[&1], [3], "{client}");
         assert_eq!(pay.runs.load(SeqCst), 3, "{client}");
         assert_eq!(bench.counters.total("retries"), 2, "{client}");
         let entries = place.history(&key_of(&place.scope, 1)).await;
-        let events: Vec<_> = entries.iter().map(|entry| (&*entry.event, entry.attempt)).collect();
+        let events: Vec<_> = entries
+            .iter()
+            .map(|entry| (&*entry.event, entry.attempt))
+            .collect();
         let [first, second, third] = [1, 2, 3].map(Some);
         let expected = [
             ("claimed", first),
@@ -214,7 +248,13 @@ async fn messages_wanted_later_open_no_breaker() {
     for client in GIVEN {
         let place = Place::new(client).await;
         let (bench, pay) = (Bench::of(&ids), Pay::new(&place, After::Later(200)));
-        bench.run(place.gate(LEASE), place.transactional(pay.clone()).await, ids.len()).await;
+        bench
+            .run(
+                place.gate(LEASE),
+                place.transactional(pay.clone()).await,
+                ids.len(),
+            )
+            .await;
         assert_eq!(place.till.charges().await.len(), ids.len(), "{client}");
         assert_eq!(bench.counters.total("breaker_changes"), 0, "{client}");
         assert_eq!(bench.counters.total("retries"), 0, "{client}");
@@ -225,12 +265,24 @@ async fn messages_wanted_later_open_no_breaker() {
 #[tokio::test(flavor = "multi_thread")]
 async fn what_cannot_succeed_becomes_a_dead_letter_within_its_attempts() {
     let ends = [
-        (After::FailBefore(u32::MAX), "attempts_used_up", Bench::MAX_ATTEMPTS),
+        (
+            After::FailBefore(u32::MAX),
+            "attempts_used_up",
+            Bench::MAX_ATTEMPTS,
+        ),
         (After::Panic, "attempts_used_up", Bench::MAX_ATTEMPTS),
         (After::GiveUp, "permanent", 1),
-        (After::Execute("ROLLBACK"), "attempts_used_up", Bench::MAX_ATTEMPTS),
+        (
+            After::Execute("ROLLBACK"),
+            "attempts_used_up",
+            Bench::MAX_ATTEMPTS,
+        ),
         // The error was ignored, and the transaction has failed all the same.
-        (After::Execute("SELECT 1/0"), "attempts_used_up", Bench::MAX_ATTEMPTS),
+        (
+            After::Execute("SELECT 1/0"),
+            "attempts_used_up",
+            Bench::MAX_ATTEMPTS,
+        ),
     ];
     for client in GIVEN {
         // SQLite divides by zero.
@@ -238,7 +290,9 @@ async fn what_cannot_succeed_becomes_a_dead_letter_within_its_attempts() {
         for (then, cause, runs) in ends {
             let place = Place::new(client).await;
             let (bench, pay) = (Bench::of(&[1]), Pay::new(&place, then.clone()));
-            bench.run(place.gate(LEASE), place.transactional(pay.clone()).await, 1).await;
+            bench
+                .run(place.gate(LEASE), place.transactional(pay.clone()).await, 1)
+                .await;
             assert!(place.till.charges().await.is_empty(), "{client}, {then:?}");
             assert_eq!(bench.letters.causes(), [*cause], "{client}, {then:?}");
             assert_eq!(pay.runs.load(SeqCst), *runs, "{client}, {then:?}");
@@ -253,11 +307,21 @@ async fn a_transaction_that_the_handler_has_ended_is_not_acknowledged_as_done() 
         let place = Place::new(client).await;
         let then = After::Execute("ROLLBACK; BEGIN; CREATE TEMPORARY TABLE strays (id int)");
         let (bench, pay) = (Bench::of(&[1]), Pay::new(&place, then));
-        bench.run(place.gate(LEASE), place.transactional(pay).await, 1).await;
+        bench
+            .run(place.gate(LEASE), place.transactional(pay).await, 1)
+            .await;
         assert!(place.till.charges().await.is_empty(), "{client}");
         assert_eq!(bench.letters.causes(), ["attempts_used_up"], "{client}");
-        let looked = place.store.read(vec![key_of(&place.scope, 1)]).await.remove(0).unwrap().unwrap();
-        let State::Failed { reason, .. } = looked.record.state else { panic!("{looked:?}") };
+        let looked = place
+            .store
+            .read(vec![key_of(&place.scope, 1)])
+            .await
+            .remove(0)
+            .unwrap()
+            .unwrap();
+        let State::Failed { reason, .. } = looked.record.state else {
+            panic!("{looked:?}")
+        };
         assert!(reason.contains("COMMIT or ROLLBACK"), "{client}: {reason}");
     }
 }
@@ -266,13 +330,27 @@ async fn a_transaction_that_the_handler_has_ended_is_not_acknowledged_as_done() 
 async fn a_transaction_over_its_limit_is_rolled_back_and_the_error_names_the_other_way() {
     let place = Place::new(Client::TokioPostgres).await;
     let (bench, pay) = (Bench::of(&[1]), Pay::new(&place, After::Hang));
-    let hanging = place.transactional(pay).await.limit(Duration::from_millis(200));
+    let hanging = place
+        .transactional(pay)
+        .await
+        .limit(Duration::from_millis(200));
     bench.run(place.gate(LEASE), hanging, 1).await;
     assert!(place.till.charges().await.is_empty());
     assert_eq!(bench.counters.get("handler_runs", "cancelled"), 1);
-    let looked = place.store.read(vec![key_of(&place.scope, 1)]).await.remove(0).unwrap().unwrap();
-    let State::Failed { reason, .. } = looked.record.state else { panic!("{looked:?}") };
-    assert!(reason.contains("Transactional::limit") && reason.contains("commit_with"), "{reason}");
+    let looked = place
+        .store
+        .read(vec![key_of(&place.scope, 1)])
+        .await
+        .remove(0)
+        .unwrap()
+        .unwrap();
+    let State::Failed { reason, .. } = looked.record.state else {
+        panic!("{looked:?}")
+    };
+    assert!(
+        reason.contains("Transactional::limit") && reason.contains("commit_with"),
+        "{reason}"
+    );
 }
 
 /// Meets another run at a barrier inside its transaction, at first.
@@ -310,8 +388,16 @@ async fn of_two_deliveries_at_once_one_runs_and_the_other_gets_its_result() {
         let place = Place::journaled(Client::TokioPostgres).await;
         let (inside, go_on) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
         let pay = Pay::new(&place, After::Return);
-        let meet = Meet { pay: pay.clone(), inside: Arc::clone(&inside), go_on: Arc::clone(&go_on) };
-        let transactions = place.postgres().transactions().unwrap().isolation(isolation);
+        let meet = Meet {
+            pay: pay.clone(),
+            inside: Arc::clone(&inside),
+            go_on: Arc::clone(&go_on),
+        };
+        let transactions = place
+            .postgres()
+            .transactions()
+            .unwrap()
+            .isolation(isolation);
         let (first, second) = (Bench::of(&[1]), Bench::of(&[1]));
         let other_work = Transactional::new(transactions.clone(), pay.clone());
         let running = first.run(place.gate(LEASE), Transactional::new(transactions, meet), 1);
@@ -328,7 +414,11 @@ async fn of_two_deliveries_at_once_one_runs_and_the_other_gets_its_result() {
         tokio::join!(running, other);
         assert_eq!(place.till.charges().await[&1], [1], "{isolation:?}");
         assert_eq!(pay.runs.load(SeqCst), 1, "{isolation:?}");
-        assert_eq!(*pay.told.lock().unwrap(), ["receipt of attempt 1"], "{isolation:?}");
+        assert_eq!(
+            *pay.told.lock().unwrap(),
+            ["receipt of attempt 1"],
+            "{isolation:?}"
+        );
     }
 }
 
@@ -349,8 +439,15 @@ impl TransactionalHandler<PostgresTransaction> for Cross {
         transaction: &mut PostgresTransaction,
     ) -> Result<(), Failure> {
         let Payment { id } = message.json()?;
-        let update = format!("UPDATE {} SET attempt = attempt + 1 WHERE id = $1", self.table);
-        let (first, second) = if id % 2 == 0 { (101_i64, 102_i64) } else { (102, 101) };
+        let update = format!(
+            "UPDATE {} SET attempt = attempt + 1 WHERE id = $1",
+            self.table
+        );
+        let (first, second) = if id % 2 == 0 {
+            (101_i64, 102_i64)
+        } else {
+            (102, 101)
+        };
         transaction.execute(&update, &[&first]).await?;
         if self.crossed.fetch_add(1, SeqCst) < 2 {
             self.both.wait().await;
@@ -366,42 +463,84 @@ async fn a_deadlock_or_serialization_failure_is_repeated_and_costs_no_attempt() 
     for isolation in ISOLATIONS {
         let place = Place::new(Client::TokioPostgres).await;
         let setup = format!("INSERT INTO {} VALUES (101, 0), (102, 0)", place.till.table);
-        place.postgres_client().await.batch_execute(&setup).await.unwrap();
+        place
+            .postgres_client()
+            .await
+            .batch_execute(&setup)
+            .await
+            .unwrap();
         let crossed = Arc::new(AtomicU32::new(0));
         let cross = Cross {
             table: place.till.table.clone(),
             both: Arc::new(Barrier::new(2)),
             crossed: Arc::clone(&crossed),
         };
-        let transactions = place.postgres().transactions().unwrap().isolation(isolation);
+        let transactions = place
+            .postgres()
+            .transactions()
+            .unwrap()
+            .isolation(isolation);
         let bench = Bench::of(&[1, 2]);
-        bench.run(place.gate(LEASE), Transactional::new(transactions, cross), 2).await;
+        bench
+            .run(
+                place.gate(LEASE),
+                Transactional::new(transactions, cross),
+                2,
+            )
+            .await;
         let balances = place.till.charges().await;
-        assert_eq!((&balances[&101], &balances[&102]), (&vec![2], &vec![2]), "{isolation:?}");
-        assert!(crossed.load(SeqCst) > 2, "{isolation:?}: nothing was in the way");
+        assert_eq!(
+            (&balances[&101], &balances[&102]),
+            (&vec![2], &vec![2]),
+            "{isolation:?}"
+        );
+        assert!(
+            crossed.load(SeqCst) > 2,
+            "{isolation:?}: nothing was in the way"
+        );
         assert_eq!(bench.counters.total("retries"), 0, "{isolation:?}");
         assert_eq!(bench.letters.causes(), [""; 0], "{isolation:?}");
         for id in [1, 2] {
-            let looked = place.store.read(vec![key_of(&place.scope, id)]).await.remove(0).unwrap();
-            assert!(matches!(looked.unwrap().record.state, State::Completed { .. }), "{isolation:?}");
+            let looked = place
+                .store
+                .read(vec![key_of(&place.scope, id)])
+                .await
+                .remove(0)
+                .unwrap();
+            assert!(
+                matches!(looked.unwrap().record.state, State::Completed { .. }),
+                "{isolation:?}"
+            );
         }
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn transactions_of_another_database_are_refused_at_the_start() {
-    let (place, other) =
-        (Place::new(Client::TokioPostgres).await, Place::journaled(Client::TokioPostgres).await);
-    let pay = Transactional::new(other.postgres().transactions().unwrap(), Pay::new(&place, After::Return));
+    let (place, other) = (
+        Place::new(Client::TokioPostgres).await,
+        Place::journaled(Client::TokioPostgres).await,
+    );
+    let pay = Transactional::new(
+        other.postgres().transactions().unwrap(),
+        Pay::new(&place, After::Return),
+    );
     let list = List::of("payments", [("", r#"{"id":1}"#.to_owned())]);
     let consumer = Consumer::new(Listed(list), place.gate(LEASE), pay);
-    let error = consumer.run_until(std::future::pending()).await.unwrap_err().to_string();
+    let error = consumer
+        .run_until(std::future::pending())
+        .await
+        .unwrap_err()
+        .to_string();
     assert!(error.contains("another database"), "{error}");
 }
 
 /// A pool of the caller's, through a proxy.
 pub(crate) fn pool(url: &str) -> Pool {
-    Pool::builder(Manager::new(url.parse().unwrap(), NoTls)).max_size(4).build().unwrap()
+    Pool::builder(Manager::new(url.parse().unwrap(), NoTls))
+        .max_size(4)
+        .build()
+        .unwrap()
 }
 
 // invariant: ack-without-commit
@@ -417,13 +556,23 @@ async fn a_commit_whose_answer_is_lost_is_settled_by_the_record() {
                 Step::Sent(bytes) => cut == "sent" && Step::Asked(bytes).is_commit(),
                 Step::Answered(_) => cut == "answered" && step.is_committed(),
             };
-            if here && count.fetch_add(1, SeqCst) == 0 { Then::Cut } else { Then::Go }
+            if here && count.fetch_add(1, SeqCst) == 0 {
+                Then::Cut
+            } else {
+                Then::Go
+            }
         })
         .await;
         let pay = Pay::new(&place, After::Return);
         let bench = Bench::of(&[1, 1]);
         let transactions = place.postgres().transactions_of(pool(wire.url()));
-        bench.run(place.gate(LEASE), Transactional::new(transactions, pay.clone()), 2).await;
+        bench
+            .run(
+                place.gate(LEASE),
+                Transactional::new(transactions, pay.clone()),
+                2,
+            )
+            .await;
         assert!(cuts.load(SeqCst) >= 1, "{cut}");
         assert_eq!(place.till.charges().await[&1].len(), 1, "{cut}");
         assert_eq!(bench.letters.causes(), [""; 0], "{cut}");

@@ -38,8 +38,14 @@ impl SmallDisk {
             "this test fills a disk of its own, and only root can mount it: run it as root"
         );
         let size = format!("size={bytes}");
-        let mounted = Command::new("mount").args(["-t", "tmpfs", "-o", &size, "tmpfs"]).arg(&path).status();
-        assert!(mounted.is_ok_and(|status| status.success()), "cannot mount a tmpfs (`mount`, util-linux)");
+        let mounted = Command::new("mount")
+            .args(["-t", "tmpfs", "-o", &size, "tmpfs"])
+            .arg(&path)
+            .status();
+        assert!(
+            mounted.is_ok_and(|status| status.success()),
+            "cannot mount a tmpfs (`mount`, util-linux)"
+        );
         Self { path, folder: None }
     }
 
@@ -83,6 +89,11 @@ impl SmallDisk {
 impl Drop for SmallDisk {
     fn drop(&mut self) {
         // Lazily: what is still open on it keeps it alive until it is closed.
-        drop(Command::new("umount").arg("--lazy").arg(&self.path).status());
+        drop(
+            Command::new("umount")
+                .arg("--lazy")
+                .arg(&self.path)
+                .status(),
+        );
     }
 }

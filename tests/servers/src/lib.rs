@@ -1,5 +1,5 @@
-//! Processes that end with their owner, places for their files and ports, and a PostgreSQL: what tests and examples
-//! start, without any client of oncegate's.
+//! Processes that end with their owner, places for their files and ports, and a PostgreSQL: what
+//! tests and examples start, without any client of oncegate's.
 //!
 //! Everything here panics with a clear text instead of returning an error.
 
@@ -12,7 +12,9 @@ pub mod process;
 pub use disk::SmallDisk;
 pub use pgbouncer::PgBouncer;
 pub use place::Port;
-pub use postgres::{Postgres, PostgresServer, VARIABLE as POSTGRES_VARIABLE, version as postgres_version};
+pub use postgres::{
+    Postgres, PostgresServer, VARIABLE as POSTGRES_VARIABLE, version as postgres_version,
+};
 pub use process::{Process, run_servers_on};
 
 /// A name that no other test, process or earlier run has used: `prefix-` and 16 hex digits.

@@ -14,15 +14,16 @@ use crate::process::{self, Account, Process};
 /// Names the program, when it is not the one that `scripts/fetch-servers` fetches.
 const VARIABLE: &str = "ONCEGATE_PGBOUNCER";
 
-/// That program's folder, under `target/test-servers`; the release is the one of `scripts/fetch-servers`.
+/// That program's folder, under `target/test-servers`; the release is the one of
+/// `scripts/fetch-servers`.
 const FOLDER: &str = "pgbouncer-forky";
 
 const START_LIMIT: Duration = Duration::from_secs(60);
 
 const HINT: &str = "`scripts/fetch-servers` fetches it";
 
-/// A `PgBouncer` in transaction mode, whose few server connections are shared by all clients; it stops when this value is
-/// dropped.
+/// A `PgBouncer` in transaction mode, whose few server connections are shared by all clients; it
+/// stops when this value is dropped.
 #[derive(Debug)]
 pub struct PgBouncer {
     postgres: Postgres,
@@ -40,12 +41,20 @@ impl PgBouncer {
         let port = Port::reserve();
         let account = process::runs_as_root().then(|| {
             let found = ACCOUNTS.into_iter().find_map(Account::named);
-            found.unwrap_or_else(|| panic!("there is none of the accounts {ACCOUNTS:?} to run PgBouncer as"))
+            found.unwrap_or_else(|| {
+                panic!("there is none of the accounts {ACCOUNTS:?} to run PgBouncer as")
+            })
         });
-        let dir = place::server_dir_in(&std::env::temp_dir().join("oncegate-test-servers"), "pgbouncer");
+        let dir = place::server_dir_in(
+            &std::env::temp_dir().join("oncegate-test-servers"),
+            "pgbouncer",
+        );
         let program = account.as_ref().map_or_else(program, |_| copied_into(&dir));
         let own = "postgres://postgres@127.0.0.1:";
-        let rest = server.url().strip_prefix(own).expect("a server on loopback");
+        let rest = server
+            .url()
+            .strip_prefix(own)
+            .expect("a server on loopback");
         let (server_port, database) = rest.split_once('/').expect("a database");
         let file = |name: &str| dir.path().join(name);
         let users = file("users");
@@ -66,8 +75,15 @@ impl PgBouncer {
         command.current_dir(dir.path()).arg(file("pgbouncer.ini"));
         let mut process = Process::spawn_logged("PgBouncer", command, &file("pgbouncer.log"));
         let postgres = Postgres::at(format!("{own}{}/{database}", port.number()));
-        process.ready(START_LIMIT, HINT, || async { postgres.answers().await }).await;
-        Self { postgres, _process: process, _port: port, _dir: dir }
+        process
+            .ready(START_LIMIT, HINT, || async { postgres.answers().await })
+            .await;
+        Self {
+            postgres,
+            _process: process,
+            _port: port,
+            _dir: dir,
+        }
     }
 
     /// The URL of the server's database through it.
@@ -78,9 +94,15 @@ impl PgBouncer {
 }
 
 fn program() -> PathBuf {
-    let program = std::env::var_os(VARIABLE)
-        .map_or_else(|| place::test_servers().join(FOLDER).join("pgbouncer"), PathBuf::from);
-    assert!(program.is_file(), "no PgBouncer at {}: {HINT}", program.display());
+    let program = std::env::var_os(VARIABLE).map_or_else(
+        || place::test_servers().join(FOLDER).join("pgbouncer"),
+        PathBuf::from,
+    );
+    assert!(
+        program.is_file(),
+        "no PgBouncer at {}: {HINT}",
+        program.display()
+    );
     program
 }
 
@@ -88,7 +110,17 @@ fn program() -> PathBuf {
 fn copied_into(dir: &TempDir) -> PathBuf {
     let program = program();
     let folder = program.parent().expect("it is in a folder");
-    let copied = Command::new("cp").arg("-r").arg(folder).arg(dir.path().join("program")).status();
-    assert!(copied.expect("cp runs").success(), "cannot copy {}", folder.display());
-    dir.path().join("program").join(program.file_name().expect("it is a file"))
+    let copied = Command::new("cp")
+        .arg("-r")
+        .arg(folder)
+        .arg(dir.path().join("program"))
+        .status();
+    assert!(
+        copied.expect("cp runs").success(),
+        "cannot copy {}",
+        folder.display()
+    );
+    dir.path()
+        .join("program")
+        .join(program.file_name().expect("it is a file"))
 }

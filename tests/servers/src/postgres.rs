@@ -19,7 +19,8 @@ use crate::process::{self, Account, Process};
 /// `postgres://postgres@127.0.0.1:5432/postgres`.
 pub const VARIABLE: &str = "ONCEGATE_TEST_POSTGRES";
 
-/// How long a server may take until it answers; recovery after a crash takes place in this time too.
+/// How long a server may take until it answers; recovery after a crash takes place in this time
+/// too.
 const START_LIMIT: Duration = Duration::from_secs(240);
 
 /// How long one question of the readiness probe may take.
@@ -43,9 +44,9 @@ pub struct Postgres {
 }
 
 impl Postgres {
-    /// The server of this run: the one that [`VARIABLE`] names, or else one that this process starts on
-    /// first use. Other tests use it at the same time: keep to a [`unique`](crate::unique) scope, and
-    /// never stop or reconfigure it.
+    /// The server of this run: the one that [`VARIABLE`] names, or else one that this process
+    /// starts on first use. Other tests use it at the same time: keep to a
+    /// [`unique`](crate::unique) scope, and never stop or reconfigure it.
     ///
     /// # Panics
     /// When it cannot be reached or started.
@@ -102,10 +103,16 @@ impl Postgres {
     /// When it cannot be made.
     pub async fn database(&self) -> Self {
         let name = crate::unique("test").replace('-', "_");
-        let made = self.connection().await.batch_execute(&format!("CREATE DATABASE {name}")).await;
+        let made = self
+            .connection()
+            .await
+            .batch_execute(&format!("CREATE DATABASE {name}"))
+            .await;
         made.expect("a role that may make databases");
         let (server, _) = self.url.rsplit_once('/').expect("the URL names a database");
-        Self { url: format!("{server}/{name}") }
+        Self {
+            url: format!("{server}/{name}"),
+        }
     }
 
     /// Opens a connection, to inspect what oncegate has done. It lives as long as the runtime.
@@ -113,7 +120,9 @@ impl Postgres {
     /// # Panics
     /// When the server does not answer.
     pub async fn connection(&self) -> Client {
-        self.connect().await.unwrap_or_else(|error| panic!("cannot connect to {}: {error}", self.url))
+        self.connect()
+            .await
+            .unwrap_or_else(|error| panic!("cannot connect to {}: {error}", self.url))
     }
 
     async fn connect(&self) -> Result<Client, tokio_postgres::Error> {
@@ -124,7 +133,12 @@ impl Postgres {
     }
 
     async fn data_directory(&self) -> Result<String, String> {
-        let question = async { self.connect().await?.query_one("SHOW data_directory", &[]).await };
+        let question = async {
+            self.connect()
+                .await?
+                .query_one("SHOW data_directory", &[])
+                .await
+        };
         match tokio::time::timeout(PROBE_LIMIT, question).await {
             Err(_) => Err(format!("no answer within {PROBE_LIMIT:?}")),
             Ok(Err(error)) => Err(error.to_string()),
@@ -167,8 +181,9 @@ impl PostgresServer {
         server
     }
 
-    /// Like [`PostgresServer::start`], with TLS by these files in PEM. The role `postgres` is trusted; every other role
-    /// must use TLS: the role `server` with a certificate of that name, and the others with a password.
+    /// Like [`PostgresServer::start`], with TLS by these files in PEM. The role `postgres` is
+    /// trusted; every other role must use TLS: the role `server` with a certificate of that name,
+    /// and the others with a password.
     ///
     /// # Panics
     /// As [`PostgresServer::start`], or when the files cannot be copied.
@@ -181,14 +196,16 @@ impl PostgresServer {
         let access = "host all postgres 127.0.0.1/32 trust\n\
                       hostssl all server 127.0.0.1/32 cert\n\
                       hostssl all all 127.0.0.1/32 scram-sha-256\n";
-        fs::write(server.data().join("pg_hba.conf"), access).expect("the data folder can be written");
+        fs::write(server.data().join("pg_hba.conf"), access)
+            .expect("the data folder can be written");
         let key = server.data().join("server.key");
         fs::set_permissions(&key, fs::Permissions::from_mode(0o600)).expect("the key is ours");
         server.start_again().await;
         server
     }
 
-    /// Gives the server another certificate and key; it uses them for new connections after a reload.
+    /// Gives the server another certificate and key; it uses them for new connections after a
+    /// reload.
     ///
     /// # Panics
     /// When the files cannot be copied.
@@ -200,13 +217,15 @@ impl PostgresServer {
     /// Copies a file into the data folder, under the server's account.
     fn install(&self, file: &Path, name: &str) {
         let to = self.data().join(name);
-        fs::copy(file, &to).unwrap_or_else(|error| panic!("cannot copy to {}: {error}", to.display()));
+        fs::copy(file, &to)
+            .unwrap_or_else(|error| panic!("cannot copy to {}: {error}", to.display()));
         if let Some(account) = &self.account {
             account.own(&to);
         }
     }
 
-    /// Starts a standby that follows `primary` by streaming replication, on a port of its own, from a copy of its data.
+    /// Starts a standby that follows `primary` by streaming replication, on a port of its own, from
+    /// a copy of its data.
     ///
     /// # Panics
     /// When the copy fails, or as [`PostgresServer::start`].
@@ -219,11 +238,18 @@ impl PostgresServer {
             "--host=127.0.0.1",
             "--username=postgres",
         ]);
-        command.arg(format!("--port={}", primary.port.number())).arg("--pgdata").arg(server.data());
-        let output =
-            command.output().unwrap_or_else(|error| panic!("cannot run pg_basebackup: {error}. {HINT}"));
+        command
+            .arg(format!("--port={}", primary.port.number()))
+            .arg("--pgdata")
+            .arg(server.data());
+        let output = command
+            .output()
+            .unwrap_or_else(|error| panic!("cannot run pg_basebackup: {error}. {HINT}"));
         let said = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success(), "pg_basebackup failed. {HINT}\n{said}");
+        assert!(
+            output.status.success(),
+            "pg_basebackup failed. {HINT}\n{said}"
+        );
         server.start_again().await;
         server
     }
@@ -233,14 +259,17 @@ impl PostgresServer {
         let port = Port::reserve();
         let account = process::runs_as_root().then(|| {
             let found = ACCOUNTS.into_iter().find_map(Account::named);
-            found.unwrap_or_else(|| panic!("there is none of the accounts {ACCOUNTS:?} to run PostgreSQL as"))
+            found.unwrap_or_else(|| {
+                panic!("there is none of the accounts {ACCOUNTS:?} to run PostgreSQL as")
+            })
         });
         let dir = match &account {
             None => place::server_dir("postgres"),
             // A workspace of root's may be closed to others.
             Some(account) => {
                 let on_disk = || std::env::temp_dir().join("oncegate-test-servers");
-                let dir = place::server_dir_in(&place::in_memory().unwrap_or_else(on_disk), "postgres");
+                let dir =
+                    place::server_dir_in(&place::in_memory().unwrap_or_else(on_disk), "postgres");
                 account.own(dir.path());
                 dir
             }
@@ -259,26 +288,38 @@ impl PostgresServer {
     fn initialise(&self) {
         let mut command = self.command("initdb");
         command
-            .args(["--username=postgres", "--auth=trust", "--encoding=UTF8", "--locale=C", "--no-sync"])
+            .args([
+                "--username=postgres",
+                "--auth=trust",
+                "--encoding=UTF8",
+                "--locale=C",
+                "--no-sync",
+            ])
             .arg("--pgdata")
             .arg(self.data());
-        let output = command.output().unwrap_or_else(|error| panic!("cannot run initdb: {error}. {HINT}"));
+        let output = command
+            .output()
+            .unwrap_or_else(|error| panic!("cannot run initdb: {error}. {HINT}"));
         let said = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success(), "initdb failed. {HINT}\n{said}");
     }
 
-    /// Kills the server with SIGKILL, all its processes, and waits until they are gone. Its data stays.
+    /// Kills the server with SIGKILL, all its processes, and waits until they are gone. Its data
+    /// stays.
     ///
     /// # Panics
     /// When one of them does not go.
     pub fn kill(&mut self) {
-        let Some(process) = self.process.take() else { return };
+        let Some(process) = self.process.take() else {
+            return;
+        };
         let children = process::children(process.id());
         drop(process);
         process::kill_and_wait(&children, GONE_LIMIT);
     }
 
-    /// Starts the killed server again, on the same port and with its data, and waits until it answers.
+    /// Starts the killed server again, on the same port and with its data, and waits until it
+    /// answers.
     ///
     /// # Panics
     /// When it still runs, or does not start.
@@ -289,7 +330,12 @@ impl PostgresServer {
         command
             .arg("-D")
             .arg(self.data())
-            .args(["-c", "listen_addresses=127.0.0.1", "-c", "unix_socket_directories="])
+            .args([
+                "-c",
+                "listen_addresses=127.0.0.1",
+                "-c",
+                "unix_socket_directories=",
+            ])
             .args(["-c", "fsync=on", "-c", "max_connections=200", "-c"])
             .arg(format!("port={}", self.port.number()));
         for setting in &self.settings {
@@ -316,7 +362,9 @@ impl PostgresServer {
     /// When it has been killed.
     pub fn cpu_time(&mut self) -> Duration {
         let id = self.process().id();
-        let sessions = process::children(id).into_iter().map(|child| process::cpu_time(child, false));
+        let sessions = process::children(id)
+            .into_iter()
+            .map(|child| process::cpu_time(child, false));
         process::cpu_time(id, true) + sessions.sum::<Duration>()
     }
 
@@ -326,19 +374,21 @@ impl PostgresServer {
     /// As [`PostgresServer::start_again`].
     pub async fn start_again_as_standby(&mut self) {
         let signal = self.data().join("standby.signal");
-        fs::write(&signal, "").unwrap_or_else(|error| panic!("cannot write {}: {error}", signal.display()));
+        fs::write(&signal, "")
+            .unwrap_or_else(|error| panic!("cannot write {}: {error}", signal.display()));
         self.start_again().await;
     }
 
-    /// A small file system of the server's own, for a tablespace; it goes with the returned value, which
-    /// must be dropped before the server.
+    /// A small file system of the server's own, for a tablespace; it goes with the returned value,
+    /// which must be dropped before the server.
     ///
     /// # Panics
     /// When it cannot be mounted, which only root may do.
     #[must_use]
     pub fn small_disk(&self, mebibytes: u32) -> SmallDisk {
         let path = self.dir.path().join("small-disk");
-        fs::create_dir(&path).unwrap_or_else(|error| panic!("cannot create {}: {error}", path.display()));
+        fs::create_dir(&path)
+            .unwrap_or_else(|error| panic!("cannot create {}: {error}", path.display()));
         let disk = SmallDisk::mount_on(path, u64::from(mebibytes) << 20);
         if let Some(account) = &self.account {
             account.own(disk.path());
@@ -373,7 +423,8 @@ impl Deref for PostgresServer {
     }
 }
 
-/// The version of the server that the tests start, `15.13` for example; `unknown` when it does not report it.
+/// The version of the server that the tests start, `15.13` for example; `unknown` when it does not
+/// report it.
 ///
 /// # Panics
 /// When there is none.
@@ -381,19 +432,41 @@ impl Deref for PostgresServer {
 pub fn version() -> String {
     // `postgres (PostgreSQL) 15.13 (Debian 15.13-0+deb12u1)`
     let said = Command::new(find("postgres")).arg("--version").output();
-    let said = said.map(|output| String::from_utf8_lossy(&output.stdout).into_owned()).unwrap_or_default();
-    said.split(' ').nth(2).unwrap_or("unknown").trim().to_owned()
+    let said = said
+        .map(|output| String::from_utf8_lossy(&output.stdout).into_owned())
+        .unwrap_or_default();
+    said.split(' ')
+        .nth(2)
+        .unwrap_or("unknown")
+        .trim()
+        .to_owned()
 }
 
 /// Where a program is: in the path, or where Debian keeps its newest version.
 fn find(program: &str) -> PathBuf {
     let path = std::env::var_os("PATH").unwrap_or_default();
-    let in_path = std::env::split_paths(&path).map(|folder| folder.join(program)).find(|file| file.is_file());
-    let versions = fs::read_dir(DEBIAN).into_iter().flatten().flatten().map(|entry| entry.path());
-    let number = |folder: &PathBuf| folder.file_name().and_then(OsStr::to_str)?.parse::<u32>().ok();
+    let in_path = std::env::split_paths(&path)
+        .map(|folder| folder.join(program))
+        .find(|file| file.is_file());
+    let versions = fs::read_dir(DEBIAN)
+        .into_iter()
+        .flatten()
+        .flatten()
+        .map(|entry| entry.path());
+    let number = |folder: &PathBuf| {
+        folder
+            .file_name()
+            .and_then(OsStr::to_str)?
+            .parse::<u32>()
+            .ok()
+    };
     let newest = || {
-        let found = versions.filter_map(|folder| Some((number(&folder)?, folder.join("bin").join(program))));
-        found.filter(|(_, file)| file.is_file()).max().map(|(_, file)| file)
+        let found = versions
+            .filter_map(|folder| Some((number(&folder)?, folder.join("bin").join(program))));
+        found
+            .filter(|(_, file)| file.is_file())
+            .max()
+            .map(|(_, file)| file)
     };
     in_path
         .or_else(newest)

@@ -24,18 +24,22 @@ pub struct Process {
     log: Option<PathBuf>,
 }
 
-/// A command for [`Process::spawn`] that runs `program` and has the kernel send it `signal` (`KILL`,
-/// `TERM`) when its parent dies.
+/// A command for [`Process::spawn`] that runs `program` and has the kernel send it `signal`
+/// (`KILL`, `TERM`) when its parent dies.
 ///
-/// `setpriv` of util-linux asks the kernel for this and then becomes the program, so the child's id is
-/// the program's. A `pre_exec` here would need `unsafe`.
+/// `setpriv` of util-linux asks the kernel for this and then becomes the program, so the child's id
+/// is the program's. A `pre_exec` here would need `unsafe`.
 #[must_use]
 pub fn bound_to_parent(program: impl AsRef<OsStr>, signal: &str) -> Command {
     bound_to_parent_as(None, program, signal)
 }
 
 /// Like [`bound_to_parent`], as another account, which only root can do.
-pub fn bound_to_parent_as(account: Option<&Account>, program: impl AsRef<OsStr>, signal: &str) -> Command {
+pub fn bound_to_parent_as(
+    account: Option<&Account>,
+    program: impl AsRef<OsStr>,
+    signal: &str,
+) -> Command {
     let core = *CORE.lock().unwrap_or_else(PoisonError::into_inner);
     let mut command = match core {
         None => Command::new("setpriv"),
@@ -46,9 +50,15 @@ pub fn bound_to_parent_as(account: Option<&Account>, program: impl AsRef<OsStr>,
         }
     };
     if let Some(Account { user, group }) = account {
-        command.args([format!("--reuid={user}"), format!("--regid={group}"), "--clear-groups".to_owned()]);
+        command.args([
+            format!("--reuid={user}"),
+            format!("--regid={group}"),
+            "--clear-groups".to_owned(),
+        ]);
     }
-    command.args(["--pdeathsig", signal, "--"]).arg(program.as_ref());
+    command
+        .args(["--pdeathsig", signal, "--"])
+        .arg(program.as_ref());
     command
 }
 
@@ -70,9 +80,14 @@ impl Account {
     /// The account of this name, if there is one.
     pub fn named(name: &str) -> Option<Self> {
         let accounts = fs::read_to_string("/etc/passwd").ok()?;
-        let line = accounts.lines().find_map(|line| line.strip_prefix(&format!("{name}:")))?;
+        let line = accounts
+            .lines()
+            .find_map(|line| line.strip_prefix(&format!("{name}:")))?;
         let mut fields = line.split(':').skip(1);
-        Some(Self { user: fields.next()?.parse().ok()?, group: fields.next()?.parse().ok()? })
+        Some(Self {
+            user: fields.next()?.parse().ok()?,
+            group: fields.next()?.parse().ok()?,
+        })
     }
 
     /// Gives it a folder.
@@ -91,18 +106,27 @@ pub fn runs_as_root() -> bool {
 /// The ids of a process's children.
 pub fn children(id: u32) -> Vec<u32> {
     let path = format!("/proc/{id}/task/{id}/children");
-    let listed = fs::read_to_string(&path).unwrap_or_else(|error| panic!("cannot read {path}: {error}"));
-    listed.split_whitespace().filter_map(|id| id.parse().ok()).collect()
+    let listed =
+        fs::read_to_string(&path).unwrap_or_else(|error| panic!("cannot read {path}: {error}"));
+    listed
+        .split_whitespace()
+        .filter_map(|id| id.parse().ok())
+        .collect()
 }
 
-/// The processor time that a process has used so far, in steps of 10 ms; with `ended`, that of its ended children too.
+/// The processor time that a process has used so far, in steps of 10 ms; with `ended`, that of its
+/// ended children too.
 pub fn cpu_time(id: u32, ended: bool) -> Duration {
-    // `man 5 proc`: behind the name in brackets, user and system time are the 12th and 13th field, those of the
-    // children that were waited for the next two, in hundredths of a second on every Linux.
+    // `man 5 proc`: behind the name in brackets, user and system time are the 12th and 13th field,
+    // those of the children that were waited for the next two, in hundredths of a second on every
+    // Linux.
     const TICK: Duration = Duration::from_millis(10);
     let stat = fs::read_to_string(format!("/proc/{id}/stat")).unwrap_or_default();
     let fields = stat.rsplit(") ").next().unwrap_or_default().split(' ');
-    let ticks = fields.skip(11).take(if ended { 4 } else { 2 }).filter_map(|field| field.parse::<u32>().ok());
+    let ticks = fields
+        .skip(11)
+        .take(if ended { 4 } else { 2 })
+        .filter_map(|field| field.parse::<u32>().ok());
     TICK * ticks.sum::<u32>()
 }
 
@@ -110,25 +134,36 @@ pub fn cpu_time(id: u32, ended: bool) -> Duration {
 #[must_use]
 pub fn is_stopped(id: u32) -> bool {
     let stat = fs::read_to_string(format!("/proc/{id}/stat")).unwrap_or_default();
-    stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with('T'))
+    stat.rsplit(") ")
+        .next()
+        .is_some_and(|rest| rest.starts_with('T'))
 }
 
 /// Whether the process runs. One that its parent has not waited for is still listed, as a zombie.
 #[must_use]
 pub fn is_running(id: u32) -> bool {
     let stat = fs::read_to_string(format!("/proc/{id}/stat")).unwrap_or_default();
-    stat.rsplit(") ").next().is_some_and(|rest| !rest.is_empty() && !rest.starts_with('Z'))
+    stat.rsplit(") ")
+        .next()
+        .is_some_and(|rest| !rest.is_empty() && !rest.starts_with('Z'))
 }
 
 /// Kills processes that are not children of this one, and waits until they are gone.
 pub fn kill_and_wait(ids: &[u32], limit: Duration) {
     for id in ids {
         // It may have ended by itself when its parent did.
-        drop(Command::new("sh").args(["-c", r#"kill -s KILL "$1""#, "kill", &id.to_string()]).output());
+        drop(
+            Command::new("sh")
+                .args(["-c", r#"kill -s KILL "$1""#, "kill", &id.to_string()])
+                .output(),
+        );
     }
     let deadline = Instant::now() + limit;
     while ids.iter().copied().any(is_running) {
-        assert!(Instant::now() < deadline, "processes {ids:?} were killed, and still run after {limit:?}");
+        assert!(
+            Instant::now() < deadline,
+            "processes {ids:?} were killed, and still run after {limit:?}"
+        );
         std::thread::sleep(PROBE_INTERVAL);
     }
 }
@@ -143,7 +178,11 @@ impl Process {
         let child = spawn_by_keeper(command).unwrap_or_else(|error| {
             panic!("cannot start {name}: {error}; is `setpriv` (package util-linux) installed?")
         });
-        Self { name: name.to_owned(), child, log: None }
+        Self {
+            name: name.to_owned(),
+            child,
+            log: None,
+        }
     }
 
     /// Like [`Process::spawn`], without an input, and with all output appended to the file `log`.
@@ -196,17 +235,25 @@ impl Process {
     /// When it still runs after `limit`; the text shows the end of its log.
     pub async fn end_within(&mut self, limit: Duration) -> ExitStatus {
         let ended = tokio::time::timeout(limit, self.end()).await;
-        ended.unwrap_or_else(|_| panic!("{} still runs after {limit:?}{}", self.name, self.log_tail()))
+        ended.unwrap_or_else(|_| {
+            panic!(
+                "{} still runs after {limit:?}{}",
+                self.name,
+                self.log_tail()
+            )
+        })
     }
 
     /// Kills it with SIGKILL and waits until it is gone. Does nothing when it has ended already.
     pub fn kill(&mut self) {
-        // Both calls fail only for a child that has been waited for, and then there is nothing to do.
+        // Both calls fail only for a child that has been waited for, and then there is nothing to
+        // do.
         drop(self.child.kill());
         drop(self.child.wait());
     }
 
-    /// Sends a signal by name (`STOP`, `CONT`, `TERM`). Returns once it is sent, not once it has worked.
+    /// Sends a signal by name (`STOP`, `CONT`, `TERM`). Returns once it is sent, not once it has
+    /// worked.
     ///
     /// # Panics
     /// When the process has ended: its id may belong to another process by now.
@@ -225,12 +272,18 @@ impl Process {
     fn send(&mut self, signal: &str, target: &str) {
         assert!(self.try_wait().is_none(), "{} has ended", self.name);
         // The shell's own `kill` is everywhere; the program of that name is a package of its own.
-        let status =
-            Command::new("sh").args(["-c", r#"kill -s "$1" -- "$2""#, "kill", signal, target]).status();
-        assert!(status.is_ok_and(|status| status.success()), "cannot send {signal} to {}", self.name);
+        let status = Command::new("sh")
+            .args(["-c", r#"kill -s "$1" -- "$2""#, "kill", signal, target])
+            .status();
+        assert!(
+            status.is_ok_and(|status| status.success()),
+            "cannot send {signal} to {}",
+            self.name
+        );
     }
 
-    /// Calls `probe` until it returns `Ok`: the process has answered, and is the one that was started.
+    /// Calls `probe` until it returns `Ok`: the process has answered, and is the one that was
+    /// started.
     ///
     /// # Panics
     /// When the process ends, or `limit` passes; the text has the last answer of the probe, `hint`
@@ -243,7 +296,11 @@ impl Process {
         let deadline = Instant::now() + limit;
         loop {
             if let Some(status) = self.try_wait() {
-                panic!("{} ended before it was ready ({status}). {hint}{}", self.name, self.log_tail());
+                panic!(
+                    "{} ended before it was ready ({status}). {hint}{}",
+                    self.name,
+                    self.log_tail()
+                );
             }
             let Err(answer) = probe().await else { return };
             assert!(
@@ -277,8 +334,9 @@ impl Drop for Process {
 
 /// Starts the command on a thread that runs as long as the process.
 ///
-/// The kernel's "parent" is the *thread* that started the child. Every test has a thread of its own, so
-/// a server that all tests share would otherwise die with the test that happened to start it.
+/// The kernel's "parent" is the *thread* that started the child. Every test has a thread of its
+/// own, so a server that all tests share would otherwise die with the test that happened to start
+/// it.
 fn spawn_by_keeper(command: Command) -> io::Result<Child> {
     type Job = (Command, mpsc::Sender<io::Result<Child>>);
     static KEEPER: LazyLock<mpsc::Sender<Job>> = LazyLock::new(|| {
@@ -295,6 +353,8 @@ fn spawn_by_keeper(command: Command) -> io::Result<Child> {
         jobs
     });
     let (reply, answer) = mpsc::channel();
-    KEEPER.send((command, reply)).expect("the lease_renewer never ends");
+    KEEPER
+        .send((command, reply))
+        .expect("the lease_renewer never ends");
     answer.recv().expect("the lease_renewer answers every job")
 }

@@ -1,5 +1,5 @@
-//! Grants and revokes rights in a Kafka cluster, by the protocol itself: librdkafka's bindings have no requests for it,
-//! and Kafka's own tool takes seconds.
+//! Grants and revokes rights in a Kafka cluster, by the protocol itself: librdkafka's bindings have
+//! no requests for it, and Kafka's own tool takes seconds.
 //!
 //! Source: <https://kafka.apache.org/protocol#The_Messages_CreateAcls>, version 1.
 
@@ -55,7 +55,9 @@ pub(crate) async fn grant(broker: &str, rights: &[(&str, Right, On<'_>)]) {
         let code = results.read_i16().await.expect("a code");
         assert_eq!(code, 0, "Kafka does not give {user} {right:?} on {on:?}");
         let length = results.read_i16().await.expect("the length of a text");
-        results = results.get(usize::try_from(length).unwrap_or(0)..).expect("the text");
+        results = results
+            .get(usize::try_from(length).unwrap_or(0)..)
+            .expect("the text");
     }
 }
 
@@ -66,10 +68,20 @@ pub(crate) async fn grant(broker: &str, rights: &[(&str, Right, On<'_>)]) {
 pub(crate) async fn revoke(broker: &str, (user, right, on): (&str, Right, On<'_>)) {
     let answer = ask(broker, DELETE, &[(user, right, on)]).await;
     let mut result = &*answer;
-    assert_eq!(result.read_i16().await.expect("a code"), 0, "Kafka does not take {right:?} on {on:?}");
+    assert_eq!(
+        result.read_i16().await.expect("a code"),
+        0,
+        "Kafka does not take {right:?} on {on:?}"
+    );
     let length = result.read_i16().await.expect("the length of a text");
-    let mut removed = result.get(usize::try_from(length).unwrap_or(0)..).expect("the text");
-    assert_eq!(removed.read_i32().await.expect("a number"), 1, "{user} has no {right:?} on {on:?}");
+    let mut removed = result
+        .get(usize::try_from(length).unwrap_or(0)..)
+        .expect("the text");
+    assert_eq!(
+        removed.read_i32().await.expect("a number"),
+        1,
+        "{user} has no {right:?} on {on:?}"
+    );
 }
 
 /// Sends a request about these rights, and returns the answer from its first result on.
@@ -95,17 +107,30 @@ async fn ask(broker: &str, request: i16, rights: &[(&str, Right, On<'_>)]) -> Ve
         body.extend_from_slice(&(*right as i8).to_be_bytes());
         body.extend_from_slice(&ALLOW.to_be_bytes());
     }
-    let mut socket = TcpStream::connect(broker).await.expect("the broker listens");
+    let mut socket = TcpStream::connect(broker)
+        .await
+        .expect("the broker listens");
     let length = i32::try_from(body.len()).expect("it is short");
-    socket.write_all(&[&length.to_be_bytes(), &*body].concat()).await.expect("the broker takes it");
+    socket
+        .write_all(&[&length.to_be_bytes(), &*body].concat())
+        .await
+        .expect("the broker takes it");
     let length = socket.read_i32().await.expect("the broker answers");
     let mut answer = vec![0; usize::try_from(length).expect("it is positive")];
-    socket.read_exact(&mut answer).await.expect("the whole answer");
-    // The number of the request, the throttle, and the number of results; each is a code and a text first.
+    socket
+        .read_exact(&mut answer)
+        .await
+        .expect("the whole answer");
+    // The number of the request, the throttle, and the number of results; each is a code and a text
+    // first.
     answer.split_off(12)
 }
 
 fn text(into: &mut Vec<u8>, text: &str) {
-    into.extend_from_slice(&i16::try_from(text.len()).expect("it is short").to_be_bytes());
+    into.extend_from_slice(
+        &i16::try_from(text.len())
+            .expect("it is short")
+            .to_be_bytes(),
+    );
     into.extend_from_slice(text.as_bytes());
 }

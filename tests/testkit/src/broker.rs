@@ -1,4 +1,5 @@
-//! A Kafka broker for one test: Apache Kafka as one process that is broker and controller (`KRaft`).
+//! A Kafka broker for one test: Apache Kafka as one process that is broker and controller
+//! (`KRaft`).
 
 use std::ffi::OsString;
 use std::fs;
@@ -18,8 +19,9 @@ use crate::process::{self, Process};
 /// Names the folder of Kafka's jars, when it is not the one that `scripts/fetch-servers` fills.
 const LIB_VARIABLE: &str = "ONCEGATE_KAFKA_LIB";
 
-/// That folder, under `target/test-servers`; `scripts/fetch-servers` puts the archive of its classes beside it, with which
-/// a broker starts in half the time. The version is the one of `scripts/kafka-pom.xml`.
+/// That folder, under `target/test-servers`; `scripts/fetch-servers` puts the archive of its
+/// classes beside it, with which a broker starts in half the time. The version is the one of
+/// `scripts/kafka-pom.xml`.
 const LIB_DIR: &str = "kafka-4.1.0/lib";
 
 /// One of Kafka's own tools starts a Java machine, and asks or writes a little.
@@ -31,7 +33,8 @@ const START_LIMIT: Duration = Duration::from_secs(240);
 /// How long one question of the readiness probe may take.
 const PROBE_LIMIT: Duration = Duration::from_secs(1);
 
-/// Options for a Java program that is over before the optimising compiler pays off: four tenths less processor time.
+/// Options for a Java program that is over before the optimising compiler pays off: four tenths
+/// less processor time.
 pub(crate) const OVER_SOON: [&str; 2] = ["-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"];
 
 const HINT: &str = "`scripts/fetch-servers` installs Java and fetches Apache Kafka";
@@ -39,8 +42,8 @@ const HINT: &str = "`scripts/fetch-servers` installs Java and fetches Apache Kaf
 /// A Kafka broker for one test; it stops when this value is dropped.
 ///
 /// It makes no topics by itself, starts groups without a delay, allows short sessions (1 s) in the
-/// classic and the new protocol, and takes messages up to 8 MiB. It refuses a message whose timestamp is
-/// older than a day.
+/// classic and the new protocol, and takes messages up to 8 MiB. It refuses a message whose
+/// timestamp is older than a day.
 #[derive(Debug)]
 pub struct KafkaBroker {
     kafka: Kafka,
@@ -62,7 +65,10 @@ pub(crate) struct Ports {
 
 impl Ports {
     pub(crate) fn reserve() -> Self {
-        Self { broker: Port::reserve(), controller: Port::reserve() }
+        Self {
+            broker: Port::reserve(),
+            controller: Port::reserve(),
+        }
     }
 
     pub(crate) fn controller_address(&self) -> String {
@@ -76,7 +82,8 @@ impl Ports {
 }
 
 impl KafkaBroker {
-    /// Starts a broker on free ports and waits until it answers. It is one for a test that is over soon.
+    /// Starts a broker on free ports and waits until it answers. It is one for a test that is over
+    /// soon.
     ///
     /// # Panics
     /// When it does not start; the text has the reason and what to install.
@@ -84,7 +91,8 @@ impl KafkaBroker {
         Self::start_with(&[]).await
     }
 
-    /// Like [`KafkaBroker::start`], for many tests or for measurements: in the long run it takes less processor time.
+    /// Like [`KafkaBroker::start`], for many tests or for measurements: in the long run it takes
+    /// less processor time.
     ///
     /// # Panics
     /// As [`KafkaBroker::start`].
@@ -95,8 +103,8 @@ impl KafkaBroker {
         server
     }
 
-    /// Like [`KafkaBroker::start`], with further lines for its configuration, which win over the usual
-    /// ones: `["group.consumer.session.timeout.ms=2000"]`.
+    /// Like [`KafkaBroker::start`], with further lines for its configuration, which win over the
+    /// usual ones: `["group.consumer.session.timeout.ms=2000"]`.
     ///
     /// # Panics
     /// As [`KafkaBroker::start`].
@@ -146,7 +154,8 @@ impl KafkaBroker {
         self.start_first_with(&[]).await;
     }
 
-    /// The same with users for SCRAM, as Kafka's tool takes them: `SCRAM-SHA-256=[name=alice,password=secret]`.
+    /// The same with users for SCRAM, as Kafka's tool takes them:
+    /// `SCRAM-SHA-256=[name=alice,password=secret]`.
     pub(crate) async fn start_first_with(&mut self, users: &[String]) {
         self.format(users).await;
         self.start_again().await;
@@ -157,18 +166,23 @@ impl KafkaBroker {
         self.process = None;
     }
 
-    /// Starts the killed broker again, on the same port and with its data, and waits until it answers.
+    /// Starts the killed broker again, on the same port and with its data, and waits until it
+    /// answers.
     ///
     /// # Panics
     /// When it still runs, or does not start.
     pub async fn start_again(&mut self) {
         assert!(self.process.is_none(), "Kafka still runs");
-        let options = ["-Xmx512m"].into_iter().chain(self.options.iter().map(String::as_str));
+        let options = ["-Xmx512m"]
+            .into_iter()
+            .chain(self.options.iter().map(String::as_str));
         let mut command = self.java(&options.collect::<Vec<_>>(), "kafka.Kafka");
         command.arg(self.file("server.properties"));
         let mut process = Process::spawn_logged("Kafka", command, &self.file("server.log"));
         let (bootstrap, cluster_id) = (self.kafka.bootstrap(), self.cluster_id.as_str());
-        process.ready(START_LIMIT, HINT, || answers(bootstrap, cluster_id)).await;
+        process
+            .ready(START_LIMIT, HINT, || answers(bootstrap, cluster_id))
+            .await;
         self.process = Some(process);
     }
 
@@ -183,12 +197,21 @@ impl KafkaBroker {
     /// A new `KRaft` cluster must be given its id on the disk before its first start.
     async fn format(&self, users: &[String]) {
         let settings = self.file("server.properties").display().to_string();
-        let mut arguments = vec!["format", "--cluster-id", &self.cluster_id, "--config", &settings];
-        users.iter().for_each(|user| arguments.extend(["--add-scram", user]));
+        let mut arguments = vec![
+            "format",
+            "--cluster-id",
+            &self.cluster_id,
+            "--config",
+            &settings,
+        ];
+        users
+            .iter()
+            .for_each(|user| arguments.extend(["--add-scram", user]));
         self.tool("kafka.tools.StorageTool", &arguments).await;
     }
 
-    /// Has other brokers keep partitions: `[("orders", 0, [2, 3])]`. Kafka copies them first, so it takes a moment.
+    /// Has other brokers keep partitions: `[("orders", 0, [2, 3])]`. Kafka copies them first, so it
+    /// takes a moment.
     pub(crate) async fn reassign(&self, partitions: &[(&str, i32, Vec<i32>)]) {
         let partition = |(topic, number, replicas): &(&str, i32, Vec<i32>)| serde_json::json!({"topic": topic, "partition": number, "replicas": replicas});
         let partitions: Vec<serde_json::Value> = partitions.iter().map(partition).collect();
@@ -196,8 +219,18 @@ impl KafkaBroker {
         let file = self.file("reassignment.json");
         write(&file, &wanted.to_string());
         let (bootstrap, file) = (self.kafka.bootstrap(), file.display().to_string());
-        let arguments = ["--bootstrap-server", bootstrap, "--reassignment-json-file", &file, "--execute"];
-        self.tool("org.apache.kafka.tools.reassign.ReassignPartitionsCommand", &arguments).await;
+        let arguments = [
+            "--bootstrap-server",
+            bootstrap,
+            "--reassignment-json-file",
+            &file,
+            "--execute",
+        ];
+        self.tool(
+            "org.apache.kafka.tools.reassign.ReassignPartitionsCommand",
+            &arguments,
+        )
+        .await;
     }
 
     /// Runs one of Kafka's own tools to its end.
@@ -206,7 +239,11 @@ impl KafkaBroker {
         command.args(arguments);
         let mut process = Process::spawn_logged(class, command, &self.file("tool.log"));
         let status = process.end_within(TOOL_LIMIT).await;
-        assert!(status.success(), "{class} has failed ({status}). {HINT}{}", process.log_tail());
+        assert!(
+            status.success(),
+            "{class} has failed ({status}). {HINT}{}",
+            process.log_tail()
+        );
     }
 
     fn java(&self, options: &[&str], class: &str) -> Command {
@@ -244,7 +281,11 @@ async fn answers(bootstrap: &str, cluster_id: &str) -> Result<(), String> {
     let connected = TcpStream::connect(bootstrap).await;
     connected.map_err(|error| format!("{bootstrap}: {error}"))?;
     let found = cluster_id_at(Kafka::at(bootstrap)).await?;
-    if found == cluster_id { Ok(()) } else { Err(format!("cluster {found} answers in its place")) }
+    if found == cluster_id {
+        Ok(())
+    } else {
+        Err(format!("cluster {found} answers in its place"))
+    }
 }
 
 /// The id of the cluster that answers.
@@ -260,20 +301,23 @@ pub(crate) async fn cluster_id_at(kafka: Kafka) -> Result<String, String> {
 }
 
 fn lib() -> PathBuf {
-    let lib =
-        std::env::var_os(LIB_VARIABLE).map_or_else(|| place::test_servers().join(LIB_DIR), PathBuf::from);
+    let lib = std::env::var_os(LIB_VARIABLE)
+        .map_or_else(|| place::test_servers().join(LIB_DIR), PathBuf::from);
     assert!(lib.is_dir(), "no Kafka in {}: {HINT}", lib.display());
     lib
 }
 
 fn write(path: &Path, text: &str) {
-    fs::write(path, text).unwrap_or_else(|error| panic!("cannot write {}: {error}", path.display()));
+    fs::write(path, text)
+        .unwrap_or_else(|error| panic!("cannot write {}: {error}", path.display()));
 }
 
-/// 16 random bytes in the base64 of URLs, as Kafka wants it. Letters and digits are enough; the last
-/// one stands for two bits only.
+/// 16 random bytes in the base64 of URLs, as Kafka wants it. Letters and digits are enough; the
+/// last one stands for two bits only.
 pub(crate) fn random_cluster_id() -> String {
-    let mut id: String = std::iter::repeat_with(fastrand::alphanumeric).take(21).collect();
+    let mut id: String = std::iter::repeat_with(fastrand::alphanumeric)
+        .take(21)
+        .collect();
     id.push('A');
     id
 }

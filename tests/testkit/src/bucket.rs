@@ -6,8 +6,7 @@ use tokio::net::TcpStream;
 use crate::unique;
 
 /// Has the form of a signature; the server does not check it.
-const SIGNED: &str =
-    "AWS4-HMAC-SHA256 Credential=anybody/20260101/us-east-1/s3/aws4_request, SignedHeaders=host, Signature=0";
+const SIGNED: &str = "AWS4-HMAC-SHA256 Credential=anybody/20260101/us-east-1/s3/aws4_request, SignedHeaders=host, Signature=0";
 
 /// A bucket on a server that checks no credentials.
 #[derive(Debug)]
@@ -22,8 +21,14 @@ impl Bucket {
     /// # Panics
     /// When the server does not make it.
     pub async fn create(endpoint: &str) -> Self {
-        let address = endpoint.strip_prefix("http://").expect("the endpoint is plain HTTP").to_owned();
-        let bucket = Self { address, name: unique("bucket") };
+        let address = endpoint
+            .strip_prefix("http://")
+            .expect("the endpoint is plain HTTP")
+            .to_owned();
+        let bucket = Self {
+            address,
+            name: unique("bucket"),
+        };
         bucket.ask("PUT", "", b"").await;
         bucket
     }
@@ -42,7 +47,8 @@ impl Bucket {
         let listing = self.ask("GET", "?list-type=2", b"").await;
         let listing = String::from_utf8(listing).expect("a listing is text");
         let keys = listing.split("<Key>").skip(1);
-        keys.filter_map(|rest| Some(rest.split_once("</Key>")?.0.to_owned())).collect()
+        keys.filter_map(|rest| Some(rest.split_once("</Key>")?.0.to_owned()))
+            .collect()
     }
 
     /// What is in an object.
@@ -64,16 +70,26 @@ impl Bucket {
     async fn ask(&self, method: &str, path: &str, body: &[u8]) -> Vec<u8> {
         let Self { address, name } = self;
         let asked = format!("{method} /{name}{path} HTTP/1.0\r\nHost: {address}\r\n");
-        let head = format!("{asked}Authorization: {SIGNED}\r\nContent-Length: {}\r\n\r\n", body.len());
+        let head = format!(
+            "{asked}Authorization: {SIGNED}\r\nContent-Length: {}\r\n\r\n",
+            body.len()
+        );
         let exchange = async {
             let mut connection = TcpStream::connect(address).await?;
-            connection.write_all(&[head.as_bytes(), body].concat()).await?;
+            connection
+                .write_all(&[head.as_bytes(), body].concat())
+                .await?;
             let mut reply = Vec::new();
             connection.read_to_end(&mut reply).await?;
             Ok::<_, std::io::Error>(reply)
         };
-        let reply = exchange.await.unwrap_or_else(|error| panic!("{asked}: {error}"));
-        let end = reply.windows(4).position(|four| four == b"\r\n\r\n").expect("a reply has a head");
+        let reply = exchange
+            .await
+            .unwrap_or_else(|error| panic!("{asked}: {error}"));
+        let end = reply
+            .windows(4)
+            .position(|four| four == b"\r\n\r\n")
+            .expect("a reply has a head");
         let (head, body) = reply.split_at(end);
         let status = String::from_utf8_lossy(head);
         assert!(status.split(' ').nth(1) == Some("200"), "{asked}{status}");

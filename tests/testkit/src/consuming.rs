@@ -33,12 +33,17 @@ impl Consuming {
     /// How many handlers run at a time.
     pub const CONCURRENCY: u32 = 16;
 
-    /// Fills a topic and starts. Each run returns `result`; choose a `lease` that outlives the fault, so that no run
-    /// is cut short and none is taken over.
+    /// Fills a topic and starts. Each run returns `result`; choose a `lease` that outlives the
+    /// fault, so that no run is cut short and none is taken over.
     ///
     /// # Panics
     /// When there is no broker.
-    pub async fn start(store: impl Store + 'static, messages: u64, lease: Duration, result: String) -> Self {
+    pub async fn start(
+        store: impl Store + 'static,
+        messages: u64,
+        lease: Duration,
+        result: String,
+    ) -> Self {
         Self::start_with(store, messages, lease, result, |consumer| consumer).await
     }
 
@@ -74,7 +79,16 @@ impl Consuming {
         let consumer = set(consumer.observer(Arc::clone(&watched) as _));
         let (stop, stopped) = oneshot::channel::<()>();
         let running = tokio::spawn(consumer.run_until(async { _ = stopped.await }));
-        Self { watched, kafka, topic, group, messages, runs, stop, running }
+        Self {
+            watched,
+            kafka,
+            topic,
+            group,
+            messages,
+            runs,
+            stop,
+            running,
+        }
     }
 
     /// Puts so many more messages into the topic, with keys of their own.
@@ -84,10 +98,13 @@ impl Consuming {
     pub async fn more(&mut self, messages: u64) {
         let before = self.messages;
         self.messages += messages;
-        self.kafka.produce(&self.topic, (before..self.messages).map(record)).await;
+        self.kafka
+            .produce(&self.topic, (before..self.messages).map(record))
+            .await;
     }
 
-    /// Waits until all is acknowledged, stops, and judges: every message ran once, and the whole topic is committed.
+    /// Waits until all is acknowledged, stops, and judges: every message ran once, and the whole
+    /// topic is committed.
     ///
     /// # Panics
     /// When it is not so.
@@ -97,18 +114,26 @@ impl Consuming {
         assert_eq!(watched.total("extra_runs"), 0);
     }
 
-    /// Waits until all is acknowledged, stops, and judges: every message ran, and the whole topic is committed. Returns
-    /// how many runs there were.
+    /// Waits until all is acknowledged, stops, and judges: every message ran, and the whole topic
+    /// is committed. Returns how many runs there were.
     ///
     /// # Panics
     /// When it is not so.
     pub async fn ends(self) -> u64 {
         self.watched.until("acks", self.messages).await;
         _ = self.stop.send(());
-        self.running.await.expect("it does not panic").expect("it stops well");
+        self.running
+            .await
+            .expect("it does not panic")
+            .expect("it stops well");
         let runs = self.runs.load(Relaxed);
         assert!(runs >= self.messages, "every message ran");
-        let committed: i64 = self.kafka.committed_offsets(&self.group, &self.topic).await.values().sum();
+        let committed: i64 = self
+            .kafka
+            .committed_offsets(&self.group, &self.topic)
+            .await
+            .values()
+            .sum();
         assert_eq!(committed.unsigned_abs(), self.messages);
         runs
     }

@@ -12,7 +12,8 @@ use crate::place::{self, Port};
 use crate::process::{self, Process};
 use crate::sqs::Sqs;
 
-/// The folder of its jars, under `target/test-servers`; the version is the one of `scripts/elasticmq-pom.xml`.
+/// The folder of its jars, under `target/test-servers`; the version is the one of
+/// `scripts/elasticmq-pom.xml`.
 const LIB_DIR: &str = "elasticmq-1.7.1/lib";
 
 /// Two seconds on an idle machine; one with two cores and twenty compilers on them has taken 60.
@@ -41,7 +42,8 @@ impl ElasticmqServer {
         lib().is_dir()
     }
 
-    /// Starts a server on a free port and waits until it answers. It forgets everything when it is killed.
+    /// Starts a server on a free port and waits until it answers. It forgets everything when it is
+    /// killed.
     ///
     /// # Panics
     /// When it does not start; the text has the reason and what to install.
@@ -49,7 +51,8 @@ impl ElasticmqServer {
         Self::start_with(Storage::Memory).await
     }
 
-    /// Like [`ElasticmqServer::start`], but queues and messages outlive a kill. It is one for a test that is over soon.
+    /// Like [`ElasticmqServer::start`], but queues and messages outlive a kill. It is one for a
+    /// test that is over soon.
     ///
     /// # Panics
     /// As [`ElasticmqServer::start`].
@@ -67,7 +70,13 @@ impl ElasticmqServer {
             Storage::Memory => &["-XX:+UseSerialGC"][..],
             Storage::File => &OVER_SOON,
         };
-        let mut server = Self { sqs, process: None, options, dir, _port: port };
+        let mut server = Self {
+            sqs,
+            process: None,
+            options,
+            dir,
+            _port: port,
+        };
         server.start_again().await;
         server
     }
@@ -83,14 +92,27 @@ impl ElasticmqServer {
     /// When it still runs, or does not start.
     pub async fn start_again(&mut self) {
         assert!(self.process.is_none(), "ElasticMQ still runs");
-        assert!(Self::is_fetched(), "no ElasticMQ in {}: {HINT}", lib().display());
+        assert!(
+            Self::is_fetched(),
+            "no ElasticMQ in {}: {HINT}",
+            lib().display()
+        );
         let mut command = process::bound_to_parent("java", "KILL");
         command.arg("-Xmx512m").args(self.options);
-        command.arg(format!("-Dconfig.file={}", self.dir.path().join(SETTINGS).display()));
+        command.arg(format!(
+            "-Dconfig.file={}",
+            self.dir.path().join(SETTINGS).display()
+        ));
         // The star is Java's, not the shell's: all jars of the folder.
-        command.arg("-cp").arg(lib().join("*")).arg("org.elasticmq.server.Main");
-        let mut process = Process::spawn_logged("ElasticMQ", command, &self.dir.path().join("server.log"));
-        process.ready(START_LIMIT, HINT, || self.sqs.answers()).await;
+        command
+            .arg("-cp")
+            .arg(lib().join("*"))
+            .arg("org.elasticmq.server.Main");
+        let mut process =
+            Process::spawn_logged("ElasticMQ", command, &self.dir.path().join("server.log"));
+        process
+            .ready(START_LIMIT, HINT, || self.sqs.answers())
+            .await;
         self.process = Some(process);
     }
 

@@ -5,7 +5,8 @@ use std::fmt::Display;
 use std::time::{Duration, Instant};
 
 use rdkafka::admin::{
-    AdminClient, AdminOptions, AlterConfig, NewPartitions, NewTopic, ResourceSpecifier, TopicReplication,
+    AdminClient, AdminOptions, AlterConfig, NewPartitions, NewTopic, ResourceSpecifier,
+    TopicReplication,
 };
 use rdkafka::client::DefaultClientContext;
 use rdkafka::config::ClientConfig;
@@ -46,8 +47,8 @@ pub struct Kafka {
 }
 
 impl Kafka {
-    /// The broker of this run: the one that [`VARIABLE`] names, or else one that this process starts on
-    /// first use. Other tests use it at the same time: keep to topics and groups of
+    /// The broker of this run: the one that [`VARIABLE`] names, or else one that this process
+    /// starts on first use. Other tests use it at the same time: keep to topics and groups of
     /// [`unique`](crate::unique) names.
     ///
     /// # Panics
@@ -77,7 +78,9 @@ impl Kafka {
     /// The Kafka at this address, `host:port`, without a check that it answers.
     #[must_use]
     pub fn at(bootstrap: impl Into<String>) -> Self {
-        Self { bootstrap: bootstrap.into() }
+        Self {
+            bootstrap: bootstrap.into(),
+        }
     }
 
     /// The address for clients: `host:port`.
@@ -117,12 +120,17 @@ impl Kafka {
     /// # Panics
     /// As [`Kafka::create_topic`].
     pub async fn create_replicated_topic(&self, name: &str, partitions: i32, replicas: i32) {
-        self.create(NewTopic::new(name, partitions, TopicReplication::Fixed(replicas))).await;
+        self.create(NewTopic::new(
+            name,
+            partitions,
+            TopicReplication::Fixed(replicas),
+        ))
+        .await;
     }
 
-    /// Makes a topic with one partition that is compacted as soon as its broker's cleaner runs (every 15 s, unless
-    /// `log.cleaner.backoff.ms` is set). What comes a tenth of a second later begins another segment; the
-    /// last one is not compacted.
+    /// Makes a topic with one partition that is compacted as soon as its broker's cleaner runs
+    /// (every 15 s, unless `log.cleaner.backoff.ms` is set). What comes a tenth of a second later
+    /// begins another segment; the last one is not compacted.
     ///
     /// # Panics
     /// As [`Kafka::create_topic`].
@@ -140,7 +148,12 @@ impl Kafka {
     /// As [`Kafka::create_topic`].
     pub async fn create_topic_with(&self, name: &str, settings: &[(&str, &str)]) {
         let topic = NewTopic::new(name, 1, TopicReplication::Fixed(1));
-        self.create(settings.iter().fold(topic, |topic, (name, value)| topic.set(name, value))).await;
+        self.create(
+            settings
+                .iter()
+                .fold(topic, |topic, (name, value)| topic.set(name, value)),
+        )
+        .await;
     }
 
     async fn create(&self, topic: NewTopic<'_>) {
@@ -162,25 +175,36 @@ impl Kafka {
                 let metadata = client.fetch_metadata(Some(&topic), ANSWER_LIMIT);
                 let metadata = metadata.map_err(|error| error.to_string())?;
                 let mut partitions = metadata.topics().iter().flat_map(MetadataTopic::partitions);
-                let leader = partitions.find(|found| found.id() == partition).map(MetadataPartition::leader);
-                leader.filter(|leader| *leader >= 0).ok_or_else(|| "it has none".to_owned())
+                let leader = partitions
+                    .find(|found| found.id() == partition)
+                    .map(MetadataPartition::leader);
+                leader
+                    .filter(|leader| *leader >= 0)
+                    .ok_or_else(|| "it has none".to_owned())
             })
         })
         .await
     }
 
-    /// Sets the session timeout of a group of the new protocol, and a heartbeat interval of a tenth of it.
+    /// Sets the session timeout of a group of the new protocol, and a heartbeat interval of a tenth
+    /// of it.
     ///
     /// # Panics
     /// When the broker refuses or does not answer.
     pub async fn set_session(&self, group: &str, session: Duration) {
-        let (session, heartbeat) = (session.as_millis().to_string(), (session / 10).as_millis().to_string());
+        let (session, heartbeat) = (
+            session.as_millis().to_string(),
+            (session / 10).as_millis().to_string(),
+        );
         let change = AlterConfig::new(ResourceSpecifier::Group(group))
             .set("consumer.session.timeout.ms", &session)
             .set("consumer.heartbeat.interval.ms", &heartbeat);
         let answer = self.admin().alter_configs(&[change], &options()).await;
         let answer = answer.unwrap_or_else(|error| panic!("cannot set up group {group}: {error}"));
-        assert!(answer.iter().all(Result::is_ok), "cannot set up group {group}: {answer:?}");
+        assert!(
+            answer.iter().all(Result::is_ok),
+            "cannot set up group {group}: {answer:?}"
+        );
     }
 
     /// Has the topic have so many partitions, and waits until each has a leader.
@@ -189,7 +213,10 @@ impl Kafka {
     /// When the broker refuses or does not answer.
     pub async fn add_partitions(&self, name: &str, partitions: i32) {
         let count = usize::try_from(partitions).expect("a number of partitions");
-        let answer = self.admin().create_partitions([&NewPartitions::new(name, count)], &options()).await;
+        let answer = self
+            .admin()
+            .create_partitions([&NewPartitions::new(name, count)], &options())
+            .await;
         check(&answer.map(|mut all| all.remove(0)), "extend", name);
         let (kafka, name) = (self.clone(), name.to_owned());
         blocking(move || kafka.await_leaders(&name, partitions)).await;
@@ -210,16 +237,24 @@ impl Kafka {
     /// When the broker refuses or does not answer.
     pub async fn delete_records(&self, topic: &str, partition: i32, offset: i64) {
         let mut before = TopicPartitionList::new();
-        before.add_partition(topic, partition).set_offset(Offset::Offset(offset)).expect("an offset is one");
+        before
+            .add_partition(topic, partition)
+            .set_offset(Offset::Offset(offset))
+            .expect("an offset is one");
         let deleted = self.admin().delete_records(&before, &options()).await;
-        let deleted = deleted.unwrap_or_else(|error| panic!("cannot delete records of {topic}: {error}"));
+        let deleted =
+            deleted.unwrap_or_else(|error| panic!("cannot delete records of {topic}: {error}"));
         let elements = deleted.elements();
-        let element = elements.first().expect("the answer is about this partition");
-        element.error().unwrap_or_else(|error| panic!("cannot delete records of {topic}: {error}"));
+        let element = elements
+            .first()
+            .expect("the answer is about this partition");
+        element
+            .error()
+            .unwrap_or_else(|error| panic!("cannot delete records of {topic}: {error}"));
     }
 
-    /// Produces the records in their order, waits until the broker has them all, and returns where each
-    /// is: partition and offset.
+    /// Produces the records in their order, waits until the broker has them all, and returns where
+    /// each is: partition and offset.
     ///
     /// # Panics
     /// When one cannot be delivered.
@@ -229,7 +264,9 @@ impl Kafka {
         records: impl IntoIterator<Item = Record, IntoIter: Send> + Send,
     ) -> Vec<(i32, i64)> {
         let mut config = self.config();
-        config.set("linger.ms", "5").set("enable.idempotence", "true");
+        config
+            .set("linger.ms", "5")
+            .set("enable.idempotence", "true");
         config.set("message.max.bytes", MESSAGE_BYTES_MAX);
         let producer: FutureProducer = config.create().expect("the settings are valid");
         let (mut sent, mut waiting) = (Vec::new(), VecDeque::new());
@@ -281,8 +318,8 @@ impl Kafka {
         .await
     }
 
-    /// What the group has committed, as the broker reports it to another client; partitions without a commit
-    /// are absent.
+    /// What the group has committed, as the broker reports it to another client; partitions without
+    /// a commit are absent.
     ///
     /// # Panics
     /// When the topic does not exist, or the broker does not answer.
@@ -291,7 +328,10 @@ impl Kafka {
             Offset::Offset(offset) => Some((one.partition(), offset)),
             _ => None,
         };
-        self.committed(group, topic, offset).await.into_iter().collect()
+        self.committed(group, topic, offset)
+            .await
+            .into_iter()
+            .collect()
     }
 
     /// The texts that the group keeps with its commits.
@@ -299,7 +339,8 @@ impl Kafka {
     /// # Panics
     /// When the topic does not exist, or the broker does not answer.
     pub async fn commit_metadata(&self, group: &str, topic: &str) -> Vec<String> {
-        self.committed(group, topic, |one| Some(one.metadata().to_owned())).await
+        self.committed(group, topic, |one| Some(one.metadata().to_owned()))
+            .await
     }
 
     /// What `read` finds in the group's commit of each partition.
@@ -332,8 +373,12 @@ impl Kafka {
         blocking(move || {
             let client = kafka.witness(&group);
             let mut list = TopicPartitionList::new();
-            list.add_partition(&topic, partition).set_offset(Offset::Offset(offset)).expect("an offset");
-            patiently(&format!("a commit of group {group}"), || client.commit(&list, CommitMode::Sync));
+            list.add_partition(&topic, partition)
+                .set_offset(Offset::Offset(offset))
+                .expect("an offset");
+            patiently(&format!("a commit of group {group}"), || {
+                client.commit(&list, CommitMode::Sync)
+            });
         })
         .await;
     }
@@ -348,7 +393,11 @@ impl Kafka {
             let client = kafka.witness(&group);
             let ask = || client.fetch_group_list(Some(&group), ANSWER_LIMIT);
             let listed = patiently(&format!("members of group {group}"), ask);
-            listed.groups().iter().map(|group| group.members().len()).sum()
+            listed
+                .groups()
+                .iter()
+                .map(|group| group.members().len())
+                .sum()
         })
         .await
     }
@@ -365,7 +414,10 @@ impl Kafka {
             let groups = patiently("all groups", || client.fetch_group_list(None, ANSWER_LIMIT));
             let topics = topics.topics().iter().map(MetadataTopic::name);
             let names = topics.chain(groups.groups().iter().map(GroupInfo::name));
-            names.filter(|name| name.starts_with(beginning)).map(str::to_owned).collect()
+            names
+                .filter(|name| name.starts_with(beginning))
+                .map(str::to_owned)
+                .collect()
         })
         .await
     }
@@ -391,8 +443,14 @@ impl Kafka {
             let metadata = client.fetch_metadata(Some(topic), ANSWER_LIMIT);
             let metadata = metadata.map_err(|error| error.to_string())?;
             let partitions = metadata.topics().iter().flat_map(MetadataTopic::partitions);
-            let led = partitions.filter(|partition| partition.leader() >= 0).count();
-            if i32::try_from(led) == Ok(count) { Ok(()) } else { Err(format!("{led} of {count} have one")) }
+            let led = partitions
+                .filter(|partition| partition.leader() >= 0)
+                .count();
+            if i32::try_from(led) == Ok(count) {
+                Ok(())
+            } else {
+                Err(format!("{led} of {count} have one"))
+            }
         });
     }
 
@@ -401,10 +459,14 @@ impl Kafka {
         let mut assignment = TopicPartitionList::new();
         let mut open = partitions(&client, topic);
         for partition in &open {
-            let added = assignment.add_partition(topic, *partition).set_offset(Offset::Beginning);
+            let added = assignment
+                .add_partition(topic, *partition)
+                .set_offset(Offset::Beginning);
             added.expect("the beginning is an offset");
         }
-        client.assign(&assignment).expect("partitions can be assigned");
+        client
+            .assign(&assignment)
+            .expect("partitions can be assigned");
         let mut messages = Vec::new();
         let mut deadline = Instant::now() + REQUEST_LIMIT;
         while !open.is_empty() {
@@ -437,7 +499,8 @@ async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) 
     }
 }
 
-/// Asks again for a while: leaders and coordinators move, and a new topic is not known to every broker at once.
+/// Asks again for a while: leaders and coordinators move, and a new topic is not known to every
+/// broker at once.
 fn patiently<T, E: Display>(what: &str, ask: impl Fn() -> Result<T, E>) -> T {
     let deadline = Instant::now() + REQUEST_LIMIT;
     loop {
@@ -450,10 +513,16 @@ fn patiently<T, E: Display>(what: &str, ask: impl Fn() -> Result<T, E>) -> T {
 }
 
 fn options() -> AdminOptions {
-    AdminOptions::new().request_timeout(Some(REQUEST_LIMIT)).operation_timeout(Some(REQUEST_LIMIT))
+    AdminOptions::new()
+        .request_timeout(Some(REQUEST_LIMIT))
+        .operation_timeout(Some(REQUEST_LIMIT))
 }
 
-fn check(answer: &Result<Result<String, (String, RDKafkaErrorCode)>, KafkaError>, verb: &str, topic: &str) {
+fn check(
+    answer: &Result<Result<String, (String, RDKafkaErrorCode)>, KafkaError>,
+    verb: &str,
+    topic: &str,
+) {
     match answer {
         Ok(Ok(_)) => {}
         Ok(Err((_, code))) => panic!("cannot {verb} topic {topic}: {code}"),

@@ -12,8 +12,8 @@ use crate::until::until;
 /// How many brokers: the fewest of which one may fail.
 const NODES: usize = 3;
 
-/// Everything three times, and two copies are enough to go on. One partition of offsets: its leader is every
-/// group's coordinator.
+/// Everything three times, and two copies are enough to go on. One partition of offsets: its leader
+/// is every group's coordinator.
 const SETTINGS: &[&str] = &[
     "offsets.topic.replication.factor=3",
     "offsets.topic.num.partitions=1",
@@ -42,14 +42,22 @@ impl KafkaCluster {
     /// As [`KafkaBroker::start`].
     pub async fn start() -> Self {
         let ports: Vec<Ports> = (0..NODES).map(|_| Ports::reserve()).collect();
-        let voters: Vec<String> = ports.iter().zip(1..).map(|(ports, node)| ports.voter(node)).collect();
+        let voters: Vec<String> = ports
+            .iter()
+            .zip(1..)
+            .map(|(ports, node)| ports.voter(node))
+            .collect();
         let bootstrap: Vec<String> = ports.iter().map(|ports| ports.broker.address()).collect();
         let (voters, id) = (voters.join(","), broker::random_cluster_id());
         let nodes = ports.into_iter().zip(1..);
-        let mut nodes: Vec<KafkaBroker> =
-            nodes.map(|(ports, node)| KafkaBroker::prepare(node, &voters, &id, ports, SETTINGS)).collect();
+        let mut nodes: Vec<KafkaBroker> = nodes
+            .map(|(ports, node)| KafkaBroker::prepare(node, &voters, &id, ports, SETTINGS))
+            .collect();
         join_all(nodes.iter_mut().map(KafkaBroker::start_first)).await;
-        Self { kafka: Kafka::at(bootstrap.join(",")), nodes }
+        Self {
+            kafka: Kafka::at(bootstrap.join(",")),
+            nodes,
+        }
     }
 
     /// The broker of this number, from 1 on, as in [`Kafka::leader`].
@@ -70,8 +78,8 @@ impl KafkaCluster {
         self.kafka.leader(topic, partition).await
     }
 
-    /// Reassigns each of these partitions to the two brokers that do not lead it, and waits until each has another
-    /// leader.
+    /// Reassigns each of these partitions to the two brokers that do not lead it, and waits until
+    /// each has another leader.
     ///
     /// # Panics
     /// When Kafka's tool fails, or a partition has not moved within a minute and a half.
@@ -82,12 +90,21 @@ impl KafkaCluster {
             let others = (1..).take(NODES).filter(|node| *node != leader).collect();
             moves.push((leader, (topic.as_str(), *partition, others)));
         }
-        let wanted: Vec<(&str, i32, Vec<i32>)> = moves.iter().map(|(_, wanted)| wanted.clone()).collect();
-        self.nodes.first().expect("a cluster has brokers").reassign(&wanted).await;
+        let wanted: Vec<(&str, i32, Vec<i32>)> =
+            moves.iter().map(|(_, wanted)| wanted.clone()).collect();
+        self.nodes
+            .first()
+            .expect("a cluster has brokers")
+            .reassign(&wanted)
+            .await;
         for (before, (topic, partition, _)) in moves {
-            until("another leader", MOVE_LIMIT, async || match self.kafka.leader(topic, partition).await {
-                leader if leader == before => Err(format!("{topic}/{partition} is led by {leader}")),
-                _ => Ok(()),
+            until("another leader", MOVE_LIMIT, async || {
+                match self.kafka.leader(topic, partition).await {
+                    leader if leader == before => {
+                        Err(format!("{topic}/{partition} is led by {leader}"))
+                    }
+                    _ => Ok(()),
+                }
             })
             .await;
         }

@@ -8,8 +8,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
 
-/// The longest line. One write of this size to a file opened for appending is never mixed with another
-/// process's.
+/// The longest line. One write of this size to a file opened for appending is never mixed with
+/// another process's.
 const LINE_BYTES_MAX: usize = 4_096;
 
 /// One effect that happened.
@@ -25,8 +25,8 @@ pub struct Effect {
 
 /// An append-only file of effects, one JSON line each, that several processes can share.
 ///
-/// An effect is on the disk once [`Ledger::append`] returns. A process that is killed in between leaves a
-/// whole line, none, or a part of one that readers leave out.
+/// An effect is on the disk once [`Ledger::append`] returns. A process that is killed in between
+/// leaves a whole line, none, or a part of one that readers leave out.
 #[derive(Debug)]
 pub struct Ledger {
     file: File,
@@ -68,17 +68,24 @@ impl Ledger {
         let mut line = vec![b'\n'];
         serde_json::to_writer(&mut line, &entry).expect("an effect is plain data");
         line.push(b'\n');
-        assert!(line.len() <= LINE_BYTES_MAX, "effect of {} bytes", line.len());
-        // `write_all` would hide a short write behind a second one, and other lines could come between.
-        let written = (&self.file).write(&line).expect("the ledger can be written");
+        assert!(
+            line.len() <= LINE_BYTES_MAX,
+            "effect of {} bytes",
+            line.len()
+        );
+        // `write_all` would hide a short write behind a second one, and other lines could come
+        // between.
+        let written = (&self.file)
+            .write(&line)
+            .expect("the ledger can be written");
         assert_eq!(written, line.len(), "the line was not written in one piece");
         self.file.sync_data().expect("the ledger can be synced");
     }
 
     /// All effects so far, of all processes, in the order in which they were written.
     ///
-    /// A line that is half written is left out: its writer is at it, or was killed, so [`Ledger::append`] has
-    /// not returned.
+    /// A line that is half written is left out: its writer is at it, or was killed, so
+    /// [`Ledger::append`] has not returned.
     ///
     /// # Panics
     /// When the file cannot be read, or a line is not an effect.
@@ -90,7 +97,8 @@ impl Ledger {
         text.lines()
             .filter(whole)
             .map(|line| {
-                serde_json::from_str(line).unwrap_or_else(|error| panic!("not an effect: {line:?}: {error}"))
+                serde_json::from_str(line)
+                    .unwrap_or_else(|error| panic!("not an effect: {line:?}: {error}"))
             })
             .collect()
     }

@@ -1,24 +1,27 @@
 //! Real servers, and witnesses that are not oncegate's own code, for the tests and the benchmarks.
 //!
-//! Everything here panics with a clear text instead of returning an error, and nothing skips: a test
-//! that cannot have its server has failed.
+//! Everything here panics with a clear text instead of returning an error, and nothing skips: a
+//! test that cannot have its server has failed.
 //!
 //! Two ways to a server:
 //!
-//! - [`Redis::shared`], [`Postgres::shared`], [`Kafka::shared`], [`Sqs::shared`], [`RabbitMq::shared`] and
-//!   [`Moto::shared`] give the one server of the whole run. `scripts/test` starts it and names it in [`REDIS_VARIABLE`] and its
-//!   like; without the variable, the test process starts its own on first use. Tests keep apart by
-//!   [`unique`] scopes, topics, groups and queues.
-//! - [`RedisServer::start`], [`PostgresServer::start`], [`KafkaBroker::start`], [`KafkaCluster::start`],
-//!   [`ElasticmqServer::start`], [`RabbitMqServer::start`], [`SchemaRegistry::start`] and [`MotoServer::start`] give a server for one test, for tests that stop
-//!   it, kill it or change its settings. [`SqsProxy`] is a proxy before a shared SQS server, and makes calls fail.
+//! - [`Redis::shared`], [`Postgres::shared`], [`Kafka::shared`], [`Sqs::shared`],
+//!   [`RabbitMq::shared`] and [`Moto::shared`] give the one server of the whole run. `scripts/test`
+//!   starts it and names it in [`REDIS_VARIABLE`] and its like; without the variable, the test
+//!   process starts its own on first use. Tests keep apart by [`unique`] scopes, topics, groups and
+//!   queues.
+//! - [`RedisServer::start`], [`PostgresServer::start`], [`KafkaBroker::start`],
+//!   [`KafkaCluster::start`], [`ElasticmqServer::start`], [`RabbitMqServer::start`],
+//!   [`SchemaRegistry::start`] and [`MotoServer::start`] give a server for one test, for tests that
+//!   stop it, kill it or change its settings. [`SqsProxy`] is a proxy before a shared SQS server,
+//!   and makes calls fail.
 
 pub mod fire;
 
 use oncegate_servers::place;
 pub use oncegate_servers::{
-    POSTGRES_VARIABLE, PgBouncer, Port as LoopbackPort, Postgres, PostgresServer, Process, SmallDisk,
-    postgres_version, process, run_servers_on, unique,
+    POSTGRES_VARIABLE, PgBouncer, Port as LoopbackPort, Postgres, PostgresServer, Process,
+    SmallDisk, postgres_version, process, run_servers_on, unique,
 };
 
 mod acls;

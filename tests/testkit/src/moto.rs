@@ -1,11 +1,12 @@
-//! moto: AWS's services in one Python process. A second opinion about SQS, and a server that speaks S3.
+//! moto: AWS's services in one Python process. A second opinion about SQS, and a server that speaks
+//! S3.
 //!
 //! # Not obvious
 //!
 //! Implementation notes: facts about moto that this code depends on.
 //!
-//! - moto gives one FIFO group to two receives at once, which SQS never does. Tests of an order on it receive one
-//!   message at a time.
+//! - moto gives one FIFO group to two receives at once, which SQS never does. Tests of an order on
+//!   it receive one message at a time.
 //! - moto and ElasticMQ are two imitations of SQS; neither is SQS.
 
 use std::ops::Deref;
@@ -38,8 +39,8 @@ pub struct Moto {
 }
 
 impl Moto {
-    /// The server of this run: the one that [`VARIABLE`] names, or else one that this process starts on
-    /// first use. Other tests use it at the same time: keep to queues and buckets of
+    /// The server of this run: the one that [`VARIABLE`] names, or else one that this process
+    /// starts on first use. Other tests use it at the same time: keep to queues and buckets of
     /// [`unique`](crate::unique) names.
     ///
     /// # Panics
@@ -49,7 +50,9 @@ impl Moto {
         static OWN: OnceCell<MotoServer> = OnceCell::const_new();
         match std::env::var(VARIABLE) {
             Ok(endpoint) => {
-                let reached = async || Self { sqs: Sqs::reached(VARIABLE, endpoint).await };
+                let reached = async || Self {
+                    sqs: Sqs::reached(VARIABLE, endpoint).await,
+                };
                 NAMED.get_or_init(reached).await.again()
             }
             Err(_) => OWN.get_or_init(MotoServer::start).await.again(),
@@ -57,7 +60,9 @@ impl Moto {
     }
 
     fn again(&self) -> Self {
-        Self { sqs: self.sqs.again() }
+        Self {
+            sqs: self.sqs.again(),
+        }
     }
 
     /// The address for clients of any service: `http://host:port`. It takes any credentials.
@@ -90,8 +95,15 @@ impl MotoServer {
     /// When it does not start; the text has the reason and what to install.
     pub async fn start() -> Self {
         let port = Port::reserve();
-        let moto = Moto { sqs: Sqs::at(format!("http://{}", port.address())) };
-        let mut server = Self { moto, process: None, dir: place::server_dir("moto"), port };
+        let moto = Moto {
+            sqs: Sqs::at(format!("http://{}", port.address())),
+        };
+        let mut server = Self {
+            moto,
+            process: None,
+            dir: place::server_dir("moto"),
+            port,
+        };
         server.start_again().await;
         server
     }
@@ -108,9 +120,14 @@ impl MotoServer {
     pub async fn start_again(&mut self) {
         assert!(self.process.is_none(), "moto still runs");
         let mut command = process::bound_to_parent(aws_python(), "KILL");
-        command.args(["-m", "moto.server", "-H", "127.0.0.1", "-p"]).arg(self.port.number().to_string());
-        let mut process = Process::spawn_logged("moto", command, &self.dir.path().join("server.log"));
-        process.ready(START_LIMIT, HINT, || self.moto.sqs.answers()).await;
+        command
+            .args(["-m", "moto.server", "-H", "127.0.0.1", "-p"])
+            .arg(self.port.number().to_string());
+        let mut process =
+            Process::spawn_logged("moto", command, &self.dir.path().join("server.log"));
+        process
+            .ready(START_LIMIT, HINT, || self.moto.sqs.answers())
+            .await;
         self.process = Some(process);
     }
 }

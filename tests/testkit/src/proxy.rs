@@ -25,7 +25,8 @@ pub enum Mode {
     HoldAll,
     /// The next reply is held back, and whatever follows it on its connection.
     Delay,
-    /// The next reply is dropped and its connection closed: the server has executed, the client cannot know.
+    /// The next reply is dropped and its connection closed: the server has executed, the client
+    /// cannot know.
     Lose,
     /// The next reply ends in the middle of its frame, and its connection is reset.
     Cut,
@@ -50,11 +51,18 @@ struct Plan {
 }
 
 impl Plan {
-    const PASS: Self = Self { mode: Mode::Pass, after: 0 };
+    const PASS: Self = Self {
+        mode: Mode::Pass,
+        after: 0,
+    };
 
-    /// Whether the plan is for the next reply alone, so that the proxy must separate it from those that follow.
+    /// Whether the plan is for the next reply alone, so that the proxy must separate it from those
+    /// that follow.
     fn is_for_one(&self) -> bool {
-        matches!(self.mode, Mode::Delay | Mode::Lose | Mode::Cut | Mode::Stall)
+        matches!(
+            self.mode,
+            Mode::Delay | Mode::Lose | Mode::Cut | Mode::Stall
+        )
     }
 
     /// What happens to the next reply, which comes on this connection; then it is out of the plan.
@@ -66,7 +74,11 @@ impl Plan {
             self.after -= 1;
             return Mode::Pass;
         }
-        let next = if self.mode == Mode::Delay { Mode::Hold(connection) } else { Mode::Pass };
+        let next = if self.mode == Mode::Delay {
+            Mode::Hold(connection)
+        } else {
+            Mode::Pass
+        };
         std::mem::replace(&mut self.mode, next)
     }
 }
@@ -84,7 +96,9 @@ impl Framing {
     /// How long the first reply is, once it is there as a whole.
     fn first(self, received: &[u8]) -> Option<usize> {
         match self {
-            Self::Resp => decode_range(received).expect("Redis speaks RESP").map(|(_, length)| length),
+            Self::Resp => decode_range(received)
+                .expect("Redis speaks RESP")
+                .map(|(_, length)| length),
             Self::Reads => Some(received.len()).filter(|length| *length > 0),
         }
     }
@@ -99,8 +113,8 @@ impl Framing {
     }
 }
 
-/// What stands in replies instead of what the server says. Both texts of a pair are of one length, so that frames
-/// stay whole.
+/// What stands in replies instead of what the server says. Both texts of a pair are of one length,
+/// so that frames stay whole.
 type Rewritten = Arc<Mutex<Vec<(&'static str, &'static str)>>>;
 
 /// It ends with this value.
@@ -119,7 +133,8 @@ fn address(redis: &Redis) -> String {
 }
 
 impl Proxy {
-    /// Before a Redis that is asked by its clients, not followed by a replica: each frame is a reply.
+    /// Before a Redis that is asked by its clients, not followed by a replica: each frame is a
+    /// reply.
     ///
     /// # Panics
     /// When there is no port to listen on.
@@ -127,7 +142,8 @@ impl Proxy {
         Self::start(address(redis), Framing::Resp).await
     }
 
-    /// Starts a proxy before any server, `host:port`, of any protocol: the bytes of one read are a reply.
+    /// Starts a proxy before any server, `host:port`, of any protocol: the bytes of one read are a
+    /// reply.
     ///
     /// # Panics
     /// When there is no port to listen on.
@@ -138,25 +154,49 @@ impl Proxy {
     async fn start(server: String, framing: Framing) -> Self {
         let server = Arc::new(Mutex::new(server));
         let now = Arc::clone(&server);
-        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port is free");
+        let listener = TcpListener::bind("127.0.0.1:0")
+            .await
+            .expect("a port is free");
         let address = listener.local_addr().expect("it listens");
         let plan = Arc::new(watch::Sender::new(Plan::PASS));
         let mut accepting = JoinSet::new();
         let last_heard = Arc::new(AtomicUsize::new(0));
         let rewritten = Rewritten::default();
-        let of_connections = (Arc::clone(&plan), Arc::clone(&last_heard), Arc::clone(&rewritten));
+        let of_connections = (
+            Arc::clone(&plan),
+            Arc::clone(&last_heard),
+            Arc::clone(&rewritten),
+        );
         accepting.spawn(async move {
             let mut connections = JoinSet::new();
             for number in 0.. {
-                let Ok((client, _)) = listener.accept().await else { return };
+                let Ok((client, _)) = listener.accept().await else {
+                    return;
+                };
                 drop(client.set_nodelay(true));
                 let (plan, last_heard, rewritten) = of_connections.clone();
-                let server = now.lock().expect("no thread panics while it holds the lock").clone();
-                let connection = Connection { number, framing, plan, last_heard, rewritten };
+                let server = now
+                    .lock()
+                    .expect("no thread panics while it holds the lock")
+                    .clone();
+                let connection = Connection {
+                    number,
+                    framing,
+                    plan,
+                    last_heard,
+                    rewritten,
+                };
                 connections.spawn(connection.run(client, server));
             }
         });
-        Self { address, plan, last_heard, server, rewritten, _accepting: accepting }
+        Self {
+            address,
+            plan,
+            last_heard,
+            server,
+            rewritten,
+            _accepting: accepting,
+        }
     }
 
     /// From now on, `instead` stands in every reply where the server says `said`.
@@ -165,7 +205,10 @@ impl Proxy {
     /// When the texts differ in length.
     pub fn rewrite(&self, said: &'static str, instead: &'static str) {
         assert_eq!(said.len(), instead.len(), "a frame names its length");
-        self.rewritten.lock().expect("no thread panics while it holds the lock").push((said, instead));
+        self.rewritten
+            .lock()
+            .expect("no thread panics while it holds the lock")
+            .push((said, instead));
     }
 
     /// New connections go to this server.
@@ -173,7 +216,10 @@ impl Proxy {
     /// # Panics
     /// Never: no thread panics while it holds the address.
     pub fn point_at_address(&self, server: impl Into<String>) {
-        *self.server.lock().expect("no thread panics while it holds the lock") = server.into();
+        *self
+            .server
+            .lock()
+            .expect("no thread panics while it holds the lock") = server.into();
     }
 
     /// New connections go to this Redis.
@@ -181,7 +227,10 @@ impl Proxy {
     /// # Panics
     /// Never: no thread panics while it holds the address.
     pub fn point_at(&self, redis: &Redis) {
-        *self.server.lock().expect("no thread panics while it holds the lock") = address(redis);
+        *self
+            .server
+            .lock()
+            .expect("no thread panics while it holds the lock") = address(redis);
     }
 
     /// The URL for clients, if the server is a Redis.
@@ -203,7 +252,10 @@ impl Proxy {
 
     /// The same for a mode that is for one reply: so many others pass before it.
     pub fn set_after(&self, replies: usize, mode: Mode) {
-        self.plan.send_replace(Plan { mode, after: replies });
+        self.plan.send_replace(Plan {
+            mode,
+            after: replies,
+        });
     }
 
     /// Holds back the replies on the connection that brought the last one.
@@ -221,7 +273,11 @@ impl Proxy {
     /// # Panics
     /// Never: the sender is the proxy's own.
     pub async fn lost(&self) {
-        self.plan.subscribe().wait_for(|plan| plan.mode == Mode::Pass).await.expect("the sender is ours");
+        self.plan
+            .subscribe()
+            .wait_for(|plan| plan.mode == Mode::Pass)
+            .await
+            .expect("the sender is ours");
     }
 }
 
@@ -263,8 +319,12 @@ impl Connection {
                     Mode::Lose => return,
                     Mode::Cut => {
                         // All but the last byte of the line end: the frame is nearly whole.
-                        drop(to.write_all(reply.split_last().map_or(&[], |(_, most)| most)).await);
-                        // Nothing lingers: the client sees a reset where the kernel has not delivered everything yet.
+                        drop(
+                            to.write_all(reply.split_last().map_or(&[], |(_, most)| most))
+                                .await,
+                        );
+                        // Nothing lingers: the client sees a reset where the kernel has not
+                        // delivered everything yet.
                         drop(to.as_ref().set_zero_linger());
                         return;
                     }
@@ -291,11 +351,17 @@ impl Connection {
     }
 
     fn rewritten(&self, mut reply: BytesMut) -> BytesMut {
-        for (said, instead) in self.rewritten.lock().expect("no thread panics while it holds the lock").iter()
+        for (said, instead) in self
+            .rewritten
+            .lock()
+            .expect("no thread panics while it holds the lock")
+            .iter()
         {
             let places = reply.windows(said.len()).enumerate();
-            let places: Vec<usize> =
-                places.filter(|(_, text)| *text == said.as_bytes()).map(|(at, _)| at).collect();
+            let places: Vec<usize> = places
+                .filter(|(_, text)| *text == said.as_bytes())
+                .map(|(at, _)| at)
+                .collect();
             for at in places {
                 reply
                     .get_mut(at..at + said.len())
@@ -306,12 +372,17 @@ impl Connection {
         reply
     }
 
-    /// What is next, and what happens to it: one reply if it may be meant, and otherwise all that are there.
+    /// What is next, and what happens to it: one reply if it may be meant, and otherwise all that
+    /// are there.
     fn next(&self, received: &mut BytesMut) -> Option<(BytesMut, Mode)> {
         let mut next = None;
         self.plan.send_if_modified(|plan| {
             let framing = self.framing;
-            let length = if plan.is_for_one() { framing.first(received) } else { framing.all(received) };
+            let length = if plan.is_for_one() {
+                framing.first(received)
+            } else {
+                framing.all(received)
+            };
             let Some(length) = length else { return false };
             let fate = plan.strike(self.number);
             next = Some((received.split_to(length), fate));

@@ -20,8 +20,8 @@ use crate::rabbitmq_queue::{QueueKind, RabbitQueue};
 use crate::until::until;
 use crate::web::{HttpAnswer, HttpClient, Sent};
 
-/// Names the RabbitMQ of the run, by its addresses for AMQP and for its management plugin, with the user `guest`:
-/// `127.0.0.1:5672,127.0.0.1:15672`.
+/// Names the RabbitMQ of the run, by its addresses for AMQP and for its management plugin, with the
+/// user `guest`: `127.0.0.1:5672,127.0.0.1:15672`.
 pub const VARIABLE: &str = "ONCEGATE_TEST_RABBITMQ";
 
 /// Six seconds on an idle machine; one with two cores and compilers on them has taken 25.
@@ -52,8 +52,9 @@ pub struct RabbitMq {
 }
 
 impl RabbitMq {
-    /// The server of this run: the one that [`VARIABLE`] names, or else one that this process starts on first use. Other
-    /// tests use it at the same time: keep to queues and users of [`unique`](crate::unique) names.
+    /// The server of this run: the one that [`VARIABLE`] names, or else one that this process
+    /// starts on first use. Other tests use it at the same time: keep to queues and users of
+    /// [`unique`](crate::unique) names.
     ///
     /// # Panics
     /// When it cannot be reached or started.
@@ -75,9 +76,15 @@ impl RabbitMq {
     /// # Panics
     /// When it does not answer.
     pub async fn at(addresses: &str) -> Self {
-        let parts = addresses.split_once(',').and_then(|(amqp, http)| Some((amqp, http.parse().ok()?)));
-        let (amqp, management) = parts.unwrap_or_else(|| panic!("{addresses} is not HOST:PORT,ADDRESS:PORT"));
-        let server = Self { amqp: amqp.to_owned(), management };
+        let parts = addresses
+            .split_once(',')
+            .and_then(|(amqp, http)| Some((amqp, http.parse().ok()?)));
+        let (amqp, management) =
+            parts.unwrap_or_else(|| panic!("{addresses} is not HOST:PORT,ADDRESS:PORT"));
+        let server = Self {
+            amqp: amqp.to_owned(),
+            management,
+        };
         if let Err(error) = server.answers().await {
             panic!("RabbitMQ at {addresses} does not answer: {error}");
         }
@@ -135,9 +142,14 @@ impl RabbitMq {
         let name = crate::unique(prefix);
         let mut all = serde_json::Map::new();
         all.insert("x-queue-type".to_owned(), kind.name().into());
-        all.extend(arguments.iter().map(|(name, value)| ((*name).to_owned(), value.clone())));
+        all.extend(
+            arguments
+                .iter()
+                .map(|(name, value)| ((*name).to_owned(), value.clone())),
+        );
         let body = serde_json::json!({ "durable": true, "arguments": all }).to_string();
-        self.manage("PUT", &format!("/api/queues/%2F/{name}"), &body).await;
+        self.manage("PUT", &format!("/api/queues/%2F/{name}"), &body)
+            .await;
         RabbitQueue::of(self.uri(), name)
     }
 
@@ -146,19 +158,27 @@ impl RabbitMq {
     /// # Panics
     /// When the server does not.
     pub async fn delete_queue(&self, queue: &RabbitQueue) {
-        self.manage("DELETE", &format!("/api/queues/%2F/{}", queue.name()), "").await;
+        self.manage("DELETE", &format!("/api/queues/%2F/{}", queue.name()), "")
+            .await;
     }
 
-    /// Makes a user of a new name with these rights, as regular expressions: what it may configure, write and read.
+    /// Makes a user of a new name with these rights, as regular expressions: what it may configure,
+    /// write and read.
     ///
     /// # Panics
     /// When the server refuses it.
     pub async fn new_user(&self, configure: &str, write: &str, read: &str) -> String {
         let user = crate::unique("user");
         let body = serde_json::json!({ "password": GUEST, "tags": "" }).to_string();
-        self.manage("PUT", &format!("/api/users/{user}"), &body).await;
+        self.manage("PUT", &format!("/api/users/{user}"), &body)
+            .await;
         let rights = serde_json::json!({ "configure": configure, "write": write, "read": read });
-        self.manage("PUT", &format!("/api/permissions/%2F/{user}"), &rights.to_string()).await;
+        self.manage(
+            "PUT",
+            &format!("/api/permissions/%2F/{user}"),
+            &rights.to_string(),
+        )
+        .await;
         user
     }
 
@@ -172,21 +192,29 @@ impl RabbitMq {
             let listed = self.manage("GET", "/api/connections", "").await;
             let listed: Vec<Value> = serde_json::from_slice(&listed.body).expect("it is JSON");
             let wanted = listed.iter().find(|connection| {
-                let given = connection.pointer("/client_properties/connection_name").and_then(Value::as_str);
+                let given = connection
+                    .pointer("/client_properties/connection_name")
+                    .and_then(Value::as_str);
                 given.is_some_and(|given| given.contains(part))
             });
             let name = wanted.and_then(|connection| connection.get("name")?.as_str());
             let name = name.ok_or_else(|| format!("none has `{part}` in its name"))?;
             let name = name.replace(' ', "%20").replace('>', "%3E");
             // It may have ended by itself, and is listed for some seconds more.
-            let answer = self.ask("DELETE", &format!("/api/connections/{name}"), "").await?;
-            if answer.status.is_success() { Ok(()) } else { Err(format!("{} for {name}", answer.status)) }
+            let answer = self
+                .ask("DELETE", &format!("/api/connections/{name}"), "")
+                .await?;
+            if answer.status.is_success() {
+                Ok(())
+            } else {
+                Err(format!("{} for {name}", answer.status))
+            }
         })
         .await;
     }
 
-    /// How many messages of the queue are not acknowledged, also those that a consumer has. The server counts them twice a
-    /// second.
+    /// How many messages of the queue are not acknowledged, also those that a consumer has. The
+    /// server counts them twice a second.
     ///
     /// # Panics
     /// When the server does not answer.
@@ -195,11 +223,14 @@ impl RabbitMq {
         let described: Value =
             serde_json::from_slice(&self.manage("GET", &path, "").await.body).expect("it is JSON");
         // Until it has counted once, there may be messages.
-        described.get("messages").and_then(Value::as_u64).unwrap_or(u64::MAX)
+        described
+            .get("messages")
+            .and_then(Value::as_u64)
+            .unwrap_or(u64::MAX)
     }
 
-    /// How many consumers the queue has, those included that wait for the single active one. The server knows it some
-    /// seconds late.
+    /// How many consumers the queue has, those included that wait for the single active one. The
+    /// server knows it some seconds late.
     ///
     /// # Panics
     /// When the server does not answer.
@@ -207,7 +238,10 @@ impl RabbitMq {
         let path = format!("/api/queues/%2F/{}", queue.name());
         let described: Value =
             serde_json::from_slice(&self.manage("GET", &path, "").await.body).expect("it is JSON");
-        described.get("consumer_details").and_then(Value::as_array).map_or(0, Vec::len)
+        described
+            .get("consumer_details")
+            .and_then(Value::as_array)
+            .map_or(0, Vec::len)
     }
 
     /// Calls the management plugin.
@@ -217,14 +251,25 @@ impl RabbitMq {
     pub async fn manage(&self, method: &str, path: &str, body: &str) -> HttpAnswer {
         let answer = self.ask(method, path, body).await;
         let answer = answer.unwrap_or_else(|error| panic!("{method} {path}: {error}"));
-        assert!(answer.status.is_success(), "{method} {path}: {} {:?}", answer.status, answer.body);
+        assert!(
+            answer.status.is_success(),
+            "{method} {path}: {} {:?}",
+            answer.status,
+            answer.body
+        );
         answer
     }
 
     async fn ask(&self, method: &str, path: &str, body: &str) -> Result<HttpAnswer, String> {
         let credentials = format!("Basic {}", STANDARD.encode(format!("{GUEST}:{GUEST}")));
-        let headers = [("authorization", credentials.as_str()), ("content-type", "application/json")];
-        let sent = Sent::post(path, "", body).unkeyed().method(method).headers(&headers);
+        let headers = [
+            ("authorization", credentials.as_str()),
+            ("content-type", "application/json"),
+        ];
+        let sent = Sent::post(path, "", body)
+            .unkeyed()
+            .method(method)
+            .headers(&headers);
         HttpClient::http1(self.management).try_send(sent).await
     }
 
@@ -247,7 +292,8 @@ pub struct RabbitMqServer {
     server: RabbitMq,
     settings: String,
     process: Option<Process>,
-    // After the server: fields are dropped in this order. A node that has joined another one uses that one's.
+    // After the server: fields are dropped in this order. A node that has joined another one uses
+    // that one's.
     _mapper: Option<Process>,
     dir: TempDir,
     ports: Ports,
@@ -261,8 +307,9 @@ struct Ports {
     mapper: Arc<Port>,
 }
 
-/// The port for other nodes. Before the server binds it on loopback, it tries it on every address, which a [`Port`] of
-/// another loopback address would not allow: this one is marked by the same number of UDP, in a range of its own.
+/// The port for other nodes. Before the server binds it on loopback, it tries it on every address,
+/// which a [`Port`] of another loopback address would not allow: this one is marked by the same
+/// number of UDP, in a range of its own.
 #[derive(Debug)]
 struct NodePort {
     number: u16,
@@ -274,10 +321,16 @@ impl NodePort {
     const RANGE: std::ops::Range<u16> = 32_000..32_768;
 
     fn reserve() -> Self {
-        for number in std::iter::repeat_with(|| fastrand::u16(Self::RANGE)).take(Self::RANGE.len()) {
-            let Ok(mark) = UdpSocket::bind((Ipv4Addr::LOCALHOST, number)) else { continue };
+        for number in std::iter::repeat_with(|| fastrand::u16(Self::RANGE)).take(Self::RANGE.len())
+        {
+            let Ok(mark) = UdpSocket::bind((Ipv4Addr::LOCALHOST, number)) else {
+                continue;
+            };
             if TcpListener::bind((Ipv4Addr::UNSPECIFIED, number)).is_ok() {
-                return Self { number, _mark: mark };
+                return Self {
+                    number,
+                    _mark: mark,
+                };
             }
         }
         panic!("no free port in {:?}", Self::RANGE)
@@ -314,14 +367,15 @@ impl RabbitMqServer {
         started
     }
 
-    /// Starts a second node, with the settings of this one, and joins it to this one's cluster. This one must run for as
-    /// long.
+    /// Starts a second node, with the settings of this one, and joins it to this one's cluster.
+    /// This one must run for as long.
     ///
     /// # Panics
     /// As [`RabbitMqServer::start`].
     pub async fn start_joined(&self) -> Self {
         let dir = place::server_dir("rabbitmq");
-        fs::copy(self.dir.path().join(COOKIE), dir.path().join(COOKIE)).expect("this node has a cookie");
+        fs::copy(self.dir.path().join(COOKIE), dir.path().join(COOKIE))
+            .expect("this node has a cookie");
         let mut joined = Self::place(dir, &self.settings, Arc::clone(&self.ports.mapper), None);
         joined.start_again().await;
         joined.control(&["stop_app"]).await;
@@ -337,12 +391,27 @@ impl RabbitMqServer {
             nodes: NodePort::reserve(),
             mapper: mapper_port,
         };
-        let management = ports.management.address().parse().expect("it is an address");
-        let server = RabbitMq { amqp: ports.amqp.address(), management };
-        Self { server, settings: lines.to_owned(), process: None, _mapper: mapper, dir, ports }
+        let management = ports
+            .management
+            .address()
+            .parse()
+            .expect("it is an address");
+        let server = RabbitMq {
+            amqp: ports.amqp.address(),
+            management,
+        };
+        Self {
+            server,
+            settings: lines.to_owned(),
+            process: None,
+            _mapper: mapper,
+            dir,
+            ports,
+        }
     }
 
-    /// Parts this node from another one of its cluster: each takes the other for dead, and both serve clients.
+    /// Parts this node from another one of its cluster: each takes the other for dead, and both
+    /// serve clients.
     ///
     /// # Panics
     /// When `rabbitmqctl` fails.
@@ -374,7 +443,8 @@ impl RabbitMqServer {
         self.process = None;
     }
 
-    /// Starts the killed server again, on the same ports and with its data, and waits until it answers.
+    /// Starts the killed server again, on the same ports and with its data, and waits until it
+    /// answers.
     ///
     /// # Panics
     /// When it still runs, or does not start.
@@ -382,8 +452,11 @@ impl RabbitMqServer {
         assert!(self.process.is_none(), "RabbitMQ still runs");
         self.write_settings();
         let command = self.command();
-        let mut process = Process::spawn_logged("RabbitMQ", command, &self.dir.path().join("server.log"));
-        process.ready(START_LIMIT, HINT, || self.server.answers()).await;
+        let mut process =
+            Process::spawn_logged("RabbitMQ", command, &self.dir.path().join("server.log"));
+        process
+            .ready(START_LIMIT, HINT, || self.server.answers())
+            .await;
         self.process = Some(process);
     }
 
@@ -407,7 +480,11 @@ impl RabbitMqServer {
         let log = self.dir.path().join("control.log");
         let mut process = Process::spawn_logged("rabbitmqctl", command, &log);
         let status = process.end_within(START_LIMIT).await;
-        assert!(status.success(), "rabbitmqctl {arguments:?} failed: {}", process.log_tail());
+        assert!(
+            status.success(),
+            "rabbitmqctl {arguments:?} failed: {}",
+            process.log_tail()
+        );
     }
 
     fn program() -> PathBuf {
@@ -419,7 +496,12 @@ impl RabbitMqServer {
     }
 
     fn write_settings(&self) {
-        let Self { settings, ports, dir, .. } = self;
+        let Self {
+            settings,
+            ports,
+            dir,
+            ..
+        } = self;
         let management = ports.management.number();
         let text = format!(
             "listeners.tcp.1 = {}\nmanagement.tcp.ip = 127.0.0.1\nmanagement.tcp.port = {management}\n\
@@ -427,7 +509,10 @@ impl RabbitMqServer {
              {settings}\n",
             ports.amqp.address()
         );
-        for (name, text) in [("rabbitmq.conf", text.as_str()), ("plugins", "[rabbitmq_management].")] {
+        for (name, text) in [
+            ("rabbitmq.conf", text.as_str()),
+            ("plugins", "[rabbitmq_management]."),
+        ] {
             fs::write(dir.path().join(name), text).expect("the server's folder can be written");
         }
     }
@@ -443,7 +528,8 @@ impl RabbitMqServer {
             .env("RABBITMQ_LOGS", "-")
             .env("RABBITMQ_CONFIG_FILE", path("rabbitmq.conf"))
             .env("RABBITMQ_ENABLED_PLUGINS_FILE", path("plugins"))
-            // Otherwise a shell stays between this process and the server, and a kill reaches the shell alone.
+            // Otherwise a shell stays between this process and the server, and a kill reaches the
+            // shell alone.
             .env("RABBITMQ_ALLOW_INPUT", "1")
             .env("RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS", ARGUMENTS);
         command
@@ -462,8 +548,8 @@ impl RabbitMqServer {
     }
 }
 
-/// The server starts no port mapper, which would outlive it, listens for nodes on loopback, does not spin when idle, and
-/// compares with `consumer_timeout` every half second (60 s by default).
+/// The server starts no port mapper, which would outlive it, listens for nodes on loopback, does
+/// not spin when idle, and compares with `consumer_timeout` every half second (60 s by default).
 const ARGUMENTS: &str = "-noinput -start_epmd false -rabbit channel_tick_interval 500 -kernel inet_dist_use_interface {127,0,0,1} \
                          +sbwt none +sbwtdcpu none +sbwtdio none";
 

@@ -4,7 +4,8 @@ use std::time::{Duration, Instant};
 
 use lapin::message::Delivery;
 use lapin::options::{
-    BasicAckOptions, BasicGetOptions, BasicPublishOptions, ConfirmSelectOptions, QueueDeclareOptions,
+    BasicAckOptions, BasicGetOptions, BasicPublishOptions, ConfirmSelectOptions,
+    QueueDeclareOptions,
 };
 use lapin::types::FieldTable;
 use lapin::{BasicProperties, Channel, Confirmation, Connection, ConnectionProperties};
@@ -63,14 +64,18 @@ impl RabbitQueue {
         &self.name
     }
 
-    /// Publishes persistent messages with these bodies, each with a new id, and waits until they are confirmed.
+    /// Publishes persistent messages with these bodies, each with a new id, and waits until they
+    /// are confirmed.
     ///
     /// # Panics
     /// When the server does not store one.
     pub async fn send(&self, bodies: impl IntoIterator<Item = String, IntoIter: Send> + Send) {
         let messages = bodies.into_iter().map(|body| {
             let id = format!("{:016x}", fastrand::u64(..));
-            (BasicProperties::default().with_message_id(id.as_str().into()), body.into_bytes())
+            (
+                BasicProperties::default().with_message_id(id.as_str().into()),
+                body.into_bytes(),
+            )
         });
         self.send_with(messages).await;
     }
@@ -84,13 +89,21 @@ impl RabbitQueue {
         messages: impl IntoIterator<Item = (BasicProperties, Vec<u8>), IntoIter: Send> + Send,
     ) {
         let (connection, channel) = self.connect().await;
-        channel.confirm_select(ConfirmSelectOptions::default()).await.expect("it confirms");
-        let options = BasicPublishOptions { mandatory: true, ..BasicPublishOptions::default() };
+        channel
+            .confirm_select(ConfirmSelectOptions::default())
+            .await
+            .expect("it confirms");
+        let options = BasicPublishOptions {
+            mandatory: true,
+            ..BasicPublishOptions::default()
+        };
         let mut unconfirmed = Vec::new();
         for (properties, body) in messages {
             let properties = properties.with_delivery_mode(PERSISTENT);
             let name = self.name.as_str().into();
-            let sent = channel.basic_publish("".into(), name, options, &body, properties).await;
+            let sent = channel
+                .basic_publish("".into(), name, options, &body, properties)
+                .await;
             unconfirmed.push(sent.expect("the server takes it"));
             if unconfirmed.len() == CONFIRMED_AT_ONCE {
                 confirm(&mut unconfirmed).await;
@@ -123,7 +136,11 @@ impl RabbitQueue {
             if ready == wanted {
                 break;
             }
-            assert!(Instant::now() < deadline, "{} has {ready} messages, not {wanted}", self.name);
+            assert!(
+                Instant::now() < deadline,
+                "{} has {ready} messages, not {wanted}",
+                self.name
+            );
             tokio::time::sleep(WAIT_INTERVAL).await;
         }
         close(&connection).await;
@@ -137,7 +154,9 @@ impl RabbitQueue {
         let (connection, channel) = self.connect().await;
         let mut taken = Vec::new();
         while let Some(message) = self.get(&channel).await {
-            let acked = channel.basic_ack(message.delivery_tag, BasicAckOptions::default()).await;
+            let acked = channel
+                .basic_ack(message.delivery_tag, BasicAckOptions::default())
+                .await;
             acked.expect("the server takes the ack");
             taken.push(message);
         }
@@ -146,20 +165,29 @@ impl RabbitQueue {
     }
 
     async fn get(&self, channel: &Channel) -> Option<Delivery> {
-        let got = channel.basic_get(self.name.as_str().into(), BasicGetOptions::default()).await;
-        got.expect("the server answers").map(|message| message.delivery)
+        let got = channel
+            .basic_get(self.name.as_str().into(), BasicGetOptions::default())
+            .await;
+        got.expect("the server answers")
+            .map(|message| message.delivery)
     }
 
     async fn count(&self, channel: &Channel) -> u32 {
         let passive = QueueDeclareOptions::default().passive();
-        let found = channel.queue_declare(self.name.as_str().into(), passive, FieldTable::default()).await;
+        let found = channel
+            .queue_declare(self.name.as_str().into(), passive, FieldTable::default())
+            .await;
         found.expect("the queue is there").message_count()
     }
 
     async fn connect(&self) -> (Connection, Channel) {
         let connection = Connection::connect(&self.uri, ConnectionProperties::default()).await;
-        let connection = connection.unwrap_or_else(|error| panic!("cannot connect to RabbitMQ: {error}"));
-        let channel = connection.create_channel().await.expect("it opens channels");
+        let connection =
+            connection.unwrap_or_else(|error| panic!("cannot connect to RabbitMQ: {error}"));
+        let channel = connection
+            .create_channel()
+            .await
+            .expect("it opens channels");
         (connection, channel)
     }
 }
@@ -167,7 +195,10 @@ impl RabbitQueue {
 async fn confirm(unconfirmed: &mut Vec<lapin::PublisherConfirm>) {
     for sent in unconfirmed.drain(..) {
         let confirmed = sent.await.expect("the server confirms it");
-        assert!(matches!(confirmed, Confirmation::Ack(None)), "it is not stored: {confirmed:?}");
+        assert!(
+            matches!(confirmed, Confirmation::Ack(None)),
+            "it is not stored: {confirmed:?}"
+        );
     }
 }
 

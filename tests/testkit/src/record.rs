@@ -19,7 +19,10 @@ impl Record {
     /// A message with this payload.
     #[must_use]
     pub fn new(payload: impl Into<Vec<u8>>) -> Self {
-        Self { payload: Some(payload.into()), ..Self::default() }
+        Self {
+            payload: Some(payload.into()),
+            ..Self::default()
+        }
     }
 
     /// A message without a payload, which deletes its key from a compacted topic.
@@ -42,8 +45,9 @@ impl Record {
         self
     }
 
-    /// The time of the message, in place of the one at which it is produced. It is a time of today: the topic's
-    /// retention deletes messages of long ago, and the brokers of the tests refuse them.
+    /// The time of the message, in place of the one at which it is produced. It is a time of today:
+    /// the topic's retention deletes messages of long ago, and the brokers of the tests refuse
+    /// them.
     #[must_use]
     pub fn produced_at(mut self, at: SystemTime) -> Self {
         let since_epoch = at.duration_since(UNIX_EPOCH).expect("it is after 1970");
@@ -56,7 +60,10 @@ impl Record {
     #[must_use]
     pub fn header(mut self, name: &str, value: impl AsRef<[u8]>) -> Self {
         let headers = self.headers.unwrap_or_default();
-        self.headers = Some(headers.insert(Header { key: name, value: Some(value.as_ref()) }));
+        self.headers = Some(headers.insert(Header {
+            key: name,
+            value: Some(value.as_ref()),
+        }));
         self
     }
 

@@ -15,7 +15,8 @@ use crate::process::{self, Process};
 /// Names the Redis server of the run, as a URL: `redis://127.0.0.1:6379`.
 pub const VARIABLE: &str = "ONCEGATE_TEST_REDIS";
 
-/// How long a server may take until it answers; a large append-only file is loaded in this time too.
+/// How long a server may take until it answers; a large append-only file is loaded in this time
+/// too.
 const START_LIMIT: Duration = Duration::from_secs(240);
 
 /// How long one question of the readiness probe may take.
@@ -29,15 +30,19 @@ const HINT: &str = "`scripts/fetch-servers` installs redis-server and fetches Va
 /// Names a valkey-server, 9.1 or newer, to use instead of the fetched one.
 const VALKEY_VARIABLE: &str = "ONCEGATE_VALKEY";
 
-/// The fetched one, under `target/test-servers`; the release of Debian is the one of `scripts/fetch-servers`.
+/// The fetched one, under `target/test-servers`; the release of Debian is the one of
+/// `scripts/fetch-servers`.
 const VALKEY: &str = "valkey-forky/valkey-server";
 
-/// A connection to inspect a server, or to send it commands. The client's own limits are half a second and one second.
+/// A connection to inspect a server, or to send it commands. The client's own limits are half a
+/// second and one second.
 pub(crate) async fn connect(url: &str) -> ::redis::RedisResult<MultiplexedConnection> {
     let config = AsyncConnectionConfig::new()
         .set_connection_timeout(Some(ANSWER_LIMIT))
         .set_response_timeout(Some(ANSWER_LIMIT));
-    ::redis::Client::open(url)?.get_multiplexed_async_connection_with_config(&config).await
+    ::redis::Client::open(url)?
+        .get_multiplexed_async_connection_with_config(&config)
+        .await
 }
 
 /// A Redis that answers, as its clients see it.
@@ -47,9 +52,9 @@ pub struct Redis {
 }
 
 impl Redis {
-    /// The server of this run: the one that [`VARIABLE`] names, or else one that this process starts on
-    /// first use. Other tests use it at the same time: keep to a [`unique`](crate::unique) scope, and
-    /// never stop, flush or reconfigure it.
+    /// The server of this run: the one that [`VARIABLE`] names, or else one that this process
+    /// starts on first use. Other tests use it at the same time: keep to a
+    /// [`unique`](crate::unique) scope, and never stop, flush or reconfigure it.
     ///
     /// # Panics
     /// When it cannot be reached or started.
@@ -65,7 +70,10 @@ impl Redis {
     async fn reached(url: String) -> Self {
         let redis = Self { url };
         if let Err(error) = redis.server_pid().await {
-            panic!("{VARIABLE} names {}, which does not answer: {error}", redis.url);
+            panic!(
+                "{VARIABLE} names {}, which does not answer: {error}",
+                redis.url
+            );
         }
         redis
     }
@@ -85,7 +93,8 @@ impl Redis {
         connection.unwrap_or_else(|error| panic!("cannot connect to {}: {error}", self.url))
     }
 
-    /// Deletes the records of a scope, as a careless operator would. Its descriptor stays. How many there were.
+    /// Deletes the records of a scope, as a careless operator would. Its descriptor stays. How many
+    /// there were.
     ///
     /// # Panics
     /// When the server does not answer.
@@ -94,10 +103,16 @@ impl Redis {
         let mut command = ::redis::cmd("KEYS");
         // A digest has 22 characters; the scope's other keys have words in its place.
         let pattern = format!("{scope}:{}", "?".repeat(22));
-        let records: Vec<String> =
-            command.arg(pattern).query_async(&mut connection).await.expect("it answers");
+        let records: Vec<String> = command
+            .arg(pattern)
+            .query_async(&mut connection)
+            .await
+            .expect("it answers");
         for key in &records {
-            let deleted = ::redis::cmd("DEL").arg(key).query_async::<()>(&mut connection).await;
+            let deleted = ::redis::cmd("DEL")
+                .arg(key)
+                .query_async::<()>(&mut connection)
+                .await;
             deleted.expect("it answers");
         }
         records.len()
@@ -109,7 +124,11 @@ impl Redis {
     /// When the server does not answer.
     pub async fn keys(&self) -> Vec<String> {
         let mut connection = self.connection().await;
-        ::redis::cmd("KEYS").arg("*").query_async(&mut connection).await.expect("it answers")
+        ::redis::cmd("KEYS")
+            .arg("*")
+            .query_async(&mut connection)
+            .await
+            .expect("it answers")
     }
 
     /// Runs a command, for example of an administrator; its answer does not matter.
@@ -119,7 +138,10 @@ impl Redis {
     pub async fn command(&self, words: &[&str]) {
         let (verb, rest) = words.split_first().expect("a command has a name");
         let mut command = ::redis::cmd(verb);
-        let done = command.arg(rest).query_async::<()>(&mut self.connection().await).await;
+        let done = command
+            .arg(rest)
+            .query_async::<()>(&mut self.connection().await)
+            .await;
         done.unwrap_or_else(|error| panic!("{} refuses {verb}: {error}", self.url));
     }
 
@@ -129,17 +151,24 @@ impl Redis {
     /// When the server does not answer.
     pub async fn info(&self, section: &str) -> String {
         let mut info = ::redis::cmd("INFO");
-        let answer = info.arg(section).query_async(&mut self.connection().await).await;
+        let answer = info
+            .arg(section)
+            .query_async(&mut self.connection().await)
+            .await;
         answer.unwrap_or_else(|error| panic!("{} does not tell its {section}: {error}", self.url))
     }
 
-    /// How often it was asked for INFO, as a store's watch does. This question counts from the next one on.
+    /// How often it was asked for INFO, as a store's watch does. This question counts from the next
+    /// one on.
     ///
     /// # Panics
     /// When the server does not answer.
     pub async fn times_looked_at(&self) -> u64 {
         let stats = self.info("commandstats").await;
-        let calls = stats.split("cmdstat_info:calls=").nth(1).and_then(|rest| rest.split(',').next());
+        let calls = stats
+            .split("cmdstat_info:calls=")
+            .nth(1)
+            .and_then(|rest| rest.split(',').next());
         calls.map_or(0, |calls| calls.parse().expect("it is a number"))
     }
 
@@ -186,8 +215,8 @@ impl RedisServer {
 
     /// One that keeps what it has answered when it is killed.
     ///
-    /// The default server may not: with `appendfsync everysec` Redis delays a write for up to two seconds while the
-    /// sync of an earlier one is in progress.
+    /// The default server may not: with `appendfsync everysec` Redis delays a write for up to two
+    /// seconds while the sync of an earlier one is in progress.
     ///
     /// # Panics
     /// As [`RedisServer::start`].
@@ -204,19 +233,26 @@ impl RedisServer {
         Self::start_program("redis-server".into(), args).await
     }
 
-    /// The same with Valkey, which supports what the default server does not yet: `SET … IFEQ`, `WAITAOF`.
+    /// The same with Valkey, which supports what the default server does not yet: `SET … IFEQ`,
+    /// `WAITAOF`.
     ///
     /// # Panics
     /// As [`RedisServer::start`].
     pub async fn valkey(args: &[&str]) -> Self {
         let program = std::env::var_os(VALKEY_VARIABLE).map(PathBuf::from);
-        Self::start_program(program.unwrap_or_else(|| place::test_servers().join(VALKEY)), args).await
+        Self::start_program(
+            program.unwrap_or_else(|| place::test_servers().join(VALKEY)),
+            args,
+        )
+        .await
     }
 
     async fn start_program(program: PathBuf, args: &[&str]) -> Self {
         let port = Port::reserve();
         let mut server = Self {
-            redis: Redis { url: format!("redis://{}", port.address()) },
+            redis: Redis {
+                url: format!("redis://{}", port.address()),
+            },
             program,
             args: args.iter().map(ToString::to_string).collect(),
             process: None,
@@ -244,7 +280,8 @@ impl RedisServer {
         self.process = None;
     }
 
-    /// Starts the killed server again, on the same port and with its data, and waits until it answers.
+    /// Starts the killed server again, on the same port and with its data, and waits until it
+    /// answers.
     ///
     /// # Panics
     /// When it still runs, or does not start.

@@ -54,24 +54,40 @@ impl RedisCluster {
     pub async fn start_tls(certificates: &Certificates) -> Self {
         let tls: Vec<Port> = (0..2 * SHARDS).map(|_| Port::reserve()).collect();
         let arguments = |port: &Port| {
-            let own = certificates.redis_arguments(&port.number().to_string()).into_iter();
-            own.chain(["--tls-cluster", "yes", "--tls-replication", "yes"].map(str::to_owned)).collect()
+            let own = certificates
+                .redis_arguments(&port.number().to_string())
+                .into_iter();
+            own.chain(["--tls-cluster", "yes", "--tls-replication", "yes"].map(str::to_owned))
+                .collect()
         };
         let args: Vec<Vec<String>> = tls.iter().map(arguments).collect();
         Self::start_nodes(tls, &args).await
     }
 
-    /// A node that has all slots, as its [`node`](Self::node) 0: it refuses a call with keys of several slots.
+    /// A node that has all slots, as its [`node`](Self::node) 0: it refuses a call with keys of
+    /// several slots.
     ///
     /// # Panics
     /// As [`RedisCluster::start`].
     pub async fn start_single() -> Self {
         let bus = Port::reserve();
         let number = bus.number().to_string();
-        let node = RedisServer::start_with(&["--cluster-enabled", "yes", "--cluster-port", &number]).await;
-        let cluster = Self { nodes: vec![node], buses: vec![bus], tls: Vec::new() };
-        cluster.ask::<()>(0, &["CLUSTER", "ADDSLOTSRANGE", "0", &(SLOTS - 1).to_string()]).await;
-        cluster.until_info(0, &["CLUSTER", "INFO"], &["cluster_state:ok"]).await;
+        let node =
+            RedisServer::start_with(&["--cluster-enabled", "yes", "--cluster-port", &number]).await;
+        let cluster = Self {
+            nodes: vec![node],
+            buses: vec![bus],
+            tls: Vec::new(),
+        };
+        cluster
+            .ask::<()>(
+                0,
+                &["CLUSTER", "ADDSLOTSRANGE", "0", &(SLOTS - 1).to_string()],
+            )
+            .await;
+        cluster
+            .until_info(0, &["CLUSTER", "INFO"], &["cluster_state:ok"])
+            .await;
         cluster
     }
 
@@ -79,9 +95,25 @@ impl RedisCluster {
         let buses: Vec<Port> = (0..2 * SHARDS).map(|_| Port::reserve()).collect();
         let starting = buses.iter().zip(args).map(|(bus, args)| async move {
             let bus = bus.number().to_string();
-            let own = ["--cluster-enabled", "yes", "--cluster-port", &bus, "--cluster-node-timeout", "1500"];
-            let more = ["--cluster-require-full-coverage", "no", "--repl-diskless-sync-delay", "0"];
-            let all: Vec<&str> = own.into_iter().chain(more).chain(args.iter().map(String::as_str)).collect();
+            let own = [
+                "--cluster-enabled",
+                "yes",
+                "--cluster-port",
+                &bus,
+                "--cluster-node-timeout",
+                "1500",
+            ];
+            let more = [
+                "--cluster-require-full-coverage",
+                "no",
+                "--repl-diskless-sync-delay",
+                "0",
+            ];
+            let all: Vec<&str> = own
+                .into_iter()
+                .chain(more)
+                .chain(args.iter().map(String::as_str))
+                .collect();
             RedisServer::start_with(&all).await
         });
         let nodes = join_all(starting).await;
@@ -94,8 +126,11 @@ impl RedisCluster {
     /// The URL for clients: `redis+cluster://` and all nodes.
     #[must_use]
     pub fn url(&self) -> String {
-        let hosts: Vec<&str> =
-            self.nodes.iter().map(|node| node.url().trim_start_matches("redis://")).collect();
+        let hosts: Vec<&str> = self
+            .nodes
+            .iter()
+            .map(|node| node.url().trim_start_matches("redis://"))
+            .collect();
         format!("redis+cluster://{}", hosts.join(","))
     }
 
@@ -130,18 +165,24 @@ impl RedisCluster {
             seen.extend(self.owner_seen_by(node, slot).await);
         }
         let votes = |number: &usize| seen.iter().filter(|other| *other == number).count();
-        *seen.iter().max_by_key(|number| votes(number)).expect("some node answers")
+        *seen
+            .iter()
+            .max_by_key(|number| votes(number))
+            .expect("some node answers")
     }
 
-    /// Moves a slot without its keys being moved yet: from now on, keys that are not there are asked for at `to`.
+    /// Moves a slot without its keys being moved yet: from now on, keys that are not there are
+    /// asked for at `to`.
     ///
     /// # Panics
     /// When the nodes refuse.
     pub async fn begin_move(&mut self, slot: u16, from: usize, to: usize) {
         let (source, target) = (self.id(from).await, self.id(to).await);
         let slot = slot.to_string();
-        self.ask::<()>(to, &["CLUSTER", "SETSLOT", &slot, "IMPORTING", &source]).await;
-        self.ask::<()>(from, &["CLUSTER", "SETSLOT", &slot, "MIGRATING", &target]).await;
+        self.ask::<()>(to, &["CLUSTER", "SETSLOT", &slot, "IMPORTING", &source])
+            .await;
+        self.ask::<()>(from, &["CLUSTER", "SETSLOT", &slot, "MIGRATING", &target])
+            .await;
     }
 
     /// Moves the keys of a slot that is being moved; returns how many.
@@ -153,13 +194,18 @@ impl RedisCluster {
         let port = self.node(to).port().to_string();
         let mut moved = 0;
         loop {
-            let keys: Vec<String> = self.ask(from, &["CLUSTER", "GETKEYSINSLOT", &slot, "100"]).await;
+            let keys: Vec<String> = self
+                .ask(from, &["CLUSTER", "GETKEYSINSLOT", &slot, "100"])
+                .await;
             if keys.is_empty() {
                 return moved;
             }
             moved += keys.len();
             let words = ["MIGRATE", "127.0.0.1", &port, "", "0", "5000", "KEYS"];
-            let words: Vec<&str> = words.into_iter().chain(keys.iter().map(String::as_str)).collect();
+            let words: Vec<&str> = words
+                .into_iter()
+                .chain(keys.iter().map(String::as_str))
+                .collect();
             self.ask::<Value>(from, &words).await;
         }
     }
@@ -171,7 +217,8 @@ impl RedisCluster {
     pub async fn end_move(&mut self, slot: u16, from: usize, to: usize) {
         let (id, slot) = (self.id(to).await, slot.to_string());
         for node in [to, from] {
-            self.ask::<()>(node, &["CLUSTER", "SETSLOT", &slot, "NODE", &id]).await;
+            self.ask::<()>(node, &["CLUSTER", "SETSLOT", &slot, "NODE", &id])
+                .await;
         }
     }
 
@@ -179,62 +226,96 @@ impl RedisCluster {
         let client = ::redis::Client::open(node.url()).ok()?;
         let mut connection = client.get_multiplexed_async_connection().await.ok()?;
         let mut question = ::redis::cmd("CLUSTER");
-        let ranges: Vec<Vec<Value>> = question.arg("SLOTS").query_async(&mut connection).await.ok()?;
+        let ranges: Vec<Vec<Value>> = question
+            .arg("SLOTS")
+            .query_async(&mut connection)
+            .await
+            .ok()?;
         let port = ranges.iter().find_map(|range| match range.as_slice() {
-            [Value::Int(first), Value::Int(last), Value::Array(primary), ..]
-                if (*first..=*last).contains(&i64::from(slot)) =>
-            {
-                primary.get(1)
-            }
+            [
+                Value::Int(first),
+                Value::Int(last),
+                Value::Array(primary),
+                ..,
+            ] if (*first..=*last).contains(&i64::from(slot)) => primary.get(1),
             _ => None,
         })?;
-        self.nodes.iter().position(|node| *port == Value::Int(i64::from(node.port())))
+        self.nodes
+            .iter()
+            .position(|node| *port == Value::Int(i64::from(node.port())))
     }
 
     /// Gives the primaries their slots, makes all nodes meet, and makes the rest replicas.
     async fn introduce(&self) {
         for (number, _) in self.nodes.iter().enumerate() {
             let epoch = (number + 1).to_string();
-            self.ask::<()>(number, &["CLUSTER", "SET-CONFIG-EPOCH", &epoch]).await;
+            self.ask::<()>(number, &["CLUSTER", "SET-CONFIG-EPOCH", &epoch])
+                .await;
         }
         for shard in 0..SHARDS {
             let (first, last) = (shard * SLOTS / SHARDS, (shard + 1) * SLOTS / SHARDS - 1);
-            self.ask::<()>(shard, &["CLUSTER", "ADDSLOTSRANGE", &first.to_string(), &last.to_string()]).await;
+            self.ask::<()>(
+                shard,
+                &[
+                    "CLUSTER",
+                    "ADDSLOTSRANGE",
+                    &first.to_string(),
+                    &last.to_string(),
+                ],
+            )
+            .await;
         }
         for (node, bus) in self.nodes.iter().zip(&self.buses).skip(1) {
             let (port, bus) = (node.port().to_string(), bus.number().to_string());
-            self.ask::<()>(0, &["CLUSTER", "MEET", "127.0.0.1", &port, &bus]).await;
+            self.ask::<()>(0, &["CLUSTER", "MEET", "127.0.0.1", &port, &bus])
+                .await;
         }
         for number in 0..2 * SHARDS {
-            self.until_info(number, &["CLUSTER", "INFO"], &["cluster_known_nodes:6"]).await;
+            self.until_info(number, &["CLUSTER", "INFO"], &["cluster_known_nodes:6"])
+                .await;
         }
         for shard in 0..SHARDS {
             let primary = self.id(shard).await;
-            self.ask::<()>(shard + SHARDS, &["CLUSTER", "REPLICATE", &primary]).await;
+            self.ask::<()>(shard + SHARDS, &["CLUSTER", "REPLICATE", &primary])
+                .await;
         }
     }
 
     /// Waits until every node reports the cluster as whole, and every replica follows.
     async fn agreed(&self) {
         for number in 0..2 * SHARDS {
-            self.until_info(number, &["CLUSTER", "INFO"], &["cluster_state:ok", "cluster_slots_ok:16384"])
-                .await;
+            self.until_info(
+                number,
+                &["CLUSTER", "INFO"],
+                &["cluster_state:ok", "cluster_slots_ok:16384"],
+            )
+            .await;
         }
         for number in SHARDS..2 * SHARDS {
             let role = ["role:slave", "master_link_status:up"];
-            self.until_info(number, &["INFO", "replication"], &role).await;
+            self.until_info(number, &["INFO", "replication"], &role)
+                .await;
         }
         for shard in 0..SHARDS {
-            self.until_info(shard, &["INFO", "replication"], &["connected_slaves:1"]).await;
+            self.until_info(shard, &["INFO", "replication"], &["connected_slaves:1"])
+                .await;
         }
     }
 
     async fn until_info(&self, number: usize, question: &[&str], lines: &[&str]) {
-        until("the cluster's nodes to agree", AGREEMENT_LIMIT, async || {
-            let info: String = self.ask(number, question).await;
-            let missing = lines.iter().find(|line| !info.lines().any(|said| said == **line));
-            missing.map_or(Ok(()), |line| Err(format!("node {number} does not report {line}")))
-        })
+        until(
+            "the cluster's nodes to agree",
+            AGREEMENT_LIMIT,
+            async || {
+                let info: String = self.ask(number, question).await;
+                let missing = lines
+                    .iter()
+                    .find(|line| !info.lines().any(|said| said == **line));
+                missing.map_or(Ok(()), |line| {
+                    Err(format!("node {number} does not report {line}"))
+                })
+            },
+        )
         .await;
     }
 

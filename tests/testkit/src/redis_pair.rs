@@ -44,10 +44,17 @@ impl RedisPair {
         let replica = start(&[args, &["--replicaof", "127.0.0.1", &port]].concat()).await;
         until("the replica to follow", LIMIT, async || {
             let info = replica.info("replication").await;
-            info.contains("master_link_status:up").then_some(()).ok_or(info)
+            info.contains("master_link_status:up")
+                .then_some(())
+                .ok_or(info)
         })
         .await;
-        Self { primary, replica, front, between }
+        Self {
+            primary,
+            replica,
+            front,
+            between,
+        }
     }
 
     /// Cuts the replication link; the primary cannot know why.
@@ -68,19 +75,28 @@ impl RedisPair {
         until("the replica to have everything", LIMIT, async || {
             let there = offset(&self.primary, "master_repl_offset").await;
             let here = offset(&self.replica, "slave_repl_offset").await;
-            if there == here { Ok(()) } else { Err(format!("{here} of {there}")) }
+            if there == here {
+                Ok(())
+            } else {
+                Err(format!("{here} of {there}"))
+            }
         })
         .await;
     }
 
-    /// The primary dies, the replica takes over with what it has, and clients find it where the primary was.
+    /// The primary dies, the replica takes over with what it has, and clients find it where the
+    /// primary was.
     ///
     /// # Panics
     /// When the replica does not obey.
     pub async fn fail_over(&mut self) {
         self.primary.kill();
         let mut promote = ::redis::cmd("REPLICAOF");
-        let promoted = promote.arg("NO").arg("ONE").query_async(&mut self.replica.connection().await).await;
+        let promoted = promote
+            .arg("NO")
+            .arg("ONE")
+            .query_async(&mut self.replica.connection().await)
+            .await;
         let () = promoted.expect("the replica obeys");
         self.front.point_at(&self.replica);
     }
@@ -89,5 +105,6 @@ impl RedisPair {
 /// How far a server's log of writes goes.
 async fn offset(redis: &Redis, name: &str) -> u64 {
     let info = InfoDict::new(&redis.info("replication").await);
-    info.get(name).unwrap_or_else(|| panic!("no {name} in {info:?}"))
+    info.get(name)
+        .unwrap_or_else(|| panic!("no {name} in {info:?}"))
 }

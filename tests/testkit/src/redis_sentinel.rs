@@ -43,15 +43,19 @@ impl RedisSentinels {
         Self::start_all(Vec::new(), &[const { Vec::new() }; 6]).await
     }
 
-    /// The same, and all of them speak TLS to each other, and to clients at [`tls_url`](Self::tls_url).
+    /// The same, and all of them speak TLS to each other, and to clients at
+    /// [`tls_url`](Self::tls_url).
     ///
     /// # Panics
     /// As [`RedisSentinels::start`].
     pub async fn start_tls(certificates: &Certificates) -> Self {
         let tls: Vec<Port> = (0..6).map(|_| Port::reserve()).collect();
         let arguments = |port: &Port| {
-            let own = certificates.redis_arguments(&port.number().to_string()).into_iter();
-            own.chain(["--tls-replication", "yes"].map(str::to_owned)).collect()
+            let own = certificates
+                .redis_arguments(&port.number().to_string())
+                .into_iter();
+            own.chain(["--tls-replication", "yes"].map(str::to_owned))
+                .collect()
         };
         let args: Vec<Vec<String>> = tls.iter().map(arguments).collect();
         Self::start_all(tls, &args).await
@@ -75,7 +79,9 @@ impl RedisSentinels {
         for replica in servers.iter().skip(1) {
             until("a replica to follow", AGREEMENT_LIMIT, async || {
                 let info = replica.info("replication").await;
-                info.contains("master_link_status:up").then_some(()).ok_or(info)
+                info.contains("master_link_status:up")
+                    .then_some(())
+                    .ok_or(info)
             })
             .await;
         }
@@ -86,7 +92,13 @@ impl RedisSentinels {
             sentinel(own, &port, &further, dir.path())
         });
         let sentinels = sentinels.collect();
-        let watched = Self { servers, sentinels, ports, tls, _dir: dir };
+        let watched = Self {
+            servers,
+            sentinels,
+            ports,
+            tls,
+            _dir: dir,
+        };
         watched.agreed().await;
         watched
     }
@@ -115,20 +127,28 @@ impl RedisSentinels {
             let mut connection = connect(&url).await.expect("the sentinel answers");
             let mut command = ::redis::Cmd::new();
             command.arg(words);
-            let () = command.query_async(&mut connection).await.expect("the sentinel obeys");
+            let () = command
+                .query_async(&mut connection)
+                .await
+                .expect("the sentinel obeys");
         }
     }
 
     /// A server.
     #[must_use]
     pub fn server(&mut self, number: usize) -> &mut RedisServer {
-        self.servers.get_mut(number).expect("there are three servers")
+        self.servers
+            .get_mut(number)
+            .expect("there are three servers")
     }
 
     /// Kills a sentinel. The first one stays: the questions below go to it.
     pub fn kill_sentinel(&mut self, number: usize) {
         assert_ne!(number, 0, "the first one is asked");
-        self.sentinels.get_mut(number).expect("there are three").kill();
+        self.sentinels
+            .get_mut(number)
+            .expect("there are three")
+            .kill();
     }
 
     /// Which server the first sentinel takes for the primary.
@@ -137,11 +157,17 @@ impl RedisSentinels {
     /// When it does not answer.
     pub async fn primary(&self) -> usize {
         let state = self.state(0).await.expect("the sentinel answers");
-        let port = field(&state, "port").and_then(|port| port.parse().ok()).unwrap_or(0);
-        self.servers.iter().position(|server| server.port() == port).expect("it is one of the servers")
+        let port = field(&state, "port")
+            .and_then(|port| port.parse().ok())
+            .unwrap_or(0);
+        self.servers
+            .iter()
+            .position(|server| server.port() == port)
+            .expect("it is one of the servers")
     }
 
-    /// Waits until the sentinels have made another server than `old` the primary, and it agrees; returns which.
+    /// Waits until the sentinels have made another server than `old` the primary, and it agrees;
+    /// returns which.
     ///
     /// # Panics
     /// When they do not.
@@ -151,57 +177,91 @@ impl RedisSentinels {
             if now == old {
                 return Err("they have not".to_owned());
             }
-            let info = self.servers.get(now).expect("it is one of them").info("replication").await;
+            let info = self
+                .servers
+                .get(now)
+                .expect("it is one of them")
+                .info("replication")
+                .await;
             info.contains("role:master").then_some(now).ok_or(info)
         })
         .await
     }
 
-    /// Asks the first sentinel for a failover while all is well, until it begins one: it refuses while another one is
-    /// under way, and until it has heard again from a replica that is fit.
+    /// Asks the first sentinel for a failover while all is well, until it begins one: it refuses
+    /// while another one is under way, and until it has heard again from a replica that is fit.
     ///
     /// # Panics
     /// When it keeps refusing.
     pub async fn fail_over(&self) {
-        let url = format!("redis://{}", self.ports.first().expect("there are three").address());
-        until("a sentinel to begin a failover", FAILOVER_LIMIT, async || {
-            let mut connection = connect(&url).await.map_err(|error| error.to_string())?;
-            let mut command = ::redis::cmd("SENTINEL");
-            let begun = command.arg("FAILOVER").arg(NAME).query_async::<()>(&mut connection).await;
-            begun.map_err(|error| error.to_string())
-        })
+        let url = format!(
+            "redis://{}",
+            self.ports.first().expect("there are three").address()
+        );
+        until(
+            "a sentinel to begin a failover",
+            FAILOVER_LIMIT,
+            async || {
+                let mut connection = connect(&url).await.map_err(|error| error.to_string())?;
+                let mut command = ::redis::cmd("SENTINEL");
+                let begun = command
+                    .arg("FAILOVER")
+                    .arg(NAME)
+                    .query_async::<()>(&mut connection)
+                    .await;
+                begun.map_err(|error| error.to_string())
+            },
+        )
         .await;
     }
 
     async fn agreed(&self) {
         for number in 0..self.ports.len() {
-            until("the sentinels to know each other", AGREEMENT_LIMIT, async || {
-                let state = self.state(number).await?;
-                let known = |name: &str| field(&state, name).unwrap_or_default();
-                let (others, replicas) = (known("num-other-sentinels"), known("num-slaves"));
-                if (others.as_str(), replicas.as_str()) == ("2", "2") {
-                    return Ok(());
-                }
-                Err(format!("{number} knows {others} other sentinels and {replicas} replicas"))
-            })
+            until(
+                "the sentinels to know each other",
+                AGREEMENT_LIMIT,
+                async || {
+                    let state = self.state(number).await?;
+                    let known = |name: &str| field(&state, name).unwrap_or_default();
+                    let (others, replicas) = (known("num-other-sentinels"), known("num-slaves"));
+                    if (others.as_str(), replicas.as_str()) == ("2", "2") {
+                        return Ok(());
+                    }
+                    Err(format!(
+                        "{number} knows {others} other sentinels and {replicas} replicas"
+                    ))
+                },
+            )
             .await;
         }
     }
 
     async fn state(&self, number: usize) -> Result<Vec<(String, String)>, String> {
-        let url = format!("redis://{}", self.ports.get(number).expect("there are three").address());
+        let url = format!(
+            "redis://{}",
+            self.ports.get(number).expect("there are three").address()
+        );
         let answer = async {
             let client = ::redis::Client::open(url)?;
             let mut connection = client.get_multiplexed_async_connection().await?;
             let mut command = ::redis::cmd("SENTINEL");
-            command.arg("MASTER").arg(NAME).query_async(&mut connection).await
+            command
+                .arg("MASTER")
+                .arg(NAME)
+                .query_async(&mut connection)
+                .await
         };
-        answer.await.map_err(|error: ::redis::RedisError| error.to_string())
+        answer
+            .await
+            .map_err(|error: ::redis::RedisError| error.to_string())
     }
 }
 
 fn field(state: &[(String, String)], name: &str) -> Option<String> {
-    state.iter().find(|(known, _)| known == name).map(|(_, value)| value.clone())
+    state
+        .iter()
+        .find(|(known, _)| known == name)
+        .map(|(_, value)| value.clone())
 }
 
 fn sentinel(own: &Port, primary: &str, further: &[String], dir: &Path) -> Process {
@@ -213,7 +273,8 @@ fn sentinel(own: &Port, primary: &str, further: &[String], dir: &Path) -> Proces
         own.number(),
         dir.display(),
     );
-    std::fs::write(&file, text).unwrap_or_else(|error| panic!("cannot write {}: {error}", file.display()));
+    std::fs::write(&file, text)
+        .unwrap_or_else(|error| panic!("cannot write {}: {error}", file.display()));
     let mut command = process::bound_to_parent("redis-server", "KILL");
     command.arg(&file).arg("--sentinel").args(further);
     Process::spawn_logged("a sentinel", command, &file.with_extension("log"))

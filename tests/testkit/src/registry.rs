@@ -1,4 +1,5 @@
-//! Apicurio Registry: a schema registry that speaks Confluent's API, and the serialisers of confluent-kafka-python.
+//! Apicurio Registry: a schema registry that speaks Confluent's API, and the serialisers of
+//! confluent-kafka-python.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -14,7 +15,8 @@ use crate::process::{self, Process};
 /// Its folder, under `target/test-servers`; the version is the one of `scripts/fetch-servers`.
 const HOME_DIR: &str = "apicurio-2.6.13.Final";
 const JAR: &str = "apicurio-registry-app-2.6.13.Final-runner.jar";
-/// The Python environment with the serialisers; the version is the one of `scripts/schemas-requirements.txt`.
+/// The Python environment with the serialisers; the version is the one of
+/// `scripts/schemas-requirements.txt`.
 const PYTHON_DIR: &str = "schemas-2.16.1";
 
 /// Four seconds on an idle machine.
@@ -52,7 +54,12 @@ impl SchemaRegistry {
 
     async fn start_with(tls: Option<(Port, Certificates)>) -> Self {
         let (dir, port) = (place::server_dir("apicurio"), Port::reserve());
-        let mut registry = Self { process: None, tls, dir, port };
+        let mut registry = Self {
+            process: None,
+            tls,
+            dir,
+            port,
+        };
         registry.start_again().await;
         registry
     }
@@ -64,7 +71,10 @@ impl SchemaRegistry {
     #[must_use]
     pub fn tls(&self) -> (&Certificates, String) {
         let (port, certificates) = self.tls.as_ref().expect("it was started with TLS");
-        (certificates, self.url_at(&port.address()).replace("http://", "https://"))
+        (
+            certificates,
+            self.url_at(&port.address()).replace("http://", "https://"),
+        )
     }
 
     /// The address of Confluent's API, as clients take it.
@@ -97,19 +107,37 @@ impl SchemaRegistry {
     pub async fn start_again(&mut self) {
         assert!(self.process.is_none(), "the registry still runs");
         let home = place::test_servers().join(HOME_DIR);
-        assert!(home.is_dir(), "no Apicurio Registry in {}: {HINT}", home.display());
+        assert!(
+            home.is_dir(),
+            "no Apicurio Registry in {}: {HINT}",
+            home.display()
+        );
         let mut command = process::bound_to_parent("java", "KILL");
-        command.args(["-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xmx512m", "-jar"]).arg(home.join(JAR));
+        command
+            .args([
+                "-XX:+UseSerialGC",
+                "-XX:TieredStopAtLevel=1",
+                "-Xmx512m",
+                "-jar",
+            ])
+            .arg(home.join(JAR));
         command.env("QUARKUS_HTTP_HOST", "127.0.0.1");
         command.env("QUARKUS_HTTP_PORT", self.port.number().to_string());
         if let Some((port, certificates)) = &self.tls {
             command.env("QUARKUS_HTTP_SSL_PORT", port.number().to_string());
-            command.env("QUARKUS_HTTP_SSL_CERTIFICATE_FILES", certificates.file("server.pem"));
-            command.env("QUARKUS_HTTP_SSL_CERTIFICATE_KEY_FILES", certificates.file("server.key"));
+            command.env(
+                "QUARKUS_HTTP_SSL_CERTIFICATE_FILES",
+                certificates.file("server.pem"),
+            );
+            command.env(
+                "QUARKUS_HTTP_SSL_CERTIFICATE_KEY_FILES",
+                certificates.file("server.key"),
+            );
             command.env("QUARKUS_HTTP_INSECURE_REQUESTS", "enabled");
         }
         command.current_dir(self.dir.path());
-        let mut process = Process::spawn_logged("the registry", command, &self.dir.path().join("server.log"));
+        let mut process =
+            Process::spawn_logged("the registry", command, &self.dir.path().join("server.log"));
         let address = self.address();
         process.ready(START_LIMIT, HINT, || answers(&address)).await;
         self.process = Some(process);
@@ -120,7 +148,8 @@ impl SchemaRegistry {
 async fn answers(address: &str) -> Result<(), String> {
     let asked = async {
         let mut stream = TcpStream::connect(address).await?;
-        let question = format!("GET /apis/ccompat/v7/schemas/types HTTP/1.0\r\nHost: {address}\r\n\r\n");
+        let question =
+            format!("GET /apis/ccompat/v7/schemas/types HTTP/1.0\r\nHost: {address}\r\n\r\n");
         stream.write_all(question.as_bytes()).await?;
         let mut answer = Vec::new();
         stream.read_to_end(&mut answer).await?;

@@ -41,8 +41,8 @@ impl SecuredKafka {
         Self::start_with(certificates, &[], &[]).await
     }
 
-    /// The same with further users for SCRAM, who have the same password and no rights yet, and with further lines for
-    /// the broker's configuration.
+    /// The same with further users for SCRAM, who have the same password and no rights yet, and
+    /// with further lines for the broker's configuration.
     ///
     /// # Panics
     /// As [`KafkaBroker::start`].
@@ -50,13 +50,16 @@ impl SecuredKafka {
         Self::start_as(certificates, more, lines, None).await
     }
 
-    /// The same with a listener for tokens of this server. Connections must log in again every two seconds.
+    /// The same with a listener for tokens of this server. Connections must log in again every two
+    /// seconds.
     ///
     /// # Panics
     /// As [`KafkaBroker::start`].
     pub async fn start_with_tokens(certificates: &Certificates, tokens: &TokenServer) -> Self {
-        let (oauth, security) =
-            ("listener.name.oauth.oauthbearer", "org.apache.kafka.common.security.oauthbearer");
+        let (oauth, security) = (
+            "listener.name.oauth.oauthbearer",
+            "org.apache.kafka.common.security.oauthbearer",
+        );
         let keys = format!("sasl.oauthbearer.jwks.endpoint.url={}", tokens.keys_url());
         let lines = [
             "listener.name.oauth.sasl.enabled.mechanisms=OAUTHBEARER".to_owned(),
@@ -65,12 +68,15 @@ impl SecuredKafka {
                 "{oauth}.sasl.server.callback.handler.class={security}.OAuthBearerValidatorCallbackHandler"
             ),
             format!("{oauth}.connections.max.reauth.ms=2000"),
-            // The default of Kafka 4.1 verifies neither a token's signature nor its end nor its audience. This is not read
-            // from the settings of a listener.
+            // The default of Kafka 4.1 verifies neither a token's signature nor its end nor its
+            // audience. This is not read from the settings of a listener.
             format!("sasl.oauthbearer.jwt.validator.class={security}.BrokerJwtValidator"),
             format!("{oauth}.{keys}"),
             keys,
-            format!("sasl.oauthbearer.expected.audience={}", TokenServer::AUDIENCE),
+            format!(
+                "sasl.oauthbearer.expected.audience={}",
+                TokenServer::AUDIENCE
+            ),
         ];
         let lines: Vec<&str> = lines.iter().map(String::as_str).collect();
         Self::start_as(certificates, &[], &lines, Some(tokens)).await
@@ -82,19 +88,29 @@ impl SecuredKafka {
         lines: &[&str],
         tokens: Option<&TokenServer>,
     ) -> Self {
-        let (tls, sasl, oauth, ports) = (Port::reserve(), Port::reserve(), Port::reserve(), Ports::reserve());
+        let (tls, sasl, oauth, ports) = (
+            Port::reserve(),
+            Port::reserve(),
+            Port::reserve(),
+            Ports::reserve(),
+        );
         let pem = |name: &str| {
             let text = fs::read_to_string(certificates.file(name)).expect("it was just made");
             text.trim_end().replace('\n', "\\n")
         };
         let (plain, controller) = (ports.broker.address(), ports.controller_address());
-        let mut advertised =
-            format!("PLAINTEXT://{plain},SSL://{},SASL_SSL://{}", tls.address(), sasl.address());
+        let mut advertised = format!(
+            "PLAINTEXT://{plain},SSL://{},SASL_SSL://{}",
+            tls.address(),
+            sasl.address()
+        );
         if tokens.is_some() {
             advertised = format!("{advertised},OAUTH://{}", oauth.address());
         }
-        let users: Vec<String> =
-            USERS.iter().map(|user| format!("user_{user}=\"{}\"", Self::PASSWORD)).collect();
+        let users: Vec<String> = USERS
+            .iter()
+            .map(|user| format!("user_{user}=\"{}\"", Self::PASSWORD))
+            .collect();
         let login = "org.apache.kafka.common.security";
         let scram = format!("{login}.scram.ScramLoginModule required;");
         let settings = [
@@ -116,17 +132,25 @@ impl SecuredKafka {
             format!("listener.name.sasl_ssl.scram-sha-256.sasl.jaas.config={scram}"),
             format!("listener.name.sasl_ssl.scram-sha-512.sasl.jaas.config={scram}"),
             "authorizer.class.name=org.apache.kafka.metadata.authorizer.StandardAuthorizer".to_owned(),
-            // Clients of the plain listener and of the one for TLS without a certificate are anonymous.
+            // Clients of the plain listener and of the one for TLS without a certificate are
+            // anonymous.
             format!("super.users=User:ANONYMOUS;User:{}", Self::USER),
         ];
-        let settings: Vec<&str> = settings.iter().map(String::as_str).chain(lines.iter().copied()).collect();
+        let settings: Vec<&str> = settings
+            .iter()
+            .map(String::as_str)
+            .chain(lines.iter().copied())
+            .collect();
         let mut broker = KafkaBroker::prepare_alone(ports, &settings);
         if let Some(tokens) = tokens {
             let allowed = "org.apache.kafka.sasl.oauthbearer.allowed.urls";
             broker = broker.with_option(format!("-D{allowed}={}", tokens.keys_url()));
         }
         let scram = |mechanism: &str, user: &str| {
-            format!("{mechanism}=[name={user},iterations=4096,password={}]", Self::PASSWORD)
+            format!(
+                "{mechanism}=[name={user},iterations=4096,password={}]",
+                Self::PASSWORD
+            )
         };
         let users: Vec<String> = USERS
             .iter()
@@ -134,10 +158,16 @@ impl SecuredKafka {
             .flat_map(|user| ["SCRAM-SHA-256", "SCRAM-SHA-512"].map(|one| scram(one, user)))
             .collect();
         broker.start_first_with(&users).await;
-        Self { broker, tls, sasl, oauth }
+        Self {
+            broker,
+            tls,
+            sasl,
+            oauth,
+        }
     }
 
-    /// Gives rights to users, all at once. The broker may take a moment to heed them; it heeds them together.
+    /// Gives rights to users, all at once. The broker may take a moment to heed them; it heeds them
+    /// together.
     ///
     /// # Panics
     /// When the broker does not accept it.
@@ -153,16 +183,26 @@ impl SecuredKafka {
         acls::revoke(self.bootstrap(), right).await;
     }
 
-    /// Changes the password of [`SecuredKafka::USER`] for SCRAM-SHA-256. The former one is refused from then on.
+    /// Changes the password of [`SecuredKafka::USER`] for SCRAM-SHA-256. The former one is refused
+    /// from then on.
     ///
     /// # Panics
     /// When Kafka's tool fails.
     pub async fn set_password(&self, password: &str) {
         let setting = format!("SCRAM-SHA-256=[iterations=4096,password={password}]");
-        let user =
-            ["--entity-type", "users", "--entity-name", Self::USER, "--alter", "--add-config", &setting];
+        let user = [
+            "--entity-type",
+            "users",
+            "--entity-name",
+            Self::USER,
+            "--alter",
+            "--add-config",
+            &setting,
+        ];
         let arguments = [&["--bootstrap-server", self.bootstrap()], &user[..]].concat();
-        self.broker.tool("kafka.admin.ConfigCommand", &arguments).await;
+        self.broker
+            .tool("kafka.admin.ConfigCommand", &arguments)
+            .await;
     }
 
     /// The address of the listener for TLS.

@@ -16,7 +16,8 @@ use tokio::sync::OnceCell;
 
 use crate::elasticmq::ElasticmqServer;
 
-/// Names the SQS server of the run, `ElasticMQ` or what speaks its protocol: `http://127.0.0.1:9324`.
+/// Names the SQS server of the run, `ElasticMQ` or what speaks its protocol:
+/// `http://127.0.0.1:9324`.
 pub const VARIABLE: &str = "ONCEGATE_TEST_SQS";
 
 /// How long one question of a readiness probe may take.
@@ -42,8 +43,8 @@ pub struct Sqs {
 }
 
 impl Sqs {
-    /// The server of this run: the one that [`VARIABLE`] names, or else an `ElasticMQ` that this process
-    /// starts on first use. Other tests use it at the same time: keep to queues of
+    /// The server of this run: the one that [`VARIABLE`] names, or else an `ElasticMQ` that this
+    /// process starts on first use. Other tests use it at the same time: keep to queues of
     /// [`unique`](crate::unique) names.
     ///
     /// # Panics
@@ -52,13 +53,16 @@ impl Sqs {
         static NAMED: OnceCell<Sqs> = OnceCell::const_new();
         static OWN: OnceCell<ElasticmqServer> = OnceCell::const_new();
         match std::env::var(VARIABLE) {
-            Ok(endpoint) => NAMED.get_or_init(|| Self::reached(VARIABLE, endpoint)).await.again(),
+            Ok(endpoint) => NAMED
+                .get_or_init(|| Self::reached(VARIABLE, endpoint))
+                .await
+                .again(),
             Err(_) => OWN.get_or_init(ElasticmqServer::start).await.again(),
         }
     }
 
-    /// The same server with a client of its own. Connections live on the runtime that opened them, and each
-    /// test has another.
+    /// The same server with a client of its own. Connections live on the runtime that opened them,
+    /// and each test has another.
     pub(crate) fn again(&self) -> Self {
         Self::at(self.endpoint.clone())
     }
@@ -80,7 +84,8 @@ impl Sqs {
 
     /// The server at this address, `http://host:port`, without a check that it answers.
     ///
-    /// Its client signs with credentials that local servers do not check, and repeats no call by itself.
+    /// Its client signs with credentials that local servers do not check, and repeats no call by
+    /// itself.
     #[must_use]
     pub fn at(endpoint: impl Into<String>) -> Self {
         let endpoint = endpoint.into();
@@ -91,7 +96,10 @@ impl Sqs {
             .retry_config(RetryConfig::disabled())
             .endpoint_url(&endpoint)
             .build();
-        Self { endpoint, client: Client::from_conf(config) }
+        Self {
+            endpoint,
+            client: Client::from_conf(config),
+        }
     }
 
     /// The address for clients: `http://host:port`.
@@ -142,31 +150,51 @@ impl Sqs {
     ) -> Queue {
         let mut attributes = attributes.to_vec();
         attributes.push((QueueAttributeName::FifoQueue, "true"));
-        self.create_queue(&format!("{}.fifo", crate::unique(prefix)), &attributes).await
+        self.create_queue(&format!("{}.fifo", crate::unique(prefix)), &attributes)
+            .await
     }
 
     /// Makes a standard queue of a new name that starts with `prefix`, with these attributes.
     ///
     /// # Panics
     /// When the server refuses or does not answer.
-    pub async fn new_queue_with(&self, prefix: &str, attributes: &[(QueueAttributeName, &str)]) -> Queue {
+    pub async fn new_queue_with(
+        &self,
+        prefix: &str,
+        attributes: &[(QueueAttributeName, &str)],
+    ) -> Queue {
         self.create_queue(&crate::unique(prefix), attributes).await
     }
 
     async fn create_queue(&self, name: &str, attributes: &[(QueueAttributeName, &str)]) -> Queue {
-        let attributes: HashMap<_, _> =
-            attributes.iter().map(|(name, value)| (name.clone(), (*value).to_owned())).collect();
-        let created = self.client.create_queue().queue_name(name).set_attributes(Some(attributes));
+        let attributes: HashMap<_, _> = attributes
+            .iter()
+            .map(|(name, value)| (name.clone(), (*value).to_owned()))
+            .collect();
+        let created = self
+            .client
+            .create_queue()
+            .queue_name(name)
+            .set_attributes(Some(attributes));
         let created = created.send().await;
-        let created = created.unwrap_or_else(|error| panic!("cannot create the queue {name}: {error:?}"));
-        let url = created.queue_url.unwrap_or_else(|| panic!("{name} has no URL"));
-        Queue { client: self.client.clone(), url }
+        let created =
+            created.unwrap_or_else(|error| panic!("cannot create the queue {name}: {error:?}"));
+        let url = created
+            .queue_url
+            .unwrap_or_else(|| panic!("{name} has no URL"));
+        Queue {
+            client: self.client.clone(),
+            url,
+        }
     }
 
     /// The same queue, reached through this server's address: a proxy, for example.
     #[must_use]
     pub fn same_queue(&self, queue: &Queue) -> Queue {
-        Queue { client: self.client.clone(), url: queue.url.clone() }
+        Queue {
+            client: self.client.clone(),
+            url: queue.url.clone(),
+        }
     }
 }
 
@@ -213,7 +241,10 @@ impl Queue {
     ///
     /// # Panics
     /// When the server does not take one.
-    pub async fn send(&self, bodies: impl IntoIterator<Item = impl Into<String>, IntoIter: Send> + Send) {
+    pub async fn send(
+        &self,
+        bodies: impl IntoIterator<Item = impl Into<String>, IntoIter: Send> + Send,
+    ) {
         let entry = |body: _| SendMessageBatchRequestEntry::builder().message_body(body);
         let entries: Vec<_> = bodies.into_iter().map(|body| entry(body.into())).collect();
         self.send_batches(entries, BATCHES_AT_ONCE).await;
@@ -227,21 +258,42 @@ impl Queue {
         self.send_batches(entries, 1).await;
     }
 
-    async fn send_batches(&self, entries: Vec<SendMessageBatchRequestEntryBuilder>, at_once: usize) {
+    async fn send_batches(
+        &self,
+        entries: Vec<SendMessageBatchRequestEntryBuilder>,
+        at_once: usize,
+    ) {
         let batches: Vec<_> = entries.chunks(BATCH_MAX).map(<[_]>::to_vec).collect();
-        stream::iter(batches).for_each_concurrent(at_once, |batch| self.send_batch(batch)).await;
+        stream::iter(batches)
+            .for_each_concurrent(at_once, |batch| self.send_batch(batch))
+            .await;
     }
 
     async fn send_batch(&self, batch: Vec<SendMessageBatchRequestEntryBuilder>) {
         let entries = batch.into_iter().enumerate();
-        let entries = entries.map(|(n, entry)| entry.id(n.to_string()).build().expect("an entry has a body"));
-        let sent = self.client.send_message_batch().queue_url(&self.url).set_entries(Some(entries.collect()));
+        let entries = entries.map(|(n, entry)| {
+            entry
+                .id(n.to_string())
+                .build()
+                .expect("an entry has a body")
+        });
+        let sent = self
+            .client
+            .send_message_batch()
+            .queue_url(&self.url)
+            .set_entries(Some(entries.collect()));
         let sent = sent.send().await;
         let sent = sent.unwrap_or_else(|error| panic!("cannot send to {}: {error:?}", self.url));
-        assert!(sent.failed.is_empty(), "{} did not take {:?}", self.url, sent.failed);
+        assert!(
+            sent.failed.is_empty(),
+            "{} did not take {:?}",
+            self.url,
+            sent.failed
+        );
     }
 
-    /// Sends messages of a group in their order, to a FIFO queue. Equal bodies are different messages.
+    /// Sends messages of a group in their order, to a FIFO queue. Equal bodies are different
+    /// messages.
     ///
     /// # Panics
     /// When the server does not take one.
@@ -256,7 +308,8 @@ impl Queue {
                 .message_group_id(group)
                 .message_deduplication_id(crate::unique("d"))
         };
-        self.send_in_order(bodies.into_iter().map(|body| entry(body.into())).collect()).await;
+        self.send_in_order(bodies.into_iter().map(|body| entry(body.into())).collect())
+            .await;
     }
 
     /// How many messages the queue has. Servers count approximately while messages come and go.
@@ -264,7 +317,9 @@ impl Queue {
     /// # Panics
     /// When the server does not answer.
     pub async fn depth(&self) -> Depth {
-        self.try_depth().await.unwrap_or_else(|error| panic!("{}: {error}", self.url))
+        self.try_depth()
+            .await
+            .unwrap_or_else(|error| panic!("{}: {error}", self.url))
     }
 
     async fn try_depth(&self) -> Result<Depth, String> {
@@ -276,13 +331,22 @@ impl Queue {
         ];
         let asked = self.client.get_queue_attributes().queue_url(&self.url);
         let asked = asked.set_attribute_names(Some(NAMES.to_vec())).send().await;
-        let attributes = asked.map_err(|error| format!("{error:?}"))?.attributes.unwrap_or_default();
+        let attributes = asked
+            .map_err(|error| format!("{error:?}"))?
+            .attributes
+            .unwrap_or_default();
         let number = |name: &QueueAttributeName| {
-            let value = attributes.get(name).ok_or_else(|| format!("the server does not report {name}"))?;
+            let value = attributes
+                .get(name)
+                .ok_or_else(|| format!("the server does not report {name}"))?;
             value.parse().map_err(|_| format!("{name} is {value}"))
         };
         let [visible, in_flight, delayed] = &NAMES;
-        Ok(Depth { visible: number(visible)?, in_flight: number(in_flight)?, delayed: number(delayed)? })
+        Ok(Depth {
+            visible: number(visible)?,
+            in_flight: number(in_flight)?,
+            delayed: number(delayed)?,
+        })
     }
 
     /// Waits until the queue is so. A server that is away is asked again.
@@ -296,7 +360,11 @@ impl Queue {
             if depth.as_ref().is_ok_and(|depth| so(*depth)) {
                 return;
             }
-            assert!(Instant::now() < deadline, "{} is not {what} after {WAIT_LIMIT:?}: {depth:?}", self.url);
+            assert!(
+                Instant::now() < deadline,
+                "{} is not {what} after {WAIT_LIMIT:?}: {depth:?}",
+                self.url
+            );
             tokio::time::sleep(WAIT_INTERVAL).await;
         }
     }
@@ -309,20 +377,25 @@ impl Queue {
         self.until("empty", |depth| depth.total() == 0).await;
     }
 
-    /// Receives once, at most ten messages with all attributes that the server returns, and hides those
-    /// for so long.
+    /// Receives once, at most ten messages with all attributes that the server returns, and hides
+    /// those for so long.
     ///
     /// # Panics
     /// When the server does not answer.
     pub async fn receive(&self, visibility: Duration) -> Vec<Message> {
         let seconds = i32::try_from(visibility.as_secs()).expect("a visibility fits");
-        let received = self.client.receive_message().queue_url(&self.url).visibility_timeout(seconds);
+        let received = self
+            .client
+            .receive_message()
+            .queue_url(&self.url)
+            .visibility_timeout(seconds);
         let received = received
             .max_number_of_messages(10)
             .message_system_attribute_names(MessageSystemAttributeName::All)
             .message_attribute_names("All");
         let received = received.send().await;
-        let received = received.unwrap_or_else(|error| panic!("cannot receive from {}: {error:?}", self.url));
+        let received =
+            received.unwrap_or_else(|error| panic!("cannot receive from {}: {error:?}", self.url));
         received.messages.unwrap_or_default()
     }
 
@@ -339,15 +412,31 @@ impl Queue {
                 return taken;
             }
             let entry = |(n, message): (usize, &Message)| {
-                let handle = message.receipt_handle.as_deref().expect("a received message has a handle");
+                let handle = message
+                    .receipt_handle
+                    .as_deref()
+                    .expect("a received message has a handle");
                 let entry = DeleteMessageBatchRequestEntry::builder();
-                entry.id(n.to_string()).receipt_handle(handle).build().expect("both are set")
+                entry
+                    .id(n.to_string())
+                    .receipt_handle(handle)
+                    .build()
+                    .expect("both are set")
             };
             let entries = received.iter().enumerate().map(entry).collect();
-            let deleted = self.client.delete_message_batch().queue_url(&self.url).set_entries(Some(entries));
+            let deleted = self
+                .client
+                .delete_message_batch()
+                .queue_url(&self.url)
+                .set_entries(Some(entries));
             let deleted = deleted.send().await;
-            let deleted = deleted.unwrap_or_else(|error| panic!("cannot delete in {}: {error:?}", self.url));
-            assert!(deleted.failed.is_empty(), "{:?} were not deleted", deleted.failed);
+            let deleted =
+                deleted.unwrap_or_else(|error| panic!("cannot delete in {}: {error:?}", self.url));
+            assert!(
+                deleted.failed.is_empty(),
+                "{:?} were not deleted",
+                deleted.failed
+            );
             taken.extend(received);
         }
     }
@@ -358,11 +447,21 @@ impl Queue {
     /// When the server refuses.
     pub async fn redrive_to(&self, dead: &Self, receives_max: u32) {
         let asked = self.client.get_queue_attributes().queue_url(&dead.url);
-        let asked = asked.attribute_names(QueueAttributeName::QueueArn).send().await;
-        let attributes = asked.expect("the server returns its ARN").attributes.unwrap_or_default();
-        let arn = attributes.get(&QueueAttributeName::QueueArn).expect("a queue has an ARN");
-        let policy = serde_json::json!({"deadLetterTargetArn": arn, "maxReceiveCount": receives_max});
-        self.set_attribute(QueueAttributeName::RedrivePolicy, &policy.to_string()).await;
+        let asked = asked
+            .attribute_names(QueueAttributeName::QueueArn)
+            .send()
+            .await;
+        let attributes = asked
+            .expect("the server returns its ARN")
+            .attributes
+            .unwrap_or_default();
+        let arn = attributes
+            .get(&QueueAttributeName::QueueArn)
+            .expect("a queue has an ARN");
+        let policy =
+            serde_json::json!({"deadLetterTargetArn": arn, "maxReceiveCount": receives_max});
+        self.set_attribute(QueueAttributeName::RedrivePolicy, &policy.to_string())
+            .await;
     }
 
     /// Changes an attribute of the queue.

@@ -31,12 +31,13 @@ pub enum Fault {
     Throttle,
     /// It is refused with 503, and does not reach the server.
     Unavailable,
-    /// It is refused with 403 and this code, `AccessDenied` for example, and does not reach the server.
+    /// It is refused with 403 and this code, `AccessDenied` for example, and does not reach the
+    /// server.
     Deny(&'static str),
     /// It waits here, on this side of the server, until [`SqsProxy::heal`].
     Hold,
-    /// The entries of a batch at these places, counted from 0, do not reach the server and fail with this
-    /// code.
+    /// The entries of a batch at these places, counted from 0, do not reach the server and fail
+    /// with this code.
     FailEntries {
         /// The places.
         at: Vec<usize>,
@@ -91,22 +92,37 @@ impl SqsProxy {
     /// When no port can be opened.
     pub async fn before(sqs: &Sqs) -> Self {
         let server = sqs.endpoint().trim_start_matches("http://").to_owned();
-        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port can be opened");
+        let listener = TcpListener::bind("127.0.0.1:0")
+            .await
+            .expect("a port can be opened");
         let address = listener.local_addr().expect("it has an address");
-        let shared = Arc::new(Shared { server, state: Mutex::default(), changed: watch::Sender::new(()) });
+        let shared = Arc::new(Shared {
+            server,
+            state: Mutex::default(),
+            changed: watch::Sender::new(()),
+        });
         let mut accepting = JoinSet::new();
         let of_connections = Arc::clone(&shared);
         accepting.spawn(async move {
             let mut connections = JoinSet::new();
             loop {
-                let (client, _) = listener.accept().await.expect("connections can be accepted");
-                client.set_nodelay(true).expect("a socket takes this option");
+                let (client, _) = listener
+                    .accept()
+                    .await
+                    .expect("connections can be accepted");
+                client
+                    .set_nodelay(true)
+                    .expect("a socket takes this option");
                 connections.spawn(serve(client, Arc::clone(&of_connections)));
                 // Those that have ended would pile up.
                 while connections.try_join_next().is_some() {}
             }
         });
-        Self { address, shared, _accepting: accepting }
+        Self {
+            address,
+            shared,
+            _accepting: accepting,
+        }
     }
 
     /// The server as it looks through the proxy.
@@ -117,12 +133,20 @@ impl SqsProxy {
 
     /// The next so many calls of an operation have this fault.
     pub fn next(&self, times: u64, operation: &str, fault: Fault) {
-        self.change(|state| state.faults.push((operation.to_owned(), Times::Left(times), fault)));
+        self.change(|state| {
+            state
+                .faults
+                .push((operation.to_owned(), Times::Left(times), fault))
+        });
     }
 
     /// Every call of an operation has this fault, until [`SqsProxy::heal`].
     pub fn every(&self, operation: &str, fault: Fault) {
-        self.change(|state| state.faults.push((operation.to_owned(), Times::Always, fault)));
+        self.change(|state| {
+            state
+                .faults
+                .push((operation.to_owned(), Times::Always, fault))
+        });
     }
 
     /// Removes all faults; calls that are held back go on.
@@ -130,15 +154,19 @@ impl SqsProxy {
         self.change(|state| state.faults.clear());
     }
 
-    /// Has the next receive hand out the message of this body once more, with the receipt handle of its last
-    /// delivery, even if it is deleted since: a standard queue may do that. A long poll in progress is
-    /// answered with it, so the queue should be idle.
+    /// Has the next receive hand out the message of this body once more, with the receipt handle of
+    /// its last delivery, even if it is deleted since: a standard queue may do that. A long poll in
+    /// progress is answered with it, so the queue should be idle.
     ///
     /// # Panics
     /// When no message of this body was ever received.
     pub fn deliver_again(&self, body: &str) {
         self.change(|state| {
-            let message = state.seen.get(body).expect("the message was delivered before").clone();
+            let message = state
+                .seen
+                .get(body)
+                .expect("the message was delivered before")
+                .clone();
             state.again.push(message);
         });
     }
@@ -146,13 +174,23 @@ impl SqsProxy {
     /// How often an operation was called.
     #[must_use]
     pub fn calls(&self, operation: &str) -> u64 {
-        self.shared.state().calls.get(operation).copied().unwrap_or_default()
+        self.shared
+            .state()
+            .calls
+            .get(operation)
+            .copied()
+            .unwrap_or_default()
     }
 
     /// How many entries the batches of an operation had.
     #[must_use]
     pub fn entries(&self, operation: &str) -> u64 {
-        self.shared.state().entries.get(operation).copied().unwrap_or_default()
+        self.shared
+            .state()
+            .entries
+            .get(operation)
+            .copied()
+            .unwrap_or_default()
     }
 
     /// How often each operation was called.
@@ -172,7 +210,11 @@ impl SqsProxy {
     /// # Panics
     /// When that takes longer than 240 seconds.
     pub async fn until_calls(&self, operation: &str, count: u64) {
-        self.until(|| self.calls(operation) >= count, &format!("{count} calls of {operation}")).await;
+        self.until(
+            || self.calls(operation) >= count,
+            &format!("{count} calls of {operation}"),
+        )
+        .await;
     }
 
     /// Waits until `count` calls have met a fault.
@@ -180,7 +222,8 @@ impl SqsProxy {
     /// # Panics
     /// When that takes longer than 240 seconds.
     pub async fn until_faults_met(&self, count: u64) {
-        self.until(|| self.faults_met() >= count, &format!("{count} faults")).await;
+        self.until(|| self.faults_met() >= count, &format!("{count} faults"))
+            .await;
     }
 
     async fn until(&self, so: impl Fn() -> bool + Send + Sync, what: &str) {
@@ -202,7 +245,9 @@ impl SqsProxy {
 
 impl Shared {
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().expect("no thread panics while it holds the lock")
+        self.state
+            .lock()
+            .expect("no thread panics while it holds the lock")
     }
 
     fn change<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
@@ -228,7 +273,10 @@ impl State {
         *self.calls.entry(operation.to_owned()).or_default() += 1;
         let entries = request["Entries"].as_array().map_or(0, Vec::len) as u64;
         *self.entries.entry(operation.to_owned()).or_default() += entries;
-        let at = self.faults.iter().position(|(name, ..)| name == operation)?;
+        let at = self
+            .faults
+            .iter()
+            .position(|(name, ..)| name == operation)?;
         let (_, times, fault) = self.faults.get_mut(at)?;
         let fault = fault.clone();
         let is_last = match times {
@@ -238,7 +286,8 @@ impl State {
             }
             Times::Always => false,
         };
-        // A fault that holds calls back must stay: the waiting calls check whether it is still there.
+        // A fault that holds calls back must stay: the waiting calls check whether it is still
+        // there.
         if is_last {
             self.faults.remove(at);
         }
@@ -265,7 +314,8 @@ async fn serve(client: TcpStream, shared: Arc<Shared>) {
 
 async fn gone(client: &TcpStream) {
     let mut byte = [0];
-    // A client sends nothing while it waits for an answer: a readable socket means that it has closed.
+    // A client sends nothing while it waits for an answer: a readable socket means that it has
+    // closed.
     _ = client.peek(&mut byte).await;
 }
 
@@ -281,15 +331,43 @@ async fn answer(mut request: Frame, shared: &Shared) -> Option<Frame> {
             return None;
         }
         Some(Fault::Throttle) => {
-            return Some(refusal("400 Bad Request", "ThrottlingException", "Rate exceeded"));
+            return Some(refusal(
+                "400 Bad Request",
+                "ThrottlingException",
+                "Rate exceeded",
+            ));
         }
         Some(Fault::Unavailable) => {
-            return Some(refusal("503 Service Unavailable", "ServiceUnavailable", "Try again later"));
+            return Some(refusal(
+                "503 Service Unavailable",
+                "ServiceUnavailable",
+                "Try again later",
+            ));
         }
-        Some(Fault::Deny(code)) => return Some(refusal("403 Forbidden", code, "The test does not allow it")),
-        Some(Fault::Hold) => shared.until(|state| state.is_healed(&operation).then_some(())).await,
-        Some(Fault::FailEntries { at, code, senders_fault }) => {
-            return fail_entries(request, body, shared, &Failing { at, code, senders_fault }).await;
+        Some(Fault::Deny(code)) => {
+            return Some(refusal("403 Forbidden", code, "The test does not allow it"));
+        }
+        Some(Fault::Hold) => {
+            shared
+                .until(|state| state.is_healed(&operation).then_some(()))
+                .await
+        }
+        Some(Fault::FailEntries {
+            at,
+            code,
+            senders_fault,
+        }) => {
+            return fail_entries(
+                request,
+                body,
+                shared,
+                &Failing {
+                    at,
+                    code,
+                    senders_fault,
+                },
+            )
+            .await;
         }
     }
     if operation != "ReceiveMessage" {
@@ -308,7 +386,10 @@ async fn answer(mut request: Frame, shared: &Shared) -> Option<Frame> {
 
 impl State {
     fn is_healed(&self, operation: &str) -> bool {
-        !self.faults.iter().any(|(name, _, fault)| name == operation && *fault == Fault::Hold)
+        !self
+            .faults
+            .iter()
+            .any(|(name, _, fault)| name == operation && *fault == Fault::Hold)
     }
 }
 
@@ -338,8 +419,10 @@ async fn fail_entries(
     failing: &Failing,
 ) -> Option<Frame> {
     let entries = body["Entries"].as_array().cloned().unwrap_or_default();
-    let (refused, passed): (Vec<_>, Vec<_>) =
-        entries.into_iter().enumerate().partition(|(n, _)| failing.at.contains(n));
+    let (refused, passed): (Vec<_>, Vec<_>) = entries
+        .into_iter()
+        .enumerate()
+        .partition(|(n, _)| failing.at.contains(n));
     let failed = refused.iter().map(|(_, entry)| {
         json!({
             "Id": entry["Id"], "SenderFault": failing.senders_fault, "Code": failing.code,
@@ -348,7 +431,12 @@ async fn fail_entries(
     });
     let failed: Vec<Value> = failed.collect();
     if passed.is_empty() {
-        return Some(Frame::reply("200 OK", json!({"Successful": [], "Failed": failed}).to_string().into()));
+        return Some(Frame::reply(
+            "200 OK",
+            json!({"Successful": [], "Failed": failed})
+                .to_string()
+                .into(),
+        ));
     }
     body["Entries"] = passed.into_iter().map(|(_, entry)| entry).collect();
     request.set_body(body.to_string().into());

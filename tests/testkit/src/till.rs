@@ -1,4 +1,5 @@
-//! A till: where payments are charged inside a transaction, by each of the clients that oncegate has adapters for.
+//! A till: where payments are charged inside a transaction, by each of the clients that oncegate
+//! has adapters for.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -8,7 +9,9 @@ use std::time::Duration;
 
 use oncegate::postgres::{PostgresStore, PostgresTransaction};
 use oncegate::sqlite::SqliteTransaction;
-use oncegate::{Attempt, BatchMessage, Failure, Message, TransactionalBatchHandler, TransactionalHandler};
+use oncegate::{
+    Attempt, BatchMessage, Failure, Message, TransactionalBatchHandler, TransactionalHandler,
+};
 use rusqlite::TransactionBehavior::Immediate;
 use rusqlite::trace::{TraceEvent, TraceEventCodes};
 use sqlx::Connection as _;
@@ -30,7 +33,12 @@ pub enum Client {
 }
 
 /// Every client.
-pub const CLIENTS: [Client; 4] = [Client::TokioPostgres, Client::Sqlx, Client::Sqlite, Client::Statement];
+pub const CLIENTS: [Client; 4] = [
+    Client::TokioPostgres,
+    Client::Sqlx,
+    Client::Sqlite,
+    Client::Statement,
+];
 
 impl fmt::Display for Client {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -42,7 +50,9 @@ impl FromStr for Client {
     type Err = String;
 
     fn from_str(name: &str) -> Result<Self, String> {
-        let found = CLIENTS.into_iter().find(|client| client.to_string() == name);
+        let found = CLIENTS
+            .into_iter()
+            .find(|client| client.to_string() == name);
         found.ok_or_else(|| format!("there is no client {name}"))
     }
 }
@@ -56,8 +66,8 @@ pub enum End {
     Forget,
 }
 
-/// A table of charges in some database: a row for each committed effect, and nothing that keeps it from
-/// having two for one payment.
+/// A table of charges in some database: a row for each committed effect, and nothing that keeps it
+/// from having two for one payment.
 #[derive(Clone, Debug)]
 pub struct Till {
     /// How it is charged.
@@ -85,17 +95,30 @@ impl Till {
     pub async fn open(client: Client, url: &str) -> Self {
         let table = crate::unique("charges").replace('-', "_");
         let make = format!("CREATE TABLE {table} (id bigint NOT NULL, attempt integer NOT NULL)");
-        let till = Self { client, url: url.to_owned(), table, on_statement: None };
+        let till = Self {
+            client,
+            url: url.to_owned(),
+            table,
+            on_statement: None,
+        };
         if client == Client::Sqlite {
-            till.connect_to_file().expect("it opens").execute_batch(&make).expect("a table");
+            till.connect_to_file()
+                .expect("it opens")
+                .execute_batch(&make)
+                .expect("a table");
         } else {
-            connect(url).await.expect("it connects").batch_execute(&make).await.expect("a table");
+            connect(url)
+                .await
+                .expect("it connects")
+                .batch_execute(&make)
+                .await
+                .expect("a table");
         }
         till
     }
 
-    /// Charges the message's payment in a transaction of its own. Between the effect and the end `meanwhile`
-    /// happens (on an SQLite file before both: its transaction keeps all others away).
+    /// Charges the message's payment in a transaction of its own. Between the effect and the end
+    /// `meanwhile` happens (on an SQLite file before both: its transaction keeps all others away).
     ///
     /// # Errors
     /// When anything fails.
@@ -121,14 +144,18 @@ impl Till {
                         drop(attempt.completing(result));
                         Ok(())
                     }
-                    (End::Commit, Client::Statement) => by_statement(attempt, transaction, result).await,
+                    (End::Commit, Client::Statement) => {
+                        by_statement(attempt, transaction, result).await
+                    }
                     (End::Commit, _) => attempt.commit_with(transaction, result).await,
                 }
             }
             Client::Sqlx => {
                 let mut connection = sqlx::PgConnection::connect(&self.url).await?;
                 let mut transaction = connection.begin().await?;
-                let insert = sqlx::query(sqlx::AssertSqlSafe(insert)).bind(id).bind(number);
+                let insert = sqlx::query(sqlx::AssertSqlSafe(insert))
+                    .bind(id)
+                    .bind(number);
                 insert.execute(&mut *transaction).await?;
                 meanwhile.await;
                 match end {
@@ -174,14 +201,20 @@ impl Till {
         if self.client == Client::Sqlite {
             let connection = rusqlite::Connection::open(&self.url).expect("it opens");
             let mut statement = connection.prepare(&select).expect("it reads");
-            let rows = statement.query_map([], |row| Ok((row.get(0)?, row.get(1)?))).expect("it reads");
+            let rows = statement
+                .query_map([], |row| Ok((row.get(0)?, row.get(1)?)))
+                .expect("it reads");
             for (id, attempt) in rows.map(|row| row.expect("a charge")) {
                 charges.entry(id).or_default().push(attempt);
             }
             return charges;
         }
-        let rows =
-            connect(&self.url).await.expect("it connects").query(&select, &[]).await.expect("it reads");
+        let rows = connect(&self.url)
+            .await
+            .expect("it connects")
+            .query(&select, &[])
+            .await
+            .expect("it reads");
         for row in rows {
             charges.entry(row.get(0)).or_default().push(row.get(1));
         }
@@ -210,7 +243,11 @@ async fn by_statement(
     let (key, token) = (completing.key().as_str(), completing.token());
     let (token, result) = (token.as_bytes().as_slice(), completing.result().as_ref());
     let complete = PostgresStore::complete_sql();
-    if transaction.execute(complete, &[&key, &token, &result, &retention_ms]).await? != 1 {
+    if transaction
+        .execute(complete, &[&key, &token, &result, &retention_ms])
+        .await?
+        != 1
+    {
         return Err("the record is not this attempt's".into());
     }
     Ok(transaction.commit().await?)
@@ -242,7 +279,9 @@ impl TransactionalHandler<sqlx::Transaction<'static, sqlx::Postgres>> for Till {
         transaction: &mut sqlx::Transaction<'static, sqlx::Postgres>,
     ) -> Result<String, Failure> {
         let (Payment { id }, number) = (message.json()?, i32::try_from(attempt.number())?);
-        let insert = sqlx::query(sqlx::AssertSqlSafe(self.insert())).bind(id).bind(number);
+        let insert = sqlx::query(sqlx::AssertSqlSafe(self.insert()))
+            .bind(id)
+            .bind(number);
         insert.execute(&mut **transaction).await?;
         Ok(receipt(attempt))
     }
@@ -259,9 +298,13 @@ impl TransactionalHandler<SqliteTransaction> for Till {
         transaction: &mut SqliteTransaction,
     ) -> Result<String, Failure> {
         let (Payment { id }, number) = (message.json()?, i32::try_from(attempt.number())?);
-        self.on_statement.iter().for_each(|on_statement| on_statement());
+        self.on_statement
+            .iter()
+            .for_each(|on_statement| on_statement());
         transaction.execute(&self.insert(), (id, number))?;
-        self.on_statement.iter().for_each(|on_statement| on_statement());
+        self.on_statement
+            .iter()
+            .for_each(|on_statement| on_statement());
         Ok(receipt(attempt))
     }
 }
@@ -280,7 +323,8 @@ where
     ) -> Result<Vec<Result<String, Failure>>, Failure> {
         let mut receipts = Vec::new();
         for one in batch {
-            let receipt = TransactionalHandler::handle(self, one.message(), one.attempt(), transaction);
+            let receipt =
+                TransactionalHandler::handle(self, one.message(), one.attempt(), transaction);
             receipts.push(Ok(receipt.await?));
         }
         Ok(receipts)

@@ -1,4 +1,5 @@
-//! An OAuth 2.0 server that grants signed tokens to one client, and shows the key that verifies them.
+//! An OAuth 2.0 server that grants signed tokens to one client, and shows the key that verifies
+//! them.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -17,7 +18,8 @@ use serde_json::{Value, json};
 use crate::secured_broker::SecuredKafka;
 use crate::web::HttpServer;
 
-/// An OAuth 2.0 server for one client, whose tokens name [`SecuredKafka::USER`] unless it is [told](Self::grant_to) another user.
+/// An OAuth 2.0 server for one client, whose tokens name [`SecuredKafka::USER`] unless it is
+/// [told](Self::grant_to) another user.
 #[derive(Debug)]
 pub struct TokenServer {
     server: HttpServer,
@@ -64,7 +66,8 @@ impl TokenServer {
         let algorithm = &ECDSA_P256_SHA256_FIXED_SIGNING;
         let key = || {
             let document = EcdsaKeyPair::generate_pkcs8(algorithm, &random).expect("a key");
-            EcdsaKeyPair::from_pkcs8(algorithm, document.as_ref(), &random).expect("it was just made")
+            EcdsaKeyPair::from_pkcs8(algorithm, document.as_ref(), &random)
+                .expect("it was just made")
         };
         let issuer = Arc::new(Issuer {
             key: key(),
@@ -78,7 +81,10 @@ impl TokenServer {
             .route("/token", post(token))
             .route("/keys", get(keys))
             .with_state(Arc::clone(&issuer));
-        Self { server: HttpServer::start(app).await, issuer }
+        Self {
+            server: HttpServer::start(app).await,
+            issuer,
+        }
     }
 
     /// Where clients get tokens.
@@ -95,17 +101,29 @@ impl TokenServer {
 
     /// From now on it grants tokens that brokers refuse; `None`: good ones again.
     pub fn grant_with(&self, flaw: Option<TokenFlaw>) {
-        *self.issuer.flaw.lock().unwrap_or_else(PoisonError::into_inner) = flaw;
+        *self
+            .issuer
+            .flaw
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner) = flaw;
     }
 
     /// From now on its tokens are valid for so many seconds.
     pub fn grant_for(&self, valid_seconds: u64) {
-        self.issuer.valid_seconds.store(valid_seconds, Ordering::Relaxed);
+        self.issuer
+            .valid_seconds
+            .store(valid_seconds, Ordering::Relaxed);
     }
 
     /// From now on its tokens name this user.
     pub fn grant_to(&self, user: &str) {
-        user.clone_into(&mut self.issuer.user.lock().unwrap_or_else(PoisonError::into_inner));
+        user.clone_into(
+            &mut self
+                .issuer
+                .user
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner),
+        );
     }
 
     /// How many tokens it has granted.
@@ -118,13 +136,24 @@ impl TokenServer {
 async fn token(State(issuer): State<Arc<Issuer>>, headers: HeaderMap) -> (StatusCode, Json<Value>) {
     // Both are sent in the form of a URL.
     let secret = TokenServer::SECRET.replace(' ', "%20");
-    let login = format!("Basic {}", STANDARD.encode(format!("{}:{secret}", TokenServer::CLIENT)));
-    if headers.get("authorization").and_then(|given| given.to_str().ok()) != Some(&login) {
-        return (StatusCode::UNAUTHORIZED, Json(json!({ "error": "invalid_client" })));
+    let login = format!(
+        "Basic {}",
+        STANDARD.encode(format!("{}:{secret}", TokenServer::CLIENT))
+    );
+    if headers
+        .get("authorization")
+        .and_then(|given| given.to_str().ok())
+        != Some(&login)
+    {
+        return (
+            StatusCode::UNAUTHORIZED,
+            Json(json!({ "error": "invalid_client" })),
+        );
     }
     issuer.granted.fetch_add(1, Ordering::Relaxed);
     let valid = issuer.valid_seconds.load(Ordering::Relaxed);
-    let answer = json!({ "access_token": issuer.token(valid), "token_type": "Bearer", "expires_in": valid });
+    let answer =
+        json!({ "access_token": issuer.token(valid), "token_type": "Bearer", "expires_in": valid });
     (StatusCode::OK, Json(answer))
 }
 
@@ -141,23 +170,47 @@ async fn keys(State(issuer): State<Arc<Issuer>>) -> Json<Value> {
 impl Issuer {
     /// A signed token (RFC 7519) that is valid for so long from now.
     fn token(&self, valid_seconds: u64) -> String {
-        /// Longer than brokers still accept a token, because clocks differ, and shorter than clients do.
+        /// Longer than brokers still accept a token, because clocks differ, and shorter than
+        /// clients do.
         const EXPIRED_FOR_S: u64 = 120;
         let flaw = *self.flaw.lock().unwrap_or_else(PoisonError::into_inner);
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970").as_secs();
-        let from = if flaw == Some(TokenFlaw::Expired) { now - EXPIRED_FOR_S - valid_seconds } else { now };
-        let audience =
-            if flaw == Some(TokenFlaw::OtherAudience) { "another service" } else { TokenServer::AUDIENCE };
-        let key = if flaw == Some(TokenFlaw::OtherKey) { &self.other_key } else { &self.key };
-        let user = self.user.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let now = SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .expect("after 1970")
+            .as_secs();
+        let from = if flaw == Some(TokenFlaw::Expired) {
+            now - EXPIRED_FOR_S - valid_seconds
+        } else {
+            now
+        };
+        let audience = if flaw == Some(TokenFlaw::OtherAudience) {
+            "another service"
+        } else {
+            TokenServer::AUDIENCE
+        };
+        let key = if flaw == Some(TokenFlaw::OtherKey) {
+            &self.other_key
+        } else {
+            &self.key
+        };
+        let user = self
+            .user
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone();
         let claims = json!({
             "iss": "testkit", "sub": user, "aud": audience, "scope": "kafka",
             "iat": from, "exp": from + valid_seconds,
         });
         let part = |value: &Value| URL_SAFE_NO_PAD.encode(value.to_string());
-        let text =
-            format!("{}.{}", part(&json!({ "alg": "ES256", "typ": "JWT", "kid": "one" })), part(&claims));
-        let signature = key.sign(&SystemRandom::new(), text.as_bytes()).expect("it signs");
+        let text = format!(
+            "{}.{}",
+            part(&json!({ "alg": "ES256", "typ": "JWT", "kid": "one" })),
+            part(&claims)
+        );
+        let signature = key
+            .sign(&SystemRandom::new(), text.as_bytes())
+            .expect("it signs");
         format!("{text}.{}", URL_SAFE_NO_PAD.encode(signature.as_ref()))
     }
 }

@@ -20,7 +20,10 @@ impl Watched {
     /// Nothing counted yet.
     #[must_use]
     pub fn new() -> Arc<Self> {
-        Arc::new(Self { counters: Counters::default(), changed: watch::channel(()).0 })
+        Arc::new(Self {
+            counters: Counters::default(),
+            changed: watch::channel(()).0,
+        })
     }
 
     /// How often `name` was counted with `label`.
@@ -45,7 +48,10 @@ impl Watched {
             }
         };
         if tokio::time::timeout(LIMIT, reached).await.is_err() {
-            panic!("waited for {count} {name}; counted: {:?}", self.counters.snapshot());
+            panic!(
+                "waited for {count} {name}; counted: {:?}",
+                self.counters.snapshot()
+            );
         }
     }
 }

@@ -37,13 +37,21 @@ impl HttpClient {
     /// Speaks HTTP/1.1.
     #[must_use]
     pub fn http1(address: SocketAddr) -> Self {
-        Self { client: Client::builder(TokioExecutor::new()).build_http(), address }
+        Self {
+            client: Client::builder(TokioExecutor::new()).build_http(),
+            address,
+        }
     }
 
     /// Speaks HTTP/2 at once, with prior knowledge of the server.
     #[must_use]
     pub fn http2(address: SocketAddr) -> Self {
-        Self { client: Client::builder(TokioExecutor::new()).http2_only(true).build_http(), address }
+        Self {
+            client: Client::builder(TokioExecutor::new())
+                .http2_only(true)
+                .build_http(),
+            address,
+        }
     }
 
     /// Sends a request and returns its response as soon as its head is there.
@@ -51,8 +59,9 @@ impl HttpClient {
     /// # Errors
     /// When there is no response, in words.
     pub async fn begin(&self, sent: Sent<'_>) -> Result<Response<Incoming>, String> {
-        let mut request =
-            Request::builder().method(sent.method).uri(format!("http://{}{}", self.address, sent.path));
+        let mut request = Request::builder()
+            .method(sent.method)
+            .uri(format!("http://{}{}", self.address, sent.path));
         for (name, value) in sent.headers {
             request = request.header(*name, *value);
         }
@@ -61,7 +70,10 @@ impl HttpClient {
         }
         let request = request.body(Full::new(Bytes::copy_from_slice(sent.body.as_bytes())));
         let request = request.expect("the test's request is well-formed");
-        self.client.request(request).await.map_err(|error| format!("{error:?}"))
+        self.client
+            .request(request)
+            .await
+            .map_err(|error| format!("{error:?}"))
     }
 
     /// Sends a request and reads its response to the end.
@@ -70,8 +82,16 @@ impl HttpClient {
     /// When there is no response, or only a part of one, in words.
     pub async fn try_send(&self, sent: Sent<'_>) -> Result<HttpAnswer, String> {
         let (head, body) = self.begin(sent).await?.into_parts();
-        let body = body.collect().await.map_err(|error| format!("{error:?}"))?.to_bytes();
-        Ok(HttpAnswer { status: head.status, headers: head.headers, body })
+        let body = body
+            .collect()
+            .await
+            .map_err(|error| format!("{error:?}"))?
+            .to_bytes();
+        Ok(HttpAnswer {
+            status: head.status,
+            headers: head.headers,
+            body,
+        })
     }
 
     /// Like [`try_send`](Self::try_send).
@@ -79,7 +99,9 @@ impl HttpClient {
     /// # Panics
     /// When there is no whole response.
     pub async fn send(&self, sent: Sent<'_>) -> HttpAnswer {
-        self.try_send(sent).await.unwrap_or_else(|error| panic!("no response: {error}"))
+        self.try_send(sent)
+            .await
+            .unwrap_or_else(|error| panic!("no response: {error}"))
     }
 }
 
@@ -98,7 +120,13 @@ impl<'a> Sent<'a> {
     #[must_use]
     pub fn post(path: &'a str, key: &'a str, body: &'a str) -> Self {
         let headers = &[("content-type", "application/json")];
-        Self { method: "POST", path, key: Some(key), headers, body }
+        Self {
+            method: "POST",
+            path,
+            key: Some(key),
+            headers,
+            body,
+        }
     }
 
     /// With another method.
@@ -151,11 +179,24 @@ impl HttpAnswer {
     /// When it describes none, or names another status than it has.
     #[must_use]
     pub fn problem(&self) -> String {
-        assert_eq!(self.header("content-type"), Some("application/problem+json"), "{self:?}");
-        let details: Details = serde_json::from_slice(&self.body).expect("problem details are JSON");
+        assert_eq!(
+            self.header("content-type"),
+            Some("application/problem+json"),
+            "{self:?}"
+        );
+        let details: Details =
+            serde_json::from_slice(&self.body).expect("problem details are JSON");
         assert_eq!(details.status, self.status.as_u16(), "{details:?}");
-        assert!(!details.title.is_empty() && !details.detail.is_empty(), "{details:?}");
-        details.r#type.rsplit(['#', '/']).next().unwrap_or_default().to_owned()
+        assert!(
+            !details.title.is_empty() && !details.detail.is_empty(),
+            "{details:?}"
+        );
+        details
+            .r#type
+            .rsplit(['#', '/'])
+            .next()
+            .unwrap_or_default()
+            .to_owned()
     }
 }
 
@@ -179,9 +220,16 @@ impl HttpServer {
         let (stop, stopped) = oneshot::channel::<()>();
         let serving = tokio::spawn(async move {
             let stopped = async { drop(stopped.await) };
-            axum::serve(listener, app).with_graceful_shutdown(stopped).await.expect("it never fails");
+            axum::serve(listener, app)
+                .with_graceful_shutdown(stopped)
+                .await
+                .expect("it never fails");
         });
-        Self { address, stop: Some(stop), serving }
+        Self {
+            address,
+            stop: Some(stop),
+            serving,
+        }
     }
 
     /// Where it is.

@@ -11,7 +11,8 @@ use tokio::task::JoinSet;
 /// The most bytes that are passed on at once.
 const CHUNK_BYTES: usize = 1 << 16;
 
-/// A step of the exchange. A client sends at most one statement before it reads, unless it pipelines.
+/// A step of the exchange. A client sends at most one statement before it reads, unless it
+/// pipelines.
 #[derive(Clone, Copy, Debug)]
 pub enum Step<'a> {
     /// The client has sent this, and the server has not got it.
@@ -29,7 +30,8 @@ impl Step<'_> {
         matches!(self, Self::Asked(bytes) if has_commit(bytes))
     }
 
-    /// Whether it is a client's `BEGIN` that has not reached the server, with what is sent behind it.
+    /// Whether it is a client's `BEGIN` that has not reached the server, with what is sent behind
+    /// it.
     #[must_use]
     pub fn is_begin(&self) -> bool {
         matches!(self, Self::Asked(bytes) if simple_query(bytes).is_some_and(|sql| sql.starts_with(b"BEGIN")))
@@ -54,7 +56,9 @@ fn simple_query(bytes: &[u8]) -> Option<&[u8]> {
 
 /// The length of the simple query that these bytes begin with.
 fn simple_query_length(bytes: &[u8]) -> Option<usize> {
-    let Some((b'Q', rest)) = bytes.split_first() else { return None };
+    let Some((b'Q', rest)) = bytes.split_first() else {
+        return None;
+    };
     let length = rest.first_chunk::<4>()?;
     Some(1 + u32::from_be_bytes(*length) as usize).filter(|length| *length <= bytes.len())
 }
@@ -71,8 +75,8 @@ fn cancelled() -> Vec<u8> {
 pub enum Then {
     /// It goes on.
     Go,
-    /// The simple query at its beginning is answered by an error, as if it was cancelled, and does not reach the server.
-    /// What follows it does.
+    /// The simple query at its beginning is answered by an error, as if it was cancelled, and does
+    /// not reach the server. What follows it does.
     Cancel,
     /// Both sides lose the connection.
     Cut,
@@ -90,33 +94,46 @@ pub struct Wire {
 
 impl fmt::Debug for Wire {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Wire").field("url", &self.url).finish_non_exhaustive()
+        f.debug_struct("Wire")
+            .field("url", &self.url)
+            .finish_non_exhaustive()
     }
 }
 
 type Watch = Arc<dyn Fn(usize, Step<'_>) -> Then + Send + Sync>;
 
 impl Wire {
-    /// Starts a proxy before the server of this URL; `watch` decides about every step. Its first argument is how many
-    /// times the client has sent something on this connection before: mostly the number of its statement.
+    /// Starts a proxy before the server of this URL; `watch` decides about every step. Its first
+    /// argument is how many times the client has sent something on this connection before: mostly
+    /// the number of its statement.
     ///
     /// # Panics
     /// When there is no port to listen on.
-    pub async fn before(url: &str, watch: impl Fn(usize, Step<'_>) -> Then + Send + Sync + 'static) -> Self {
+    pub async fn before(
+        url: &str,
+        watch: impl Fn(usize, Step<'_>) -> Then + Send + Sync + 'static,
+    ) -> Self {
         let (user, place) = url.split_once('@').expect("the URL names a user");
         let (server, database) = place.split_once('/').expect("the URL names a database");
-        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port is free");
+        let listener = TcpListener::bind("127.0.0.1:0")
+            .await
+            .expect("a port is free");
         let address = listener.local_addr().expect("it listens");
         let (server, watch): (_, Watch) = (server.to_owned(), Arc::new(watch));
         let mut accepting = JoinSet::new();
         accepting.spawn(async move {
             let mut connections = JoinSet::new();
             while let Ok((client, _)) = listener.accept().await {
-                let Ok(server) = TcpStream::connect(&server).await else { continue };
+                let Ok(server) = TcpStream::connect(&server).await else {
+                    continue;
+                };
                 connections.spawn(connect(client, server, Arc::clone(&watch)));
             }
         });
-        Self { url: format!("{user}@{address}/{database}"), _accepting: accepting }
+        Self {
+            url: format!("{user}@{address}/{database}"),
+            _accepting: accepting,
+        }
     }
 
     /// The URL for clients.

@@ -32,7 +32,13 @@ impl Workers {
     #[must_use]
     pub fn of(program: impl Into<OsString>, arguments: Vec<String>) -> Self {
         let (environment, running, hit) = (Vec::new(), Vec::new(), BTreeSet::new());
-        Self { program: program.into(), arguments, environment, running, hit }
+        Self {
+            program: program.into(),
+            arguments,
+            environment,
+            running,
+            hit,
+        }
     }
 
     /// The same with these environment variables.
@@ -48,7 +54,9 @@ impl Workers {
     /// When it cannot be started.
     pub fn start(&mut self) {
         let mut command = process::bound_to_parent(&self.program, "KILL");
-        command.args(&self.arguments).envs(self.environment.iter().copied());
+        command
+            .args(&self.arguments)
+            .envs(self.environment.iter().copied());
         self.running.push(Process::spawn("worker", command));
     }
 
@@ -75,7 +83,9 @@ impl Workers {
 
     /// SIGCONT for all.
     pub fn go_on(&mut self) {
-        self.running.iter_mut().for_each(|worker| worker.signal("CONT"));
+        self.running
+            .iter_mut()
+            .for_each(|worker| worker.signal("CONT"));
     }
 
     /// Polls until `so` holds; it gets the number of effects.
@@ -100,28 +110,51 @@ impl Workers {
         }
     }
 
-    /// Judges the ledger: every effect has happened, and each second one is explained by a worker that had the
-    /// same effect, and was killed or stopped. Returns how many of those there are.
+    /// Judges the ledger: every effect has happened, and each second one is explained by a worker
+    /// that had the same effect, and was killed or stopped. Returns how many of those there are.
     ///
     /// # Panics
     /// When an effect is missing or a second one is not explained; the text begins with `run`.
     #[must_use]
-    pub fn explained(&self, ledger: &Ledger, wanted: impl IntoIterator<Item = String>, run: &str) -> u64 {
+    pub fn explained(
+        &self,
+        ledger: &Ledger,
+        wanted: impl IntoIterator<Item = String>,
+        run: &str,
+    ) -> u64 {
         let mut pids: BTreeMap<String, Vec<u32>> = BTreeMap::new();
         for effect in ledger.read() {
             pids.entry(effect.effect).or_default().push(effect.pid);
         }
-        let happened = pids.iter().map(|(effect, pids)| (effect.clone(), pids.len() as u64)).collect();
+        let happened = pids
+            .iter()
+            .map(|(effect, pids)| (effect.clone(), pids.len() as u64))
+            .collect();
         let by_hit = |effect: &String| {
             let pids = pids.get(effect).into_iter().flatten();
             pids.filter(|pid| self.hit.contains(pid)).count() as u64
         };
-        let found = judge_effects(&wanted.into_iter().collect(), &BTreeSet::new(), &happened, by_hit);
+        let found = judge_effects(
+            &wanted.into_iter().collect(),
+            &BTreeSet::new(),
+            &happened,
+            by_hit,
+        );
         assert!(found.lost.is_empty(), "{run}: lost {:?}", found.lost);
-        assert!(found.unasked.is_empty(), "{run}: nothing asked for {:?}", found.unasked);
-        let unexplained: Vec<_> =
-            found.unexplained().map(|one| (&one.effect, pids.get(&one.effect))).collect();
-        assert!(unexplained.is_empty(), "{run}: done by {unexplained:?}, hit: {:?}", self.hit);
+        assert!(
+            found.unasked.is_empty(),
+            "{run}: nothing asked for {:?}",
+            found.unasked
+        );
+        let unexplained: Vec<_> = found
+            .unexplained()
+            .map(|one| (&one.effect, pids.get(&one.effect)))
+            .collect();
+        assert!(
+            unexplained.is_empty(),
+            "{run}: done by {unexplained:?}, hit: {:?}",
+            self.hit
+        );
         found.second_effects()
     }
 }

@@ -1,4 +1,5 @@
-//! Reads the idempotency keys of effects from an export of the downstream system: a CSV file, or the output of a command.
+//! Reads the idempotency keys of effects from an export of the downstream system: a CSV file, or
+//! the output of a command.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader};
@@ -33,8 +34,8 @@ pub(super) struct EffectsArgs {
     #[arg(long, value_name = "FILE", requires = "effects_column")]
     effects: Option<PathBuf>,
 
-    /// A command that writes the idempotency key of each effect to its standard output, one a line; it is started by a
-    /// shell when the messages have been read
+    /// A command that writes the idempotency key of each effect to its standard output, one a line;
+    /// it is started by a shell when the messages have been read
     #[arg(long, value_name = "COMMAND")]
     effects_command: Option<String>,
 
@@ -56,7 +57,9 @@ impl EffectsArgs {
     /// Checks that the file can be read, before the messages are.
     pub(super) fn check(&self) -> Result<(), Problem> {
         match &self.effects {
-            Some(path) => File::open(path).map(drop).map_err(|error| unreadable(path, &error)),
+            Some(path) => File::open(path)
+                .map(drop)
+                .map_err(|error| unreadable(path, &error)),
             None => Ok(()),
         }
     }
@@ -65,7 +68,10 @@ impl EffectsArgs {
     pub(super) fn open(&self) -> Effects {
         let (sender, batches) = mpsc::channel(BATCHES_WAITING);
         let (file, command) = (self.effects.clone(), self.effects_command.clone());
-        let column = self.effects_column.clone().map_or(Column::First, Column::Named);
+        let column = self
+            .effects_column
+            .clone()
+            .map_or(Column::First, Column::Named);
         tokio::task::spawn_blocking(move || {
             let mut batch = Vec::with_capacity(BATCH);
             let mut each = |key: &str| {
@@ -94,7 +100,10 @@ impl Effects {
 }
 
 fn unreadable(path: &std::path::Path, error: &io::Error) -> Problem {
-    Problem::new(Exit::BadData, format!("cannot read the effects from {}: {error}", path.display()))
+    Problem::new(
+        Exit::BadData,
+        format!("cannot read the effects from {}: {error}", path.display()),
+    )
 }
 
 fn read_file(
@@ -106,25 +115,44 @@ fn read_file(
     read(BufReader::new(file), column, each).map_err(|error| unreadable(path, &error))
 }
 
-fn read_command(command: &str, column: &Column, each: &mut impl FnMut(&str) -> bool) -> Result<(), Problem> {
+fn read_command(
+    command: &str,
+    column: &Column,
+    each: &mut impl FnMut(&str) -> bool,
+) -> Result<(), Problem> {
     let failed = |why: String| {
         let text = format!("--effects-command {why}, so its list of effects may be incomplete");
         Problem::new(Exit::Unreachable, text)
     };
     let mut program = Command::new("sh");
-    program.args(["-c", command]).stdin(Stdio::null()).stdout(Stdio::piped());
-    let mut child = program.spawn().map_err(|error| failed(format!("cannot be started: {error}")))?;
-    let output = child.stdout.take().map_or(Ok(()), |output| read(BufReader::new(output), column, each));
-    let status = child.wait().map_err(|error| failed(format!("has no exit status: {error}")))?;
+    program
+        .args(["-c", command])
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped());
+    let mut child = program
+        .spawn()
+        .map_err(|error| failed(format!("cannot be started: {error}")))?;
+    let output = child
+        .stdout
+        .take()
+        .map_or(Ok(()), |output| read(BufReader::new(output), column, each));
+    let status = child
+        .wait()
+        .map_err(|error| failed(format!("has no exit status: {error}")))?;
     if !status.success() {
         return Err(failed(format!("ended with {status}")));
     }
     output.map_err(|error| failed(format!("has an output that cannot be read: {error}")))
 }
 
-/// Calls `each` with the key of each line that is not empty, until it returns `false`. It keeps one field in memory,
-/// however long the lines are. A line without a key gets a text that is none: its effect belongs to no message.
-fn read(mut input: impl BufRead, column: &Column, each: &mut impl FnMut(&str) -> bool) -> io::Result<()> {
+/// Calls `each` with the key of each line that is not empty, until it returns `false`. It keeps one
+/// field in memory, however long the lines are. A line without a key gets a text that is none: its
+/// effect belongs to no message.
+fn read(
+    mut input: impl BufRead,
+    column: &Column,
+    each: &mut impl FnMut(&str) -> bool,
+) -> io::Result<()> {
     let mut fields = Fields::new(column);
     let mut field = [0; FIELD_BYTES];
     let (mut reader, mut kept) = (Reader::new(), 0);
@@ -133,9 +161,16 @@ fn read(mut input: impl BufRead, column: &Column, each: &mut impl FnMut(&str) ->
         let available = input.fill_buf()?;
         let mut spill = [0; FIELD_BYTES];
         // What does not fit is read and dropped.
-        let rest = field.get_mut(kept..).filter(|rest| !rest.is_empty()).unwrap_or(&mut spill);
+        let rest = field
+            .get_mut(kept..)
+            .filter(|rest| !rest.is_empty())
+            .unwrap_or(&mut spill);
         let (result, consumed, written) = reader.read_field(available, rest);
-        available.get(..consumed).unwrap_or_default().iter().for_each(|byte| quotes.take(*byte));
+        available
+            .get(..consumed)
+            .unwrap_or_default()
+            .iter()
+            .for_each(|byte| quotes.take(*byte));
         input.consume(consumed);
         kept = (kept + written).min(FIELD_BYTES);
         match result {
@@ -157,7 +192,8 @@ fn read(mut input: impl BufRead, column: &Column, each: &mut impl FnMut(&str) ->
     }
 }
 
-/// Whether the reader is inside of a quoted field, which the CSV reader ends with the file in silence.
+/// Whether the reader is inside of a quoted field, which the CSV reader ends with the file in
+/// silence.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Quotes {
     /// At the beginning of a field.
@@ -201,7 +237,14 @@ struct Fields<'a> {
 impl<'a> Fields<'a> {
     fn new(column: &'a Column) -> Self {
         let is_first = matches!(column, Column::First);
-        Self { column, wanted: is_first.then_some(0), named: is_first, number: 0, line: 1, has_key: false }
+        Self {
+            column,
+            wanted: is_first.then_some(0),
+            named: is_first,
+            number: 0,
+            line: 1,
+            has_key: false,
+        }
     }
 
     /// Takes the next field, and returns the key of the line if it is known now.
@@ -230,14 +273,17 @@ impl<'a> Fields<'a> {
 
     /// Notes the column if this field of the first line is its name.
     fn find_column(&mut self, field: &str, number: usize) -> io::Result<()> {
-        let Column::Named(name) = self.column else { return Ok(()) };
+        let Column::Named(name) = self.column else {
+            return Ok(());
+        };
         if name != field.trim_start_matches('\u{feff}').trim() {
             return Ok(());
         }
         match self.wanted.replace(number) {
             None => Ok(()),
             Some(_) => {
-                let text = format!("its first line names the column {name:?} twice (--effects-column)");
+                let text =
+                    format!("its first line names the column {name:?} twice (--effects-column)");
                 Err(io::Error::new(io::ErrorKind::InvalidData, text))
             }
         }
@@ -264,7 +310,11 @@ mod tests {
             found.push(key.to_owned());
             true
         };
-        read(BufReader::with_capacity(buffer, text.as_bytes()), column, &mut each)?;
+        read(
+            BufReader::with_capacity(buffer, text.as_bytes()),
+            column,
+            &mut each,
+        )?;
         Ok(found)
     }
 
@@ -277,10 +327,21 @@ mod tests {
         for buffer in [1, 7, 8_192] {
             let found = keys(&text, &Column::Named("key".to_owned()), buffer).unwrap();
             let short = "(record 5 of the effects has no key)";
-            assert_eq!(found, ["k1", "k2", "k3", short, "k5"], "with a buffer of {buffer}");
-            assert_eq!(keys(&text, &Column::Named("id".to_owned()), buffer).unwrap().len(), 5);
+            assert_eq!(
+                found,
+                ["k1", "k2", "k3", short, "k5"],
+                "with a buffer of {buffer}"
+            );
+            assert_eq!(
+                keys(&text, &Column::Named("id".to_owned()), buffer)
+                    .unwrap()
+                    .len(),
+                5
+            );
         }
-        let error = keys(&text, &Column::Named("none".to_owned()), 64).unwrap_err().to_string();
+        let error = keys(&text, &Column::Named("none".to_owned()), 64)
+            .unwrap_err()
+            .to_string();
         assert!(error.contains("none") && !error.contains("note"), "{error}");
     }
 
@@ -290,20 +351,33 @@ mod tests {
         for buffer in [1, 64] {
             let found = keys("key,n\nk1,1\n,2\n \"\" ,3\n", &named, buffer).unwrap();
             assert_eq!(found.len(), 3, "an effect without a key is one: {found:?}");
-            let open = keys("key,n\nk1,\"1\nk2,2\nk3,3\n", &named, buffer).unwrap_err().to_string();
+            let open = keys("key,n\nk1,\"1\nk2,2\nk3,3\n", &named, buffer)
+                .unwrap_err()
+                .to_string();
             assert!(open.contains("does not end"), "{open}");
-            let twice = keys("key,n,key\nk1,1,k2\n", &named, buffer).unwrap_err().to_string();
+            let twice = keys("key,n,key\nk1,1,k2\n", &named, buffer)
+                .unwrap_err()
+                .to_string();
             assert!(twice.contains("twice"), "{twice}");
-            assert_eq!(keys("key\n\"a \"\"b\"\"\"\n", &named, buffer).unwrap(), ["a \"b\""]);
+            assert_eq!(
+                keys("key\n\"a \"\"b\"\"\"\n", &named, buffer).unwrap(),
+                ["a \"b\""]
+            );
         }
     }
 
     #[test]
     fn without_a_name_each_line_is_a_key() {
-        assert_eq!(keys("k1\n\nk2\r\n  k3", &Column::First, 3).unwrap(), ["k1", "k2", "k3"]);
+        assert_eq!(
+            keys("k1\n\nk2\r\n  k3", &Column::First, 3).unwrap(),
+            ["k1", "k2", "k3"]
+        );
         assert!(keys("", &Column::First, 3).unwrap().is_empty());
         let long = "y".repeat(FIELD_BYTES * 3);
         let found = keys(&format!("{long}\nk2"), &Column::First, 16).unwrap();
-        assert_eq!(found.iter().map(String::len).collect::<Vec<_>>(), [FIELD_BYTES, 2]);
+        assert_eq!(
+            found.iter().map(String::len).collect::<Vec<_>>(),
+            [FIELD_BYTES, 2]
+        );
     }
 }

@@ -21,14 +21,16 @@ use effects::EffectsArgs;
 /// The format of the `--json` document.
 const SCHEMA: &str = "oncegate.audit/1";
 
-/// Reconcile a topic with its records, its dead letters and its effects: what was lost, what happened twice?
+/// Reconcile a topic with its records, its dead letters and its effects: what was lost, what
+/// happened twice?
 ///
-/// Reads the messages of the window, their records, the dead letters, and, if it is given, a list of the effects that the
-/// downstream system has, by their idempotency keys. It claims and changes nothing, joins no consumer group, and may run
-/// beside the consumers. docs/AUDIT.md explains each finding and what to do about it.
+/// Reads the messages of the window, their records, the dead letters, and, if it is given, a list
+/// of the effects that the downstream system has, by their idempotency keys. It claims and changes
+/// nothing, joins no consumer group, and may run beside the consumers. docs/AUDIT.md explains each
+/// finding and what to do about it.
 ///
-/// Memory does not grow with the number of messages. A temporary file (in $TMPDIR) gets 48 bytes for each message, dead
-/// letter and effect.
+/// Memory does not grow with the number of messages. A temporary file (in $TMPDIR) gets 48 bytes
+/// for each message, dead letter and effect.
 ///
 /// Exit code 0: nothing was found. 1: something was lost, happened twice, or needs a look.
 #[derive(Debug, clap::Args)]
@@ -36,8 +38,8 @@ pub(crate) struct AuditArgs {
     #[command(flatten)]
     examined: ExaminedArgs,
 
-    /// The consumer group: messages from its committed offsets on are in flight, and not lost [default: that of the
-    /// configuration, or the scope]
+    /// The consumer group: messages from its committed offsets on are in flight, and not lost
+    /// [default: that of the configuration, or the scope]
     #[arg(long, value_name = "NAME")]
     group: Option<String>,
 
@@ -114,8 +116,8 @@ pub(crate) async fn run(args: &AuditArgs) -> Result<Exit, Problem> {
 }
 
 impl AuditArgs {
-    /// Reads in the order that makes a message safe to audit while it is handled: how far the group is, the messages with
-    /// their records, the dead letters, the effects.
+    /// Reads in the order that makes a message safe to audit while it is handled: how far the group
+    /// is, the messages with their records, the dead letters, the effects.
     async fn reconcile(&self) -> Result<(Examined, AuditReport), Problem> {
         self.effects.check()?;
         let mut examined = self.examined.open().await?;
@@ -130,8 +132,8 @@ impl AuditArgs {
         }
         read_messages(&examined, &self.examined, &mut audit).await?;
         if let Some(mut letters) = dead_letters(&examined) {
-            // All records have been read before the end of the dead letters is taken, so a message that a record calls a
-            // dead letter is among them.
+            // All records have been read before the end of the dead letters is taken, so a message
+            // that a record calls a dead letter is among them.
             audit.add_dead_letters(Vec::new()).await?;
             letters.open().await.map_err(|error| not_opened(&error))?;
             while let Some(batch) = letters.next_batch().await? {
@@ -151,7 +153,15 @@ impl AuditArgs {
     }
 
     async fn open(&self, examined: &Examined) -> Result<OpenAudit, Problem> {
-        let Examined { brokers, group, properties, scope, key, store, .. } = examined;
+        let Examined {
+            brokers,
+            group,
+            properties,
+            scope,
+            key,
+            store,
+            ..
+        } = examined;
         let mut audit = Audit::new(scope.as_str(), key.clone(), Arc::clone(store))
             .step(&self.step)
             .findings_most(self.most as usize);
@@ -175,14 +185,21 @@ impl AuditArgs {
         }
         let file = tempfile::tempfile().map_err(|error| {
             let folder = std::env::temp_dir();
-            let text = format!("no temporary file in {} (TMPDIR): {error}", folder.display());
+            let text = format!(
+                "no temporary file in {} (TMPDIR): {error}",
+                folder.display()
+            );
             Problem::new(Exit::Configuration, text)
         })?;
         Ok(audit.open(file).await?)
     }
 
     fn passed(&self, report: &AuditReport) -> bool {
-        let allowed = if self.allow_unexplained { report.unexplained } else { 0 };
+        let allowed = if self.allow_unexplained {
+            report.unexplained
+        } else {
+            0
+        };
         report.found() == allowed
     }
 
@@ -195,7 +212,11 @@ impl AuditArgs {
         table.number("messages", report.messages);
         table.noted("events", report.events, "keys, and messages without one");
         if let Some(topic) = &examined.dead_letters {
-            table.noted("dead letters", report.dead_letters, &format!("of the scope, in {}", plain(topic)));
+            table.noted(
+                "dead letters",
+                report.dead_letters,
+                &format!("of the scope, in {}", plain(topic)),
+            );
         }
         let with_effects = self.effects.are_given();
         if with_effects {
@@ -210,21 +231,40 @@ impl AuditArgs {
             );
         }
         table.number("dead-lettered", report.dead_lettered);
-        table.noted("in flight", report.in_flight, "running, waiting for a retry, or not acknowledged yet");
-        let without =
-            if with_effects { "no record, no dead letter, no effect" } else { "no record, no dead letter" };
+        table.noted(
+            "in flight",
+            report.in_flight,
+            "running, waiting for a retry, or not acknowledged yet",
+        );
+        let without = if with_effects {
+            "no record, no dead letter, no effect"
+        } else {
+            "no record, no dead letter"
+        };
         table.noted("lost", report.lost, without);
         if with_effects {
             table.noted("doubled", report.doubled, "more than one effect");
-            table.noted("without effect", report.without_effect, "the record says completed");
+            table.noted(
+                "without effect",
+                report.without_effect,
+                "the record says completed",
+            );
             table.noted(
                 "unexplained",
                 report.unexplained,
                 "effects of no message of the window, or of one given up",
             );
         }
-        table.noted("overdue", report.overdue, "an attempt failed or was killed, and no other has begun");
-        table.noted("unreadable", report.unreadable, "the store holds something else under the key");
+        table.noted(
+            "overdue",
+            report.overdue,
+            "an attempt failed or was killed, and no other has begun",
+        );
+        table.noted(
+            "unreadable",
+            report.unreadable,
+            "the store holds something else under the key",
+        );
         let mut text = table.render();
         list(&mut text, report);
         text.push('\n');
@@ -237,13 +277,22 @@ impl AuditArgs {
         for (count, what) in counts(report).into_iter().filter(|(count, _)| *count > 0) {
             parts.push(format!("{} {what}", grouped(count)));
         }
-        let allowed = if self.passed(report) { ", which is allowed" } else { "" };
+        let allowed = if self.passed(report) {
+            ", which is allowed"
+        } else {
+            ""
+        };
         match parts.is_empty() {
             true if report.messages == 0 => {
-                "The window has no message, so nothing was compared: is it the right one?".to_owned()
+                "The window has no message, so nothing was compared: is it the right one?"
+                    .to_owned()
             }
             true => "Nothing was found.".to_owned(),
-            false => format!("Of {} events: {}{allowed}.", grouped(report.events), parts.join(", ")),
+            false => format!(
+                "Of {} events: {}{allowed}.",
+                grouped(report.events),
+                parts.join(", ")
+            ),
         }
     }
 }
@@ -291,16 +340,38 @@ async fn read_messages(
 fn list(text: &mut String, report: &AuditReport) {
     let mut last: Option<AuditVerdict> = None;
     for finding in &report.findings {
-        let AuditFinding { verdict, origin, key, idempotency_key, messages, effects, why, .. } = finding;
+        let AuditFinding {
+            verdict,
+            origin,
+            key,
+            idempotency_key,
+            messages,
+            effects,
+            why,
+            ..
+        } = finding;
         if last != Some(*verdict) {
             let kind = serde_json::to_value(verdict).ok();
-            let kind = kind.as_ref().and_then(|kind| kind.as_str()).unwrap_or_default().replace('_', " ");
-            let count = report.findings.iter().filter(|other| other.verdict == *verdict).count();
+            let kind = kind
+                .as_ref()
+                .and_then(|kind| kind.as_str())
+                .unwrap_or_default()
+                .replace('_', " ");
+            let count = report
+                .findings
+                .iter()
+                .filter(|other| other.verdict == *verdict)
+                .count();
             text.push_str(&format!("\n{kind}, the first {count}:\n"));
             last = Some(*verdict);
         }
-        let words = [key.as_deref(), idempotency_key.as_deref()].into_iter().flatten().collect::<Vec<_>>();
+        let words = [key.as_deref(), idempotency_key.as_deref()]
+            .into_iter()
+            .flatten()
+            .collect::<Vec<_>>();
         text.push_str(&format!("  {}  {}\n", plain(origin), words.join("  ")));
-        text.push_str(&format!("    {why} ({messages} messages, {effects} effects)\n"));
+        text.push_str(&format!(
+            "    {why} ({messages} messages, {effects} effects)\n"
+        ));
     }
 }

@@ -14,7 +14,8 @@ use crate::run::{build, program};
 use crate::sources::SourceSettings;
 
 /// A password belongs into a setting of its own.
-pub(super) const PASSWORD_IN_URL: &str = "the URL contains a password; take it out, and set `password`";
+pub(super) const PASSWORD_IN_URL: &str =
+    "the URL contains a password; take it out, and set `password`";
 
 /// What is wrong with one of the two alone.
 const PAIR: &str = "`tls_certificate` and `tls_key` belong together: give both";
@@ -34,11 +35,23 @@ pub(super) fn path<const N: usize>(parts: [&str; N]) -> Path {
 
 impl Loaded {
     pub(super) fn error(&mut self, path: &[String], message: impl Into<String>) {
-        self.findings.add(&self.layers, &self.text, (Severity::Error, About::Value), path, message);
+        self.findings.add(
+            &self.layers,
+            &self.text,
+            (Severity::Error, About::Value),
+            path,
+            message,
+        );
     }
 
     pub(super) fn warn(&mut self, path: &[String], message: impl Into<String>) {
-        self.findings.add(&self.layers, &self.text, (Severity::Warning, About::Value), path, message);
+        self.findings.add(
+            &self.layers,
+            &self.text,
+            (Severity::Warning, About::Value),
+            path,
+            message,
+        );
     }
 
     /// Reports a missing setting, unless it was present and wrong.
@@ -50,10 +63,20 @@ impl Loaded {
 
     /// The path of a consumer's setting: its own, or the one that it inherits.
     pub(super) fn place(&self, consumer: &str, setting: &[&str]) -> Path {
-        let at = |above: Path| [above, setting.iter().map(|part| (*part).to_owned()).collect()].concat();
+        let at = |above: Path| {
+            [
+                above,
+                setting.iter().map(|part| (*part).to_owned()).collect(),
+            ]
+            .concat()
+        };
         let own = at(path(["consumer", consumer]));
         let inherited = at(path(["defaults"]));
-        let first = |place: &Path| place.get(..place.len() - setting.len() + 1).map(<[String]>::to_vec);
+        let first = |place: &Path| {
+            place
+                .get(..place.len() - setting.len() + 1)
+                .map(<[String]>::to_vec)
+        };
         match first(&own).is_some_and(|place| self.layers.value(&place).is_none()) {
             true if self.layers.value(&inherited).is_some() => inherited,
             _ => own,
@@ -62,14 +85,23 @@ impl Loaded {
 
     /// Looks for the programs and scripts of the workers on this machine.
     pub(crate) fn look_for_workers(&mut self, severity: Severity) {
-        let consumers: Vec<(String, Consumer)> =
-            self.consumers().map(|(name, consumer)| (name.to_owned(), consumer)).collect();
+        let consumers: Vec<(String, Consumer)> = self
+            .consumers()
+            .map(|(name, consumer)| (name.to_owned(), consumer))
+            .collect();
         for (name, consumer) in consumers {
-            let Some((setting, absent)) = consumer.handler.as_ref().and_then(program::absent) else {
+            let Some((setting, absent)) = consumer.handler.as_ref().and_then(program::absent)
+            else {
                 continue;
             };
             let place = self.place(&name, &["handler", setting]);
-            self.findings.add(&self.layers, &self.text, (severity, About::Value), &place, absent);
+            self.findings.add(
+                &self.layers,
+                &self.text,
+                (severity, About::Value),
+                &place,
+                absent,
+            );
         }
         self.findings.sort();
     }
@@ -77,14 +109,22 @@ impl Loaded {
     pub(super) fn check(&mut self, secrets: Secrets) {
         match self.config.version {
             None | Some(1) => {}
-            Some(other) => self.error(&path(["version"]), format!("this build reads version 1, not {other}")),
+            Some(other) => self.error(
+                &path(["version"]),
+                format!("this build reads version 1, not {other}"),
+            ),
         }
         self.check_store(secrets);
         if self.config.consumer.is_empty() && self.config.outbox.is_empty() {
-            self.missing(&path(["consumer"]), "a table as [consumer.billing] or [outbox.shop]");
+            self.missing(
+                &path(["consumer"]),
+                "a table as [consumer.billing] or [outbox.shop]",
+            );
         }
-        let consumers: Vec<(String, Consumer)> =
-            self.consumers().map(|(name, consumer)| (name.to_owned(), consumer)).collect();
+        let consumers: Vec<(String, Consumer)> = self
+            .consumers()
+            .map(|(name, consumer)| (name.to_owned(), consumer))
+            .collect();
         for (name, consumer) in &consumers {
             self.check_consumer(name, consumer, secrets);
         }
@@ -96,7 +136,10 @@ impl Loaded {
     fn check_store(&mut self, secrets: Secrets) {
         let store = self.config.store.clone().unwrap_or_default();
         let Some(url) = &store.url else {
-            return self.missing(&path(["store", "url"]), "such as \"redis://localhost:6379\"");
+            return self.missing(
+                &path(["store", "url"]),
+                "such as \"redis://localhost:6379\"",
+            );
         };
         if let Err(problem) = crate::store::check(url) {
             self.error(&path(["store", "url"]), problem.to_string());
@@ -111,8 +154,10 @@ impl Loaded {
         if let Some(setting) = alone(store.tls_certificate.is_some(), store.tls_key.is_some()) {
             self.error(&path(["store", setting]), PAIR);
         }
-        let userinfo =
-            url.split_once("://").and_then(|(_, rest)| rest.rsplit_once('@')).map(|(user, _)| user);
+        let userinfo = url
+            .split_once("://")
+            .and_then(|(_, rest)| rest.rsplit_once('@'))
+            .map(|(user, _)| user);
         let in_url = userinfo.is_some_and(|user| user.contains(':'));
         if in_url {
             self.judge_literal(&path(["store", "url"]), secrets, PASSWORD_IN_URL);
@@ -127,9 +172,13 @@ impl Loaded {
         self.check_redis_settings(&store, url, secrets);
     }
 
-    /// Refuses settings of a Redis, or of its sentinels, where there is none: nothing else would use them.
+    /// Refuses settings of a Redis, or of its sentinels, where there is none: nothing else would
+    /// use them.
     fn check_redis_settings(&mut self, store: &Store, url: &str, secrets: Secrets) {
-        let has_sentinels = url.split("://").next().is_some_and(|scheme| scheme.ends_with("+sentinel"));
+        let has_sentinels = url
+            .split("://")
+            .next()
+            .is_some_and(|scheme| scheme.ends_with("+sentinel"));
         if let Some(password) = &store.sentinel_password {
             self.check_secret(&path(["store", "sentinel_password"]), password, secrets);
         }
@@ -138,14 +187,23 @@ impl Loaded {
             ("sentinel_password", store.sentinel_password.is_some()),
         ] {
             if is_set && !has_sentinels {
-                self.error(&path(["store", setting]), "only a store at redis+sentinel:// has sentinels");
+                self.error(
+                    &path(["store", setting]),
+                    "only a store at redis+sentinel:// has sentinels",
+                );
             }
         }
         if store.sentinel_user.is_some() && store.sentinel_password.is_none() {
-            self.error(&path(["store", "sentinel_user"]), "it needs `sentinel_password`");
+            self.error(
+                &path(["store", "sentinel_user"]),
+                "it needs `sentinel_password`",
+            );
         }
         if store.durable_service == Some(true) && !url.starts_with("redis") {
-            self.error(&path(["store", "durable_service"]), "only a Redis may be such a service");
+            self.error(
+                &path(["store", "durable_service"]),
+                "only a Redis may be such a service",
+            );
         }
     }
 
@@ -173,7 +231,10 @@ impl Loaded {
         }
         let at = |setting: &str| [own.clone(), path([setting])].concat();
         if consumer.key.is_none() {
-            self.missing(&at("key"), "the fields that identify a message, as { json = [\"order_id\"] }");
+            self.missing(
+                &at("key"),
+                "the fields that identify a message, as { json = [\"order_id\"] }",
+            );
         }
         self.check_format(name, consumer, secrets);
         self.check_route(&at("route"), consumer);
@@ -196,19 +257,35 @@ impl Loaded {
         }
     }
 
-    /// Warns of a route for a topic or queue that the source does not have. Its messages would keep their own.
+    /// Warns of a route for a topic or queue that the source does not have. Its messages would keep
+    /// their own.
     fn check_route(&mut self, at: &[String], consumer: &Consumer) {
-        let Some(RouteSetting::Of(names)) = &consumer.route else { return };
-        let source = consumer.source.as_ref().and_then(|source| source.settings().ok());
+        let Some(RouteSetting::Of(names)) = &consumer.route else {
+            return;
+        };
+        let source = consumer
+            .source
+            .as_ref()
+            .and_then(|source| source.settings().ok());
         let known = source.map(SourceSettings::routes).unwrap_or_default();
         if let Some(stranger) = names.keys().find(|name| !known.contains(name)) {
             self.warn(at, format!("the source has no topic or queue {stranger}"));
         }
     }
 
-    fn check_handler(&mut self, name: &str, consumer: &Consumer, handler: &Handler, secrets: Secrets) {
+    fn check_handler(
+        &mut self,
+        name: &str,
+        consumer: &Consumer,
+        handler: &Handler,
+        secrets: Secrets,
+    ) {
         let place = |loaded: &Self, setting: &str| loaded.place(name, &["handler", setting]);
-        let kinds = [handler.http.is_some(), handler.exec.is_some(), handler.command.is_some()];
+        let kinds = [
+            handler.http.is_some(),
+            handler.exec.is_some(),
+            handler.command.is_some(),
+        ];
         if kinds.iter().filter(|given| **given).count() != 1 {
             let at = self.place(name, &["handler"]);
             if !self.findings.is_spoilt(&at) {
@@ -218,7 +295,10 @@ impl Loaded {
         }
         if consumer.batch.is_some() && handler.command.is_some() {
             let at = self.place(name, &["batch"]);
-            self.error(&at, "a `command` is started for each message; batches need `http` or `exec`");
+            self.error(
+                &at,
+                "a `command` is started for each message; batches need `http` or `exec`",
+            );
         }
         let allow_remote = handler.allow_remote.unwrap_or(false);
         if let Some(url) = &handler.http
@@ -252,7 +332,10 @@ impl Loaded {
             ("cloudevents", handler.cloudevents.is_some()),
             ("content_type", handler.content_type.is_some()),
         ];
-        for (setting, _) in only_http.into_iter().filter(|(_, given)| *given && handler.http.is_none()) {
+        for (setting, _) in only_http
+            .into_iter()
+            .filter(|(_, given)| *given && handler.http.is_none())
+        {
             let at = place(self, setting);
             self.error(&at, "it belongs to `http`");
         }
@@ -273,7 +356,9 @@ impl Loaded {
     }
 
     fn check_times(&mut self, name: &str, consumer: &Consumer) {
-        let retention = consumer.retention.map_or(oncegate::Gate::DEFAULT_RETENTION, |Time(time)| time);
+        let retention = consumer
+            .retention
+            .map_or(oncegate::Gate::DEFAULT_RETENTION, |Time(time)| time);
         if let Some(Time(horizon)) = consumer.replay_horizon
             && retention < horizon
         {
@@ -287,13 +372,18 @@ impl Loaded {
             let at = self.place(name, &["fail_open_after"]);
             self.warn(&at, "the promise does not hold while the store is unavailable for longer than this: completed messages may run again");
         }
-        let lease = consumer.lease.map_or(oncegate::Gate::DEFAULT_LEASE, |Time(time)| time);
+        let lease = consumer
+            .lease
+            .map_or(oncegate::Gate::DEFAULT_LEASE, |Time(time)| time);
         let store = self.config.store.clone().unwrap_or_default();
         if let Some(Time(response)) = store.response_timeout
             && response * 3 > lease
         {
             let at = path(["store", "response_timeout"]);
-            self.error(&at, format!("the lease of `{name}` must be three times as long, for its heartbeats"));
+            self.error(
+                &at,
+                format!("the lease of `{name}` must be three times as long, for its heartbeats"),
+            );
         }
     }
 
@@ -301,7 +391,9 @@ impl Loaded {
     fn check_by_building(&mut self, name: &str, consumer: &Consumer) {
         let source = self.build_source(name, consumer);
         // What is wrong with the format is reported already.
-        let Ok(Some(gate)) = build::gate(name, consumer, MemoryStore::new()) else { return };
+        let Ok(Some(gate)) = build::gate(name, consumer, MemoryStore::new()) else {
+            return;
+        };
         if let Err(error) = build::check(consumer, source, gate) {
             // The library uses the configuration's names for settings.
             let known = [
@@ -316,32 +408,52 @@ impl Loaded {
                 "ordering",
                 "fail_open_after",
             ];
-            let mut named =
-                error.split('`').skip(1).step_by(2).map(|name| name.split('.').next().unwrap_or_default());
+            let mut named = error
+                .split('`')
+                .skip(1)
+                .step_by(2)
+                .map(|name| name.split('.').next().unwrap_or_default());
             let named = named.find_map(|name| known.iter().find(|known| **known == name));
-            let at = named.map_or_else(|| path(["consumer", name]), |setting| self.place(name, &[setting]));
+            let at = named.map_or_else(
+                || path(["consumer", name]),
+                |setting| self.place(name, &[setting]),
+            );
             self.error(&at, error);
         }
     }
 
     /// Standard input is read once.
     fn check_inputs(&mut self, consumers: &[(String, Consumer)]) {
-        let reads =
-            |consumer: &Consumer| consumer.source.as_ref().is_some_and(|source| source.stdin.is_some());
-        let mut readers = consumers.iter().filter(|(_, consumer)| reads(consumer)).map(|(name, _)| name);
+        let reads = |consumer: &Consumer| {
+            consumer
+                .source
+                .as_ref()
+                .is_some_and(|source| source.stdin.is_some())
+        };
+        let mut readers = consumers
+            .iter()
+            .filter(|(_, consumer)| reads(consumer))
+            .map(|(name, _)| name);
         let Some(first) = readers.next() else { return };
         for other in readers {
             let at = self.place(other, &["source", "stdin"]);
-            self.error(&at, format!("`{first}` reads standard input already, and each line is read once"));
+            self.error(
+                &at,
+                format!("`{first}` reads standard input already, and each line is read once"),
+            );
         }
     }
 
-    /// Two consumers in one group must consume the same topics: otherwise each gets partitions of topics it does not
-    /// consume.
+    /// Two consumers in one group must consume the same topics: otherwise each gets partitions of
+    /// topics it does not consume.
     fn check_groups(&mut self, consumers: &[(String, Consumer)]) {
         let mut groups: BTreeMap<String, (String, Vec<String>)> = BTreeMap::new();
         for (name, consumer) in consumers {
-            let Some(kafka) = consumer.source.as_ref().and_then(|source| source.kafka.as_ref()) else {
+            let Some(kafka) = consumer
+                .source
+                .as_ref()
+                .and_then(|source| source.kafka.as_ref())
+            else {
                 continue;
             };
             let mut topics = kafka.topics.clone().unwrap_or_default().0;

@@ -19,16 +19,37 @@ pub(crate) const LISTEN: &str = "127.0.0.1:9464";
 /// In the largest unit that needs no fraction.
 pub(crate) fn time(time: Duration) -> String {
     let millis = time.as_millis();
-    let units = [("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1_000), ("ms", 1)];
-    let unit = units.into_iter().find(|(_, unit)| millis >= *unit && millis.is_multiple_of(*unit));
-    unit.map_or_else(|| format!("{millis}ms"), |(name, unit)| format!("{}{name}", millis / unit))
+    let units = [
+        ("d", 86_400_000),
+        ("h", 3_600_000),
+        ("m", 60_000),
+        ("s", 1_000),
+        ("ms", 1),
+    ];
+    let unit = units
+        .into_iter()
+        .find(|(_, unit)| millis >= *unit && millis.is_multiple_of(*unit));
+    unit.map_or_else(
+        || format!("{millis}ms"),
+        |(name, unit)| format!("{}{name}", millis / unit),
+    )
 }
 
 /// In the largest unit that needs no fraction.
 pub(super) fn size(bytes: usize) -> String {
-    let units = [("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10), ("B", 1)];
-    let unit = units.into_iter().find(|(_, unit)| bytes >= *unit && bytes.is_multiple_of(*unit));
-    unit.map_or_else(|| format!("{bytes}B"), |(name, unit)| format!("{}{name}", bytes / unit))
+    let units = [
+        ("GiB", 1 << 30),
+        ("MiB", 1 << 20),
+        ("KiB", 1 << 10),
+        ("B", 1),
+    ];
+    let unit = units
+        .into_iter()
+        .find(|(_, unit)| bytes >= *unit && bytes.is_multiple_of(*unit));
+    unit.map_or_else(
+        || format!("{bytes}B"),
+        |(name, unit)| format!("{}{name}", bytes / unit),
+    )
 }
 
 #[cfg(test)]
@@ -37,7 +58,13 @@ mod tests {
 
     #[test]
     fn values_are_written_as_they_are_read() {
-        let seconds = [(1, "1s"), (90, "90s"), (7 * 86_400, "7d"), (900, "15m"), (7_200, "2h")];
+        let seconds = [
+            (1, "1s"),
+            (90, "90s"),
+            (7 * 86_400, "7d"),
+            (900, "15m"),
+            (7_200, "2h"),
+        ];
         for (value, text) in seconds {
             assert_eq!(time(Duration::from_secs(value)), text);
         }

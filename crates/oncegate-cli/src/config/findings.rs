@@ -81,7 +81,14 @@ impl Findings {
 
     /// Adds the finding that the text is not TOML.
     pub(super) fn add_broken(&mut self, text: &str, message: String, at: Range<usize>) {
-        self.push(text, Severity::Error, &[], message, Some("file".to_owned()), Some(at));
+        self.push(
+            text,
+            Severity::Error,
+            &[],
+            message,
+            Some("file".to_owned()),
+            Some(at),
+        );
     }
 
     fn push(
@@ -113,56 +120,91 @@ impl Findings {
 
     /// Whether a setting at, above or below `path` was wrong and has been removed.
     pub(super) fn is_spoilt(&self, path: &[String]) -> bool {
-        self.spoilt.iter().any(|spoilt| spoilt.starts_with(path) || path.starts_with(spoilt))
+        self.spoilt
+            .iter()
+            .any(|spoilt| spoilt.starts_with(path) || path.starts_with(spoilt))
     }
 
     /// Sorts the findings by their place in the file; those without one come first.
     pub(super) fn sort(&mut self) {
-        self.all.sort_by_key(|finding| (finding.line, finding.column, finding.severity));
+        self.all
+            .sort_by_key(|finding| (finding.line, finding.column, finding.severity));
     }
 
     pub(crate) fn has_errors(&self) -> bool {
-        self.all.iter().any(|finding| finding.severity == Severity::Error)
+        self.all
+            .iter()
+            .any(|finding| finding.severity == Severity::Error)
     }
 
     pub(crate) fn count(&self, severity: Severity) -> usize {
-        self.all.iter().filter(|finding| finding.severity == severity).count()
+        self.all
+            .iter()
+            .filter(|finding| finding.severity == severity)
+            .count()
     }
 
     /// The findings as text, each with its line and a caret.
     pub(crate) fn render(&self, file: &str, text: &str) -> String {
-        self.all.iter().map(|finding| finding.render(file, text)).collect::<Vec<_>>().join("\n\n")
+        self.all
+            .iter()
+            .map(|finding| finding.render(file, text))
+            .collect::<Vec<_>>()
+            .join("\n\n")
     }
 }
 
 impl Finding {
     fn render(&self, file: &str, text: &str) -> String {
-        let kind = if self.severity == Severity::Error { "error" } else { "warning" };
-        let whose = if self.path.is_empty() { String::new() } else { format!("{}: ", self.path) };
+        let kind = if self.severity == Severity::Error {
+            "error"
+        } else {
+            "warning"
+        };
+        let whose = if self.path.is_empty() {
+            String::new()
+        } else {
+            format!("{}: ", self.path)
+        };
         let (Some(line), Some(column), Some(at)) = (self.line, self.column, &self.at) else {
-            let origin = self.origin.as_deref().map(|origin| format!("{origin}: ")).unwrap_or_default();
+            let origin = self
+                .origin
+                .as_deref()
+                .map(|origin| format!("{origin}: "))
+                .unwrap_or_default();
             return format!("{origin}{kind}: {whose}{}", self.message);
         };
         let mut out = format!("{file}:{line}:{column}: {kind}: {whose}{}\n", self.message);
         let whole = text.lines().nth(line - 1).unwrap_or_default();
-        let shown = redacted_line(whole, self.shown.clone()).chars().take(LINE_MOST).collect::<String>();
+        let shown = redacted_line(whole, self.shown.clone())
+            .chars()
+            .take(LINE_MOST)
+            .collect::<String>();
         let gutter = " ".repeat(line.to_string().len());
         let rest = shown.chars().count().saturating_sub(column - 1);
-        let width = text.get(at.clone()).map_or(1, |what| what.lines().next().unwrap_or("").chars().count());
+        let width = text
+            .get(at.clone())
+            .map_or(1, |what| what.lines().next().unwrap_or("").chars().count());
         let carets = "^".repeat(width.min(rest).max(1));
         let indent = " ".repeat(column - 1);
         // Writing to a string cannot fail.
-        let _ = write!(out, "{gutter} |\n{line} | {shown}\n{gutter} | {indent}{carets}");
+        let _ = write!(
+            out,
+            "{gutter} |\n{line} | {shown}\n{gutter} | {indent}{carets}"
+        );
         out
     }
 }
 
-/// Masks what may be a secret in a line of the file. Its length stays the same, so that carets point to the right column.
+/// Masks what may be a secret in a line of the file. Its length stays the same, so that carets
+/// point to the right column.
 ///
-/// Only a value that a finding is about is shown, `shown` in bytes of the line, unless the line speaks of a secret: beside a
-/// misspelled name may stand a password.
+/// Only a value that a finding is about is shown, `shown` in bytes of the line, unless the line
+/// speaks of a secret: beside a misspelled name may stand a password.
 fn redacted_line(line: &str, shown: Option<Range<usize>>) -> String {
-    let speaks_of_secrets = SECRETS.iter().any(|word| line.to_lowercase().contains(word));
+    let speaks_of_secrets = SECRETS
+        .iter()
+        .any(|word| line.to_lowercase().contains(word));
     let shown = shown.filter(|_| !speaks_of_secrets).unwrap_or_default();
     let mut masked = String::with_capacity(line.len());
     let mut is_value = !is_names(line);
@@ -173,27 +215,44 @@ fn redacted_line(line: &str, shown: Option<Range<usize>>) -> String {
             None if matches!(c, '"' | '\'') => quote = Some(c),
             Some(open) if c == open => quote = None,
             // The next name of an inline table.
-            None if matches!(c, ',' | '{') => is_value = !is_names(line.get(at + 1..).unwrap_or_default()),
+            None if matches!(c, ',' | '{') => {
+                is_value = !is_names(line.get(at + 1..).unwrap_or_default())
+            }
             None if c == '=' => is_value = true,
             _ => {}
         }
         let is_shape = c.is_whitespace() || "\"'{}[],=".contains(c);
         let is_plain = shown.contains(&at) && (at >= end_of_login || !line.contains('@'));
-        masked.push(if !is_value || is_shape || is_plain { c } else { '*' });
+        masked.push(if !is_value || is_shape || is_plain {
+            c
+        } else {
+            '*'
+        });
     }
     masked
 }
 
 /// Words of settings that hold secrets.
-const SECRETS: [&str; 8] =
-    ["password", "passphrase", "secret", "token", "jaas", "sasl.username", ".pem", "credential"];
+const SECRETS: [&str; 8] = [
+    "password",
+    "passphrase",
+    "secret",
+    "token",
+    "jaas",
+    "sasl.username",
+    ".pem",
+    "credential",
+];
 
 /// Whether this text begins with the name of a setting or of a table.
 fn is_names(text: &str) -> bool {
     let text = text.trim_start();
     let is_table = text.starts_with('[') && !text.contains('=');
     let name = text.split_once('=').map(|(name, _)| name.trim());
-    let letters = |name: &str| name.chars().all(|c| c.is_alphanumeric() || "_-.\"' ".contains(c));
+    let letters = |name: &str| {
+        name.chars()
+            .all(|c| c.is_alphanumeric() || "_-.\"' ".contains(c))
+    };
     is_table || name.is_some_and(|name| !name.is_empty() && letters(name))
 }
 
@@ -208,13 +267,25 @@ fn within_line(text: &str, at: &Range<usize>) -> Range<usize> {
 fn place(text: &str, at: usize) -> (usize, usize) {
     let before = text.get(..at.min(text.len())).unwrap_or_default();
     let line = before.matches('\n').count() + 1;
-    let column = before.rsplit('\n').next().unwrap_or_default().chars().count() + 1;
+    let column = before
+        .rsplit('\n')
+        .next()
+        .unwrap_or_default()
+        .chars()
+        .count()
+        + 1;
     (line, column)
 }
 
 /// A path with dots between its parts.
 pub(super) fn dotted(path: &[String]) -> String {
-    let part = |part: &String| if part.contains('.') { format!("\"{part}\"") } else { part.clone() };
+    let part = |part: &String| {
+        if part.contains('.') {
+            format!("\"{part}\"")
+        } else {
+            part.clone()
+        }
+    };
     path.iter().map(part).collect::<Vec<_>>().join(".")
 }
 
@@ -225,9 +296,21 @@ mod tests {
     #[test]
     fn no_line_shows_a_password() {
         for (line, shown, expected) in [
-            (r#"url = "redis://me:hunter2@cache""#, Some(6..32), r#"url = "******************@cache""#),
-            (r#"password = "hunter2""#, Some(11..20), r#"password = "*******""#),
-            (r#""sasl.password" = 'hunter2'"#, Some(18..27), r#""sasl.password" = '*******'"#),
+            (
+                r#"url = "redis://me:hunter2@cache""#,
+                Some(6..32),
+                r#"url = "******************@cache""#,
+            ),
+            (
+                r#"password = "hunter2""#,
+                Some(11..20),
+                r#"password = "*******""#,
+            ),
+            (
+                r#""sasl.password" = 'hunter2'"#,
+                Some(18..27),
+                r#""sasl.password" = '*******'"#,
+            ),
             (r#"pasword = "hunter2""#, None, r#"pasword = "*******""#),
             (r#"pasword = "hunter2"#, None, r#"pasword = "*******"#),
             ("pasword hunter2", None, "******* *******"),

@@ -16,12 +16,13 @@ use super::{Loaded, Secrets};
 /// The largest schema file that is read, in bytes.
 const SCHEMA_MAX_BYTES: u64 = 4 * 1024 * 1024;
 
-/// The format of payloads that are not JSON: at most one of `registry`, `avro` and `protobuf`, and how the whole is encoded.
+/// The format of payloads that are not JSON: at most one of `registry`, `avro` and `protobuf`, and
+/// how the whole is encoded.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Format {
-    /// Payloads name their schema in this registry, which speaks Confluent's API: Avro, Protobuf and JSON Schema. Several addresses
-    /// with commas.
+    /// Payloads name their schema in this registry, which speaks Confluent's API: Avro, Protobuf
+    /// and JSON Schema. Several addresses with commas.
     pub(crate) registry: Option<String>,
     /// The user name, or the API key, for the registry.
     pub(crate) user: Option<String>,
@@ -29,21 +30,25 @@ pub(crate) struct Format {
     pub(crate) password: Option<Secret>,
     /// Sent to the registry as `Authorization: Bearer …`.
     pub(crate) token: Option<Secret>,
-    /// The authority that has signed the registry's certificate, a file in PEM. Without it, those of the machine.
+    /// The authority that has signed the registry's certificate, a file in PEM. Without it, those
+    /// of the machine.
     pub(crate) tls_root: Option<PathBuf>,
     /// Payloads are Avro without framing, all of the schema in this file.
     pub(crate) avro: Option<PathBuf>,
-    /// An Avro schema, whose aliases and defaults count for payloads too that were written without them. For `registry` and `avro`.
+    /// An Avro schema, whose aliases and defaults count for payloads too that were written without
+    /// them. For `registry` and `avro`.
     pub(crate) reader: Option<PathBuf>,
     /// Payloads are Protobuf without framing, all of one message of this `.proto` file.
     pub(crate) protobuf: Option<PathBuf>,
     /// The full name of that message. A file with one message needs none.
     pub(crate) message: Option<String>,
-    /// The compressions or encodings of whole payloads, the outermost first: `gzip`, `zstd`, `base64`.
+    /// The compressions or encodings of whole payloads, the outermost first: `gzip`, `zstd`,
+    /// `base64`.
     pub(crate) encoding: Option<Names>,
     /// A header that names how a payload is compressed or encoded, such as `content-encoding`.
     pub(crate) encoding_header: Option<String>,
-    /// The payload that workers get: the bytes that came (`payload`), or the document of the whole message as JSON (`json`).
+    /// The payload that workers get: the bytes that came (`payload`), or the document of the whole
+    /// message as JSON (`json`).
     #[schemars(extend("default" = "payload"))]
     pub(crate) deliver: Option<Deliver>,
     /// The format, once it is built: the key and the documents of workers share its schemas.
@@ -64,7 +69,8 @@ impl Format {
     /// The key with this format.
     ///
     /// # Errors
-    /// When a file or secret cannot be read, or the settings do not fit together; the text names the setting.
+    /// When a file or secret cannot be read, or the settings do not fit together; the text names
+    /// the setting.
     pub(crate) fn apply(&self, key: Key) -> Result<Key, String> {
         if let Some(format) = self.built.get() {
             return Ok(key.format(Arc::clone(format) as _));
@@ -94,17 +100,23 @@ impl Format {
                 schema.map_err(|error| format!("`avro`: {error}"))?
             }
             (None, None, Some(file)) => {
-                let schema = SchemaFormat::protobuf(&read("protobuf", file)?, self.message.as_deref());
+                let schema =
+                    SchemaFormat::protobuf(&read("protobuf", file)?, self.message.as_deref());
                 schema.map_err(|error| format!("`protobuf`: {error}"))?
             }
             _ => return Err("only one of `registry`, `avro` and `protobuf` can be set".to_owned()),
         };
         let login = self.user.is_some() || self.password.is_some() || self.token.is_some();
         if self.registry.is_none() && (login || self.tls_root.is_some()) {
-            return Err("`user`, `password`, `token` and `tls_root` are for a `registry`".to_owned());
+            return Err(
+                "`user`, `password`, `token` and `tls_root` are for a `registry`".to_owned(),
+            );
         }
         if self.protobuf.is_none() && self.message.is_some() {
-            return Err("`message` is for `protobuf`; payloads with a registry name their message".to_owned());
+            return Err(
+                "`message` is for `protobuf`; payloads with a registry name their message"
+                    .to_owned(),
+            );
         }
         let format = match &self.reader {
             Some(file) if self.registry.is_some() || self.avro.is_some() => {
@@ -126,8 +138,12 @@ impl Format {
         registry = match (&self.user, &self.password, &self.token) {
             (None, None, None) => registry,
             (Some(user), Some(password), None) => {
-                let password = password.resolve().map_err(|why| format!("`password`: {why}"))?;
-                registry.basic_auth(user, &password).map_err(|error| error.to_string())?
+                let password = password
+                    .resolve()
+                    .map_err(|why| format!("`password`: {why}"))?;
+                registry
+                    .basic_auth(user, &password)
+                    .map_err(|error| error.to_string())?
             }
             (None, None, Some(token)) => {
                 let token = token.resolve().map_err(|why| format!("`token`: {why}"))?;
@@ -144,15 +160,16 @@ impl Format {
     fn encodings(&self) -> Result<Vec<Encoding>, String> {
         let names = self.encoding.iter().flat_map(|names| &names.0);
         let encodings = names.map(|name| {
-            Encoding::named(name)
-                .ok_or_else(|| format!("`encoding`: {name} is none; there are gzip, zstd and base64"))
+            Encoding::named(name).ok_or_else(|| {
+                format!("`encoding`: {name} is none; there are gzip, zstd and base64")
+            })
         });
         encodings.collect()
     }
 }
 
-/// `registry:http://localhost:8081`, `avro:order.avsc`, `protobuf:shop.proto#shop.Order`, or one or several of `gzip`, `zstd`
-/// and `base64` with commas; or the JSON of the setting.
+/// `registry:http://localhost:8081`, `avro:order.avsc`, `protobuf:shop.proto#shop.Order`, or one or
+/// several of `gzip`, `zstd` and `base64` with commas; or the JSON of the setting.
 impl FromStr for Format {
     type Err = String;
 
@@ -163,13 +180,24 @@ impl FromStr for Format {
         }
         let none = Self::default();
         Ok(match text.split_once(':') {
-            Some(("registry", url)) => Self { registry: Some(url.to_owned()), ..none },
-            Some(("avro", file)) => Self { avro: Some(file.into()), ..none },
+            Some(("registry", url)) => Self {
+                registry: Some(url.to_owned()),
+                ..none
+            },
+            Some(("avro", file)) => Self {
+                avro: Some(file.into()),
+                ..none
+            },
             Some(("protobuf", file)) => match file.split_once('#') {
-                Some((file, message)) => {
-                    Self { protobuf: Some(file.into()), message: Some(message.to_owned()), ..none }
-                }
-                None => Self { protobuf: Some(file.into()), ..none },
+                Some((file, message)) => Self {
+                    protobuf: Some(file.into()),
+                    message: Some(message.to_owned()),
+                    ..none
+                },
+                None => Self {
+                    protobuf: Some(file.into()),
+                    ..none
+                },
             },
             Some(_) => {
                 return Err(
@@ -179,7 +207,10 @@ impl FromStr for Format {
             }
             None => {
                 let names = text.split(',').map(|name| name.trim().to_owned()).collect();
-                let format = Self { encoding: Some(Names(names)), ..none };
+                let format = Self {
+                    encoding: Some(Names(names)),
+                    ..none
+                };
                 format.encodings()?;
                 format
             }
@@ -189,7 +220,9 @@ impl FromStr for Format {
 
 fn read(setting: &str, file: &Path) -> Result<String, String> {
     let refuse = |why: &dyn std::fmt::Display| format!("`{setting}` is {}: {why}", file.display());
-    let size = std::fs::metadata(file).map_err(|error| refuse(&error))?.len();
+    let size = std::fs::metadata(file)
+        .map_err(|error| refuse(&error))?
+        .len();
     if size > SCHEMA_MAX_BYTES {
         return Err(refuse(&"it is too large for a schema"));
     }
@@ -199,7 +232,9 @@ fn read(setting: &str, file: &Path) -> Result<String, String> {
 impl Loaded {
     /// Checks the format of a consumer's payloads: its secrets, and that its schema can be read.
     pub(super) fn check_format(&mut self, name: &str, consumer: &Consumer, secrets: Secrets) {
-        let Some(format) = &consumer.format else { return };
+        let Some(format) = &consumer.format else {
+            return;
+        };
         for (setting, secret) in [("password", &format.password), ("token", &format.token)] {
             if let Some(secret) = secret {
                 self.check_secret(&self.place(name, &["format", setting]), secret, secrets);
@@ -225,8 +260,13 @@ mod tests {
         let format: Format = "registry:http://localhost:8081".parse().unwrap();
         assert_eq!(format.registry.as_deref(), Some("http://localhost:8081"));
         let format: Format = "base64, gzip".parse().unwrap();
-        assert_eq!(format.encodings(), Ok(vec![Encoding::Base64, Encoding::Gzip]));
-        let format: Format = r#"{"registry": "http://localhost:8081", "user": "u"}"#.parse().unwrap();
+        assert_eq!(
+            format.encodings(),
+            Ok(vec![Encoding::Base64, Encoding::Gzip])
+        );
+        let format: Format = r#"{"registry": "http://localhost:8081", "user": "u"}"#
+            .parse()
+            .unwrap();
         assert!(format.build().unwrap_err().contains("password"));
         for bad in ["brotli", "json:x", "{"] {
             assert!(bad.parse::<Format>().is_err(), "{bad}");
@@ -241,8 +281,14 @@ mod tests {
             (r#"{"message": "shop.Order"}"#, "`protobuf`"),
             (r#"{"user": "u"}"#, "`registry`"),
             (r#"{"avro": "/nowhere.avsc"}"#, "/nowhere.avsc"),
-            (r#"{"registry": "http://x", "reader": "/nowhere.avsc"}"#, "`reader` is /nowhere.avsc"),
-            (r#"{"encoding": "gzip", "reader": "/nowhere.avsc"}"#, "`reader` is for"),
+            (
+                r#"{"registry": "http://x", "reader": "/nowhere.avsc"}"#,
+                "`reader` is /nowhere.avsc",
+            ),
+            (
+                r#"{"encoding": "gzip", "reader": "/nowhere.avsc"}"#,
+                "`reader` is for",
+            ),
         ] {
             let error = text.parse::<Format>().unwrap().build().unwrap_err();
             assert!(error.contains(what), "{text}: {error}");

@@ -55,8 +55,10 @@ pub(super) struct Broken {
 
 impl Layers {
     pub(super) fn of_file(text: &str) -> Result<Self, Broken> {
-        let document = Document::parse(text)
-            .map_err(|error| Broken { what: error.message().to_owned(), at: error.span().unwrap_or(0..0) })?;
+        let document = Document::parse(text).map_err(|error| Broken {
+            what: error.message().to_owned(),
+            at: error.span().unwrap_or(0..0),
+        })?;
         let mut layers = Self::default();
         layers.table = layers.table_of(document.as_table(), &Path::new());
         Ok(layers)
@@ -69,7 +71,8 @@ impl Layers {
             let value = item.span().or_else(|| named.clone());
             if let Some(value) = value {
                 let name = named.unwrap_or_else(|| value.clone());
-                self.origins.insert(path.clone(), Origin::File { name, value });
+                self.origins
+                    .insert(path.clone(), Origin::File { name, value });
             }
             (name.to_owned(), self.value_of(item, &path))
         };
@@ -82,12 +85,16 @@ impl Layers {
         }
         if let Some(tables) = item.as_array_of_tables() {
             return Value::Array(
-                tables.iter().map(|table| Value::Table(self.table_of(table, path))).collect(),
+                tables
+                    .iter()
+                    .map(|table| Value::Table(self.table_of(table, path)))
+                    .collect(),
             );
         }
         match item.as_value() {
             Some(toml_edit::Value::Array(array)) => {
-                let value = |value: &toml_edit::Value| self.value_of(&Item::Value(value.clone()), path);
+                let value =
+                    |value: &toml_edit::Value| self.value_of(&Item::Value(value.clone()), path);
                 Value::Array(array.iter().map(value).collect())
             }
             Some(toml_edit::Value::String(text)) => Value::String(text.value().clone()),
@@ -99,12 +106,14 @@ impl Layers {
         }
     }
 
-    /// The variables of the environment that hold settings, and those that settings name as places of secrets.
+    /// The variables of the environment that hold settings, and those that settings name as places
+    /// of secrets.
     pub(super) fn variables(&self) -> Vec<String> {
         // Also those that a flag overrides.
         let names = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
-        let mut variables: Vec<String> =
-            names.filter(|name| name.starts_with(PREFIX) && name.contains(SEPARATOR)).collect();
+        let mut variables: Vec<String> = names
+            .filter(|name| name.starts_with(PREFIX) && name.contains(SEPARATOR))
+            .collect();
         add_named(&Value::Table(self.table.clone()), &mut variables);
         variables.sort();
         variables.dedup();
@@ -112,9 +121,15 @@ impl Layers {
     }
 
     /// Settings among these variables, over what is there already.
-    pub(super) fn add_environment(&mut self, variables: impl IntoIterator<Item = (String, String)>) {
+    pub(super) fn add_environment(
+        &mut self,
+        variables: impl IntoIterator<Item = (String, String)>,
+    ) {
         for (name, value) in variables {
-            let Some(rest) = name.strip_prefix(PREFIX).filter(|rest| rest.contains(SEPARATOR)) else {
+            let Some(rest) = name
+                .strip_prefix(PREFIX)
+                .filter(|rest| rest.contains(SEPARATOR))
+            else {
                 continue;
             };
             let mut path: Path = rest.split(SEPARATOR).map(str::to_lowercase).collect();
@@ -126,7 +141,10 @@ impl Layers {
             }
             if let Some(properties) = path.iter().position(|part| part == "properties") {
                 // Names in the environment have no dots, and those of properties no underscores.
-                let property = path.split_off(properties + 1).join(SEPARATOR).replace('_', ".");
+                let property = path
+                    .split_off(properties + 1)
+                    .join(SEPARATOR)
+                    .replace('_', ".");
                 path.push(property);
             }
             self.set(path, value, Origin::Environment(name));
@@ -136,10 +154,13 @@ impl Layers {
     /// The names in a table of tables so far: those of the consumers in `consumer`.
     pub(crate) fn names(&self, table: &str) -> Vec<String> {
         let tables = self.table.get(table).and_then(Value::as_table);
-        tables.map(|tables| tables.keys().cloned().collect()).unwrap_or_default()
+        tables
+            .map(|tables| tables.keys().cloned().collect())
+            .unwrap_or_default()
     }
 
-    /// The consumer of the file that a variable means: names there have neither dashes nor dots nor cases.
+    /// The consumer of the file that a variable means: names there have neither dashes nor dots nor
+    /// cases.
     fn consumer_like(&self, name: &str) -> Option<String> {
         let plain = |name: &str| name.to_lowercase().replace(['-', '.'], "_");
         let consumers = self.table.get("consumer")?.as_table()?;
@@ -154,13 +175,22 @@ impl Layers {
         self.texts.push(path);
     }
 
-    /// Parses the text at `path` as TOML; `false` when it was not given as text, or was parsed before.
+    /// Parses the text at `path` as TOML; `false` when it was not given as text, or was parsed
+    /// before.
     pub(super) fn reinterpret(&mut self, path: &[String]) -> bool {
-        let Some(at) = self.texts.iter().position(|text| path.starts_with(text)) else { return false };
+        let Some(at) = self.texts.iter().position(|text| path.starts_with(text)) else {
+            return false;
+        };
         let path = self.texts.swap_remove(at);
-        let Some(Value::String(text)) = get(&self.table, &path) else { return false };
-        let Ok(mut parsed) = toml::from_str::<Table>(&format!("x = {text}")) else { return false };
-        let Some(value) = parsed.remove("x").filter(|value| !value.is_str()) else { return false };
+        let Some(Value::String(text)) = get(&self.table, &path) else {
+            return false;
+        };
+        let Ok(mut parsed) = toml::from_str::<Table>(&format!("x = {text}")) else {
+            return false;
+        };
+        let Some(value) = parsed.remove("x").filter(|value| !value.is_str()) else {
+            return false;
+        };
         insert(&mut self.table, &path, value);
         true
     }
@@ -172,7 +202,9 @@ impl Layers {
 
     /// The origin of the value at `path`, or of the nearest part above it that has one.
     pub(super) fn origin(&self, path: &[String]) -> Option<&Origin> {
-        (1..=path.len()).rev().find_map(|length| self.origins.get(path.get(..length)?))
+        (1..=path.len())
+            .rev()
+            .find_map(|length| self.origins.get(path.get(..length)?))
     }
 
     /// The origin of exactly this value, if it was set.
@@ -189,12 +221,19 @@ impl Layers {
 fn get<'a>(table: &'a Table, path: &[String]) -> Option<&'a Value> {
     let (first, rest) = path.split_first()?;
     let value = table.get(first)?;
-    if rest.is_empty() { Some(value) } else { get(value.as_table()?, rest) }
+    if rest.is_empty() {
+        Some(value)
+    } else {
+        get(value.as_table()?, rest)
+    }
 }
 
-/// A wrong value in a list, or below a value that is not a table, is removed with the whole list or value.
+/// A wrong value in a list, or below a value that is not a table, is removed with the whole list or
+/// value.
 fn remove(table: &mut Table, path: &[String]) -> bool {
-    let Some((name, rest)) = path.split_first() else { return false };
+    let Some((name, rest)) = path.split_first() else {
+        return false;
+    };
     match table.get_mut(name) {
         Some(Value::Table(inner)) if !rest.is_empty() => {
             let removed = remove(inner, rest);
@@ -212,7 +251,9 @@ fn insert(table: &mut Table, path: &[String], value: Value) {
             table.insert(name.clone(), value);
         }
         [name, rest @ ..] => {
-            let inner = table.entry(name.clone()).or_insert_with(|| Value::Table(Table::new()));
+            let inner = table
+                .entry(name.clone())
+                .or_insert_with(|| Value::Table(Table::new()));
             if !inner.is_table() {
                 *inner = Value::Table(Table::new());
             }

@@ -1,8 +1,9 @@
 //! One configuration: a file, the environment over it, and flags over both.
 //!
-//! `layers` merges them and records where each value came from, `paths` makes the paths of the file absolute, `shape` defines the settings, `values` parses values,
-//! `check` checks that they fit together, `findings` shows errors, and `table` makes the documentation's table, the
-//! JSON schema and the answer of `oncegate check --explain`.
+//! `layers` merges them and records where each value came from, `paths` makes the paths of the file
+//! absolute, `shape` defines the settings, `values` parses values, `check` checks that they fit
+//! together, `findings` shows errors, and `table` makes the documentation's table, the JSON schema
+//! and the answer of `oncegate check --explain`.
 
 mod check;
 pub(crate) mod defaults;
@@ -61,8 +62,8 @@ pub(crate) enum Secrets {
     MustBeElsewhere,
 }
 
-/// Reads a configuration: the file, if there is one, this process's environment, and `flags`, which are given the
-/// layers below them.
+/// Reads a configuration: the file, if there is one, this process's environment, and `flags`, which
+/// are given the layers below them.
 ///
 /// # Errors
 /// When the file cannot be read. Errors in its content are in the findings.
@@ -73,11 +74,18 @@ pub(crate) fn load(
 ) -> Result<Loaded, Problem> {
     let text = file.map(read_file).transpose()?.unwrap_or_default();
     let source = Text {
-        name: file.map(|file| file.display().to_string()).unwrap_or_default(),
+        name: file
+            .map(|file| file.display().to_string())
+            .unwrap_or_default(),
         text,
         folder: file.and_then(paths::folder),
     };
-    Ok(Loaded::of(source, std::env::vars_os().filter_map(unicode), flags, secrets))
+    Ok(Loaded::of(
+        source,
+        std::env::vars_os().filter_map(unicode),
+        flags,
+        secrets,
+    ))
 }
 
 /// The text of a file of settings.
@@ -93,18 +101,30 @@ fn unicode((name, value): (std::ffi::OsString, std::ffi::OsString)) -> Option<(S
 }
 
 fn read_file(file: &FilePath) -> Result<String, Problem> {
-    let refuse =
-        |why: String| Problem::new(Exit::Configuration, format!("cannot read {}: {why}", file.display()));
-    let size = std::fs::metadata(file).map_err(|error| refuse(error.to_string()))?.len();
+    let refuse = |why: String| {
+        Problem::new(
+            Exit::Configuration,
+            format!("cannot read {}: {why}", file.display()),
+        )
+    };
+    let size = std::fs::metadata(file)
+        .map_err(|error| refuse(error.to_string()))?
+        .len();
     if size > FILE_MAX_BYTES {
-        return Err(refuse(format!("it has {size} bytes, more than {FILE_MAX_BYTES}")));
+        return Err(refuse(format!(
+            "it has {size} bytes, more than {FILE_MAX_BYTES}"
+        )));
     }
     std::fs::read_to_string(file).map_err(|error| refuse(error.to_string()))
 }
 
 impl Loaded {
     fn of(
-        Text { name: file, text, folder }: Text,
+        Text {
+            name: file,
+            text,
+            folder,
+        }: Text,
         variables: impl IntoIterator<Item = (String, String)>,
         flags: impl FnOnce(&Layers) -> Vec<Setting>,
         secrets: Secrets,
@@ -116,7 +136,13 @@ impl Loaded {
         });
         if findings.has_errors() {
             // Any further finding would only be a consequence.
-            return Self { config: Config::default(), findings, layers, file, text };
+            return Self {
+                config: Config::default(),
+                findings,
+                layers,
+                file,
+                text,
+            };
         }
         if let Some(folder) = folder {
             paths::resolve(&mut layers.table, &folder);
@@ -126,7 +152,13 @@ impl Loaded {
             layers.set(path, value, Origin::Flag(flag));
         }
         let config = read(&mut layers, &text, &mut findings);
-        let mut loaded = Self { config, findings, layers, file, text };
+        let mut loaded = Self {
+            config,
+            findings,
+            layers,
+            file,
+            text,
+        };
         loaded.check(secrets);
         loaded.findings.sort();
         loaded
@@ -134,13 +166,19 @@ impl Loaded {
 
     /// The consumers with what they inherit.
     pub(crate) fn consumers(&self) -> impl Iterator<Item = (&str, Consumer)> {
-        self.config.consumer.keys().map(|name| (name.as_str(), self.consumer(name)))
+        self.config
+            .consumer
+            .keys()
+            .map(|name| (name.as_str(), self.consumer(name)))
     }
 
     fn consumer(&self, name: &str) -> Consumer {
         let own = self.layers.value(&["consumer".to_owned(), name.to_owned()]);
         let mut table = own.and_then(Value::as_table).cloned().unwrap_or_default();
-        let defaults = self.layers.value(&["defaults".to_owned()]).and_then(Value::as_table);
+        let defaults = self
+            .layers
+            .value(&["defaults".to_owned()])
+            .and_then(Value::as_table);
         for (name, value) in defaults.into_iter().flatten() {
             table.entry(name.clone()).or_insert_with(|| value.clone());
         }
@@ -148,7 +186,8 @@ impl Loaded {
         Consumer::deserialize(table).unwrap_or_default()
     }
 
-    /// The variables of this process's environment that have settings and secrets of oncegate itself.
+    /// The variables of this process's environment that have settings and secrets of oncegate
+    /// itself.
     pub(crate) fn variables(&self) -> Vec<String> {
         self.layers.variables()
     }
@@ -160,7 +199,12 @@ impl Loaded {
 
     /// The line of the file that a byte is in, for origins.
     fn line(&self, at: usize) -> usize {
-        self.text.get(..at).unwrap_or_default().matches('\n').count() + 1
+        self.text
+            .get(..at)
+            .unwrap_or_default()
+            .matches('\n')
+            .count()
+            + 1
     }
 
     /// Where a setting came from, as text; `None` when it has its default.
@@ -172,11 +216,12 @@ impl Loaded {
     }
 }
 
-/// Reads the table. A value that cannot be read is reported and removed until the rest can be read, so that all errors
-/// are found.
+/// Reads the table. A value that cannot be read is reported and removed until the rest can be read,
+/// so that all errors are found.
 fn read(layers: &mut Layers, text: &str, findings: &mut Findings) -> Config {
     while findings.all.len() < FINDINGS_MOST {
-        let read = serde_path_to_error::deserialize::<_, Config>(Value::Table(layers.table.clone()));
+        let read =
+            serde_path_to_error::deserialize::<_, Config>(Value::Table(layers.table.clone()));
         let error = match read {
             Ok(config) => return config,
             Err(error) => error,
@@ -191,9 +236,21 @@ fn read(layers: &mut Layers, text: &str, findings: &mut Findings) -> Config {
             continue;
         }
         let dotted_name = dotted_property(layers, &path);
-        let message = dotted_name.as_deref().unwrap_or_else(|| error.inner().message());
-        let about = if message.starts_with("unknown field") { About::Name } else { About::Value };
-        findings.add(layers, text, (Severity::Error, about), &path, in_words(message));
+        let message = dotted_name
+            .as_deref()
+            .unwrap_or_else(|| error.inner().message());
+        let about = if message.starts_with("unknown field") {
+            About::Name
+        } else {
+            About::Value
+        };
+        findings.add(
+            layers,
+            text,
+            (Severity::Error, about),
+            &path,
+            in_words(message),
+        );
         if !layers.remove(&path) {
             break;
         }
@@ -202,9 +259,12 @@ fn read(layers: &mut Layers, text: &str, findings: &mut Findings) -> Config {
     Config::default()
 }
 
-/// The message about a property of librdkafka whose name was written without quotes, so that its dots have made tables.
+/// The message about a property of librdkafka whose name was written without quotes, so that its
+/// dots have made tables.
 fn dotted_property(layers: &Layers, path: &[String]) -> Option<String> {
-    let [.., table, first] = path else { return None };
+    let [.., table, first] = path else {
+        return None;
+    };
     let mut value = layers.value(path).filter(|_| table == "properties")?;
     let mut name = first.clone();
     while let Some((part, inner)) = value.as_table().and_then(|table| table.iter().next()) {
@@ -218,23 +278,38 @@ fn dotted_property(layers: &Layers, path: &[String]) -> Option<String> {
     (name != *first).then(|| format!("the name has dots, so it needs quotes: \"{name}\" = …"))
 }
 
-/// Adds the nearest known name to an "unknown" message, and takes the text out of one about its type: a URL with a password
-/// may stand in the wrong place.
+/// Adds the nearest known name to an "unknown" message, and takes the text out of one about its
+/// type: a URL with a password may stand in the wrong place.
 fn in_words(message: &str) -> String {
     if message.starts_with("invalid type: string")
         && let Some((_, expected)) = message.rsplit_once(", expected ")
     {
         return format!("text where {expected} is expected");
     }
-    let kinds = [("unknown field ", "setting"), ("unknown variant ", "choice")];
-    let Some((prefix, kind)) = kinds.into_iter().find(|(prefix, _)| message.starts_with(prefix)) else {
+    let kinds = [
+        ("unknown field ", "setting"),
+        ("unknown variant ", "choice"),
+    ];
+    let Some((prefix, kind)) = kinds
+        .into_iter()
+        .find(|(prefix, _)| message.starts_with(prefix))
+    else {
         return message.to_owned();
     };
-    let mut names = message.trim_start_matches(prefix).split('`').skip(1).step_by(2);
+    let mut names = message
+        .trim_start_matches(prefix)
+        .split('`')
+        .skip(1)
+        .step_by(2);
     let unknown = names.next().unwrap_or_default();
     let known: Vec<&str> = names.collect();
     let distance = |name: &&str| strsim::damerau_levenshtein(unknown, name);
-    match known.iter().copied().min_by_key(distance).filter(|name| distance(name) <= 1 + name.len() / 3) {
+    match known
+        .iter()
+        .copied()
+        .min_by_key(distance)
+        .filter(|name| distance(name) <= 1 + name.len() / 3)
+    {
         Some(near) => format!("`{unknown}` is no {kind}; did you mean `{near}`?"),
         None => format!("`{unknown}` is no {kind}; known are {}", known.join(", ")),
     }

@@ -11,7 +11,12 @@ use crate::outbox::Broker;
 impl Loaded {
     pub(super) fn check_outboxes(&mut self, secrets: Secrets) {
         let outboxes = self.config.outbox.clone();
-        let url = self.config.store.as_ref().and_then(|store| store.url.clone()).unwrap_or_default();
+        let url = self
+            .config
+            .store
+            .as_ref()
+            .and_then(|store| store.url.clone())
+            .unwrap_or_default();
         if !outboxes.is_empty() && url.starts_with("redis") {
             let at = path(["store", "url"]);
             self.error(
@@ -25,7 +30,10 @@ impl Loaded {
                 self.error(&own, error.to_string());
             }
             if outbox.batch == Some(0) {
-                self.error(&path(["outbox", name, "batch"]), "at least one message must be in flight");
+                self.error(
+                    &path(["outbox", name, "batch"]),
+                    "at least one message must be in flight",
+                );
             }
             match (&outbox.kafka, &outbox.sqs) {
                 (Some(_), Some(_)) => {
@@ -51,28 +59,49 @@ impl Loaded {
         let is_url = |url: &String| url.starts_with("http://") || url.starts_with("https://");
         if sqs.endpoint_url.as_ref().is_some_and(|url| !is_url(url)) {
             let at = path(["outbox", name, "sqs", "endpoint_url"]);
-            self.error(&at, "it is the URL of a server, such as \"http://localhost:9324\"");
+            self.error(
+                &at,
+                "it is the URL of a server, such as \"http://localhost:9324\"",
+            );
         }
         if sqs.region.as_deref() == Some("") {
-            self.error(&path(["outbox", name, "sqs", "region"]), "it is empty; name one, or leave it out");
+            self.error(
+                &path(["outbox", name, "sqs", "region"]),
+                "it is empty; name one, or leave it out",
+            );
         }
     }
 
     fn check_cluster(&mut self, name: &str, kafka: &OutboxKafka, secrets: Secrets) {
-        if kafka.brokers.as_ref().is_none_or(|brokers| brokers.0.iter().all(String::is_empty)) {
-            self.missing(&path(["outbox", name, "kafka", "brokers"]), "[\"host:9092\"]");
-        }
-        for (property, Property(value)) in
-            kafka.properties.iter().filter(|(name, _)| Property::is_secret(name))
+        if kafka
+            .brokers
+            .as_ref()
+            .is_none_or(|brokers| brokers.0.iter().all(String::is_empty))
         {
-            self.check_secret(&path(["outbox", name, "kafka", "properties", property]), value, secrets);
+            self.missing(
+                &path(["outbox", name, "kafka", "brokers"]),
+                "[\"host:9092\"]",
+            );
+        }
+        for (property, Property(value)) in kafka
+            .properties
+            .iter()
+            .filter(|(name, _)| Property::is_secret(name))
+        {
+            self.check_secret(
+                &path(["outbox", name, "kafka", "properties", property]),
+                value,
+                secrets,
+            );
         }
         self.check_properties(name);
     }
 
     /// Lets the library check the properties, without reading secrets.
     fn check_properties(&mut self, name: &str) {
-        let Some(mut outbox) = self.config.outbox.get(name).cloned() else { return };
+        let Some(mut outbox) = self.config.outbox.get(name).cloned() else {
+            return;
+        };
         if let Some(kafka) = &mut outbox.kafka {
             let unread = |Property(value): &mut Property| {
                 if let Secret::Env(_) = value {

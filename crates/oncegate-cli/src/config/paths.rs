@@ -1,11 +1,12 @@
-//! Relative paths in a file of settings are relative to the folder of that file: a service that is started from another
-//! folder must not find, or make, other files.
+//! Relative paths in a file of settings are relative to the folder of that file: a service that is
+//! started from another folder must not find, or make, other files.
 
 use std::path::{self, Path, PathBuf};
 
 use toml::{Table, Value};
 
-/// Settings that are paths, wherever they stand. Secrets and dead letters in a file are both `file`.
+/// Settings that are paths, wherever they stand. Secrets and dead letters in a file are both
+/// `file`.
 const PATHS: [&str; 9] = [
     "avro",
     "file",
@@ -37,7 +38,11 @@ const TOPICS: &str = "retry_topics";
 /// The folder that relative paths in `file` begin in. `None` for a pipe, which is in none.
 pub(super) fn folder(file: &Path) -> Option<PathBuf> {
     let is_file = std::fs::metadata(file).is_ok_and(|facts| facts.is_file());
-    path::absolute(file).ok().filter(|_| is_file)?.parent().map(Path::to_owned)
+    path::absolute(file)
+        .ok()
+        .filter(|_| is_file)?
+        .parent()
+        .map(Path::to_owned)
 }
 
 /// Makes the relative paths in this table absolute.
@@ -65,7 +70,11 @@ pub(super) fn resolve(table: &mut Table, folder: &Path) {
 }
 
 fn within(folder: &Path, path: &str) -> String {
-    if path.is_empty() { String::new() } else { folder.join(path).to_string_lossy().into_owned() }
+    if path.is_empty() {
+        String::new()
+    } else {
+        folder.join(path).to_string_lossy().into_owned()
+    }
 }
 
 #[cfg(test)]
@@ -110,7 +119,11 @@ mod tests {
         ] {
             assert!(shown.contains(expected), "{expected}: {shown}");
         }
-        for url in ["redis://cache:6379", "127.0.0.1:6379", "sqlite:/var/once.db"] {
+        for url in [
+            "redis://cache:6379",
+            "127.0.0.1:6379",
+            "sqlite:/var/once.db",
+        ] {
             let mut table: Table = toml::from_str(&format!("[store]\nurl = {url:?}")).unwrap();
             resolve(&mut table, Path::new("/etc"));
             assert_eq!(table["store"]["url"].as_str(), Some(url));

@@ -1,7 +1,8 @@
-//! What a configuration may say: one structure for the file, the environment, the flags, the JSON schema and the table
-//! in the documentation.
+//! What a configuration may say: one structure for the file, the environment, the flags, the JSON
+//! schema and the table in the documentation.
 //!
-//! Every setting is optional here, so that one that is wrong does not hide the others; `check` knows what is missing.
+//! Every setting is optional here, so that one that is wrong does not hide the others; `check`
+//! knows what is missing.
 
 mod store;
 
@@ -31,7 +32,10 @@ pub(crate) struct Config {
     /// Where the records are.
     pub(crate) store: Option<Store>,
     /// What every consumer inherits that does not say otherwise: any of its settings.
-    #[expect(dead_code, reason = "read for its mistakes; consumers inherit from the table itself")]
+    #[expect(
+        dead_code,
+        reason = "read for its mistakes; consumers inherit from the table itself"
+    )]
     pub(crate) defaults: Option<Consumer>,
     /// The consumers, each under its name, which is the scope of its keys.
     #[serde(default)]
@@ -58,23 +62,31 @@ pub(crate) struct Consumer {
     pub(crate) source: Option<crate::sources::Source>,
     /// The fields that identify a message.
     pub(crate) key: Option<KeySetting>,
-    /// The route in keys, in the place of the topic or queue that a message comes from: one for all, or `{ "eu.orders" = "orders" }`. For a stream that has another name now.
+    /// The route in keys, in the place of the topic or queue that a message comes from: one for
+    /// all, or `{ "eu.orders" = "orders" }`. For a stream that has another name now.
     pub(crate) route: Option<RouteSetting>,
-    /// The format of payloads that are not JSON: Avro, Protobuf, compressed. Keys are those of the JSON with the same values.
+    /// The format of payloads that are not JSON: Avro, Protobuf, compressed. Keys are those of the
+    /// JSON with the same values.
     pub(crate) format: Option<Format>,
-    /// What else must be equal besides the key: `"payload"`, `{ except = […] }` or `"raw"`. Without it, contents are not compared.
+    /// What else must be equal besides the key: `"payload"`, `{ except = […] }` or `"raw"`. Without
+    /// it, contents are not compared.
     pub(crate) fingerprint: Option<FingerprintSetting>,
-    /// What happens to a message without a derivable key: `dead-letter` gives it up, `refuse` stops the consumer.
+    /// What happens to a message without a derivable key: `dead-letter` gives it up, `refuse` stops
+    /// the consumer.
     #[schemars(extend("default" = "dead-letter"))]
     pub(crate) strictness: Option<Strictness>,
-    /// What happens to a dead letter of this consumer that is delivered to it again, as by the redrive of an SQS console, while its record says that it has failed: `reopen` runs it again, counted as `extra_runs{reset}`; `write-back` writes it to the dead letters again.
+    /// What happens to a dead letter of this consumer that is delivered to it again, as by the
+    /// redrive of an SQS console, while its record says that it has failed: `reopen` runs it again,
+    /// counted as `extra_runs{reset}`; `write-back` writes it to the dead letters again.
     #[schemars(extend("default" = "reopen"))]
     pub(crate) returned_letters: Option<ReturnedLetters>,
     /// The worker that handles messages: `http`, `exec` or `command`.
     pub(crate) handler: Option<Handler>,
-    /// The dead-letter topic, queue or file: `kafka`, `sqs` or `file`. Without it, the consumer stops at the first dead letter.
+    /// The dead-letter topic, queue or file: `kafka`, `sqs` or `file`. Without it, the consumer
+    /// stops at the first dead letter.
     pub(crate) dead_letters: Option<crate::sources::DeadLetters>,
-    /// The lease: how long a claim lasts without a heartbeat, and so how long a message waits after its worker was killed.
+    /// The lease: how long a claim lasts without a heartbeat, and so how long a message waits after
+    /// its worker was killed.
     #[schemars(extend("default" = time(Gate::DEFAULT_LEASE)))]
     pub(crate) lease: Option<Time>,
     /// How long one run may take.
@@ -110,8 +122,8 @@ pub(crate) struct Consumer {
     /// How many bytes of them.
     #[schemars(extend("default" = size(super::defaults::IN_FLIGHT_BYTES)))]
     pub(crate) in_flight_bytes: Option<Size>,
-    /// Hands the worker many messages at a time: a JSON array by `http`, or one line to `exec`. `concurrency` then counts
-    /// batches. Without it, messages are handled one by one.
+    /// Hands the worker many messages at a time: a JSON array by `http`, or one line to `exec`.
+    /// `concurrency` then counts batches. Without it, messages are handled one by one.
     pub(crate) batch: Option<Batch>,
     /// How long the start waits for a store, a broker or a queue that is away.
     #[schemars(extend("default" = time(Runtime::DEFAULT_START_PATIENCE)))]
@@ -131,15 +143,15 @@ pub(crate) struct Consumer {
     /// The largest result that goes there. A larger one is not kept.
     #[schemars(extend("default" = size(Gate::DEFAULT_MAX_LARGE_RESULT_BYTES)))]
     pub(crate) max_large_result: Option<Size>,
-    /// What happens when the store has lost records: `halt` runs nothing until `oncegate accept-loss`, `continue` runs
-    /// messages again whose records are lost.
+    /// What happens when the store has lost records: `halt` runs nothing until `oncegate
+    /// accept-loss`, `continue` runs messages again whose records are lost.
     #[schemars(extend("default" = "halt"))]
     pub(crate) on_store_loss: Option<OnStoreLoss>,
-    /// Fail open: when the store has been away for so long, messages run without it, and repetitions run again, until it
-    /// answers. Without it they wait.
+    /// Fail open: when the store has been away for so long, messages run without it, and
+    /// repetitions run again, until it answers. Without it they wait.
     pub(crate) fail_open_after: Option<Time>,
-    /// A file that tells what happens to each key, one JSON object in a line. A best effort: it may miss what happened just
-    /// before a crash. Without it nothing is written.
+    /// A file that tells what happens to each key, one JSON object in a line. A best effort: it may
+    /// miss what happened just before a crash. Without it nothing is written.
     pub(crate) journal: Option<PathBuf>,
 }
 
@@ -147,7 +159,8 @@ pub(crate) struct Consumer {
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Handler {
-    /// Call this URL for each message: `http://127.0.0.1:8080/handle`, `https://worker/handle`, or `unix:/path/of/socket`.
+    /// Call this URL for each message: `http://127.0.0.1:8080/handle`, `https://worker/handle`, or
+    /// `unix:/path/of/socket`.
     pub(crate) http: Option<String>,
     /// Start this program and exchange JSON lines with it.
     pub(crate) exec: Option<Program>,
@@ -156,18 +169,21 @@ pub(crate) struct Handler {
     /// How many of `exec` to run.
     #[schemars(extend("default" = 1))]
     pub(crate) workers: Option<u32>,
-    /// How long the worker may take. After that the outcome is unknown, and the message waits until its lease expires.
+    /// How long the worker may take. After that the outcome is unknown, and the message waits until
+    /// its lease expires.
     #[schemars(extend("default" = "max_run"))]
     pub(crate) timeout: Option<Time>,
-    /// Requested by `GET` until it answers with 2xx, before the first message is taken. Without it, a connection is tried.
+    /// Requested by `GET` until it answers with 2xx, before the first message is taken. Without it,
+    /// a connection is tried.
     pub(crate) ready_url: Option<String>,
     /// Allow `http` to another machine, which is not encrypted.
     #[schemars(extend("default" = false))]
     pub(crate) allow_remote: Option<bool>,
-    /// The authority that has signed the worker's certificate, a file in PEM, for `https` URLs. Without it, those of the machine.
+    /// The authority that has signed the worker's certificate, a file in PEM, for `https` URLs.
+    /// Without it, those of the machine.
     pub(crate) tls_root: Option<PathBuf>,
-    /// The certificate that the worker requires of its clients, a file in PEM, for `https` URLs. It belongs to `tls_key`; both
-    /// are read again when they change.
+    /// The certificate that the worker requires of its clients, a file in PEM, for `https` URLs. It
+    /// belongs to `tls_key`; both are read again when they change.
     pub(crate) tls_certificate: Option<PathBuf>,
     /// The key of `tls_certificate`, a file in PEM.
     pub(crate) tls_key: Option<PathBuf>,
@@ -253,9 +269,11 @@ pub(crate) struct BreakerLimits {
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Outbox {
-    /// The cluster that the messages are published to. Each message names its topic. Exactly one of `kafka` and `sqs`.
+    /// The cluster that the messages are published to. Each message names its topic. Exactly one of
+    /// `kafka` and `sqs`.
     pub(crate) kafka: Option<OutboxKafka>,
-    /// The queues that the messages are published to. Each message names its queue, or has its URL: `sqs = {}`.
+    /// The queues that the messages are published to. Each message names its queue, or has its URL:
+    /// `sqs = {}`.
     pub(crate) sqs: Option<OutboxSqs>,
     /// The most messages that are read and in flight at a time.
     #[schemars(extend("default" = Relay::DEFAULT_BATCH))]
@@ -283,8 +301,8 @@ pub(crate) struct Outbox {
 pub(crate) struct OutboxKafka {
     /// Addresses of the cluster, `host:port`.
     pub(crate) brokers: Option<Names>,
-    /// Properties of librdkafka, such as `"security.protocol" = "SSL"`. What comes from a file, or is a file's name, is read
-    /// again when the file changes.
+    /// Properties of librdkafka, such as `"security.protocol" = "SSL"`. What comes from a file, or
+    /// is a file's name, is read again when the file changes.
     #[serde(default)]
     pub(crate) properties: BTreeMap<String, Property>,
 }
@@ -304,10 +322,12 @@ pub(crate) struct OutboxSqs {
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Status {
-    /// The address of the status page, `/metrics`, `/healthz` and `/readyz`, or `off`. They need no password. `off` unless set when all consumers read standard input.
+    /// The address of the status page, `/metrics`, `/healthz` and `/readyz`, or `off`. They need no
+    /// password. `off` unless set when all consumers read standard input.
     #[schemars(extend("default" = super::defaults::LISTEN))]
     pub(crate) listen: Option<String>,
-    /// Host names under which the page is reached, besides that of `listen`, `localhost` and IP addresses. Under other names it refuses to answer, so that no page of another site reads it.
+    /// Host names under which the page is reached, besides that of `listen`, `localhost` and IP
+    /// addresses. Under other names it refuses to answer, so that no page of another site reads it.
     pub(crate) hosts: Option<Names>,
 }
 

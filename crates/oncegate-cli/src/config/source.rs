@@ -13,7 +13,10 @@ impl Loaded {
     pub(super) fn check_source(&mut self, name: &str, consumer: &Consumer, secrets: Secrets) {
         let Some(source) = &consumer.source else {
             let at = path(["consumer", name, "source"]);
-            return self.missing(&at, "{ kafka = { brokers, topics } } or { sqs = { queue } }");
+            return self.missing(
+                &at,
+                "{ kafka = { brokers, topics } } or { sqs = { queue } }",
+            );
         };
         match source.settings() {
             Ok(settings) => {
@@ -31,10 +34,21 @@ impl Loaded {
     }
 
     /// Warns where the source does not fit to the times of its consumer.
-    pub(super) fn check_times_of_source(&mut self, name: &str, consumer: &Consumer, secrets: Secrets) {
-        let Some(Ok(settings)) = consumer.source.as_ref().map(Source::settings) else { return };
-        let lease = consumer.lease.map_or(Gate::DEFAULT_LEASE, |Time(time)| time);
-        let max_run = consumer.max_run.map_or(Gate::DEFAULT_MAX_RUN, |Time(time)| time);
+    pub(super) fn check_times_of_source(
+        &mut self,
+        name: &str,
+        consumer: &Consumer,
+        secrets: Secrets,
+    ) {
+        let Some(Ok(settings)) = consumer.source.as_ref().map(Source::settings) else {
+            return;
+        };
+        let lease = consumer
+            .lease
+            .map_or(Gate::DEFAULT_LEASE, |Time(time)| time);
+        let max_run = consumer
+            .max_run
+            .map_or(Gate::DEFAULT_MAX_RUN, |Time(time)| time);
         for finding in settings.findings_beside(lease, max_run) {
             self.report(name, settings.table(), &finding, secrets);
         }
@@ -69,27 +83,47 @@ impl Loaded {
         }
     }
 
-    pub(super) fn check_dead_letters(&mut self, name: &str, consumer: &Consumer, letters: &DeadLetters) {
-        let settings = consumer.source.as_ref().and_then(|source| source.settings().ok());
+    pub(super) fn check_dead_letters(
+        &mut self,
+        name: &str,
+        consumer: &Consumer,
+        letters: &DeadLetters,
+    ) {
+        let settings = consumer
+            .source
+            .as_ref()
+            .and_then(|source| source.settings().ok());
         let wrong = match letters.check() {
             Ok(()) => settings.and_then(|settings| settings.refuse_letters(letters)),
             Err(why) => Some(("", why)),
         };
-        let Some((setting, message)) = wrong else { return };
-        let within: &[&str] = if setting.is_empty() { &["dead_letters"] } else { &["dead_letters", setting] };
+        let Some((setting, message)) = wrong else {
+            return;
+        };
+        let within: &[&str] = if setting.is_empty() {
+            &["dead_letters"]
+        } else {
+            &["dead_letters", setting]
+        };
         let at = self.place(name, within);
         if !self.findings.is_spoilt(&at) {
             self.error(&at, message);
         }
     }
 
-    /// Lets the library check the settings of the source. Returns the source, if nothing is wrong or missing.
+    /// Lets the library check the settings of the source. Returns the source, if nothing is wrong
+    /// or missing.
     pub(super) fn build_source(
         &mut self,
         name: &str,
         consumer: &Consumer,
     ) -> Option<Box<dyn ConfiguredSource>> {
-        let settings = consumer.source.as_ref()?.settings().ok().filter(|settings| settings.is_complete())?;
+        let settings = consumer
+            .source
+            .as_ref()?
+            .settings()
+            .ok()
+            .filter(|settings| settings.is_complete())?;
         let source = settings.open_without_secrets(name);
         match source.and_then(|source| source.check().map(|()| source)) {
             Ok(source) => {
@@ -103,7 +137,12 @@ impl Loaded {
                 let at = self.place(name, &["source", settings.table()]);
                 // Unless the source has an error already.
                 let within = dotted(&at);
-                if !self.findings.all.iter().any(|finding| finding.path.starts_with(&within)) {
+                if !self
+                    .findings
+                    .all
+                    .iter()
+                    .any(|finding| finding.path.starts_with(&within))
+                {
                     self.error(&at, error);
                 }
                 None

@@ -1,5 +1,5 @@
-//! The JSON schema, the documentation's table of settings, and where each value of a configuration came from. All are
-//! derived from `shape`.
+//! The JSON schema, the documentation's table of settings, and where each value of a configuration
+//! came from. All are derived from `shape`.
 
 use std::fmt::Write as _;
 
@@ -18,8 +18,12 @@ const NAME: &str = "NAME";
 
 /// The JSON schema of a configuration.
 pub(crate) fn schema() -> Json {
-    let settings = SchemaSettings::draft2020_12().with(|settings| settings.inline_subschemas = true);
-    let mut schema = settings.into_generator().into_root_schema_for::<Config>().to_value();
+    let settings =
+        SchemaSettings::draft2020_12().with(|settings| settings.inline_subschemas = true);
+    let mut schema = settings
+        .into_generator()
+        .into_root_schema_for::<Config>()
+        .to_value();
     without_null(&mut schema);
     schema
 }
@@ -73,11 +77,22 @@ fn rows() -> Vec<SettingRow> {
 fn collect(schema: &Map<String, Json>, path: &Path, rows: &mut Vec<SettingRow>) {
     let properties = schema.get("properties").and_then(Json::as_object);
     for (name, property) in properties.into_iter().flatten() {
-        let Some(property) = property.as_object() else { continue };
-        let at = |more: &[&str]| {
-            [path.as_slice(), &more.iter().map(|part| (*part).to_owned()).collect::<Vec<_>>()].concat()
+        let Some(property) = property.as_object() else {
+            continue;
         };
-        let entries = property.get("additionalProperties").and_then(Json::as_object);
+        let at = |more: &[&str]| {
+            [
+                path.as_slice(),
+                &more
+                    .iter()
+                    .map(|part| (*part).to_owned())
+                    .collect::<Vec<_>>(),
+            ]
+            .concat()
+        };
+        let entries = property
+            .get("additionalProperties")
+            .and_then(Json::as_object);
         if let Some(entry) = entries.filter(|entry| entry.contains_key("properties")) {
             collect(entry, &at(&[name, NAME]), rows);
         } else if property.contains_key("properties") {
@@ -90,9 +105,11 @@ fn collect(schema: &Map<String, Json>, path: &Path, rows: &mut Vec<SettingRow>) 
             rows.push(SettingRow {
                 path: at(&[name]),
                 kind: kind(property),
-                default: property
-                    .get("default")
-                    .map(|value| value.as_str().map_or_else(|| value.to_string(), str::to_owned)),
+                default: property.get("default").map(|value| {
+                    value
+                        .as_str()
+                        .map_or_else(|| value.to_string(), str::to_owned)
+                }),
                 meaning: text("description").unwrap_or_default().replace('\n', " "),
             });
         }
@@ -104,7 +121,11 @@ fn kind(property: &Map<String, Json>) -> String {
         return title.to_owned();
     }
     if let Some(choices) = property.get("enum").and_then(Json::as_array) {
-        return choices.iter().filter_map(Json::as_str).collect::<Vec<_>>().join(", ");
+        return choices
+            .iter()
+            .filter_map(Json::as_str)
+            .collect::<Vec<_>>()
+            .join(", ");
     }
     match property.get("type").and_then(Json::as_str) {
         Some("string") => "text",
@@ -119,10 +140,22 @@ fn kind(property: &Map<String, Json>) -> String {
 /// The table of the documentation, in Markdown.
 pub(crate) fn markdown() -> String {
     let mut out = String::from("| setting | value | default | |\n|---|---|---|---|\n");
-    for SettingRow { path, kind, default, meaning } in rows() {
-        let default = default.map(|default| format!("`{default}`")).unwrap_or_default();
+    for SettingRow {
+        path,
+        kind,
+        default,
+        meaning,
+    } in rows()
+    {
+        let default = default
+            .map(|default| format!("`{default}`"))
+            .unwrap_or_default();
         // Writing to a string cannot fail.
-        let _ = writeln!(out, "| `{}` | {kind} | {default} | {meaning} |", dotted(&path));
+        let _ = writeln!(
+            out,
+            "| `{}` | {kind} | {default} | {meaning} |",
+            dotted(&path)
+        );
     }
     out
 }
@@ -146,40 +179,70 @@ impl Loaded {
             explained.extend(self.explain_one(row, &row.path, &row.path));
         }
         for outbox in self.config.outbox.keys() {
-            for row in rows.iter().filter(|row| row.path.first().is_some_and(|first| first == "outbox")) {
-                let Some(rest) = row.path.get(2..) else { continue };
+            for row in rows
+                .iter()
+                .filter(|row| row.path.first().is_some_and(|first| first == "outbox"))
+            {
+                let Some(rest) = row.path.get(2..) else {
+                    continue;
+                };
                 let path = [&["outbox".to_owned(), outbox.clone()], rest].concat();
                 explained.extend(self.explain_one(row, &path, &path));
             }
         }
         for consumer in self.config.consumer.keys() {
-            for row in rows.iter().filter(|row| row.path.first().is_some_and(|first| first == "consumer")) {
-                let Some(rest) = row.path.get(2..) else { continue };
+            for row in rows
+                .iter()
+                .filter(|row| row.path.first().is_some_and(|first| first == "consumer"))
+            {
+                let Some(rest) = row.path.get(2..) else {
+                    continue;
+                };
                 let own = [&["consumer".to_owned(), consumer.clone()], rest].concat();
                 // The first part of a path is inherited as a whole, or not at all.
-                let has_own = own.get(..3).is_some_and(|part| self.layers.value(part).is_some());
-                let source = if has_own { own.clone() } else { [&["defaults".to_owned()], rest].concat() };
+                let has_own = own
+                    .get(..3)
+                    .is_some_and(|part| self.layers.value(part).is_some());
+                let source = if has_own {
+                    own.clone()
+                } else {
+                    [&["defaults".to_owned()], rest].concat()
+                };
                 explained.extend(self.explain_one(row, &own, &source));
             }
         }
         explained
     }
 
-    fn explain_one(&self, row: &SettingRow, path: &[String], source: &[String]) -> Option<Explained> {
+    fn explain_one(
+        &self,
+        row: &SettingRow,
+        path: &[String],
+        source: &[String],
+    ) -> Option<Explained> {
         let (value, origin) = match self.layers.value(source) {
             Some(value) => (shown(row, value), self.origin(source)?),
             None => {
-                // Of alternatives such as `kafka` and `sqs`, or `http` and `exec`, only the used one gets a line.
+                // Of alternatives such as `kafka` and `sqs`, or `http` and `exec`, only the used
+                // one gets a line.
                 let alternatives = ["source", "handler", "durability", "dead_letters"];
-                let unused = alternatives.iter().any(|part| source.contains(&(*part).to_owned()));
-                let parent = source.split_last().and_then(|(_, parent)| self.layers.value(parent));
+                let unused = alternatives
+                    .iter()
+                    .any(|part| source.contains(&(*part).to_owned()));
+                let parent = source
+                    .split_last()
+                    .and_then(|(_, parent)| self.layers.value(parent));
                 if unused && parent.is_none() {
                     return None;
                 }
                 (row.default.clone()?, "default".to_owned())
             }
         };
-        Some(Explained { path: dotted(path), value, origin })
+        Some(Explained {
+            path: dotted(path),
+            value,
+            origin,
+        })
     }
 }
 
@@ -192,9 +255,19 @@ fn shown(row: &SettingRow, value: &Value) -> String {
                 Value::String(_) if Property::is_secret(name) => format!("\"{name}\" = ***"),
                 value => format!("\"{name}\" = {}", without_logins(value)),
             };
-            format!("{{ {} }}", properties.iter().map(property).collect::<Vec<_>>().join(", "))
+            format!(
+                "{{ {} }}",
+                properties
+                    .iter()
+                    .map(property)
+                    .collect::<Vec<_>>()
+                    .join(", ")
+            )
         }
-        value => without_logins(value).to_string().trim_end().replace('\n', " "),
+        value => without_logins(value)
+            .to_string()
+            .trim_end()
+            .replace('\n', " "),
     }
 }
 

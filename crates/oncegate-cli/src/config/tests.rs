@@ -29,8 +29,14 @@ dead_letters = { kafka = "orders.dead" }
 "#;
 
 fn loaded(text: &str, variables: &[(&str, &str)], flags: Vec<Setting>, secrets: Secrets) -> Loaded {
-    let variables = variables.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
-    let text = Text { name: "oncegate.toml".to_owned(), text: text.to_owned(), folder: None };
+    let variables = variables
+        .iter()
+        .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
+    let text = Text {
+        name: "oncegate.toml".to_owned(),
+        text: text.to_owned(),
+        folder: None,
+    };
     Loaded::of(text, variables, |_| flags, secrets)
 }
 
@@ -47,9 +53,16 @@ fn changed(line: &str, other: &str) -> String {
 #[track_caller]
 fn says(text: &str, line: Option<usize>, words: &str) {
     let loaded = of(text);
-    let found =
-        loaded.findings.all.iter().any(|finding| finding.line == line && finding.message.contains(words));
-    assert!(found, "{words:?} in line {line:?} is missing in:\n{}", loaded.render());
+    let found = loaded
+        .findings
+        .all
+        .iter()
+        .any(|finding| finding.line == line && finding.message.contains(words));
+    assert!(
+        found,
+        "{words:?} in line {line:?} is missing in:\n{}",
+        loaded.render()
+    );
 }
 
 #[test]
@@ -58,7 +71,11 @@ fn the_documented_shape_is_fine() {
     assert!(loaded.findings.all.is_empty(), "{}", loaded.render());
     let (name, billing) = loaded.consumers().next().unwrap();
     assert_eq!(name, "billing");
-    assert_eq!(billing.lease, Some(values::Time(Duration::from_secs(30))), "inherited");
+    assert_eq!(
+        billing.lease,
+        Some(values::Time(Duration::from_secs(30))),
+        "inherited"
+    );
     assert_eq!(billing.strictness, Some(shape::Strictness::Refuse));
 }
 
@@ -71,13 +88,21 @@ fn all_mistakes_are_found_at_once_by_line_with_a_caret() {
         .replace("as = \"decimal\"", "as = \"decmal\"")
         .replace("strictness = \"refuse\"", "strictness = \"refuze\"");
     let loaded = of(&text);
-    let lines: Vec<_> = loaded.findings.all.iter().map(|finding| finding.line).collect();
+    let lines: Vec<_> = loaded
+        .findings
+        .all
+        .iter()
+        .map(|finding| finding.line)
+        .collect();
     assert_eq!(lines, [8, 9, 10, 17, 19].map(Some), "{}", loaded.render());
     let shown = loaded.render();
     let expected = "oncegate.toml:8:1: error: defaults.leese: `leese` is no setting; did you mean `lease`?\n\
                     \x20 |\n8 | leese = \"***\"\n  | ^^^^^";
     assert!(shown.starts_with(expected), "{shown}");
-    assert!(shown.contains("9 | retention = 7\n  |             ^"), "{shown}");
+    assert!(
+        shown.contains("9 | retention = 7\n  |             ^"),
+        "{shown}"
+    );
     assert!(shown.contains("with its unit, as \"30s\""), "{shown}");
     assert!(shown.contains("`decmal` is no normaliser"), "{shown}");
     assert!(shown.contains("did you mean `refuse`?"), "{shown}");
@@ -86,9 +111,18 @@ fn all_mistakes_are_found_at_once_by_line_with_a_caret() {
 #[test]
 fn a_secret_in_the_wrong_place_is_not_shown() {
     for (line, other) in [
-        ("password = { file = \"/run/secrets/redis\" }", "pasword = \"hunter2\""),
-        ("password = { file = \"/run/secrets/redis\" }", "password = \"hunter2"),
-        ("durability = { replicas = 1, timeout = \"200ms\" }", "durability = \"redis://:hunter2@cache\""),
+        (
+            "password = { file = \"/run/secrets/redis\" }",
+            "pasword = \"hunter2\"",
+        ),
+        (
+            "password = { file = \"/run/secrets/redis\" }",
+            "password = \"hunter2",
+        ),
+        (
+            "durability = { replicas = 1, timeout = \"200ms\" }",
+            "durability = \"redis://:hunter2@cache\"",
+        ),
         ("\"redis://cache:6379\"", "\" redis://user:hunter2@cache\""),
         ("\"redis://cache:6379\"", "\"user:hunter2@cache:6379\""),
         ("\"b:9092\"", "\"billing:hunter2@b:9092\""),
@@ -96,20 +130,50 @@ fn a_secret_in_the_wrong_place_is_not_shown() {
         let shown = of(&changed(line, other));
         assert!(shown.findings.has_errors(), "{other}");
         assert!(!shown.render().contains("hunter2"), "{}", shown.render());
-        assert!(!format!("{:?}", shown.explain()).contains("hunter2"), "{other}");
+        assert!(
+            !format!("{:?}", shown.explain()).contains("hunter2"),
+            "{other}"
+        );
     }
 }
 
 #[test]
 fn properties_that_would_fail_later_are_found_here() {
     let properties = |given: &str| changed("\"security.protocol\" = \"SSL\"", given);
-    says(&properties("security.protocol = \"SSL\""), Some(16), "quotes: \"security.protocol\"");
-    says(&properties("ssl.ca.location = \"/ca.pem\""), Some(16), "quotes: \"ssl.ca.location\"");
-    says(&properties("\"sasl.jaas.config\" = \"x\""), Some(16), "sasl.username and sasl.password");
-    says(&properties("\"max.poll.records\" = 500"), Some(16), "in_flight_messages");
-    says(&properties("\"compression.type\" = \"gzip\""), Some(16), "no effect");
-    says(&properties("\"group.instance.id\" = \"billing-0\""), Some(16), "static_member");
-    let fine = changed("topics = [\"orders\"]", "topics = [\"orders\"], static_member = \"billing-0\"");
+    says(
+        &properties("security.protocol = \"SSL\""),
+        Some(16),
+        "quotes: \"security.protocol\"",
+    );
+    says(
+        &properties("ssl.ca.location = \"/ca.pem\""),
+        Some(16),
+        "quotes: \"ssl.ca.location\"",
+    );
+    says(
+        &properties("\"sasl.jaas.config\" = \"x\""),
+        Some(16),
+        "sasl.username and sasl.password",
+    );
+    says(
+        &properties("\"max.poll.records\" = 500"),
+        Some(16),
+        "in_flight_messages",
+    );
+    says(
+        &properties("\"compression.type\" = \"gzip\""),
+        Some(16),
+        "no effect",
+    );
+    says(
+        &properties("\"group.instance.id\" = \"billing-0\""),
+        Some(16),
+        "static_member",
+    );
+    let fine = changed(
+        "topics = [\"orders\"]",
+        "topics = [\"orders\"], static_member = \"billing-0\"",
+    );
     assert!(of(&fine).findings.all.is_empty(), "{}", of(&fine).render());
 }
 
@@ -123,37 +187,105 @@ fn what_is_no_toml_is_said_with_its_place() {
 #[test]
 fn what_must_be_there_is_missed_unless_it_was_there_and_wrong() {
     let loaded = of("[consumer.billing]\nkey = 7\n");
-    let missing: Vec<&str> = loaded.findings.all.iter().map(|finding| finding.path.as_str()).collect();
-    assert!(missing.contains(&"store.url") && missing.contains(&"consumer.billing.source"), "{missing:?}");
-    assert_eq!(missing.iter().filter(|path| path.ends_with(".key")).count(), 1, "{}", loaded.render());
+    let missing: Vec<&str> = loaded
+        .findings
+        .all
+        .iter()
+        .map(|finding| finding.path.as_str())
+        .collect();
+    assert!(
+        missing.contains(&"store.url") && missing.contains(&"consumer.billing.source"),
+        "{missing:?}"
+    );
+    assert_eq!(
+        missing.iter().filter(|path| path.ends_with(".key")).count(),
+        1,
+        "{}",
+        loaded.render()
+    );
 }
 
 #[test]
 fn what_does_not_fit_together_is_found_where_it_stands() {
-    says(&changed("\"7d\"", "\"1d\"\nreplay_horizon = \"3d\""), Some(10), "longer than `retention`");
-    says(&changed("\"orders.dead\"", "\"orders\""), Some(21), "every letter would come back");
     says(
-        &changed("\"security.protocol\" = \"SSL\"", "\"enable.auto.commit\" = true"),
+        &changed("\"7d\"", "\"1d\"\nreplay_horizon = \"3d\""),
+        Some(10),
+        "longer than `retention`",
+    );
+    says(
+        &changed("\"orders.dead\"", "\"orders\""),
+        Some(21),
+        "every letter would come back",
+    );
+    says(
+        &changed(
+            "\"security.protocol\" = \"SSL\"",
+            "\"enable.auto.commit\" = true",
+        ),
         Some(16),
         "enable.auto.commit",
     );
-    says(&changed("lease = \"30s\"", "lease = \"10ms\""), Some(8), "between 100 ms and a day");
-    says(&changed("concurrency = 64", "concurrency = 0"), Some(12), "between 1 and");
-    says(&changed("[\"orders\"]", "[\"or ders\"]"), Some(16), "is no topic");
-    says(&changed("127.0.0.1:8080", "worker:8080"), Some(20), "allow_remote");
-    says(&changed("version = 1", "version = 2"), Some(1), "version 1, not 2");
-    says(&changed("redis://cache:6379", "mysql://cache"), Some(3), "`mysql`");
-    says(&changed("\"order_id\", {", "\"amount\", {"), Some(17), "given twice");
-    says(&changed("[consumer.billing]", "[consumer.\"bil ling\"]"), Some(15), "scope");
+    says(
+        &changed("lease = \"30s\"", "lease = \"10ms\""),
+        Some(8),
+        "between 100 ms and a day",
+    );
+    says(
+        &changed("concurrency = 64", "concurrency = 0"),
+        Some(12),
+        "between 1 and",
+    );
+    says(
+        &changed("[\"orders\"]", "[\"or ders\"]"),
+        Some(16),
+        "is no topic",
+    );
+    says(
+        &changed("127.0.0.1:8080", "worker:8080"),
+        Some(20),
+        "allow_remote",
+    );
+    says(
+        &changed("version = 1", "version = 2"),
+        Some(1),
+        "version 1, not 2",
+    );
+    says(
+        &changed("redis://cache:6379", "mysql://cache"),
+        Some(3),
+        "`mysql`",
+    );
+    says(
+        &changed("\"order_id\", {", "\"amount\", {"),
+        Some(17),
+        "given twice",
+    );
+    says(
+        &changed("[consumer.billing]", "[consumer.\"bil ling\"]"),
+        Some(15),
+        "scope",
+    );
     says(
         &changed("handler = {", "handler = { exec = \"./w\","),
         Some(20),
         "one of `http`, `exec` and `command`",
     );
-    says(&changed("url = \"redis", "response_timeout = \"20s\"\nurl = \"redis"), Some(3), "three times");
-    let second = FINE.split_once("[consumer.billing]").unwrap().1.replace("[\"orders\"]", "[\"refunds\"]");
+    says(
+        &changed("url = \"redis", "response_timeout = \"20s\"\nurl = \"redis"),
+        Some(3),
+        "three times",
+    );
+    let second = FINE
+        .split_once("[consumer.billing]")
+        .unwrap()
+        .1
+        .replace("[\"orders\"]", "[\"refunds\"]");
     let second = second.replace("topics", "group = \"billing\", topics");
-    says(&format!("{FINE}\n[consumer.refunds]{second}"), Some(24), "give it a `group` of its own");
+    says(
+        &format!("{FINE}\n[consumer.refunds]{second}"),
+        Some(24),
+        "give it a `group` of its own",
+    );
 }
 
 #[test]
@@ -161,12 +293,17 @@ fn environment_and_flags_are_over_the_file_and_are_named_in_their_errors() {
     let variables = [
         ("ONCEGATE_CONSUMER__BILLING__LEASE", "60s"),
         ("ONCEGATE_CONSUMER__BILLING__CONCURRENCY", "8"),
-        ("ONCEGATE_CONSUMER__BILLING__SOURCE__KAFKA__PROPERTIES__SASL_PASSWORD", "hunter2"),
+        (
+            "ONCEGATE_CONSUMER__BILLING__SOURCE__KAFKA__PROPERTIES__SASL_PASSWORD",
+            "hunter2",
+        ),
         ("ONCEGATE_STORE", "not a setting: it has no two underscores"),
     ];
     let flag = Setting {
         flag: "--concurrency".to_owned(),
-        path: ["consumer", "billing", "concurrency"].map(str::to_owned).into(),
+        path: ["consumer", "billing", "concurrency"]
+            .map(str::to_owned)
+            .into(),
         value: "4".to_owned(),
     };
     let loaded = loaded(FINE, &variables, vec![flag], Secrets::MayBeLiteral);
@@ -176,13 +313,24 @@ fn environment_and_flags_are_over_the_file_and_are_named_in_their_errors() {
     assert!(!loaded.findings.has_errors(), "{}", loaded.render());
     let explained = loaded.explain();
     let origin = |path: &str| {
-        let one =
-            explained.iter().find(|one| one.path == path).unwrap_or_else(|| panic!("{path}: {explained:#?}"));
+        let one = explained
+            .iter()
+            .find(|one| one.path == path)
+            .unwrap_or_else(|| panic!("{path}: {explained:#?}"));
         (one.value.as_str(), one.origin.as_str())
     };
-    assert_eq!(origin("consumer.billing.lease"), ("\"60s\"", "ONCEGATE_CONSUMER__BILLING__LEASE"));
-    assert_eq!(origin("consumer.billing.concurrency"), ("4", "--concurrency"));
-    assert_eq!(origin("consumer.billing.retention"), ("\"7d\"", "oncegate.toml:9"));
+    assert_eq!(
+        origin("consumer.billing.lease"),
+        ("\"60s\"", "ONCEGATE_CONSUMER__BILLING__LEASE")
+    );
+    assert_eq!(
+        origin("consumer.billing.concurrency"),
+        ("4", "--concurrency")
+    );
+    assert_eq!(
+        origin("consumer.billing.retention"),
+        ("\"7d\"", "oncegate.toml:9")
+    );
     assert_eq!(origin("consumer.billing.max_run"), ("15m", "default"));
     assert_eq!(origin("consumer.billing.breaker.share"), ("0.5", "default"));
     assert!(!format!("{explained:?}").contains("hunter2"));
@@ -195,7 +343,8 @@ fn environment_and_flags_are_over_the_file_and_are_named_in_their_errors() {
     );
     let shown = wrong.render();
     assert!(
-        shown.starts_with("ONCEGATE_CONSUMER__BILLING__LEESE: error: ") && shown.contains("`lease`"),
+        shown.starts_with("ONCEGATE_CONSUMER__BILLING__LEESE: error: ")
+            && shown.contains("`lease`"),
         "{shown}"
     );
 }
@@ -203,11 +352,18 @@ fn environment_and_flags_are_over_the_file_and_are_named_in_their_errors() {
 #[test]
 fn a_variable_means_the_consumer_whatever_its_case_and_dashes() {
     let text = FINE.replace("[consumer.billing]", "[consumer.Billing-EU]");
-    let loaded =
-        loaded(&text, &[("ONCEGATE_CONSUMER__BILLING_EU__LEASE", "2m")], Vec::new(), Secrets::MayBeLiteral);
+    let loaded = loaded(
+        &text,
+        &[("ONCEGATE_CONSUMER__BILLING_EU__LEASE", "2m")],
+        Vec::new(),
+        Secrets::MayBeLiteral,
+    );
     let consumers: Vec<_> = loaded.consumers().collect();
     assert_eq!(consumers.len(), 1);
-    assert_eq!(consumers[0].1.lease, Some(values::Time(Duration::from_secs(120))));
+    assert_eq!(
+        consumers[0].1.lease,
+        Some(values::Time(Duration::from_secs(120)))
+    );
 }
 
 #[test]
@@ -215,21 +371,36 @@ fn a_journal_in_redis_is_refused_and_one_elsewhere_is_not() {
     let with_journal =
         |url: &str| changed("redis://cache", url).replace("[store]", "[store]\njournal = true");
     let found = of(&with_journal("redis://cache"));
-    let journal =
-        found.findings.all.iter().find(|finding| finding.path == "store.journal").expect("a finding");
+    let journal = found
+        .findings
+        .all
+        .iter()
+        .find(|finding| finding.path == "store.journal")
+        .expect("a finding");
     assert_eq!(journal.severity, Severity::Error);
     let found = of(&with_journal("postgres://cache"));
-    assert!(found.findings.all.iter().all(|finding| finding.path != "store.journal"), "{}", found.render());
+    assert!(
+        found
+            .findings
+            .all
+            .iter()
+            .all(|finding| finding.path != "store.journal"),
+        "{}",
+        found.render()
+    );
 }
 
 #[test]
 fn a_secret_in_the_file_is_a_warning_or_an_error_and_never_shown() {
     let text = changed("{ file = \"/run/secrets/redis\" }", "\"hunter2\"");
-    for (secrets, severity) in
-        [(Secrets::MayBeLiteral, Severity::Warning), (Secrets::MustBeElsewhere, Severity::Error)]
-    {
+    for (secrets, severity) in [
+        (Secrets::MayBeLiteral, Severity::Warning),
+        (Secrets::MustBeElsewhere, Severity::Error),
+    ] {
         let loaded = loaded(&text, &[], Vec::new(), secrets);
-        let [finding] = loaded.findings.all.as_slice() else { panic!("{}", loaded.render()) };
+        let [finding] = loaded.findings.all.as_slice() else {
+            panic!("{}", loaded.render())
+        };
         assert_eq!((finding.severity, finding.line), (severity, Some(4)));
         assert!(!loaded.render().contains("hunter2"), "{}", loaded.render());
         assert!(!format!("{:?}", loaded.config).contains("hunter2"));
@@ -250,8 +421,14 @@ fn every_setting_is_in_the_table_with_a_meaning() {
         let cells: Vec<&str> = row.split('|').map(str::trim).collect();
         assert!(!cells[2].is_empty() && !cells[4].is_empty(), "{row}");
     }
-    assert!(table.contains("| `consumer.NAME.lease` | time | `30s` |"), "{table}");
-    assert!(table.contains("| `consumer.NAME.source.kafka.topics` | names |"), "{table}");
+    assert!(
+        table.contains("| `consumer.NAME.lease` | time | `30s` |"),
+        "{table}"
+    );
+    assert!(
+        table.contains("| `consumer.NAME.source.kafka.topics` | names |"),
+        "{table}"
+    );
 }
 
 #[test]
@@ -265,14 +442,26 @@ fn times_that_do_not_fit_a_queue_are_found() {
     };
     let fine = of(&queue("", "max_run = \"12h\"\n"));
     assert!(fine.findings.all.is_empty(), "{}", fine.render());
-    says(&queue(", visibility = \"10s\"", ""), Some(16), "shorter than the lease (30s)");
-    says(&queue("", "max_run = \"13h\"\n"), Some(17), "12 hours after its receive");
+    says(
+        &queue(", visibility = \"10s\"", ""),
+        Some(16),
+        "shorter than the lease (30s)",
+    );
+    says(
+        &queue("", "max_run = \"13h\"\n"),
+        Some(17),
+        "12 hours after its receive",
+    );
     // What is inherited counts, and a topic has no such limits.
     let inherited = queue("", "").replace("lease = \"30s\"", "lease = \"2m\"\nmax_run = \"13h\"");
     says(&inherited, Some(17), "60s is shorter than the lease (120s)");
     says(&inherited, Some(9), "12 hours after its receive");
     let topic = FINE.replace("lease = \"30s\"", "lease = \"2m\"\nmax_run = \"13h\"");
-    assert!(of(&topic).findings.all.is_empty(), "{}", of(&topic).render());
+    assert!(
+        of(&topic).findings.all.is_empty(),
+        "{}",
+        of(&topic).render()
+    );
 }
 
 #[test]
@@ -290,22 +479,36 @@ fn standard_input_is_read_once_and_has_its_dead_letters_in_a_file() {
         Some(16),
         "the route of the lines",
     );
-    says(&stdin.replace("{ file = \"dead.jsonl\" }", "{ kafka = \"dead\" }"), Some(21), "in a file");
+    says(
+        &stdin.replace("{ file = \"dead.jsonl\" }", "{ kafka = \"dead\" }"),
+        Some(21),
+        "in a file",
+    );
     says(
         &FINE.replace("{ kafka = \"orders.dead\" }", "{ file = \"dead.jsonl\" }"),
         Some(21),
         "only messages of standard input",
     );
     let own = stdin.split_once("[consumer.billing]").unwrap().1;
-    says(&format!("{stdin}[consumer.refunds]{own}"), Some(23), "`billing` reads standard input already");
+    says(
+        &format!("{stdin}[consumer.refunds]{own}"),
+        Some(23),
+        "`billing` reads standard input already",
+    );
 }
 
 #[test]
 fn what_this_build_cannot_do_or_would_show_to_the_network_is_found_without_a_server() {
     let with = |properties: &str| changed(r#""security.protocol" = "SSL""#, properties);
     for (properties, words) in [
-        (r#""security.protocol" = "SASL_SSL", "sasl.mechanism" = "GSSAPI""#, "gssapi"),
-        (r#""security.protocol" = "SASL_SSL", "sasl.mechanism" = "OAUTHBEARER""#, "sasl.oauthbearer.method"),
+        (
+            r#""security.protocol" = "SASL_SSL", "sasl.mechanism" = "GSSAPI""#,
+            "gssapi",
+        ),
+        (
+            r#""security.protocol" = "SASL_SSL", "sasl.mechanism" = "OAUTHBEARER""#,
+            "sasl.oauthbearer.method",
+        ),
         (
             r#""sasl.mechanism" = "OAUTHBEARER", "sasl.oauthbearer.method" = "oidc", "sasl.oauthbearer.client.id" = "me""#,
             "sasl.oauthbearer.token.endpoint.url is missing",
@@ -324,14 +527,24 @@ fn what_this_build_cannot_do_or_would_show_to_the_network_is_found_without_a_ser
 
 #[test]
 fn a_certificate_needs_its_key() {
-    let store = changed("[defaults]", "tls_certificate = \"/run/secrets/client.pem\"\n[defaults]");
+    let store = changed(
+        "[defaults]",
+        "tls_certificate = \"/run/secrets/client.pem\"\n[defaults]",
+    );
     says(&store, Some(7), "belong together");
-    let handler = r#"handler = { http = "https://worker/handle", tls_key = "/run/secrets/client.key" }"#;
-    let text = changed(r#"handler = { http = "http://127.0.0.1:8080/handle" }"#, handler);
+    let handler =
+        r#"handler = { http = "https://worker/handle", tls_key = "/run/secrets/client.key" }"#;
+    let text = changed(
+        r#"handler = { http = "http://127.0.0.1:8080/handle" }"#,
+        handler,
+    );
     says(&text, Some(20), "belong together");
     let program = r#"handler = { exec = "./work", tls_key = "a", tls_certificate = "b" }"#;
     says(
-        &changed(r#"handler = { http = "http://127.0.0.1:8080/handle" }"#, program),
+        &changed(
+            r#"handler = { http = "http://127.0.0.1:8080/handle" }"#,
+            program,
+        ),
         Some(20),
         "belongs to `http`",
     );
@@ -342,11 +555,28 @@ fn what_only_a_redis_uses_is_refused_elsewhere() {
     let url = "url = \"redis://cache:6379\"";
     let set = |address: &str, more: &str| changed(url, &format!("url = \"{address}\"\n{more}"));
     let sentinels = "rediss+sentinel://a,b,c/primary";
-    let login = "sentinel_user = \"watcher\"\nsentinel_password = { file = \"/run/secrets/sentinel\" }";
+    let login =
+        "sentinel_user = \"watcher\"\nsentinel_password = { file = \"/run/secrets/sentinel\" }";
     let fine = of(&set(sentinels, &format!("{login}\ndurable_service = true")));
     assert!(fine.findings.all.is_empty(), "{}", fine.render());
-    says(&set("redis://cache:6379", login), Some(4), "only a store at redis+sentinel:// has sentinels");
-    says(&set(sentinels, "sentinel_user = \"watcher\""), Some(4), "it needs `sentinel_password`");
-    says(&set(sentinels, "sentinel_password = \"hunter2\""), Some(4), "the secret itself");
-    says(&set("postgres://db/once", "durable_service = true"), Some(4), "only a Redis");
+    says(
+        &set("redis://cache:6379", login),
+        Some(4),
+        "only a store at redis+sentinel:// has sentinels",
+    );
+    says(
+        &set(sentinels, "sentinel_user = \"watcher\""),
+        Some(4),
+        "it needs `sentinel_password`",
+    );
+    says(
+        &set(sentinels, "sentinel_password = \"hunter2\""),
+        Some(4),
+        "the secret itself",
+    );
+    says(
+        &set("postgres://db/once", "durable_service = true"),
+        Some(4),
+        "only a Redis",
+    );
 }

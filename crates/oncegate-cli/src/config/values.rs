@@ -50,7 +50,9 @@ impl RouteSetting {
     pub(crate) fn apply(&self, key: Key) -> Key {
         match self {
             Self::All(name) => key.route(name),
-            Self::Of(names) => names.iter().fold(key, |key, (route, name)| key.route_of(route, name)),
+            Self::Of(names) => names
+                .iter()
+                .fold(key, |key, (route, name)| key.route_of(route, name)),
         }
     }
 
@@ -69,7 +71,9 @@ impl FromStr for RouteSetting {
 
     fn from_str(text: &str) -> Result<Self, String> {
         match text.trim().starts_with('{') {
-            true => serde_json::from_str(text).map(Self::Of).map_err(|error| error.to_string()),
+            true => serde_json::from_str(text)
+                .map(Self::Of)
+                .map_err(|error| error.to_string()),
             false => Ok(Self::All(text.to_owned())),
         }
     }
@@ -82,7 +86,8 @@ pub(crate) enum Program {
     Words(Vec<String>),
 }
 
-/// A secret, which never appears in a log: in a file, in the environment, or, with a warning, in the configuration.
+/// A secret, which never appears in a log: in a file, in the environment, or, with a warning, in
+/// the configuration.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) enum Secret {
     Literal(String),
@@ -102,9 +107,8 @@ impl Secret {
     pub(crate) fn resolve(&self) -> Result<String, String> {
         match self {
             Self::Literal(text) => Ok(text.clone()),
-            Self::Env(name) => {
-                std::env::var(name).map_err(|_| format!("the environment variable {name} is not set"))
-            }
+            Self::Env(name) => std::env::var(name)
+                .map_err(|_| format!("the environment variable {name} is not set")),
             Self::File(path) => {
                 let size = std::fs::metadata(path).map(|file| file.len());
                 let text = match size {
@@ -117,7 +121,8 @@ impl Secret {
                     Ok(_) => std::fs::read_to_string(path),
                     Err(error) => Err(error),
                 };
-                let text = text.map_err(|error| format!("cannot read {}: {error}", path.display()))?;
+                let text =
+                    text.map_err(|error| format!("cannot read {}: {error}", path.display()))?;
                 Ok(text
                     .strip_suffix('\n')
                     .map_or(text.as_str(), |text| text.trim_end_matches('\r'))
@@ -131,7 +136,9 @@ impl Secret {
     /// When the file that holds it was last changed; `None` for a secret that is elsewhere.
     pub(crate) fn changed_at(&self) -> Option<SystemTime> {
         let Self::File(path) = self else { return None };
-        std::fs::metadata(path).and_then(|file| file.modified()).ok()
+        std::fs::metadata(path)
+            .and_then(|file| file.modified())
+            .ok()
     }
 }
 
@@ -148,9 +155,15 @@ impl fmt::Debug for Secret {
 impl Property {
     /// Whether a property of this name is secret.
     pub(crate) fn is_secret(name: &str) -> bool {
-        ["password", "secret", "sasl.username", ".pem", "oauthbearer.config"]
-            .iter()
-            .any(|part| name.contains(part))
+        [
+            "password",
+            "secret",
+            "sasl.username",
+            ".pem",
+            "oauthbearer.config",
+        ]
+        .iter()
+        .any(|part| name.contains(part))
     }
 }
 
@@ -181,7 +194,10 @@ impl<'de> Deserialize<'de> for Time {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         read(deserializer, |value| match value {
             Value::String(text) => parse::duration(&text).map(Self),
-            other => Err(unlike(&other, "a time with its unit, as \"30s\" (ms, s, m, h, d),")),
+            other => Err(unlike(
+                &other,
+                "a time with its unit, as \"30s\" (ms, s, m, h, d),",
+            )),
         })
     }
 }
@@ -197,7 +213,8 @@ impl<'de> Deserialize<'de> for Size {
 
 /// A whole number of bytes with its unit.
 fn size(text: &str) -> Result<usize, String> {
-    let refuse = || "it must be a number with a unit, as in 64KiB (B, KiB, MiB, GiB, kB, MB, GB)".to_owned();
+    let refuse =
+        || "it must be a number with a unit, as in 64KiB (B, KiB, MiB, GiB, kB, MB, GB)".to_owned();
     if text.trim().ends_with(|c: char| c.is_ascii_digit()) {
         return Err(refuse());
     }
@@ -209,14 +226,21 @@ fn size(text: &str) -> Result<usize, String> {
 }
 
 fn strings(values: Vec<Value>) -> Result<Vec<String>, String> {
-    let text = |value: Value| value.as_str().map(str::to_owned).ok_or_else(|| unlike(&value, "text"));
+    let text = |value: Value| {
+        value
+            .as_str()
+            .map(str::to_owned)
+            .ok_or_else(|| unlike(&value, "text"))
+    };
     values.into_iter().map(text).collect()
 }
 
 impl<'de> Deserialize<'de> for Names {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         read(deserializer, |value| match value {
-            Value::String(text) => Ok(Self(text.split(',').map(|name| name.trim().to_owned()).collect())),
+            Value::String(text) => Ok(Self(
+                text.split(',').map(|name| name.trim().to_owned()).collect(),
+            )),
             Value::Array(values) => strings(values).map(Self),
             other => Err(unlike(&other, "a name, or a list of names,")),
         })
@@ -238,7 +262,9 @@ impl<'de> Deserialize<'de> for KeySetting {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         read(deserializer, |value| match value {
             Value::String(text) => text.parse().map(Self).map_err(|error| format!("{error}")),
-            other => Key::deserialize(other).map(Self).map_err(|error| error.message().to_owned()),
+            other => Key::deserialize(other)
+                .map(Self)
+                .map_err(|error| error.message().to_owned()),
         })
     }
 }
@@ -247,9 +273,9 @@ impl<'de> Deserialize<'de> for FingerprintSetting {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         read(deserializer, |value| match value {
             Value::String(text) => parse::fingerprint(&text).map(Self),
-            other => {
-                FingerprintSpec::deserialize(other).map(Self).map_err(|error| error.message().to_owned())
-            }
+            other => FingerprintSpec::deserialize(other)
+                .map(Self)
+                .map_err(|error| error.message().to_owned()),
         })
     }
 }
@@ -264,7 +290,9 @@ fn secret(value: Value) -> Result<Secret, String> {
     };
     let mut entries = table.into_iter();
     match (entries.next(), entries.next()) {
-        (Some((name, Value::String(path))), None) if name == "file" => Ok(Secret::File(path.into())),
+        (Some((name, Value::String(path))), None) if name == "file" => {
+            Ok(Secret::File(path.into()))
+        }
         (Some((name, Value::String(variable))), None) if name == "env" => Ok(Secret::Env(variable)),
         _ => Err(FORMS.to_owned()),
     }
@@ -367,12 +395,20 @@ fn key_parts() -> serde_json::Value {
     let places = [
         ("path", serde_json::json!({ "type": "string" })),
         ("header", serde_json::json!({ "type": "string" })),
-        ("message_key", serde_json::json!({ "type": "object", "additionalProperties": false })),
-        ("message_id", serde_json::json!({ "type": "object", "additionalProperties": false })),
+        (
+            "message_key",
+            serde_json::json!({ "type": "object", "additionalProperties": false }),
+        ),
+        (
+            "message_id",
+            serde_json::json!({ "type": "object", "additionalProperties": false }),
+        ),
         ("as", normalisers),
     ];
-    let mut part: serde_json::Map<String, serde_json::Value> =
-        places.into_iter().map(|(name, schema)| (name.to_owned(), schema)).collect();
+    let mut part: serde_json::Map<String, serde_json::Value> = places
+        .into_iter()
+        .map(|(name, schema)| (name.to_owned(), schema))
+        .collect();
     let one_place =
         serde_json::json!({ "type": "object", "properties": part, "additionalProperties": false });
     let first_of = serde_json::json!({
@@ -381,9 +417,16 @@ fn key_parts() -> serde_json::Value {
         "minItems": 1
     });
     part.insert("first_of".to_owned(), first_of);
-    part.insert("optional".to_owned(), serde_json::json!({ "type": "boolean" }));
-    part.insert("blank".to_owned(), serde_json::json!({ "enum": ["error", "absent", "value"] }));
-    let part = serde_json::json!({ "type": "object", "properties": part, "additionalProperties": false });
+    part.insert(
+        "optional".to_owned(),
+        serde_json::json!({ "type": "boolean" }),
+    );
+    part.insert(
+        "blank".to_owned(),
+        serde_json::json!({ "enum": ["error", "absent", "value"] }),
+    );
+    let part =
+        serde_json::json!({ "type": "object", "properties": part, "additionalProperties": false });
     serde_json::json!({ "type": "array", "items": { "anyOf": [{ "type": "string" }, part] }, "minItems": 1 })
 }
 
@@ -471,7 +514,9 @@ mod tests {
             x: T,
         }
         let holder: Result<Holder<T>, _> = toml::from_str(&format!("x = {value}"));
-        holder.map(|holder| holder.x).map_err(|error| error.message().to_owned())
+        holder
+            .map(|holder| holder.x)
+            .map_err(|error| error.message().to_owned())
     }
 
     #[test]
@@ -494,7 +539,11 @@ mod tests {
             Ok(KeySetting(key.clone()))
         );
         assert_eq!(parsed(r#""order_id,amount:decimal""#), Ok(KeySetting(key)));
-        assert!(parsed::<KeySetting>(r#"{ json = ["a", "a"] }"#).unwrap_err().contains("given twice"));
+        assert!(
+            parsed::<KeySetting>(r#"{ json = ["a", "a"] }"#)
+                .unwrap_err()
+                .contains("given twice")
+        );
     }
 
     #[test]
@@ -504,9 +553,16 @@ mod tests {
         std::fs::write(&path, "hunter2\n").unwrap();
         let secret: Secret = parsed(&format!("{{ file = {path:?} }}")).unwrap();
         assert_eq!(secret.resolve(), Ok("hunter2".to_owned()));
-        assert_eq!(format!("{:?}", Secret::Literal("hunter2".to_owned())), "***");
+        assert_eq!(
+            format!("{:?}", Secret::Literal("hunter2".to_owned())),
+            "***"
+        );
         let unset = Secret::Env("ONCEGATE_NO_SUCH_VARIABLE".to_owned()).resolve();
         assert!(unset.unwrap_err().contains("ONCEGATE_NO_SUCH_VARIABLE"));
-        assert!(parsed::<Secret>("{ path = \"x\" }").unwrap_err().contains("{ env ="));
+        assert!(
+            parsed::<Secret>("{ path = \"x\" }")
+                .unwrap_err()
+                .contains("{ env =")
+        );
     }
 }

@@ -10,11 +10,12 @@ use crate::parse::Moment;
 
 /// Selects the dead letters that match every one of these filters.
 ///
-/// A message that oncegate did not write has neither cause nor times: it matches only if no filter is on these.
+/// A message that oncegate did not write has neither cause nor times: it matches only if no filter
+/// is on these.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub(super) struct FilterArgs {
-    /// Only dead letters with this cause: bad_key, permanent, attempts_used_up, mismatch, not_handed_over; may be
-    /// repeated
+    /// Only dead letters with this cause: bad_key, permanent, attempts_used_up, mismatch,
+    /// not_handed_over; may be repeated
     #[arg(long = "cause", value_name = "WORD")]
     causes: Vec<DeadLetterCause>,
 
@@ -22,7 +23,8 @@ pub(super) struct FilterArgs {
     #[arg(long, value_name = "TEXT")]
     reason: Option<String>,
 
-    /// Only dead letters of this scope; of a configuration with several consumers, that one is meant
+    /// Only dead letters of this scope; of a configuration with several consumers, that one is
+    /// meant
     #[arg(long, value_name = "NAME")]
     scope: Option<Scope>,
 
@@ -49,7 +51,10 @@ pub(super) struct FilterArgs {
 
 impl FilterArgs {
     pub(super) fn at(place: &str) -> Self {
-        Self { places: vec![place.to_owned()], ..Self::default() }
+        Self {
+            places: vec![place.to_owned()],
+            ..Self::default()
+        }
     }
 
     /// The scope that is selected, which also is the consumer of a configuration.
@@ -84,10 +89,20 @@ impl FilterArgs {
     fn judge_letter(&self, letter: &DeadLetter) -> Wanted {
         let key = letter.key.as_deref();
         let matches = (self.causes.is_empty() || self.causes.contains(&letter.cause))
-            && self.reason.as_deref().is_none_or(|reason| letter.reason.contains(reason))
-            && self.scope.as_ref().is_none_or(|scope| scope.as_str() == letter.scope)
-            && (self.store_keys.is_empty() || self.store_keys.iter().any(|one| Some(one.as_str()) == key))
-            && self.since.as_ref().is_none_or(|since| letter.failed_at >= since.time);
+            && self
+                .reason
+                .as_deref()
+                .is_none_or(|reason| letter.reason.contains(reason))
+            && self
+                .scope
+                .as_ref()
+                .is_none_or(|scope| scope.as_str() == letter.scope)
+            && (self.store_keys.is_empty()
+                || self.store_keys.iter().any(|one| Some(one.as_str()) == key))
+            && self
+                .since
+                .as_ref()
+                .is_none_or(|since| letter.failed_at >= since.time);
         match &self.until {
             _ if !matches => Wanted::No,
             // It may match tomorrow, with the same filter.
@@ -113,13 +128,37 @@ impl FilterArgs {
             values.dedup();
             words.extend(values.into_iter().map(|value| format!("{name}={value}")));
         };
-        add("cause", self.causes.iter().map(|cause| cause.as_str().to_owned()).collect());
+        add(
+            "cause",
+            self.causes
+                .iter()
+                .map(|cause| cause.as_str().to_owned())
+                .collect(),
+        );
         add("reason", self.reason.iter().cloned().collect());
-        add("scope", self.scope.iter().map(ToString::to_string).collect());
-        add("key", self.store_keys.iter().map(ToString::to_string).collect());
+        add(
+            "scope",
+            self.scope.iter().map(ToString::to_string).collect(),
+        );
+        add(
+            "key",
+            self.store_keys.iter().map(ToString::to_string).collect(),
+        );
         add("origin", self.origin.iter().cloned().collect());
-        add("since", self.since.iter().map(|moment| moment.text.clone()).collect());
-        add("until", self.until.iter().map(|moment| moment.text.clone()).collect());
+        add(
+            "since",
+            self.since
+                .iter()
+                .map(|moment| moment.text.clone())
+                .collect(),
+        );
+        add(
+            "until",
+            self.until
+                .iter()
+                .map(|moment| moment.text.clone())
+                .collect(),
+        );
         add("at", self.places.clone());
         words.join(" ")
     }
@@ -142,11 +181,17 @@ mod tests {
     }
 
     fn filter(words: &str) -> FilterArgs {
-        Cli::try_parse_from(std::iter::once("x").chain(words.split_whitespace())).unwrap().filter
+        Cli::try_parse_from(std::iter::once("x").chain(words.split_whitespace()))
+            .unwrap()
+            .filter
     }
 
     fn origin(topic: &str, offset: i64) -> Origin {
-        Origin::Kafka { topic: topic.into(), partition: 0, offset }
+        Origin::Kafka {
+            topic: topic.into(),
+            partition: 0,
+            offset,
+        }
     }
 
     fn letter(failed_ago: Duration) -> StoredDeadLetter {
@@ -161,7 +206,10 @@ mod tests {
             first_failed_at: None,
             failed_at,
         };
-        StoredDeadLetter { place: origin("dead", 3), what: Letter::Known(letter) }
+        StoredDeadLetter {
+            place: origin("dead", 3),
+            what: Letter::Known(letter),
+        }
     }
 
     #[test]
@@ -194,7 +242,10 @@ mod tests {
     #[test]
     fn what_has_no_reason_is_meant_only_when_nobody_asks_for_one() {
         let message = Message::new("dead", origin("dead", 3), None);
-        let foreign = StoredDeadLetter { place: origin("dead", 3), what: Letter::Foreign(message) };
+        let foreign = StoredDeadLetter {
+            place: origin("dead", 3),
+            what: Letter::Foreign(message),
+        };
         assert_eq!(filter("--at dead/0@3").judge(&foreign), Wanted::Yes);
         assert_eq!(filter("--cause permanent").judge(&foreign), Wanted::No);
         assert_eq!(filter("--since 2h").judge(&foreign), Wanted::No);
@@ -203,7 +254,10 @@ mod tests {
     #[test]
     fn the_same_filter_has_the_same_words() {
         let words = |text| filter(text).words();
-        assert_eq!(words("--cause permanent --cause bad_key"), words("--cause bad_key --cause permanent"));
+        assert_eq!(
+            words("--cause permanent --cause bad_key"),
+            words("--cause bad_key --cause permanent")
+        );
         assert_eq!(words("--since 2h --scope a"), "scope=a since=2h");
         assert_eq!(words(""), "");
     }

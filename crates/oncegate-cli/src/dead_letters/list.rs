@@ -18,8 +18,8 @@ const SCHEMA: &str = "oncegate.dead-letters.list/1";
 
 /// List the dead letters of a topic or queue: how many of each cause, and each with its reason
 ///
-/// Nothing of a payload is printed. A topic is only read. A queue cannot be read without receiving, so it requires
-/// --use-up-a-receive; its messages are visible again at the end.
+/// Nothing of a payload is printed. A topic is only read. A queue cannot be read without receiving,
+/// so it requires --use-up-a-receive; its messages are visible again at the end.
 #[derive(Debug, clap::Args)]
 pub(crate) struct ListArgs {
     #[command(flatten)]
@@ -65,15 +65,20 @@ pub(crate) async fn run(args: &ListArgs) -> Result<Exit, Problem> {
 }
 
 async fn read(args: &ListArgs, place: &dyn LetterPlace) -> Result<ListDocument, Problem> {
-    let mut document =
-        ListDocument { schema: SCHEMA, place: place.name().to_owned(), ..ListDocument::default() };
+    let mut document = ListDocument {
+        schema: SCHEMA,
+        place: place.name().to_owned(),
+        ..ListDocument::default()
+    };
     super::read(place, |buried| {
         document.seen += 1;
         if args.filter.judge(&buried) != Wanted::Yes {
             return;
         }
         document.matching += 1;
-        let cause = buried.letter().map_or("foreign", |letter| letter.cause.as_str());
+        let cause = buried
+            .letter()
+            .map_or("foreign", |letter| letter.cause.as_str());
         *document.by_cause.entry(cause).or_default() += 1;
         if document.letters.len() < args.most as usize {
             document.letters.push(Known::of(&buried));

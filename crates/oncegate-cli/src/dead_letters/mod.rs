@@ -1,4 +1,5 @@
-//! `oncegate dead-letters`: lists and shows the dead letters of a topic or queue (`place`), and redrives their messages.
+//! `oncegate dead-letters`: lists and shows the dead letters of a topic or queue (`place`), and
+//! redrives their messages.
 
 use oncegate::admin::dead_letter_reader::StoredDeadLetter;
 
@@ -28,7 +29,10 @@ pub(crate) async fn run(command: &DeadLettersCommand) -> Result<Exit, Problem> {
 }
 
 /// Calls `each` for every dead letter.
-async fn read(place: &dyn LetterPlace, mut each: impl FnMut(StoredDeadLetter) + Send) -> Result<(), Problem> {
+async fn read(
+    place: &dyn LetterPlace,
+    mut each: impl FnMut(StoredDeadLetter) + Send,
+) -> Result<(), Problem> {
     if let Some(why) = place.unreadable() {
         return Err(Problem::new(Exit::Usage, why));
     }

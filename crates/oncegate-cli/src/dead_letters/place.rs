@@ -27,8 +27,8 @@ pub(super) struct PlaceArgs {
     #[arg(long = "property", value_name = "NAME=VALUE", value_parser = pair, conflicts_with = "queue")]
     properties: Vec<(String, String)>,
 
-    /// The queue of the dead letters: its URL, or its name where region and account are those of the environment
-    /// [default: that of --config]
+    /// The queue of the dead letters: its URL, or its name where region and account are those of
+    /// the environment [default: that of --config]
     #[arg(long, value_name = "QUEUE")]
     queue: Option<String>,
 
@@ -36,7 +36,8 @@ pub(super) struct PlaceArgs {
     #[arg(long, value_name = "URL", conflicts_with = "topic")]
     endpoint_url: Option<String>,
 
-    /// Accept that one receive of each message in the queue is used up, and that consumers do not see them meanwhile
+    /// Accept that one receive of each message in the queue is used up, and that consumers do not
+    /// see them meanwhile
     #[arg(long, conflicts_with = "topic")]
     use_up_a_receive: bool,
 }
@@ -57,16 +58,28 @@ impl PlaceArgs {
         loaded: Option<&Loaded>,
         scope: Option<&str>,
     ) -> Result<Box<dyn LetterPlace>, Problem> {
-        let Some(loaded) = loaded else { return self.by_flags() };
+        let Some(loaded) = loaded else {
+            return self.by_flags();
+        };
         let (name, consumer) = choose(loaded, scope)?;
         let refuse = |why: String| Problem::new(Exit::Configuration, why).of(name);
         let letters = consumer.dead_letters.clone().unwrap_or_default();
         let has_flags = self.topic.is_some() || self.queue.is_some();
-        let settings = consumer.source.as_ref().and_then(|source| source.settings().ok());
-        if let (false, Some(place)) = (has_flags, settings.and_then(|settings| settings.letters(&letters))) {
+        let settings = consumer
+            .source
+            .as_ref()
+            .and_then(|source| source.settings().ok());
+        if let (false, Some(place)) = (
+            has_flags,
+            settings.and_then(|settings| settings.letters(&letters)),
+        ) {
             return place.map_err(refuse);
         }
-        let topic = self.topic.clone().or(letters.kafka).filter(|_| self.queue.is_none());
+        let topic = self
+            .topic
+            .clone()
+            .or(letters.kafka)
+            .filter(|_| self.queue.is_none());
         if let Some(topic) = topic {
             return self.of_cluster(topic, name, &consumer);
         }
@@ -77,7 +90,10 @@ impl PlaceArgs {
                 None => "it has no dead letters: give --topic or --queue".to_owned(),
             })
         })?;
-        let sqs = consumer.source.and_then(|source| source.sqs).unwrap_or_default();
+        let sqs = consumer
+            .source
+            .and_then(|source| source.sqs)
+            .unwrap_or_default();
         Ok(Box::new(SqsLetters {
             queue,
             region: sqs.region,
@@ -94,15 +110,30 @@ impl PlaceArgs {
         consumer: &shape::Consumer,
     ) -> Result<Box<dyn LetterPlace>, Problem> {
         let refuse = |why: String| Problem::new(Exit::Configuration, why).of(scope);
-        let kafka = consumer.source.as_ref().and_then(|source| source.kafka.clone()).unwrap_or_default();
-        let cluster = kafka.cluster(scope, consumer.dead_letters.as_ref()).map_err(refuse)?;
+        let kafka = consumer
+            .source
+            .as_ref()
+            .and_then(|source| source.kafka.clone())
+            .unwrap_or_default();
+        let cluster = kafka
+            .cluster(scope, consumer.dead_letters.as_ref())
+            .map_err(refuse)?;
         let brokers = self.brokers.clone().unwrap_or(cluster.brokers);
         if brokers.is_empty() {
-            return Err(refuse("it does not read topics of Kafka: give --brokers".to_owned()));
+            return Err(refuse(
+                "it does not read topics of Kafka: give --brokers".to_owned(),
+            ));
         }
-        let properties =
-            if self.properties.is_empty() { cluster.properties } else { self.properties.clone() };
-        Ok(Box::new(KafkaLetters { topic, brokers, properties }))
+        let properties = if self.properties.is_empty() {
+            cluster.properties
+        } else {
+            self.properties.clone()
+        };
+        Ok(Box::new(KafkaLetters {
+            topic,
+            brokers,
+            properties,
+        }))
     }
 
     fn by_flags(&self) -> Result<Box<dyn LetterPlace>, Problem> {
@@ -114,8 +145,15 @@ impl PlaceArgs {
                 may_receive: self.use_up_a_receive,
             }));
         }
-        let topic = self.topic.clone().ok_or_else(|| missing("--topic with --brokers, or --queue"))?;
+        let topic = self
+            .topic
+            .clone()
+            .ok_or_else(|| missing("--topic with --brokers, or --queue"))?;
         let brokers = self.brokers.clone().ok_or_else(|| missing("--brokers"))?;
-        Ok(Box::new(KafkaLetters { topic, brokers, properties: self.properties.clone() }))
+        Ok(Box::new(KafkaLetters {
+            topic,
+            brokers,
+            properties: self.properties.clone(),
+        }))
     }
 }

@@ -22,18 +22,21 @@ const TROUBLES_NAMED_MOST: usize = 20;
 
 /// Send the messages of dead letters back to their origins, through the gate
 ///
-/// For each dead letter: read its record; skip it if the message was completed since, or is in progress; reopen the
-/// record, unless it has changed; send the message, on its first route, and wait until the broker has it. A message
-/// that is sent twice is answered by its record, so a redrive may be interrupted and started again at any moment.
+/// For each dead letter: read its record; skip it if the message was completed since, or is in
+/// progress; reopen the record, unless it has changed; send the message, on its first route, and
+/// wait until the broker has it. A message that is sent twice is answered by its record, so a
+/// redrive may be interrupted and started again at any moment.
 ///
-/// In a topic the dead letters stay. The progress of a redrive is kept as the offsets of a consumer group, whose name
-/// is made of topic, filter and destination: the same command continues where the last one ended. From a queue, dead
-/// letters that were sent are deleted.
+/// In a topic the dead letters stay. The progress of a redrive is kept as the offsets of a consumer
+/// group, whose name is made of topic, filter and destination: the same command continues where the
+/// last one ended. From a queue, dead letters that were sent are deleted.
 ///
-/// A store that does not know the scope of the dead letters, or has no record of a message that has failed there, is
-/// taken for the wrong one: consumers would acknowledge the messages as known failures, and they would be lost.
+/// A store that does not know the scope of the dead letters, or has no record of a message that has
+/// failed there, is taken for the wrong one: consumers would acknowledge the messages as known
+/// failures, and they would be lost.
 ///
-/// Exit code 1: some dead letters could not be sent and need an operator. 78: the store does not know the scope.
+/// Exit code 1: some dead letters could not be sent and need an operator. 78: the store does not
+/// know the scope.
 #[derive(Debug, clap::Args)]
 pub(crate) struct RedriveArgs {
     #[command(flatten)]
@@ -45,7 +48,8 @@ pub(crate) struct RedriveArgs {
     #[command(flatten)]
     store: StoreFlag,
 
-    /// Send all to this topic or queue, whose consumers must take routes from headers [default: each to its origin]
+    /// Send all to this topic or queue, whose consumers must take routes from headers [default:
+    /// each to its origin]
     #[arg(long, value_name = "NAME")]
     to: Option<String>,
 
@@ -53,11 +57,13 @@ pub(crate) struct RedriveArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     rate: Option<u32>,
 
-    /// The consumer group that keeps the progress in a topic [default: made of topic, filter and destination]
+    /// The consumer group that keeps the progress in a topic [default: made of topic, filter and
+    /// destination]
     #[arg(long, value_name = "GROUP", conflicts_with = "queue")]
     progress: Option<String>,
 
-    /// Also send messages whose records are missing from the store: only when they have expired or were lost there
+    /// Also send messages whose records are missing from the store: only when they have expired or
+    /// were lost there
     #[arg(long)]
     without_records: bool,
 
@@ -108,10 +114,17 @@ pub(crate) async fn run(args: &RedriveArgs) -> Result<Exit, Problem> {
     let planned = PlannedRedrive::of(args)?;
     let mut troubles = Vec::new();
     let redriven = within(args.answer.timeout, async {
-        let journal = if args.change.dry_run { None } else { Some(planned.begin().await?) };
+        let journal = if args.change.dry_run {
+            None
+        } else {
+            Some(planned.begin().await?)
+        };
         let mut letters = planned.place.open(planned.progress()).await?;
-        let done = planned.redrive(&mut *letters, journal.as_ref(), &mut troubles).await;
-        // However the redrive ended: the progress is stored, and messages that were not sent are returned.
+        let done = planned
+            .redrive(&mut *letters, journal.as_ref(), &mut troubles)
+            .await;
+        // However the redrive ended: the progress is stored, and messages that were not sent are
+        // returned.
         let closed = letters.close().await;
         let redriven = done?;
         closed?;
@@ -131,7 +144,11 @@ pub(crate) async fn run(args: &RedriveArgs) -> Result<Exit, Problem> {
     } else {
         output::answer(&planned.text(&redriven, &troubles))?;
     }
-    Ok(if redriven.troubles() == 0 { Exit::Yes } else { Exit::No })
+    Ok(if redriven.troubles() == 0 {
+        Exit::Yes
+    } else {
+        Exit::No
+    })
 }
 
 impl<'a> PlannedRedrive<'a> {
@@ -140,29 +157,47 @@ impl<'a> PlannedRedrive<'a> {
         let place = args.place.find(loaded.as_ref(), args.filter.scope())?;
         check_positions(&*place, args.filter.positions())?;
         if args.progress.is_some() && !place.keeps_progress() {
-            return Err(Problem::new(Exit::Usage, "--progress is for topics: a queue keeps no progress"));
+            return Err(Problem::new(
+                Exit::Usage,
+                "--progress is for topics: a queue keeps no progress",
+            ));
         }
-        Ok(Self { args, place, store: args.store.or_of(loaded.as_ref())? })
+        Ok(Self {
+            args,
+            place,
+            store: args.store.or_of(loaded.as_ref())?,
+        })
     }
 
-    /// Prints what would be done, and asks for confirmation. A topic is counted first; a queue is not, because it would
-    /// have to be received twice.
+    /// Prints what would be done, and asks for confirmation. A topic is counted first; a queue is
+    /// not, because it would have to be received twice.
     async fn begin(&self) -> Result<Written, Problem> {
         let args = self.args;
         let place = self.place.name();
         let target = args.to.as_deref().unwrap_or("where they came from");
         let filter = args.filter.words();
-        let filter =
-            if filter.is_empty() { "all letters".to_owned() } else { format!("letters with {filter}") };
+        let filter = if filter.is_empty() {
+            "all letters".to_owned()
+        } else {
+            format!("letters with {filter}")
+        };
         let mut what = format!("send the messages of {filter} in {place} back to {target}");
         if self.place.keeps_progress() && !args.change.yes {
             let mut letters = self.place.open(self.progress()).await?;
             let dry = self.opened().await?.dry_run();
-            let count = dry.run(&mut *letters, |buried| args.filter.judge(buried), |_| {}).await?;
+            let count = dry
+                .run(&mut *letters, |buried| args.filter.judge(buried), |_| {})
+                .await?;
             letters.close().await?;
-            what = format!("{what}: {} of {}", grouped(count.sent), grouped(count.wanted));
+            what = format!(
+                "{what}: {} of {}",
+                grouped(count.sent),
+                grouped(count.wanted)
+            );
         }
-        eprintln!("oncegate: this will {what}. Handlers run again, as attempt 1, for what is not completed");
+        eprintln!(
+            "oncegate: this will {what}. Handlers run again, as attempt 1, for what is not completed"
+        );
         let journal = args.change.begin("go on?", &what).await?;
         journal.note_now(JournalEntry::now("redrive_begins").origin(place))?;
         Ok(journal)
@@ -176,7 +211,10 @@ impl<'a> PlannedRedrive<'a> {
     ) -> Result<Redriven, Problem> {
         let mut unwritten = None;
         let tell = |step: Step<'_>| {
-            let Step { letter: buried, course } = step;
+            let Step {
+                letter: buried,
+                course,
+            } = step;
             if course.is_trouble() && troubles.len() < TROUBLES_NAMED_MOST {
                 troubles.push(trouble(buried, course));
             }
@@ -192,7 +230,9 @@ impl<'a> PlannedRedrive<'a> {
         if self.args.change.dry_run {
             redrive = redrive.dry_run();
         }
-        let redriven = redrive.run(letters, |buried| self.args.filter.judge(buried), tell).await;
+        let redriven = redrive
+            .run(letters, |buried| self.args.filter.judge(buried), tell)
+            .await;
         if let Some(journal) = journal {
             journal.note_now(JournalEntry::now("redrive_ends").origin(self.place.name()))?;
         }
@@ -222,8 +262,15 @@ impl<'a> PlannedRedrive<'a> {
         }
         let made = || {
             let to = self.args.to.iter().map(|to| format!("to={to}")).collect();
-            let words = [self.args.filter.words(), to].join(" ").trim().replace(' ', ";");
-            if words.is_empty() { "oncegate-redrive".to_owned() } else { format!("oncegate-redrive;{words}") }
+            let words = [self.args.filter.words(), to]
+                .join(" ")
+                .trim()
+                .replace(' ', ";");
+            if words.is_empty() {
+                "oncegate-redrive".to_owned()
+            } else {
+                format!("oncegate-redrive;{words}")
+            }
         };
         Some(self.args.progress.clone().unwrap_or_else(made))
     }
@@ -237,24 +284,49 @@ impl<'a> PlannedRedrive<'a> {
         }
         table.noted("seen", redriven.seen, "since the progress of this redrive");
         table.number("matching", redriven.wanted);
-        let sent = if self.args.change.dry_run { "would be sent" } else { "sent" };
+        let sent = if self.args.change.dry_run {
+            "would be sent"
+        } else {
+            "sent"
+        };
         table.noted(sent, redriven.sent, "");
         table.noted("  reopened", redriven.reopened, "their records said failed");
         table.noted("completed", redriven.completed, "passed over: done since");
-        table.noted("under way", redriven.under_way, "passed over: an attempt runs, or a retry waits");
-        table.noted("sent already", redriven.sent_already, "passed over: another letter of the same message");
-        table.noted("mismatched", redriven.mismatched, "their keys belong to messages with other content");
+        table.noted(
+            "under way",
+            redriven.under_way,
+            "passed over: an attempt runs, or a retry waits",
+        );
+        table.noted(
+            "sent already",
+            redriven.sent_already,
+            "passed over: another letter of the same message",
+        );
+        table.noted(
+            "mismatched",
+            redriven.mismatched,
+            "their keys belong to messages with other content",
+        );
         table.noted(
             "record missing",
             redriven.record_missing,
             "left: the store does not know that they failed",
         );
-        table.noted("unreadable", redriven.unreadable, "the store holds something else under the key");
+        table.noted(
+            "unreadable",
+            redriven.unreadable,
+            "the store holds something else under the key",
+        );
         table.noted("no way back", redriven.no_way_back, "see below");
         let mut text = table.render();
         for Trouble { at, key, why } in troubles {
             let key = key.as_deref().unwrap_or("-");
-            text.push_str(&format!("\n{}  {}\n  {}\n", plain(at), plain(key), plain(why)));
+            text.push_str(&format!(
+                "\n{}  {}\n  {}\n",
+                plain(at),
+                plain(key),
+                plain(why)
+            ));
         }
         text
     }
@@ -274,7 +346,11 @@ fn trouble(buried: &StoredDeadLetter, course: &oncegate::admin::RedriveAction) -
             .to_owned(),
     };
     let key = buried.letter().and_then(|letter| letter.key.clone());
-    Trouble { at: buried.place.to_string(), key, why }
+    Trouble {
+        at: buried.place.to_string(),
+        key,
+        why,
+    }
 }
 
 impl From<RedriveError> for Problem {

@@ -20,7 +20,8 @@ const SCHEMA: &str = "oncegate.dead-letters.show/1";
 
 /// Show one dead letter: where its message came from, why it was given up, and when
 ///
-/// The payload and the values of headers are printed only with --payload. Exit code 1: there is no such dead letter.
+/// The payload and the values of headers are printed only with --payload. Exit code 1: there is no
+/// such dead letter.
 #[derive(Debug, clap::Args)]
 pub(crate) struct ShowArgs {
     #[command(flatten)]
@@ -79,16 +80,24 @@ pub(super) struct Known {
 impl Known {
     pub(super) fn of(buried: &StoredDeadLetter) -> Self {
         let (message, letter) = (buried.message(), buried.letter());
-        let produced = message.timestamp_ms().and_then(|millis| u64::try_from(millis).ok());
-        let produced =
-            produced.map(|millis| SystemTime::UNIX_EPOCH + std::time::Duration::from_millis(millis));
+        let produced = message
+            .timestamp_ms()
+            .and_then(|millis| u64::try_from(millis).ok());
+        let produced = produced
+            .map(|millis| SystemTime::UNIX_EPOCH + std::time::Duration::from_millis(millis));
         Self {
             at: buried.place.to_string(),
             known: letter.is_some(),
-            message_key: message.key().map(|key| String::from_utf8_lossy(key).into_owned()),
+            message_key: message
+                .key()
+                .map(|key| String::from_utf8_lossy(key).into_owned()),
             payload_bytes: message.payload().len(),
             tombstone: message.is_tombstone(),
-            headers: message.headers().iter().map(|header| header.name.to_string()).collect(),
+            headers: message
+                .headers()
+                .iter()
+                .map(|header| header.name.to_string())
+                .collect(),
             route: letter.map(|letter| letter.message.route().to_owned()),
             origin: letter.map(|letter| letter.message.origin().to_string()),
             produced_at: produced.map(time),
@@ -124,22 +133,35 @@ struct Content {
 
 pub(crate) async fn run(args: &ShowArgs) -> Result<Exit, Problem> {
     let loaded = args.place.load(false)?;
-    let place = args.place.find(loaded.as_ref(), args.scope.as_ref().map(Scope::as_str))?;
+    let place = args
+        .place
+        .find(loaded.as_ref(), args.scope.as_ref().map(Scope::as_str))?;
     check_positions(&*place, [args.at.as_str()])?;
     let Some(buried) = within(args.answer.timeout, find(args, &*place)).await? else {
-        eprintln!("oncegate: there is no letter at {} in {}", output::plain(&args.at), place.name());
+        eprintln!(
+            "oncegate: there is no letter at {} in {}",
+            output::plain(&args.at),
+            place.name()
+        );
         return Ok(Exit::No);
     };
     let (known, content) = (Known::of(&buried), args.payload.then(|| content(&buried)));
     if args.answer.json {
-        output::answer_json(&ShowDocument { schema: SCHEMA, known, content })?;
+        output::answer_json(&ShowDocument {
+            schema: SCHEMA,
+            known,
+            content,
+        })?;
     } else {
         output::answer(&text(&known, content.as_ref()))?;
     }
     Ok(Exit::Yes)
 }
 
-async fn find(args: &ShowArgs, place: &dyn LetterPlace) -> Result<Option<StoredDeadLetter>, Problem> {
+async fn find(
+    args: &ShowArgs,
+    place: &dyn LetterPlace,
+) -> Result<Option<StoredDeadLetter>, Problem> {
     let (filter, mut found) = (FilterArgs::at(&args.at), None);
     super::read(place, |buried| {
         if filter.judge(&buried) == Wanted::Yes {
@@ -176,12 +198,22 @@ fn text(known: &Known, content: Option<&Content>) -> String {
     line("key", known.key.as_deref());
     line("cause", known.cause);
     line("reason", known.reason.as_deref());
-    line("attempts", known.attempts.map(|count| count.to_string()).as_deref());
+    line(
+        "attempts",
+        known.attempts.map(|count| count.to_string()).as_deref(),
+    );
     line("first failed", known.first_failed_at.as_deref());
     line("given up", known.failed_at.as_deref());
     line("message key", known.message_key.as_deref());
     let bytes = format!("{} bytes", grouped(known.payload_bytes as u64));
-    line("payload", Some(if known.tombstone { "none: a tombstone" } else { &bytes }));
+    line(
+        "payload",
+        Some(if known.tombstone {
+            "none: a tombstone"
+        } else {
+            &bytes
+        }),
+    );
     if !known.known {
         line("why", Some("not known: oncegate did not write it"));
     }
@@ -189,11 +221,15 @@ fn text(known: &Known, content: Option<&Content>) -> String {
         None => line("headers", Some(&known.headers.join(", "))),
         Some(content) => {
             for (name, value) in &content.headers {
-                line(&format!("header {name}"), Some(value.as_deref().unwrap_or("null")));
+                line(
+                    &format!("header {name}"),
+                    Some(value.as_deref().unwrap_or("null")),
+                );
             }
         }
     }
-    let payload =
-        content.map(|content| format!("\n{}\n", output::plain(&content.payload))).unwrap_or_default();
+    let payload = content
+        .map(|content| format!("\n{}\n", output::plain(&content.payload)))
+        .unwrap_or_default();
     table.render() + &payload
 }

@@ -15,16 +15,23 @@ use crate::exit::{Exit, Problem};
 use crate::sources::{ConfiguredSource, LetterQueue, Source, sqs};
 use crate::store::{self, Opened};
 
-/// Examines the store and every source. Changes nothing: no consumer is started, no scope is created.
+/// Examines the store and every source. Changes nothing: no consumer is started, no scope is
+/// created.
 pub(crate) async fn examine(loaded: &Loaded) -> Report {
     let mut report = Report::default();
     let settings = loaded.config.store.clone().unwrap_or_default();
     let opened = report.configured_store(&settings).await;
-    Box::pin(examine_consumers(report, opened.as_ref(), loaded.consumers())).await
+    Box::pin(examine_consumers(
+        report,
+        opened.as_ref(),
+        loaded.consumers(),
+    ))
+    .await
 }
 
 impl Report {
-    /// Examines the store of a configuration. A file that no consumer has made yet is none of the findings.
+    /// Examines the store of a configuration. A file that no consumer has made yet is none of the
+    /// findings.
     pub(super) async fn configured_store(&mut self, settings: &shape::Store) -> Option<Opened> {
         match store::file_to_be_made(settings) {
             Some(file) => {
@@ -71,12 +78,24 @@ pub(super) async fn examine_consumers<'a>(
 }
 
 /// A gate does not open if the scope's records were made with another key.
-async fn same_key(scope: &Scope, consumer: &shape::Consumer, store: &Arc<dyn Store>, report: &mut Report) {
+async fn same_key(
+    scope: &Scope,
+    consumer: &shape::Consumer,
+    store: &Arc<dyn Store>,
+    report: &mut Report,
+) {
     let Some(key) = &consumer.key else { return };
-    let fingerprint = consumer.fingerprint.as_ref().map(|fingerprint| &fingerprint.0);
-    let Ok(ours) = Descriptor::new(&key.0, fingerprint) else { return };
+    let fingerprint = consumer
+        .fingerprint
+        .as_ref()
+        .map(|fingerprint| &fingerprint.0);
+    let Ok(ours) = Descriptor::new(&key.0, fingerprint) else {
+        return;
+    };
     let held = match store.descriptor(scope).await {
-        Ok(held) => held.map(|held| ScopeDescriptor::parse(scope, &held)).transpose(),
+        Ok(held) => held
+            .map(|held| ScopeDescriptor::parse(scope, &held))
+            .transpose(),
         Err(error) => Err(error),
     };
     let held = match held {
@@ -86,7 +105,10 @@ async fn same_key(scope: &Scope, consumer: &shape::Consumer, store: &Arc<dyn Sto
     };
     let name = scope.as_str();
     if let Some(halt) = &held.halt {
-        let what = format!("scope `{name}` is halted, because the store has lost records: {}", halt.reason);
+        let what = format!(
+            "scope `{name}` is halted, because the store has lost records: {}",
+            halt.reason
+        );
         let fix = format!(
             "find out what would run again (oncegate replay), then run: oncegate accept-loss --scope {name}"
         );
@@ -94,7 +116,11 @@ async fn same_key(scope: &Scope, consumer: &shape::Consumer, store: &Arc<dyn Sto
     }
     if held.keys != ours.as_str() {
         let (scope, ours) = (name.to_owned(), ours.as_str().to_owned());
-        let refused = GateError::OtherDescriptor { scope, held: held.keys, ours };
+        let refused = GateError::OtherDescriptor {
+            scope,
+            held: held.keys,
+            ours,
+        };
         report.finding("key", refused.to_string(), "");
     }
 }
@@ -106,12 +132,20 @@ async fn same_key(scope: &Scope, consumer: &shape::Consumer, store: &Arc<dyn Sto
 pub(super) fn questions(name: &str, consumer: &shape::Consumer) -> Result<Questions, String> {
     let source = consumer.source.clone().unwrap_or_default();
     let kafka = source.kafka.as_ref();
-    let kafka = kafka.map(|kafka| kafka.cluster(name, consumer.dead_letters.as_ref())).transpose()?;
+    let kafka = kafka
+        .map(|kafka| kafka.cluster(name, consumer.dead_letters.as_ref()))
+        .transpose()?;
     Ok(Questions {
         retention: retention(consumer),
-        lease: consumer.lease.map_or(Gate::DEFAULT_LEASE, |Time(time)| time),
-        max_attempts: consumer.max_attempts.unwrap_or(Consumer::DEFAULT_MAX_ATTEMPTS),
-        max_run: consumer.max_run.map_or(Gate::DEFAULT_MAX_RUN, |Time(time)| time),
+        lease: consumer
+            .lease
+            .map_or(Gate::DEFAULT_LEASE, |Time(time)| time),
+        max_attempts: consumer
+            .max_attempts
+            .unwrap_or(Consumer::DEFAULT_MAX_ATTEMPTS),
+        max_run: consumer
+            .max_run
+            .map_or(Gate::DEFAULT_MAX_RUN, |Time(time)| time),
         kafka,
         queue: queue(name, &source)?,
         letters: letters(name, &source, consumer)?,
@@ -119,16 +153,25 @@ pub(super) fn questions(name: &str, consumer: &shape::Consumer) -> Result<Questi
 }
 
 fn retention(consumer: &shape::Consumer) -> Duration {
-    consumer.retention.map_or(Gate::DEFAULT_RETENTION, |Time(time)| time)
+    consumer
+        .retention
+        .map_or(Gate::DEFAULT_RETENTION, |Time(time)| time)
 }
 
 /// Returns the queue of a source whose own checks say all about it, with its name.
-fn queue(name: &str, source: &Source) -> Result<Option<(String, Box<dyn ConfiguredSource>)>, String> {
+fn queue(
+    name: &str,
+    source: &Source,
+) -> Result<Option<(String, Box<dyn ConfiguredSource>)>, String> {
     let settings = source.settings().ok();
-    let Some((settings, queue)) = settings.and_then(|settings| Some((settings, settings.queue()?))) else {
+    let Some((settings, queue)) = settings.and_then(|settings| Some((settings, settings.queue()?)))
+    else {
         return Ok(None);
     };
-    Ok(Some((queue.to_owned(), settings.open(name, Gate::DEFAULT_LEASE)?)))
+    Ok(Some((
+        queue.to_owned(),
+        settings.open(name, Gate::DEFAULT_LEASE)?,
+    )))
 }
 
 /// Returns the dead-letter queue, reached as a consumer reaches it.
@@ -137,11 +180,17 @@ fn letters(
     source: &Source,
     consumer: &shape::Consumer,
 ) -> Result<Option<Box<dyn LetterQueue>>, String> {
-    let Some(letters) = consumer.dead_letters.as_ref().filter(|letters| letters.is_queue()) else {
+    let Some(letters) = consumer
+        .dead_letters
+        .as_ref()
+        .filter(|letters| letters.is_queue())
+    else {
         return Ok(None);
     };
     match source.settings() {
-        Ok(settings) => Ok(settings.open(name, Gate::DEFAULT_LEASE)?.letter_queue(letters)),
+        Ok(settings) => Ok(settings
+            .open(name, Gate::DEFAULT_LEASE)?
+            .letter_queue(letters)),
         Err(_) => Ok(sqs::letter_queue(letters)),
     }
 }

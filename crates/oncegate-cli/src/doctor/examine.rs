@@ -18,7 +18,8 @@ use crate::store::Opened;
 /// A setting that weakens the promise.
 #[derive(Debug, PartialEq, Eq, Serialize)]
 struct Weakness {
-    /// The consumer of a configuration that the finding is about; none when it is about all of them.
+    /// The consumer of a configuration that the finding is about; none when it is about all of
+    /// them.
     #[serde(skip_serializing_if = "Option::is_none")]
     consumer: Option<String>,
     /// `store`, `kafka`, a topic or a queue.
@@ -121,7 +122,11 @@ impl Report {
 impl Topics {
     /// Reports the rights that the consumer needs and this user lacks.
     async fn rights(&self, facts: &[TopicFacts], report: &mut Report) {
-        let exists = |topic: &&String| facts.iter().any(|fact| fact.name == **topic && fact.partitions > 0);
+        let exists = |topic: &&String| {
+            facts
+                .iter()
+                .any(|fact| fact.name == **topic && fact.partitions > 0)
+        };
         let consumed: Vec<String> = self.consumed.iter().filter(exists).cloned().collect();
         let letters: Vec<String> = self.dead_letters.iter().filter(exists).cloned().collect();
         let mut needs = vec![(self.group.clone(), consumed, letters)];
@@ -140,7 +145,11 @@ impl Topics {
     }
 
     fn lacks(&self, right: &MissingRight, report: &mut Report) {
-        report.finding("kafka", format!("the brokers do not grant this user {right}"), self.grant(right));
+        report.finding(
+            "kafka",
+            format!("the brokers do not grant this user {right}"),
+            self.grant(right),
+        );
     }
 
     fn grant(&self, right: &MissingRight) -> String {
@@ -163,7 +172,10 @@ impl Report {
             Ok(checkup) => {
                 let promise = checkup.survives.promise();
                 self.saw(format!("{}: {promise}", checkup.store));
-                checkup.warnings.into_iter().for_each(|warning| self.finding("store", warning, ""));
+                checkup
+                    .warnings
+                    .into_iter()
+                    .for_each(|warning| self.finding("store", warning, ""));
                 return Some(opened);
             }
             Err(StoreError::Refused { reason }) => self.finding("store", &*reason, ""),
@@ -172,12 +184,15 @@ impl Report {
         None
     }
 
-    /// Tries whether this user may do in a scope of a Redis what a gate does there. The checkup of the other stores is
-    /// about rights, too.
+    /// Tries whether this user may do in a scope of a Redis what a gate does there. The checkup of
+    /// the other stores is about rights, too.
     pub(crate) async fn rights(&mut self, opened: &Opened, scope: &Scope) {
         let Some(redis) = &opened.redis else { return };
         if let Err(error) = redis.check_rights(scope).await {
-            let fix = format!("as an administrator: ACL SETUSER NAME {}", redis.acl_rules(scope));
+            let fix = format!(
+                "as an administrator: ACL SETUSER NAME {}",
+                redis.acl_rules(scope)
+            );
             self.finding("store", error.to_string(), fix);
         }
     }
@@ -196,7 +211,9 @@ impl Questions {
             match letters.examine().await {
                 Ok(warnings) => {
                     report.saw(format!("queue {}, of dead letters", letters.name()));
-                    warnings.into_iter().for_each(|warning| report.finding(letters.name(), warning, ""));
+                    warnings
+                        .into_iter()
+                        .for_each(|warning| report.finding(letters.name(), warning, ""));
                 }
                 Err(error) => report.source(letters.name(), &error),
             }
@@ -204,10 +221,24 @@ impl Questions {
     }
 
     async fn ask_kafka(&self, topics: &Topics, report: &mut Report) {
-        let Topics { brokers, properties, consumed, retries, .. } = topics;
+        let Topics {
+            brokers,
+            properties,
+            consumed,
+            retries,
+            ..
+        } = topics;
         let dead = topics.dead_letters.as_deref();
-        let retry = |name: &str| retries.iter().find(|(topic, _)| topic == name).map(|(_, wait)| *wait);
-        let names = consumed.iter().chain(retries.iter().map(|(topic, _)| topic)).chain(&topics.dead_letters);
+        let retry = |name: &str| {
+            retries
+                .iter()
+                .find(|(topic, _)| topic == name)
+                .map(|(_, wait)| *wait)
+        };
+        let names = consumed
+            .iter()
+            .chain(retries.iter().map(|(topic, _)| topic))
+            .chain(&topics.dead_letters);
         let names: Vec<String> = names.cloned().collect();
         let facts = match kafka::describe_topics(brokers, &names, properties).await {
             Ok(facts) => facts,
@@ -221,7 +252,11 @@ impl Questions {
                 continue;
             }
             if fact.partitions == 0 {
-                report.finding(&fact.name, "there is no such topic", "create it, or correct its name");
+                report.finding(
+                    &fact.name,
+                    "there is no such topic",
+                    "create it, or correct its name",
+                );
                 continue;
             }
             report.saw(format!(
@@ -229,7 +264,11 @@ impl Questions {
                 fact.name,
                 fact.partitions,
                 fact.replicas,
-                fact.retention.map_or("for ever".to_owned(), |retention| format!("for {}", span(retention))),
+                fact.retention
+                    .map_or("for ever".to_owned(), |retention| format!(
+                        "for {}",
+                        span(retention)
+                    )),
             ));
             if let Some(why) = &fact.settings_unknown {
                 let found = format!("its settings cannot be read: {why}");
@@ -257,7 +296,9 @@ impl Questions {
     fn replayable(&self, fact: &TopicFacts, report: &mut Report) {
         let records = span(self.retention);
         let fix = |at_least: &str| {
-            format!("raise the gate's `retention` to {at_least}, or lower the topic's `retention.ms`")
+            format!(
+                "raise the gate's `retention` to {at_least}, or lower the topic's `retention.ms`"
+            )
         };
         match fact.retention {
             _ if fact.settings_unknown.is_some() => {}
@@ -284,7 +325,9 @@ impl Questions {
     }
 
     fn dead_letters(&self, fact: &TopicFacts, largest: Option<u64>, report: &mut Report) {
-        let short = fact.retention.is_some_and(|retention| retention < self.retention);
+        let short = fact
+            .retention
+            .is_some_and(|retention| retention < self.retention);
         if short {
             report.finding(
                 &fact.name,
@@ -310,7 +353,9 @@ impl Questions {
         match source.examine(&terms).await {
             Ok(warnings) => {
                 report.looked_at.push(format!("queue {name}"));
-                warnings.into_iter().for_each(|warning| report.finding(name, warning, ""));
+                warnings
+                    .into_iter()
+                    .for_each(|warning| report.finding(name, warning, ""));
             }
             Err(error) => report.source(name, &error),
         }
@@ -336,7 +381,10 @@ fn durability(fact: &TopicFacts, report: &mut Report) {
 
 /// A retry topic must keep a message until it is due.
 fn retries_last(fact: &TopicFacts, wait: Duration, largest: Option<u64>, report: &mut Report) {
-    if fact.retention.is_some_and(|retention| retention <= wait * 2) {
+    if fact
+        .retention
+        .is_some_and(|retention| retention <= wait * 2)
+    {
         let found = format!(
             "messages wait there for {}, and it keeps them for hardly longer: a message that is deleted before its retry is lost",
             span(wait)
@@ -364,7 +412,10 @@ fn takes_the_largest(fact: &TopicFacts, what: &str, largest: Option<u64>, report
     if let (Some(own), Some(largest)) = (fact.max_message_bytes, largest)
         && own < largest + LETTER_BYTES
     {
-        let fix = format!("raise its `max.message.bytes` to {} or more", largest + LETTER_BYTES);
+        let fix = format!(
+            "raise its `max.message.bytes` to {} or more",
+            largest + LETTER_BYTES
+        );
         let found = format!(
             "{what} is a little larger than what was consumed: the topics take {largest} bytes, it takes {own}"
         );
@@ -376,11 +427,23 @@ impl Report {
     /// The report as text.
     pub(crate) fn text(&self) -> String {
         let mut table = Table::default();
-        self.looked_at.iter().for_each(|what| table.text("found", what));
+        self.looked_at
+            .iter()
+            .for_each(|what| table.text("found", what));
         table.number("findings", self.findings.len() as u64);
         let mut text = table.render();
-        for Weakness { consumer, what, found, fix, .. } in &self.findings {
-            let whose = consumer.as_ref().map(|consumer| format!("{consumer}: ")).unwrap_or_default();
+        for Weakness {
+            consumer,
+            what,
+            found,
+            fix,
+            ..
+        } in &self.findings
+        {
+            let whose = consumer
+                .as_ref()
+                .map(|consumer| format!("{consumer}: "))
+                .unwrap_or_default();
             // Writing to a string cannot fail.
             let _ = writeln!(text, "\n{}{}: {}", plain(&whose), plain(what), plain(found));
             if !fix.is_empty() {

@@ -1,6 +1,7 @@
 //! `oncegate doctor`: checks whether the settings of store and broker can keep the promise.
 //!
-//! `examine` has the checks; `configured` runs them for every consumer of a configuration (`oncegate check --online`).
+//! `examine` has the checks; `configured` runs them for every consumer of a configuration
+//! (`oncegate check --online`).
 
 mod configured;
 mod examine;
@@ -28,10 +29,11 @@ pub(crate) use examine::Report;
 /// The format of the `--json` document.
 const SCHEMA: &str = "oncegate.doctor/1";
 
-/// Check whether the settings of store and broker can keep the promise; each finding includes its fix
+/// Check whether the settings of store and broker can keep the promise; each finding includes its
+/// fix
 ///
-/// With a configuration, store and source of its consumers are checked, or of the one of --scope; what flags say of a
-/// consumer goes before it. Without one, it is all by flags.
+/// With a configuration, store and source of its consumers are checked, or of the one of --scope;
+/// what flags say of a consumer goes before it. Without one, it is all by flags.
 ///
 /// Changes nothing. Exit code 1: there are findings; 69: a server cannot be reached.
 #[derive(Debug, clap::Args)]
@@ -42,8 +44,8 @@ pub(crate) struct DoctorArgs {
     #[command(flatten)]
     store: StoreFlag,
 
-    /// The scope of the consumer's gate: tries in Redis whether this user may work there, on a record that expires
-    /// after a second [default: all of the configuration]
+    /// The scope of the consumer's gate: tries in Redis whether this user may work there, on a
+    /// record that expires after a second [default: all of the configuration]
     #[arg(long, value_name = "NAME", env = "ONCEGATE_SCOPE")]
     scope: Option<Scope>,
 
@@ -118,7 +120,10 @@ struct DoctorDocument<'a> {
 pub(crate) async fn run(args: &DoctorArgs) -> Result<Exit, Problem> {
     let report = within(args.answer.timeout, Box::pin(args.examine())).await?;
     if args.answer.json {
-        output::answer_json(&DoctorDocument { schema: SCHEMA, report: &report })?;
+        output::answer_json(&DoctorDocument {
+            schema: SCHEMA,
+            report: &report,
+        })?;
     } else {
         output::answer(&report.text())?;
     }
@@ -139,7 +144,13 @@ impl DoctorArgs {
     }
 
     fn names_source(&self) -> bool {
-        let names = [&self.brokers, &self.group, &self.dead_letters, &self.queue, &self.dead_letter_queue];
+        let names = [
+            &self.brokers,
+            &self.group,
+            &self.dead_letters,
+            &self.queue,
+            &self.dead_letter_queue,
+        ];
         names.iter().any(|name| name.is_some())
             || self.endpoint_url.is_some()
             || !self.topics.is_empty()
@@ -147,7 +158,9 @@ impl DoctorArgs {
     }
 
     fn names_limits(&self) -> bool {
-        [self.retention, self.visibility, self.lease, self.max_run].iter().any(Option::is_some)
+        [self.retention, self.visibility, self.lease, self.max_run]
+            .iter()
+            .any(Option::is_some)
             || self.max_attempts.is_some()
             || self.allow_no_replica
     }
@@ -159,12 +172,16 @@ impl DoctorArgs {
             None if !self.names_source() => loaded.consumers().collect(),
             _ => vec![choose(loaded, scope)?],
         };
-        let consumers = consumers.into_iter().map(|(name, consumer)| (name, self.over(consumer)));
+        let consumers = consumers
+            .into_iter()
+            .map(|(name, consumer)| (name, self.over(consumer)));
         let mut report = Report::default();
         let opened = match &self.store.url {
             Some(url) => {
                 let store = StoreArgs { url: url.clone() };
-                report.store(store.open_to_examine(self.allow_no_replica).await).await
+                report
+                    .store(store.open_to_examine(self.allow_no_replica).await)
+                    .await
             }
             None => {
                 let mut settings = loaded.config.store.clone().unwrap_or_default();
@@ -174,7 +191,12 @@ impl DoctorArgs {
                 report.configured_store(&settings).await
             }
         };
-        Ok(Box::pin(configured::examine_consumers(report, opened.as_ref(), consumers)).await)
+        Ok(Box::pin(configured::examine_consumers(
+            report,
+            opened.as_ref(),
+            consumers,
+        ))
+        .await)
     }
 
     /// The settings of a consumer, with those of the flags over them.
@@ -206,7 +228,11 @@ impl DoctorArgs {
         consumer.source = Some(source);
         if self.dead_letters.is_some() || self.dead_letter_queue.is_some() {
             let (kafka, sqs) = (self.dead_letters.clone(), self.dead_letter_queue.clone());
-            consumer.dead_letters = Some(DeadLetters { kafka, sqs, ..DeadLetters::default() });
+            consumer.dead_letters = Some(DeadLetters {
+                kafka,
+                sqs,
+                ..DeadLetters::default()
+            });
         }
         consumer
     }
@@ -219,9 +245,12 @@ impl DoctorArgs {
             kafka.topics = Some(Names(self.topics.clone()));
         }
         kafka.group = self.group.clone().or(kafka.group.take());
-        let property =
-            |(name, value): &(String, String)| (name.clone(), Property(Secret::Literal(value.clone())));
-        kafka.properties.extend(self.properties.iter().map(property));
+        let property = |(name, value): &(String, String)| {
+            (name.clone(), Property(Secret::Literal(value.clone())))
+        };
+        kafka
+            .properties
+            .extend(self.properties.iter().map(property));
     }
 
     /// # Errors
@@ -237,9 +266,13 @@ impl DoctorArgs {
             ("--endpoint-url", self.endpoint_url.is_some()),
         ];
         let alone = |flags: &[(&'static str, bool)], without: bool| {
-            flags.iter().find(|(_, is_given)| without && *is_given).map(|(flag, _)| *flag)
+            flags
+                .iter()
+                .find(|(_, is_given)| without && *is_given)
+                .map(|(flag, _)| *flag)
         };
-        let needs = |flag: &str, other: &str| Problem::new(Exit::Usage, format!("{flag} needs {other}"));
+        let needs =
+            |flag: &str, other: &str| Problem::new(Exit::Usage, format!("{flag} needs {other}"));
         if let Some(flag) = alone(&of_topics, self.brokers.is_none()) {
             return Err(needs(flag, "--brokers, or a configuration (--config)"));
         }
@@ -253,7 +286,9 @@ impl DoctorArgs {
         let url = self.store.url.clone().ok_or_else(|| missing("--store"))?;
         self.check()?;
         let mut report = Report::default();
-        let store = StoreArgs { url }.open_to_examine(self.allow_no_replica).await;
+        let store = StoreArgs { url }
+            .open_to_examine(self.allow_no_replica)
+            .await;
         let opened = report.store(store).await;
         if let (Some(opened), Some(scope)) = (&opened, &self.scope) {
             report.rights(opened, scope).await;
@@ -311,11 +346,19 @@ mod tests {
             ("--max-run", Gate::DEFAULT_MAX_RUN),
         ];
         for (flag, default) in times {
-            let said = help.split(flag).nth(1).and_then(|rest| rest.split("[default: ").nth(1));
-            let said = said.and_then(|rest| rest.split(']').next()).unwrap_or_default();
+            let said = help
+                .split(flag)
+                .nth(1)
+                .and_then(|rest| rest.split("[default: ").nth(1));
+            let said = said
+                .and_then(|rest| rest.split(']').next())
+                .unwrap_or_default();
             assert_eq!(duration(said), Ok(default), "{flag}");
         }
         let attempts = format!("[default: {}]", Consumer::DEFAULT_MAX_ATTEMPTS);
-        assert!(help.contains(&format!("How many attempts a message gets {attempts}")), "{help}");
+        assert!(
+            help.contains(&format!("How many attempts a message gets {attempts}")),
+            "{help}"
+        );
     }
 }

@@ -1,4 +1,5 @@
-//! What `oncegate doctor` finds out about the servers of a Redis store: their room, and calls that they took long for.
+//! What `oncegate doctor` finds out about the servers of a Redis store: their room, and calls that
+//! they took long for.
 
 use std::time::{Duration, SystemTime};
 
@@ -13,8 +14,8 @@ use crate::output::span;
 /// The least time between two looks at the number of records.
 const SHORTEST_LOOK: Duration = Duration::from_secs(2);
 
-/// The share of its memory from which a server is a finding, in percent: the rest is for claims and clients, and for the
-/// tables that are doubled while they grow.
+/// The share of its memory from which a server is a finding, in percent: the rest is for claims and
+/// clients, and for the tables that are doubled while they grow.
 const FULL_PERCENT: u64 = 80;
 
 /// A first look at the servers.
@@ -58,13 +59,24 @@ impl Report {
     }
 
     fn memory(&mut self, server: &ServerReport) {
-        let Some(StoreMemory { used_bytes, max_bytes }) = server.memory else { return };
+        let Some(StoreMemory {
+            used_bytes,
+            max_bytes,
+        }) = server.memory
+        else {
+            return;
+        };
         let name = &server.address;
         let used = ByteSize(used_bytes);
         let Some(max_bytes) = max_bytes else {
-            return self.saw(format!("{name}: {used} of memory used, without a limit (maxmemory)"));
+            return self.saw(format!(
+                "{name}: {used} of memory used, without a limit (maxmemory)"
+            ));
         };
-        self.saw(format!("{name}: {used} of {} used (maxmemory)", ByteSize(max_bytes)));
+        self.saw(format!(
+            "{name}: {used} of {} used (maxmemory)",
+            ByteSize(max_bytes)
+        ));
         if used_bytes > max_bytes / 100 * FULL_PERCENT {
             let found = format!(
                 "{name} uses {used} of {}: a full server refuses new claims, and every consumer waits",
@@ -83,13 +95,18 @@ impl Report {
         let calls = match &server.slow_calls {
             Ok(calls) => calls,
             Err(why) => {
-                return self.saw(format!("{name}: its slow log cannot be read (+slowlog|get): {why}"));
+                return self.saw(format!(
+                    "{name}: its slow log cannot be read (+slowlog|get): {why}"
+                ));
             }
         };
         let Some(slowest) = calls.iter().max_by_key(|call| call.took) else {
             return self.saw(format!("{name}: no script of oncegate in its slow log"));
         };
-        let ago = calls.first().and_then(|newest| now.duration_since(newest.at).ok()).unwrap_or_default();
+        let ago = calls
+            .first()
+            .and_then(|newest| now.duration_since(newest.at).ok())
+            .unwrap_or_default();
         let found = format!(
             "its slow log has {} calls of oncegate's scripts, the slowest `{}` with {:?}, the newest {} ago: a call takes \
              microseconds, and meanwhile every other one waits",
@@ -104,7 +121,12 @@ impl Report {
     }
 
     /// Forecasts the memory of each server for the time when the first of today's records expire.
-    pub(super) async fn forecast(&mut self, redis: &RedisStore, first: FirstLook, retention: Duration) {
+    pub(super) async fn forecast(
+        &mut self,
+        redis: &RedisStore,
+        first: FirstLook,
+        retention: Duration,
+    ) {
         // Records in buckets are no keys of their own, and cannot be counted so.
         if !redis.has_a_key_for_each_record() {
             return;
@@ -131,7 +153,10 @@ impl Report {
     ) {
         let name = &after.address;
         let (Some(memory), Some(growth)) = (after.memory, growth(before, after, looked)) else {
-            return self.saw(format!("{name}: no record was added within {}, so no forecast", span(looked)));
+            return self.saw(format!(
+                "{name}: no record was added within {}, so no forecast",
+                span(looked)
+            ));
         };
         let needed = growth.needed_bytes(retention);
         let rate = growth.records_per_second;
@@ -162,11 +187,13 @@ impl Growth {
     )]
     fn needed_bytes(self, retention: Duration) -> u64 {
         let records = self.records_per_second * retention.as_secs_f64();
-        self.other_bytes.saturating_add((records * self.bytes_per_record) as u64)
+        self.other_bytes
+            .saturating_add((records * self.bytes_per_record) as u64)
     }
 }
 
-/// The growth between two looks; `None` if no record was added, or the servers do not tell what records take.
+/// The growth between two looks; `None` if no record was added, or the servers do not tell what
+/// records take.
 #[expect(clippy::cast_precision_loss, reason = "a forecast")]
 fn growth(before: &ServerReport, after: &ServerReport, looked: Duration) -> Option<Growth> {
     let data_bytes = after.data_bytes?;

@@ -25,8 +25,8 @@ use redis::Memory;
 /// The format of the `--json` document.
 const SCHEMA: &str = "oncegate.estimate/1";
 
-/// Server CPU for a claim and a completion, in microseconds, without and with a fencing token: `scripts/bench
-/// server_cpu`.
+/// Server CPU for a claim and a completion, in microseconds, without and with a fencing token:
+/// `scripts/bench server_cpu`.
 const REDIS_PAIR_MICROS: f64 = 8.7;
 const REDIS_PAIR_FENCED_MICROS: f64 = 10.3;
 /// Server CPU for a claim that is answered "completed", in microseconds.
@@ -45,8 +45,9 @@ const SAMPLE_MOST: u64 = 10_000_000;
 
 /// Estimate what records cost: memory, server CPU, calls to SQS
 ///
-/// The estimate needs a rate, a retention and the size of a result. A sample of a topic can replace the rate and the
-/// share of duplicates; it should cover a day, and an hour at least. No store is used.
+/// The estimate needs a rate, a retention and the size of a result. A sample of a topic can replace
+/// the rate and the share of duplicates; it should cover a day, and an hour at least. No store is
+/// used.
 #[derive(Debug, clap::Args)]
 #[command(group(clap::ArgGroup::new("how_many").required(true).args(["rate", "keys", "sample"])))]
 pub(crate) struct EstimateArgs {
@@ -73,7 +74,8 @@ pub(crate) struct EstimateArgs {
     #[arg(long, value_name = "SPEC", env = "ONCEGATE_KEY", help = KEY_HELP, long_help = KEY_FORMS)]
     key: Option<Key>,
 
-    /// The format of payloads that are not JSON: registry:URL, avro:FILE, protobuf:FILE#MESSAGE, gzip, zstd or base64
+    /// The format of payloads that are not JSON: registry:URL, avro:FILE, protobuf:FILE#MESSAGE,
+    /// gzip, zstd or base64
     #[arg(long, value_name = "FORMAT", requires = "sample")]
     format: Option<Format>,
 
@@ -94,7 +96,12 @@ pub(crate) struct EstimateArgs {
     message_bytes: u64,
 
     /// The scope, which is a part of every key
-    #[arg(long, value_name = "NAME", env = "ONCEGATE_SCOPE", default_value = "billing")]
+    #[arg(
+        long,
+        value_name = "NAME",
+        env = "ONCEGATE_SCOPE",
+        default_value = "billing"
+    )]
     scope: Scope,
 
     #[command(flatten)]
@@ -154,8 +161,12 @@ pub(crate) async fn run(args: &EstimateArgs) -> Result<Exit, Problem> {
 
 /// Reads the topic, up to a limit.
 async fn sample(args: &EstimateArgs) -> Result<Option<Sample>, Problem> {
-    let (Some(topic), Some(brokers)) = (&args.sample, &args.brokers) else { return Ok(None) };
-    let Some(key) = formatted(args.key.clone(), args.format.as_ref())? else { return Ok(None) };
+    let (Some(topic), Some(brokers)) = (&args.sample, &args.brokers) else {
+        return Ok(None);
+    };
+    let Some(key) = formatted(args.key.clone(), args.format.as_ref())? else {
+        return Ok(None);
+    };
     let store = Arc::new(MemoryStore::new());
     let mut examination = DryRun::new(args.scope.as_str(), key, store).open().await?;
     let reader = TopicReader::open(brokers, topic, args.properties.iter().cloned()).await;
@@ -176,15 +187,23 @@ async fn sample(args: &EstimateArgs) -> Result<Option<Sample>, Problem> {
         }
     }
     let report = examination.finish().await?;
-    let seconds = Duration::from_millis(u64::try_from(last.saturating_sub(first)).unwrap_or(0)).as_secs_f64();
+    let seconds =
+        Duration::from_millis(u64::try_from(last.saturating_sub(first)).unwrap_or(0)).as_secs_f64();
     if messages < 2 || seconds <= 0.0 {
-        let text =
-            format!("{topic} has {messages} messages within {seconds} s: too little for a rate. Set --rate");
+        let text = format!(
+            "{topic} has {messages} messages within {seconds} s: too little for a rate. Set --rate"
+        );
         return Err(Problem::new(Exit::BadData, text));
     }
     let message_bytes = bytes / messages;
     let short = seconds < SHORT_SAMPLE.as_secs_f64();
-    Ok(Some(Sample { messages, distinct_keys: report.distinct_keys, seconds, message_bytes, short }))
+    Ok(Some(Sample {
+        messages,
+        distinct_keys: report.distinct_keys,
+        seconds,
+        message_bytes,
+        short,
+    }))
 }
 
 impl EstimateArgs {
@@ -203,7 +222,8 @@ impl EstimateArgs {
             Some(sample) => sample.distinct_keys as f64 / sample.messages as f64,
             None => self.unique / 100.0,
         };
-        let by_rate = || rate.map(|rate| (rate * unique * self.retention.as_secs_f64()).ceil() as u64);
+        let by_rate =
+            || rate.map(|rate| (rate * unique * self.retention.as_secs_f64()).ceil() as u64);
         let keys = self.keys.or_else(by_rate).unwrap_or(0);
         let bytes = sample.map_or(self.message_bytes, |sample| sample.message_bytes);
         Ok(EstimateDocument {
@@ -223,7 +243,10 @@ impl EstimateArgs {
         let mut table = Table::default();
         if let Some(sample) = &document.sample {
             let took = span(Duration::from_secs_f64(sample.seconds));
-            table.text("sample", format!("{} messages within {took}", grouped(sample.messages)));
+            table.text(
+                "sample",
+                format!("{} messages within {took}", grouped(sample.messages)),
+            );
             if sample.short {
                 let kept = span(self.retention);
                 let text = format!(
@@ -236,30 +259,61 @@ impl EstimateArgs {
         if let Some(rate) = document.rate {
             table.text(
                 "rate",
-                format!("{rate:.1} messages/s, {:.1} % of them unique", document.unique_percent),
+                format!(
+                    "{rate:.1} messages/s, {:.1} % of them unique",
+                    document.unique_percent
+                ),
             );
         }
-        let kept = format!("{} kept for {}", grouped(document.keys), span(self.retention));
+        let kept = format!(
+            "{} kept for {}",
+            grouped(document.keys),
+            span(self.retention)
+        );
         table.text("records", kept);
-        table.text("redis", format!("{} bytes a record", document.redis.bytes_per_key));
+        table.text(
+            "redis",
+            format!("{} bytes a record", document.redis.bytes_per_key),
+        );
         table.text("  steady", size(document.redis.steady_bytes));
-        table.text("  peak", format!("{}, while its tables grow", size(document.redis.peak_bytes)));
-        table.text("  maxmemory", format!("{}, with `noeviction`", size(document.redis.maxmemory_bytes)));
+        table.text(
+            "  peak",
+            format!("{}, while its tables grow", size(document.redis.peak_bytes)),
+        );
+        table.text(
+            "  maxmemory",
+            format!(
+                "{}, with `noeviction`",
+                size(document.redis.maxmemory_bytes)
+            ),
+        );
         table.text(
             "  machine",
-            format!("{}, with room to rewrite its file", size(document.redis.machine_bytes)),
+            format!(
+                "{}, with room to rewrite its file",
+                size(document.redis.machine_bytes)
+            ),
         );
         if let Some(flow) = &document.flow {
             let (plain, fenced) = (flow.redis_cpu_percent, flow.redis_cpu_percent_fenced);
-            table.text("  cpu", format!("{plain:.1} % of a core; {fenced:.1} % with fencing tokens"));
+            table.text(
+                "  cpu",
+                format!("{plain:.1} % of a core; {fenced:.1} % with fencing tokens"),
+            );
         }
         table.text(
             "sql",
-            format!("{} on the disk, and as much again written as log", size(document.sql_bytes)),
+            format!(
+                "{} on the disk, and as much again written as log",
+                size(document.sql_bytes)
+            ),
         );
         if let Some(flow) = &document.flow {
             let (least, most) = (flow.sqs_calls_a_month_least, flow.sqs_calls_a_month_most);
-            table.text("sqs", format!("{} to {} calls a month", grouped(least), grouped(most)));
+            table.text(
+                "sqs",
+                format!("{} to {} calls a month", grouped(least), grouped(most)),
+            );
         }
         table.render()
     }
@@ -267,11 +321,14 @@ impl EstimateArgs {
 
 impl Flow {
     fn of(rate: f64, unique: f64, message_bytes: u64) -> Self {
-        let cpu = |pair: f64| rate * (unique * pair + (1.0 - unique) * REDIS_CLAIM_MICROS) / 10_000.0;
+        let cpu =
+            |pair: f64| rate * (unique * pair + (1.0 - unique) * REDIS_CLAIM_MICROS) / 10_000.0;
         let month = rate * SECONDS_A_MONTH;
         // Received and deleted; a receive counts by its size.
         let whole = message_bytes.div_ceil(SQS_CALL_BYTES) as f64;
-        let full = (SQS_BATCH * message_bytes as f64 / SQS_CALL_BYTES as f64).ceil().max(1.0);
+        let full = (SQS_BATCH * message_bytes as f64 / SQS_CALL_BYTES as f64)
+            .ceil()
+            .max(1.0);
         Self {
             redis_cpu_percent: cpu(REDIS_PAIR_MICROS),
             redis_cpu_percent_fenced: cpu(REDIS_PAIR_FENCED_MICROS),
@@ -299,7 +356,10 @@ mod tests {
     fn calls_come_in_tens_and_by_size() {
         let flow = Flow::of(100.0, 1.0, 1_024);
         // 259,200,000 messages a month: one receive and one delete for ten of them, or for each.
-        assert_eq!((flow.sqs_calls_a_month_least, flow.sqs_calls_a_month_most), (51_840_000, 518_400_000));
+        assert_eq!(
+            (flow.sqs_calls_a_month_least, flow.sqs_calls_a_month_most),
+            (51_840_000, 518_400_000)
+        );
         let large = Flow::of(100.0, 1.0, 128 * 1024);
         assert_eq!(large.sqs_calls_a_month_most, 777_600_000);
         assert!(large.sqs_calls_a_month_least > flow.sqs_calls_a_month_least);
@@ -309,7 +369,8 @@ mod tests {
     fn duplicates_cost_a_claim() {
         let (unique, half) = (Flow::of(1_000.0, 1.0, 1), Flow::of(1_000.0, 0.5, 1));
         assert!(
-            (unique.redis_cpu_percent - 0.87).abs() < 1e-9 && (half.redis_cpu_percent - 0.635).abs() < 1e-9
+            (unique.redis_cpu_percent - 0.87).abs() < 1e-9
+                && (half.redis_cpu_percent - 0.635).abs() < 1e-9
         );
     }
 }

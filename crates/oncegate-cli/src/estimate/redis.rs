@@ -1,7 +1,8 @@
 //! Calculates the memory that completed records need in Redis, without I/O.
 //!
-//! The sizes are those of Redis 7.0 with the jemalloc of Debian, and within 10 % of a real server at a million keys:
-//! `estimates_are_within_a_tenth_of_a_real_redis`. A build with Redis's own jemalloc takes up to 16 bytes a key less.
+//! The sizes are those of Redis 7.0 with the jemalloc of Debian, and within 10 % of a real server
+//! at a million keys: `estimates_are_within_a_tenth_of_a_real_redis`. A build with Redis's own
+//! jemalloc takes up to 16 bytes a key less.
 
 /// The memory of a server without keys: its own tables, a client and its buffers.
 const EMPTY_SERVER_BYTES: u64 = 1 << 20;
@@ -29,8 +30,8 @@ pub(super) struct Memory {
     pub(super) peak_bytes: u64,
     /// The `maxmemory` to set: the peak, and a fifth for claims, retries and clients.
     pub(super) maxmemory_bytes: u64,
-    /// The memory that the machine should have: includes fragmentation, and pages that are copied while the append-only
-    /// file is rewritten.
+    /// The memory that the machine should have: includes fragmentation, and pages that are copied
+    /// while the append-only file is rewritten.
     pub(super) machine_bytes: u64,
 }
 
@@ -38,9 +39,11 @@ impl Memory {
     pub(super) fn of(keys: u64, scope_bytes: u64, result_bytes: u64) -> Self {
         let table = SLOT_BYTES * keys.next_power_of_two();
         let record = RECORD_HEAD_BYTES + result_bytes;
-        let entries = 2 * allocated(ENTRY_BYTES) + string(scope_bytes + DIGEST_BYTES) + value(record);
+        let entries =
+            2 * allocated(ENTRY_BYTES) + string(scope_bytes + DIGEST_BYTES) + value(record);
         let steady_bytes = EMPTY_SERVER_BYTES + keys * entries + 2 * table;
-        // The next table is twice as large, and exists beside the old one until all keys have moved.
+        // The next table is twice as large, and exists beside the old one until all keys have
+        // moved.
         let peak_bytes = steady_bytes + 2 * table;
         let maxmemory_bytes = rounded(peak_bytes + peak_bytes / 5);
         Self {
@@ -76,7 +79,8 @@ fn header(length: u64) -> u64 {
     }
 }
 
-/// The bytes that jemalloc allocates for a request: multiples of 16 up to 128, then four classes for each doubling.
+/// The bytes that jemalloc allocates for a request: multiples of 16 up to 128, then four classes
+/// for each doubling.
 fn allocated(bytes: u64) -> u64 {
     match bytes {
         0..=8 => 8,
@@ -124,7 +128,10 @@ mod tests {
         for keys in [0, 1, 1_000, 1 << 20, (1 << 20) + 1, 1 << 30] {
             let memory = Memory::of(keys, 64, 1_000);
             assert!(memory.steady_bytes > last, "{keys}");
-            assert!(memory.peak_bytes >= memory.steady_bytes && memory.maxmemory_bytes > memory.peak_bytes);
+            assert!(
+                memory.peak_bytes >= memory.steady_bytes
+                    && memory.maxmemory_bytes > memory.peak_bytes
+            );
             last = memory.steady_bytes;
         }
     }

@@ -67,13 +67,19 @@ fn sqs_publisher(sqs: &shape::OutboxSqs) -> SqsPublisher {
 }
 
 fn kafka_publisher(kafka: &shape::OutboxKafka) -> Result<KafkaPublisher, String> {
-    let brokers = kafka.brokers.as_ref().map(|brokers| brokers.0.join(",")).unwrap_or_default();
+    let brokers = kafka
+        .brokers
+        .as_ref()
+        .map(|brokers| brokers.0.join(","))
+        .unwrap_or_default();
     let mut publisher = KafkaPublisher::new(brokers);
     for (property, Property(value)) in &kafka.properties {
         publisher = match value {
             Secret::File(path) => publisher.property_file(property, path),
             other => {
-                let value = other.resolve().map_err(|why| format!("{property}: {why}"))?;
+                let value = other
+                    .resolve()
+                    .map_err(|why| format!("{property}: {why}"))?;
                 publisher.property(property, value)
             }
         };
@@ -95,10 +101,26 @@ async fn relay_of(
     };
     let relay = relay
         .batch(outbox.batch.unwrap_or(Relay::DEFAULT_BATCH))
-        .batch_bytes(outbox.batch_bytes.map_or(Relay::DEFAULT_BATCH_BYTES, |Size(bytes)| bytes as u64))
-        .poll_interval(outbox.poll_interval.map_or(Relay::DEFAULT_POLL_INTERVAL, |Time(time)| time))
+        .batch_bytes(
+            outbox
+                .batch_bytes
+                .map_or(Relay::DEFAULT_BATCH_BYTES, |Size(bytes)| bytes as u64),
+        )
+        .poll_interval(
+            outbox
+                .poll_interval
+                .map_or(Relay::DEFAULT_POLL_INTERVAL, |Time(time)| time),
+        )
         .lease(outbox.lease.map_or(Relay::DEFAULT_LEASE, |Time(time)| time))
-        .retention(outbox.retention.map_or(Relay::DEFAULT_RETENTION, |Time(time)| time))
-        .stop_deadline(outbox.stop_deadline.map_or(Relay::DEFAULT_STOP_DEADLINE, |Time(time)| time));
+        .retention(
+            outbox
+                .retention
+                .map_or(Relay::DEFAULT_RETENTION, |Time(time)| time),
+        )
+        .stop_deadline(
+            outbox
+                .stop_deadline
+                .map_or(Relay::DEFAULT_STOP_DEADLINE, |Time(time)| time),
+        );
     Ok(relay)
 }

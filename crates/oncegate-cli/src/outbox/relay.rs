@@ -25,9 +25,10 @@ const UNNAMED: &str = "default";
 
 /// Publish what transactions have written into outboxes, until it is stopped
 ///
-/// Any number of these may run: for each outbox one of them leads, and another takes over when it ends. A database or
-/// broker that is away is waited for. Settings come from a file, from variables such as ONCEGATE_OUTBOX__SHOP__LEASE over
-/// it, and from flags over both. SIGTERM lets messages in flight end; a second signal does not wait for them.
+/// Any number of these may run: for each outbox one of them leads, and another takes over when it
+/// ends. A database or broker that is away is waited for. Settings come from a file, from variables
+/// such as ONCEGATE_OUTBOX__SHOP__LEASE over it, and from flags over both. SIGTERM lets messages in
+/// flight end; a second signal does not wait for them.
 #[derive(Debug, clap::Args)]
 pub(crate) struct RelayArgs {
     /// The configuration, with tables such as [outbox.shop]
@@ -106,20 +107,40 @@ impl RelayArgs {
             (None, _) => UNNAMED.to_owned(),
         };
         let of = |path: &[&str]| {
-            ["outbox", &outbox].iter().chain(path).map(|part| (*part).to_owned()).collect::<Vec<_>>()
+            ["outbox", &outbox]
+                .iter()
+                .chain(path)
+                .map(|part| (*part).to_owned())
+                .collect::<Vec<_>>()
         };
         let given = [
-            ("--store", vec!["store".to_owned(), "url".to_owned()], &self.store),
-            ("--listen", vec!["status".to_owned(), "listen".to_owned()], &self.listen),
+            (
+                "--store",
+                vec!["store".to_owned(), "url".to_owned()],
+                &self.store,
+            ),
+            (
+                "--listen",
+                vec!["status".to_owned(), "listen".to_owned()],
+                &self.listen,
+            ),
             ("--brokers", of(&["kafka", "brokers"]), &self.brokers),
             ("--region", of(&["sqs", "region"]), &self.region),
-            ("--endpoint-url", of(&["sqs", "endpoint_url"]), &self.endpoint_url),
+            (
+                "--endpoint-url",
+                of(&["sqs", "endpoint_url"]),
+                &self.endpoint_url,
+            ),
             ("--batch", of(&["batch"]), &self.batch),
             ("--lease", of(&["lease"]), &self.lease),
             ("--retention", of(&["retention"]), &self.retention),
         ];
         let given = given.into_iter().filter_map(|(flag, path, value)| {
-            Some(Setting { flag: flag.to_owned(), path, value: value.clone()? })
+            Some(Setting {
+                flag: flag.to_owned(),
+                path,
+                value: value.clone()?,
+            })
         });
         let property = |(name, value): &(String, String)| Setting {
             flag: format!("--property {name}"),
@@ -131,25 +152,40 @@ impl RelayArgs {
             path: parts(path),
             value: value.clone(),
         };
-        given.chain(self.properties.iter().map(property)).chain(self.any.iter().map(any)).collect()
+        given
+            .chain(self.properties.iter().map(property))
+            .chain(self.any.iter().map(any))
+            .collect()
     }
 }
 
 pub(super) async fn run(args: &RelayArgs) -> Result<Exit, Problem> {
-    let secrets = if args.strict { Secrets::MustBeElsewhere } else { Secrets::MayBeLiteral };
-    let loaded = config::load(args.config.as_deref(), |layers| args.settings(layers), secrets)?;
+    let secrets = if args.strict {
+        Secrets::MustBeElsewhere
+    } else {
+        Secrets::MayBeLiteral
+    };
+    let loaded = config::load(
+        args.config.as_deref(),
+        |layers| args.settings(layers),
+        secrets,
+    )?;
     if !loaded.findings.all.is_empty() {
         eprintln!("{}", loaded.render());
     }
     if loaded.findings.has_errors() {
-        return Err(Problem::new(Exit::Configuration, "the configuration has errors"));
+        return Err(Problem::new(
+            Exit::Configuration,
+            "the configuration has errors",
+        ));
     }
     if loaded.config.outbox.is_empty() {
         let text = "there is no outbox: name one by a table as [outbox.shop], or by --outbox with --brokers or --region";
         return Err(Problem::new(Exit::Configuration, text));
     }
     let stop = CancellationToken::new();
-    let telemetry = Telemetry::prometheus().map_err(|error| Problem::new(Exit::Bug, error.to_string()))?;
+    let telemetry =
+        Telemetry::prometheus().map_err(|error| Problem::new(Exit::Bug, error.to_string()))?;
     let ended = until_ended(relay_all(&loaded, &telemetry, &stop), &stop).await;
     if args.json {
         output::answer_json(&document(telemetry.counters()))?;
@@ -158,12 +194,19 @@ pub(super) async fn run(args: &RelayArgs) -> Result<Exit, Problem> {
 }
 
 /// Runs the relays of all outboxes. The first that fails stops the others.
-async fn relay_all(loaded: &Loaded, telemetry: &Telemetry, stop: &CancellationToken) -> Result<(), Problem> {
+async fn relay_all(
+    loaded: &Loaded,
+    telemetry: &Telemetry,
+    stop: &CancellationToken,
+) -> Result<(), Problem> {
     let status = loaded.config.status.clone().unwrap_or_default();
     let served = Served::start(&status, Some(OFF), telemetry).await?;
     let mut relays = JoinSet::new();
     for (name, outbox) in loaded.config.outbox.clone() {
-        let (stop, store) = (stop.clone(), loaded.config.store.clone().unwrap_or_default());
+        let (stop, store) = (
+            stop.clone(),
+            loaded.config.store.clone().unwrap_or_default(),
+        );
         let telemetry = telemetry.clone();
         relays.spawn(async move {
             let running = async {
@@ -173,7 +216,11 @@ async fn relay_all(loaded: &Loaded, telemetry: &Telemetry, stop: &CancellationTo
                     () = stop.cancelled() => return Ok(()),
                     relay = relay_of(&store, &name, &outbox, patience) => relay?,
                 };
-                telemetry.watch_relay(relay).run_until(stop.cancelled()).await.map_err(problem)
+                telemetry
+                    .watch_relay(relay)
+                    .run_until(stop.cancelled())
+                    .await
+                    .map_err(problem)
             };
             running.await.map_err(|problem: Problem| problem.of(&name))
         });

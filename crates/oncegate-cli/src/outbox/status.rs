@@ -16,8 +16,8 @@ const SCHEMA: &str = "oncegate.outbox_status/1";
 
 /// Show how many messages of an outbox wait, since when, and whether a relay leads
 ///
-/// Exit code 1: a message has waited for longer than --older-than, or nothing is known of such an outbox: no message is in it,
-/// and no relay leads it.
+/// Exit code 1: a message has waited for longer than --older-than, or nothing is known of such an
+/// outbox: no message is in it, and no relay leads it.
 #[derive(Debug, clap::Args)]
 pub(crate) struct StatusArgs {
     #[command(flatten)]
@@ -57,12 +57,24 @@ pub(super) async fn run(args: &StatusArgs) -> Result<Exit, Problem> {
         outbox.check().await?;
         Ok(outbox.status().await?)
     });
-    let OutboxStatus { unsent, oldest_unsent, sent, led } = status.await?;
+    let OutboxStatus {
+        unsent,
+        oldest_unsent,
+        sent,
+        led,
+    } = status.await?;
     let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
     let oldest_unsent_ms = oldest_unsent.map(millis);
     if args.answer.json {
         let outbox = &args.outbox;
-        output::answer_json(&StatusDocument { schema: SCHEMA, outbox, unsent, oldest_unsent_ms, sent, led })?;
+        output::answer_json(&StatusDocument {
+            schema: SCHEMA,
+            outbox,
+            unsent,
+            oldest_unsent_ms,
+            sent,
+            led,
+        })?;
     } else {
         let mut table = Table::default();
         table.text("outbox", &args.outbox);
@@ -79,6 +91,12 @@ pub(super) async fn run(args: &StatusArgs) -> Result<Exit, Problem> {
             args.outbox
         );
     }
-    let is_late = args.older_than.is_some_and(|limit| oldest_unsent.is_some_and(|age| age > limit));
-    Ok(if is_late || is_unknown { Exit::No } else { Exit::Yes })
+    let is_late = args
+        .older_than
+        .is_some_and(|limit| oldest_unsent.is_some_and(|age| age > limit));
+    Ok(if is_late || is_unknown {
+        Exit::No
+    } else {
+        Exit::Yes
+    })
 }

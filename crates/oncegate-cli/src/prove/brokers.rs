@@ -23,7 +23,8 @@ const COMMIT_INTERVAL: Duration = Duration::from_millis(500);
 /// How long the member may take that makes the partitions move.
 const VISIT_LIMIT: Duration = Duration::from_secs(2);
 const VISITOR_LEAVES_WITHIN: Duration = Duration::from_secs(5);
-/// How long the brokers may take to know a new topic, and the members of an interrupted trial to leave their groups.
+/// How long the brokers may take to know a new topic, and the members of an interrupted trial to
+/// leave their groups.
 const CHANGE_LIMIT: Duration = Duration::from_secs(60);
 const CHANGE_INTERVAL: Duration = Duration::from_millis(250);
 
@@ -38,25 +39,44 @@ struct TrialCluster {
 }
 
 impl Brokers {
-    /// The cluster that `--brokers` names, with `--property` and the properties of the configuration.
+    /// The cluster that `--brokers` names, with `--property` and the properties of the
+    /// configuration.
     ///
     /// # Errors
-    /// When a property cannot be read, topics cannot be created with it, or the brokers do not answer.
-    pub(super) async fn of(args: &ProveArgs, tried: &TriedConsumer) -> Result<Option<Self>, Problem> {
-        let Some(brokers) = &args.brokers else { return Ok(None) };
-        let configured = tried.settings.source.clone().unwrap_or_default().kafka.unwrap_or_default();
+    /// When a property cannot be read, topics cannot be created with it, or the brokers do not
+    /// answer.
+    pub(super) async fn of(
+        args: &ProveArgs,
+        tried: &TriedConsumer,
+    ) -> Result<Option<Self>, Problem> {
+        let Some(brokers) = &args.brokers else {
+            return Ok(None);
+        };
+        let configured = tried
+            .settings
+            .source
+            .clone()
+            .unwrap_or_default()
+            .kafka
+            .unwrap_or_default();
         let mut properties = Vec::new();
         for (name, Property(value)) in &configured.properties {
-            let value = value
-                .resolve()
-                .map_err(|why| Problem::new(Exit::Configuration, format!("the property {name}: {why}")))?;
+            let value = value.resolve().map_err(|why| {
+                Problem::new(Exit::Configuration, format!("the property {name}: {why}"))
+            })?;
             properties.push((name.clone(), value));
         }
         // What is set last wins.
         properties.extend(args.properties.iter().cloned());
-        let cluster = TrialCluster { brokers: brokers.clone(), properties, topics: Mutex::default() };
+        let cluster = TrialCluster {
+            brokers: brokers.clone(),
+            properties,
+            topics: Mutex::default(),
+        };
         // Before the trial, so that a wrong address or password costs no minute.
-        kafka::create_topics(brokers, &[], &cluster.properties).await.map_err(|error| not_opened(&error))?;
+        kafka::create_topics(brokers, &[], &cluster.properties)
+            .await
+            .map_err(|error| not_opened(&error))?;
         cluster.facts(super::TRIAL).await?;
         Ok(Some(Self(Arc::new(cluster))))
     }
@@ -75,7 +95,8 @@ impl Brokers {
         let deadline = Instant::now() + CHANGE_LIMIT;
         loop {
             // The group of a topic has the topic's name.
-            let removed = kafka::remove_topics(&cluster.brokers, &topics, &topics, &cluster.properties).await;
+            let removed =
+                kafka::remove_topics(&cluster.brokers, &topics, &topics, &cluster.properties).await;
             let Err(error) = removed else { return Ok(()) };
             if Instant::now() >= deadline {
                 let left = Problem::caused(Exit::Unreachable, &error);
@@ -97,9 +118,12 @@ impl TrialCluster {
     }
 
     async fn facts(&self, topic: &str) -> Result<TopicFacts, Problem> {
-        let facts = kafka::describe_topics(&self.brokers, &[topic.to_owned()], &self.properties).await;
+        let facts =
+            kafka::describe_topics(&self.brokers, &[topic.to_owned()], &self.properties).await;
         let mut facts = facts.map_err(|error| not_opened(&error))?;
-        facts.pop().ok_or_else(|| Problem::new(Exit::Bug, "the brokers have not answered about a topic"))
+        facts
+            .pop()
+            .ok_or_else(|| Problem::new(Exit::Bug, "the brokers have not answered about a topic"))
     }
 
     async fn create(&self, name: &str, partitions: usize) -> Result<(), BoxError> {
@@ -114,12 +138,18 @@ impl TrialCluster {
         // Other brokers may know it later than the one that has made it.
         let deadline = Instant::now() + CHANGE_LIMIT;
         loop {
-            let facts = self.facts(name).await.map_err(|problem| problem.to_string())?;
+            let facts = self
+                .facts(name)
+                .await
+                .map_err(|problem| problem.to_string())?;
             if facts.partitions == usize::from(partitions) {
                 return Ok(());
             }
             if Instant::now() >= deadline {
-                return Err(format!("the brokers do not know the topic {name} after {CHANGE_LIMIT:?}").into());
+                return Err(format!(
+                    "the brokers do not know the topic {name} after {CHANGE_LIMIT:?}"
+                )
+                .into());
             }
             tokio::time::sleep(CHANGE_INTERVAL).await;
         }
@@ -135,7 +165,11 @@ impl Broker for SharedCluster {
         let cluster = Arc::clone(&self.0);
         cluster.create(name, partitions).await?;
         let writer = TopicWriter::new(&cluster.brokers, name, &cluster.properties)?;
-        Ok(Arc::new(RoundTopic { name: name.to_owned(), writer, cluster }))
+        Ok(Arc::new(RoundTopic {
+            name: name.to_owned(),
+            writer,
+            cluster,
+        }))
     }
 }
 
@@ -163,10 +197,21 @@ impl RoundTopic {
 
 #[async_trait]
 impl Topic for RoundTopic {
-    async fn send(&self, partition: usize, number: usize, message: &Message) -> Result<(), BoxError> {
-        let number = Header { name: NUMBER_HEADER.into(), value: Some(number.to_string().into()) };
+    async fn send(
+        &self,
+        partition: usize,
+        number: usize,
+        message: &Message,
+    ) -> Result<(), BoxError> {
+        let number = Header {
+            name: NUMBER_HEADER.into(),
+            value: Some(number.to_string().into()),
+        };
         let message = message.clone().with_headers(vec![number]);
-        Ok(self.writer.write(i32::try_from(partition)?, &message).await?)
+        Ok(self
+            .writer
+            .write(i32::try_from(partition)?, &message)
+            .await?)
     }
 
     fn member(&self) -> Arc<dyn Source> {
@@ -174,7 +219,10 @@ impl Topic for RoundTopic {
     }
 
     fn number_of(&self, message: &Message) -> Option<usize> {
-        std::str::from_utf8(message.header(NUMBER_HEADER)?).ok()?.parse().ok()
+        std::str::from_utf8(message.header(NUMBER_HEADER)?)
+            .ok()?
+            .parse()
+            .ok()
     }
 
     /// Another member joins, and leaves when partitions have moved to it.

@@ -1,7 +1,9 @@
 //! `oncegate prove`: tries to make a worker lose an effect or have it twice, without a server.
 //!
-//! `tried` is what is tried, from flags or a configuration; `workers` starts its worker for each process of a trial, and
-//! `stores` opens the store of each round, and `brokers` makes its topic on a real broker. `witness` lists effects elsewhere. `repeat` has the command that plays a round again.
+//! `tried` is what is tried, from flags or a configuration; `workers` starts its worker for each
+//! process of a trial, and `stores` opens the store of each round, and `brokers` makes its topic on
+//! a real broker. `witness` lists effects elsewhere. `repeat` has the command that plays a round
+//! again.
 
 mod brokers;
 mod repeat;
@@ -39,17 +41,19 @@ const TRIAL: &str = "oncegate-prove";
 
 /// Try to make a worker charge twice or lose a payment, without a server (docs/PROVE.md)
 ///
-/// Each line of --samples is a business event. The events and duplicates of them go through an embedded broker, a gate and
-/// the worker, while faults happen: kills, lost answers, failures of the downstream service and others. The worker must
-/// have its effects in the downstream service that this command starts: POST $ONCEGATE_DOWNSTREAM/effects with a JSON body,
-/// and with the header Idempotency-Key if it is right. The service is the witness.
+/// Each line of --samples is a business event. The events and duplicates of them go through an
+/// embedded broker, a gate and the worker, while faults happen: kills, lost answers, failures of
+/// the downstream service and others. The worker must have its effects in the downstream service
+/// that this command starts: POST $ONCEGATE_DOWNSTREAM/effects with a JSON body, and with the
+/// header Idempotency-Key if it is right. The service is the witness.
 ///
-/// Exit code 0: nothing was found. 1: a defect was found; each is one line on standard output. 3: nothing was found, but
-/// fewer than three of four faults were tried.
+/// Exit code 0: nothing was found. 1: a defect was found; each is one line on standard output. 3:
+/// nothing was found, but fewer than three of four faults were tried.
 #[derive(Debug, clap::Args)]
 #[command(group = clap::ArgGroup::new("worker"))]
 pub(crate) struct ProveArgs {
-    /// A configuration: its consumer is tried, with its worker, key, route and limits; flags win over it
+    /// A configuration: its consumer is tried, with its worker, key, route and limits; flags win
+    /// over it
     #[arg(long, value_name = "FILE", env = "ONCEGATE_CONFIG")]
     config: Option<PathBuf>,
 
@@ -65,22 +69,26 @@ pub(crate) struct ProveArgs {
     #[arg(long, value_name = "COMMAND", group = "worker")]
     handler_command: Option<String>,
 
-    /// A worker behind HTTP, which was started with ONCEGATE_DOWNSTREAM=http://127.0.0.1:9797 (see --listen)
+    /// A worker behind HTTP, which was started with ONCEGATE_DOWNSTREAM=http://127.0.0.1:9797 (see
+    /// --listen)
     #[arg(long, value_name = "URL", group = "worker")]
     handler: Option<String>,
 
-    /// The content type of the samples, for --handler [default: application/json, or that of --config]
+    /// The content type of the samples, for --handler [default: application/json, or that of
+    /// --config]
     #[arg(long, value_name = "TYPE")]
     content_type: Option<String>,
 
-    /// Hand the worker batches of up to this many messages (docs/RUN.md) [default: one by one, or that of --config]
+    /// Hand the worker batches of up to this many messages (docs/RUN.md) [default: one by one, or
+    /// that of --config]
     #[arg(long, value_name = "COUNT", conflicts_with = "handler_command", value_parser = clap::value_parser!(u16).range(1..=10_000))]
     batch_messages: Option<u16>,
 
     #[arg(long, value_name = "SPEC", env = "ONCEGATE_KEY", help = KEY_HELP, long_help = KEY_FORMS)]
     key: Option<Key>,
 
-    /// The route of the samples, which is a part of their keys [default: the topic or queue of --config, or samples]
+    /// The route of the samples, which is a part of their keys [default: the topic or queue of
+    /// --config, or samples]
     #[arg(long, value_name = "NAME")]
     route: Option<String>,
 
@@ -112,31 +120,40 @@ pub(crate) struct ProveArgs {
     #[arg(long, value_name = "NAMES", value_delimiter = ',', requires = "round")]
     leave_out: Vec<Fault>,
 
-    /// Send these samples alone in --round, as a finding did that did not need others: their numbers, with commas
-    #[arg(long, value_name = "NUMBERS", value_delimiter = ',', requires = "round")]
+    /// Send these samples alone in --round, as a finding did that did not need others: their
+    /// numbers, with commas
+    #[arg(
+        long,
+        value_name = "NUMBERS",
+        value_delimiter = ',',
+        requires = "round"
+    )]
     only_samples: Vec<usize>,
 
     /// The faults, with commas [default: all]
     #[arg(long, value_name = "NAMES", value_delimiter = ',')]
     faults: Vec<Fault>,
 
-    /// A command that lists the effects in a file or table, one JSON object a line, with the business fields. It and the
-    /// workers have the folder of their round in ONCEGATE_TRIAL_DIR. One round runs at a time unless it names that folder
+    /// A command that lists the effects in a file or table, one JSON object a line, with the
+    /// business fields. It and the workers have the folder of their round in ONCEGATE_TRIAL_DIR.
+    /// One round runs at a time unless it names that folder
     #[arg(long, value_name = "COMMAND")]
     witness_command: Option<String>,
 
-    /// A store to use instead of SQLite files: redis://host:port or postgres://host:port/database. The records are in
-    /// scopes of the trial's own and are removed at its end. The store of --config is never used
+    /// A store to use instead of SQLite files: redis://host:port or postgres://host:port/database.
+    /// The records are in scopes of the trial's own and are removed at its end. The store of
+    /// --config is never used
     #[arg(long, value_name = "URL")]
     store: Option<String>,
 
-    /// Kafka's addresses, `host:port`, several with commas, instead of the embedded broker. The messages are in topics and
-    /// groups of the trial's own, which are removed at its end. The brokers of --config are never used
+    /// Kafka's addresses, `host:port`, several with commas, instead of the embedded broker. The
+    /// messages are in topics and groups of the trial's own, which are removed at its end. The
+    /// brokers of --config are never used
     #[arg(long, value_name = "HOST:PORT")]
     brokers: Option<String>,
 
-    /// A property of librdkafka for --brokers, such as security.protocol=SASL_SSL; may be repeated [default: those of
-    /// --config]
+    /// A property of librdkafka for --brokers, such as security.protocol=SASL_SSL; may be repeated
+    /// [default: those of --config]
     #[arg(long = "property", value_name = "NAME=VALUE", value_parser = pair, requires = "brokers")]
     properties: Vec<(String, String)>,
 
@@ -144,12 +161,13 @@ pub(crate) struct ProveArgs {
     #[arg(long, value_name = "TIME", value_parser = duration, default_value = "2s")]
     lease: Duration,
 
-    /// How many rounds run at the same time, each with processes of its own [default: 4, and 1 with --handler
-    /// and where rounds share what --witness-command lists]
+    /// How many rounds run at the same time, each with processes of its own [default: 4, and 1 with
+    /// --handler and where rounds share what --witness-command lists]
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u16).range(1..=64))]
     parallel: Option<u16>,
 
-    /// Where the downstream service listens [default: a free port, and 127.0.0.1:9797 with --handler]
+    /// Where the downstream service listens [default: a free port, and 127.0.0.1:9797 with
+    /// --handler]
     #[arg(long, value_name = "HOST:PORT")]
     listen: Option<SocketAddr>,
 
@@ -171,7 +189,9 @@ pub(crate) async fn run(args: &ProveArgs) -> Result<Exit, Problem> {
     }
     let is_shared = tried.handler.http.is_some();
     let port = if is_shared { DOWNSTREAM_PORT } else { 0 };
-    let listen = args.listen.unwrap_or(SocketAddr::from((Ipv4Addr::LOCALHOST, port)));
+    let listen = args
+        .listen
+        .unwrap_or(SocketAddr::from((Ipv4Addr::LOCALHOST, port)));
     let service = Service::start(listen).await.map_err(|error| {
         let what = format!(
             "the downstream service cannot listen on {listen}: {error}; choose another with --listen"
@@ -181,16 +201,25 @@ pub(crate) async fn run(args: &ProveArgs) -> Result<Exit, Problem> {
     let service = Arc::new(service);
     let seed = args.seed.unwrap_or_else(oncegate_testing::random_seed);
     // Removed when it is dropped: at the end.
-    let folder = tempfile::Builder::new().prefix("oncegate-prove-").tempdir().map_err(|error| {
-        let place = std::env::temp_dir();
-        let why = format!("no folder can be created in {}: {error}; set TMPDIR", place.display());
-        Problem::new(Exit::Configuration, why)
-    })?;
+    let folder = tempfile::Builder::new()
+        .prefix("oncegate-prove-")
+        .tempdir()
+        .map_err(|error| {
+            let place = std::env::temp_dir();
+            let why = format!(
+                "no folder can be created in {}: {error}; set TMPDIR",
+                place.display()
+            );
+            Problem::new(Exit::Configuration, why)
+        })?;
     // Other trials may use the servers at the same time.
     let name = format!("{TRIAL}-{:012x}", oncegate_testing::random_seed() >> 16);
     let stores = interruptible(Stores::of(args.store.as_deref(), &name, folder.path())).await?;
     let brokers = interruptible(Brokers::of(args, &tried)).await?;
-    let witness = args.witness_command.as_deref().map(|command| WitnessCommand::new(command, folder.path()));
+    let witness = args
+        .witness_command
+        .as_deref()
+        .map(|command| WitnessCommand::new(command, folder.path()));
     let witness = witness.map(Arc::new);
     let workers = Workers::of(args, &tried, Arc::clone(&service), witness.clone());
     let trial = stores.of_trial(trial(args, &tried, workers).messages(samples).seed(seed));
@@ -209,7 +238,9 @@ pub(crate) async fn run(args: &ProveArgs) -> Result<Exit, Problem> {
         Some(brokers) => brokers.remove().await,
         None => Ok(()),
     };
-    let left = [removed, stores.remove().await].into_iter().filter_map(Result::err);
+    let left = [removed, stores.remove().await]
+        .into_iter()
+        .filter_map(Result::err);
     let problems = verdict.as_ref().err().cloned().into_iter().chain(left);
     if let Some(problem) = problems.reduce(|first, next| first.and(&next)) {
         return Err(problem);
@@ -233,7 +264,9 @@ pub(crate) async fn run(args: &ProveArgs) -> Result<Exit, Problem> {
 }
 
 /// Drops the work at the first signal.
-async fn interruptible<T: Send>(work: impl Future<Output = Result<T, Problem>> + Send) -> Result<T, Problem> {
+async fn interruptible<T: Send>(
+    work: impl Future<Output = Result<T, Problem>> + Send,
+) -> Result<T, Problem> {
     tokio::select! {
         biased;
         () = crate::signals::stop() => Err(Problem::new(Exit::Interrupted, "interrupted")),
@@ -242,7 +275,11 @@ async fn interruptible<T: Send>(work: impl Future<Output = Result<T, Problem>> +
 }
 
 fn trial(args: &ProveArgs, tried: &TriedConsumer, workers: Workers) -> Trial {
-    let parallel = if tried.takes_turns(args) { 1 } else { args.parallel.unwrap_or(4) };
+    let parallel = if tried.takes_turns(args) {
+        1
+    } else {
+        args.parallel.unwrap_or(4)
+    };
     let bar = match args.rounds {
         Some(rounds) => progress(rounds, "rounds"),
         None => progress(args.seconds, "seconds"),
@@ -258,16 +295,29 @@ fn trial(args: &ProveArgs, tried: &TriedConsumer, workers: Workers) -> Trial {
         .lease(args.lease)
         .parallel(parallel.into())
         .progress(move |progress: &Progress| {
-            let Progress { rounds, faults, defects, .. } = progress;
-            bar.set_position(if counts_rounds { *rounds } else { began.elapsed().as_secs() });
-            bar.set_message(format!("{rounds} rounds, {faults} faults, {defects} defects"));
+            let Progress {
+                rounds,
+                faults,
+                defects,
+                ..
+            } = progress;
+            bar.set_position(if counts_rounds {
+                *rounds
+            } else {
+                began.elapsed().as_secs()
+            });
+            bar.set_message(format!(
+                "{rounds} rounds, {faults} faults, {defects} defects"
+            ));
         });
     if !args.faults.is_empty() {
         trial = trial.faults(args.faults.iter().copied());
     }
     match (args.round, args.rounds) {
         (Some(round), _) => {
-            let trial = trial.only_round(round).leave_out(args.leave_out.iter().copied());
+            let trial = trial
+                .only_round(round)
+                .leave_out(args.leave_out.iter().copied());
             trial.only_samples(args.only_samples.iter().copied())
         }
         (None, Some(rounds)) => trial.rounds(rounds),
@@ -277,7 +327,8 @@ fn trial(args: &ProveArgs, tried: &TriedConsumer, workers: Workers) -> Trial {
 
 /// A progress bar on standard error; hidden unless that is a terminal.
 fn progress(length: u64, unit: &str) -> ProgressBar {
-    let style = ProgressStyle::with_template(&format!("{{bar:30}} {{pos}} of {{len}} {unit}  {{msg}}"));
+    let style =
+        ProgressStyle::with_template(&format!("{{bar:30}} {{pos}} of {{len}} {unit}  {{msg}}"));
     let style = style.unwrap_or_else(|_| ProgressStyle::default_bar());
     ProgressBar::new(length).with_style(style)
 }
@@ -285,7 +336,10 @@ fn progress(length: u64, unit: &str) -> ProgressBar {
 /// Reads the lines that are not empty.
 async fn read_samples(path: PathBuf) -> Result<Vec<String>, Problem> {
     let refuse = |path: &Path, why: String| {
-        Problem::new(Exit::BadData, format!("cannot read the samples from {}: {why}", path.display()))
+        Problem::new(
+            Exit::BadData,
+            format!("cannot read the samples from {}: {why}", path.display()),
+        )
     };
     let name = path.clone();
     let reading = tokio::task::spawn_blocking(move || {
@@ -296,9 +350,16 @@ async fn read_samples(path: PathBuf) -> Result<Vec<String>, Problem> {
         }
         std::fs::read_to_string(&path)
     });
-    let read = reading.await.map_err(|error| Problem::new(Exit::Bug, error.to_string()))?;
+    let read = reading
+        .await
+        .map_err(|error| Problem::new(Exit::Bug, error.to_string()))?;
     let text = read.map_err(|error| refuse(&name, error.to_string()))?;
-    Ok(text.lines().map(str::trim).filter(|line| !line.is_empty()).map(str::to_owned).collect())
+    Ok(text
+        .lines()
+        .map(str::trim)
+        .filter(|line| !line.is_empty())
+        .map(str::to_owned)
+        .collect())
 }
 
 fn write_reports(
@@ -320,7 +381,10 @@ fn write_reports(
 }
 
 fn unwritable(path: &Path, error: &std::io::Error) -> Problem {
-    let what = format!("the report cannot be written to {}: {error}; change --report", path.display());
+    let what = format!(
+        "the report cannot be written to {}: {error}; change --report",
+        path.display()
+    );
     Problem::new(Exit::Configuration, what)
 }
 
@@ -330,27 +394,43 @@ fn text(verdict: &Verdict) -> String {
         return verdict.to_string();
     }
     let line = |finding: &Finding| {
-        format!("{}: {} (round {})", finding.violation.defect, plain(&finding.violation.what), finding.round)
+        format!(
+            "{}: {} (round {})",
+            finding.violation.defect,
+            plain(&finding.violation.what),
+            finding.round
+        )
     };
     verdict.roots().map(line).collect::<Vec<_>>().join("\n")
 }
 
-/// What the defects mean, how they are mended, and the commands that repeat them: on standard error.
+/// What the defects mean, how they are mended, and the commands that repeat them: on standard
+/// error.
 fn explain(verdict: &Verdict, repeat: &impl Fn(&Finding) -> String) {
     for finding in verdict.roots() {
         let defect = finding.violation.defect;
-        eprintln!("\n{defect}\n  {}\n  {}\n  {}", defect.meaning(), defect.remedy(), repeat(finding));
+        eprintln!(
+            "\n{defect}\n  {}\n  {}\n  {}",
+            defect.meaning(),
+            defect.remedy(),
+            repeat(finding)
+        );
     }
     if !verdict.is_clean() {
         eprintln!();
     }
-    let followers = verdict
-        .findings
-        .iter()
-        .filter_map(|finding| Some(format!("{} (from {})", finding.violation.defect, finding.follows?)));
+    let followers = verdict.findings.iter().filter_map(|finding| {
+        Some(format!(
+            "{} (from {})",
+            finding.violation.defect, finding.follows?
+        ))
+    });
     let followers: Vec<String> = followers.collect();
     if !followers.is_empty() {
-        eprintln!("may only follow from these, and are in the report: {}", followers.join(", "));
+        eprintln!(
+            "may only follow from these, and are in the report: {}",
+            followers.join(", ")
+        );
     }
     let faults: u64 = verdict.faults.values().sum();
     eprintln!(

@@ -15,7 +15,10 @@ pub(super) fn command(args: &ProveArgs, seed: u64, finding: &Finding) -> String 
         flag("--config", &config.display().to_string());
     }
     // The key as JSON has all that a key can have.
-    let key = args.key.as_ref().map(|key| serde_json::to_string(key).unwrap_or_default());
+    let key = args
+        .key
+        .as_ref()
+        .map(|key| serde_json::to_string(key).unwrap_or_default());
     let messages = args.batch_messages.map(|messages| messages.to_string());
     let given = [
         ("--scope", &args.scope),
@@ -60,14 +63,22 @@ pub(super) fn command(args: &ProveArgs, seed: u64, finding: &Finding) -> String 
         flag("--leave-out", &names(&left_out));
     }
     if !finding.only_samples.is_empty() {
-        let samples: Vec<String> = finding.only_samples.iter().map(ToString::to_string).collect();
+        let samples: Vec<String> = finding
+            .only_samples
+            .iter()
+            .map(ToString::to_string)
+            .collect();
         flag("--only-samples", &samples.join(","));
     }
     words.join(" ")
 }
 
 fn names(faults: &[Fault]) -> String {
-    faults.iter().map(|fault| fault.as_str()).collect::<Vec<_>>().join(",")
+    faults
+        .iter()
+        .map(|fault| fault.as_str())
+        .collect::<Vec<_>>()
+        .join(",")
 }
 
 /// The word in single quotes, if it needs any.

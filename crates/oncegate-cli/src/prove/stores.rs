@@ -1,4 +1,5 @@
-//! The store of each round: an SQLite file in a temporary folder, or a server, in scopes that are removed again.
+//! The store of each round: an SQLite file in a temporary folder, or a server, in scopes that are
+//! removed again.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -18,15 +19,24 @@ use tokio::sync::RwLock;
 use crate::exit::{Exit, Problem};
 use crate::store::{TrialServer, redacted};
 
-/// How often the removal is repeated, until nothing is found any more: an operation of an aborted round may come late.
+/// How often the removal is repeated, until nothing is found any more: an operation of an aborted
+/// round may come late.
 const REMOVALS_MOST: u32 = 10;
 
 /// Where the rounds of a trial keep their records.
 pub(super) enum Stores {
     /// A file for each round in this folder.
-    Files { folder: PathBuf, rounds: Arc<AtomicU64> },
+    Files {
+        folder: PathBuf,
+        rounds: Arc<AtomicU64>,
+    },
     /// A server, in scopes that begin with this one.
-    Server { kept: Arc<KeptStore>, server: TrialServer, url: String, scope: String },
+    Server {
+        kept: Arc<KeptStore>,
+        server: TrialServer,
+        url: String,
+        scope: String,
+    },
 }
 
 impl Stores {
@@ -37,13 +47,25 @@ impl Stores {
     pub(super) async fn of(url: Option<&str>, scope: &str, folder: &Path) -> Result<Self, Problem> {
         let Some(url) = url else {
             let folder = folder.to_owned();
-            return Ok(Self::Files { folder, rounds: Arc::default() });
+            return Ok(Self::Files {
+                folder,
+                rounds: Arc::default(),
+            });
         };
         let server = TrialServer::open(url).await?;
         // What each gate would be refused would look like a fault of the trial.
         server.store().check().await?;
-        let kept = KeptStore { inner: server.store(), open: RwLock::new(true), written: Mutex::default() };
-        Ok(Self::Server { kept: Arc::new(kept), server, url: redacted(url), scope: scope.to_owned() })
+        let kept = KeptStore {
+            inner: server.store(),
+            open: RwLock::new(true),
+            written: Mutex::default(),
+        };
+        Ok(Self::Server {
+            kept: Arc::new(kept),
+            server,
+            url: redacted(url),
+            scope: scope.to_owned(),
+        })
     }
 
     /// Lets the trial use these stores.
@@ -70,7 +92,15 @@ impl Stores {
     /// # Errors
     /// With the beginning of the scopes that are left.
     pub(super) async fn remove(&self) -> Result<(), Problem> {
-        let Self::Server { kept, server, url, scope: first } = self else { return Ok(()) };
+        let Self::Server {
+            kept,
+            server,
+            url,
+            scope: first,
+        } = self
+        else {
+            return Ok(());
+        };
         for (scope, keys) in kept.closed().await {
             let keys: Vec<StoreKey> = keys.into_iter().collect();
             removed(server, &scope, &keys).await.map_err(|error| {
@@ -96,7 +126,9 @@ async fn removed(server: &TrialServer, scope: &Scope, keys: &[StoreKey]) -> Resu
             return Ok(());
         }
     }
-    Err(StoreError::unavailable("operations of the trial still arrive"))
+    Err(StoreError::unavailable(
+        "operations of the trial still arrive",
+    ))
 }
 
 /// The file of a round, which is removed at its end.
@@ -108,8 +140,13 @@ struct RoundFile {
 impl RoundFile {
     async fn open(path: PathBuf) -> Result<Arc<dyn Store>, BoxError> {
         // A power cut would end the trial, too.
-        let builder = SqliteStore::builder(&path).without_purge().synchronous(Synchronous::Normal);
-        Ok(Arc::new(Self { store: builder.open().await?, path }))
+        let builder = SqliteStore::builder(&path)
+            .without_purge()
+            .synchronous(Synchronous::Normal);
+        Ok(Arc::new(Self {
+            store: builder.open().await?,
+            path,
+        }))
     }
 }
 
@@ -158,7 +195,8 @@ impl Store for RoundFile {
     }
 }
 
-/// A store that remembers what was written, so that it can be removed. Once it is closed, nothing more is written.
+/// A store that remembers what was written, so that it can be removed. Once it is closed, nothing
+/// more is written.
 pub(super) struct KeptStore {
     inner: Arc<dyn Store>,
     open: RwLock<bool>,

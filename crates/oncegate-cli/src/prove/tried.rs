@@ -1,4 +1,5 @@
-//! The worker under trial, with the key and the limits that `oncegate run` would use: from flags, or from a configuration.
+//! The worker under trial, with the key and the limits that `oncegate run` would use: from flags,
+//! or from a configuration.
 
 use oncegate::{BatchLimits, Gate, Key, MemoryStore};
 use serde_json::Value;
@@ -42,8 +43,12 @@ impl TriedConsumer {
     }
 
     fn of_flags(args: &ProveArgs) -> Result<Self, Problem> {
-        let missing =
-            |what: &str| Problem::new(Exit::Usage, format!("{what}, or a configuration with one (--config)"));
+        let missing = |what: &str| {
+            Problem::new(
+                Exit::Usage,
+                format!("{what}, or a configuration with one (--config)"),
+            )
+        };
         let shell = |text: &String| Program::Shell(text.clone());
         let handler = shape::Handler {
             http: args.handler.clone(),
@@ -53,15 +58,31 @@ impl TriedConsumer {
             ..shape::Handler::default()
         };
         if handler.http.is_none() && handler.exec.is_none() && handler.command.is_none() {
-            return Err(missing("there is no worker: give --handler-exec, --handler-command or --handler"));
+            return Err(missing(
+                "there is no worker: give --handler-exec, --handler-command or --handler",
+            ));
         }
-        let key = args.key.clone().ok_or_else(|| missing("there is no key: give --key"))?;
+        let key = args
+            .key
+            .clone()
+            .ok_or_else(|| missing("there is no key: give --key"))?;
         let route = args.route.clone().unwrap_or_else(|| ROUTE.to_owned());
-        let batch_of =
-            |messages: u16| shape::Batch { messages: Some(messages.into()), ..shape::Batch::default() };
+        let batch_of = |messages: u16| shape::Batch {
+            messages: Some(messages.into()),
+            ..shape::Batch::default()
+        };
         let batch = args.batch_messages.map(batch_of);
-        let settings = shape::Consumer { batch, ..shape::Consumer::default() };
-        Ok(Self { key, route, handler, settings, hidden: Vec::new() })
+        let settings = shape::Consumer {
+            batch,
+            ..shape::Consumer::default()
+        };
+        Ok(Self {
+            key,
+            route,
+            handler,
+            settings,
+            hidden: Vec::new(),
+        })
     }
 
     fn of_configuration(args: &ProveArgs) -> Result<Self, Problem> {
@@ -79,7 +100,11 @@ impl TriedConsumer {
             return Err(refused("there is no key").of(name));
         };
         // Samples are documents, which have the keys of the payloads that they stand for.
-        if settings.format.as_ref().is_some_and(|format| format.deliver != Some(Deliver::Json)) {
+        if settings
+            .format
+            .as_ref()
+            .is_some_and(|format| format.deliver != Some(Deliver::Json))
+        {
             let why = "its workers get payloads in their format, and the samples of a trial are JSON: set `format.deliver = \"json\"`, with which they get JSON from the topic, too";
             return Err(refused(why).of(name));
         }
@@ -89,7 +114,13 @@ impl TriedConsumer {
         };
         let route = route.unwrap_or_else(|| ROUTE.to_owned());
         let handler = settings.handler.clone().unwrap_or_default();
-        Ok(Self { key, route, handler, settings, hidden: loaded.variables() })
+        Ok(Self {
+            key,
+            route,
+            handler,
+            settings,
+            hidden: loaded.variables(),
+        })
     }
 
     /// Refuses what a trial cannot try, which would look like a defect of the worker.
@@ -103,12 +134,17 @@ impl TriedConsumer {
             let why = "--parallel: one round runs at a time with --handler, and with a --witness-command that does not name ONCEGATE_TRIAL_DIR";
             return Err(Problem::new(Exit::Usage, why));
         }
-        let of_round = args.witness_command.as_deref().is_some_and(WitnessCommand::is_of_round);
+        let of_round = args
+            .witness_command
+            .as_deref()
+            .is_some_and(WitnessCommand::is_of_round);
         if self.handler.http.is_some() && of_round {
             let why = "--witness-command: a worker behind HTTP has no ONCEGATE_TRIAL_DIR; list the effects of all rounds";
             return Err(Problem::new(Exit::Usage, why));
         }
-        let gate = self.gate(Gate::new("trial", self.key.clone(), MemoryStore::new())).lease(args.lease);
+        let gate = self
+            .gate(Gate::new("trial", self.key.clone(), MemoryStore::new()))
+            .lease(args.lease);
         gate.check().map_err(|error| {
             Problem::caused(Exit::Configuration, &error).and(&refused(format!(
                 "the lease of the trial is {:?}; another is set by --lease",
@@ -151,20 +187,38 @@ fn flags(args: &ProveArgs, known: &[String]) -> Vec<Setting> {
         // Which consumer is meant is asked later.
         (None, _) => return Vec::new(),
     };
-    let key = args.key.as_ref().map(|key| serde_json::to_string(key).unwrap_or_default());
+    let key = args
+        .key
+        .as_ref()
+        .map(|key| serde_json::to_string(key).unwrap_or_default());
     let messages = args.batch_messages.map(|messages| messages.to_string());
     let given: [(&str, &[&str], &Option<String>); 6] = [
         ("--key", &["key"], &key),
         ("--handler", &["handler", "http"], &args.handler),
         ("--handler-exec", &["handler", "exec"], &args.handler_exec),
-        ("--handler-command", &["handler", "command"], &args.handler_command),
-        ("--content-type", &["handler", "content_type"], &args.content_type),
+        (
+            "--handler-command",
+            &["handler", "command"],
+            &args.handler_command,
+        ),
+        (
+            "--content-type",
+            &["handler", "content_type"],
+            &args.content_type,
+        ),
         ("--batch-messages", &["batch", "messages"], &messages),
     ];
     let setting = |(flag, path, value): (&str, &[&str], &Option<String>)| {
         let path = path.iter().map(|part| (*part).to_owned());
-        let path = ["consumer".to_owned(), consumer.clone()].into_iter().chain(path).collect();
-        Some(Setting { flag: flag.to_owned(), path, value: value.clone()? })
+        let path = ["consumer".to_owned(), consumer.clone()]
+            .into_iter()
+            .chain(path)
+            .collect();
+        Some(Setting {
+            flag: flag.to_owned(),
+            path,
+            value: value.clone()?,
+        })
     };
     given.into_iter().filter_map(setting).collect()
 }
@@ -194,6 +248,9 @@ mod tests {
         assert_eq!(says(&Key::message_id()), "the id of the message");
         assert_eq!(says(&Key::json(["id"])), "");
         let tenant = oncegate::core::key::TenantSource::header("shop");
-        assert_eq!(says(&Key::json(["id"]).tenant(tenant)), "the header \"shop\"");
+        assert_eq!(
+            says(&Key::json(["id"]).tenant(tenant)),
+            "the header \"shop\""
+        );
     }
 }

@@ -31,10 +31,14 @@ pub(super) struct WitnessCommand {
 impl WitnessCommand {
     /// `folder` is the one of the trial.
     pub(super) fn new(command: &str, folder: &Path) -> Self {
-        Self { command: command.to_owned(), rounds: folder.join("rounds") }
+        Self {
+            command: command.to_owned(),
+            rounds: folder.join("rounds"),
+        }
     }
 
-    /// Whether each round has a list of its own, because the command reads it from the folder of the round.
+    /// Whether each round has a list of its own, because the command reads it from the folder of
+    /// the round.
     pub(super) fn is_of_round(command: &str) -> bool {
         command.contains(FOLDER)
     }
@@ -60,11 +64,14 @@ impl Witness for SharedWitness {
             .stdin(Stdio::null())
             .kill_on_drop(true);
         let output = tokio::time::timeout(LIMIT, command.output());
-        let output =
-            output.await.map_err(|_| format!("--witness-command does not end within {LIMIT:?}"))??;
+        let output = output
+            .await
+            .map_err(|_| format!("--witness-command does not end within {LIMIT:?}"))??;
         if !output.status.success() {
-            let error: String =
-                String::from_utf8_lossy(&output.stderr).chars().take(SHOWN_MAX_CHARS).collect();
+            let error: String = String::from_utf8_lossy(&output.stderr)
+                .chars()
+                .take(SHOWN_MAX_CHARS)
+                .collect();
             let what = format!(
                 "--witness-command failed ({}): {}; it must succeed with an empty list where nothing has happened",
                 output.status,
@@ -73,7 +80,9 @@ impl Witness for SharedWitness {
             return Err(what.into());
         }
         if output.stdout.len() > OUTPUT_MAX_BYTES {
-            return Err(format!("--witness-command prints more than {OUTPUT_MAX_BYTES} bytes").into());
+            return Err(
+                format!("--witness-command prints more than {OUTPUT_MAX_BYTES} bytes").into(),
+            );
         }
         read(&String::from_utf8_lossy(&output.stdout))
     }
@@ -85,10 +94,14 @@ impl Witness for SharedWitness {
 
 /// Reads one JSON object a line.
 fn read(text: &str) -> Result<Vec<Value>, BoxError> {
-    let lines = (1..).zip(text.lines()).filter(|(_, line)| !line.trim().is_empty());
+    let lines = (1..)
+        .zip(text.lines())
+        .filter(|(_, line)| !line.trim().is_empty());
     let read = |(number, line): (usize, &str)| {
         let object = serde_json::from_str(line).ok().filter(Value::is_object);
-        object.ok_or_else(|| format!("line {number} of --witness-command is not a JSON object").into())
+        object.ok_or_else(|| {
+            format!("line {number} of --witness-command is not a JSON object").into()
+        })
     };
     lines.map(read).collect()
 }
@@ -102,7 +115,10 @@ mod tests {
         assert_eq!(read("{\"order\":1}\n\n{\"order\":2}\n").unwrap().len(), 2);
         assert!(read("").unwrap().is_empty());
         for text in ["{\"order\":1}\n7", "{\"order\":1}\n{no"] {
-            assert!(read(text).unwrap_err().to_string().contains("line 2"), "{text}");
+            assert!(
+                read(text).unwrap_err().to_string().contains("line 2"),
+                "{text}"
+            );
         }
     }
 }

@@ -16,8 +16,8 @@ use crate::run::{Limited, WorkerLimits, WorkerReport, until_ready, worker};
 
 /// The longest time that a worker may take to become ready.
 const READY_LIMIT: Duration = Duration::from_secs(120);
-/// A worker may take as many times as long to end as one of the trial has taken to start, if that is more than the time
-/// that it has in production: a machine that starves it is no defect of it.
+/// A worker may take as many times as long to end as one of the trial has taken to start, if that
+/// is more than the time that it has in production: a machine that starves it is no defect of it.
 const ENDS_IN_STARTS: u32 = 20;
 /// The most that a worker gets for that reason.
 const END_LIMIT: Duration = Duration::from_secs(60);
@@ -41,11 +41,18 @@ impl Workers {
         service: Arc<Service>,
         witness: Option<Arc<WitnessCommand>>,
     ) -> Self {
-        Self { tried: tried.clone(), lease: args.lease, service, witness, slowest_start: Arc::default() }
+        Self {
+            tried: tried.clone(),
+            lease: args.lease,
+            service,
+            witness,
+            slowest_start: Arc::default(),
+        }
     }
 }
 
-/// How long a worker may at least take to end in a trial whose slowest worker has taken this long to start.
+/// How long a worker may at least take to end in a trial whose slowest worker has taken this long
+/// to start.
 fn end_grace(slowest_start: Duration) -> Duration {
     slowest_start.saturating_mul(ENDS_IN_STARTS).min(END_LIMIT)
 }
@@ -59,9 +66,15 @@ impl Launch for Workers {
             Some(_) => self.service.shared_place(downstream),
             None => self.service.place(downstream),
         };
-        let folder = self.witness.as_ref().map(|witness| witness.folder(&round)).transpose()?;
+        let folder = self
+            .witness
+            .as_ref()
+            .map(|witness| witness.folder(&round))
+            .transpose()?;
         let mut given = vec![(DOWNSTREAM.to_owned(), place.url().to_owned())];
-        given.extend(folder.map(|folder| (FOLDER.to_owned(), folder.to_string_lossy().into_owned())));
+        given.extend(
+            folder.map(|folder| (FOLDER.to_owned(), folder.to_string_lossy().into_owned())),
+        );
         let limits = WorkerLimits {
             lease: self.lease,
             result_max_bytes: (self.tried.settings.max_large_result)
@@ -74,8 +87,11 @@ impl Launch for Workers {
         let started = Instant::now();
         let (worker, foreman) = worker(handler, &limits, &report)?;
         let worker = Arc::new(worker);
-        let ready =
-            tokio::time::timeout(READY_LIMIT, until_ready("trial", &worker, &report, READY_LIMIT)).await;
+        let ready = tokio::time::timeout(
+            READY_LIMIT,
+            until_ready("trial", &worker, &report, READY_LIMIT),
+        )
+        .await;
         let most = ready.map_err(|_| {
             format!(
                 "the worker was not ready within {READY_LIMIT:?}; ONCEGATE_LOG=warn shows its standard error, and `oncegate worker-test` what is missing"
@@ -87,7 +103,13 @@ impl Launch for Workers {
         let slowest_start = Arc::clone(&self.slowest_start);
         let longest_delay = Consumer::DEFAULT_BACKOFF.most();
         let timeout = handler.timeout.map(|Time(timeout)| timeout);
-        let limited = Limited { worker, timeout, longest_delay, before: None, documents: None };
+        let limited = Limited {
+            worker,
+            timeout,
+            longest_delay,
+            before: None,
+            documents: None,
+        };
         let end = async move {
             let by_itself = match foreman {
                 Some(foreman) => {
@@ -113,7 +135,11 @@ mod tests {
 
     #[test]
     fn a_machine_that_starves_the_workers_gives_them_more_time_to_end() {
-        assert_eq!(end_grace(Duration::from_millis(100)), Duration::from_secs(2), "less than in production");
+        assert_eq!(
+            end_grace(Duration::from_millis(100)),
+            Duration::from_secs(2),
+            "less than in production"
+        );
         assert_eq!(end_grace(Duration::from_secs(2)), Duration::from_secs(40));
         assert_eq!(end_grace(Duration::MAX), END_LIMIT);
     }

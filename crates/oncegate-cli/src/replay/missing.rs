@@ -19,7 +19,8 @@ use tokio::time::{Instant, sleep_until};
 /// How much of a second's messages is delivered at a time under a limit on the rate.
 const SHARE_OF_A_SECOND: u32 = 10;
 
-/// Delivers the messages of topics that a selector chooses, within limits. It ends after the last one.
+/// Delivers the messages of topics that a selector chooses, within limits. It ends after the last
+/// one.
 pub(super) struct Missing {
     selector: Selector,
     limits: ReplayLimits,
@@ -38,8 +39,8 @@ pub(super) struct ReplayLimits {
 
 struct Remaining {
     readers: VecDeque<TopicReader>,
-    /// What was read and is not examined yet. It stays here while its records are read, because the future of a receive
-    /// may be dropped.
+    /// What was read and is not examined yet. It stays here while its records are read, because the
+    /// future of a receive may be dropped.
     unexamined: Vec<Message>,
     selected: VecDeque<Message>,
     /// When the next message may be delivered.
@@ -77,7 +78,12 @@ impl Missing {
             selected: VecDeque::new(),
             next_at: Instant::now(),
         };
-        Self { selector, limits, state: Mutex::new(state), counts: Arc::default() }
+        Self {
+            selector,
+            limits,
+            state: Mutex::new(state),
+            counts: Arc::default(),
+        }
     }
 
     pub(super) fn counts(&self) -> Arc<DeliveryCounts> {
@@ -86,14 +92,21 @@ impl Missing {
 
     /// How many messages may still be delivered.
     fn left(&self) -> u64 {
-        self.limits.messages.map_or(u64::MAX, |most| most.saturating_sub(self.counts.delivered()))
+        self.limits.messages.map_or(u64::MAX, |most| {
+            most.saturating_sub(self.counts.delivered())
+        })
     }
 
-    /// Reads until there is something to deliver; `false` at the end. Dropping the future loses nothing.
+    /// Reads until there is something to deliver; `false` at the end. Dropping the future loses
+    /// nothing.
     async fn fill(&self, state: &mut Remaining) -> Result<bool, SourceError> {
         while state.selected.is_empty() {
             if !state.unexamined.is_empty() {
-                let selected = self.selector.select(&state.unexamined).await.map_err(unread)?;
+                let selected = self
+                    .selector
+                    .select(&state.unexamined)
+                    .await
+                    .map_err(unread)?;
                 state.unexamined.clear();
                 state.selected.extend(selected);
                 continue;
@@ -145,7 +158,9 @@ impl Source for Missing {
         self.counts.delivered.fetch_add(count as u64, Relaxed);
         let delivery = |message| Delivery {
             message,
-            ack_handle: Arc::new(Finishing { counts: Arc::clone(&self.counts) }),
+            ack_handle: Arc::new(Finishing {
+                counts: Arc::clone(&self.counts),
+            }),
         };
         Ok(Some(state.selected.drain(..count).map(delivery).collect()))
     }
@@ -157,7 +172,9 @@ impl Source for Missing {
 
 impl fmt::Debug for Missing {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Missing").field("limits", &self.limits).finish_non_exhaustive()
+        f.debug_struct("Missing")
+            .field("limits", &self.limits)
+            .finish_non_exhaustive()
     }
 }
 

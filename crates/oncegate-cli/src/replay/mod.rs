@@ -1,5 +1,5 @@
-//! `oncegate replay`: reports what a replay of topics would run, without running or claiming anything; with `--run`, runs
-//! what is missing (`repair`, with the source `missing`).
+//! `oncegate replay`: reports what a replay of topics would run, without running or claiming
+//! anything; with `--run`, runs what is missing (`repair`, with the source `missing`).
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -23,18 +23,22 @@ use repair::RepairArgs;
 /// The format of the `--json` document.
 const SCHEMA: &str = "oncegate.replay/1";
 
-/// Show what a replay of topics would run, without claiming or changing anything; or run what is missing (--run)
+/// Show what a replay of topics would run, without claiming or changing anything; or run what is
+/// missing (--run)
 ///
-/// Reads each topic, or a window of it, to the end it had at the start, derives the key of every message, and reads all
-/// records in the store. It joins no consumer group, and may run beside the consumers.
+/// Reads each topic, or a window of it, to the end it had at the start, derives the key of every
+/// message, and reads all records in the store. It joins no consumer group, and may run beside the
+/// consumers.
 ///
-/// Exit code 0: a replay would change nothing. No handler would run, none is running, and no message would become a
-/// dead letter. A message without a derivable key counts as a dead letter, so that a wrong --key does not look like a
-/// success. With --allow-dead-letters, dead letters are reported and do not change the exit code.
+/// Exit code 0: a replay would change nothing. No handler would run, none is running, and no
+/// message would become a dead letter. A message without a derivable key counts as a dead letter,
+/// so that a wrong --key does not look like a success. With --allow-dead-letters, dead letters are
+/// reported and do not change the exit code.
 ///
-/// With --run, the messages that the consumer group has acknowledged and that have no record go through the gate and the
-/// handler of --config, after a confirmation. SIGTERM lets running work end. Exit code 0: all of it is handled; 1: some
-/// became dead letters, or --limit left some; 130: stopped before the end, and the same command continues.
+/// With --run, the messages that the consumer group has acknowledged and that have no record go
+/// through the gate and the handler of --config, after a confirmation. SIGTERM lets running work
+/// end. Exit code 0: all of it is handled; 1: some became dead letters, or --limit left some; 130:
+/// stopped before the end, and the same command continues.
 ///
 /// A queue has no beginning to read from: use `peek` for the messages of a queue.
 #[derive(Debug, clap::Args)]
@@ -76,7 +80,8 @@ pub(crate) async fn run(args: &ReplayArgs) -> Result<Exit, Problem> {
         return Box::pin(repair::run(args)).await;
     }
     let started = Instant::now();
-    let (examined, promise, known, report) = within(args.answer.timeout, Box::pin(dry_run(args))).await?;
+    let (examined, promise, known, report) =
+        within(args.answer.timeout, Box::pin(dry_run(args))).await?;
     let took = started.elapsed();
     let passed = args.passed(&report);
     if args.answer.json {
@@ -154,7 +159,11 @@ impl ReplayArgs {
     }
 
     fn dry_run(&self, examined: &Examined) -> DryRun {
-        let dry_run = DryRun::new(examined.scope.as_str(), examined.key.clone(), Arc::clone(&examined.store));
+        let dry_run = DryRun::new(
+            examined.scope.as_str(),
+            examined.key.clone(),
+            Arc::clone(&examined.store),
+        );
         match &examined.fingerprint {
             Some(fingerprint) => dry_run.fingerprint(fingerprint.clone()),
             None => dry_run,
@@ -186,10 +195,17 @@ impl ReplayArgs {
 
     fn verdict(&self, report: &ReplayReport) -> String {
         let parts = changes(report);
-        let forgiven = if self.passed(report) { ", which is allowed" } else { "" };
+        let forgiven = if self.passed(report) {
+            ", which is allowed"
+        } else {
+            ""
+        };
         match parts.is_empty() {
             true => "A replay would change nothing.".to_owned(),
-            false => format!("Of {} messages, {parts}{forgiven}.", grouped(report.messages)),
+            false => format!(
+                "Of {} messages, {parts}{forgiven}.",
+                grouped(report.messages)
+            ),
         }
     }
 }
@@ -214,7 +230,10 @@ pub(crate) fn changes(report: &ReplayReport) -> String {
 pub(crate) fn examples(text: &mut String, report: &ReplayReport) {
     for (title, examples) in [
         ("would run again", &report.examples.would_run_again),
-        ("failed, not in the dead letters", &report.examples.failed_not_handed_over),
+        (
+            "failed, not in the dead letters",
+            &report.examples.failed_not_handed_over,
+        ),
         ("mismatched", &report.examples.mismatched),
         ("unreadable", &report.examples.unreadable),
         ("undecodable", &report.examples.undecodable),
@@ -224,26 +243,52 @@ pub(crate) fn examples(text: &mut String, report: &ReplayReport) {
 }
 
 pub(crate) fn counts(table: &mut Table, report: &ReplayReport) {
-    let counted = |exact| if exact { "counted one by one" } else { "estimated, standard error 0.81 %" };
+    let counted = |exact| {
+        if exact {
+            "counted one by one"
+        } else {
+            "estimated, standard error 0.81 %"
+        }
+    };
     table.number("messages", report.messages);
-    table.noted("distinct keys", report.distinct_keys, counted(report.distinct_keys_exact));
+    table.noted(
+        "distinct keys",
+        report.distinct_keys,
+        counted(report.distinct_keys_exact),
+    );
     table.number("completed", report.completed);
     table.number("would run again", report.would_run_again);
     if report.would_run_again > 0 {
-        table.noted("  keys", report.would_run_again_keys, counted(report.would_run_again_keys_exact));
+        table.noted(
+            "  keys",
+            report.would_run_again_keys,
+            counted(report.would_run_again_keys_exact),
+        );
         table.noted(
             "  without a record",
             report.without_record,
             "never run, or forgotten after the retention",
         );
-        table.noted("  abandoned", report.abandoned, "ended without an outcome, and the lease is over");
+        table.noted(
+            "  abandoned",
+            report.abandoned,
+            "ended without an outcome, and the lease is over",
+        );
         table.noted("  retry is due", report.retry_due, "failed or interrupted");
     }
     table.number("in progress", report.in_progress);
     table.number("waiting for a retry", report.waiting);
     table.noted("failed", report.failed_handed_over, "in the dead letters");
-    table.noted("failed", report.failed_not_handed_over, "not known to be in the dead letters");
-    table.noted("unreadable", report.unreadable, "the store holds something else under the key");
+    table.noted(
+        "failed",
+        report.failed_not_handed_over,
+        "not known to be in the dead letters",
+    );
+    table.noted(
+        "unreadable",
+        report.unreadable,
+        "the store holds something else under the key",
+    );
     table.noted("undecodable", report.undecodable, "no key can be made");
     for (kind, count) in &report.undecodable_by_kind {
         table.number(&format!("  {kind}"), *count);
@@ -256,7 +301,14 @@ fn list(text: &mut String, title: &str, examples: &[Example]) {
     }
     text.push_str(&format!("\n{title}, the first {}:\n", examples.len()));
     for Example { origin, key, why } in examples {
-        let key = key.as_deref().map(|key| format!("  {key}")).unwrap_or_default();
-        text.push_str(&format!("  {}{key}  {}\n", output::plain(origin), output::plain(why)));
+        let key = key
+            .as_deref()
+            .map(|key| format!("  {key}"))
+            .unwrap_or_default();
+        text.push_str(&format!(
+            "  {}{key}  {}\n",
+            output::plain(origin),
+            output::plain(why)
+        ));
     }
 }

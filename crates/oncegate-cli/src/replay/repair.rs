@@ -1,4 +1,5 @@
-//! `oncegate replay --run`: runs exactly the messages that have no record through the worker of their consumer.
+//! `oncegate replay --run`: runs exactly the messages that have no record through the worker of
+//! their consumer.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -34,12 +35,13 @@ const SCHEMA: &str = "oncegate.replay.run/1";
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "Running what is missing")]
 pub(crate) struct RepairArgs {
-    /// Run the messages without a record through the handler of --config, after a dry run and a confirmation
+    /// Run the messages without a record through the handler of --config, after a dry run and a
+    /// confirmation
     #[arg(long, requires_all = ["config", "why"])]
     pub(super) run: bool,
 
-    /// Also run messages whose attempt ended without an outcome, and those whose retry is due: their effects may have
-    /// happened
+    /// Also run messages whose attempt ended without an outcome, and those whose retry is due:
+    /// their effects may have happened
     #[arg(long, requires = "run")]
     overdue: bool,
 
@@ -59,8 +61,8 @@ pub(crate) struct RepairArgs {
     #[arg(long, value_name = "TEXT", requires = "run", value_parser = parse::reason)]
     why: Option<String>,
 
-    /// The journal, one JSON object per line: when, who, why and what [default: oncegate/journal.jsonl in
-    /// $XDG_STATE_HOME or ~/.local/state]
+    /// The journal, one JSON object per line: when, who, why and what [default:
+    /// oncegate/journal.jsonl in $XDG_STATE_HOME or ~/.local/state]
     #[arg(long, value_name = "FILE", env = "ONCEGATE_JOURNAL")]
     journal: Option<PathBuf>,
 
@@ -123,11 +125,25 @@ pub(super) async fn run(args: &ReplayArgs) -> Result<Exit, Problem> {
         () = crate::signals::stop() => return Err(Problem::new(Exit::Interrupted, "interrupted: nothing was run")),
         planned = plan(args) => planned?,
     };
-    let Some(Planned { examined, offsets, report, journal }) = planned else { return Ok(Exit::Yes) };
+    let Some(Planned {
+        examined,
+        offsets,
+        report,
+        journal,
+    }) = planned
+    else {
+        return Ok(Exit::Yes);
+    };
     let missing = args.repair.missing(&report);
     let readers = open(&examined, &offsets).await?;
-    let selector = args.dry_run(&examined).selector(args.repair.which()).await?;
-    let limits = ReplayLimits { messages: args.repair.limit, per_second: args.repair.rate };
+    let selector = args
+        .dry_run(&examined)
+        .selector(args.repair.which())
+        .await?;
+    let limits = ReplayLimits {
+        messages: args.repair.limit,
+        per_second: args.repair.rate,
+    };
     let source = Missing::new(readers, selector, limits);
     let (counts, outcomes) = (source.counts(), Arc::new(ReplayOutcomes::default()));
     let stop = CancellationToken::new();
@@ -137,10 +153,16 @@ pub(super) async fn run(args: &ReplayArgs) -> Result<Exit, Problem> {
         before: note_each_run(&examined, Arc::clone(&journal), &stop, &unwritten)?,
         observer: Arc::clone(&outcomes) as Arc<dyn Observer>,
     };
-    let loaded = args.examined.load()?.ok_or_else(|| configured::missing("--config"))?;
-    let (name, mut settings) = configured::choose(&loaded, args.examined.scope.as_ref().map(Scope::as_str))?;
+    let loaded = args
+        .examined
+        .load()?
+        .ok_or_else(|| configured::missing("--config"))?;
+    let (name, mut settings) =
+        configured::choose(&loaded, args.examined.scope.as_ref().map(Scope::as_str))?;
     if settings.fail_open_after.take().is_some() {
-        warn!("`fail_open_after` does not apply to a replay: without its record, a message may run twice");
+        warn!(
+            "`fail_open_after` does not apply to a replay: without its record, a message may run twice"
+        );
     }
     let running = run::feed(&loaded, name, &settings, feed, &stop);
     let ended = run::until_ended(running, &stop).await;
@@ -189,18 +211,34 @@ async fn plan(args: &ReplayArgs) -> Result<Option<Planned>, Problem> {
         return Ok(None);
     }
     let scope = examined.scope.as_str();
-    let most = args.repair.limit.map_or(missing, |limit| limit.min(missing));
-    let what = format!("run {} messages through the handler of {scope}", grouped(most));
+    let most = args
+        .repair
+        .limit
+        .map_or(missing, |limit| limit.min(missing));
+    let what = format!(
+        "run {} messages through the handler of {scope}",
+        grouped(most)
+    );
     eprintln!("oncegate: this will {what}");
     let journal = args.repair.change().begin("go on?", &what).await?;
     journal.note_now(JournalEntry::now("replay_begins").origin(examined.topics.join(", ")))?;
-    Ok(Some(Planned { examined, offsets, report, journal: Arc::new(journal) }))
+    Ok(Some(Planned {
+        examined,
+        offsets,
+        report,
+        journal: Arc::new(journal),
+    }))
 }
 
-/// The offsets of the window that the consumer group has acknowledged. The others will be delivered to it. All of them, if
-/// the group has committed nothing.
+/// The offsets of the window that the consumer group has acknowledged. The others will be delivered
+/// to it. All of them, if the group has committed nothing.
 async fn acknowledged(args: &ReplayArgs, examined: &Examined) -> Result<Offsets, Problem> {
-    let Examined { brokers, group, properties, .. } = examined;
+    let Examined {
+        brokers,
+        group,
+        properties,
+        ..
+    } = examined;
     let mut committed = Vec::new();
     for topic in &examined.topics {
         let offsets = committed_offsets(brokers, group, topic, properties).await;
@@ -209,7 +247,10 @@ async fn acknowledged(args: &ReplayArgs, examined: &Examined) -> Result<Offsets,
     let readers = examined.readers(&args.examined.window).await?;
     let windows = readers.iter().map(|reader| reader.offsets().clone());
     if committed.iter().all(BTreeMap::is_empty) {
-        warn!(group, "the consumer group has committed nothing, so every message counts as acknowledged");
+        warn!(
+            group,
+            "the consumer group has committed nothing, so every message counts as acknowledged"
+        );
         return Ok(windows.collect());
     }
     let cut = |(window, committed): (BTreeMap<i32, Range<i64>>, &BTreeMap<i32, i64>)| {
@@ -225,13 +266,23 @@ async fn acknowledged(args: &ReplayArgs, examined: &Examined) -> Result<Offsets,
 /// Opens the topics at these offsets. A topic without any is left out.
 async fn open(examined: &Examined, offsets: &Offsets) -> Result<Vec<TopicReader>, Problem> {
     let mut readers = Vec::new();
-    for (topic, offsets) in examined.topics.iter().zip(offsets).filter(|(_, offsets)| !offsets.is_empty()) {
-        readers.push(examined.reader(topic, TopicWindow::exactly(offsets.clone())).await?);
+    for (topic, offsets) in examined
+        .topics
+        .iter()
+        .zip(offsets)
+        .filter(|(_, offsets)| !offsets.is_empty())
+    {
+        readers.push(
+            examined
+                .reader(topic, TopicWindow::exactly(offsets.clone()))
+                .await?,
+        );
     }
     Ok(readers)
 }
 
-/// Writes an entry before each run. A run that cannot be written to the journal does not happen, and ends the replay.
+/// Writes an entry before each run. A run that cannot be written to the journal does not happen,
+/// and ends the replay.
 fn note_each_run(
     examined: &Examined,
     journal: Arc<Written>,
@@ -240,17 +291,21 @@ fn note_each_run(
 ) -> Result<BeforeRun, Problem> {
     let key = examined.key.compile(&examined.scope)?;
     let (stop, unwritten) = (stop.clone(), unwritten.clone());
-    Ok(BeforeRun::new(move |message: &Message, attempt: &Attempt| {
-        let mut entry = JournalEntry::now("replayed").origin(message.origin()).attempt(attempt.number());
-        if let Ok(key) = key.derive(message.route(), message) {
-            entry = entry.key(key);
-        }
-        journal.note(entry).map_err(|problem| {
-            unwritten.cancel();
-            stop.cancel();
-            problem.to_string()
-        })
-    }))
+    Ok(BeforeRun::new(
+        move |message: &Message, attempt: &Attempt| {
+            let mut entry = JournalEntry::now("replayed")
+                .origin(message.origin())
+                .attempt(attempt.number());
+            if let Ok(key) = key.derive(message.route(), message) {
+                entry = entry.key(key);
+            }
+            journal.note(entry).map_err(|problem| {
+                unwritten.cancel();
+                stop.cancel();
+                problem.to_string()
+            })
+        },
+    ))
 }
 
 impl<'a> RepairDocument<'a> {
@@ -319,23 +374,33 @@ fn answer(
     }
     match (document.complete, stop.is_cancelled()) {
         (true, _) if document.dead_letters == 0 => Ok(Exit::Yes),
-        (false, true) => {
-            Err(Problem::new(Exit::Interrupted, "stopped before the end; the same command continues"))
-        }
+        (false, true) => Err(Problem::new(
+            Exit::Interrupted,
+            "stopped before the end; the same command continues",
+        )),
         _ => Ok(Exit::No),
     }
 }
 
 impl RepairArgs {
     fn which(&self) -> RunAgain {
-        if self.overdue { RunAgain::Overdue } else { RunAgain::WithoutRecord }
+        if self.overdue {
+            RunAgain::Overdue
+        } else {
+            RunAgain::WithoutRecord
+        }
     }
 
     fn missing(&self, report: &ReplayReport) -> u64 {
-        if self.overdue { report.would_run_again } else { report.without_record }
+        if self.overdue {
+            report.would_run_again
+        } else {
+            report.without_record
+        }
     }
 
-    /// What to say of messages that a run without --overdue leaves alone, such as those of a replay that was killed.
+    /// What to say of messages that a run without --overdue leaves alone, such as those of a replay
+    /// that was killed.
     fn overdue_hint(&self, report: &ReplayReport) -> String {
         match report.would_run_again.saturating_sub(report.without_record) {
             0 => String::new(),
@@ -349,6 +414,12 @@ impl RepairArgs {
 
     fn change(&self) -> ChangeArgs {
         let (journal, by) = (self.journal.clone(), self.by.clone());
-        ChangeArgs { dry_run: false, yes: self.yes, why: self.why.clone(), journal, by }
+        ChangeArgs {
+            dry_run: false,
+            yes: self.yes,
+            why: self.why.clone(),
+            journal,
+            by,
+        }
     }
 }

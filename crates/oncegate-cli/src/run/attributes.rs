@@ -1,15 +1,16 @@
 //! Limits how many of a message's own headers are passed to a worker.
 //!
-//! Servers refuse requests with large headers (Node: more than 16 KiB in all), and operating systems refuse processes
-//! with large environments. A message must not fail because of headers that its producer has set.
+//! Servers refuse requests with large headers (Node: more than 16 KiB in all), and operating
+//! systems refuse processes with large environments. A message must not fail because of headers
+//! that its producer has set.
 
 use oncegate::Message;
 use tracing::warn;
 
 /// The longest value that is passed to a worker, in bytes.
 const VALUE_MAX_BYTES: usize = 4 * 1024;
-/// The limit of all names and values together, in bytes. Within 16 KiB it leaves space for oncegate's own headers and
-/// for base64.
+/// The limit of all names and values together, in bytes. Within 16 KiB it leaves space for
+/// oncegate's own headers and for base64.
 const ALL_MAX_BYTES: usize = 8 * 1024;
 
 /// The remaining space for the headers of one message.
@@ -21,7 +22,10 @@ pub(super) struct Room {
 
 impl Default for Room {
     fn default() -> Self {
-        Self { left_bytes: ALL_MAX_BYTES, left_out: 0 }
+        Self {
+            left_bytes: ALL_MAX_BYTES,
+            left_out: 0,
+        }
     }
 }
 
@@ -73,7 +77,10 @@ mod tests {
         let mut room = Room::default();
         assert!(room.takes("a", &[b'x'; VALUE_MAX_BYTES]));
         assert!(!room.takes("b", &[b'x'; VALUE_MAX_BYTES + 1]));
-        assert!(!room.takes("c", &[b'x'; VALUE_MAX_BYTES]), "with its name it is one byte too many");
+        assert!(
+            !room.takes("c", &[b'x'; VALUE_MAX_BYTES]),
+            "with its name it is one byte too many"
+        );
         assert!(room.takes("d", b"small"));
         assert_eq!(room.left_out(), 2);
     }

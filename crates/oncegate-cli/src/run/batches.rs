@@ -1,8 +1,8 @@
 //! Batches for a worker: many messages in one request or one line, with an outcome for each.
 //!
-//! Over HTTP, a batch is a JSON array of the objects that workers on standard streams get as lines, and the answer is a
-//! JSON array of their answers. On standard streams, a batch is one line with all of them, and each answer is recorded
-//! when it comes.
+//! Over HTTP, a batch is a JSON array of the objects that workers on standard streams get as lines,
+//! and the answer is a JSON array of their answers. On standard streams, a batch is one line with
+//! all of them, and each answer is recorded when it comes.
 
 use std::collections::HashMap;
 use std::time::SystemTime;
@@ -34,7 +34,9 @@ impl BatchHandler for Limited {
     type Output = Work;
 
     async fn handle(&self, batch: &[BatchMessage]) -> Result<Vec<Result<Work, Failure>>, Failure> {
-        batch.iter().try_for_each(|one| self.begin(one.message(), one.attempt()))?;
+        batch
+            .iter()
+            .try_for_each(|one| self.begin(one.message(), one.attempt()))?;
         let mut delivered = Vec::with_capacity(batch.len());
         for one in batch {
             delivered.push(self.delivered(one.message()).await);
@@ -48,9 +50,15 @@ impl BatchHandler for Limited {
         }
         let delivered = delivered.into_iter().flatten();
         let attempts = batch.iter().map(|one| AttemptInfo::of(one.attempt()));
-        let orders = delivered.zip(attempts).map(|(message, attempt)| Order { message, attempt }).collect();
+        let orders = delivered
+            .zip(attempts)
+            .map(|(message, attempt)| Order { message, attempt })
+            .collect();
         match self.call_batch(batch, orders).await {
-            BatchReply::Each(replies) => Ok(replies.into_iter().map(|reply| self.outcome(reply)).collect()),
+            BatchReply::Each(replies) => Ok(replies
+                .into_iter()
+                .map(|reply| self.outcome(reply))
+                .collect()),
             BatchReply::Whole(reply) => {
                 // Nothing but a failure concerns the batch as a whole.
                 self.outcome(reply).map(|_| Vec::new())
@@ -64,7 +72,8 @@ impl Limited {
     async fn call_batch(&self, batch: &[BatchMessage], orders: Vec<Order>) -> BatchReply {
         let call = Call::default();
         let _withdrawn = WithdrawOnDrop(call.clone());
-        let answered: Vec<CancellationToken> = batch.iter().map(|_| CancellationToken::new()).collect();
+        let answered: Vec<CancellationToken> =
+            batch.iter().map(|_| CancellationToken::new()).collect();
         let work = async {
             match &*self.worker {
                 Worker::Http(caller) => caller.call_batch(&orders, &call).await,
@@ -94,9 +103,12 @@ impl Limited {
             why = self.too_late(&call) => why,
         };
         if !call.withdraw() {
-            return BatchReply::Whole(Reply::not_run(format!("{why} before the worker had the batch")));
+            return BatchReply::Whole(Reply::not_run(format!(
+                "{why} before the worker had the batch"
+            )));
         }
-        // As for a single message: the batch keeps its permit until the worker has answered, or was replaced.
+        // As for a single message: the batch keeps its permit until the worker has answered, or was
+        // replaced.
         if let Worker::Exec(_) = &*self.worker {
             drop(work.await);
         }
@@ -124,7 +136,9 @@ impl Caller {
         self.pacing.wait().await;
         let request = match self.batch_request(orders) {
             Ok(request) => request,
-            Err(error) => return BatchReply::Whole(Reply::retry(format!("it makes no request: {error}"))),
+            Err(error) => {
+                return BatchReply::Whole(Reply::retry(format!("it makes no request: {error}")));
+            }
         };
         let response = match self.send(request, call).await {
             Ok(response) => response,
@@ -149,11 +163,14 @@ impl Caller {
 
     /// The request for a batch: the messages are a JSON array, numbered from 1.
     fn batch_request(&self, orders: &[Order]) -> Result<Request<Full<Bytes>>, hyper::http::Error> {
-        let ids: Vec<String> = (1..=orders.len()).map(|number| number.to_string()).collect();
+        let ids: Vec<String> = (1..=orders.len())
+            .map(|number| number.to_string())
+            .collect();
         let lease = self.told.lease();
         let numbered = orders.iter().zip(&ids);
-        let lines: Vec<HandleLine<'_>> =
-            numbered.map(|(order, id)| HandleLine::of_order(order, id, lease)).collect();
+        let lines: Vec<HandleLine<'_>> = numbered
+            .map(|(order, id)| HandleLine::of_order(order, id, lease))
+            .collect();
         // Strings, numbers and JSON values cannot fail to be written as JSON.
         let body = serde_json::to_vec(&lines).unwrap_or_default();
         let mut request = Request::builder()
@@ -169,10 +186,15 @@ impl Caller {
     }
 }
 
-/// The replies in the body of an answer to a batch. An empty body completes every message without a result.
+/// The replies in the body of an answer to a batch. An empty body completes every message without a
+/// result.
 fn replies(body: &Bytes, messages: usize) -> BatchReply {
     if body.is_empty() {
-        return BatchReply::Each((0..messages).map(|_| Reply::Complete(Work::Nothing)).collect());
+        return BatchReply::Each(
+            (0..messages)
+                .map(|_| Reply::Complete(Work::Nothing))
+                .collect(),
+        );
     }
     let Some(answers) = lines::answers(body) else {
         let why = "the worker's answer to a batch is no array of objects with `id` and `outcome`";
@@ -181,15 +203,20 @@ fn replies(body: &Bytes, messages: usize) -> BatchReply {
     let mut by_id: HashMap<String, Reply> = HashMap::new();
     for answer in answers {
         let id = answer.id.clone();
-        // Also when the second outcome is the same: a worker that answers twice may have done the work twice.
+        // Also when the second outcome is the same: a worker that answers twice may have done the
+        // work twice.
         if by_id.contains_key(&id) {
-            warn!(id, "the worker's answer to a batch has two outcomes for a message; the first counts");
+            warn!(
+                id,
+                "the worker's answer to a batch has two outcomes for a message; the first counts"
+            );
             continue;
         }
         by_id.insert(id, answer.into());
     }
     let reply = |number: usize| {
-        let unknown = || Reply::unknown("the worker's answer to a batch has no outcome for this message");
+        let unknown =
+            || Reply::unknown("the worker's answer to a batch has no outcome for this message");
         by_id.remove(&number.to_string()).unwrap_or_else(unknown)
     };
     BatchReply::Each((1..=messages).map(reply).collect())
@@ -210,7 +237,13 @@ mod tests {
         ) else {
             panic!("it is an answer to each")
         };
-        assert!(matches!(&replies[..], [Reply::Complete(Work::Nothing), Reply::Retry { .. }]), "{replies:?}");
+        assert!(
+            matches!(
+                &replies[..],
+                [Reply::Complete(Work::Nothing), Reply::Retry { .. }]
+            ),
+            "{replies:?}"
+        );
     }
 
     #[test]
@@ -220,7 +253,10 @@ mod tests {
         ) else {
             panic!("it is an answer to each")
         };
-        assert!(matches!(&replies[..], [Reply::Complete(_), Reply::Later { .. }]), "{replies:?}");
+        assert!(
+            matches!(&replies[..], [Reply::Complete(_), Reply::Later { .. }]),
+            "{replies:?}"
+        );
     }
 
     #[test]
@@ -231,7 +267,13 @@ mod tests {
             panic!("it is an answer to each")
         };
         assert!(
-            matches!(&replies[..], [Reply::Complete(Work::NoJson), Reply::Complete(Work::Result { .. })]),
+            matches!(
+                &replies[..],
+                [
+                    Reply::Complete(Work::NoJson),
+                    Reply::Complete(Work::Result { .. })
+                ]
+            ),
             "{replies:?}"
         );
     }
@@ -241,11 +283,23 @@ mod tests {
         let BatchReply::Each(replies) = replied(r#"[{"id":"1","outcome":"complete"}]"#) else {
             panic!("it is an answer to each")
         };
-        assert!(matches!(&replies[..], [Reply::Complete(_), Reply::Unknown { .. }]), "{replies:?}");
-        let BatchReply::Each(replies) = replied("") else { panic!("nothing completes all") };
-        assert!(replies.iter().all(|reply| matches!(reply, Reply::Complete(Work::Nothing))));
+        assert!(
+            matches!(&replies[..], [Reply::Complete(_), Reply::Unknown { .. }]),
+            "{replies:?}"
+        );
+        let BatchReply::Each(replies) = replied("") else {
+            panic!("nothing completes all")
+        };
+        assert!(
+            replies
+                .iter()
+                .all(|reply| matches!(reply, Reply::Complete(Work::Nothing)))
+        );
         for wrong in ["{}", "[1]", r#"[{"id":1,"outcome":"complete"}]"#, "done"] {
-            assert!(matches!(replied(wrong), BatchReply::Whole(Reply::Unknown { .. })), "{wrong}");
+            assert!(
+                matches!(replied(wrong), BatchReply::Whole(Reply::Unknown { .. })),
+                "{wrong}"
+            );
         }
     }
 }

@@ -7,8 +7,8 @@ use oncegate::core::store::Store;
 use oncegate::journal::FileJournal;
 use oncegate::results::ObjectResults;
 use oncegate::{
-    Attempt, Backoff, BatchHandler, BatchLimits, BatchMessage, Batched, Consumer, Documents, Failure, Gate,
-    Key, Message, OnStoreLoss, Ordering,
+    Attempt, Backoff, BatchHandler, BatchLimits, BatchMessage, Batched, Consumer, Documents,
+    Failure, Gate, Key, Message, OnStoreLoss, Ordering,
 };
 
 use crate::config::format::Deliver;
@@ -22,13 +22,18 @@ use crate::sources::input::{Input, STDIN};
 /// # Errors
 /// When a file or secret of the format cannot be read.
 pub(crate) fn key(consumer: &shape::Consumer) -> Result<Option<Key>, String> {
-    let Some(KeySetting(key)) = consumer.key.clone() else { return Ok(None) };
+    let Some(KeySetting(key)) = consumer.key.clone() else {
+        return Ok(None);
+    };
     let key = match &consumer.route {
         Some(route) => route.apply(key),
         None => key,
     };
     match &consumer.format {
-        Some(format) => format.apply(key).map(Some).map_err(|why| format!("`format`: {why}")),
+        Some(format) => format
+            .apply(key)
+            .map(Some)
+            .map_err(|why| format!("`format`: {why}")),
         None => Ok(Some(key)),
     }
 }
@@ -42,11 +47,16 @@ pub(crate) fn documents(consumer: &shape::Consumer) -> Result<Option<Documents>,
     if deliver != Some(Deliver::Json) {
         return Ok(None);
     }
-    let Some(key) = key(consumer)? else { return Ok(None) };
-    Documents::new(&key).map(Some).map_err(|error| format!("`key`: {error}"))
+    let Some(key) = key(consumer)? else {
+        return Ok(None);
+    };
+    Documents::new(&key)
+        .map(Some)
+        .map_err(|error| format!("`key`: {error}"))
 }
 
-/// The gate of a consumer; `None` without a key. Settings that are not given have the library's defaults.
+/// The gate of a consumer; `None` without a key. Settings that are not given have the library's
+/// defaults.
 ///
 /// # Errors
 /// When a file or secret of the format cannot be read.
@@ -94,12 +104,14 @@ pub(crate) fn with_gate_settings(mut gate: Gate, consumer: &shape::Consumer) -> 
 /// When the folder or file cannot be created or opened.
 pub(crate) fn with_files(mut gate: Gate, consumer: &shape::Consumer) -> Result<Gate, String> {
     if let Some(folder) = &consumer.large_results {
-        let results = ObjectResults::folder(folder).map_err(|error| format!("`large_results`: {error}"))?;
+        let results =
+            ObjectResults::folder(folder).map_err(|error| format!("`large_results`: {error}"))?;
         gate = gate.large_results(results);
     }
     if let Some(path) = &consumer.journal {
         let journal = FileJournal::open(path);
-        gate = gate.journal(journal.map_err(|error| format!("`journal`: {}: {error}", path.display()))?);
+        gate = gate
+            .journal(journal.map_err(|error| format!("`journal`: {}: {error}", path.display()))?);
     }
     Ok(gate)
 }
@@ -130,8 +142,12 @@ pub(crate) fn with_settings(mut consumer: Consumer, settings: &shape::Consumer) 
         consumer = consumer.fail_open_after(patience);
     }
     if settings.in_flight_messages.is_some() || settings.in_flight_bytes.is_some() {
-        let bytes = settings.in_flight_bytes.map_or(Consumer::DEFAULT_IN_FLIGHT_BYTES, |Size(bytes)| bytes);
-        let messages = settings.in_flight_messages.unwrap_or(Consumer::DEFAULT_IN_FLIGHT_MESSAGES);
+        let bytes = settings
+            .in_flight_bytes
+            .map_or(Consumer::DEFAULT_IN_FLIGHT_BYTES, |Size(bytes)| bytes);
+        let messages = settings
+            .in_flight_messages
+            .unwrap_or(Consumer::DEFAULT_IN_FLIGHT_MESSAGES);
         consumer = consumer.in_flight(messages, bytes);
     }
     if settings.strictness == Some(shape::Strictness::Refuse) {
@@ -156,7 +172,9 @@ pub(crate) fn with_settings(mut consumer: Consumer, settings: &shape::Consumer) 
     }
     consumer = match &settings.breaker {
         None => consumer,
-        Some(shape::BreakerLimits { on: Some(false), .. }) => consumer.without_breaker(),
+        Some(shape::BreakerLimits {
+            on: Some(false), ..
+        }) => consumer.without_breaker(),
         Some(limits) => consumer.breaker(breaker(limits)),
     };
     consumer.backoff(backoff(settings))
@@ -201,13 +219,17 @@ pub(crate) fn check(
     source: Option<Box<dyn ConfiguredSource>>,
     gate: Gate,
 ) -> Result<(), String> {
-    let source = source.unwrap_or_else(|| Box::new(Input::standard(STDIN))).into_source();
+    let source = source
+        .unwrap_or_else(|| Box::new(Input::standard(STDIN)))
+        .into_source();
     let nothing = async |_: Message, _: Attempt| Ok::<(), Failure>(());
     let built = match batch_limits(consumer) {
         None => Consumer::new(source, gate, nothing),
         Some(limits) => Consumer::new(source, gate, Batched::new(limits, Unused)),
     };
-    with_settings(built, consumer).check().map_err(|error| error.to_string())
+    with_settings(built, consumer)
+        .check()
+        .map_err(|error| error.to_string())
 }
 
 /// The batch handler of a consumer that is checked and never runs.

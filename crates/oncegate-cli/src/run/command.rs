@@ -28,7 +28,11 @@ pub(crate) struct Commands {
 
 impl Commands {
     pub(crate) fn new(program: Runnable, result_max_bytes: usize, report: WorkerReport) -> Self {
-        Self { program, result_max_bytes, report }
+        Self {
+            program,
+            result_max_bytes,
+            report,
+        }
     }
 
     /// Runs the program to its end. Dropping the future kills it.
@@ -38,16 +42,22 @@ impl Commands {
         if !call.begin() {
             return Reply::not_run("the run was cancelled before the command was started");
         }
-        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
         let (mut process, (mut stdin, stdout, stderr)) =
             match Process::start(command, Leftovers::KilledUnlessDone).await {
                 Ok(started) => started,
                 // It would not fit in the next attempt either.
                 Err(error) if error.kind() == ErrorKind::ArgumentListTooLong => {
-                    let reason = "the message's headers are larger than an environment may be".to_owned();
+                    let reason =
+                        "the message's headers are larger than an environment may be".to_owned();
                     return Reply::DeadLetter { reason };
                 }
-                Err(error) => return Reply::not_run(format!("the command cannot be started: {error}")),
+                Err(error) => {
+                    return Reply::not_run(format!("the command cannot be started: {error}"));
+                }
             };
         let payload = message.payload_bytes().unwrap_or_default();
         let ended = process.ended();
@@ -67,21 +77,28 @@ impl Commands {
             drop(tokio::io::copy(&mut stdout, &mut tokio::io::sink()).await);
             read
         };
-        let ((), read, last_line, status) = tokio::join!(feed, read, log(0, stderr), process.wait());
+        let ((), read, last_line, status) =
+            tokio::join!(feed, read, log(0, stderr), process.wait());
         let status = match status {
             Ok(status) => status,
-            Err(error) => return Reply::unknown(format!("the command's exit status is unknown: {error}")),
+            Err(error) => {
+                return Reply::unknown(format!("the command's exit status is unknown: {error}"));
+            }
         };
         if status.code().is_some() {
             self.report.answered();
         }
         match (status.code(), read) {
-            (Some(0), Err(error)) => Reply::unknown(format!("the command's result cannot be read: {error}")),
-            (Some(0), Ok(_)) if result.len() as u64 > most => {
-                Reply::Complete(Work::TooLarge { most: self.result_max_bytes })
+            (Some(0), Err(error)) => {
+                Reply::unknown(format!("the command's result cannot be read: {error}"))
             }
+            (Some(0), Ok(_)) if result.len() as u64 > most => Reply::Complete(Work::TooLarge {
+                most: self.result_max_bytes,
+            }),
             (Some(0), Ok(_)) => Reply::Complete(Work::of_bytes(None, result.into())),
-            (Some(EX_DATAERR), _) => Reply::DeadLetter { reason: reason(&result, &last_line, EX_DATAERR) },
+            (Some(EX_DATAERR), _) => Reply::DeadLetter {
+                reason: reason(&result, &last_line, EX_DATAERR),
+            },
             (Some(EX_TEMPFAIL), _) => Reply::retry(reason(&result, &last_line, EX_TEMPFAIL)),
             (Some(code), _) => Reply::retry(reason(&[], &last_line, code)),
             (None, _) => {
@@ -96,18 +113,32 @@ impl Commands {
 /// The exit code with the command's output, or else with the last line of its standard error.
 fn reason(result: &[u8], last_line: &str, code: i32) -> String {
     let said = String::from_utf8_lossy(result);
-    let detail = if said.trim().is_empty() { last_line } else { said.trim() };
+    let detail = if said.trim().is_empty() {
+        last_line
+    } else {
+        said.trim()
+    };
     with_detail(format!("the command ended with code {code}"), detail)
 }
 
 fn with_detail(what: String, detail: &str) -> String {
-    if detail.is_empty() { what } else { format!("{what}: {detail}") }
+    if detail.is_empty() {
+        what
+    } else {
+        format!("{what}: {detail}")
+    }
 }
 
 /// The environment variable of a header.
 fn variable(header: &str) -> String {
     let is_name = |c: char| c.is_ascii_alphanumeric() || c == '_';
-    let name = header.chars().map(|c| if is_name(c) { c.to_ascii_uppercase() } else { '_' });
+    let name = header.chars().map(|c| {
+        if is_name(c) {
+            c.to_ascii_uppercase()
+        } else {
+            '_'
+        }
+    });
     "ONCEGATE_HEADER_".chars().chain(name).collect()
 }
 
@@ -116,11 +147,17 @@ fn describe(command: &mut Command, message: &Message, attempt: &AttemptInfo) {
     command
         .env("ONCEGATE_IDEMPOTENCY_KEY", &attempt.idempotency_key)
         .env("ONCEGATE_ATTEMPT", attempt.number.to_string())
-        .env("ONCEGATE_RECOVERED", if attempt.recovered { "1" } else { "0" })
+        .env(
+            "ONCEGATE_RECOVERED",
+            if attempt.recovered { "1" } else { "0" },
+        )
         .env("ONCEGATE_ORIGIN", origin::as_json(message).to_string())
         .env("ONCEGATE_ROUTE", message.route())
         // Standard input ends early if this process is killed while it writes.
-        .env("ONCEGATE_PAYLOAD_BYTES", message.payload().len().to_string());
+        .env(
+            "ONCEGATE_PAYLOAD_BYTES",
+            message.payload().len().to_string(),
+        );
     if let Some(fencing_token) = attempt.fencing_token {
         command.env("ONCEGATE_FENCING_TOKEN", fencing_token.to_string());
     }
@@ -133,13 +170,23 @@ fn describe(command: &mut Command, message: &Message, attempt: &AttemptInfo) {
     {
         command.env("ONCEGATE_MESSAGE_KEY", text(key));
     }
-    // Several headers may have one variable, as `x-a` and `x_a` do. It has the last one, as a header that is repeated.
-    let valued = || message.headers().iter().filter_map(|header| Some((header, header.value.as_ref()?)));
-    let last: HashMap<String, &Header> =
-        valued().map(|(header, _)| (variable(&header.name), header)).collect();
+    // Several headers may have one variable, as `x-a` and `x_a` do. It has the last one, as a
+    // header that is repeated.
+    let valued = || {
+        message
+            .headers()
+            .iter()
+            .filter_map(|header| Some((header, header.value.as_ref()?)))
+    };
+    let last: HashMap<String, &Header> = valued()
+        .map(|(header, _)| (variable(&header.name), header))
+        .collect();
     for (header, value) in valued() {
         let variable = variable(&header.name);
-        if last.get(&variable).is_some_and(|last| !std::ptr::eq(*last, header)) {
+        if last
+            .get(&variable)
+            .is_some_and(|last| !std::ptr::eq(*last, header))
+        {
             room.leave_out();
         } else if room.takes(&header.name, value) {
             command.env(variable, text(value));

@@ -1,11 +1,13 @@
 //! Workers on standard streams: programs that read messages as JSON lines, and answer in any order.
 //!
-//! Each worker has a task, which owns its process and its streams. Messages wait in one queue. A worker takes a message
-//! when it has fewer than its limit in flight; a message is in flight until it is answered, also after it was
-//! cancelled. A worker that ends, damages an answer, or stays silent about a cancelled message is restarted. The
-//! outcome of its messages in flight is unknown, because they may have been handled in part. Messages it was not given
-//! have not begun. A wrong answer that names its message costs only that message, and what is no answer at all costs
-//! none. The second wrong or damaged answer in a row is a mistake of the program, not of a message: the consumer stops.
+//! Each worker has a task, which owns its process and its streams. Messages wait in one queue. A
+//! worker takes a message when it has fewer than its limit in flight; a message is in flight until
+//! it is answered, also after it was cancelled. A worker that ends, damages an answer, or stays
+//! silent about a cancelled message is restarted. The outcome of its messages in flight is unknown,
+//! because they may have been handled in part. Messages it was not given have not begun. A wrong
+//! answer that names its message costs only that message, and what is no answer at all costs none.
+//! The second wrong or damaged answer in a row is a mistake of the program, not of a message: the
+//! consumer stops.
 
 use std::fmt;
 use std::process::Stdio;
@@ -48,11 +50,12 @@ pub(super) const END_GRACE: Duration = Duration::from_secs(10);
 pub(super) const TERM_GRACE: Duration = Duration::from_secs(5);
 /// How long a worker that has closed its standard output may take to end by itself.
 const EXIT_GRACE: Duration = Duration::from_secs(1);
-/// The longest time that a worker may be silent about a cancelled message before it is killed and replaced: four fifths
-/// of the lease, and at most this. The message's handler is dropped a little later, and its lease expires only then.
+/// The longest time that a worker may be silent about a cancelled message before it is killed and
+/// replaced: four fifths of the lease, and at most this. The message's handler is dropped a little
+/// later, and its lease expires only then.
 const CANCEL_GRACE: Duration = Duration::from_secs(4);
-/// The waits before a worker that ended is restarted. They double, and start again at the first one after a worker has
-/// run for `RESTART_FORGET`.
+/// The waits before a worker that ended is restarted. They double, and start again at the first one
+/// after a worker has run for `RESTART_FORGET`.
 const RESTART_FIRST: Duration = Duration::from_millis(100);
 const RESTART_MOST: Duration = Duration::from_secs(10);
 const RESTART_FORGET: Duration = Duration::from_secs(30);
@@ -108,7 +111,10 @@ impl Crew {
         let queue = Arc::new(Mutex::new(queue));
         let (wants, wanted) = watch::channel(None);
         let (stop, mut tasks) = (CancellationToken::new(), JoinSet::new());
-        let (forced, end_grace) = (Arc::<AtomicBool>::default(), Arc::<OnceLock<Duration>>::default());
+        let (forced, end_grace) = (
+            Arc::<AtomicBool>::default(),
+            Arc::<OnceLock<Duration>>::default(),
+        );
         let violations = Arc::<Violations>::default();
         for number in 1..=workers {
             let slot = Slot {
@@ -127,8 +133,19 @@ impl Crew {
             tasks.spawn(slot.keep());
         }
         (
-            Self { jobs, workers, wanted, report: report.clone(), violations },
-            Foreman { tasks, stop, forced, end_grace },
+            Self {
+                jobs,
+                workers,
+                wanted,
+                report: report.clone(),
+                violations,
+            },
+            Foreman {
+                tasks,
+                stop,
+                forced,
+                end_grace,
+            },
         )
     }
 
@@ -142,10 +159,12 @@ impl Crew {
         self.violations.reason()
     }
 
-    /// Waits for the first worker that is ready. Returns how many messages all workers take at a time.
+    /// Waits for the first worker that is ready. Returns how many messages all workers take at a
+    /// time.
     ///
     /// # Errors
-    /// When the program cannot be started, or, after `patience`, when its processes end before they are ready.
+    /// When the program cannot be started, or, after `patience`, when its processes end before they
+    /// are ready.
     pub(crate) async fn ready(&self, patience: Duration) -> Result<u32, NotReady> {
         let mut wanted = self.wanted.clone();
         let wanted = tokio::select! {
@@ -154,7 +173,9 @@ impl Crew {
             never = self.report.never_ready(patience) => return Err(never),
         };
         match wanted {
-            Ok(wanted) => Ok(self.workers.saturating_mul(u32::try_from(wanted).unwrap_or(u32::MAX))),
+            Ok(wanted) => Ok(self
+                .workers
+                .saturating_mul(u32::try_from(wanted).unwrap_or(u32::MAX))),
             // The workers' tasks were stopped before a worker was ready.
             Err(_) => std::future::pending().await,
         }
@@ -163,13 +184,15 @@ impl Crew {
 
 impl fmt::Debug for Crew {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Crew").field("workers", &self.workers).finish_non_exhaustive()
+        f.debug_struct("Crew")
+            .field("workers", &self.workers)
+            .finish_non_exhaustive()
     }
 }
 
 impl Foreman {
-    /// Closes the workers' input, and waits for their end; workers that do not end are terminated. Returns whether all
-    /// ended by themselves.
+    /// Closes the workers' input, and waits for their end; workers that do not end are terminated.
+    /// Returns whether all ended by themselves.
     pub(crate) async fn dismiss(mut self) -> bool {
         self.stop.cancel();
         while self.tasks.join_next().await.is_some() {}
@@ -209,7 +232,10 @@ impl Slot {
                     self.report.started();
                     self.attend(process, streams).await
                 }
-                Err(error) => Ended { why: format!("it cannot be started: {error}"), ..Ended::default() },
+                Err(error) => Ended {
+                    why: format!("it cannot be started: {error}"),
+                    ..Ended::default()
+                },
             };
             if self.stop.is_cancelled() {
                 return;
@@ -219,7 +245,12 @@ impl Slot {
             if started.elapsed() > RESTART_FORGET {
                 wait = RESTART_FIRST;
             }
-            warn!(worker = self.number, why, ?wait, "the worker has ended; restarting it");
+            warn!(
+                worker = self.number,
+                why,
+                ?wait,
+                "the worker has ended; restarting it"
+            );
             tokio::select! {
                 () = self.stop.cancelled() => return,
                 () = tokio::time::sleep(wait) => {}
@@ -232,7 +263,10 @@ impl Slot {
     async fn spawn(&self) -> std::io::Result<(Process, Streams)> {
         let mut command = process::command(&self.program);
         command.env("ONCEGATE_WORKER", self.number.to_string());
-        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
         Process::start(command, Leftovers::Killed).await
     }
 
@@ -241,8 +275,8 @@ impl Slot {
         let mut side = JoinSet::new();
         let number = self.number;
         let last_line = AbortOnDropHandle::new(tokio::spawn(log(number, stderr)));
-        // Input and output lines have tasks of their own. If one task wrote before it read, it would deadlock with a
-        // worker that writes before it reads.
+        // Input and output lines have tasks of their own. If one task wrote before it read, it
+        // would deadlock with a worker that writes before it reads.
         let (lines, said) = mpsc::channel(LINES_WAITING);
         side.spawn(async move { read_values(stdout, lines).await });
         let (tell, lines) = mpsc::channel(LINES_WAITING);
@@ -260,7 +294,12 @@ impl Slot {
         match (hangs, self.stop.is_cancelled()) {
             (true, _) => process.kill().await,
             (false, true) => {
-                if !end(&mut process, self.end_grace.get().copied().unwrap_or(END_GRACE)).await {
+                if !end(
+                    &mut process,
+                    self.end_grace.get().copied().unwrap_or(END_GRACE),
+                )
+                .await
+                {
                     self.forced.store(true, Ordering::Relaxed);
                 }
             }
@@ -268,7 +307,11 @@ impl Slot {
         }
         let status = process.wait().await.ok();
         // Its last line is the reason of its end, most of the time.
-        let last_line = timeout(TERM_GRACE, last_line).await.ok().and_then(Result::ok).unwrap_or_default();
+        let last_line = timeout(TERM_GRACE, last_line)
+            .await
+            .ok()
+            .and_then(Result::ok)
+            .unwrap_or_default();
         let why = match status.filter(|_| by_itself) {
             Some(status) if last_line.is_empty() => format!("{why} ({status})"),
             Some(status) => format!("{why} ({status}): {last_line}"),
@@ -276,34 +319,58 @@ impl Slot {
         };
         // Not earlier: the next attempts must not run at the same time as these.
         unanswered.give_up(number, &why);
-        drop(timeout(TERM_GRACE, async { while side.join_next().await.is_some() {} }).await);
+        drop(
+            timeout(TERM_GRACE, async {
+                while side.join_next().await.is_some() {}
+            })
+            .await,
+        );
         let cannot_start = status.and_then(|status| status.code());
-        let cannot_start = by_itself && cannot_start.is_some_and(|code| CANNOT_START.contains(&code));
-        Ended { why, was_ready, cannot_start: cannot_start && !was_ready }
+        let cannot_start =
+            by_itself && cannot_start.is_some_and(|code| CANNOT_START.contains(&code));
+        Ended {
+            why,
+            was_ready,
+            cannot_start: cannot_start && !was_ready,
+        }
     }
 
     async fn converse(&self, session: &mut Session, was_ready: &mut bool) -> End {
         let most = match self.first_line(session).await {
-            Ok(Said::Ready(Ready { v: 1, batches: false, .. })) if self.in_batches => {
+            Ok(Said::Ready(Ready {
+                v: 1,
+                batches: false,
+                ..
+            })) if self.in_batches => {
                 return "it takes no batches, and `batch` is set; its first line must have \"batches\":true"
                     .to_owned()
                     .into();
             }
-            Ok(Said::Ready(Ready { r#type: ReadyType::Ready, v: 1, max_in_flight, .. })) => {
-                max_in_flight.clamp(1, MAX_IN_FLIGHT_MOST)
-            }
+            Ok(Said::Ready(Ready {
+                r#type: ReadyType::Ready,
+                v: 1,
+                max_in_flight,
+                ..
+            })) => max_in_flight.clamp(1, MAX_IN_FLIGHT_MOST),
             Ok(Said::Ready(Ready { v, .. })) => {
                 return format!("it speaks version {v} of the protocol, not 1").into();
             }
             Ok(Said::Answer(_) | Said::Answers(_)) => {
-                return "its first line was an answer, not {\"type\":\"ready\",\"v\":1}".to_owned().into();
+                return "its first line was an answer, not {\"type\":\"ready\",\"v\":1}"
+                    .to_owned()
+                    .into();
             }
             Err(why) => return why.into(),
         };
-        info!(worker = self.number, max_in_flight = most, "the worker is ready");
+        info!(
+            worker = self.number,
+            max_in_flight = most,
+            "the worker is ready"
+        );
         *was_ready = true;
         self.report.ready();
-        self.wants.send_if_modified(|wanted| wanted.replace(most).is_none());
+        self.wants
+            .send_if_modified(|wanted| wanted.replace(most).is_none());
         self.exchange(session, most).await
     }
 
@@ -319,7 +386,11 @@ impl Slot {
             };
             match line {
                 Ok(Some(line)) => match parse(&line) {
-                    Err(Misread { why, is_noise: true, .. }) => session.ignore(&why),
+                    Err(Misread {
+                        why,
+                        is_noise: true,
+                        ..
+                    }) => session.ignore(&why),
                     Err(misread) => return Err(misread.why),
                     Ok(said) => return Ok(said),
                 },
@@ -331,7 +402,11 @@ impl Slot {
                         "the worker has not reported that it is ready for {REMINDER:?}; its first line must be {{\"type\":\"ready\",\"v\":1}}, and standard output must be flushed after it"
                     );
                 }
-                Err(_) => return Err(format!("it has not reported that it is ready within {READY_LIMIT:?}")),
+                Err(_) => {
+                    return Err(format!(
+                        "it has not reported that it is ready within {READY_LIMIT:?}"
+                    ));
+                }
             }
         }
     }
@@ -385,13 +460,17 @@ impl Slot {
 
     /// Takes the next line of a worker that is ready.
     fn answered(&self, session: &mut Session, line: Option<Line>) -> Result<(), String> {
-        let Some(line) = line else { return Err("it ended".to_owned()) };
+        let Some(line) = line else {
+            return Err("it ended".to_owned());
+        };
         let answers = match parse(&line) {
             Ok(Said::Answer(answer)) => vec![answer],
             Ok(Said::Answers(answers)) => answers,
             Ok(Said::Ready(_)) => {
                 let number = line.number;
-                return Err(format!("line {number} of its standard output reports again that it is ready"));
+                return Err(format!(
+                    "line {number} of its standard output reports again that it is ready"
+                ));
             }
             Err(misread) => return self.misread(session, misread),
         };
@@ -448,13 +527,17 @@ impl From<String> for End {
     }
 }
 
-/// Writes a worker's standard error to the log. Returns the beginning of its last line that is not empty.
+/// Writes a worker's standard error to the log. Returns the beginning of its last line that is not
+/// empty.
 pub(super) async fn log(worker: u32, stderr: impl tokio::io::AsyncRead + Unpin) -> String {
     let mut stderr = BufReader::new(stderr);
     let mut last = String::new();
     loop {
         let mut line = Vec::new();
-        let read = (&mut stderr).take(LOG_LINE_MAX_BYTES).read_until(b'\n', &mut line).await;
+        let read = (&mut stderr)
+            .take(LOG_LINE_MAX_BYTES)
+            .read_until(b'\n', &mut line)
+            .await;
         if !matches!(read, Ok(1..)) {
             return last;
         }
@@ -466,7 +549,8 @@ pub(super) async fn log(worker: u32, stderr: impl tokio::io::AsyncRead + Unpin) 
     }
 }
 
-/// Waits for a process whose input is closed; then sends SIGTERM, then SIGKILL. Returns whether it ended by itself.
+/// Waits for a process whose input is closed; then sends SIGTERM, then SIGKILL. Returns whether it
+/// ended by itself.
 async fn end(process: &mut Process, grace: Duration) -> bool {
     if timeout(grace, process.wait()).await.is_ok() {
         return true;

@@ -7,7 +7,8 @@ use crate::config::{Path, Setting};
 #[derive(Clone, Debug, Default, clap::Args)]
 #[command(next_help_heading = "Settings of the consumer (docs/CONFIGURATION.md)")]
 pub(crate) struct Flags {
-    /// The consumer that the flags apply to: its name is the scope of its keys [default: the only one of the file]
+    /// The consumer that the flags apply to: its name is the scope of its keys [default: the only
+    /// one of the file]
     #[arg(long, value_name = "NAME")]
     scope: Option<String>,
 
@@ -46,7 +47,8 @@ pub(crate) struct Flags {
     #[arg(long, value_name = "SPEC")]
     fingerprint: Option<String>,
 
-    /// A worker behind HTTP: http://127.0.0.1:8080/handle, https://worker/handle or unix:/path/of/socket
+    /// A worker behind HTTP: http://127.0.0.1:8080/handle, https://worker/handle or
+    /// unix:/path/of/socket
     #[arg(long, value_name = "URL")]
     handler: Option<String>,
 
@@ -74,7 +76,8 @@ pub(crate) struct Flags {
     #[arg(long, value_name = "FILE")]
     token_file: Option<String>,
 
-    /// The authority that has signed the worker's certificate, a file in PEM [default: those of the machine]
+    /// The authority that has signed the worker's certificate, a file in PEM [default: those of the
+    /// machine]
     #[arg(long, value_name = "FILE")]
     handler_tls_root: Option<String>,
 
@@ -114,7 +117,8 @@ pub(crate) struct Flags {
     #[arg(long, value_name = "TIME")]
     start_patience: Option<String>,
 
-    /// Fail open: how long the store may be unavailable before messages run without it [default: they wait]
+    /// Fail open: how long the store may be unavailable before messages run without it [default:
+    /// they wait]
     #[arg(long, value_name = "TIME")]
     fail_open_after: Option<String>,
 
@@ -146,7 +150,8 @@ pub(crate) struct Flags {
     #[arg(long, value_name = "ORDER")]
     ordering: Option<String>,
 
-    /// A topic in which messages wait for a later retry, with the wait: orders.retry.30s=30s; may be repeated
+    /// A topic in which messages wait for a later retry, with the wait: orders.retry.30s=30s; may
+    /// be repeated
     #[arg(long = "retry-topic", value_name = "NAME=TIME", value_parser = crate::parse::pair)]
     retry_topics: Vec<(String, String)>,
 
@@ -154,7 +159,8 @@ pub(crate) struct Flags {
     #[arg(long)]
     overtaking_retries: bool,
 
-    /// Continue at the committed positions when topics get other ids: for an address that is switched to another cluster
+    /// Continue at the committed positions when topics get other ids: for an address that is
+    /// switched to another cluster
     #[arg(long)]
     keep_positions_of_recreated_topics: bool,
 
@@ -187,20 +193,27 @@ impl Flags {
         };
         let at = |flag: &str, path: [&str; 2], value: &Option<String>| {
             let path = path.map(str::to_owned).into();
-            Some(Setting { flag: flag.to_owned(), path, value: value.clone()? })
+            Some(Setting {
+                flag: flag.to_owned(),
+                path,
+                value: value.clone()?,
+            })
         };
         let whole = [
             at("--store", ["store", "url"], &self.store),
             at("--listen", ["status", "listen"], &self.listen),
         ];
-        let named = |flag: &'static str, table: &'static str, pairs: &[(String, String)]| -> Vec<Setting> {
-            let setting = |(name, value): &(String, String)| Setting {
-                flag: format!("{flag} {name}"),
-                path: ["consumer", &consumer, "source", "kafka", table, name].map(str::to_owned).into(),
-                value: value.clone(),
+        let named =
+            |flag: &'static str, table: &'static str, pairs: &[(String, String)]| -> Vec<Setting> {
+                let setting = |(name, value): &(String, String)| Setting {
+                    flag: format!("{flag} {name}"),
+                    path: ["consumer", &consumer, "source", "kafka", table, name]
+                        .map(str::to_owned)
+                        .into(),
+                    value: value.clone(),
+                };
+                pairs.iter().map(setting).collect()
             };
-            pairs.iter().map(setting).collect()
-        };
         let properties = named("--property", "properties", &self.properties);
         let retry_topics = named("--retry-topic", "retry_topics", &self.retry_topics);
         let any = self.any.iter().map(|(path, value)| Setting {
@@ -229,42 +242,96 @@ impl Flags {
         let allow_remote = self.allow_remote.then(|| "true".to_owned());
         let overtaking_retries = self.overtaking_retries.then(|| "true".to_owned());
         let cloudevents = self.cloudevents.then(|| "true".to_owned());
-        let keep_positions = self.keep_positions_of_recreated_topics.then(|| "true".to_owned());
+        let keep_positions = self
+            .keep_positions_of_recreated_topics
+            .then(|| "true".to_owned());
         let given: [(&str, &[&str], &Option<String>); 35] = [
             ("--source", &["source", "stdin"], &stdin),
             ("--brokers", &["source", "kafka", "brokers"], &self.brokers),
             ("--topic", &["source", "kafka", "topics"], &self.topics),
             ("--group", &["source", "kafka", "group"], &self.group),
             ("--queue", &["source", "sqs", "queue"], &self.queue),
-            ("--endpoint-url", &["source", "sqs", "endpoint_url"], &self.endpoint_url),
+            (
+                "--endpoint-url",
+                &["source", "sqs", "endpoint_url"],
+                &self.endpoint_url,
+            ),
             ("--key", &["key"], &self.key),
             ("--fingerprint", &["fingerprint"], &self.fingerprint),
             ("--handler", &["handler", "http"], &self.handler),
             ("--handler-exec", &["handler", "exec"], &self.handler_exec),
-            ("--handler-command", &["handler", "command"], &self.handler_command),
+            (
+                "--handler-command",
+                &["handler", "command"],
+                &self.handler_command,
+            ),
             ("--workers", &["handler", "workers"], &self.workers),
             ("--ready-url", &["handler", "ready_url"], &self.ready_url),
-            ("--content-type", &["handler", "content_type"], &self.content_type),
-            ("--token-file", &["handler", "token", "file"], &self.token_file),
-            ("--handler-tls-root", &["handler", "tls_root"], &self.handler_tls_root),
-            ("--handler-tls-certificate", &["handler", "tls_certificate"], &self.handler_tls_certificate),
-            ("--handler-tls-key", &["handler", "tls_key"], &self.handler_tls_key),
-            ("--allow-remote", &["handler", "allow_remote"], &allow_remote),
+            (
+                "--content-type",
+                &["handler", "content_type"],
+                &self.content_type,
+            ),
+            (
+                "--token-file",
+                &["handler", "token", "file"],
+                &self.token_file,
+            ),
+            (
+                "--handler-tls-root",
+                &["handler", "tls_root"],
+                &self.handler_tls_root,
+            ),
+            (
+                "--handler-tls-certificate",
+                &["handler", "tls_certificate"],
+                &self.handler_tls_certificate,
+            ),
+            (
+                "--handler-tls-key",
+                &["handler", "tls_key"],
+                &self.handler_tls_key,
+            ),
+            (
+                "--allow-remote",
+                &["handler", "allow_remote"],
+                &allow_remote,
+            ),
             ("--cloudevents", &["handler", "cloudevents"], &cloudevents),
             ("--timeout", &["handler", "timeout"], &self.timeout),
-            ("--dead-letters", &["dead_letters", letters], &self.dead_letters),
+            (
+                "--dead-letters",
+                &["dead_letters", letters],
+                &self.dead_letters,
+            ),
             ("--lease", &["lease"], &self.lease),
             ("--retention", &["retention"], &self.retention),
-            ("--start-patience", &["start_patience"], &self.start_patience),
-            ("--fail-open-after", &["fail_open_after"], &self.fail_open_after),
+            (
+                "--start-patience",
+                &["start_patience"],
+                &self.start_patience,
+            ),
+            (
+                "--fail-open-after",
+                &["fail_open_after"],
+                &self.fail_open_after,
+            ),
             ("--journal", &["journal"], &self.journal),
             ("--max-attempts", &["max_attempts"], &self.max_attempts),
             ("--concurrency", &["concurrency"], &self.concurrency),
-            ("--batch-messages", &["batch", "messages"], &self.batch_messages),
+            (
+                "--batch-messages",
+                &["batch", "messages"],
+                &self.batch_messages,
+            ),
             ("--batch-bytes", &["batch", "bytes"], &self.batch_bytes),
             ("--batch-wait", &["batch", "wait"], &self.batch_wait),
             ("--ordering", &["ordering"], &self.ordering),
-            ("--overtaking-retries", &["overtaking_retries"], &overtaking_retries),
+            (
+                "--overtaking-retries",
+                &["overtaking_retries"],
+                &overtaking_retries,
+            ),
             (
                 "--keep-positions-of-recreated-topics",
                 &["source", "kafka", "keep_positions_of_recreated_topics"],
@@ -273,15 +340,22 @@ impl Flags {
         ];
         let setting = |(flag, path, value): (&str, &[&str], &Option<String>)| {
             let path = path.iter().map(|part| (*part).to_owned());
-            let path = ["consumer".to_owned(), consumer.to_owned()].into_iter().chain(path).collect();
-            Some(Setting { flag: flag.to_owned(), path, value: value.clone()? })
+            let path = ["consumer".to_owned(), consumer.to_owned()]
+                .into_iter()
+                .chain(path)
+                .collect();
+            Some(Setting {
+                flag: flag.to_owned(),
+                path,
+                value: value.clone()?,
+            })
         };
         given.into_iter().filter_map(setting).collect()
     }
 }
 
-/// Splits `consumer."a.b".lease` at its dots. A quoted part keeps its dots, and so does the name of a property of
-/// librdkafka or of a retry topic, which is the last part.
+/// Splits `consumer."a.b".lease` at its dots. A quoted part keeps its dots, and so does the name of
+/// a property of librdkafka or of a retry topic, which is the last part.
 pub(crate) fn parts(path: &str) -> Path {
     let mut parts = vec![String::new()];
     let mut quoted = false;
@@ -302,32 +376,61 @@ mod tests {
 
     #[test]
     fn paths_have_dots_between_their_parts() {
-        assert_eq!(parts("consumer.billing.lease"), ["consumer", "billing", "lease"]);
-        assert_eq!(parts("consumer.\"a.b\".lease"), ["consumer", "a.b", "lease"]);
+        assert_eq!(
+            parts("consumer.billing.lease"),
+            ["consumer", "billing", "lease"]
+        );
+        assert_eq!(
+            parts("consumer.\"a.b\".lease"),
+            ["consumer", "a.b", "lease"]
+        );
         let of_kafka = ["consumer", "billing", "source", "kafka"];
         for (path, [table, name]) in [
-            ("properties.session.timeout.ms", ["properties", "session.timeout.ms"]),
-            ("properties.\"session.timeout.ms\"", ["properties", "session.timeout.ms"]),
-            ("retry_topics.orders.retry.30s", ["retry_topics", "orders.retry.30s"]),
+            (
+                "properties.session.timeout.ms",
+                ["properties", "session.timeout.ms"],
+            ),
+            (
+                "properties.\"session.timeout.ms\"",
+                ["properties", "session.timeout.ms"],
+            ),
+            (
+                "retry_topics.orders.retry.30s",
+                ["retry_topics", "orders.retry.30s"],
+            ),
         ] {
             let path = parts(&format!("consumer.billing.source.kafka.{path}"));
             assert_eq!(path, [&of_kafka[..], &[table, name]].concat());
         }
-        assert_eq!(parts("consumer.properties.lease"), ["consumer", "properties", "lease"]);
+        assert_eq!(
+            parts("consumer.properties.lease"),
+            ["consumer", "properties", "lease"]
+        );
     }
 
     #[test]
     fn flags_are_about_the_only_consumer_of_the_file() {
-        let flags = Flags { lease: Some("1m".to_owned()), ..Flags::default() };
+        let flags = Flags {
+            lease: Some("1m".to_owned()),
+            ..Flags::default()
+        };
         let path = |known: &[String]| flags.settings(known).remove(0).path;
-        assert_eq!(path(&["billing".to_owned()]), ["consumer", "billing", "lease"]);
+        assert_eq!(
+            path(&["billing".to_owned()]),
+            ["consumer", "billing", "lease"]
+        );
         assert_eq!(path(&[]), ["consumer", "default", "lease"]);
     }
 
     #[test]
     fn positions_of_recreated_topics_are_kept_by_a_flag_of_its_own() {
-        let flags = Flags { keep_positions_of_recreated_topics: true, ..Flags::default() };
-        let [setting] = &flags.settings(&[])[..] else { panic!("one setting") };
+        let flags = Flags {
+            keep_positions_of_recreated_topics: true,
+            ..Flags::default()
+        };
+        let [setting] = &flags.settings(&[])[..] else {
+            panic!("one setting")
+        };
         let key = ["source", "kafka", "keep_positions_of_recreated_topics"];
         assert_eq!(setting.path, [&["consumer", "default"][..], &key].concat());
         assert_eq!(

@@ -16,9 +16,18 @@ use super::worker::{AttemptInfo, Call, Reply};
 impl Crew {
     /// Gives the message to the next worker below its limit, and waits for the answer.
     ///
-    /// A call that is withdrawn after it has begun resolves when the worker has answered, or was replaced.
-    pub(super) async fn hand_out(&self, message: &Message, attempt: &AttemptInfo, call: &Call) -> Reply {
-        let order = Order { message: message.clone(), attempt: attempt.clone() };
+    /// A call that is withdrawn after it has begun resolves when the worker has answered, or was
+    /// replaced.
+    pub(super) async fn hand_out(
+        &self,
+        message: &Message,
+        attempt: &AttemptInfo,
+        call: &Call,
+    ) -> Reply {
+        let order = Order {
+            message: message.clone(),
+            attempt: attempt.clone(),
+        };
         let mut reply = Reply::not_run("the workers have been stopped");
         let mut answers = self.hand_out_all(vec![order], false, call).await;
         while let Some((_, answer)) = answers.next().await {
@@ -27,17 +36,19 @@ impl Crew {
         reply
     }
 
-    /// Gives the batch to the next worker below its limit, and waits for the answers to all its messages. Each answer is
-    /// given to `answered` when it comes, with the place of its message, until the call is withdrawn; what is returned
-    /// for that message means nothing.
+    /// Gives the batch to the next worker below its limit, and waits for the answers to all its
+    /// messages. Each answer is given to `answered` when it comes, with the place of its message,
+    /// until the call is withdrawn; what is returned for that message means nothing.
     pub(super) async fn hand_out_batch(
         &self,
         orders: Vec<Order>,
         call: &Call,
         answered: impl Fn(usize, Reply),
     ) -> BatchReply {
-        let mut replies: Vec<Reply> =
-            orders.iter().map(|_| Reply::unknown("the message is answered already")).collect();
+        let mut replies: Vec<Reply> = orders
+            .iter()
+            .map(|_| Reply::unknown("the message is answered already"))
+            .collect();
         let mut answers = self.hand_out_all(orders, true, call).await;
         while let Some((place, reply)) = answers.next().await {
             if matches!(reply, Reply::TooLong { .. }) {
@@ -52,7 +63,8 @@ impl Crew {
         BatchReply::Each(replies)
     }
 
-    /// Gives the messages to a worker. Returns their replies as they come, each with the place of its message.
+    /// Gives the messages to a worker. Returns their replies as they come, each with the place of
+    /// its message.
     async fn hand_out_all(
         &self,
         orders: Vec<Order>,
@@ -66,7 +78,11 @@ impl Crew {
             jobs.push((order, reply));
             answers.push(answer);
         }
-        let job = Job { orders: jobs, is_batch, call: call.clone() };
+        let job = Job {
+            orders: jobs,
+            is_batch,
+            call: call.clone(),
+        };
         let are_stopped = tokio::select! {
             biased;
             () = self.unfit() => true,
@@ -74,7 +90,11 @@ impl Crew {
         };
         let each = answers.into_iter().enumerate();
         each.map(|(place, answer)| {
-            let waiting = Waiting { answer, call: call.clone(), violations: Arc::clone(&self.violations) };
+            let waiting = Waiting {
+                answer,
+                call: call.clone(),
+                violations: Arc::clone(&self.violations),
+            };
             waiting.reply(place, are_stopped)
         })
         .collect()

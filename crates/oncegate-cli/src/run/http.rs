@@ -42,27 +42,47 @@ impl Caller {
         told: request::RequestParts,
         result_max_bytes: usize,
     ) -> Result<Self, String> {
-        let (allow_remote, http2) = (handler.allow_remote.unwrap_or(false), handler.http2.unwrap_or(false));
+        let (allow_remote, http2) = (
+            handler.allow_remote.unwrap_or(false),
+            handler.http2.unwrap_or(false),
+        );
         let files = TlsFiles::of(handler);
         let way = |url: &str| Way::to(Endpoint::parse(url, allow_remote)?, http2, &files);
         let worker = way(handler.http.as_deref().unwrap_or_default())?;
         let ready = match &handler.ready_url {
             None => None,
             Some(url) => {
-                let uri: Uri = url.parse().map_err(|_| "`ready_url` is no URL".to_owned())?;
+                let uri: Uri = url
+                    .parse()
+                    .map_err(|_| "`ready_url` is no URL".to_owned())?;
                 let ready = worker.over_socket(uri).map_or_else(|| way(url), Ok);
                 Some(ready.map_err(|why| format!("`ready_url`: {why}"))?)
             }
         };
-        Ok(Self { way: worker, ready, told, result_max_bytes, pacing: Pacing::default() })
+        Ok(Self {
+            way: worker,
+            ready,
+            told,
+            result_max_bytes,
+            pacing: Pacing::default(),
+        })
     }
 
     /// Sends the message and waits for the answer.
-    pub(super) async fn call(&self, message: &Message, attempt: &AttemptInfo, call: &Call) -> Reply {
+    pub(super) async fn call(
+        &self,
+        message: &Message,
+        attempt: &AttemptInfo,
+        call: &Call,
+    ) -> Reply {
         self.pacing.wait().await;
         let request = match request::of(message, attempt, self.way.uri(), &self.told) {
             Ok(request) => request,
-            Err(error) => return Reply::DeadLetter { reason: format!("it makes no request: {error}") },
+            Err(error) => {
+                return Reply::DeadLetter {
+                    reason: format!("it makes no request: {error}"),
+                };
+            }
         };
         let response = match self.send(request, call).await {
             Ok(response) => response,
@@ -72,9 +92,9 @@ impl Caller {
         let body = Limited::new(body, self.result_max_bytes).collect().await;
         let body = match body {
             Ok(body) => answer::ResponseBody::Whole(body.to_bytes()),
-            Err(error) if error.is::<LengthLimitError>() => {
-                answer::ResponseBody::TooLarge { most: self.result_max_bytes }
-            }
+            Err(error) if error.is::<LengthLimitError>() => answer::ResponseBody::TooLarge {
+                most: self.result_max_bytes,
+            },
             Err(error) => answer::ResponseBody::CutShort(error.to_string()),
         };
         let reply = answer::outcome(&head, body, std::time::SystemTime::now());
@@ -92,7 +112,9 @@ impl Caller {
         call: &Call,
     ) -> Result<Response<Incoming>, Reply> {
         if !call.begin() {
-            return Err(Reply::not_run("the run was cancelled before the worker had the request"));
+            return Err(Reply::not_run(
+                "the run was cancelled before the worker had the request",
+            ));
         }
         self.way.request(request).await.map_err(|error| {
             let error = match error {
@@ -125,13 +147,18 @@ impl Caller {
         })
     }
 
-    /// Whether the worker is ready: its readiness URL answers with 2xx or, without one, it accepts connections.
+    /// Whether the worker is ready: its readiness URL answers with 2xx or, without one, it accepts
+    /// connections.
     pub(crate) async fn is_ready(&self) -> Result<(), String> {
-        let Some(ready) = &self.ready else { return self.way.accepts().await };
+        let Some(ready) = &self.ready else {
+            return self.way.accepts().await;
+        };
         let mut request = Request::new(Full::new(Bytes::new()));
         *request.uri_mut() = ready.uri().clone();
         if let Some(token) = &self.told.token {
-            request.headers_mut().insert(hyper::header::AUTHORIZATION, token.header());
+            request
+                .headers_mut()
+                .insert(hyper::header::AUTHORIZATION, token.header());
         }
         let answered = tokio::time::timeout(CONNECT_TIMEOUT, ready.request(request)).await;
         match answered {
@@ -143,12 +170,16 @@ impl Caller {
     }
 }
 
-/// Whether the connection ended before anything of the request was written: hyper gives the request back then. It happens
-/// when a worker closes a new connection at once, as one does that has refused the client's certificate.
+/// Whether the connection ended before anything of the request was written: hyper gives the request
+/// back then. It happens when a worker closes a new connection at once, as one does that has
+/// refused the client's certificate.
 fn was_never_sent(error: &(dyn Error + 'static)) -> bool {
     let mut cause = Some(error);
     while let Some(error) = cause {
-        if error.downcast_ref::<hyper::Error>().is_some_and(hyper::Error::is_canceled) {
+        if error
+            .downcast_ref::<hyper::Error>()
+            .is_some_and(hyper::Error::is_canceled)
+        {
             return true;
         }
         cause = error.source();
@@ -159,7 +190,9 @@ fn was_never_sent(error: &(dyn Error + 'static)) -> bool {
 impl fmt::Debug for Caller {
     /// Shows no token.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Caller").field("way", &self.way).finish_non_exhaustive()
+        f.debug_struct("Caller")
+            .field("way", &self.way)
+            .finish_non_exhaustive()
     }
 }
 
@@ -175,7 +208,10 @@ impl Token {
     pub(crate) fn of(secret: &Secret) -> Result<Self, String> {
         let changed_at = secret.changed_at();
         let header = bearer(&secret.resolve()?)?;
-        Ok(Self { secret: secret.clone(), read: Mutex::new((header, changed_at)) })
+        Ok(Self {
+            secret: secret.clone(),
+            read: Mutex::new((header, changed_at)),
+        })
     }
 
     /// The header's value. If the file has changed to something unusable, the former one is used.
@@ -207,8 +243,9 @@ fn bearer(token: &str) -> Result<HeaderValue, String> {
     Ok(value)
 }
 
-/// A pause of all messages that a worker has requested: the second `503` with a `Retry-After` in a row concerns the
-/// worker, not a message. Runs that wait here keep their permits, which puts back-pressure on the source.
+/// A pause of all messages that a worker has requested: the second `503` with a `Retry-After` in a
+/// row concerns the worker, not a message. Runs that wait here keep their permits, which puts
+/// back-pressure on the source.
 #[derive(Debug, Default)]
 pub(super) struct Pacing(Mutex<(u32, Option<Instant>)>);
 
@@ -226,9 +263,14 @@ impl Pacing {
     pub(super) fn note(&self, status: hyper::StatusCode, reply: &Reply) {
         let mut pacing = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         *pacing = match reply {
-            Reply::Retry { delay: Some(delay), .. } if status == hyper::StatusCode::SERVICE_UNAVAILABLE => {
+            Reply::Retry {
+                delay: Some(delay), ..
+            } if status == hyper::StatusCode::SERVICE_UNAVAILABLE => {
                 let in_a_row = pacing.0.saturating_add(1);
-                (in_a_row, (in_a_row >= 2).then(|| Instant::now() + (*delay).min(PACING_MOST)))
+                (
+                    in_a_row,
+                    (in_a_row >= 2).then(|| Instant::now() + (*delay).min(PACING_MOST)),
+                )
             }
             _ => (0, None),
         };

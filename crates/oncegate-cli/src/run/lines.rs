@@ -1,11 +1,12 @@
-//! The protocol of standard streams: one JSON object per line, in both directions. `values` finds the ends of what a
-//! worker writes.
+//! The protocol of standard streams: one JSON object per line, in both directions. `values` finds
+//! the ends of what a worker writes.
 //!
 //! # Not obvious
 //!
 //! Implementation notes: facts about serde that this code depends on.
 //!
-//! - serde's untagged enums cannot hold a `RawValue`: the forms of a line are tried one after the other.
+//! - serde's untagged enums cannot hold a `RawValue`: the forms of a line are tried one after the
+//!   other.
 
 use std::time::Duration;
 
@@ -81,14 +82,27 @@ pub(super) enum Outcome {
 
 impl From<Answer> for Reply {
     fn from(answer: Answer) -> Self {
-        let Answer { outcome, result, delay_ms, reason, is_unreadable, .. } = answer;
+        let Answer {
+            outcome,
+            result,
+            delay_ms,
+            reason,
+            is_unreadable,
+            ..
+        } = answer;
         let reason = reason.unwrap_or_else(|| "the worker gives no reason".to_owned());
         match outcome {
             // The effect has happened: the message must not run again because of its result.
             Outcome::Complete if is_unreadable => Self::Complete(Work::NoJson),
             Outcome::Complete => Self::Complete(result.map_or(Work::Nothing, Work::of_json)),
-            Outcome::Retry => Self::Retry { delay: delay_ms.map(Duration::from_millis), reason },
-            Outcome::Later => Self::Later { delay: delay_ms.map(Duration::from_millis), reason },
+            Outcome::Retry => Self::Retry {
+                delay: delay_ms.map(Duration::from_millis),
+                reason,
+            },
+            Outcome::Later => Self::Later {
+                delay: delay_ms.map(Duration::from_millis),
+                reason,
+            },
             Outcome::DeadLetter => Self::DeadLetter { reason },
         }
     }
@@ -122,7 +136,10 @@ pub(super) struct HandleLine<'a> {
     payload_base64: Option<String>,
 }
 
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+#[expect(
+    clippy::trivially_copy_pass_by_ref,
+    reason = "serde passes a reference"
+)]
 fn is_zero(count: &usize) -> bool {
     *count == 0
 }
@@ -138,8 +155,15 @@ pub(super) struct BatchLine<'a> {
 impl<'a> BatchLine<'a> {
     /// The messages with their ids.
     pub(super) fn of(orders: &'a [(Order, String)], lease: Duration) -> Self {
-        let messages = orders.iter().map(|(order, id)| HandleLine::of_order(order, id, lease)).collect();
-        Self { r#type: "batch", v: 1, messages }
+        let messages = orders
+            .iter()
+            .map(|(order, id)| HandleLine::of_order(order, id, lease))
+            .collect();
+        Self {
+            r#type: "batch",
+            v: 1,
+            messages,
+        }
     }
 }
 
@@ -149,21 +173,35 @@ impl<'a> HandleLine<'a> {
     }
 
     /// Logs how many headers are left out, if any are.
-    pub(super) fn of(message: &'a Message, attempt: &'a AttemptInfo, id: &'a str, lease: Duration) -> Self {
+    pub(super) fn of(
+        message: &'a Message,
+        attempt: &'a AttemptInfo,
+        id: &'a str,
+        lease: Duration,
+    ) -> Self {
         let text = std::str::from_utf8(message.payload()).ok();
         let mut room = Room::default();
         let key = message.key().filter(|key| room.takes("key", key));
         let key_text = key.and_then(|key| std::str::from_utf8(key).ok());
         let header = |header: &'a Header| {
-            let value = header.value.as_deref().map(|value| match std::str::from_utf8(value) {
-                Ok(text) => serde_json::Value::from(text),
-                Err(_) => serde_json::json!({ "base64": BASE64.encode(value) }),
-            });
+            let value = header
+                .value
+                .as_deref()
+                .map(|value| match std::str::from_utf8(value) {
+                    Ok(text) => serde_json::Value::from(text),
+                    Err(_) => serde_json::json!({ "base64": BASE64.encode(value) }),
+                });
             (&*header.name, value.unwrap_or_default())
         };
-        let is_taken =
-            |header: &&Header| room.takes(&header.name, header.value.as_deref().unwrap_or_default());
-        let headers = message.headers().iter().filter(is_taken).map(header).collect();
+        let is_taken = |header: &&Header| {
+            room.takes(&header.name, header.value.as_deref().unwrap_or_default())
+        };
+        let headers = message
+            .headers()
+            .iter()
+            .filter(is_taken)
+            .map(header)
+            .collect();
         let headers_left_out = room.tell(message);
         Self {
             r#type: "message",
@@ -176,7 +214,9 @@ impl<'a> HandleLine<'a> {
             lease_ms: u64::try_from(lease.as_millis()).unwrap_or(u64::MAX),
             origin: origin::as_json(message),
             key: key_text.map(str::to_owned),
-            key_base64: key.filter(|_| key_text.is_none()).map(|key| BASE64.encode(key)),
+            key_base64: key
+                .filter(|_| key_text.is_none())
+                .map(|key| BASE64.encode(key)),
             headers,
             headers_left_out,
             payload: text.map(|text| (!message.is_tombstone()).then_some(text)),
@@ -205,16 +245,18 @@ pub(super) struct Misread {
 
 /// Parses what a worker has written.
 pub(super) fn parse(line: &Line) -> Result<Said, Misread> {
-    said(&line.text).or_else(|| said_around_results(&line.text)).ok_or_else(|| {
-        let value = serde_json::from_slice(&line.text).ok();
-        let (number, shown) = (line.number, shown(&line.text));
-        let mistake = mistake(&line.text, value.as_ref());
-        Misread {
-            why: format!("line {number} of its standard output {mistake}: {shown:?}"),
-            id: value.as_ref().and_then(answered_id),
-            is_noise: is_noise(&line.text, value.as_ref()),
-        }
-    })
+    said(&line.text)
+        .or_else(|| said_around_results(&line.text))
+        .ok_or_else(|| {
+            let value = serde_json::from_slice(&line.text).ok();
+            let (number, shown) = (line.number, shown(&line.text));
+            let mistake = mistake(&line.text, value.as_ref());
+            Misread {
+                why: format!("line {number} of its standard output {mistake}: {shown:?}"),
+                id: value.as_ref().and_then(answered_id),
+                is_noise: is_noise(&line.text, value.as_ref()),
+            }
+        })
 }
 
 /// Parses an array of answers.
@@ -228,13 +270,16 @@ pub(super) fn answers(text: &[u8]) -> Option<Vec<Answer>> {
 fn said(text: &[u8]) -> Option<Said> {
     let answer = serde_json::from_slice(text).map(Said::Answer);
     let answer = answer.or_else(|_| serde_json::from_slice(text).map(Said::Answers));
-    answer.or_else(|_| serde_json::from_slice(text).map(Said::Ready)).ok()
+    answer
+        .or_else(|_| serde_json::from_slice(text).map(Said::Ready))
+        .ok()
 }
 
 /// Stands for what is no JSON while a line is parsed around it.
 const NO_JSON: &str = "\"oncegate: no JSON\"";
 
-/// Parses answers whose results are not JSON: some libraries write `NaN` and `Infinity`, or text that is not UTF-8.
+/// Parses answers whose results are not JSON: some libraries write `NaN` and `Infinity`, or text
+/// that is not UTF-8.
 fn said_around_results(text: &[u8]) -> Option<Said> {
     let text = String::from_utf8_lossy(text);
     let is_lossy = text.contains(char::REPLACEMENT_CHARACTER);
@@ -245,8 +290,10 @@ fn said_around_results(text: &[u8]) -> Option<Said> {
         Said::Ready(_) => return None,
     };
     for answer in answers {
-        answer.is_unreadable =
-            answer.result.as_ref().is_some_and(|result| is_lossy || result.get().contains(NO_JSON));
+        answer.is_unreadable = answer
+            .result
+            .as_ref()
+            .is_some_and(|result| is_lossy || result.get().contains(NO_JSON));
     }
     Some(said)
 }
@@ -285,7 +332,9 @@ fn answered_id(value: &Value) -> Option<String> {
 /// Whether the text cannot be meant as an answer or as `ready`, not even a damaged one.
 fn is_noise(text: &[u8], value: Option<&Value>) -> bool {
     const OUTCOME: &[u8] = b"\"outcome\"";
-    let is_ready = value.and_then(|value| value.get("type")).is_some_and(|kind| kind == "ready");
+    let is_ready = value
+        .and_then(|value| value.get("type"))
+        .is_some_and(|kind| kind == "ready");
     !is_ready && !text.windows(OUTCOME.len()).any(|part| part == OUTCOME)
 }
 
@@ -308,21 +357,29 @@ fn mistake(text: &[u8], value: Option<&Value>) -> String {
             None => "has no `v`; it is 1".to_owned(),
             Some(_) => "has a wrong number: `v` and `max_in_flight` are whole numbers".to_owned(),
         },
-        (Some(_), None, _) => "has a `type` that no worker writes: only \"ready\" is one".to_owned(),
+        (Some(_), None, _) => {
+            "has a `type` that no worker writes: only \"ready\" is one".to_owned()
+        }
         (None, None, None) => {
-            "is neither {\"type\":\"ready\",\"v\":1} nor an answer with `id` and `outcome`".to_owned()
+            "is neither {\"type\":\"ready\",\"v\":1} nor an answer with `id` and `outcome`"
+                .to_owned()
         }
         (None, None, Some(_)) => "has no `id`; it is that of the message".to_owned(),
         (_, Some(Value::Number(id)), _) => {
-            format!("has a number as its `id`; write it as the message has it, as the string \"{id}\"")
+            format!(
+                "has a number as its `id`; write it as the message has it, as the string \"{id}\""
+            )
         }
         (_, Some(Value::String(_)), None) => format!("has no `outcome`; it is {outcomes}"),
-        (_, Some(Value::String(_)), Some(Value::String(outcome))) => match OUTCOMES.contains(&&**outcome) {
-            false => format!("has an unknown `outcome`; it is {outcomes}"),
-            true => {
-                "has a field of the wrong type: `delay_ms` is a whole number, `reason` a string".to_owned()
+        (_, Some(Value::String(_)), Some(Value::String(outcome))) => {
+            match OUTCOMES.contains(&&**outcome) {
+                false => format!("has an unknown `outcome`; it is {outcomes}"),
+                true => {
+                    "has a field of the wrong type: `delay_ms` is a whole number, `reason` a string"
+                        .to_owned()
+                }
             }
-        },
+        }
         (_, Some(Value::String(_)), Some(_)) => "has an `outcome` that is no string".to_owned(),
         (_, Some(_), _) => "has an `id` that is no string".to_owned(),
     }
@@ -330,8 +387,13 @@ fn mistake(text: &[u8], value: Option<&Value>) -> String {
 
 /// The beginning of a worker's line, for the log.
 pub(super) fn shown(text: &[u8]) -> String {
-    let text = text.get(..text.len().min(4 * SHOWN_MOST)).unwrap_or_default();
-    String::from_utf8_lossy(text).chars().take(SHOWN_MOST).collect()
+    let text = text
+        .get(..text.len().min(4 * SHOWN_MOST))
+        .unwrap_or_default();
+    String::from_utf8_lossy(text)
+        .chars()
+        .take(SHOWN_MOST)
+        .collect()
 }
 
 /// A line for a worker.
@@ -342,8 +404,8 @@ pub(super) struct Outgoing {
     pub(super) call: Option<Call>,
 }
 
-/// Writes lines until all senders are dropped, and closes the worker's input. A call that was withdrawn before its line
-/// is written does not begin.
+/// Writes lines until all senders are dropped, and closes the worker's input. A call that was
+/// withdrawn before its line is written does not begin.
 pub(super) async fn write_lines(mut stdin: ChildStdin, mut lines: mpsc::Receiver<Outgoing>) {
     while let Some(Outgoing { mut line, call }) = lines.recv().await {
         if call.is_some_and(|call| !call.begin()) {
@@ -363,21 +425,47 @@ mod tests {
     use super::*;
 
     fn line(text: &str) -> Line {
-        Line { number: 7, text: text.as_bytes().to_vec() }
+        Line {
+            number: 7,
+            text: text.as_bytes().to_vec(),
+        }
     }
 
     #[test]
     fn lines_of_the_protocol_are_read_and_others_named() {
         let ready = parse(&line(r#"{"type":"ready","v":1,"max_in_flight":8}"#));
-        assert!(matches!(ready, Ok(Said::Ready(Ready { max_in_flight: 8, .. }))));
-        let answer = parse(&line(r#"{"id":"17","outcome":"complete","result":{"n":9007199254740993}}"#));
-        let Ok(Said::Answer(Answer { result: Some(result), .. })) = answer else { panic!("an answer") };
+        assert!(matches!(
+            ready,
+            Ok(Said::Ready(Ready {
+                max_in_flight: 8,
+                ..
+            }))
+        ));
+        let answer = parse(&line(
+            r#"{"id":"17","outcome":"complete","result":{"n":9007199254740993}}"#,
+        ));
+        let Ok(Said::Answer(Answer {
+            result: Some(result),
+            ..
+        })) = answer
+        else {
+            panic!("an answer")
+        };
         assert_eq!(result.get(), r#"{"n":9007199254740993}"#);
-        assert!(parse(&line(r#"{"id":"17","outcome":"dead-letter","reason":"no"}"#)).is_ok());
-        let answers = parse(&line(r#"[{"id":"1","outcome":"complete"},{"id":"2","outcome":"retry"}]"#));
+        assert!(
+            parse(&line(
+                r#"{"id":"17","outcome":"dead-letter","reason":"no"}"#
+            ))
+            .is_ok()
+        );
+        let answers = parse(&line(
+            r#"[{"id":"1","outcome":"complete"},{"id":"2","outcome":"retry"}]"#,
+        ));
         assert!(matches!(answers, Ok(Said::Answers(answers)) if answers.len() == 2));
         let later = parse(&line(r#"{"id":"17","outcome":"later","delay_ms":500}"#));
-        let Ok(Said::Answer(later)) = later else { panic!("an answer") };
+        let Ok(Said::Answer(later)) = later else {
+            panic!("an answer")
+        };
         assert!(
             matches!(Reply::from(later), Reply::Later { delay: Some(delay), .. } if delay.as_millis() == 500)
         );
@@ -392,56 +480,139 @@ mod tests {
             ("{}", "neither"),
             (r#"{"outcome":"complete"}"#, "no `id`"),
             (r#"{"id":17,"outcome":"complete"}"#, "as the string \"17\""),
-            (r#"{"id":null,"outcome":"complete"}"#, "`id` that is no string"),
+            (
+                r#"{"id":null,"outcome":"complete"}"#,
+                "`id` that is no string",
+            ),
             (r#"{"id":"1"}"#, "no `outcome`"),
             (r#"{"id":"1","outcome":"done"}"#, "unknown `outcome`"),
             (r#"{"id":"1","outcome":1}"#, "`outcome` that is no string"),
-            (r#"{"id":"1","outcome":"retry","delay_ms":"soon"}"#, "`delay_ms` is a whole number"),
+            (
+                r#"{"id":"1","outcome":"retry","delay_ms":"soon"}"#,
+                "`delay_ms` is a whole number",
+            ),
             (r#"{"type":"ready"}"#, "no `v`"),
-            (r#"{"type":"ready","v":"1"}"#, "`v` and `max_in_flight` are whole numbers"),
+            (
+                r#"{"type":"ready","v":"1"}"#,
+                "`v` and `max_in_flight` are whole numbers",
+            ),
             (r#"{"type":"message"}"#, "`type` that no worker writes"),
         ] {
-            let Err(Misread { why, .. }) = parse(&line(wrong)) else { panic!("{wrong}") };
-            assert!(why.contains("line 7") && why.contains(mistake), "{wrong}: {why}");
+            let Err(Misread { why, .. }) = parse(&line(wrong)) else {
+                panic!("{wrong}")
+            };
+            assert!(
+                why.contains("line 7") && why.contains(mistake),
+                "{wrong}: {why}"
+            );
             assert!(why.ends_with(&format!("{wrong:?}")), "{why}");
         }
-        let long = Line { number: 7, text: b"x".repeat(usize::try_from(LINE_MAX_BYTES).unwrap()) };
-        let Err(Misread { why, .. }) = parse(&long) else { panic!("it is too long") };
-        assert!(why.contains("longer than 16777216 bytes") && why.len() < 500, "{why}");
+        let long = Line {
+            number: 7,
+            text: b"x".repeat(usize::try_from(LINE_MAX_BYTES).unwrap()),
+        };
+        let Err(Misread { why, .. }) = parse(&long) else {
+            panic!("it is too long")
+        };
+        assert!(
+            why.contains("longer than 16777216 bytes") && why.len() < 500,
+            "{why}"
+        );
     }
 
     #[test]
     fn a_result_that_is_no_json_costs_only_the_result() {
-        for result in ["NaN", "-Infinity", r#"{"fee":NaN,"note":"NaN \\\"","x":[Infinity,-Infinity]}"#] {
-            let answer = parse(&line(&format!(r#"{{"id":"1","outcome":"complete","result":{result}}}"#)));
-            let Ok(Said::Answer(answer)) = answer else { panic!("{result}: {answer:?}") };
-            assert!(matches!(Reply::from(answer), Reply::Complete(Work::NoJson)), "{result}");
+        for result in [
+            "NaN",
+            "-Infinity",
+            r#"{"fee":NaN,"note":"NaN \\\"","x":[Infinity,-Infinity]}"#,
+        ] {
+            let answer = parse(&line(&format!(
+                r#"{{"id":"1","outcome":"complete","result":{result}}}"#
+            )));
+            let Ok(Said::Answer(answer)) = answer else {
+                panic!("{result}: {answer:?}")
+            };
+            assert!(
+                matches!(Reply::from(answer), Reply::Complete(Work::NoJson)),
+                "{result}"
+            );
         }
         let latin = b"{\"id\":\"1\",\"outcome\":\"complete\",\"result\":\"M\xfcller\"}".to_vec();
-        let answer = parse(&Line { number: 7, text: latin });
-        assert!(matches!(answer, Ok(Said::Answer(Answer { is_unreadable: true, .. }))), "{answer:?}");
-        let text =
-            r#"[{"id":"1","outcome":"complete","result":1},{"id":"2","outcome":"complete","result":NaN}]"#;
-        let Ok(Said::Answers(answers)) = parse(&line(text)) else { panic!("two answers") };
-        assert_eq!(answers.iter().map(|answer| answer.is_unreadable).collect::<Vec<_>>(), [false, true]);
+        let answer = parse(&Line {
+            number: 7,
+            text: latin,
+        });
+        assert!(
+            matches!(
+                answer,
+                Ok(Said::Answer(Answer {
+                    is_unreadable: true,
+                    ..
+                }))
+            ),
+            "{answer:?}"
+        );
+        let text = r#"[{"id":"1","outcome":"complete","result":1},{"id":"2","outcome":"complete","result":NaN}]"#;
+        let Ok(Said::Answers(answers)) = parse(&line(text)) else {
+            panic!("two answers")
+        };
+        assert_eq!(
+            answers
+                .iter()
+                .map(|answer| answer.is_unreadable)
+                .collect::<Vec<_>>(),
+            [false, true]
+        );
         let deep = format!("{}{}", "[".repeat(10_000), "]".repeat(10_000));
         let text = format!(r#"{{"id":"1","outcome":"complete","result":{deep}}}"#);
-        assert!(matches!(parse(&line(&text)), Ok(Said::Answer(Answer { is_unreadable: false, .. }))));
+        assert!(matches!(
+            parse(&line(&text)),
+            Ok(Said::Answer(Answer {
+                is_unreadable: false,
+                ..
+            }))
+        ));
         assert!(parse(&line(r#"{"id":"1","outcome":"complete","delay_ms":NaN}"#)).is_err());
     }
 
     #[test]
     fn noise_is_told_from_damaged_answers() {
-        for noise in ["charging", "", r#"{"level":30,"id":17,"msg":"charged"}"#, "17", "[1,2]", "{}"] {
-            let Err(misread) = parse(&line(noise)) else { panic!("{noise}") };
-            assert!(misread.is_noise && misread.id.is_none(), "{noise}: {misread:?}");
+        for noise in [
+            "charging",
+            "",
+            r#"{"level":30,"id":17,"msg":"charged"}"#,
+            "17",
+            "[1,2]",
+            "{}",
+        ] {
+            let Err(misread) = parse(&line(noise)) else {
+                panic!("{noise}")
+            };
+            assert!(
+                misread.is_noise && misread.id.is_none(),
+                "{noise}: {misread:?}"
+            );
         }
-        for damaged in [r#"{"id":"1","outcome":"compl"#, r#"x{"id":"1","outcome":"complete"}"#] {
-            let Err(misread) = parse(&line(damaged)) else { panic!("{damaged}") };
-            assert!(!misread.is_noise && misread.id.is_none(), "{damaged}: {misread:?}");
+        for damaged in [
+            r#"{"id":"1","outcome":"compl"#,
+            r#"x{"id":"1","outcome":"complete"}"#,
+        ] {
+            let Err(misread) = parse(&line(damaged)) else {
+                panic!("{damaged}")
+            };
+            assert!(
+                !misread.is_noise && misread.id.is_none(),
+                "{damaged}: {misread:?}"
+            );
         }
-        for (wrong, id) in [(r#"{"id":"1"}"#, "1"), (r#"{"id":2,"outcome":"complete"}"#, "2")] {
-            let Err(misread) = parse(&line(wrong)) else { panic!("{wrong}") };
+        for (wrong, id) in [
+            (r#"{"id":"1"}"#, "1"),
+            (r#"{"id":2,"outcome":"complete"}"#, "2"),
+        ] {
+            let Err(misread) = parse(&line(wrong)) else {
+                panic!("{wrong}")
+            };
             assert_eq!(misread.id.as_deref(), Some(id), "{wrong}");
         }
         assert!(!parse(&line(r#"{"type":"ready"}"#)).unwrap_err().is_noise);
@@ -449,8 +620,12 @@ mod tests {
 
     #[test]
     fn a_message_is_one_line_whatever_is_in_it() {
-        let origin = Origin::Queue { queue: "orders".into(), id: "a".into() };
-        let message = |payload: &'static [u8]| Message::new("orders", origin.clone(), Some(payload.into()));
+        let origin = Origin::Queue {
+            queue: "orders".into(),
+            id: "a".into(),
+        };
+        let message =
+            |payload: &'static [u8]| Message::new("orders", origin.clone(), Some(payload.into()));
         let told = |message: &Message| {
             serde_json::to_string(&HandleLine::of(
                 message,
@@ -461,7 +636,10 @@ mod tests {
             .unwrap()
         };
         let text = told(&message(b"two\nlines"));
-        assert!(text.contains(r#""payload":"two\nlines""#) && !text.contains('\n'), "{text}");
+        assert!(
+            text.contains(r#""payload":"two\nlines""#) && !text.contains('\n'),
+            "{text}"
+        );
         assert!(
             text.contains(r#""origin":{"queue":{"id":"a","queue":"orders"}}"#)
                 && text.contains(r#""lease_ms":30000"#)
@@ -469,6 +647,9 @@ mod tests {
         assert!(told(&message(b"\xff")).contains(r#""payload_base64":"/w==""#));
         let value = |message| serde_json::from_str::<Value>(&told(&message)).unwrap();
         assert_eq!(value(message(b""))["payload"], "");
-        assert_eq!(value(Message::new("orders", origin.clone(), None)).get("payload"), Some(&Value::Null));
+        assert_eq!(
+            value(Message::new("orders", origin.clone(), None)).get("payload"),
+            Some(&Value::Null)
+        );
     }
 }

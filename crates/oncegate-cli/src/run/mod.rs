@@ -1,12 +1,12 @@
 //! `oncegate run`: consumes with a worker in any language.
 //!
-//! `flags` has the settings of the command line, `build` builds the library's parts from a configuration, `worker`
-//! turns a worker into a handler, and `batches` into one for batches. Workers are called by `http` (`wire`, `tls`,
-//! `trial`, `request`, `answer`), by JSON lines (`exec`, `hand_out`, `session`, `lines`, `values`, `violations`), or are started
-//! for each message (`command`). `process` starts and ends their processes, `program` looks for their files, and `report` has what
-//! they do.
-//! `start` has what a consumer needs before it starts: its store, its topics or queues, and its worker. `summary` is the answer
-//! of a run on standard input.
+//! `flags` has the settings of the command line, `build` builds the library's parts from a
+//! configuration, `worker` turns a worker into a handler, and `batches` into one for batches.
+//! Workers are called by `http` (`wire`, `tls`, `trial`, `request`, `answer`), by JSON lines
+//! (`exec`, `hand_out`, `session`, `lines`, `values`, `violations`), or are started for each
+//! message (`command`). `process` starts and ends their processes, `program` looks for their files,
+//! and `report` has what they do. `start` has what a consumer needs before it starts: its store,
+//! its topics or queues, and its worker. `summary` is the answer of a run on standard input.
 
 pub(crate) mod answer;
 mod attributes;
@@ -71,15 +71,18 @@ pub(crate) use worker::{BeforeRun, Limited, Worker};
 
 /// Run a consumer of topics or queues: a worker in any language handles each key once
 ///
-/// The worker is called by HTTP (--handler), exchanges JSON lines on its standard streams (--handler-exec), or is
-/// started for each message (--handler-command). docs/RUN.md describes its input and what its answers mean.
+/// The worker is called by HTTP (--handler), exchanges JSON lines on its standard streams
+/// (--handler-exec), or is started for each message (--handler-command). docs/RUN.md describes its
+/// input and what its answers mean.
 ///
-/// Settings come from a file, from variables such as ONCEGATE_CONSUMER__BILLING__LEASE over it, and from flags over
-/// both. For one consumer the flags are enough. SIGTERM lets running work end; a second signal, a second
-/// later, does not wait for it. With --source stdin it ends by itself at the end of standard input; exit code 130 when lines are unfinished.
+/// Settings come from a file, from variables such as ONCEGATE_CONSUMER__BILLING__LEASE over it, and
+/// from flags over both. For one consumer the flags are enough. SIGTERM lets running work end; a
+/// second signal, a second later, does not wait for it. With --source stdin it ends by itself at
+/// the end of standard input; exit code 130 when lines are unfinished.
 #[derive(Debug, clap::Args)]
 pub(crate) struct RunArgs {
-    /// The configuration [default: oncegate.toml in the working directory, if there are no flags with settings]
+    /// The configuration [default: oncegate.toml in the working directory, if there are no flags
+    /// with settings]
     #[arg(long = "config", value_name = "FILE", env = "ONCEGATE_CONFIG")]
     config: Option<PathBuf>,
 
@@ -114,9 +117,15 @@ struct Assembled {
 }
 
 pub(crate) async fn run(args: &RunArgs) -> Result<Exit, Problem> {
-    let secrets = if args.strict { Secrets::MustBeElsewhere } else { Secrets::MayBeLiteral };
+    let secrets = if args.strict {
+        Secrets::MustBeElsewhere
+    } else {
+        Secrets::MayBeLiteral
+    };
     let beside = args.config.is_none() && args.flags.settings(&[]).is_empty();
-    let beside = beside.then(|| PathBuf::from(BESIDE)).filter(|file| file.is_file());
+    let beside = beside
+        .then(|| PathBuf::from(BESIDE))
+        .filter(|file| file.is_file());
     if beside.is_some() {
         info!("settings come from {BESIDE} in the working directory");
     }
@@ -129,7 +138,10 @@ pub(crate) async fn run(args: &RunArgs) -> Result<Exit, Problem> {
         eprintln!("{}", loaded.render());
     }
     if loaded.findings.has_errors() {
-        return Err(Problem::new(Exit::Configuration, "the configuration has errors"));
+        return Err(Problem::new(
+            Exit::Configuration,
+            "the configuration has errors",
+        ));
     }
     if loaded.config.consumer.is_empty() {
         let text = "there is no consumer: name one by a table as [consumer.billing], or by --scope";
@@ -137,10 +149,13 @@ pub(crate) async fn run(args: &RunArgs) -> Result<Exit, Problem> {
     }
     let stop = CancellationToken::new();
     let consuming = consume_all(&loaded, &stop, args.json);
-    Box::pin(until_ended(consuming, &stop)).await.map(|()| Exit::Yes)
+    Box::pin(until_ended(consuming, &stop))
+        .await
+        .map(|()| Exit::Yes)
 }
 
-/// Lets running work end at the first signal; another one, a second or more later, does not wait for it.
+/// Lets running work end at the first signal; another one, a second or more later, does not wait
+/// for it.
 pub(crate) async fn until_ended(
     consuming: impl Future<Output = Result<(), Problem>> + Send,
     stop: &CancellationToken,
@@ -151,7 +166,9 @@ pub(crate) async fn until_ended(
         ended = &mut consuming => return ended,
         () = signals::stop() => {}
     }
-    info!("stopping: running work may end; another signal, a second from now, does not wait for it");
+    info!(
+        "stopping: running work may end; another signal, a second from now, does not wait for it"
+    );
     stop.cancel();
     tokio::select! {
         biased;
@@ -161,7 +178,8 @@ pub(crate) async fn until_ended(
 }
 
 async fn consume_all(loaded: &Loaded, stop: &CancellationToken, json: bool) -> Result<(), Problem> {
-    let telemetry = Telemetry::prometheus().map_err(|error| Problem::new(Exit::Bug, error.to_string()))?;
+    let telemetry =
+        Telemetry::prometheus().map_err(|error| Problem::new(Exit::Bug, error.to_string()))?;
     let mut assembled: Vec<Assembled> = Vec::new();
     let mut accounts = Vec::new();
     for (name, settings) in loaded.consumers() {
@@ -191,7 +209,9 @@ async fn consume_all(loaded: &Loaded, stop: &CancellationToken, json: bool) -> R
         let stop = stop.clone();
         consumers.spawn(async move {
             let name = ready.name.clone();
-            Box::pin(consume(ready, &stop)).await.map_err(|problem| problem.of(&name))
+            Box::pin(consume(ready, &stop))
+                .await
+                .map_err(|problem| problem.of(&name))
         });
     }
     let ended = join(consumers, stop).await;
@@ -210,17 +230,30 @@ async fn consume_all(loaded: &Loaded, stop: &CancellationToken, json: bool) -> R
 /// # Errors
 /// When lines of standard input would have been read.
 fn stopped_early(loaded: &Loaded) -> Result<(), Problem> {
-    let reads =
-        |(_, settings): (&str, shape::Consumer)| settings.source.is_some_and(|source| source.stdin.is_some());
+    let reads = |(_, settings): (&str, shape::Consumer)| {
+        settings.source.is_some_and(|source| source.stdin.is_some())
+    };
     match loaded.consumers().any(reads) {
-        true => Err(Problem::new(Exit::Interrupted, "stopped before standard input was read")),
+        true => Err(Problem::new(
+            Exit::Interrupted,
+            "stopped before standard input was read",
+        )),
         false => Ok(()),
     }
 }
 
 /// Consumes until the stop, once the servers and the worker are ready.
 async fn consume(ready: Assembled, stop: &CancellationToken) -> Result<(), Problem> {
-    let Assembled { name, servers, consumer, worker, report, patience, concurrency, .. } = ready;
+    let Assembled {
+        name,
+        servers,
+        consumer,
+        worker,
+        report,
+        patience,
+        concurrency,
+        ..
+    } = ready;
     let ready = async {
         servers.check(&name, patience).await?;
         start::until_ready(&name, &worker, &report, patience).await
@@ -246,7 +279,10 @@ async fn consume(ready: Assembled, stop: &CancellationToken) -> Result<(), Probl
 }
 
 /// Waits for all consumers; the first that fails stops the others.
-async fn join(mut consumers: JoinSet<Result<(), Problem>>, stop: &CancellationToken) -> Result<(), Problem> {
+async fn join(
+    mut consumers: JoinSet<Result<(), Problem>>,
+    stop: &CancellationToken,
+) -> Result<(), Problem> {
     let mut result = Ok(());
     while let Some(ended) = consumers.join_next().await {
         let failed = match ended {
@@ -267,12 +303,16 @@ async fn dismiss(foremen: Vec<Foreman>) {
 
 fn problem(error: ConsumerError) -> Problem {
     match error {
-        ConsumerError::Source(error) if error.source().is_some_and(|cause| cause.is::<BadInput>()) => {
+        ConsumerError::Source(error)
+            if error.source().is_some_and(|cause| cause.is::<BadInput>()) =>
+        {
             Problem::caused(Exit::BadData, &error)
         }
         ConsumerError::Source(error) => not_opened(&error),
         ConsumerError::Gate(oncegate::GateError::Store(error)) => error.into(),
-        ConsumerError::Settings(_) | ConsumerError::Gate(_) => Problem::caused(Exit::Configuration, &error),
+        ConsumerError::Settings(_) | ConsumerError::Gate(_) => {
+            Problem::caused(Exit::Configuration, &error)
+        }
         ConsumerError::NoDeadLetters { .. }
         | ConsumerError::DeadLetterRefused { .. }
         | ConsumerError::TooManyDeadLetters { .. }
@@ -291,7 +331,8 @@ pub(crate) struct Feed {
     pub(crate) observer: Arc<dyn Observer>,
 }
 
-/// Runs these messages through the gate and the worker of the consumer `name`, until they end or `stop` is cancelled.
+/// Runs these messages through the gate and the worker of the consumer `name`, until they end or
+/// `stop` is cancelled.
 pub(crate) async fn feed(
     loaded: &Loaded,
     name: &str,
@@ -320,16 +361,24 @@ async fn assemble(
     feed: Option<Feed>,
 ) -> Result<Assembled, Problem> {
     let refuse = |why: String| Problem::new(Exit::Configuration, why);
-    let patience =
-        settings.start_patience.map_or(Consumer::DEFAULT_START_PATIENCE, |Time(patience)| patience);
+    let patience = settings
+        .start_patience
+        .map_or(Consumer::DEFAULT_START_PATIENCE, |Time(patience)| patience);
     let given = settings.source.clone().unwrap_or_default();
     let source = given.open(name, patience).map_err(refuse)?;
     let examined = given.open(name, patience).map_err(refuse)?;
-    let dead_letters = settings.dead_letters.as_ref().and_then(|to| source.dead_letters(to));
+    let dead_letters = settings
+        .dead_letters
+        .as_ref()
+        .and_then(|to| source.dead_letters(to));
     let store = loaded.config.store.clone().unwrap_or_default();
     let store = store::open_configured(&store, patience).await?;
     let input = source.input();
-    let servers = Servers { source: examined, dead_letters: dead_letters.clone(), store: Arc::clone(&store) };
+    let servers = Servers {
+        source: examined,
+        dead_letters: dead_letters.clone(),
+        store: Arc::clone(&store),
+    };
     let gate = build::gate(name, settings, store).map_err(refuse)?;
     let gate = gate.ok_or_else(|| refuse("there is no key".to_owned()))?;
     let gate = build::with_files(gate, settings).map_err(refuse)?;
@@ -359,14 +408,27 @@ async fn assemble(
         Some(limits) => Consumer::new(source, gate, Batched::new(limits, limited)),
     };
     let reported = report.clone();
-    let consumer = build::with_settings(consumer, settings).worker_status(move || reported.status());
+    let consumer =
+        build::with_settings(consumer, settings).worker_status(move || reported.status());
     let consumer = match dead_letters {
         Some(dead_letters) => consumer.dead_letters(dead_letters),
         None => consumer,
     };
-    let concurrency = settings.concurrency.unwrap_or(Consumer::DEFAULT_CONCURRENCY);
+    let concurrency = settings
+        .concurrency
+        .unwrap_or(Consumer::DEFAULT_CONCURRENCY);
     let name = name.to_owned();
-    Ok(Assembled { name, servers, input, consumer, worker, report, patience, concurrency, foreman })
+    Ok(Assembled {
+        name,
+        servers,
+        input,
+        consumer,
+        worker,
+        report,
+        patience,
+        concurrency,
+        foreman,
+    })
 }
 
 /// What a worker is held to.
@@ -397,20 +459,32 @@ pub(crate) fn worker(
         return Err(absent);
     }
     if let Some(program) = &handler.exec {
-        let (program, workers) =
-            (Runnable::new(program.clone(), &limits.hidden, &limits.given), handler.workers.unwrap_or(1));
-        let (crew, foreman) = Crew::start(&program, workers, limits.in_batches, limits.lease, report);
+        let (program, workers) = (
+            Runnable::new(program.clone(), &limits.hidden, &limits.given),
+            handler.workers.unwrap_or(1),
+        );
+        let (crew, foreman) =
+            Crew::start(&program, workers, limits.in_batches, limits.lease, report);
         return Ok((Worker::Exec(crew), Some(foreman)));
     }
     if let Some(program) = &handler.command {
         let program = Runnable::new(program.clone(), &limits.hidden, &limits.given);
-        return Ok((Worker::Command(command::Commands::new(program, most, report.clone())), None));
+        return Ok((
+            Worker::Command(command::Commands::new(program, most, report.clone())),
+            None,
+        ));
     }
     let content_type = handler.content_type.as_deref().unwrap_or(CONTENT_TYPE);
     let told = request::RequestParts {
-        content_type: HeaderValue::try_from(content_type)
-            .map_err(|_| format!("`content_type` is {content_type:?}, which is not a content type"))?,
-        token: handler.token.as_ref().map(http::Token::of).transpose()?.map(Arc::new),
+        content_type: HeaderValue::try_from(content_type).map_err(|_| {
+            format!("`content_type` is {content_type:?}, which is not a content type")
+        })?,
+        token: handler
+            .token
+            .as_ref()
+            .map(http::Token::of)
+            .transpose()?
+            .map(Arc::new),
         lease_ms: limits.lease.as_millis(),
         cloudevents: handler.cloudevents.unwrap_or(false),
     };

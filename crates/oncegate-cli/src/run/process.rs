@@ -1,14 +1,17 @@
-//! Processes of workers: each has a process group of its own, and on Linux the kernel ends it when oncegate ends.
+//! Processes of workers: each has a process group of its own, and on Linux the kernel ends it when
+//! oncegate ends.
 //!
-//! The process group keeps the signals of a terminal away from workers: Ctrl-C goes to the whole foreground group, and
-//! would end a worker in the middle of a message.
+//! The process group keeps the signals of a terminal away from workers: Ctrl-C goes to the whole
+//! foreground group, and would end a worker in the middle of a message.
 //!
-//! Linux sends a process its parent-death signal when the *thread* that started it ends. Threads of a runtime end
-//! before their process does, so all workers are started by one thread that lives as long as the process.
+//! Linux sends a process its parent-death signal when the *thread* that started it ends. Threads of
+//! a runtime end before their process does, so all workers are started by one thread that lives as
+//! long as the process.
 //!
-//! A process that a worker leaves behind inherits its streams, so the end of a worker is never read from its pipes.
-//! The system reports it while the worker is kept as a zombie: as long as it is one, the number of its group belongs to
-//! it, and what is left of the group can be killed without hitting another.
+//! A process that a worker leaves behind inherits its streams, so the end of a worker is never read
+//! from its pipes. The system reports it while the worker is kept as a zombie: as long as it is
+//! one, the number of its group belongs to it, and what is left of the group can be killed without
+//! hitting another.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -41,7 +44,8 @@ const THIS_PROGRAM: &str = "/proc/self/exe";
 #[cfg(target_os = "linux")]
 const CANNOT_START: u8 = 127;
 
-/// A program, with the variables of this process that it does not get, and those that it gets besides.
+/// A program, with the variables of this process that it does not get, and those that it gets
+/// besides.
 #[derive(Clone, Debug)]
 pub(crate) struct Runnable {
     program: Program,
@@ -52,17 +56,26 @@ pub(crate) struct Runnable {
 impl Runnable {
     /// `hidden` are variables with secrets of oncegate itself.
     pub(crate) fn new(program: Program, hidden: &[String], given: &[(String, String)]) -> Self {
-        Self { program, hidden: hidden.into(), given: given.into() }
+        Self {
+            program,
+            hidden: hidden.into(),
+            given: given.into(),
+        }
     }
 }
 
 /// A command for the program. A text is the shell's, whole: its exit status is that of the text.
 ///
-/// The process is the leader of a new process group, which signals are sent to: they reach what a shell has started.
+/// The process is the leader of a new process group, which signals are sent to: they reach what a
+/// shell has started.
 pub(super) fn command(runnable: &Runnable) -> Command {
     let words: Vec<String> = match &runnable.program {
         Program::Shell(text) => {
-            let text = if is_one_command(text) { format!("exec {text}") } else { text.clone() };
+            let text = if is_one_command(text) {
+                format!("exec {text}")
+            } else {
+                text.clone()
+            };
             vec!["sh".to_owned(), "-c".to_owned(), text]
         }
         Program::Words(words) => words.clone(),
@@ -80,11 +93,14 @@ pub(super) fn command(runnable: &Runnable) -> Command {
 #[cfg(target_os = "linux")]
 fn bound_command(words: &[String]) -> Command {
     if !Path::new(THIS_PROGRAM).exists() {
-        // Without /proc, a worker detects the end of oncegate only by the end of its standard input.
+        // Without /proc, a worker detects the end of oncegate only by the end of its standard
+        // input.
         return plain_command(words);
     }
     let mut command = Command::new(THIS_PROGRAM);
-    command.args([BECOME_WORKER, &std::process::id().to_string()]).args(words);
+    command
+        .args([BECOME_WORKER, &std::process::id().to_string()])
+        .args(words);
     command
 }
 
@@ -94,14 +110,16 @@ fn bound_command(words: &[String]) -> Command {
 }
 
 fn plain_command(words: &[String]) -> Command {
-    let (program, arguments) =
-        words.split_first().map_or(("", words), |(first, rest)| (first.as_str(), rest));
+    let (program, arguments) = words
+        .split_first()
+        .map_or(("", words), |(first, rest)| (first.as_str(), rest));
     let mut command = Command::new(program);
     command.args(arguments);
     command
 }
 
-/// Becomes a worker if the arguments of this process ask for it, and then does not return unless that fails.
+/// Becomes a worker if the arguments of this process ask for it, and then does not return unless
+/// that fails.
 ///
 /// `None`: this is an ordinary command line. It must be called before any thread is started.
 #[cfg(target_os = "linux")]
@@ -125,11 +143,15 @@ pub(crate) fn become_worker() -> Option<std::process::ExitCode> {
         return Some(CANNOT_START.into());
     }
     let error = std::process::Command::new(&program).args(arguments).exec();
-    eprintln!("oncegate: the worker {} cannot be started: {error}", program.to_string_lossy());
+    eprintln!(
+        "oncegate: the worker {} cannot be started: {error}",
+        program.to_string_lossy()
+    );
     Some(CANNOT_START.into())
 }
 
-/// Does nothing outside Linux: a worker detects the end of oncegate by the end of its standard input.
+/// Does nothing outside Linux: a worker detects the end of oncegate by the end of its standard
+/// input.
 #[cfg(not(target_os = "linux"))]
 pub(crate) fn become_worker() -> Option<std::process::ExitCode> {
     None
@@ -159,24 +181,40 @@ pub(super) struct Process {
 pub(super) type Streams = (ChildStdin, Output<ChildStdout>, Output<ChildStderr>);
 
 impl Process {
-    /// Starts the command, and returns the process with its streams, which the command must have piped.
+    /// Starts the command, and returns the process with its streams, which the command must have
+    /// piped.
     ///
     /// # Errors
     /// When it cannot be started.
-    pub(super) async fn start(command: Command, leftovers: Leftovers) -> io::Result<(Self, Streams)> {
+    pub(super) async fn start(
+        command: Command,
+        leftovers: Leftovers,
+    ) -> io::Result<(Self, Streams)> {
         // Before the start, so that no end is missed.
         let children = unix::signal(SignalKind::child())?;
         let mut child = launcher::launch(command).await?;
-        let leader = child.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw);
+        let leader = child
+            .id()
+            .and_then(|id| i32::try_from(id).ok())
+            .and_then(Pid::from_raw);
         let leader = leader.ok_or_else(|| io::Error::other("it has no process number"))?;
         let ended = CancellationToken::new();
         let watch = tokio::spawn(until_ended(leader, children, ended.clone()));
         let streams = (child.stdin.take(), child.stdout.take(), child.stderr.take());
         let _watch = AbortOnDropHandle::new(watch);
-        let process = Self { child, leader, leftovers, ended, _watch };
+        let process = Self {
+            child,
+            leader,
+            leftovers,
+            ended,
+            _watch,
+        };
         match streams {
             (Some(stdin), Some(stdout), Some(stderr)) => {
-                let outputs = (Output::of(stdout, &process.ended), Output::of(stderr, &process.ended));
+                let outputs = (
+                    Output::of(stdout, &process.ended),
+                    Output::of(stderr, &process.ended),
+                );
                 Ok((process, (stdin, outputs.0, outputs.1)))
             }
             _ => Err(io::Error::other("it has no standard streams")),
@@ -194,7 +232,8 @@ impl Process {
     /// When the system does not report how it ended.
     pub(super) async fn wait(&mut self) -> io::Result<ExitStatus> {
         self.ended.cancelled().await;
-        let is_done = || matches!(look(self.leader), Ok(Some(status)) if status.exit_status() == Some(0));
+        let is_done =
+            || matches!(look(self.leader), Ok(Some(status)) if status.exit_status() == Some(0));
         if self.leftovers == Leftovers::Killed || !is_done() {
             self.signal(Signal::KILL);
         }
@@ -217,7 +256,8 @@ impl Process {
         drop(self.wait().await);
     }
 
-    /// Sends a signal to the group, unless its leader was waited for: by then the system may have reused the number.
+    /// Sends a signal to the group, unless its leader was waited for: by then the system may have
+    /// reused the number.
     fn signal(&self, signal: Signal) {
         if self.child.id().is_some()
             && let Err(error) = kill_process_group(self.leader, signal)
@@ -235,7 +275,10 @@ impl Drop for Process {
 
 /// Asks how the process has ended, without taking it from the system; `None` while it runs.
 fn look(leader: Pid) -> rustix::io::Result<Option<rustix::process::WaitIdStatus>> {
-    waitid(WaitId::Pid(leader), WaitIdOptions::EXITED | WaitIdOptions::NOWAIT | WaitIdOptions::NOHANG)
+    waitid(
+        WaitId::Pid(leader),
+        WaitIdOptions::EXITED | WaitIdOptions::NOWAIT | WaitIdOptions::NOHANG,
+    )
 }
 
 /// Cancels `ended` when the process has ended.
@@ -246,8 +289,8 @@ async fn until_ended(leader: Pid, mut children: unix::Signal, ended: Cancellatio
     ended.cancel();
 }
 
-/// An output of a process. It ends with the process: what was written until then is read, and nothing that another
-/// process writes later, which may hold the pipe for any time.
+/// An output of a process. It ends with the process: what was written until then is read, and
+/// nothing that another process writes later, which may hold the pipe for any time.
 pub(super) struct Output<T> {
     pipe: Take<T>,
     /// `None` once the process has ended.
@@ -256,12 +299,19 @@ pub(super) struct Output<T> {
 
 impl<T: AsyncRead> Output<T> {
     fn of(pipe: T, ended: &CancellationToken) -> Self {
-        Self { pipe: pipe.take(u64::MAX), ended: Some(Box::pin(ended.clone().cancelled_owned())) }
+        Self {
+            pipe: pipe.take(u64::MAX),
+            ended: Some(Box::pin(ended.clone().cancelled_owned())),
+        }
     }
 }
 
 impl<T: AsyncRead + AsFd + Unpin> AsyncRead for Output<T> {
-    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
         let this = self.get_mut();
         if let Some(ended) = &mut this.ended
             && ended.as_mut().poll(cx).is_ready()
@@ -302,22 +352,34 @@ mod launcher {
         };
         let (reply, answer) = oneshot::channel();
         let gone = || io::Error::other("the thread that starts workers has ended");
-        let launch = Launch { command, runtime: Handle::current(), reply };
+        let launch = Launch {
+            command,
+            runtime: Handle::current(),
+            reply,
+        };
         launcher.send(launch).map_err(|_| gone())?;
         answer.await.unwrap_or_else(|_| Err(gone()))
     }
 
-    /// The thread ends when its sender is dropped: with the process, because the sender is a static.
+    /// The thread ends when its sender is dropped: with the process, because the sender is a
+    /// static.
     fn start() -> io::Result<mpsc::Sender<Launch>> {
         let (sender, launches) = mpsc::channel();
         let run = move || {
-            for Launch { mut command, runtime, reply } in launches {
+            for Launch {
+                mut command,
+                runtime,
+                reply,
+            } in launches
+            {
                 let _inside = runtime.enter();
                 // The caller has stopped waiting: the process is dropped, which kills it.
                 drop(reply.send(command.spawn()));
             }
         };
-        std::thread::Builder::new().name("oncegate-spawn".to_owned()).spawn(run)?;
+        std::thread::Builder::new()
+            .name("oncegate-spawn".to_owned())
+            .spawn(run)?;
         Ok(sender)
     }
 }

@@ -7,16 +7,19 @@ use crate::config::shape::Handler;
 use crate::config::values::Program;
 
 /// Programs whose first argument is a script.
-const INTERPRETERS: [&str; 8] = ["python", "node", "ruby", "perl", "php", "sh", "bash", "dash"];
+const INTERPRETERS: [&str; 8] = [
+    "python", "node", "ruby", "perl", "php", "sh", "bash", "dash",
+];
 /// Words that a shell understands without a program of that name.
 const BUILTINS: [&str; 37] = [
-    "!", ".", ":", "[", "alias", "bg", "break", "case", "cd", "command", "continue", "eval", "exec", "exit",
-    "export", "fg", "for", "getopts", "hash", "if", "jobs", "local", "read", "readonly", "return", "set",
-    "shift", "test", "times", "trap", "type", "ulimit", "umask", "unset", "until", "wait", "while",
+    "!", ".", ":", "[", "alias", "bg", "break", "case", "cd", "command", "continue", "eval",
+    "exec", "exit", "export", "fg", "for", "getopts", "hash", "if", "jobs", "local", "read",
+    "readonly", "return", "set", "shift", "test", "times", "trap", "type", "ulimit", "umask",
+    "unset", "until", "wait", "while",
 ];
 
-/// Returns the setting, and what its worker needs and this machine does not have; `None` as far as nothing is known to be
-/// missing.
+/// Returns the setting, and what its worker needs and this machine does not have; `None` as far as
+/// nothing is known to be missing.
 pub(crate) fn absent(handler: &Handler) -> Option<(&'static str, String)> {
     let (setting, flag, program) = match (&handler.exec, &handler.command) {
         (Some(program), _) => ("exec", "--handler-exec", program),
@@ -24,7 +27,10 @@ pub(crate) fn absent(handler: &Handler) -> Option<(&'static str, String)> {
         (None, None) => return None,
     };
     let what = missing(program)?;
-    Some((setting, format!("the worker cannot be started: {what}; change `handler.{setting}` ({flag})")))
+    Some((
+        setting,
+        format!("the worker cannot be started: {what}; change `handler.{setting}` ({flag})"),
+    ))
 }
 
 fn missing(program: &Program) -> Option<String> {
@@ -32,10 +38,15 @@ fn missing(program: &Program) -> Option<String> {
         Program::Words(words) => words.clone(),
         Program::Shell(text) => {
             if let Some(missing) = missing_program("sh") {
-                return Some(format!("{missing}, which a text needs and a list of words does not"));
+                return Some(format!(
+                    "{missing}, which a text needs and a list of words does not"
+                ));
             }
             let words = plain_words(text)?;
-            if words.first().is_none_or(|first| BUILTINS.contains(&first.as_str()) || first.contains('=')) {
+            if words
+                .first()
+                .is_none_or(|first| BUILTINS.contains(&first.as_str()) || first.contains('='))
+            {
                 return None;
             }
             words
@@ -47,7 +58,9 @@ fn missing(program: &Program) -> Option<String> {
             .file_name()?
             .to_str()?
             .trim_end_matches(|c: char| c.is_ascii_digit() || c == '.');
-        let script = words.get(1).filter(|script| !script.starts_with('-') && !script.contains('='))?;
+        let script = words
+            .get(1)
+            .filter(|script| !script.starts_with('-') && !script.contains('='))?;
         let is_missing = INTERPRETERS.contains(&name) && !Path::new(script).exists();
         is_missing.then(|| format!("there is no file {script:?} in {}", here()))
     })
@@ -55,7 +68,10 @@ fn missing(program: &Program) -> Option<String> {
 
 /// The folder that relative paths begin in.
 fn here() -> String {
-    std::env::current_dir().map_or_else(|_| "this folder".to_owned(), |folder| folder.display().to_string())
+    std::env::current_dir().map_or_else(
+        |_| "this folder".to_owned(),
+        |folder| folder.display().to_string(),
+    )
 }
 
 fn missing_program(name: &str) -> Option<String> {
@@ -71,15 +87,22 @@ fn missing_program(name: &str) -> Option<String> {
     let path = std::env::var_os("PATH")?;
     let mut folders = std::env::split_paths(&path).map(|folder| -> PathBuf { folder.join(name) });
     let found = folders.any(|path| is_program(&path));
-    (!found).then(|| format!("there is no program {name:?} in PATH ({})", path.to_string_lossy()))
+    (!found).then(|| {
+        format!(
+            "there is no program {name:?} in PATH ({})",
+            path.to_string_lossy()
+        )
+    })
 }
 
 fn is_program(path: &Path) -> bool {
-    path.metadata().is_ok_and(|file| file.is_file() && file.permissions().mode() & 0o111 != 0)
+    path.metadata()
+        .is_ok_and(|file| file.is_file() && file.permissions().mode() & 0o111 != 0)
 }
 
-/// Whether the text is one command of a program, so that the shell can replace itself by it (`exec`) and nothing changes.
-/// It is so bound to the end of oncegate, which a child of the shell is not.
+/// Whether the text is one command of a program, so that the shell can replace itself by it
+/// (`exec`) and nothing changes. It is so bound to the end of oncegate, which a child of the shell
+/// is not.
 pub(super) fn is_one_command(text: &str) -> bool {
     if !begins_with_a_program(text.trim_start()) {
         return false;
@@ -108,7 +131,8 @@ pub(super) fn is_one_command(text: &str) -> bool {
     quote.is_none()
 }
 
-/// Whether the first word of a text names a program, and neither a builtin of the shell nor an assignment.
+/// Whether the first word of a text names a program, and neither a builtin of the shell nor an
+/// assignment.
 fn begins_with_a_program(text: &str) -> bool {
     // A path in quotes, as of a folder with a blank in its name.
     if let Some(quoted) = text.strip_prefix('\'') {
@@ -138,7 +162,9 @@ fn plain_words(text: &str) -> Option<Vec<String>> {
                     }
                 }
             }
-            c if c.is_alphanumeric() || "-_./:=,@%+".contains(c) => word.get_or_insert_default().push(c),
+            c if c.is_alphanumeric() || "-_./:=,@%+".contains(c) => {
+                word.get_or_insert_default().push(c)
+            }
             _ => return None,
         }
     }
@@ -157,14 +183,24 @@ mod tests {
     #[test]
     fn what_is_known_to_be_missing_is_named() {
         for (text, named) in [
-            ("no-such-program --fast", "no program \"no-such-program\" in PATH"),
+            (
+                "no-such-program --fast",
+                "no program \"no-such-program\" in PATH",
+            ),
             ("./no-such-worker", "no file \"./no-such-worker\" in /"),
             ("/no/such/worker", "no file \"/no/such/worker\""),
             ("sh no-such-script.sh", "no file \"no-such-script.sh\" in /"),
-            ("sh 'no such script.sh' now", "no file \"no such script.sh\""),
+            (
+                "sh 'no such script.sh' now",
+                "no file \"no such script.sh\"",
+            ),
             ("./Cargo.toml", "may not be executed"),
         ] {
-            assert!(of(text).is_some_and(|what| what.contains(named)), "{text}: {:?}", of(text));
+            assert!(
+                of(text).is_some_and(|what| what.contains(named)),
+                "{text}: {:?}",
+                of(text)
+            );
         }
         let words = Program::Words(vec!["no such program".to_owned()]);
         assert!(missing(&words).is_some());

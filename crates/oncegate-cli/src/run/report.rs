@@ -90,11 +90,12 @@ impl WorkerReport {
 
     /// A message has an outcome.
     pub(super) fn answered(&self) {
-        self.0.send_if_modified(|worked| std::mem::take(&mut worked.status.ends_in_a_row) > 0);
+        self.0
+            .send_if_modified(|worked| std::mem::take(&mut worked.status.ends_in_a_row) > 0);
     }
 
-    /// Resolves when no process will be ready: at once when there is no such program, and after `patience` at the first
-    /// process that has ended without having been ready.
+    /// Resolves when no process will be ready: at once when there is no such program, and after
+    /// `patience` at the first process that has ended without having been ready.
     pub(super) async fn never_ready(&self, patience: Duration) -> NotReady {
         let mut seen = self.0.subscribe();
         let give_up = tokio::time::timeout(patience, seen.wait_for(|worked| worked.cannot_start));
@@ -103,7 +104,9 @@ impl WorkerReport {
         }
         let mut seen = self.0.subscribe();
         // This report is a sender, so the wait does not fail.
-        let ended = seen.wait_for(|worked| worked.status.last_end.is_some()).await;
+        let ended = seen
+            .wait_for(|worked| worked.status.last_end.is_some())
+            .await;
         NotReady::Ends(ended.map(|worked| last_end(&worked)).unwrap_or_default())
     }
 }

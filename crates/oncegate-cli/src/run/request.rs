@@ -16,7 +16,8 @@ use super::worker::AttemptInfo;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
 
-/// The longest content type of a message that is passed on, in bytes; a longer one is replaced by that of the settings.
+/// The longest content type of a message that is passed on, in bytes; a longer one is replaced by
+/// that of the settings.
 const CONTENT_TYPE_MAX_BYTES: usize = 256;
 /// The prefix of a message's own headers.
 const ATTRIBUTE: &str = "oncegate-attr-";
@@ -51,15 +52,23 @@ pub(super) fn of(
     uri: &Uri,
     told: &RequestParts,
 ) -> Result<Request<Full<Bytes>>, hyper::http::Error> {
-    let content_type = message.header("content-type").filter(|value| value.len() <= CONTENT_TYPE_MAX_BYTES);
+    let content_type = message
+        .header("content-type")
+        .filter(|value| value.len() <= CONTENT_TYPE_MAX_BYTES);
     let content_type = content_type.and_then(|value| HeaderValue::from_bytes(value).ok());
     let mut request = Request::builder()
         .method(Method::POST)
         .uri(uri)
-        .header(CONTENT_TYPE, content_type.unwrap_or_else(|| told.content_type.clone()))
+        .header(
+            CONTENT_TYPE,
+            content_type.unwrap_or_else(|| told.content_type.clone()),
+        )
         .header("idempotency-key", origin::quoted(&attempt.idempotency_key))
         .header("oncegate-attempt", attempt.number)
-        .header("oncegate-recovered", if attempt.recovered { "?1" } else { "?0" })
+        .header(
+            "oncegate-recovered",
+            if attempt.recovered { "?1" } else { "?0" },
+        )
         .header("oncegate-lease", told.lease_ms.to_string())
         .header("oncegate-origin", origin::as_dictionary(message));
     if let Some(fencing_token) = attempt.fencing_token {
@@ -91,7 +100,10 @@ pub(super) fn of(
     add_cloudevent(message, told.cloudevents, headers, &mut room);
     add_attributes(message, headers, &mut room);
     if room.tell(message) > 0 {
-        headers.insert("oncegate-attrs-left-out", HeaderValue::from(room.left_out()));
+        headers.insert(
+            "oncegate-attrs-left-out",
+            HeaderValue::from(room.left_out()),
+        );
     }
     Ok(request)
 }
@@ -100,8 +112,10 @@ pub(super) fn of(
 fn add_attributes(message: &Message, headers: &mut HeaderMap, room: &mut Room) {
     for header in message.headers() {
         let name = HeaderName::try_from(format!("{ATTRIBUTE}{}", header.name.to_lowercase()));
-        let value =
-            header.value.as_deref().filter(|value| value.iter().all(|byte| (0x20..0x7f).contains(byte)));
+        let value = header
+            .value
+            .as_deref()
+            .filter(|value| value.iter().all(|byte| (0x20..0x7f).contains(byte)));
         match (name, value.map(HeaderValue::from_bytes)) {
             (Ok(name), Some(Ok(value))) => {
                 if room.takes(name.as_str(), value.as_bytes()) {
@@ -113,20 +127,28 @@ fn add_attributes(message: &Message, headers: &mut HeaderMap, room: &mut Room) {
     }
 }
 
-/// Adds the headers of a CloudEvent: in binary mode its attributes are headers, in structured mode the body has them.
+/// Adds the headers of a CloudEvent: in binary mode its attributes are headers, in structured mode
+/// the body has them.
 fn add_cloudevent(message: &Message, always: bool, headers: &mut HeaderMap, room: &mut Room) {
     let mut is_event = false;
     for header in message.headers() {
-        let Some(attribute) = header.name.strip_prefix(CE_KAFKA) else { continue };
-        let Ok(name) = HeaderName::try_from(format!("ce-{attribute}")) else { continue };
-        let Some(value) = header.value.as_deref().and_then(percent_encoded) else { continue };
+        let Some(attribute) = header.name.strip_prefix(CE_KAFKA) else {
+            continue;
+        };
+        let Ok(name) = HeaderName::try_from(format!("ce-{attribute}")) else {
+            continue;
+        };
+        let Some(value) = header.value.as_deref().and_then(percent_encoded) else {
+            continue;
+        };
         is_event = true;
         if room.takes(name.as_str(), value.as_bytes()) {
             headers.insert(name, value);
         }
     }
-    let structured =
-        message.header("content-type").is_some_and(|name| name.starts_with(b"application/cloudevents"));
+    let structured = message
+        .header("content-type")
+        .is_some_and(|name| name.starts_with(b"application/cloudevents"));
     if !always || is_event || structured {
         return;
     }
@@ -144,7 +166,8 @@ fn add_cloudevent(message: &Message, always: bool, headers: &mut HeaderMap, room
     }
 }
 
-/// Percent-encodes a header value as CloudEvents require: everything but visible ASCII, and `"` and `%`.
+/// Percent-encodes a header value as CloudEvents require: everything but visible ASCII, and `"` and
+/// `%`.
 fn percent_encoded(value: &[u8]) -> Option<HeaderValue> {
     let text = std::str::from_utf8(value).ok()?;
     let mut out = String::with_capacity(text.len());
@@ -166,11 +189,20 @@ mod tests {
 
     fn told(cloudevents: bool) -> RequestParts {
         let content_type = HeaderValue::from_static("application/octet-stream");
-        RequestParts { content_type, token: None, lease_ms: 30_000, cloudevents }
+        RequestParts {
+            content_type,
+            token: None,
+            lease_ms: 30_000,
+            cloudevents,
+        }
     }
 
     fn message(headers: &[(&str, &'static [u8])]) -> Message {
-        let origin = Origin::Kafka { topic: "orders".into(), partition: 3, offset: 42 };
+        let origin = Origin::Kafka {
+            topic: "orders".into(),
+            partition: 3,
+            offset: 42,
+        };
         let header = |(name, value): &(&str, &'static [u8])| Header {
             name: (*name).into(),
             value: Some(Bytes::from_static(value)),
@@ -181,7 +213,10 @@ mod tests {
     }
 
     fn header(request: &Request<Full<Bytes>>, name: &str) -> Option<String> {
-        request.headers().get(name).map(|value| value.to_str().unwrap().to_owned())
+        request
+            .headers()
+            .get(name)
+            .map(|value| value.to_str().unwrap().to_owned())
     }
 
     fn request(headers: &[(&str, &'static [u8])], cloudevents: bool) -> Request<Full<Bytes>> {
@@ -197,16 +232,27 @@ mod tests {
     #[test]
     fn a_message_is_a_post_with_these_headers() {
         let request = request(
-            &[("Tenant", b"acme"), ("content-type", b"text/plain"), ("bin", b"\xff"), ("a b", b"x")],
+            &[
+                ("Tenant", b"acme"),
+                ("content-type", b"text/plain"),
+                ("bin", b"\xff"),
+                ("a b", b"x"),
+            ],
             false,
         );
-        assert_eq!((request.method(), request.uri().path()), (&Method::POST, "/handle"));
+        assert_eq!(
+            (request.method(), request.uri().path()),
+            (&Method::POST, "/handle")
+        );
         let expected = [
             ("content-type", "text/plain"),
             ("oncegate-attempt", "1"),
             ("oncegate-recovered", "?0"),
             ("oncegate-lease", "30000"),
-            ("oncegate-origin", r#"kafka, topic="orders", partition=3, offset=42"#),
+            (
+                "oncegate-origin",
+                r#"kafka, topic="orders", partition=3, offset=42"#,
+            ),
             ("oncegate-message-key", ":azc=:"),
             ("oncegate-attr-tenant", "acme"),
             ("oncegate-attrs-left-out", "2"),
@@ -215,18 +261,27 @@ mod tests {
             assert_eq!(header(&request, name).as_deref(), Some(value), "{name}");
         }
         let key = header(&request, "idempotency-key").unwrap();
-        assert!(key.starts_with('"') && key.ends_with('"') && key.len() == 38, "{key}");
+        assert!(
+            key.starts_with('"') && key.ends_with('"') && key.len() == 38,
+            "{key}"
+        );
         assert_eq!(header(&request, "oncegate-fencing-token"), None);
         assert_eq!(header(&request, "ce-id"), None);
     }
 
     #[test]
     fn cloudevents_pass_in_the_headers_of_http() {
-        let event = request(&[("ce_id", "é 1".as_bytes()), ("ce_specversion", b"1.0")], true);
+        let event = request(
+            &[("ce_id", "é 1".as_bytes()), ("ce_specversion", b"1.0")],
+            true,
+        );
         assert_eq!(header(&event, "ce-id").as_deref(), Some("%C3%A9%201"));
         assert_eq!(header(&event, "ce-source"), None, "it is its own event");
         let other = request(&[], true);
-        assert_eq!(header(&other, "ce-source").as_deref(), Some("/kafka/orders"));
+        assert_eq!(
+            header(&other, "ce-source").as_deref(),
+            Some("/kafka/orders")
+        );
         assert_eq!(header(&other, "ce-id").as_deref(), Some("orders/3@42"));
         let structured = request(&[("content-type", b"application/cloudevents+json")], true);
         assert_eq!(header(&structured, "ce-id"), None);

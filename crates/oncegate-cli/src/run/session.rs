@@ -89,12 +89,18 @@ impl Session {
     /// # Errors
     /// As text: why no more lines can be sent to it.
     pub(super) fn give(&mut self, job: Job) -> Result<(), String> {
-        let Job { orders, is_batch, call } = job;
+        let Job {
+            orders,
+            is_batch,
+            call,
+        } = job;
         if call.is_withdrawn() {
             return Ok(());
         }
-        let (orders, replies): (Vec<(Order, String)>, Vec<_>) =
-            orders.into_iter().map(|(order, reply)| ((order, self.new_id()), reply)).unzip();
+        let (orders, replies): (Vec<(Order, String)>, Vec<_>) = orders
+            .into_iter()
+            .map(|(order, reply)| ((order, self.new_id()), reply))
+            .unzip();
         let line = match self.line(&orders, is_batch)? {
             Ok(line) => line,
             Err(too_long) => {
@@ -108,7 +114,15 @@ impl Session {
         self.lines.insert(number, ids.len());
         for ((order, id), reply) in orders.into_iter().zip(replies) {
             let origin = order.message.origin().clone();
-            self.in_flight.insert(id, InFlight { line: number, origin, call: call.clone(), reply });
+            self.in_flight.insert(
+                id,
+                InFlight {
+                    line: number,
+                    origin,
+                    call: call.clone(),
+                    reply,
+                },
+            );
         }
         let withdrawn = call.clone();
         self.withdrawn.spawn(async move {
@@ -116,9 +130,13 @@ impl Session {
             ids
         });
         if !self.has_answered {
-            self.remind_at.get_or_insert_with(|| Instant::now() + REMINDER);
+            self.remind_at
+                .get_or_insert_with(|| Instant::now() + REMINDER);
         }
-        self.write(Outgoing { line, call: Some(call) })
+        self.write(Outgoing {
+            line,
+            call: Some(call),
+        })
     }
 
     fn new_id(&mut self) -> String {
@@ -133,17 +151,24 @@ impl Session {
         is_batch: bool,
     ) -> Result<Result<Vec<u8>, impl Fn() -> Reply + use<>>, String> {
         let line = match orders {
-            [(order, id)] if !is_batch => serde_json::to_vec(&HandleLine::of_order(order, id, self.lease)),
+            [(order, id)] if !is_batch => {
+                serde_json::to_vec(&HandleLine::of_order(order, id, self.lease))
+            }
             orders => serde_json::to_vec(&BatchLine::of(orders, self.lease)),
         };
-        let line = line.map_err(|error| format!("a message cannot be written as a line: {error}"))?;
+        let line =
+            line.map_err(|error| format!("a message cannot be written as a line: {error}"))?;
         if line.len() as u64 <= LINE_MAX_BYTES {
             return Ok(Ok(line));
         }
         let (is_lone, bytes) = (orders.len() == 1, line.len());
         Ok(Err(move || {
             let reason = format!("as a line it has {bytes} bytes, more than {LINE_MAX_BYTES}");
-            if is_lone { Reply::DeadLetter { reason } } else { Reply::TooLong { reason } }
+            if is_lone {
+                Reply::DeadLetter { reason }
+            } else {
+                Reply::TooLong { reason }
+            }
         }))
     }
 
@@ -172,7 +197,9 @@ impl Session {
                 Ok(())
             }
             Some(_) => {
-                let line = serde_json::json!({ "type": "cancel", "id": id }).to_string().into_bytes();
+                let line = serde_json::json!({ "type": "cancel", "id": id })
+                    .to_string()
+                    .into_bytes();
                 self.cancelled.push_back((Instant::now() + self.grace, id));
                 self.write(Outgoing { line, call: None })
             }
@@ -180,17 +207,23 @@ impl Session {
     }
 
     fn write(&self, line: Outgoing) -> Result<(), String> {
-        self.tell.try_send(line).map_err(|_| "it does not read its standard input".to_owned())
+        self.tell
+            .try_send(line)
+            .map_err(|_| "it does not read its standard input".to_owned())
     }
 
-    /// Takes an answer, also to a cancelled message, which is no longer in flight then. Returns whether the message is
-    /// in flight; otherwise the answer is ignored, as is every one but the first.
+    /// Takes an answer, also to a cancelled message, which is no longer in flight then. Returns
+    /// whether the message is in flight; otherwise the answer is ignored, as is every one but the
+    /// first.
     pub(super) fn answer(&mut self, answer: Answer, line: u64) -> bool {
         (self.has_answered, self.remind_at) = (true, None);
         if let Some(message) = self.remove(&answer.id) {
             if answer.is_unreadable {
                 let (worker, id) = (self.number, answer.id.as_str());
-                warn!(worker, line, id, "the result of the message is no JSON; it is completed without it");
+                warn!(
+                    worker,
+                    line, id, "the result of the message is no JSON; it is completed without it"
+                );
             }
             drop(message.reply.send(answer.into()));
             return true;
@@ -210,15 +243,20 @@ impl Session {
         false
     }
 
-    /// Takes a wrong answer to this message: what became of it is unknown. Returns whether the message is in flight.
+    /// Takes a wrong answer to this message: what became of it is unknown. Returns whether the
+    /// message is in flight.
     pub(super) fn spoil(&mut self, id: &str, why: &str) -> bool {
-        let Some(message) = self.remove(id) else { return false };
+        let Some(message) = self.remove(id) else {
+            return false;
+        };
         (self.has_answered, self.remind_at) = (true, None);
         warn!(
             worker = self.number,
             why, "the worker's answer is wrong; the outcome of the message is unknown"
         );
-        drop(message.reply.send(Reply::unknown(format!("the worker's answer is wrong: {why}"))));
+        drop(message.reply.send(Reply::unknown(format!(
+            "the worker's answer is wrong: {why}"
+        ))));
         true
     }
 
@@ -237,11 +275,16 @@ impl Session {
 
     /// When [`look`](Self::look) has something to do.
     pub(super) fn look_at(&self) -> Option<Instant> {
-        self.cancelled.front().map(|(at, _)| *at).into_iter().chain(self.remind_at).min()
+        self.cancelled
+            .front()
+            .map(|(at, _)| *at)
+            .into_iter()
+            .chain(self.remind_at)
+            .min()
     }
 
-    /// Logs the reminder when it is due. `Err`: the process has not answered a message within the grace after its
-    /// `cancel`.
+    /// Logs the reminder when it is due. `Err`: the process has not answered a message within the
+    /// grace after its `cancel`.
     pub(super) fn look(&mut self) -> Result<(), String> {
         let now = Instant::now();
         while self.cancelled.front().is_some_and(|(at, _)| *at <= now)
@@ -264,7 +307,8 @@ impl Session {
         Ok(())
     }
 
-    /// Closes the input of the process after the lines written so far. Returns the unanswered messages.
+    /// Closes the input of the process after the lines written so far. Returns the unanswered
+    /// messages.
     pub(super) fn close(self) -> Unanswered {
         Unanswered(self.in_flight)
     }
@@ -276,9 +320,9 @@ impl Unanswered {
         for message in self.0.into_values() {
             let reply = match message.call.has_begun() {
                 true => Reply::unknown(format!("worker {worker} ended before it answered: {why}")),
-                false => {
-                    Reply::not_run(format!("worker {worker} ended before it was given the message: {why}"))
-                }
+                false => Reply::not_run(format!(
+                    "worker {worker} ended before it was given the message: {why}"
+                )),
             };
             drop(message.reply.send(reply));
         }

@@ -27,12 +27,13 @@ pub(super) struct Servers {
 }
 
 impl Servers {
-    /// Checks what the start would refuse, so that it is reported even if the worker never becomes ready.
+    /// Checks what the start would refuse, so that it is reported even if the worker never becomes
+    /// ready.
     ///
     /// # Errors
-    /// When a topic or queue does not exist or cannot be used, or the store must not be used with its settings. A
-    /// server that is away is an error once the check has taken longer than `patience`; until then the start waits for
-    /// it.
+    /// When a topic or queue does not exist or cannot be used, or the store must not be used with
+    /// its settings. A server that is away is an error once the check has taken longer than
+    /// `patience`; until then the start waits for it.
     pub(super) async fn check(&self, name: &str, patience: Duration) -> Result<(), Problem> {
         let begun = Instant::now();
         match self.store.check().await {
@@ -47,7 +48,9 @@ impl Servers {
             Err(error) => return Err(not_opened(&error)),
             Ok(_) => {}
         }
-        let Some(dead_letters) = &self.dead_letters else { return Ok(()) };
+        let Some(dead_letters) = &self.dead_letters else {
+            return Ok(());
+        };
         match dead_letters.open().await {
             Err(error) if is_away(&error) && begun.elapsed() < patience => {
                 warn!(consumer = name, %error, "the server of the dead letters is away");
@@ -60,14 +63,16 @@ impl Servers {
 }
 
 fn is_away(error: &BoxError) -> bool {
-    error.downcast_ref::<SourceError>().is_some_and(SourceError::is_away)
+    error
+        .downcast_ref::<SourceError>()
+        .is_some_and(SourceError::is_away)
 }
 
 /// Waits until the worker is ready. Returns the most messages that it takes at a time.
 ///
 /// # Errors
-/// When its program cannot be started, or when its processes have ended before they were ready for `patience`. A worker
-/// behind HTTP is waited for without a limit.
+/// When its program cannot be started, or when its processes have ended before they were ready for
+/// `patience`. A worker behind HTTP is waited for without a limit.
 pub(crate) async fn until_ready(
     name: &str,
     worker: &Worker,
@@ -78,9 +83,10 @@ pub(crate) async fn until_ready(
     loop {
         let ready = match worker {
             Worker::Http(caller) => caller.is_ready().await.map(|()| u32::MAX),
-            Worker::Exec(crew) => {
-                Ok(crew.ready(patience).await.map_err(|never| never_ready(never, patience))?)
-            }
+            Worker::Exec(crew) => Ok(crew
+                .ready(patience)
+                .await
+                .map_err(|never| never_ready(never, patience))?),
             Worker::Command(_) => Ok(u32::MAX),
         };
         let why = match ready {
@@ -95,7 +101,10 @@ pub(crate) async fn until_ready(
         };
         report.not_ready(&why);
         if tries.is_multiple_of(READY_REMINDER) {
-            warn!(consumer = name, why, "the worker is not ready yet; nothing is consumed before it is");
+            warn!(
+                consumer = name,
+                why, "the worker is not ready yet; nothing is consumed before it is"
+            );
         }
         tries = tries.wrapping_add(1);
         tokio::time::sleep(READY_INTERVAL).await;

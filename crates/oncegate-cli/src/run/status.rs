@@ -40,10 +40,14 @@ impl Served {
         info!(%address, "the status page is served");
         // The name to listen at is one of the page, too.
         let hosts = listen.rsplit_once(':').map(|(host, _)| host.to_owned());
-        let hosts: Vec<String> =
-            hosts.into_iter().chain(status.hosts.clone().unwrap_or_default().0).collect();
+        let hosts: Vec<String> = hosts
+            .into_iter()
+            .chain(status.hosts.clone().unwrap_or_default().0)
+            .collect();
         let telemetry = telemetry.clone();
-        Ok(Self(Some(tokio::spawn(async move { telemetry.serve(listener, hosts).await }))))
+        Ok(Self(Some(tokio::spawn(async move {
+            telemetry.serve(listener, hosts).await
+        }))))
     }
 
     /// Stops serving, without waiting for slow readers.

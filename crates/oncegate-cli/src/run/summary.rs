@@ -1,4 +1,5 @@
-//! What became of the lines of standard input: the answer of `oncegate run` when their consumer has ended.
+//! What became of the lines of standard input: the answer of `oncegate run` when their consumer has
+//! ended.
 
 use std::fmt::Write as _;
 use std::ops::RangeInclusive;
@@ -54,9 +55,17 @@ pub(super) struct Account {
 impl Account {
     pub(super) fn of(consumer: &str, input: Input, telemetry: &Telemetry) -> Self {
         let none = || AtomicU64::new(0);
-        let tally =
-            Tally { telemetry: telemetry.clone(), handled: none(), dead_letters: none(), retries: none() };
-        Self { consumer: consumer.to_owned(), input, tally: Arc::new(tally) }
+        let tally = Tally {
+            telemetry: telemetry.clone(),
+            handled: none(),
+            dead_letters: none(),
+            retries: none(),
+        };
+        Self {
+            consumer: consumer.to_owned(),
+            input,
+            tally: Arc::new(tally),
+        }
     }
 
     /// The same consumer, whose events are counted.
@@ -66,9 +75,12 @@ impl Account {
 
     pub(super) fn summary(&self) -> Summary {
         let progress = self.input.progress();
-        let [handled, dead_letters, retries] =
-            [&self.tally.handled, &self.tally.dead_letters, &self.tally.retries]
-                .map(|count| count.load(Relaxed));
+        let [handled, dead_letters, retries] = [
+            &self.tally.handled,
+            &self.tally.dead_letters,
+            &self.tally.retries,
+        ]
+        .map(|count| count.load(Relaxed));
         Summary::of(&self.consumer, &progress, [handled, dead_letters, retries])
     }
 }
@@ -118,14 +130,22 @@ impl Summary {
     }
 
     fn text(&self) -> String {
-        let Self { consumer, messages, handled, .. } = self;
+        let Self {
+            consumer,
+            messages,
+            handled,
+            ..
+        } = self;
         let mut text = format!(
             "{consumer}: {}, {} handled, {}",
             counted(*messages, "message"),
             output::grouped(*handled),
             counted(self.duplicates, "duplicate"),
         );
-        for (count, what) in [(self.dead_letters, "dead letter"), (self.unfinished(), "unfinished message")] {
+        for (count, what) in [
+            (self.dead_letters, "dead letter"),
+            (self.unfinished(), "unfinished message"),
+        ] {
             if count > 0 {
                 // Writing to a string cannot fail.
                 let _ = write!(text, ", {}", counted(count, what));
@@ -135,7 +155,10 @@ impl Summary {
     }
 
     fn unfinished(&self) -> u64 {
-        self.unfinished_lines.iter().map(|[first, last]| last - first + 1).sum()
+        self.unfinished_lines
+            .iter()
+            .map(|[first, last]| last - first + 1)
+            .sum()
     }
 
     /// Why the input is not finished, and what to do; `None` when it is.
@@ -143,10 +166,16 @@ impl Summary {
         if self.complete {
             return None;
         }
-        let ranges = self.unfinished_lines.iter().map(|[first, last]| *first..=*last);
+        let ranges = self
+            .unfinished_lines
+            .iter()
+            .map(|[first, last]| *first..=*last);
         let unfinished = match self.unfinished_lines.len() {
             0 => String::new(),
-            _ => format!(", and of those {} unfinished", named(&ranges.collect::<Vec<_>>())),
+            _ => format!(
+                ", and of those {} unfinished",
+                named(&ranges.collect::<Vec<_>>())
+            ),
         };
         Some(format!(
             "{}: standard input is not finished: {} read{unfinished}; feed the same input again, and finished lines are \
@@ -179,15 +208,24 @@ fn named(ranges: &[RangeInclusive<u64>]) -> String {
 
 /// `1 message`, `2 messages`
 fn counted(count: u64, what: &str) -> String {
-    format!("{} {what}{}", output::grouped(count), if count == 1 { "" } else { "s" })
+    format!(
+        "{} {what}{}",
+        output::grouped(count),
+        if count == 1 { "" } else { "s" }
+    )
 }
 
 /// Prints what became of the lines.
 pub(super) fn answer(summaries: &[Summary], json: bool) -> Result<(), Problem> {
     if json {
-        return output::answer_json(&RunDocument { schema: SCHEMA, consumers: summaries });
+        return output::answer_json(&RunDocument {
+            schema: SCHEMA,
+            consumers: summaries,
+        });
     }
-    summaries.iter().try_for_each(|summary| output::answer(&summary.text()))
+    summaries
+        .iter()
+        .try_for_each(|summary| output::answer(&summary.text()))
 }
 
 /// # Errors
@@ -205,13 +243,21 @@ mod tests {
     use super::*;
 
     fn progress(messages: u64, unfinished: &[RangeInclusive<u64>], is_at_end: bool) -> Progress {
-        Progress { read: messages, messages, unfinished: unfinished.to_vec(), is_at_end }
+        Progress {
+            read: messages,
+            messages,
+            unfinished: unfinished.to_vec(),
+            is_at_end,
+        }
     }
 
     #[test]
     fn what_is_neither_handled_nor_given_up_is_a_duplicate() {
         let summary = Summary::of("billing", &progress(1_005, &[], true), [1_000, 1, 3]);
-        assert_eq!(summary.text(), "billing: 1,005 messages, 1,000 handled, 4 duplicates, 1 dead letter");
+        assert_eq!(
+            summary.text(),
+            "billing: 1,005 messages, 1,000 handled, 4 duplicates, 1 dead letter"
+        );
         assert_eq!(summary.remainder(), None);
         assert!(verdict(&[summary]).is_ok());
     }
@@ -219,7 +265,10 @@ mod tests {
     #[test]
     fn unfinished_lines_are_named() {
         let summary = Summary::of("billing", &progress(9, &[3..=3, 5..=9], false), [2, 0, 0]);
-        assert_eq!(summary.text(), "billing: 9 messages, 2 handled, 1 duplicate, 6 unfinished messages");
+        assert_eq!(
+            summary.text(),
+            "billing: 9 messages, 2 handled, 1 duplicate, 6 unfinished messages"
+        );
         let problem = verdict(&[summary]).unwrap_err();
         let text = problem.to_string();
         assert_eq!(problem.exit(), Exit::Interrupted);
@@ -231,7 +280,11 @@ mod tests {
 
     #[test]
     fn an_input_of_which_nothing_was_read_is_not_finished() {
-        let problem = verdict(&[Summary::of("billing", &progress(0, &[], false), [0; 3])]).unwrap_err();
-        assert!(problem.to_string().contains("no line was read"), "{problem}");
+        let problem =
+            verdict(&[Summary::of("billing", &progress(0, &[], false), [0; 3])]).unwrap_err();
+        assert!(
+            problem.to_string().contains("no line was read"),
+            "{problem}"
+        );
     }
 }

@@ -32,24 +32,37 @@ pub(super) struct TlsFiles {
 impl TlsFiles {
     pub(super) fn of(handler: &shape::Handler) -> Self {
         let client = handler.tls_certificate.clone().zip(handler.tls_key.clone());
-        Self { root: handler.tls_root.clone(), client }
+        Self {
+            root: handler.tls_root.clone(),
+            client,
+        }
     }
 
     /// Trusts the authorities of this file, for tests.
     #[cfg(test)]
     pub(super) fn trusting(root: &Path) -> Self {
-        Self { root: Some(root.to_owned()), client: None }
+        Self {
+            root: Some(root.to_owned()),
+            client: None,
+        }
     }
 
     fn changed_at(&self) -> Vec<Option<SystemTime>> {
-        let client = self.client.iter().flat_map(|(certificate, key)| [certificate, key]);
-        let changed_at = |path: &PathBuf| std::fs::metadata(path).and_then(|found| found.modified()).ok();
+        let client = self
+            .client
+            .iter()
+            .flat_map(|(certificate, key)| [certificate, key]);
+        let changed_at = |path: &PathBuf| {
+            std::fs::metadata(path)
+                .and_then(|found| found.modified())
+                .ok()
+        };
         self.root.iter().chain(client).map(changed_at).collect()
     }
 }
 
-/// Connects with TLS, in bounded time, to a worker whose certificate names the host and is signed by a trusted
-/// authority. The files are read again when they change.
+/// Connects with TLS, in bounded time, to a worker whose certificate names the host and is signed
+/// by a trusted authority. The files are read again when they change.
 #[derive(Clone)]
 pub(super) struct Tls {
     http2: bool,
@@ -68,12 +81,19 @@ impl Tls {
     /// As text: a file holds no certificates or key, or this machine has no authorities.
     pub(super) fn new(http2: bool, files: TlsFiles) -> Result<Self, String> {
         let changed_at = files.changed_at();
-        let loaded = LoadedConnector { connector: connector(http2, &files)?, files: changed_at };
-        Ok(Self { http2, files, loaded: Arc::new(Mutex::new(loaded)) })
+        let loaded = LoadedConnector {
+            connector: connector(http2, &files)?,
+            files: changed_at,
+        };
+        Ok(Self {
+            http2,
+            files,
+            loaded: Arc::new(Mutex::new(loaded)),
+        })
     }
 
-    /// Returns what makes the next connection. If the files have changed to something unusable, the former ones are
-    /// used.
+    /// Returns what makes the next connection. If the files have changed to something unusable, the
+    /// former ones are used.
     fn connector(&self) -> HttpsConnector<HttpConnector> {
         let mut loaded = self.loaded.lock().unwrap_or_else(PoisonError::into_inner);
         let files = self.files.changed_at();
@@ -102,14 +122,17 @@ impl Service<Uri> for Tls {
         Box::pin(async move {
             match connecting.await {
                 Ok(connected) => connected.map_err(io::Error::other),
-                Err(_) => Err(io::Error::new(io::ErrorKind::TimedOut, "no answer to the TLS handshake")),
+                Err(_) => Err(io::Error::new(
+                    io::ErrorKind::TimedOut,
+                    "no answer to the TLS handshake",
+                )),
             }
         })
     }
 }
 
-/// Whether a connection failed because the other side does not accept this client's certificate, or misses one. The
-/// handshake ends with that, so nothing sent on the connection was read.
+/// Whether a connection failed because the other side does not accept this client's certificate, or
+/// misses one. The handshake ends with that, so nothing sent on the connection was read.
 pub(super) fn is_refused(error: &(dyn std::error::Error + 'static)) -> bool {
     use rustls::AlertDescription::{
         AccessDenied, BadCertificate, CertificateExpired, CertificateRequired, CertificateRevoked,
@@ -117,8 +140,12 @@ pub(super) fn is_refused(error: &(dyn std::error::Error + 'static)) -> bool {
     };
     let mut cause = Some(error);
     while let Some(error) = cause {
-        let tls = error.downcast_ref::<io::Error>().and_then(io::Error::get_ref);
-        if let Some(rustls::Error::AlertReceived(alert)) = tls.and_then(|inner| inner.downcast_ref()) {
+        let tls = error
+            .downcast_ref::<io::Error>()
+            .and_then(io::Error::get_ref);
+        if let Some(rustls::Error::AlertReceived(alert)) =
+            tls.and_then(|inner| inner.downcast_ref())
+        {
             return matches!(
                 alert,
                 AccessDenied
@@ -150,14 +177,19 @@ fn connector(http2: bool, files: &TlsFiles) -> Result<HttpsConnector<HttpConnect
         None => config.with_no_client_auth(),
         Some((certificate, key)) => {
             let chain = certificates("tls_certificate", certificate)?;
-            let refuse = |error: &dyn std::fmt::Display| format!("`tls_key` is {}: {error}", key.display());
+            let refuse =
+                |error: &dyn std::fmt::Display| format!("`tls_key` is {}: {error}", key.display());
             let secret = PrivateKeyDer::from_pem_file(key).map_err(|error| refuse(&error))?;
-            config.with_client_auth_cert(chain, secret).map_err(|error| refuse(&error))?
+            config
+                .with_client_auth_cert(chain, secret)
+                .map_err(|error| refuse(&error))?
         }
     };
     let mut tcp = tcp();
     tcp.enforce_http(false);
-    let builder = HttpsConnectorBuilder::new().with_tls_config(config).https_only();
+    let builder = HttpsConnectorBuilder::new()
+        .with_tls_config(config)
+        .https_only();
     Ok(match http2 {
         true => builder.enable_http2().wrap_connector(tcp),
         false => builder.enable_all_versions().wrap_connector(tcp),

@@ -1,8 +1,9 @@
 //! Connections that tell when they have ended, and whether anything was sent on them.
 //!
-//! hyper gives a request to its connection through a channel. When the connection ends in the same instant, the request can
-//! stay in that channel, where nothing takes it or gives it back, and its response never comes
-//! (<https://github.com/hyperium/hyper/issues/4122>): the run would keep its permit and its lease for as long as it may take.
+//! hyper gives a request to its connection through a channel. When the connection ends in the same
+//! instant, the request can stay in that channel, where nothing takes it or gives it back, and its
+//! response never comes (<https://github.com/hyperium/hyper/issues/4122>): the run would keep its
+//! permit and its lease for as long as it may take.
 
 use std::io::{self, IoSlice};
 use std::pin::{Pin, pin};
@@ -16,15 +17,17 @@ use futures_util::future::MapOk;
 use hyper::body::Incoming;
 use hyper::rt::{Read, ReadBufCursor, Write};
 use hyper::{Request, Response, Uri, http};
-use hyper_util::client::legacy::connect::{CaptureConnection, Connected, Connection, capture_connection};
+use hyper_util::client::legacy::connect::{
+    CaptureConnection, Connected, Connection, capture_connection,
+};
 use hyper_util::client::legacy::{self, ResponseFuture};
 use tokio_util::sync::CancellationToken;
 use tower_service::Service;
 
 use super::wire::CONNECT_TIMEOUT;
 
-/// How long after the end of its connection a request may still be answered: time for another connection, on which the
-/// client repeats what a former one gave back.
+/// How long after the end of its connection a request may still be answered: time for another
+/// connection, on which the client repeats what a former one gave back.
 const ANSWER_AFTER_END: Duration = CONNECT_TIMEOUT.saturating_mul(2);
 
 /// Why a request has no response.
@@ -40,8 +43,8 @@ pub(super) enum RequestError {
     },
 }
 
-/// Sends a request by `send`, and waits for its response no longer than its connection lives. Returns the connection,
-/// too.
+/// Sends a request by `send`, and waits for its response no longer than its connection lives.
+/// Returns the connection, too.
 pub(super) async fn response<B>(
     mut request: Request<B>,
     send: impl FnOnce(Request<B>) -> ResponseFuture,
@@ -58,7 +61,11 @@ pub(super) async fn response<B>(
             Ok(response) => return Ok((response?, current(&captured))),
             // It has been sent again on another connection, which may take longer to answer.
             Err(_) if current(&captured).is_some_and(|other| !Arc::ptr_eq(&other, &life)) => {}
-            Err(_) => return Err(RequestError::Ended { was_used: life.was_used.load(Relaxed) }),
+            Err(_) => {
+                return Err(RequestError::Ended {
+                    was_used: life.was_used.load(Relaxed),
+                });
+            }
         }
     }
 }
@@ -78,7 +85,10 @@ async fn ended(captured: &mut CaptureConnection) -> Arc<Life> {
 /// The connection that the request was given to last.
 fn current(captured: &CaptureConnection) -> Option<Arc<Life>> {
     let mut extras = http::Extensions::new();
-    captured.connection_metadata().as_ref()?.get_extras(&mut extras);
+    captured
+        .connection_metadata()
+        .as_ref()?
+        .get_extras(&mut extras);
     extras.remove()
 }
 
@@ -109,7 +119,10 @@ impl<C: Service<Uri>> Service<Uri> for Tracking<C> {
     }
 
     fn call(&mut self, uri: Uri) -> Self::Future {
-        self.0.call(uri).map_ok(|stream| Tracked { stream, life: Arc::default() })
+        self.0.call(uri).map_ok(|stream| Tracked {
+            stream,
+            life: Arc::default(),
+        })
     }
 }
 
@@ -143,7 +156,11 @@ impl<S: Read + Unpin> Read for Tracked<S> {
 }
 
 impl<S: Write + Unpin> Write for Tracked<S> {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
         self.life.was_used.store(true, Relaxed);
         Pin::new(&mut self.stream).poll_write(cx, bytes)
     }
@@ -180,8 +197,8 @@ mod tests {
     use super::*;
     use crate::run::wire::tcp;
 
-    /// As after a refused certificate: the connection ends while the request is on its way to it. In hyper alone, one of a
-    /// hundred thousand requests is left without an answer here.
+    /// As after a refused certificate: the connection ends while the request is on its way to it.
+    /// In hyper alone, one of a hundred thousand requests is left without an answer here.
     #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
     async fn every_request_has_an_answer_although_its_connection_ends_at_once() {
         const REQUESTS: usize = 20_000;
@@ -190,15 +207,23 @@ mod tests {
         let is_over = Arc::new(AtomicBool::new(false));
         let seen = Arc::clone(&is_over);
         let closing = std::thread::spawn(move || {
-            listener.incoming().take_while(|_| !seen.load(Relaxed)).for_each(drop);
+            listener
+                .incoming()
+                .take_while(|_| !seen.load(Relaxed))
+                .for_each(drop);
         });
-        let client: Client<_, Full<Bytes>> = Client::builder(TokioExecutor::new()).build(Tracking(tcp()));
+        let client: Client<_, Full<Bytes>> =
+            Client::builder(TokioExecutor::new()).build(Tracking(tcp()));
         let requests = (0..8).map(|_| {
             let client = client.clone();
             tokio::spawn(async move {
                 for _ in 0..REQUESTS / 8 {
-                    let request = Request::post(format!("http://{address}/")).body(Full::from("{}")).unwrap();
-                    response(request, |request| client.request(request)).await.unwrap_err();
+                    let request = Request::post(format!("http://{address}/"))
+                        .body(Full::from("{}"))
+                        .unwrap();
+                    response(request, |request| client.request(request))
+                        .await
+                        .unwrap_err();
                 }
             })
         });

@@ -1,8 +1,9 @@
 //! Finds out whether an HTTP worker keeps its connections.
 //!
-//! Some servers close each connection behind its answer and do not say so. A request that is sent meanwhile is lost with
-//! its connection, and nothing tells a client whether it was read: its outcome is unknown. So a connection is not used
-//! again before one has stayed open behind its answer. Until then, each request has a connection of its own.
+//! Some servers close each connection behind its answer and do not say so. A request that is sent
+//! meanwhile is lost with its connection, and nothing tells a client whether it was read: its
+//! outcome is unknown. So a connection is not used again before one has stayed open behind its
+//! answer. Until then, each request has a connection of its own.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -14,8 +15,8 @@ use super::tracked::Life;
 /// How long a connection must stay open behind its answer.
 const STAYS_OPEN: Duration = Duration::from_millis(250);
 
-/// When a worker is tried again that closes its connections, because it may have been restarting, or that has not
-/// answered the trial.
+/// When a worker is tried again that closes its connections, because it may have been restarting,
+/// or that has not answered the trial.
 const TRY_AGAIN_AFTER: Duration = Duration::from_secs(60);
 
 /// The part of a request in the trial.
@@ -49,14 +50,20 @@ enum TrialState {
 impl Trial {
     /// Connections of HTTP/2 are shared, and say which requests they have not taken.
     pub(super) fn new(http2: bool) -> Self {
-        Self(Mutex::new(if http2 { TrialState::Keeps } else { TrialState::Untried }))
+        Self(Mutex::new(if http2 {
+            TrialState::Keeps
+        } else {
+            TrialState::Untried
+        }))
     }
 
     /// The part of the next request.
     pub(super) fn part(&self) -> Part {
         let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         match &*state {
-            TrialState::Answered(life, _) if life.has_ended() => *state = TrialState::Closes(Instant::now()),
+            TrialState::Answered(life, _) if life.has_ended() => {
+                *state = TrialState::Closes(Instant::now())
+            }
             TrialState::Answered(_, at) if at.elapsed() >= STAYS_OPEN => *state = TrialState::Keeps,
             TrialState::Closes(at) | TrialState::Asked(at) if at.elapsed() >= TRY_AGAIN_AFTER => {
                 *state = TrialState::Untried;
@@ -73,9 +80,12 @@ impl Trial {
         }
     }
 
-    /// Notes the answer to the trial and its connection; without one, the next request is the trial.
+    /// Notes the answer to the trial and its connection; without one, the next request is the
+    /// trial.
     pub(super) fn answered(&self, life: Option<Arc<Life>>) {
         let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        *state = life.map_or(TrialState::Untried, |life| TrialState::Answered(life, Instant::now()));
+        *state = life.map_or(TrialState::Untried, |life| {
+            TrialState::Answered(life, Instant::now())
+        });
     }
 }

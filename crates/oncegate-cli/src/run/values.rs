@@ -1,8 +1,9 @@
 //! What a worker writes to its standard output, as JSON values.
 //!
-//! A value usually has a line of its own. Several values may share a line, as when two threads write at the same time,
-//! and a value may take several lines, as `jq` writes it. Blank lines and byte order marks are nothing. Anything else
-//! that is no object and no array is passed on as the line that it is.
+//! A value usually has a line of its own. Several values may share a line, as when two threads
+//! write at the same time, and a value may take several lines, as `jq` writes it. Blank lines and
+//! byte order marks are nothing. Anything else that is no object and no array is passed on as the
+//! line that it is.
 
 use tokio::io::{AsyncBufReadExt as _, AsyncRead, BufReader};
 use tokio::sync::mpsc;
@@ -13,17 +14,26 @@ use crate::parse::BYTE_ORDER_MARK;
 /// How many bytes are read at a time.
 const CHUNK_BYTES: usize = 64 * 1024;
 
-/// Passes values on until the end, each with the number of the line on which it begins. One that is too long is passed
-/// on in part, and is invalid. A value that the end cuts off is nothing: its process has ended before it answered.
+/// Passes values on until the end, each with the number of the line on which it begins. One that is
+/// too long is passed on in part, and is invalid. A value that the end cuts off is nothing: its
+/// process has ended before it answered.
 pub(super) async fn read_values(stdout: impl AsyncRead + Unpin, values: mpsc::Sender<Line>) {
     let mut stdout = BufReader::with_capacity(CHUNK_BYTES, stdout);
-    let mut splitter = Splitter { number: 1, ..Splitter::default() };
+    let mut splitter = Splitter {
+        number: 1,
+        ..Splitter::default()
+    };
     loop {
-        let Ok(chunk) = stdout.fill_buf().await else { return };
+        let Ok(chunk) = stdout.fill_buf().await else {
+            return;
+        };
         let ended: Vec<Line> = if chunk.is_empty() {
             splitter.line().into_iter().collect()
         } else {
-            chunk.split_inclusive(|byte| *byte == b'\n').flat_map(|part| splitter.take(part)).collect()
+            chunk
+                .split_inclusive(|byte| *byte == b'\n')
+                .flat_map(|part| splitter.take(part))
+                .collect()
         };
         let bytes = chunk.len();
         stdout.consume(bytes);
@@ -72,7 +82,8 @@ impl Splitter {
         let mut ended = Vec::new();
         let is_at_begin = !std::mem::replace(&mut self.is_in_line, true);
         if !self.skips {
-            // The value that has begun was cut off: an answer that is whole is not a part of another.
+            // The value that has begun was cut off: an answer that is whole is not a part of
+            // another.
             if is_at_begin && self.begun.starts_with(b"{") && is_whole(part) {
                 ended.push(self.value());
             }
@@ -103,7 +114,11 @@ impl Splitter {
                 }
             }
             let reach = self.reach(rest);
-            let place = if let Reach::To(place) = reach { place } else { rest.len() };
+            let place = if let Reach::To(place) = reach {
+                place
+            } else {
+                rest.len()
+            };
             let (part, behind) = rest.split_at(place);
             self.begun.extend_from_slice(part);
             rest = behind;
@@ -140,26 +155,39 @@ impl Splitter {
         self.depth = 0;
         self.is_in_string = false;
         self.is_escaped = false;
-        Line { number: self.begun_at, text: std::mem::take(&mut self.begun) }
+        Line {
+            number: self.begun_at,
+            text: std::mem::take(&mut self.begun),
+        }
     }
 
     /// Ends the line that is no value, if there is one.
     fn line(&mut self) -> Option<Line> {
         let text = std::mem::take(&mut self.line);
-        (!text.is_empty()).then_some(Line { number: self.number, text })
+        (!text.is_empty()).then_some(Line {
+            number: self.number,
+            text,
+        })
     }
 }
 
 /// Whether the line is a value of the protocol by itself.
 fn is_whole(line: &[u8]) -> bool {
-    line.starts_with(b"{") && parse(&Line { number: 0, text: line.to_vec() }).is_ok()
+    line.starts_with(b"{")
+        && parse(&Line {
+            number: 0,
+            text: line.to_vec(),
+        })
+        .is_ok()
 }
 
 /// The text behind what separates values.
 fn without_blanks(mut text: &[u8]) -> &[u8] {
     loop {
         let behind = text.trim_ascii_start();
-        let Some(behind_mark) = behind.strip_prefix(BYTE_ORDER_MARK) else { return behind };
+        let Some(behind_mark) = behind.strip_prefix(BYTE_ORDER_MARK) else {
+            return behind;
+        };
         text = behind_mark;
     }
 }
@@ -169,10 +197,14 @@ mod tests {
     use super::*;
 
     fn splitter() -> Splitter {
-        Splitter { number: 1, ..Splitter::default() }
+        Splitter {
+            number: 1,
+            ..Splitter::default()
+        }
     }
 
-    /// What is written comes in parts of this size, and these values are read, each with the number of its line.
+    /// What is written comes in parts of this size, and these values are read, each with the number
+    /// of its line.
     fn check_in_parts(size: usize, written: &str, expected: &[(u64, &str)]) {
         let mut splitter = splitter();
         let lines = written.as_bytes().split_inclusive(|byte| *byte == b'\n');
@@ -183,8 +215,10 @@ mod tests {
             .into_iter()
             .map(|Line { number, text }| (number, String::from_utf8(text).unwrap()))
             .collect();
-        let expected: Vec<(u64, String)> =
-            expected.iter().map(|(number, text)| (*number, (*text).to_owned())).collect();
+        let expected: Vec<(u64, String)> = expected
+            .iter()
+            .map(|(number, text)| (*number, (*text).to_owned()))
+            .collect();
         assert_eq!(values, expected, "{written:?} in parts of {size}");
     }
 
@@ -198,20 +232,38 @@ mod tests {
     #[test]
     fn values_need_no_line_of_their_own() {
         check(&format!("{ONE}\n{TWO}\n"), &[(1, ONE), (2, TWO)]);
-        check(&format!("{ONE}{TWO}\n\n{ONE}\r\n \n"), &[(1, ONE), (1, TWO), (3, ONE)]);
-        check(&format!("\u{feff}{ONE}\n\u{feff}\n{TWO}"), &[(1, ONE), (3, TWO)]);
+        check(
+            &format!("{ONE}{TWO}\n\n{ONE}\r\n \n"),
+            &[(1, ONE), (1, TWO), (3, ONE)],
+        );
+        check(
+            &format!("\u{feff}{ONE}\n\u{feff}\n{TWO}"),
+            &[(1, ONE), (3, TWO)],
+        );
         check(
             "{\n  \"id\": \"1\",\n  \"outcome\": \"complete\"\n}\n",
             &[(1, "{\n  \"id\": \"1\",\n  \"outcome\": \"complete\"\n}")],
         );
-        check(&format!("[\n{ONE},\n{ONE}\n]{TWO}\n"), &[(1, &format!("[\n{ONE},\n{ONE}\n]")), (4, TWO)]);
+        check(
+            &format!("[\n{ONE},\n{ONE}\n]{TWO}\n"),
+            &[(1, &format!("[\n{ONE},\n{ONE}\n]")), (4, TWO)],
+        );
     }
 
     #[test]
     fn what_is_no_value_is_the_line_that_it_is() {
-        check(&format!("charging\n{ONE}\n"), &[(1, "charging\n"), (2, ONE)]);
-        check(&format!("charging {ONE}\n{TWO}\n"), &[(1, &format!("charging {ONE}\n")), (2, TWO)]);
-        check(&format!("{ONE} charged\n{TWO}\n"), &[(1, ONE), (1, "charged\n"), (2, TWO)]);
+        check(
+            &format!("charging\n{ONE}\n"),
+            &[(1, "charging\n"), (2, ONE)],
+        );
+        check(
+            &format!("charging {ONE}\n{TWO}\n"),
+            &[(1, &format!("charging {ONE}\n")), (2, TWO)],
+        );
+        check(
+            &format!("{ONE} charged\n{TWO}\n"),
+            &[(1, ONE), (1, "charged\n"), (2, TWO)],
+        );
         check("}\n\"{\"\n17\n", &[(1, "}\n"), (2, "\"{\"\n"), (3, "17\n")]);
     }
 
@@ -221,7 +273,13 @@ mod tests {
             check_in_parts(
                 size,
                 &format!("{ONE}{TWO} charged\nno {ONE}\n\n{TWO}"),
-                &[(1, ONE), (1, TWO), (1, "charged\n"), (2, &format!("no {ONE}\n")), (4, TWO)],
+                &[
+                    (1, ONE),
+                    (1, TWO),
+                    (1, "charged\n"),
+                    (2, &format!("no {ONE}\n")),
+                    (4, TWO),
+                ],
             );
         }
         check_in_parts(4, "no line feed", &[(1, "no line feed")]);
@@ -229,7 +287,10 @@ mod tests {
 
     #[test]
     fn a_value_that_is_cut_off_costs_no_other() {
-        check(&format!("{{\"id\":\"1\",\"outc\n{TWO}\n"), &[(1, "{\"id\":\"1\",\"outc\n"), (2, TWO)]);
+        check(
+            &format!("{{\"id\":\"1\",\"outc\n{TWO}\n"),
+            &[(1, "{\"id\":\"1\",\"outc\n"), (2, TWO)],
+        );
         check(
             &format!("{{\"id\":\"1\",\"outcome\":\n{TWO}\n"),
             &[(1, "{\"id\":\"1\",\"outcome\":\n"), (2, TWO)],
@@ -247,9 +308,18 @@ mod tests {
                 .iter()
                 .flat_map(|part| splitter.take(part.as_bytes()))
                 .collect();
-            let [long, two] = &values[..] else { panic!("{begin}: {} values", values.len()) };
-            assert!(parse(long).unwrap_err().why.contains("is longer than"), "{begin}");
-            assert_eq!((two.number, two.text.as_slice()), (2, TWO.as_bytes()), "{begin}");
+            let [long, two] = &values[..] else {
+                panic!("{begin}: {} values", values.len())
+            };
+            assert!(
+                parse(long).unwrap_err().why.contains("is longer than"),
+                "{begin}"
+            );
+            assert_eq!(
+                (two.number, two.text.as_slice()),
+                (2, TWO.as_bytes()),
+                "{begin}"
+            );
         }
     }
 }

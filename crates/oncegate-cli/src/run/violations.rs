@@ -4,8 +4,9 @@ use std::sync::{Mutex, PoisonError};
 
 use tokio_util::sync::CancellationToken;
 
-/// How many wrong or damaged answers in a row, of all workers of a consumer, stop the consumer: one may be an accident,
-/// the second one says that the program is wrong. Each costs the message an attempt, with an unknown outcome.
+/// How many wrong or damaged answers in a row, of all workers of a consumer, stop the consumer: one
+/// may be an accident, the second one says that the program is wrong. Each costs the message an
+/// attempt, with an unknown outcome.
 const MOST_IN_A_ROW: u32 = 2;
 
 /// The wrong or damaged answers since the last right one.
@@ -25,7 +26,10 @@ struct InARow {
 impl Violations {
     /// Notes a right answer.
     pub(super) fn forget(&self) {
-        self.in_a_row.lock().unwrap_or_else(PoisonError::into_inner).count = 0;
+        self.in_a_row
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .count = 0;
     }
 
     pub(super) fn note(&self, why: &str) {
@@ -47,6 +51,10 @@ impl Violations {
 
     /// Why the consumer must stop, if it must.
     pub(super) fn reason(&self) -> Option<String> {
-        self.in_a_row.lock().unwrap_or_else(PoisonError::into_inner).reason.clone()
+        self.in_a_row
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .reason
+            .clone()
     }
 }

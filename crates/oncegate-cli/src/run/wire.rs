@@ -27,11 +27,12 @@ use super::trial::{Part, Trial};
 /// The time limit for connecting, including the TLS handshake.
 pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How long a check whether the worker is ready waits for its refusal of this client's certificate. A refusal that comes
-/// later is found with the first message.
+/// How long a check whether the worker is ready waits for its refusal of this client's certificate.
+/// A refusal that comes later is found with the first message.
 const REFUSAL_TIMEOUT: Duration = Duration::from_millis(250);
 
-/// How long a connection may be idle and be used again: less than servers usually allow. gunicorn closes after 2 s.
+/// How long a connection may be idle and be used again: less than servers usually allow. gunicorn
+/// closes after 2 s.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(1);
 
 pub(super) type Connecting<T> = Pin<Box<dyn Future<Output = io::Result<T>> + Send>>;
@@ -58,14 +59,18 @@ impl Endpoint {
                 Err("a socket is unix:/path/of/socket".to_owned())
             };
         }
-        let uri: Uri =
-            text.parse().map_err(|_| "it is not a URL such as http://127.0.0.1:8080/handle".to_owned())?;
+        let uri: Uri = text
+            .parse()
+            .map_err(|_| "it is not a URL such as http://127.0.0.1:8080/handle".to_owned())?;
         let encrypted = match uri.scheme_str() {
             Some("http") => false,
             Some("https") => true,
             _ => return Err("it must begin with http://, https:// or unix:".to_owned()),
         };
-        if uri.authority().is_some_and(|authority| authority.as_str().contains('@')) {
+        if uri
+            .authority()
+            .is_some_and(|authority| authority.as_str().contains('@'))
+        {
             return Err("a name or password does not belong there; use `token`".to_owned());
         }
         let host = host(&uri);
@@ -79,7 +84,11 @@ impl Endpoint {
                 "{host} is another machine, and http is not encrypted; use https://, or set `allow_remote` to accept it"
             ));
         }
-        Ok(if encrypted { Self::Tls(uri) } else { Self::Tcp(uri) })
+        Ok(if encrypted {
+            Self::Tls(uri)
+        } else {
+            Self::Tcp(uri)
+        })
     }
 }
 
@@ -111,7 +120,10 @@ where
 {
     fn of(connector: C, http2: bool) -> Self {
         let mut builder = Client::builder(TokioExecutor::new());
-        builder.http2_only(http2).pool_idle_timeout(IDLE_TIMEOUT).pool_timer(TokioTimer::new());
+        builder
+            .http2_only(http2)
+            .pool_idle_timeout(IDLE_TIMEOUT)
+            .pool_timer(TokioTimer::new());
         let keeping = builder.build(Tracking(connector.clone()));
         let single = builder.pool_max_idle_per_host(0).build(Tracking(connector));
         Self { keeping, single }
@@ -123,7 +135,11 @@ where
     Tracking<C>: Connect + Clone + Send + Sync + 'static,
 {
     fn request(&self, request: Request<Full<Bytes>>, keeps: bool) -> ResponseFuture {
-        if keeps { self.keeping.request(request) } else { self.single.request(request) }
+        if keeps {
+            self.keeping.request(request)
+        } else {
+            self.single.request(request)
+        }
     }
 }
 
@@ -160,7 +176,11 @@ impl Way {
     /// Another URL of the same worker, over the same Unix socket if the worker has one.
     pub(super) fn over_socket(&self, uri: Uri) -> Option<Self> {
         let wire = self.wire.clone();
-        matches!(wire, Wire::Unix(..)).then_some(Self { uri, wire, trial: Arc::clone(&self.trial) })
+        matches!(wire, Wire::Unix(..)).then_some(Self {
+            uri,
+            wire,
+            trial: Arc::clone(&self.trial),
+        })
     }
 
     pub(super) fn uri(&self) -> &Uri {
@@ -191,15 +211,20 @@ impl Way {
         let connected = async {
             match &self.wire {
                 Wire::Tcp(_) => {
-                    TcpStream::connect((host(&self.uri), self.uri.port_u16().unwrap_or(80))).await.map(drop)
+                    TcpStream::connect((host(&self.uri), self.uri.port_u16().unwrap_or(80)))
+                        .await
+                        .map(drop)
                 }
                 Wire::Tls(_, tls) => {
                     let mut stream = TokioIo::new(tls.clone().call(self.uri.clone()).await?);
-                    // A worker that wants another certificate says so only after its own part of the handshake.
+                    // A worker that wants another certificate says so only after its own part of
+                    // the handshake.
                     match tokio::time::timeout(REFUSAL_TIMEOUT, stream.read(&mut [0])).await {
-                        Ok(Err(error)) if tls::is_refused(&error) => Err(io::Error::other(format!(
-                            "the worker does not accept this client's certificate (`tls_certificate`): {error}"
-                        ))),
+                        Ok(Err(error)) if tls::is_refused(&error) => {
+                            Err(io::Error::other(format!(
+                                "the worker does not accept this client's certificate (`tls_certificate`): {error}"
+                            )))
+                        }
                         _ => Ok(()),
                     }
                 }
@@ -215,7 +240,9 @@ impl Way {
 
 impl fmt::Debug for Way {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Way").field("uri", &self.uri).finish_non_exhaustive()
+        f.debug_struct("Way")
+            .field("uri", &self.uri)
+            .finish_non_exhaustive()
     }
 }
 
@@ -253,17 +280,32 @@ mod tests {
 
     #[test]
     fn what_nobody_encrypts_stays_on_this_machine() {
-        for here in
-            ["http://127.0.0.1:8080/handle", "http://localhost:1", "http://[::1]:80/x", "unix:/run/w.sock"]
-        {
+        for here in [
+            "http://127.0.0.1:8080/handle",
+            "http://localhost:1",
+            "http://[::1]:80/x",
+            "unix:/run/w.sock",
+        ] {
             assert!(Endpoint::parse(here, false).is_ok(), "{here}");
         }
-        for there in ["http://worker:8080", "http://10.0.0.7/", "http://127.0.0.1.example.org/"] {
-            assert!(Endpoint::parse(there, false).unwrap_err().contains("allow_remote"), "{there}");
+        for there in [
+            "http://worker:8080",
+            "http://10.0.0.7/",
+            "http://127.0.0.1.example.org/",
+        ] {
+            assert!(
+                Endpoint::parse(there, false)
+                    .unwrap_err()
+                    .contains("allow_remote"),
+                "{there}"
+            );
             assert!(Endpoint::parse(there, true).is_ok(), "{there}");
         }
         for encrypted in ["https://worker:8443/handle", "https://127.0.0.1/"] {
-            assert!(matches!(Endpoint::parse(encrypted, false), Ok(Endpoint::Tls(_))), "{encrypted}");
+            assert!(
+                matches!(Endpoint::parse(encrypted, false), Ok(Endpoint::Tls(_))),
+                "{encrypted}"
+            );
         }
         for wrong in [
             "ftp://localhost",
@@ -280,11 +322,16 @@ mod tests {
     #[test]
     fn a_root_that_holds_no_certificate_is_refused_by_its_setting() {
         let endpoint = Endpoint::parse("https://worker/", false).unwrap();
-        let refused = |file: &Path| Way::to(endpoint.clone(), false, &TlsFiles::trusting(file)).unwrap_err();
+        let refused =
+            |file: &Path| Way::to(endpoint.clone(), false, &TlsFiles::trusting(file)).unwrap_err();
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("ca.pem");
         assert!(refused(&file).contains("`tls_root`"), "{}", refused(&file));
         std::fs::write(&file, "no certificate").unwrap();
-        assert!(refused(&file).contains("holds no certificate"), "{}", refused(&file));
+        assert!(
+            refused(&file).contains("holds no certificate"),
+            "{}",
+            refused(&file)
+        );
     }
 }

@@ -57,8 +57,8 @@ impl Worker {
 pub(crate) struct Limited {
     pub(crate) worker: Arc<Worker>,
     pub(crate) timeout: Option<Duration>,
-    /// The longest retry delay that a worker may request, and the delay of a message that it wants later without saying
-    /// when.
+    /// The longest retry delay that a worker may request, and the delay of a message that it wants
+    /// later without saying when.
     pub(crate) longest_delay: Duration,
     /// Called before each run. When it fails, the worker does not get the message.
     pub(crate) before: Option<BeforeRun>,
@@ -89,8 +89,8 @@ impl fmt::Debug for BeforeRun {
 
 /// One call of a worker for a message.
 ///
-/// It begins when the worker is given the message: from then on its outcome is unknown until the worker answers. A call
-/// that is withdrawn before never begins.
+/// It begins when the worker is given the message: from then on its outcome is unknown until the
+/// worker answers. A call that is withdrawn before never begins.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Call(Arc<CallState>);
 
@@ -184,23 +184,33 @@ pub(crate) enum Reply {
 
 impl Reply {
     pub(crate) fn retry(reason: impl Into<String>) -> Self {
-        Self::Retry { delay: None, reason: reason.into() }
+        Self::Retry {
+            delay: None,
+            reason: reason.into(),
+        }
     }
 
     /// Whether the worker has said what became of the message.
     pub(super) fn is_answer(&self) -> bool {
         match self {
-            Self::Complete(_) | Self::Retry { .. } | Self::Later { .. } | Self::DeadLetter { .. } => true,
+            Self::Complete(_)
+            | Self::Retry { .. }
+            | Self::Later { .. }
+            | Self::DeadLetter { .. } => true,
             Self::Unknown { .. } | Self::NotRun { .. } | Self::TooLong { .. } => false,
         }
     }
 
     pub(crate) fn unknown(reason: impl Into<String>) -> Self {
-        Self::Unknown { reason: reason.into() }
+        Self::Unknown {
+            reason: reason.into(),
+        }
     }
 
     pub(crate) fn not_run(reason: impl Into<String>) -> Self {
-        Self::NotRun { reason: reason.into() }
+        Self::NotRun {
+            reason: reason.into(),
+        }
     }
 }
 
@@ -253,8 +263,9 @@ impl Limited {
         if !call.withdraw() {
             return Reply::not_run(format!("{why} before the worker had the message"));
         }
-        // With a worker on standard streams, the message stays in flight and keeps its permit until the worker answers
-        // or has been replaced. Calls of other workers are dropped: the connection is closed, the process killed.
+        // With a worker on standard streams, the message stays in flight and keeps its permit until
+        // the worker answers or has been replaced. Calls of other workers are dropped: the
+        // connection is closed, the process killed.
         if let Worker::Exec(_) = &*self.worker {
             drop(work.await);
         }
@@ -264,7 +275,9 @@ impl Limited {
     /// Resolves when the timeout of a call that has begun is over, with words for that.
     pub(super) async fn too_late(&self, call: &Call) -> String {
         call.0.begins.cancelled().await;
-        let Some(timeout) = self.timeout else { return std::future::pending().await };
+        let Some(timeout) = self.timeout else {
+            return std::future::pending().await;
+        };
         tokio::time::sleep(timeout).await;
         format!("no answer within {timeout:?} (`timeout`)")
     }
@@ -272,16 +285,24 @@ impl Limited {
     pub(super) fn outcome(&self, reply: Reply) -> Result<Work, Failure> {
         match reply {
             Reply::Complete(work) => Ok(work),
-            Reply::Retry { delay: Some(delay), reason } => {
-                Err(Failure::retry_after(delay.min(self.longest_delay), shortened(reason)))
+            Reply::Retry {
+                delay: Some(delay),
+                reason,
+            } => Err(Failure::retry_after(
+                delay.min(self.longest_delay),
+                shortened(reason),
+            )),
+            Reply::Retry {
+                delay: None,
+                reason,
             }
-            Reply::Retry { delay: None, reason } | Reply::TooLong { reason } => {
-                Err(Failure::retry(shortened(reason)))
-            }
-            // It asks for a time that the message needs, so the longest back-off is no limit, only the default.
-            Reply::Later { delay, reason } => {
-                Err(Failure::later(delay.unwrap_or(self.longest_delay), shortened(reason)))
-            }
+            | Reply::TooLong { reason } => Err(Failure::retry(shortened(reason))),
+            // It asks for a time that the message needs, so the longest back-off is no limit, only
+            // the default.
+            Reply::Later { delay, reason } => Err(Failure::later(
+                delay.unwrap_or(self.longest_delay),
+                shortened(reason),
+            )),
             Reply::DeadLetter { reason } => Err(Failure::permanent(shortened(reason))),
             Reply::Unknown { reason } => Err(Failure::unknown(shortened(reason))),
             Reply::NotRun { reason } => Err(Failure::not_run(shortened(reason))),
@@ -312,21 +333,28 @@ impl AttemptInfo {
     /// Makes a first attempt.
     #[cfg(test)]
     pub(crate) fn first(idempotency_key: &str) -> Self {
-        Self { idempotency_key: idempotency_key.to_owned(), number: 1, recovered: false, fencing_token: None }
+        Self {
+            idempotency_key: idempotency_key.to_owned(),
+            number: 1,
+            recovered: false,
+            fencing_token: None,
+        }
     }
 }
 
 /// The reason on one line, cut to the longest that is kept.
 fn shortened(mut reason: String) -> String {
-    let end = (0..=REASON_MAX_BYTES.min(reason.len())).rev().find(|end| reason.is_char_boundary(*end));
+    let end = (0..=REASON_MAX_BYTES.min(reason.len()))
+        .rev()
+        .find(|end| reason.is_char_boundary(*end));
     reason.truncate(end.unwrap_or_default());
     one_line(&reason)
 }
 
 /// The result of a worker, as it is stored with the key.
 ///
-/// In the record it is JSON: `null` when it is empty, otherwise an object with one of `json`, `text` and `base64`, and
-/// with `content_type` if the worker named one.
+/// In the record it is JSON: `null` when it is empty, otherwise an object with one of `json`,
+/// `text` and `base64`, and with `content_type` if the worker named one.
 #[derive(Debug)]
 pub(crate) enum Work {
     Nothing,
@@ -357,14 +385,24 @@ impl Work {
             let name = name.split(';').next().unwrap_or_default().trim();
             name == "application/json" || name.ends_with("+json")
         });
-        let json = if is_json { serde_json::from_slice(&body).ok() } else { None };
-        Self::Result { content_type, body: json.map_or(ResultBody::Bytes(body), ResultBody::Json) }
+        let json = if is_json {
+            serde_json::from_slice(&body).ok()
+        } else {
+            None
+        };
+        Self::Result {
+            content_type,
+            body: json.map_or(ResultBody::Bytes(body), ResultBody::Json),
+        }
     }
 
     pub(crate) fn of_json(json: Box<RawValue>) -> Self {
         match json.get() {
             "null" => Self::Nothing,
-            _ => Self::Result { content_type: None, body: ResultBody::Json(json) },
+            _ => Self::Result {
+                content_type: None,
+                body: ResultBody::Json(json),
+            },
         }
     }
 }
@@ -374,7 +412,9 @@ impl Serialize for Work {
         let (content_type, body) = match self {
             Self::Nothing => return serializer.serialize_unit(),
             Self::TooLarge { most } => {
-                return Err(S::Error::custom(format!("the worker's result is larger than {most} bytes")));
+                return Err(S::Error::custom(format!(
+                    "the worker's result is larger than {most} bytes"
+                )));
             }
             Self::NoJson => return Err(S::Error::custom("the worker's result is no JSON")),
             Self::Result { content_type, body } => (content_type, body),
@@ -395,7 +435,8 @@ impl Serialize for Work {
 }
 
 impl<'de> Deserialize<'de> for Work {
-    /// The result of a duplicate is not used here: it is stored for operators who inspect the record.
+    /// The result of a duplicate is not used here: it is stored for operators who inspect the
+    /// record.
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         IgnoredAny::deserialize(deserializer).map(|_| Self::Nothing)
     }
@@ -414,7 +455,10 @@ mod tests {
     fn results_are_kept_so_that_other_programs_can_read_them() {
         assert_eq!(kept(None, b""), "null");
         assert_eq!(kept(None, b"receipt 42"), r#"{"text":"receipt 42"}"#);
-        let json = kept(Some("application/json; charset=utf-8"), br#"{"receipt":9007199254740993}"#);
+        let json = kept(
+            Some("application/json; charset=utf-8"),
+            br#"{"receipt":9007199254740993}"#,
+        );
         assert_eq!(
             json,
             r#"{"content_type":"application/json; charset=utf-8","json":{"receipt":9007199254740993}}"#
@@ -423,15 +467,24 @@ mod tests {
             kept(Some("application/json"), b"{no"),
             r#"{"content_type":"application/json","text":"{no"}"#
         );
-        assert_eq!(kept(Some("image/png"), b"\xff\x00"), r#"{"content_type":"image/png","base64":"/wA="}"#);
+        assert_eq!(
+            kept(Some("image/png"), b"\xff\x00"),
+            r#"{"content_type":"image/png","base64":"/wA="}"#
+        );
         assert!(serde_json::to_string(&Work::TooLarge { most: 1 }).is_err());
     }
 
     #[test]
     fn reasons_are_short_and_have_no_control_characters() {
         assert_eq!(shortened("a\u{1b}[b".to_owned()), "a[b");
-        assert_eq!(shortened("no\nsuch\taccount\u{2028}7".to_owned()), "no such account 7");
-        assert_eq!(shortened("user\u{202e}gpj.exe\u{2066}".to_owned()), "usergpj.exe");
+        assert_eq!(
+            shortened("no\nsuch\taccount\u{2028}7".to_owned()),
+            "no such account 7"
+        );
+        assert_eq!(
+            shortened("user\u{202e}gpj.exe\u{2066}".to_owned()),
+            "usergpj.exe"
+        );
         assert_eq!(shortened("ö".repeat(600)).len(), 1024);
     }
 }

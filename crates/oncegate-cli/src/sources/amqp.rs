@@ -14,8 +14,8 @@ use serde::Deserialize;
 
 use super::topology::{Kind, NamedTopic, Role, State, Topology, Wanted};
 use super::{
-    ChattyLibrary, ConfiguredSource, DeadLetters, LetterPlace, LetterQueue, NextCommands, QueueFlags,
-    SourceFinding, SourceSettings, Template, quoted,
+    ChattyLibrary, ConfiguredSource, DeadLetters, LetterPlace, LetterQueue, NextCommands,
+    QueueFlags, SourceFinding, SourceSettings, Template, quoted,
 };
 use crate::config::values::Secret;
 use crate::exit::{Exit, Problem, not_opened};
@@ -26,14 +26,16 @@ pub(super) const TABLE: &str = "amqp";
 pub(super) const LETTERS_NEED_BROKER: &str =
     "only an AMQP source can have dead letters in RabbitMQ, because the source names the broker";
 /// The same, the other way round.
-const LETTERS_STAY: &str =
-    "messages of RabbitMQ have their dead letters in a queue of the same broker: { amqp = \"orders.dead\" }";
+const LETTERS_STAY: &str = "messages of RabbitMQ have their dead letters in a queue of the same broker: { amqp = \"orders.dead\" }";
 /// The reason that one of the two alone is wrong.
 const PAIR: &str = "`tls_certificate` and `tls_key` belong together: give both";
 
-/// The client logs every error that it also returns, and messages that come back with their payloads.
-pub(super) const CHATTY: ChattyLibrary =
-    ChattyLibrary { target: "lapin", never: &["lapin::returned_messages=off"] };
+/// The client logs every error that it also returns, and messages that come back with their
+/// payloads.
+pub(super) const CHATTY: ChattyLibrary = ChattyLibrary {
+    target: "lapin",
+    never: &["lapin::returned_messages=off"],
+};
 /// The delivery limit that is none.
 const NO_LIMIT: i32 = -1;
 
@@ -41,7 +43,11 @@ const NO_LIMIT: i32 = -1;
 #[derive(Debug, clap::Args)]
 pub(super) struct InitAmqp {
     /// The address of RabbitMQ, without the password
-    #[arg(long, value_name = "URL", default_value = "amqp://guest@localhost:5672/%2f")]
+    #[arg(
+        long,
+        value_name = "URL",
+        default_value = "amqp://guest@localhost:5672/%2f"
+    )]
     amqp_url: String,
 }
 
@@ -51,13 +57,20 @@ impl InitAmqp {
         let (url, queue) = (quoted(&self.amqp_url), quoted(&queues.queue));
         let password = r#"{ env = "RABBITMQ_PASSWORD" }"#;
         Template {
-            source: format!("{{ amqp = {{ url = {url}, password = {password}, queue = {queue} }} }}"),
+            source: format!(
+                "{{ amqp = {{ url = {url}, password = {password}, queue = {queue} }} }}"
+            ),
             dead_letters: format!("{{ amqp = {} }}", quoted(&queues.dead_letter_queue)),
             about: "`oncegate topics create` makes the queues; a consumer makes none.",
             store: "redis://localhost:6379",
-            next: ["export RABBITMQ_PASSWORD=…", commands.check, commands.create_topics, commands.run]
-                .map(str::to_owned)
-                .into(),
+            next: [
+                "export RABBITMQ_PASSWORD=…",
+                commands.check,
+                commands.create_topics,
+                commands.run,
+            ]
+            .map(str::to_owned)
+            .into(),
         }
     }
 }
@@ -65,8 +78,8 @@ impl InitAmqp {
 /// What `peek` has to know of a queue of RabbitMQ.
 #[derive(Debug, clap::Args)]
 pub(super) struct PeekAmqp {
-    /// The queue is one of RabbitMQ: amqp://user:password@host:5672/vhost, or amqps:// with TLS. In the variable, other users
-    /// of the machine do not see the password
+    /// The queue is one of RabbitMQ: amqp://user:password@host:5672/vhost, or amqps:// with TLS. In
+    /// the variable, other users of the machine do not see the password
     #[arg(long, value_name = "URL", env = "ONCEGATE_AMQP_URL", hide_env_values = true, conflicts_with_all = ["endpoint_url", "sns"])]
     amqp_url: Option<String>,
 }
@@ -76,10 +89,19 @@ impl PeekAmqp {
     ///
     /// # Errors
     /// When a consumer cannot hold as many messages.
-    pub(super) fn source(&self, queue: &str, most: u32) -> Result<Option<Box<dyn Source>>, Problem> {
-        let Some(url) = &self.amqp_url else { return Ok(None) };
+    pub(super) fn source(
+        &self,
+        queue: &str,
+        most: u32,
+    ) -> Result<Option<Box<dyn Source>>, Problem> {
+        let Some(url) = &self.amqp_url else {
+            return Ok(None);
+        };
         let most = u16::try_from(most).map_err(|_| {
-            Problem::new(Exit::Usage, "--most: a consumer of RabbitMQ can hold at most 65,535 messages")
+            Problem::new(
+                Exit::Usage,
+                "--most: a consumer of RabbitMQ can hold at most 65,535 messages",
+            )
         })?;
         let source = AmqpSource::new(url, queue).prefetch(most);
         Ok(Some(Box::new(source.in_order().routes_from_headers())))
@@ -102,19 +124,22 @@ pub(crate) struct Amqp {
     /// The consumer's priority among those of the queue.
     #[schemars(extend("default" = 0))]
     pub(crate) priority: Option<i32>,
-    /// The messages of the queue run one after another, as they were delivered. Across several consumers that is an order
-    /// only with `x-single-active-consumer`.
+    /// The messages of the queue run one after another, as they were delivered. Across several
+    /// consumers that is an order only with `x-single-active-consumer`.
     #[schemars(extend("default" = false))]
     pub(crate) in_order: Option<bool>,
-    /// The URL of the management plugin, such as `http://localhost:15672`: the limits of the queue are compared at the start.
+    /// The URL of the management plugin, such as `http://localhost:15672`: the limits of the queue
+    /// are compared at the start.
     pub(crate) management: Option<String>,
-    /// The authority that has signed the broker's certificate, a file in PEM, besides those of the machine.
+    /// The authority that has signed the broker's certificate, a file in PEM, besides those of the
+    /// machine.
     pub(crate) tls_root: Option<PathBuf>,
     /// The certificate that the consumer shows, a file in PEM.
     pub(crate) tls_certificate: Option<PathBuf>,
     /// The key of this certificate, a file in PEM.
     pub(crate) tls_key: Option<PathBuf>,
-    /// A dead letter that is consumed keeps its first route: for queues to which oncegate alone writes.
+    /// A dead letter that is consumed keeps its first route: for queues to which oncegate alone
+    /// writes.
     #[schemars(extend("default" = false))]
     pub(crate) routes_from_headers: Option<bool>,
 }
@@ -188,16 +213,25 @@ impl SourceSettings for Amqp {
     fn findings(&self) -> Vec<SourceFinding<'_>> {
         let mut findings = Vec::new();
         if self.url.as_deref().is_none_or(str::is_empty) {
-            findings.push(SourceFinding::Missing("url", "such as \"amqp://shop@localhost:5672/shop\""));
+            findings.push(SourceFinding::Missing(
+                "url",
+                "such as \"amqp://shop@localhost:5672/shop\"",
+            ));
         }
         if self.queue.as_deref().is_none_or(str::is_empty) {
             findings.push(SourceFinding::Missing("queue", "the queue's name"));
         }
-        let login = self.url.as_deref().and_then(|url| url.split_once("://")?.1.rsplit_once('@'));
+        let login = self
+            .url
+            .as_deref()
+            .and_then(|url| url.split_once("://")?.1.rsplit_once('@'));
         let in_url = login.is_some_and(|(login, _)| login.contains(':'));
         match &self.password {
             Some(_) if in_url => {
-                findings.push(SourceFinding::Error("password", "the URL contains a password as well"));
+                findings.push(SourceFinding::Error(
+                    "password",
+                    "the URL contains a password as well",
+                ));
             }
             Some(password) => findings.push(SourceFinding::Secret(vec!["password"], password)),
             None if in_url => findings.push(SourceFinding::SecretInUrl("url")),
@@ -215,9 +249,15 @@ impl SourceSettings for Amqp {
         if letters.file.is_some() {
             return letters.refused_for(TABLE);
         }
-        let Some(queue) = &letters.amqp else { return Some(("", LETTERS_STAY.to_owned())) };
-        (self.queue.as_ref() == Some(queue))
-            .then(|| ("amqp", format!("the queue {queue} is consumed: every letter would come back")))
+        let Some(queue) = &letters.amqp else {
+            return Some(("", LETTERS_STAY.to_owned()));
+        };
+        (self.queue.as_ref() == Some(queue)).then(|| {
+            (
+                "amqp",
+                format!("the queue {queue} is consumed: every letter would come back"),
+            )
+        })
     }
 
     fn queue(&self) -> Option<&str> {
@@ -231,12 +271,20 @@ impl SourceSettings for Amqp {
         wanted: &Wanted,
     ) -> Option<Result<Box<dyn Topology>, String>> {
         let consumed = self.queue.clone().filter(|_| !wanted.except_sources);
-        let consumed = consumed.map(|queue| NamedTopic::new(queue, Kind::Queue, name, Role::Source));
+        let consumed =
+            consumed.map(|queue| NamedTopic::new(queue, Kind::Queue, name, Role::Source));
         let letters = letters.amqp.clone();
-        let letters = letters.map(|queue| NamedTopic::new(queue, Kind::Queue, name, Role::DeadLetters));
+        let letters =
+            letters.map(|queue| NamedTopic::new(queue, Kind::Queue, name, Role::DeadLetters));
         let named = consumed.into_iter().chain(letters).collect();
         let broker = self.url.clone().unwrap_or_default();
-        Some(self.configured().map(|source| Box::new(Queues { source, broker, named }) as _))
+        Some(self.configured().map(|source| {
+            Box::new(Queues {
+                source,
+                broker,
+                named,
+            }) as _
+        }))
     }
 
     fn routes(&self) -> Vec<String> {
@@ -250,7 +298,10 @@ impl SourceSettings for Amqp {
     fn letters(&self, letters: &DeadLetters) -> Option<Result<Box<dyn LetterPlace>, String>> {
         let queue = letters.amqp.clone()?;
         let url = self.url.clone().unwrap_or_default();
-        Some(self.login().map(|login| Box::new(AmqpLetters { url, queue, login }) as Box<dyn LetterPlace>))
+        Some(
+            self.login()
+                .map(|login| Box::new(AmqpLetters { url, queue, login }) as Box<dyn LetterPlace>),
+        )
     }
 
     fn open(&self, _: &str, _: Duration) -> Result<Box<dyn ConfiguredSource>, String> {
@@ -258,7 +309,11 @@ impl SourceSettings for Amqp {
     }
 
     fn open_without_secrets(&self, _: &str) -> Result<Box<dyn ConfiguredSource>, String> {
-        Ok(Box::new(self.source(Login { password: None, root: None, client: None })))
+        Ok(Box::new(self.source(Login {
+            password: None,
+            root: None,
+            client: None,
+        })))
     }
 }
 
@@ -332,9 +387,22 @@ impl Topology for Queues {
     }
 
     async fn look(&mut self) -> Result<(), Problem> {
-        let names: Vec<&str> = self.named.iter().map(|queue| queue.topic.as_str()).collect();
-        let found = self.source.find_queues(&names).await.map_err(|error| not_opened(&error))?;
-        for (queue, _) in self.named.iter_mut().zip(found).filter(|(_, is_there)| *is_there) {
+        let names: Vec<&str> = self
+            .named
+            .iter()
+            .map(|queue| queue.topic.as_str())
+            .collect();
+        let found = self
+            .source
+            .find_queues(&names)
+            .await
+            .map_err(|error| not_opened(&error))?;
+        for (queue, _) in self
+            .named
+            .iter_mut()
+            .zip(found)
+            .filter(|(_, is_there)| *is_there)
+        {
             queue.state = State::Exists;
         }
         Ok(())
@@ -344,7 +412,11 @@ impl Topology for Queues {
         for queue in self.named.iter_mut().filter(|queue| queue.is_missing()) {
             let plan = QueuePlan::new(&queue.topic);
             // Each look at dead letters returns them.
-            let plan = if queue.role == Role::DeadLetters { plan.delivery_limit(NO_LIMIT) } else { plan };
+            let plan = if queue.role == Role::DeadLetters {
+                plan.delivery_limit(NO_LIMIT)
+            } else {
+                plan
+            };
             match self.source.create_queue(&plan).await {
                 Ok(()) => queue.state = State::Created,
                 Err(error) if error.is_away() => return Err(not_opened(&error)),
@@ -364,7 +436,9 @@ struct AmqpLetters {
 
 impl std::fmt::Debug for AmqpLetters {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("AmqpLetters").field("queue", &self.queue).finish_non_exhaustive()
+        f.debug_struct("AmqpLetters")
+            .field("queue", &self.queue)
+            .finish_non_exhaustive()
     }
 }
 
@@ -375,7 +449,8 @@ impl LetterPlace for AmqpLetters {
     }
 
     fn is_position(&self, text: &str) -> bool {
-        text.split_once('#').is_some_and(|(queue, id)| !queue.is_empty() && !id.is_empty())
+        text.split_once('#')
+            .is_some_and(|(queue, id)| !queue.is_empty() && !id.is_empty())
     }
 
     fn position_example(&self) -> String {

@@ -54,7 +54,10 @@ struct LetterLine<'a> {
 
 impl DeadLetterFile {
     pub(crate) fn new(path: impl Into<PathBuf>) -> Self {
-        Self { path: Arc::new(path.into()), opened: Arc::default() }
+        Self {
+            path: Arc::new(path.into()),
+            opened: Arc::default(),
+        }
     }
 
     /// Runs `work` on the open file, on a thread that may wait for the disk.
@@ -72,7 +75,10 @@ impl DeadLetterFile {
             work(opened.insert(file))
         });
         let failed = |error: io::Error| {
-            BoxError::from(format!("the dead letters in {} cannot be written: {error}", self.path.display()))
+            BoxError::from(format!(
+                "the dead letters in {} cannot be written: {error}",
+                self.path.display()
+            ))
         };
         working.await?.map_err(failed)
     }
@@ -80,7 +86,9 @@ impl DeadLetterFile {
 
 impl fmt::Debug for DeadLetterFile {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("DeadLetterFile").field("path", &self.path).finish_non_exhaustive()
+        f.debug_struct("DeadLetterFile")
+            .field("path", &self.path)
+            .finish_non_exhaustive()
     }
 }
 
@@ -100,7 +108,12 @@ impl OpenFile {
     /// Opens the file, or creates it, readable only for its owner: it holds payloads.
     fn at(path: &Path) -> io::Result<Self> {
         let is_new = !path.exists();
-        let mut file = OpenOptions::new().read(true).append(true).create(true).mode(0o600).open(path)?;
+        let mut file = OpenOptions::new()
+            .read(true)
+            .append(true)
+            .create(true)
+            .mode(0o600)
+            .open(path)?;
         let facts = file.metadata()?;
         if !facts.is_file() {
             return Err(io::Error::other(
@@ -108,7 +121,9 @@ impl OpenFile {
             ));
         }
         if is_new {
-            let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+            let folder = path
+                .parent()
+                .filter(|folder| !folder.as_os_str().is_empty());
             // Otherwise a power cut could remove the name of the file with everything in it.
             File::open(folder.unwrap_or(Path::new(".")))?.sync_all()?;
         }
@@ -117,12 +132,19 @@ impl OpenFile {
             file.seek(SeekFrom::End(-1))?;
             file.read_exact(&mut last)?;
         }
-        Ok(Self { file, is_torn: last != [b'\n'] })
+        Ok(Self {
+            file,
+            is_torn: last != [b'\n'],
+        })
     }
 
     /// Appends a line, and returns when it is on the disk.
     fn append(&mut self, line: &[u8]) -> io::Result<()> {
-        let lines = if self.is_torn { [b"\n", line].concat() } else { line.to_vec() };
+        let lines = if self.is_torn {
+            [b"\n", line].concat()
+        } else {
+            line.to_vec()
+        };
         self.is_torn = true;
         self.file.write_all(&lines)?;
         self.is_torn = false;
@@ -167,7 +189,11 @@ mod tests {
 
     fn letter(payload: &'static [u8]) -> DeadLetter {
         DeadLetter {
-            message: Message::new("orders", Origin::Other("stdin:3".into()), Some(payload.into())),
+            message: Message::new(
+                "orders",
+                Origin::Other("stdin:3".into()),
+                Some(payload.into()),
+            ),
             scope: "billing".to_owned(),
             key: None,
             cause: DeadLetterCause::BadKey,
@@ -180,7 +206,9 @@ mod tests {
 
     fn lines(path: &Path) -> Vec<Option<Value>> {
         let text = std::fs::read_to_string(path).unwrap();
-        text.lines().map(|line| serde_json::from_str(line).ok()).collect()
+        text.lines()
+            .map(|line| serde_json::from_str(line).ok())
+            .collect()
     }
 
     #[tokio::test]
@@ -192,11 +220,19 @@ mod tests {
         letters.send(&letter(b"{ \"a\" : 1 }")).await.unwrap();
         letters.send(&letter(b"\xff")).await.unwrap();
         let lines = lines(&path);
-        let [Some(first), Some(second)] = lines.as_slice() else { panic!("{lines:?}") };
+        let [Some(first), Some(second)] = lines.as_slice() else {
+            panic!("{lines:?}")
+        };
         assert_eq!(first["payload"], "{ \"a\" : 1 }");
-        assert_eq!((&first["cause"], &first["reason"]), (&"bad_key".into(), &"no key".into()));
+        assert_eq!(
+            (&first["cause"], &first["reason"]),
+            (&"bad_key".into(), &"no key".into())
+        );
         assert_eq!(first["origin"], "stdin:3");
-        assert_eq!((&second["payload_base64"], second.get("payload")), (&"/w==".into(), None));
+        assert_eq!(
+            (&second["payload_base64"], second.get("payload")),
+            (&"/w==".into(), None)
+        );
     }
 
     #[tokio::test]
@@ -204,14 +240,24 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("dead.jsonl");
         std::fs::write(&path, "{\"id\":\"cut sh").unwrap();
-        DeadLetterFile::new(&path).send(&letter(b"x")).await.unwrap();
+        DeadLetterFile::new(&path)
+            .send(&letter(b"x"))
+            .await
+            .unwrap();
         let lines = lines(&path);
         assert!(matches!(lines.as_slice(), [None, Some(_)]), "{lines:?}");
     }
 
     #[tokio::test]
     async fn only_a_regular_file_keeps_dead_letters() {
-        let error = DeadLetterFile::new("/dev/null").open().await.unwrap_err().to_string();
-        assert!(error.contains("/dev/null") && error.contains("not a regular file"), "{error}");
+        let error = DeadLetterFile::new("/dev/null")
+            .open()
+            .await
+            .unwrap_err()
+            .to_string();
+        assert!(
+            error.contains("/dev/null") && error.contains("not a regular file"),
+            "{error}"
+        );
     }
 }

@@ -1,9 +1,10 @@
 //! Standard input as a source: each line is a message.
 //!
-//! Not obvious: standard input delivers nothing twice, and has no position that could be committed. A line that was
-//! read and not finished when the process ends is therefore lost to this process, and not to the user, who still has
-//! the input: the records say which lines are finished, so the same input can be fed again, and only the rest runs.
-//! What is unfinished at the end is reported with its line numbers, see [`Input::progress`].
+//! Not obvious: standard input delivers nothing twice, and has no position that could be committed.
+//! A line that was read and not finished when the process ends is therefore lost to this process,
+//! and not to the user, who still has the input: the records say which lines are finished, so the
+//! same input can be fed again, and only the rest runs. What is unfinished at the end is reported
+//! with its line numbers, see [`Input::progress`].
 
 use std::collections::BTreeSet;
 use std::error::Error;
@@ -53,7 +54,11 @@ impl Input {
             has_ended: false,
             encoding_is_known: false,
         };
-        Self { route: route.into(), unread: Arc::new(AsyncMutex::new(unread)), lines: Arc::default() }
+        Self {
+            route: route.into(),
+            unread: Arc::new(AsyncMutex::new(unread)),
+            lines: Arc::default(),
+        }
     }
 
     /// What was read so far, and which lines of it are unfinished.
@@ -69,12 +74,16 @@ impl Input {
 
     fn delivery(&self, number: u64, payload: Bytes, read_at: SystemTime) -> Delivery {
         let origin = Origin::Other(format!("{STDIN}:{number}").into());
-        // The time tells line 7 of one input from line 7 of another: the id of a dead letter has both.
+        // The time tells line 7 of one input from line 7 of another: the id of a dead letter has
+        // both.
         let read_at_ms = i64::try_from(millis_since_1970(read_at)).unwrap_or(i64::MAX);
         Delivery {
             message: Message::new(Arc::clone(&self.route), origin, Some(payload))
                 .with_timestamp_ms(read_at_ms),
-            ack_handle: Arc::new(LineHandle { number, lines: Arc::clone(&self.lines) }),
+            ack_handle: Arc::new(LineHandle {
+                number,
+                lines: Arc::clone(&self.lines),
+            }),
         }
     }
 
@@ -108,14 +117,18 @@ impl Input {
                 return Err(unreadable(what));
             }
             let read = unread.read_more().await;
-            read.map_err(|error| unreadable(format!("reading after line {after} failed: {error}")))?;
+            read.map_err(|error| {
+                unreadable(format!("reading after line {after} failed: {error}"))
+            })?;
         }
     }
 }
 
 impl fmt::Debug for Input {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Input").field("route", &self.route).finish_non_exhaustive()
+        f.debug_struct("Input")
+            .field("route", &self.route)
+            .finish_non_exhaustive()
     }
 }
 
@@ -142,9 +155,16 @@ impl Source for Input {
     }
 
     async fn receive(&self, most: usize) -> Result<Option<Vec<Delivery>>, SourceError> {
-        let Some(lines) = self.next_lines(most).await? else { return Ok(None) };
+        let Some(lines) = self.next_lines(most).await? else {
+            return Ok(None);
+        };
         let now = SystemTime::now();
-        Ok(Some(lines.into_iter().map(|(number, line)| self.delivery(number, line, now)).collect()))
+        Ok(Some(
+            lines
+                .into_iter()
+                .map(|(number, line)| self.delivery(number, line, now))
+                .collect(),
+        ))
     }
 
     async fn close(&self, _: Duration) -> Result<(), SourceError> {
@@ -169,7 +189,8 @@ impl Unread {
     /// # Errors
     /// When the input is UTF-16, in which a line feed has another byte beside it.
     fn check_encoding(&mut self) -> Result<(), SourceError> {
-        if self.encoding_is_known || (self.buffer.len() < BYTE_ORDER_MARK.len() && !self.has_ended) {
+        if self.encoding_is_known || (self.buffer.len() < BYTE_ORDER_MARK.len() && !self.has_ended)
+        {
             return Ok(());
         }
         self.encoding_is_known = true;
@@ -190,7 +211,8 @@ impl Unread {
         }
     }
 
-    /// Takes the next line of the buffer, without its end. The last line of the input needs no line feed.
+    /// Takes the next line of the buffer, without its end. The last line of the input needs no line
+    /// feed.
     fn take_line(&mut self) -> Option<Bytes> {
         if !self.encoding_is_known {
             return None;
@@ -294,7 +316,10 @@ impl Progress {
 
     /// How many messages are not finished.
     pub(crate) fn unfinished_messages(&self) -> u64 {
-        self.unfinished.iter().map(|range| range.end() - range.start() + 1).sum()
+        self.unfinished
+            .iter()
+            .map(|range| range.end() - range.start() + 1)
+            .sum()
     }
 }
 
@@ -316,7 +341,10 @@ mod tests {
     async fn received(input: &Input, most: usize) -> Option<Vec<(String, Vec<u8>)>> {
         let deliveries = input.receive(most).await.unwrap()?;
         let shown = |delivery: &Delivery| {
-            (delivery.message.origin().to_string(), delivery.message.payload().to_vec())
+            (
+                delivery.message.origin().to_string(),
+                delivery.message.payload().to_vec(),
+            )
         };
         Some(deliveries.iter().map(shown).collect())
     }
@@ -336,27 +364,54 @@ mod tests {
             "the end of the last line is not known yet"
         );
         assert_eq!(received(&input, 10).await, Some(vec![line(5, "last")]));
-        assert!(!input.progress().is_at_end, "the end is known only when it was read");
+        assert!(
+            !input.progress().is_at_end,
+            "the end is known only when it was read"
+        );
         assert_eq!(received(&input, 10).await, None);
         let progress = input.progress();
-        assert_eq!((progress.read, progress.messages, progress.is_at_end), (5, 3, true));
+        assert_eq!(
+            (progress.read, progress.messages, progress.is_at_end),
+            (5, 3, true)
+        );
     }
 
     #[tokio::test]
     async fn a_byte_order_mark_is_skipped_and_utf_16_is_an_error() {
-        for (begin, expected) in [("\u{feff}a\nb", ["a", "b"]), ("a\n\u{feff}b", ["a", "\u{feff}b"])] {
+        for (begin, expected) in [
+            ("\u{feff}a\nb", ["a", "b"]),
+            ("a\n\u{feff}b", ["a", "\u{feff}b"]),
+        ] {
             let input = Input::of("orders", io::Cursor::new(begin.as_bytes().to_vec()));
             let first = received(&input, 1).await;
             let second = received(&input, 1).await;
             assert_eq!(first, Some(vec![line(1, expected[0])]), "{begin:?}");
             assert_eq!(second, Some(vec![line(2, expected[1])]), "{begin:?}");
         }
-        assert_eq!(received(&Input::of("orders", &b"\xef\xbb\xbf"[..]), 1).await, None);
-        assert_eq!(received(&Input::of("orders", &b"1"[..]), 1).await, Some(vec![line(1, "1")]));
-        for utf_16 in [&b"\xff\xfe{\0}\0\n\0"[..], b"\xfe\xff\0{\0}\0\n", b"{\0}\0\n\0"] {
+        assert_eq!(
+            received(&Input::of("orders", &b"\xef\xbb\xbf"[..]), 1).await,
+            None
+        );
+        assert_eq!(
+            received(&Input::of("orders", &b"1"[..]), 1).await,
+            Some(vec![line(1, "1")])
+        );
+        for utf_16 in [
+            &b"\xff\xfe{\0}\0\n\0"[..],
+            b"\xfe\xff\0{\0}\0\n",
+            b"{\0}\0\n\0",
+        ] {
             let error = Input::of("orders", utf_16).receive(1).await.unwrap_err();
-            let cause = error.source().unwrap().downcast_ref::<BadInput>().unwrap().to_string();
-            assert!(cause.contains("UTF-16") && cause.contains("iconv"), "{cause}");
+            let cause = error
+                .source()
+                .unwrap()
+                .downcast_ref::<BadInput>()
+                .unwrap()
+                .to_string();
+            assert!(
+                cause.contains("UTF-16") && cause.contains("iconv"),
+                "{cause}"
+            );
         }
     }
 
@@ -379,11 +434,18 @@ mod tests {
     async fn a_dropped_receive_loses_nothing() {
         let (mut writer, reader) = tokio::io::duplex(64);
         let input = Input::of("orders", reader);
-        tokio::io::AsyncWriteExt::write_all(&mut writer, b"half ").await.unwrap();
+        tokio::io::AsyncWriteExt::write_all(&mut writer, b"half ")
+            .await
+            .unwrap();
         // The first poll reads the half, and the future is dropped while it waits for more.
         assert!(futures_util::FutureExt::now_or_never(input.receive(1)).is_none());
-        tokio::io::AsyncWriteExt::write_all(&mut writer, b"and half\n").await.unwrap();
-        assert_eq!(received(&input, 1).await, Some(vec![line(1, "half and half")]));
+        tokio::io::AsyncWriteExt::write_all(&mut writer, b"and half\n")
+            .await
+            .unwrap();
+        assert_eq!(
+            received(&input, 1).await,
+            Some(vec![line(1, "half and half")])
+        );
     }
 
     #[tokio::test]
@@ -392,7 +454,12 @@ mod tests {
         let input = Input::of("orders", long);
         assert_eq!(received(&input, 10).await, Some(vec![line(1, "{}")]));
         let error = input.receive(10).await.unwrap_err();
-        let cause = error.source().unwrap().downcast_ref::<BadInput>().unwrap().to_string();
+        let cause = error
+            .source()
+            .unwrap()
+            .downcast_ref::<BadInput>()
+            .unwrap()
+            .to_string();
         assert!(cause.starts_with("line 2 has more than"), "{cause}");
     }
 }

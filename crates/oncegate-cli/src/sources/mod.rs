@@ -1,11 +1,13 @@
 //! The registry of sources: one file for each kind that a configuration can name.
 //!
-//! A kind is a table of [`Source`]. Its [`SourceSettings`] say all that the commands ask of one: what is wrong with its
-//! settings, which dead letters it can have, the routes of its messages, the topics or queues that they name, and the
-//! [`ConfiguredSource`] that it opens. Its flags and its part of what `init` writes are in its file, too. A new kind is a file
-//! here, and in this file a field of [`Source`], one of [`DeadLetters`], and a line of each list.
+//! A kind is a table of [`Source`]. Its [`SourceSettings`] say all that the commands ask of one:
+//! what is wrong with its settings, which dead letters it can have, the routes of its messages, the
+//! topics or queues that they name, and the [`ConfiguredSource`] that it opens. Its flags and its
+//! part of what `init` writes are in its file, too. A new kind is a file here, and in this file a
+//! field of [`Source`], one of [`DeadLetters`], and a line of each list.
 //!
-//! Standard input is the source that needs no broker: `input` reads its lines, `dead_letter_file` has their dead letters.
+//! Standard input is the source that needs no broker: `input` reads its lines, `dead_letter_file`
+//! has their dead letters.
 
 pub(crate) mod amqp;
 mod dead_letter_file;
@@ -117,8 +119,8 @@ pub(crate) struct Template {
 }
 
 impl SourceKind {
-    /// Returns what `init` writes: `check` and `run` are the commands that check the configuration and run it, and `messages`
-    /// is the file of messages to try it with.
+    /// Returns what `init` writes: `check` and `run` are the commands that check the configuration
+    /// and run it, and `messages` is the file of messages to try it with.
     pub(crate) fn template(self, flags: &InitFlags, commands: &NextCommands<'_>) -> Template {
         match self {
             Self::Stdin => stdin::template(commands),
@@ -185,9 +187,17 @@ impl DeadLetters {
     /// Every kind: whether it is given, and why messages of other sources cannot have it.
     fn kinds(&self) -> [(&'static str, bool, Option<&'static str>); 4] {
         [
-            (kafka::TABLE, self.kafka.is_some(), Some(kafka::LETTERS_NEED_CLUSTER)),
+            (
+                kafka::TABLE,
+                self.kafka.is_some(),
+                Some(kafka::LETTERS_NEED_CLUSTER),
+            ),
             (sqs::TABLE, self.sqs.is_some(), None),
-            (amqp::TABLE, self.amqp.is_some(), Some(amqp::LETTERS_NEED_BROKER)),
+            (
+                amqp::TABLE,
+                self.amqp.is_some(),
+                Some(amqp::LETTERS_NEED_BROKER),
+            ),
             (FILE, self.file.is_some(), Some(stdin::LETTERS_NEED_STDIN)),
         ]
     }
@@ -239,20 +249,33 @@ impl Source {
     /// # Errors
     /// When none is given, or several are.
     pub(crate) fn settings(&self) -> Result<&dyn SourceSettings, String> {
-        let mut given = self.tables().into_iter().filter_map(|(_, settings)| settings);
-        given.next().filter(|_| given.next().is_none()).ok_or_else(|| {
-            let names = self.tables().map(|(name, _)| format!("`{name}`"));
-            let [all @ .., last] = &names;
-            format!("it must be one of {} and {last}", all.join(", "))
-        })
+        let mut given = self
+            .tables()
+            .into_iter()
+            .filter_map(|(_, settings)| settings);
+        given
+            .next()
+            .filter(|_| given.next().is_none())
+            .ok_or_else(|| {
+                let names = self.tables().map(|(name, _)| format!("`{name}`"));
+                let [all @ .., last] = &names;
+                format!("it must be one of {} and {last}", all.join(", "))
+            })
     }
 
-    /// Opens the only kind that is given, for a start that waits for its servers no longer than `patience`.
+    /// Opens the only kind that is given, for a start that waits for its servers no longer than
+    /// `patience`.
     ///
     /// # Errors
     /// When the file or variable of a secret cannot be read, or the configuration names no source.
-    pub(crate) fn open(&self, name: &str, patience: Duration) -> Result<Box<dyn ConfiguredSource>, String> {
-        let settings = self.settings().map_err(|why| format!("the source: {why}"))?;
+    pub(crate) fn open(
+        &self,
+        name: &str,
+        patience: Duration,
+    ) -> Result<Box<dyn ConfiguredSource>, String> {
+        let settings = self
+            .settings()
+            .map_err(|why| format!("the source: {why}"))?;
         settings.open(name, patience)
     }
 }
@@ -283,7 +306,8 @@ pub(crate) trait SourceSettings {
         Vec::new()
     }
 
-    /// Returns why its messages cannot have these dead letters, with the setting that is wrong; `""` means all of them.
+    /// Returns why its messages cannot have these dead letters, with the setting that is wrong;
+    /// `""` means all of them.
     fn refuse_letters(&self, letters: &DeadLetters) -> Option<(&'static str, String)>;
 
     /// Returns the name of the queue, if the source is one whose own checks say all about it.
@@ -291,7 +315,8 @@ pub(crate) trait SourceSettings {
         None
     }
 
-    /// Returns the topics or queues that these settings of the consumer `name` name, if a command can create them.
+    /// Returns the topics or queues that these settings of the consumer `name` name, if a command
+    /// can create them.
     fn topology(
         &self,
         _name: &str,
@@ -312,8 +337,8 @@ pub(crate) trait SourceSettings {
     /// Returns whether all is given that opening needs.
     fn is_complete(&self) -> bool;
 
-    /// Opens it for the consumer `name`, for a start that waits for its servers no longer than `patience`. Connects to
-    /// nothing.
+    /// Opens it for the consumer `name`, for a start that waits for its servers no longer than
+    /// `patience`. Connects to nothing.
     ///
     /// # Errors
     /// When the file or variable of a secret cannot be read.
@@ -340,8 +365,8 @@ pub(crate) trait ConfiguredSource: Send + Sync {
     /// When it refuses one.
     fn check(&self) -> Result<(), String>;
 
-    /// Asks the servers whether the topics or the queue exist, as opening does. Returns warnings of what does not fit to a
-    /// consumer with these terms.
+    /// Asks the servers whether the topics or the queue exist, as opening does. Returns warnings of
+    /// what does not fit to a consumer with these terms.
     ///
     /// # Errors
     /// When they do not exist, or the servers are away.
@@ -355,7 +380,8 @@ pub(crate) trait ConfiguredSource: Send + Sync {
     /// Returns the dead-letter topic, queue or file, reached as the source is.
     fn dead_letters(&self, to: &DeadLetters) -> Option<Arc<dyn dead_letters::DeadLetters>>;
 
-    /// Returns the queue of these dead letters, reached as the source is, if they are in one that can be examined.
+    /// Returns the queue of these dead letters, reached as the source is, if they are in one that
+    /// can be examined.
     fn letter_queue(&self, _: &DeadLetters) -> Option<Box<dyn LetterQueue>> {
         None
     }
@@ -414,7 +440,10 @@ pub(crate) fn check_positions<'a>(
     place: &dyn LetterPlace,
     positions: impl IntoIterator<Item = &'a str>,
 ) -> Result<(), Problem> {
-    match positions.into_iter().find(|position| !place.is_position(position)) {
+    match positions
+        .into_iter()
+        .find(|position| !place.is_position(position))
+    {
         None => Ok(()),
         Some(position) => {
             let text = format!(

@@ -12,8 +12,8 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 
 use super::{
-    ConfiguredSource, DeadLetters, LetterPlace, LetterQueue, NextCommands, QueueFlags, SourceFinding,
-    SourceSettings, Template, quoted,
+    ConfiguredSource, DeadLetters, LetterPlace, LetterQueue, NextCommands, QueueFlags,
+    SourceFinding, SourceSettings, Template, quoted,
 };
 use crate::config::values::{Names, Size, Time};
 use crate::exit::{Exit, Problem, not_opened};
@@ -40,9 +40,14 @@ impl InitSqs {
     /// Returns what `init` writes.
     pub(super) fn template(&self, queues: &QueueFlags, commands: &NextCommands<'_>) -> Template {
         let endpoint = self.endpoint_url.as_deref();
-        let endpoint = endpoint.map(|url| format!(", endpoint_url = {}", quoted(url))).unwrap_or_default();
+        let endpoint = endpoint
+            .map(|url| format!(", endpoint_url = {}", quoted(url)))
+            .unwrap_or_default();
         Template {
-            source: format!("{{ sqs = {{ queue = {}{endpoint} }} }}", quoted(&queues.queue)),
+            source: format!(
+                "{{ sqs = {{ queue = {}{endpoint} }} }}",
+                quoted(&queues.queue)
+            ),
             dead_letters: format!("{{ sqs = {} }}", quoted(&queues.dead_letter_queue)),
             about: "Credentials and region come in the AWS SDK's usual ways.",
             store: "redis://localhost:6379",
@@ -102,7 +107,8 @@ pub(crate) struct Sqs {
     pub(crate) body: Option<SqsBody>,
     /// Large payloads, which Amazon's extended clients for SQS and SNS have put into S3.
     pub(crate) s3_payloads: Option<S3Payloads>,
-    /// A dead letter that is consumed keeps its first route: for queues to which oncegate alone writes.
+    /// A dead letter that is consumed keeps its first route: for queues to which oncegate alone
+    /// writes.
     #[schemars(extend("default" = false))]
     pub(crate) routes_from_attributes: Option<bool>,
 }
@@ -116,8 +122,8 @@ pub(crate) enum SqsBody {
     Sns,
 }
 
-/// The objects in S3 that messages point to. They are read with the login of the queue, and never deleted. Needs a build with the
-/// feature `s3`.
+/// The objects in S3 that messages point to. They are read with the login of the queue, and never
+/// deleted. Needs a build with the feature `s3`.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct S3Payloads {
@@ -177,7 +183,11 @@ impl Sqs {
 
 /// The name of a queue, of its name or URL.
 fn name_of(queue: &str) -> &str {
-    queue.trim_end_matches('/').rsplit('/').next().unwrap_or_default()
+    queue
+        .trim_end_matches('/')
+        .rsplit('/')
+        .next()
+        .unwrap_or_default()
 }
 
 impl SourceSettings for Sqs {
@@ -187,17 +197,21 @@ impl SourceSettings for Sqs {
 
     fn findings(&self) -> Vec<SourceFinding<'_>> {
         let is_missing = self.queue.as_deref().is_none_or(str::is_empty);
-        let missing = is_missing.then_some(SourceFinding::Missing("queue", "the queue's name or URL"));
-        let s3 = (self.s3_payloads.is_some() && !cfg!(feature = "s3")).then_some(SourceFinding::Error(
-            "s3_payloads",
-            "this build does not read from S3: install it with `--features s3`",
-        ));
+        let missing =
+            is_missing.then_some(SourceFinding::Missing("queue", "the queue's name or URL"));
+        let s3 =
+            (self.s3_payloads.is_some() && !cfg!(feature = "s3")).then_some(SourceFinding::Error(
+                "s3_payloads",
+                "this build does not read from S3: install it with `--features s3`",
+            ));
         missing.into_iter().chain(s3).collect()
     }
 
     fn findings_beside(&self, lease: Duration, max_run: Duration) -> Vec<SourceFinding<'_>> {
         let mut findings = Vec::new();
-        let visibility = self.visibility.map_or(SqsSource::DEFAULT_VISIBILITY, |Time(time)| time);
+        let visibility = self
+            .visibility
+            .map_or(SqsSource::DEFAULT_VISIBILITY, |Time(time)| time);
         if visibility < lease {
             let message = format!(
                 "{visibility:?} is shorter than the lease ({lease:?}): after a crash a message comes again before its lease is \
@@ -220,8 +234,12 @@ impl SourceSettings for Sqs {
             return Some(refused);
         }
         let queue = letters.sqs.as_ref()?;
-        (self.queue.as_deref().map(name_of) == Some(name_of(queue)))
-            .then(|| ("sqs", format!("the queue {queue} is consumed: every letter would come back")))
+        (self.queue.as_deref().map(name_of) == Some(name_of(queue))).then(|| {
+            (
+                "sqs",
+                format!("the queue {queue} is consumed: every letter would come back"),
+            )
+        })
     }
 
     fn queue(&self) -> Option<&str> {
@@ -229,7 +247,11 @@ impl SourceSettings for Sqs {
     }
 
     fn routes(&self) -> Vec<String> {
-        self.queue.as_deref().map(|queue| name_of(queue).to_owned()).into_iter().collect()
+        self.queue
+            .as_deref()
+            .map(|queue| name_of(queue).to_owned())
+            .into_iter()
+            .collect()
     }
 
     fn is_complete(&self) -> bool {
@@ -301,7 +323,8 @@ impl LetterPlace for SqsLetters {
     }
 
     fn is_position(&self, text: &str) -> bool {
-        text.split_once('#').is_some_and(|(queue, id)| !queue.is_empty() && !id.is_empty())
+        text.split_once('#')
+            .is_some_and(|(queue, id)| !queue.is_empty() && !id.is_empty())
     }
 
     fn position_example(&self) -> String {

@@ -16,13 +16,15 @@ use super::{ConfiguredSource, DeadLetters, NextCommands, SourceFinding, SourceSe
 /// The name of the table.
 pub(super) const TABLE: &str = "stdin";
 /// The reason that messages of another source cannot have dead letters in a file.
-pub(super) const LETTERS_NEED_STDIN: &str = "only messages of standard input can have dead letters in a file";
+pub(super) const LETTERS_NEED_STDIN: &str =
+    "only messages of standard input can have dead letters in a file";
 
 /// The lines of standard input, each a message, to its end.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Stdin {
-    /// The route of the lines, a part of their keys: with the name of a topic, a line and a message of that topic may be duplicates.
+    /// The route of the lines, a part of their keys: with the name of a topic, a line and a message
+    /// of that topic may be duplicates.
     #[schemars(extend("default" = STDIN))]
     pub(crate) route: Option<String>,
 }
@@ -35,7 +37,12 @@ impl Stdin {
 
 /// Returns what `init` writes.
 pub(super) fn template(commands: &NextCommands<'_>) -> Template {
-    let NextCommands { check, run, messages, .. } = commands;
+    let NextCommands {
+        check,
+        run,
+        messages,
+        ..
+    } = commands;
     Template {
         source: "{ stdin = {} }".to_owned(),
         dead_letters: r#"{ file = "dead.jsonl" }"#.to_owned(),
@@ -53,7 +60,10 @@ impl SourceSettings for Stdin {
     fn findings(&self) -> Vec<SourceFinding<'_>> {
         let is_empty = self.route.as_deref() == Some("");
         is_empty
-            .then_some(SourceFinding::Missing("route", "the route of the lines, such as \"orders\""))
+            .then_some(SourceFinding::Missing(
+                "route",
+                "the route of the lines, such as \"orders\"",
+            ))
             .into_iter()
             .collect()
     }

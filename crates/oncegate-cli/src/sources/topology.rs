@@ -1,4 +1,5 @@
-//! The topics and queues that a consumer's settings name: whether they exist, and creating those that do not.
+//! The topics and queues that a consumer's settings name: whether they exist, and creating those
+//! that do not.
 
 use async_trait::async_trait;
 use serde::Serialize;
@@ -40,7 +41,8 @@ pub(crate) struct NamedTopic {
     pub(crate) consumer: String,
     pub(crate) role: Role,
     pub(crate) state: State,
-    /// Of an existing topic, or as asked for; `null` stands for the brokers' default, and of a queue.
+    /// Of an existing topic, or as asked for; `null` stands for the brokers' default, and of a
+    /// queue.
     pub(crate) partitions: Option<usize>,
     pub(crate) replicas: Option<usize>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -80,8 +82,8 @@ pub(crate) trait Topology: Send {
     /// When the broker does not answer.
     async fn look(&mut self) -> Result<(), Problem>;
 
-    /// Creates those that are missing; `consumed` are the topics of all consumers of this broker. One that is refused has its
-    /// reason.
+    /// Creates those that are missing; `consumed` are the topics of all consumers of this broker.
+    /// One that is refused has its reason.
     ///
     /// # Errors
     /// When the broker does not answer.
@@ -126,7 +128,11 @@ impl NamedTopic {
         if self.kind == Kind::Queue {
             return "a quorum queue".to_owned();
         }
-        format!("{}, {}", counted(self.partitions, "partition"), counted(self.replicas, "replica"))
+        format!(
+            "{}, {}",
+            counted(self.partitions, "partition"),
+            counted(self.replicas, "replica")
+        )
     }
 
     /// Returns the line that says whether it exists.
@@ -136,7 +142,9 @@ impl NamedTopic {
             (true, _) => format!("{topic}: to create, {} ({})", self.size(), self.purpose()),
             // The broker does not say what an existing queue is.
             (false, Kind::Queue) => format!("{topic}: exists ({})", self.purpose()),
-            (false, Kind::Topic) => format!("{topic}: exists, {} ({})", self.size(), self.purpose()),
+            (false, Kind::Topic) => {
+                format!("{topic}: exists, {} ({})", self.size(), self.purpose())
+            }
         }
     }
 
@@ -144,7 +152,9 @@ impl NamedTopic {
     pub(crate) fn done(&self) -> Option<String> {
         match (&self.state, &self.reason) {
             (State::Created, _) => Some(format!("created {}", plain(&self.topic))),
-            (State::Refused, Some(reason)) => Some(reason.lines().map(plain).collect::<Vec<_>>().join("\n")),
+            (State::Refused, Some(reason)) => {
+                Some(reason.lines().map(plain).collect::<Vec<_>>().join("\n"))
+            }
             _ => None,
         }
     }

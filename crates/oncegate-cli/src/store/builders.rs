@@ -95,7 +95,9 @@ pub(super) fn redis(url: &str, store: &shape::Store, access: &Access<'_>) -> Red
 fn durability(given: Option<&shape::Durability>) -> Durability {
     /// The default time limit for replicas or disks.
     const TIMEOUT: Duration = Duration::from_secs(1);
-    let Some(given) = given else { return Durability::Primary };
+    let Some(given) = given else {
+        return Durability::Primary;
+    };
     let timeout = given.timeout.map_or(TIMEOUT, |Time(time)| time);
     match (given.fsync.unwrap_or(false), given.replicas.unwrap_or(0)) {
         (true, replicas) => Durability::Fsync { replicas, timeout },

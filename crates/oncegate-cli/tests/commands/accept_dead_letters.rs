@@ -16,30 +16,79 @@ async fn a_stop_at_the_dead_letter_limit_is_accepted_only_with_leave_and_a_reaso
     gate.open().await.expect("the store answers");
     let url = format!("sqlite:{}", file.display());
     let fixed = ["accept-dead-letters", "--store", &url, "--scope", "billing"];
-    let environment = [("ONCEGATE_JOURNAL", journal.to_str().expect("text")), ("ONCEGATE_OPERATOR", "ada")];
-    let accept = async |more: &[&str]| oncegate_with(&[&fixed[..], more].concat(), &environment, b"").await;
-    accept(&["--yes", "--why", "x"]).await.ended(1).says("no consumer of scope billing has stopped");
+    let environment = [
+        ("ONCEGATE_JOURNAL", journal.to_str().expect("text")),
+        ("ONCEGATE_OPERATOR", "ada"),
+    ];
+    let accept =
+        async |more: &[&str]| oncegate_with(&[&fixed[..], more].concat(), &environment, b"").await;
+    accept(&["--yes", "--why", "x"])
+        .await
+        .ended(1)
+        .says("no consumer of scope billing has stopped");
 
     let scope = Scope::new("billing").expect("a scope");
-    let held = store.descriptor(&scope).await.expect("answers").expect("it was opened");
+    let held = store
+        .descriptor(&scope)
+        .await
+        .expect("answers")
+        .expect("it was opened");
     let what = "100 messages in a row were given up".to_owned();
-    let stop = DeadLetterStop { at_ms: 1_767_225_600_000, what, in_a_row: 100, of_window: 0 };
+    let stop = DeadLetterStop {
+        at_ms: 1_767_225_600_000,
+        what,
+        in_a_row: 100,
+        of_window: 0,
+    };
     let read = || ScopeDescriptor::parse(&scope, &held).expect("readable");
-    let stopped = ScopeDescriptor { dead_letter_stop: Some(stop), ..read() }.to_text().expect("JSON");
-    assert_eq!(store.describe(&scope, Some(&held), &stopped).await.expect("answers"), stopped);
+    let stopped = ScopeDescriptor {
+        dead_letter_stop: Some(stop),
+        ..read()
+    }
+    .to_text()
+    .expect("JSON");
+    assert_eq!(
+        store
+            .describe(&scope, Some(&held), &stopped)
+            .await
+            .expect("answers"),
+        stopped
+    );
 
     let dry = accept(&["--dry-run", "--json"]).await;
     let dry = dry.ended(0).json();
-    assert_eq!((&dry["stopped"], &dry["done"]), (&true.into(), &false.into()));
+    assert_eq!(
+        (&dry["stopped"], &dry["done"]),
+        (&true.into(), &false.into())
+    );
     assert_eq!(dry["stopped_at_ms"], 1_767_225_600_000_u64);
-    accept(&["--why", "the orders are bad"]).await.ended(2).says("--yes");
+    accept(&["--why", "the orders are bad"])
+        .await
+        .ended(2)
+        .says("--yes");
     accept(&["--yes"]).await.ended(2).says("--why");
-    assert_eq!(store.descriptor(&scope).await.expect("answers"), Some(stopped), "nothing was done");
+    assert_eq!(
+        store.descriptor(&scope).await.expect("answers"),
+        Some(stopped),
+        "nothing was done"
+    );
 
     let done = accept(&["--yes", "--why", "the orders are bad"]).await;
-    assert!(done.ended(0).line("reason").contains("100 messages in a row"), "{done:?}");
-    assert_eq!(store.descriptor(&scope).await.expect("answers"), Some(held), "nothing else was changed");
+    assert!(
+        done.ended(0)
+            .line("reason")
+            .contains("100 messages in a row"),
+        "{done:?}"
+    );
+    assert_eq!(
+        store.descriptor(&scope).await.expect("answers"),
+        Some(held),
+        "nothing else was changed"
+    );
     accept(&["--yes", "--why", "x"]).await.ended(1);
     let written = std::fs::read_to_string(&journal).expect("a journal");
-    assert!(written.contains("accept_dead_letters") && written.contains("the orders are bad"), "{written}");
+    assert!(
+        written.contains("accept_dead_letters") && written.contains("the orders are bad"),
+        "{written}"
+    );
 }

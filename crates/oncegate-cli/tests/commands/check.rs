@@ -5,12 +5,16 @@ use std::path::{Path, PathBuf};
 use oncegate::postgres::PostgresStore;
 use oncegate::redis::RedisStore;
 use oncegate::{Gate, Key};
-use oncegate_testkit::{Certificates, Kafka, LoopbackPort, Moto, PostgresServer, RedisServer, unique};
+use oncegate_testkit::{
+    Certificates, Kafka, LoopbackPort, Moto, PostgresServer, RedisServer, unique,
+};
 
 use super::{Answer, oncegate, oncegate_with};
 
 fn docs(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs").join(name)
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../../docs")
+        .join(name)
 }
 
 fn read(path: &Path) -> String {
@@ -20,7 +24,10 @@ fn read(path: &Path) -> String {
 /// The example that the documentation begins with.
 fn documented() -> String {
     let text = read(&docs("CONFIGURATION.md"));
-    let example = text.split("```toml\n").nth(1).and_then(|rest| rest.split("```").next());
+    let example = text
+        .split("```toml\n")
+        .nth(1)
+        .and_then(|rest| rest.split("```").next());
     example.expect("an example in TOML").to_owned()
 }
 
@@ -33,7 +40,10 @@ fn file(text: &str) -> File {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("oncegate.toml");
     std::fs::write(&path, text).unwrap();
-    File { path: path.to_str().unwrap().to_owned(), _dir: dir }
+    File {
+        path: path.to_str().unwrap().to_owned(),
+        _dir: dir,
+    }
 }
 
 #[tokio::test]
@@ -50,23 +60,50 @@ async fn the_names_that_share_a_route_are_shown() {
     shown.ended(0);
     let line = "billing: messages of orders, eu.orders have the keys of the route orders";
     assert!(shown.out.contains(line), "{}", shown.out);
-    let json =
-        oncegate(&["check", &of(two, "route = { \"eu.orders\" = \"orders\" }").path, "--json"], b"").await;
-    let expected =
-        serde_json::json!([{"consumer": "billing", "route": "orders", "names": ["orders", "eu.orders"]}]);
+    let json = oncegate(
+        &[
+            "check",
+            &of(two, "route = { \"eu.orders\" = \"orders\" }").path,
+            "--json",
+        ],
+        b"",
+    )
+    .await;
+    let expected = serde_json::json!([{"consumer": "billing", "route": "orders", "names": ["orders", "eu.orders"]}]);
     assert_eq!(json.ended(0).json()["routes"], expected);
-    let none = oncegate(&["check", &of(two, "").path, "--json"], b"").await.ended(0).json();
+    let none = oncegate(&["check", &of(two, "").path, "--json"], b"")
+        .await
+        .ended(0)
+        .json();
     assert!(none.get("routes").is_none(), "{none}");
 
-    let stranger = oncegate(&["check", &of(two, "route = { \"us.orders\" = \"orders\" }").path], b"").await;
-    assert!(stranger.ended(0).err.contains("no topic or queue us.orders"), "{}", stranger.err);
+    let stranger = oncegate(
+        &[
+            "check",
+            &of(two, "route = { \"us.orders\" = \"orders\" }").path,
+        ],
+        b"",
+    )
+    .await;
+    assert!(
+        stranger
+            .ended(0)
+            .err
+            .contains("no topic or queue us.orders"),
+        "{}",
+        stranger.err
+    );
     for (route, words) in [
         ("route = 7", "it must be a route"),
         ("route = \"\"", "route"),
         ("route = { a = 1 }", "it must be a route"),
     ] {
         let refused = oncegate(&["check", &of(two, route).path], b"").await;
-        assert!(refused.ended(1).err.contains(words), "{route}: {}", refused.err);
+        assert!(
+            refused.ended(1).err.contains(words),
+            "{route}: {}",
+            refused.err
+        );
     }
 }
 
@@ -80,13 +117,23 @@ async fn a_worker_that_is_not_there_is_named() {
         ))
     };
     for (handler, named) in [
-        ("exec = \"python3 forgotten.py\"", "there is no file \"forgotten.py\""),
-        ("command = [\"no-such-program\"]", "there is no program \"no-such-program\" in PATH"),
+        (
+            "exec = \"python3 forgotten.py\"",
+            "there is no file \"forgotten.py\"",
+        ),
+        (
+            "command = [\"no-such-program\"]",
+            "there is no program \"no-such-program\" in PATH",
+        ),
     ] {
         let file = of(handler);
         let warned = oncegate(&["check", &file.path], b"").await;
         assert!(warned.ended(0).err.contains(named), "{}", warned.err);
-        assert!(warned.err.contains("handler.") && warned.err.contains("warning"), "{}", warned.err);
+        assert!(
+            warned.err.contains("handler.") && warned.err.contains("warning"),
+            "{}",
+            warned.err
+        );
         let refused = oncegate(&["check", &file.path, "--online"], b"").await;
         assert!(refused.ended(1).err.contains(named), "{}", refused.err);
     }
@@ -96,15 +143,27 @@ async fn a_worker_that_is_not_there_is_named() {
 async fn the_documented_examples_are_fine_and_fit_the_schema() {
     let example = file(&documented());
     let answer = oncegate(&["check", &example.path, "--strict"], b"").await;
-    assert_eq!((answer.ended(0).err.as_str(), answer.line(&example.path).ends_with("is fine.")), ("", true));
+    assert_eq!(
+        (
+            answer.ended(0).err.as_str(),
+            answer.line(&example.path).ends_with("is fine.")
+        ),
+        ("", true)
+    );
 
-    let schema: serde_json::Value = serde_json::from_str(&read(&docs("oncegate.schema.json"))).unwrap();
+    let schema: serde_json::Value =
+        serde_json::from_str(&read(&docs("oncegate.schema.json"))).unwrap();
     let schema = jsonschema::validator_for(&schema).expect("it is a schema");
     let workers = docs("../examples/workers/oncegate.toml");
-    oncegate(&["check", workers.to_str().unwrap(), "--strict"], b"").await.ended(0);
+    oncegate(&["check", workers.to_str().unwrap(), "--strict"], b"")
+        .await
+        .ended(0);
     for text in [documented(), read(&workers)] {
         let instance: serde_json::Value = toml::from_str(&text).unwrap();
-        let errors: Vec<String> = schema.iter_errors(&instance).map(|error| error.to_string()).collect();
+        let errors: Vec<String> = schema
+            .iter_errors(&instance)
+            .map(|error| error.to_string())
+            .collect();
         assert!(errors.is_empty(), "{errors:?}");
     }
     for wrong in [
@@ -121,13 +180,24 @@ async fn the_documented_examples_are_fine_and_fit_the_schema() {
 async fn the_committed_schema_and_table_are_those_of_the_code() {
     let schema = oncegate(&["schema", "config"], b"").await;
     let hint = "run `oncegate schema config > docs/oncegate.schema.json`";
-    assert_eq!(read(&docs("oncegate.schema.json")), schema.ended(0).out, "{hint}");
+    assert_eq!(
+        read(&docs("oncegate.schema.json")),
+        schema.ended(0).out,
+        "{hint}"
+    );
     let prove = oncegate(&["schema", "prove"], b"").await;
     let hint = "run `oncegate schema prove > docs/prove.schema.json`";
-    assert_eq!(read(&docs("prove.schema.json")), prove.ended(0).out, "{hint}");
+    assert_eq!(
+        read(&docs("prove.schema.json")),
+        prove.ended(0).out,
+        "{hint}"
+    );
     let table = oncegate(&["schema", "settings"], b"").await;
     let text = read(&docs("CONFIGURATION.md"));
-    let documented = text.split("<!-- settings -->\n").nth(1).and_then(|rest| rest.split("<!-- end").next());
+    let documented = text
+        .split("<!-- settings -->\n")
+        .nth(1)
+        .and_then(|rest| rest.split("<!-- end").next());
     assert_eq!(
         documented,
         Some(table.ended(0).out.as_str()),
@@ -137,17 +207,38 @@ async fn the_committed_schema_and_table_are_those_of_the_code() {
 
 #[tokio::test]
 async fn mistakes_are_shown_with_their_lines_and_counted() {
-    let wrong = file(&documented().replace("lease = \"30s\"", "leese = 30").replace("\"7d\"", "7"));
+    let wrong = file(
+        &documented()
+            .replace("lease = \"30s\"", "leese = 30")
+            .replace("\"7d\"", "7"),
+    );
     let answer = oncegate(&["check", &wrong.path], b"").await;
     answer.ended(1).says("did you mean `lease`?").says("^^^^^");
-    assert!(answer.out.contains("has 2 errors and 0 warnings"), "{}", answer.out);
-    let document = oncegate(&["check", &wrong.path, "--json"], b"").await.ended(1).json();
-    assert_eq!((&document["schema"], &document["ok"]), (&"oncegate.check/1".into(), &false.into()));
-    let lines: Vec<_> =
-        document["findings"].as_array().unwrap().iter().map(|one| one["line"].as_u64()).collect();
+    assert!(
+        answer.out.contains("has 2 errors and 0 warnings"),
+        "{}",
+        answer.out
+    );
+    let document = oncegate(&["check", &wrong.path, "--json"], b"")
+        .await
+        .ended(1)
+        .json();
+    assert_eq!(
+        (&document["schema"], &document["ok"]),
+        (&"oncegate.check/1".into(), &false.into())
+    );
+    let lines: Vec<_> = document["findings"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|one| one["line"].as_u64())
+        .collect();
     assert_eq!(lines, [Some(9), Some(10)]);
     assert_eq!(document["findings"][0]["path"], "defaults.leese");
-    oncegate(&["check", "/no/such/file.toml"], b"").await.ended(78).says("/no/such/file.toml");
+    oncegate(&["check", "/no/such/file.toml"], b"")
+        .await
+        .ended(78)
+        .says("/no/such/file.toml");
 }
 
 #[tokio::test]
@@ -156,20 +247,40 @@ async fn every_value_is_explained_with_its_origin() {
     let environment = [("ONCEGATE_CONSUMER__BILLING__LEASE", "60s")];
     let answer = oncegate_with(&["check", &example.path, "--explain"], &environment, b"").await;
     let lease = answer.ended(0).line("consumer.billing.lease");
-    assert_eq!(lease, "consumer.billing.lease = \"60s\" # ONCEGATE_CONSUMER__BILLING__LEASE");
+    assert_eq!(
+        lease,
+        "consumer.billing.lease = \"60s\" # ONCEGATE_CONSUMER__BILLING__LEASE"
+    );
     let retention = answer.line("consumer.billing.retention");
-    assert_eq!(retention, format!("consumer.billing.retention = \"7d\" # {}:10", example.path));
-    assert_eq!(answer.line("consumer.billing.concurrency"), "consumer.billing.concurrency = 64 # default");
+    assert_eq!(
+        retention,
+        format!("consumer.billing.retention = \"7d\" # {}:10", example.path)
+    );
+    assert_eq!(
+        answer.line("consumer.billing.concurrency"),
+        "consumer.billing.concurrency = 64 # default"
+    );
 }
 
 #[tokio::test]
 async fn a_secret_that_stands_there_is_never_shown() {
     let text = documented().replace("{ file = \"/run/secrets/redis\" }", "\"hunter2\"");
     let literal = file(&text);
-    for (arguments, code) in [(&["--explain"][..], 0), (&["--strict"], 1), (&["--json", "--explain"], 0)] {
-        let answer = oncegate(&[&["check", literal.path.as_str()], arguments].concat(), b"").await;
+    for (arguments, code) in [
+        (&["--explain"][..], 0),
+        (&["--strict"], 1),
+        (&["--json", "--explain"], 0),
+    ] {
+        let answer = oncegate(
+            &[&["check", literal.path.as_str()], arguments].concat(),
+            b"",
+        )
+        .await;
         answer.ended(code);
-        assert!(!answer.out.contains("hunter2") && !answer.err.contains("hunter2"), "{answer:?}");
+        assert!(
+            !answer.out.contains("hunter2") && !answer.err.contains("hunter2"),
+            "{answer:?}"
+        );
     }
 }
 
@@ -185,37 +296,70 @@ fn consumer(brokers: &str, store: &str, topic: &str, key: &str, more: &str) -> S
 async fn online_store_and_topics_are_asked_for_each_consumer_and_nothing_is_changed() {
     let (kafka, server) = (Kafka::shared().await, RedisServer::start().await);
     let (topic, later) = (kafka.new_topic("orders", 1).await, unique("later"));
-    let letters = format!("dead_letters = {{ kafka = \"{topic}-dead\" }}\nordering = \"unordered\"");
+    let letters =
+        format!("dead_letters = {{ kafka = \"{topic}-dead\" }}\nordering = \"unordered\"");
     let retries = format!("retry_topics = {{ \"{later}\" = \"30s\" }}\n");
-    let text = |url: &str, key: &str| consumer(kafka.bootstrap(), url, &topic, key, &letters) + &retries;
+    let text =
+        |url: &str, key: &str| consumer(kafka.bootstrap(), url, &topic, key, &letters) + &retries;
     let online = async |text: &str| {
         let file = file(text);
-        oncegate(&["check", &file.path, "--online", "--json", "--timeout", "50s"], b"").await
+        oncegate(
+            &[
+                "check",
+                &file.path,
+                "--online",
+                "--json",
+                "--timeout",
+                "50s",
+            ],
+            b"",
+        )
+        .await
     };
     let found = |answer: &Answer, what: &str| -> Vec<String> {
         let document = answer.json();
-        let findings = document["online"]["findings"].as_array().expect("a list").clone();
+        let findings = document["online"]["findings"]
+            .as_array()
+            .expect("a list")
+            .clone();
         let of = findings.iter().filter(|finding| finding["what"] == what);
-        of.map(|finding| format!("{} {}", finding["consumer"], finding["found"])).collect()
+        of.map(|finding| format!("{} {}", finding["consumer"], finding["found"]))
+            .collect()
     };
 
     let answer = online(&text(server.url(), "order_id")).await;
     for absent in [&format!("{topic}-dead"), &later] {
         let found = found(answer.ended(1), absent);
-        assert!(found[0].contains("no such topic") && found[0].contains(&topic), "{found:?}");
+        assert!(
+            found[0].contains("no such topic") && found[0].contains(&topic),
+            "{found:?}"
+        );
     }
-    assert!(found(&answer, &topic).iter().any(|found| found.contains("it has one replica")));
+    assert!(
+        found(&answer, &topic)
+            .iter()
+            .any(|found| found.contains("it has one replica"))
+    );
     assert_eq!(found(&answer, "key"), [""; 0]);
 
     // Only now does the store know the scope, and by another key.
     let store = RedisStore::connect(server.url()).await.unwrap();
-    Gate::new(&topic, Key::json(["id"]), store).open().await.unwrap();
+    Gate::new(&topic, Key::json(["id"]), store)
+        .open()
+        .await
+        .unwrap();
     let answer = online(&text(server.url(), "order_id")).await;
-    assert!(found(answer.ended(1), "key")[0].contains("another key specification"), "{answer:?}");
+    assert!(
+        found(answer.ended(1), "key")[0].contains("another key specification"),
+        "{answer:?}"
+    );
 
     let answer = online(&text("redis://:hunter2@127.0.0.1:1", "order_id")).await;
     assert!(!answer.ended(69).out.contains("hunter2"), "{answer:?}");
-    assert!(!found(&answer, &topic).is_empty(), "an unreachable part hides no other finding: {answer:?}");
+    assert!(
+        !found(&answer, &topic).is_empty(),
+        "an unreachable part hides no other finding: {answer:?}"
+    );
 
     // Mistakes in the file are reported first.
     let answer = online(&text(server.url(), "order_id").replace("handler", "handlr")).await;
@@ -239,12 +383,19 @@ async fn online_one_redis_passes_when_a_missing_replica_is_accepted() {
             dead.url()
         )
     };
-    let credentials = [("AWS_ACCESS_KEY_ID", "none"), ("AWS_SECRET_ACCESS_KEY", "none")];
+    let credentials = [
+        ("AWS_ACCESS_KEY_ID", "none"),
+        ("AWS_SECRET_ACCESS_KEY", "none"),
+    ];
     for (more, code) in [("", 1), ("allow_no_replica = true", 0)] {
         let file = file(&text(more));
         let arguments = ["check", &file.path, "--online", "--timeout", "50s"];
         let answer = oncegate_with(&arguments, &credentials, b"").await;
-        assert_eq!(answer.ended(code).out.contains("allow_no_replica"), code == 1, "{answer:?}");
+        assert_eq!(
+            answer.ended(code).out.contains("allow_no_replica"),
+            code == 1,
+            "{answer:?}"
+        );
     }
 }
 
@@ -253,41 +404,89 @@ async fn online_an_sqlite_file_that_is_not_there_is_not_made() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("once.db");
     let store = format!("sqlite:{}", path.display());
-    let text = consumer("127.0.0.1:1", &store, "orders", "order_id", "")
-        .replace("[consumer.orders.source.kafka]\nbrokers = \"127.0.0.1:1\"\ntopics = [\"orders\"]\n", "");
-    let queue = "[consumer.orders.source.sqs]\nqueue = \"http://127.0.0.1:1/q\"\nregion = \"eu-west-1\"\n";
+    let text = consumer("127.0.0.1:1", &store, "orders", "order_id", "").replace(
+        "[consumer.orders.source.kafka]\nbrokers = \"127.0.0.1:1\"\ntopics = [\"orders\"]\n",
+        "",
+    );
+    let queue =
+        "[consumer.orders.source.sqs]\nqueue = \"http://127.0.0.1:1/q\"\nregion = \"eu-west-1\"\n";
     let file = file(&(text + queue));
-    let credentials = [("AWS_ACCESS_KEY_ID", "none"), ("AWS_SECRET_ACCESS_KEY", "none")];
-    let answer =
-        oncegate_with(&["check", &file.path, "--online", "--timeout", "50s"], &credentials, b"").await;
-    assert!(answer.ended(69).out.contains("the first consumer makes it"), "{answer:?}");
-    assert!(answer.out.contains("no server answers `sqs:GetQueueAttributes`"), "{answer:?}");
+    let credentials = [
+        ("AWS_ACCESS_KEY_ID", "none"),
+        ("AWS_SECRET_ACCESS_KEY", "none"),
+    ];
+    let answer = oncegate_with(
+        &["check", &file.path, "--online", "--timeout", "50s"],
+        &credentials,
+        b"",
+    )
+    .await;
+    assert!(
+        answer.ended(69).out.contains("the first consumer makes it"),
+        "{answer:?}"
+    );
+    assert!(
+        answer
+            .out
+            .contains("no server answers `sqs:GetQueueAttributes`"),
+        "{answer:?}"
+    );
     assert!(!path.exists());
 }
 
 /// What a library calls a method is called a setting here.
 #[tokio::test]
 async fn online_an_error_of_the_store_names_the_setting_that_mends_it() {
-    let (certificates, port) = (Certificates::for_names("DNS:localhost"), LoopbackPort::reserve());
+    let (certificates, port) = (
+        Certificates::for_names("DNS:localhost"),
+        LoopbackPort::reserve(),
+    );
     let arguments = certificates.redis_arguments(&port.number().to_string());
-    let redis = RedisServer::start_with(&arguments.iter().map(String::as_str).collect::<Vec<_>>()).await;
-    redis.command(&["ACL", "SETUSER", "billing", "on", ">right", "~*", "+@all"]).await;
+    let redis =
+        RedisServer::start_with(&arguments.iter().map(String::as_str).collect::<Vec<_>>()).await;
+    redis
+        .command(&["ACL", "SETUSER", "billing", "on", ">right", "~*", "+@all"])
+        .await;
     let risky = PostgresServer::start_with(&["fsync=off", "synchronous_commit=off"]).await;
-    PostgresStore::connect(risky.url()).await.unwrap().create_schema().await.unwrap();
+    PostgresStore::connect(risky.url())
+        .await
+        .unwrap()
+        .create_schema()
+        .await
+        .unwrap();
     let found = async |store: &str| -> Vec<String> {
-        let queue =
-            "[consumer.orders.source.sqs]\nqueue = \"http://127.0.0.1:1/q\"\nregion = \"eu-west-1\"\n";
+        let queue = "[consumer.orders.source.sqs]\nqueue = \"http://127.0.0.1:1/q\"\nregion = \"eu-west-1\"\n";
         let consumer = "[consumer.orders]\nkey = \"order_id\"\nhandler = { command = \"true\" }\n";
         let file = file(&format!("version = 1\n[store]\n{store}\n{consumer}{queue}"));
-        let arguments = ["check", &file.path, "--online", "--json", "--timeout", "50s"];
-        let credentials = [("AWS_ACCESS_KEY_ID", "none"), ("AWS_SECRET_ACCESS_KEY", "none")];
+        let arguments = [
+            "check",
+            &file.path,
+            "--online",
+            "--json",
+            "--timeout",
+            "50s",
+        ];
+        let credentials = [
+            ("AWS_ACCESS_KEY_ID", "none"),
+            ("AWS_SECRET_ACCESS_KEY", "none"),
+        ];
         let document = oncegate_with(&arguments, &credentials, b"").await.json();
-        let findings = document["online"]["findings"].as_array().expect("a list").clone();
+        let findings = document["online"]["findings"]
+            .as_array()
+            .expect("a list")
+            .clone();
         let of = findings.iter().filter(|finding| finding["what"] == "store");
-        of.map(|finding| finding["found"].as_str().unwrap().to_owned()).collect()
+        of.map(|finding| finding["found"].as_str().unwrap().to_owned())
+            .collect()
     };
-    let tls = format!("url = \"rediss://localhost:{}\"\nconnect_timeout = \"30s\"", port.number());
-    let root = format!("{tls}\ntls_root = \"{}\"", certificates.file("ca.pem").display());
+    let tls = format!(
+        "url = \"rediss://localhost:{}\"\nconnect_timeout = \"30s\"",
+        port.number()
+    );
+    let root = format!(
+        "{tls}\ntls_root = \"{}\"",
+        certificates.file("ca.pem").display()
+    );
     let plain = format!("url = \"redis://billing:wrong@127.0.0.1:{}\"", redis.port());
     let postgres = format!("url = \"{}\"", risky.url());
     for (store, named) in [
@@ -295,13 +494,25 @@ async fn online_an_error_of_the_store_names_the_setting_that_mends_it() {
         (root.replace("ca.pem", "none.pem"), "`tls_root`"),
         (plain, "`password`"),
         (postgres.clone(), "`allow_asynchronous_commit`"),
-        (format!("{postgres}\nallow_asynchronous_commit = true"), "`allow_fsync_off`"),
+        (
+            format!("{postgres}\nallow_asynchronous_commit = true"),
+            "`allow_fsync_off`",
+        ),
     ] {
         let found = found(&store).await;
-        assert!(found.len() == 1 && found[0].contains(named), "{store}: {found:?}");
+        assert!(
+            found.len() == 1 && found[0].contains(named),
+            "{store}: {found:?}"
+        );
         assert!(!found[0].contains("::"), "a name of the library: {found:?}");
     }
     // With the settings, what remains are warnings.
-    let found = found(&format!("{postgres}\nallow_asynchronous_commit = true\nallow_fsync_off = true")).await;
-    assert!(found.len() == 2 && found.iter().all(|found| found.contains("is off")), "{found:?}");
+    let found = found(&format!(
+        "{postgres}\nallow_asynchronous_commit = true\nallow_fsync_off = true"
+    ))
+    .await;
+    assert!(
+        found.len() == 2 && found.iter().all(|found| found.contains("is off")),
+        "{found:?}"
+    );
 }

@@ -30,33 +30,59 @@ pub(crate) struct OnKafka {
 impl OnKafka {
     pub(crate) async fn new() -> Self {
         let (shop, kafka) = (Shop::new().await, Kafka::shared().await);
-        let (topic, dead) = (kafka.new_topic("orders", 2).await, kafka.new_topic("dead", 2).await);
-        let given_up = Self { shop, kafka, topic, dead, group: unique("group") };
+        let (topic, dead) = (
+            kafka.new_topic("orders", 2).await,
+            kafka.new_topic("dead", 2).await,
+        );
+        let given_up = Self {
+            shop,
+            kafka,
+            topic,
+            dead,
+            group: unique("group"),
+        };
         given_up.produce(0..ORDERS).await;
         given_up.consume(ORDERS.into()).await;
         given_up
     }
 
     async fn produce(&self, ids: impl IntoIterator<Item = u32, IntoIter: Send> + Send) {
-        let records =
-            ids.into_iter().map(|id| Record::new(order(id)).key(id.to_string()).header("own", "kept"));
+        let records = ids.into_iter().map(|id| {
+            Record::new(order(id))
+                .key(id.to_string())
+                .header("own", "kept")
+        });
         self.kafka.produce(&self.topic, records).await;
     }
 
     pub(crate) async fn consume(&self, acks: u64) -> Arc<Watched> {
-        let source = KafkaSource::new(self.kafka.bootstrap(), self.group.as_str(), [self.topic.as_str()]);
+        let source = KafkaSource::new(
+            self.kafka.bootstrap(),
+            self.group.as_str(),
+            [self.topic.as_str()],
+        );
         let dead = source.dead_letters(self.dead.as_str());
         self.shop.consume(source, dead, acks).await
     }
 
     async fn dead_letters(&self, verb: &str, more: &[&str]) -> Answer {
-        let fixed = ["dead-letters", verb, "--brokers", self.kafka.bootstrap(), "--topic", &self.dead];
+        let fixed = [
+            "dead-letters",
+            verb,
+            "--brokers",
+            self.kafka.bootstrap(),
+            "--topic",
+            &self.dead,
+        ];
         self.shop.oncegate(&[&fixed[..], more].concat()).await
     }
 
     async fn redrive(&self, more: &[&str]) -> serde_json::Value {
         let arguments = [&WHY[..], &["--json"], more].concat();
-        self.dead_letters("redrive", &arguments).await.ended(0).json()
+        self.dead_letters("redrive", &arguments)
+            .await
+            .ended(0)
+            .json()
     }
 
     /// How often each order is in its topic.
@@ -70,10 +96,17 @@ impl OnKafka {
     }
 }
 
-pub(crate) fn numbers<'a>(answer: &serde_json::Value, names: impl IntoIterator<Item = &'a str>) -> Vec<u64> {
+pub(crate) fn numbers<'a>(
+    answer: &serde_json::Value,
+    names: impl IntoIterator<Item = &'a str>,
+) -> Vec<u64> {
     names
         .into_iter()
-        .map(|name| answer[name].as_u64().unwrap_or_else(|| panic!("{name}: {answer}")))
+        .map(|name| {
+            answer[name]
+                .as_u64()
+                .unwrap_or_else(|| panic!("{name}: {answer}"))
+        })
         .collect()
 }
 
@@ -83,18 +116,36 @@ async fn letters_are_listed_with_all_that_is_known_and_nothing_of_their_payloads
     let list = given_up.dead_letters("list", &["--json"]).await;
     let json = list.ended(0).json();
     assert_eq!(numbers(&json, ["seen", "matching"]), [10, 10]);
-    assert_eq!(json["by_cause"], serde_json::json!({"permanent": 9, "attempts_used_up": 1}));
+    assert_eq!(
+        json["by_cause"],
+        serde_json::json!({"permanent": 9, "attempts_used_up": 1})
+    );
     assert!(!list.out.contains("4111"), "{list:?}");
 
-    let retried = given_up.dead_letters("list", &["--json", "--reason", "bank"]).await.ended(0).json();
+    let retried = given_up
+        .dead_letters("list", &["--json", "--reason", "bank"])
+        .await
+        .ended(0)
+        .json();
     let letter = &retried["letters"][0];
-    assert_eq!((&letter["attempts"], &letter["message_key"]), (&3.into(), &"0".into()));
+    assert_eq!(
+        (&letter["attempts"], &letter["message_key"]),
+        (&3.into(), &"0".into())
+    );
     assert_eq!(
         (&letter["cause"], &letter["reason"]),
         (&"attempts_used_up".into(), &"the bank is closed".into())
     );
-    assert!(letter["first_failed_at"].as_str() < letter["failed_at"].as_str(), "{letter}");
-    assert!(letter["key"].as_str().is_some_and(|key| key.starts_with(&given_up.shop.scope)), "{letter}");
+    assert!(
+        letter["first_failed_at"].as_str() < letter["failed_at"].as_str(),
+        "{letter}"
+    );
+    assert!(
+        letter["key"]
+            .as_str()
+            .is_some_and(|key| key.starts_with(&given_up.shop.scope)),
+        "{letter}"
+    );
     let origin = letter["origin"].as_str().expect("an origin");
     assert!(
         origin.starts_with(&format!("{}/", given_up.topic)) && letter["produced_at"].is_string(),
@@ -104,20 +155,49 @@ async fn letters_are_listed_with_all_that_is_known_and_nothing_of_their_payloads
     let at = letter["at"].as_str().expect("a place");
     let shown = given_up.dead_letters("show", &[at]).await;
     assert_eq!(shown.ended(0).line("message "), format!("message {origin}"));
-    assert!(!shown.out.contains("4111") && !shown.out.contains("kept"), "{shown:?}");
-    let shown = given_up.dead_letters("show", &[at, "--payload", "--json"]).await.ended(0).json();
+    assert!(
+        !shown.out.contains("4111") && !shown.out.contains("kept"),
+        "{shown:?}"
+    );
+    let shown = given_up
+        .dead_letters("show", &[at, "--payload", "--json"])
+        .await
+        .ended(0)
+        .json();
     assert_eq!(shown["content"]["payload"], order(0));
-    assert_eq!(shown["content"]["headers"], serde_json::json!([["own", "kept"]]));
-    given_up.dead_letters("show", &["elsewhere/0@1"]).await.ended(1).says("no letter");
+    assert_eq!(
+        shown["content"]["headers"],
+        serde_json::json!([["own", "kept"]])
+    );
+    given_up
+        .dead_letters("show", &["elsewhere/0@1"])
+        .await
+        .ended(1)
+        .says("no letter");
     for garbage in ["garbage", "elsewhere/0@", "elsewhere@1", "/0@1"] {
-        given_up.dead_letters("show", &[garbage]).await.ended(2).says("is not a position of a dead letter");
-        given_up.dead_letters("list", &["--at", garbage]).await.ended(2).says("is not a position");
+        given_up
+            .dead_letters("show", &[garbage])
+            .await
+            .ended(2)
+            .says("is not a position of a dead letter");
+        given_up
+            .dead_letters("list", &["--at", garbage])
+            .await
+            .ended(2)
+            .says("is not a position");
     }
 
-    for (filter, matching) in
-        [("--cause=permanent", 9), ("--since=1h", 10), ("--until=1h", 0), ("--origin=x", 0)]
-    {
-        let json = given_up.dead_letters("list", &["--json", filter]).await.ended(0).json();
+    for (filter, matching) in [
+        ("--cause=permanent", 9),
+        ("--since=1h", 10),
+        ("--until=1h", 0),
+        ("--origin=x", 0),
+    ] {
+        let json = given_up
+            .dead_letters("list", &["--json", filter])
+            .await
+            .ended(0)
+            .json();
         assert_eq!(numbers(&json, ["matching"]), [matching], "{filter}");
     }
 }
@@ -128,39 +208,81 @@ async fn redriven_messages_run_once_and_completed_ones_not_again() {
     let given_up = OnKafka::new().await;
     // One of them was repaired by hand since: reset, delivered again, and completed.
     given_up.shop.mend();
-    let list = given_up.dead_letters("list", &["--json", "--reason", "order 3"]).await.ended(0).json();
-    let key = list["letters"][0]["key"].as_str().expect("a key").to_owned();
-    given_up.shop.oncegate(&[&["reset", "--store-key", &key][..], &WHY].concat()).await.ended(0);
+    let list = given_up
+        .dead_letters("list", &["--json", "--reason", "order 3"])
+        .await
+        .ended(0)
+        .json();
+    let key = list["letters"][0]["key"]
+        .as_str()
+        .expect("a key")
+        .to_owned();
+    given_up
+        .shop
+        .oncegate(&[&["reset", "--store-key", &key][..], &WHY].concat())
+        .await
+        .ended(0);
     given_up.produce([3]).await;
     let watched = given_up.consume(1).await;
     assert_eq!(watched.get("extra_runs", "reset"), 1);
 
     let before = given_up.delivered().await;
-    let dry = given_up.dead_letters("redrive", &["--dry-run", "--json"]).await.ended(0).json();
+    let dry = given_up
+        .dead_letters("redrive", &["--dry-run", "--json"])
+        .await
+        .ended(0)
+        .json();
     let names = ["wanted", "sent", "reopened", "completed"];
     assert_eq!(numbers(&dry, names), [10, 9, 9, 1]);
-    given_up.dead_letters("redrive", &["--why", "x"]).await.ended(2).says("--yes");
-    given_up.dead_letters("redrive", &["--yes"]).await.ended(2).says("--why");
+    given_up
+        .dead_letters("redrive", &["--why", "x"])
+        .await
+        .ended(2)
+        .says("--yes");
+    given_up
+        .dead_letters("redrive", &["--yes"])
+        .await
+        .ended(2)
+        .says("--why");
     assert_eq!(given_up.delivered().await, before, "nothing was sent");
 
-    assert_eq!(numbers(&given_up.redrive(&["--rate", "200"]).await, names), [10, 9, 9, 1]);
+    assert_eq!(
+        numbers(&given_up.redrive(&["--rate", "200"]).await, names),
+        [10, 9, 9, 1]
+    );
     assert_eq!(
         numbers(&given_up.redrive(&["--rate", "200"]).await, names),
         [0, 0, 0, 0],
         "it goes on where it was"
     );
     // As after an interrupt that has lost the progress: all are sent a second time.
-    assert_eq!(numbers(&given_up.redrive(&["--no-progress"]).await, names), [10, 9, 0, 1]);
+    assert_eq!(
+        numbers(&given_up.redrive(&["--no-progress"]).await, names),
+        [10, 9, 0, 1]
+    );
 
     let watched = given_up.consume(18).await;
     let once: BTreeMap<u32, u32> = (0..ORDERS).map(|id| (id, 1)).collect();
     assert_eq!(given_up.shop.sales(), once);
-    assert_eq!((watched.get("claims", "completed"), watched.get("extra_runs", "reset")), (9, 9));
-    assert_eq!(numbers(&given_up.redrive(&["--no-progress"]).await, names), [10, 0, 0, 10]);
+    assert_eq!(
+        (
+            watched.get("claims", "completed"),
+            watched.get("extra_runs", "reset")
+        ),
+        (9, 9)
+    );
+    assert_eq!(
+        numbers(&given_up.redrive(&["--no-progress"]).await, names),
+        [10, 0, 0, 10]
+    );
 
     let redriven = given_up.shop.journal("redriven");
     assert_eq!(redriven.len(), 18);
-    assert!(redriven.iter().all(|entry| entry["by"] == "ada" && entry["reason"] == "the bank is back"));
+    assert!(
+        redriven
+            .iter()
+            .all(|entry| entry["by"] == "ada" && entry["reason"] == "the bank is back")
+    );
     assert_eq!(given_up.shop.journal("reset")[0]["key"], key);
 }
 
@@ -176,18 +298,41 @@ async fn a_redrive_with_another_store_sends_nothing() {
     let redrive = ["--store", &url, "--yes", "--why", "x", "--json"];
 
     let store = SqliteStore::open(&other).await.expect("it opens");
-    given_up.dead_letters("redrive", &redrive).await.ended(78).says(&given_up.shop.scope);
+    given_up
+        .dead_letters("redrive", &redrive)
+        .await
+        .ended(78)
+        .says(&given_up.shop.scope);
 
     let gate = Gate::new(given_up.shop.scope.as_str(), Key::json(["order_id"]), store);
-    let open = gate.fingerprint(FingerprintSpec::payload()).open().await.expect("it opens");
+    let open = gate
+        .fingerprint(FingerprintSpec::payload())
+        .open()
+        .await
+        .expect("it opens");
     let names = ["wanted", "sent", "record_missing"];
-    let json = given_up.dead_letters("redrive", &redrive).await.ended(1).json();
-    assert_eq!(numbers(&json, names), [10, 0, 10], "the scope is known, its records are elsewhere");
+    let json = given_up
+        .dead_letters("redrive", &redrive)
+        .await
+        .ended(1)
+        .json();
+    assert_eq!(
+        numbers(&json, names),
+        [10, 0, 10],
+        "the scope is known, its records are elsewhere"
+    );
     drop(open);
 
-    assert_eq!(numbers(&given_up.redrive(&[]).await, names), [10, 10, 0], "the progress has not moved");
+    assert_eq!(
+        numbers(&given_up.redrive(&[]).await, names),
+        [10, 10, 0],
+        "the progress has not moved"
+    );
     given_up.consume(10).await;
-    assert_eq!(given_up.shop.sales(), (0..ORDERS).map(|id| (id, 1)).collect());
+    assert_eq!(
+        given_up.shop.sales(),
+        (0..ORDERS).map(|id| (id, 1)).collect()
+    );
 }
 
 // invariant: redrive-that-loses
@@ -197,14 +342,20 @@ async fn letters_that_are_copied_back_run_again() {
     given_up.shop.mend();
     let letters = given_up.kafka.read_all(&given_up.dead).await;
     let copies = letters.iter().map(|letter| {
-        let text = |bytes: Option<&[u8]>| String::from_utf8(bytes.expect("bytes").to_vec()).expect("text");
+        let text =
+            |bytes: Option<&[u8]>| String::from_utf8(bytes.expect("bytes").to_vec()).expect("text");
         let record = Record::new(text(letter.payload())).key(text(letter.key()));
         let headers = letter.headers().expect("it has headers");
-        headers.iter().fold(record, |record, header| record.header(header.key, text(header.value)))
+        headers.iter().fold(record, |record, header| {
+            record.header(header.key, text(header.value))
+        })
     });
     given_up.kafka.produce(&given_up.topic, copies).await;
     let watched = given_up.consume(10).await;
-    assert_eq!(given_up.shop.sales(), (0..ORDERS).map(|id| (id, 1)).collect());
+    assert_eq!(
+        given_up.shop.sales(),
+        (0..ORDERS).map(|id| (id, 1)).collect()
+    );
     assert_eq!(watched.get("extra_runs", "reset"), 10);
 }
 
@@ -213,17 +364,32 @@ async fn a_message_that_fails_again_is_redriven_once_more_and_its_old_letter_is_
     let given_up = OnKafka::new().await;
     let filter = ["--reason", "order 5"];
     let names = ["wanted", "sent", "reopened", "sent_already"];
-    assert_eq!(numbers(&given_up.redrive(&filter).await, names), [1, 1, 1, 0]);
+    assert_eq!(
+        numbers(&given_up.redrive(&filter).await, names),
+        [1, 1, 1, 0]
+    );
     given_up.consume(1).await;
     // The saved progress is past the old dead letter; without it, both are seen, and one is sent.
     let all = [&filter[..], &["--no-progress", "--dry-run"]].concat();
     assert_eq!(numbers(&given_up.redrive(&all).await, names), [2, 1, 1, 1]);
-    assert_eq!(numbers(&given_up.redrive(&filter).await, names), [1, 1, 1, 0]);
+    assert_eq!(
+        numbers(&given_up.redrive(&filter).await, names),
+        [1, 1, 1, 0]
+    );
     // Another filter has a progress of its own.
-    assert_eq!(numbers(&given_up.redrive(&["--cause", "attempts_used_up"]).await, names), [1, 1, 1, 0]);
+    assert_eq!(
+        numbers(
+            &given_up.redrive(&["--cause", "attempts_used_up"]).await,
+            names
+        ),
+        [1, 1, 1, 0]
+    );
     given_up.shop.mend();
     given_up.consume(2).await;
-    assert_eq!((given_up.shop.sales().get(&5), given_up.shop.sales().get(&0)), (Some(&1), Some(&1)));
+    assert_eq!(
+        (given_up.shop.sales().get(&5), given_up.shop.sales().get(&0)),
+        (Some(&1), Some(&1))
+    );
 }
 
 #[tokio::test]
@@ -237,18 +403,41 @@ async fn a_message_keeps_its_route_its_headers_and_its_key_on_the_way_to_another
     let header = |message: &OwnedMessage, name: &str| {
         let headers = message.headers().expect("headers");
         let found = headers.iter().find(|header| header.key == name);
-        found.and_then(|header| header.value).map(|value| String::from_utf8_lossy(value).into_owned())
+        found
+            .and_then(|header| header.value)
+            .map(|value| String::from_utf8_lossy(value).into_owned())
     };
     for message in &sent {
-        assert_eq!(header(message, "oncegate-route").as_deref(), Some(given_up.topic.as_str()));
+        assert_eq!(
+            header(message, "oncegate-route").as_deref(),
+            Some(given_up.topic.as_str())
+        );
         assert_eq!(header(message, "own").as_deref(), Some("kept"));
-        assert_eq!(header(message, "oncegate-reason"), None, "it is no letter any more");
+        assert_eq!(
+            header(message, "oncegate-reason"),
+            None,
+            "it is no letter any more"
+        );
     }
-    let source = KafkaSource::new(given_up.kafka.bootstrap(), unique("group"), [other.as_str()]);
+    let source = KafkaSource::new(
+        given_up.kafka.bootstrap(),
+        unique("group"),
+        [other.as_str()],
+    );
     let dead = source.dead_letters(given_up.dead.as_str());
-    let watched = given_up.shop.consume(source.routes_from_headers(), dead, 9).await;
-    assert_eq!(watched.get("extra_runs", "reset"), 9, "the keys are those of the first route");
-    assert_eq!(given_up.shop.sales().len(), usize::try_from(ORDERS).expect("small") - 1);
+    let watched = given_up
+        .shop
+        .consume(source.routes_from_headers(), dead, 9)
+        .await;
+    assert_eq!(
+        watched.get("extra_runs", "reset"),
+        9,
+        "the keys are those of the first route"
+    );
+    assert_eq!(
+        given_up.shop.sales().len(),
+        usize::try_from(ORDERS).expect("small") - 1
+    );
 }
 
 #[tokio::test]
@@ -262,20 +451,50 @@ async fn a_key_of_another_message_stays_with_it_and_somebody_is_told() {
     let answer = given_up.dead_letters("redrive", &arguments).await;
     let json = answer.ended(1).json();
     assert_eq!(numbers(&json, ["wanted", "sent", "mismatched"]), [1, 0, 1]);
-    assert!(json["troubles"][0]["why"].as_str().is_some_and(|why| why.contains("another message")), "{json}");
-    // A message that oncegate did not write has no origin headers; it is sent only with an explicit target.
-    let stranger = Record::new("a \u{202e}stranger\u{1b}[2J").header("na\u{202e}me", "va\u{2066}lue");
+    assert!(
+        json["troubles"][0]["why"]
+            .as_str()
+            .is_some_and(|why| why.contains("another message")),
+        "{json}"
+    );
+    // A message that oncegate did not write has no origin headers; it is sent only with an explicit
+    // target.
+    let stranger =
+        Record::new("a \u{202e}stranger\u{1b}[2J").header("na\u{202e}me", "va\u{2066}lue");
     given_up.kafka.produce(&given_up.dead, [stranger]).await;
-    let json = given_up.dead_letters("redrive", &["--dry-run", "--json"]).await.ended(1).json();
+    let json = given_up
+        .dead_letters("redrive", &["--dry-run", "--json"])
+        .await
+        .ended(1)
+        .json();
     assert_eq!(numbers(&json, ["no_way_back"]), [1]);
     // Nothing of it changes what the terminal shows.
-    let list = given_up.dead_letters("list", &["--json"]).await.ended(0).json();
-    let strange =
-        list["letters"].as_array().expect("letters").iter().find(|letter| letter["cause"].is_null());
-    let at = strange.and_then(|letter| letter["at"].as_str()).expect("the stranger's place");
+    let list = given_up
+        .dead_letters("list", &["--json"])
+        .await
+        .ended(0)
+        .json();
+    let strange = list["letters"]
+        .as_array()
+        .expect("letters")
+        .iter()
+        .find(|letter| letter["cause"].is_null());
+    let at = strange
+        .and_then(|letter| letter["at"].as_str())
+        .expect("the stranger's place");
     let shown = given_up.dead_letters("show", &[at, "--payload"]).await;
-    assert!(!shown.ended(0).out.contains(['\u{202e}', '\u{2066}', '\u{1b}']), "{shown:?}");
-    for escaped in [r"a \u{202e}stranger\u{1b}[2J", r"na\u{202e}me", r"va\u{2066}lue"] {
+    assert!(
+        !shown
+            .ended(0)
+            .out
+            .contains(['\u{202e}', '\u{2066}', '\u{1b}']),
+        "{shown:?}"
+    );
+    for escaped in [
+        r"a \u{202e}stranger\u{1b}[2J",
+        r"na\u{202e}me",
+        r"va\u{2066}lue",
+    ] {
         assert!(shown.out.contains(escaped), "{escaped}: {shown:?}");
     }
 }
@@ -293,7 +512,9 @@ async fn an_interrupted_redrive_goes_on_and_loses_nothing() {
         "--topic",
         &given_up.dead,
     ]);
-    command.args(["--rate", "2", "--store", given_up.shop.redis.url()]).args(WHY);
+    command
+        .args(["--rate", "2", "--store", given_up.shop.redis.url()])
+        .args(WHY);
     command.arg("--journal").arg(given_up.shop.journal_path());
     let mut process = Process::spawn("oncegate dead-letters redrive", command);
     let sent = async || given_up.delivered().await.values().sum::<usize>() - ORDERS as usize;
@@ -309,13 +530,23 @@ async fn an_interrupted_redrive_goes_on_and_loses_nothing() {
 
     assert_eq!(numbers(&given_up.redrive(&[]).await, ["sent"]).len(), 1);
     let all = sent().await;
-    // A batch of this rate is two messages: so many may have been sent before their progress was saved.
-    assert!((BAD as usize..=BAD as usize + 2).contains(&all), "{first} and then {all}");
+    // A batch of this rate is two messages: so many may have been sent before their progress was
+    // saved.
+    assert!(
+        (BAD as usize..=BAD as usize + 2).contains(&all),
+        "{first} and then {all}"
+    );
     let delivered = given_up.delivered().await;
-    assert!((0..BAD).all(|id| delivered[&id.to_string()] >= 2), "{delivered:?}");
+    assert!(
+        (0..BAD).all(|id| delivered[&id.to_string()] >= 2),
+        "{delivered:?}"
+    );
     given_up.shop.mend();
     given_up.consume(all as u64).await;
-    assert_eq!(given_up.shop.sales(), (0..ORDERS).map(|id| (id, 1)).collect());
+    assert_eq!(
+        given_up.shop.sales(),
+        (0..ORDERS).map(|id| (id, 1)).collect()
+    );
 }
 
 /// A queue of orders, half of which were given up.
@@ -330,7 +561,12 @@ impl OnSqs {
     pub(crate) async fn new() -> Self {
         let (shop, sqs) = (Shop::new().await, Sqs::shared().await);
         let (queue, dead) = (sqs.new_queue("orders").await, sqs.new_queue("dead").await);
-        let given_up = Self { shop, sqs, queue, dead };
+        let given_up = Self {
+            shop,
+            sqs,
+            queue,
+            dead,
+        };
         given_up.queue.send((0..ORDERS).map(order)).await;
         given_up.consume(ORDERS.into()).await;
         given_up
@@ -339,7 +575,9 @@ impl OnSqs {
     async fn consume(&self, acks: u64) -> Arc<Watched> {
         let source = SqsSource::from_client(self.sqs.client().clone(), self.queue.url());
         let dead = source.dead_letters(self.dead.url());
-        self.shop.consume(source.wait(Duration::from_secs(1)), dead, acks).await
+        self.shop
+            .consume(source.wait(Duration::from_secs(1)), dead, acks)
+            .await
     }
 
     async fn dead_letters(&self, verb: &str, more: &[&str]) -> Answer {
@@ -352,49 +590,94 @@ impl OnSqs {
 #[tokio::test]
 async fn letters_of_a_queue_are_redriven_and_deleted_and_the_others_stay() {
     let given_up = OnSqs::new().await;
-    given_up.dead_letters("list", &[]).await.ended(2).says("--use-up-a-receive");
+    given_up
+        .dead_letters("list", &[])
+        .await
+        .ended(2)
+        .says("--use-up-a-receive");
     let look = ["--use-up-a-receive", "--json"];
     let list = given_up.dead_letters("list", &look).await.ended(0).json();
     assert_eq!(numbers(&list, ["seen", "matching"]), [10, 10]);
-    assert_eq!(list["by_cause"], serde_json::json!({"permanent": 9, "attempts_used_up": 1}));
+    assert_eq!(
+        list["by_cause"],
+        serde_json::json!({"permanent": 9, "attempts_used_up": 1})
+    );
     let letter = &list["letters"][0];
     let origin = letter["origin"].as_str().expect("an origin");
     assert!(
         origin.starts_with(&format!("{}#", given_up.queue.name())) && letter["key"].is_string(),
         "{letter}"
     );
-    given_up.dead.until("given back", |depth| depth.visible == 10).await;
+    given_up
+        .dead
+        .until("given back", |depth| depth.visible == 10)
+        .await;
 
     given_up.shop.mend();
     let filter = [&look[..], &WHY, &["--cause", "permanent"]].concat();
-    let json = given_up.dead_letters("redrive", &filter).await.ended(0).json();
-    assert_eq!(numbers(&json, ["seen", "wanted", "sent", "reopened"]), [10, 9, 9, 9]);
-    given_up.dead.until("left to the other one", |depth| depth.visible == 1 && depth.total() == 1).await;
+    let json = given_up
+        .dead_letters("redrive", &filter)
+        .await
+        .ended(0)
+        .json();
+    assert_eq!(
+        numbers(&json, ["seen", "wanted", "sent", "reopened"]),
+        [10, 9, 9, 9]
+    );
+    given_up
+        .dead
+        .until("left to the other one", |depth| {
+            depth.visible == 1 && depth.total() == 1
+        })
+        .await;
     let watched = given_up.consume(9).await;
     assert_eq!(watched.get("extra_runs", "reset"), 9);
 
-    let json = given_up.dead_letters("redrive", &[&look[..], &WHY].concat()).await.ended(0).json();
+    let json = given_up
+        .dead_letters("redrive", &[&look[..], &WHY].concat())
+        .await
+        .ended(0)
+        .json();
     assert_eq!(numbers(&json, ["seen", "sent", "reopened"]), [1, 1, 1]);
     given_up.consume(1).await;
-    assert_eq!(given_up.shop.sales(), (0..ORDERS).map(|id| (id, 1)).collect());
+    assert_eq!(
+        given_up.shop.sales(),
+        (0..ORDERS).map(|id| (id, 1)).collect()
+    );
     given_up.dead.until_empty().await;
 }
 
 #[tokio::test]
 async fn letters_of_a_fifo_queue_are_redriven_in_their_groups() {
     let (shop, sqs) = (Shop::new().await, Sqs::shared().await);
-    let (queue, dead) = (sqs.new_fifo_queue("orders").await, sqs.new_fifo_queue("dead").await);
-    let given_up = OnSqs { shop, sqs, queue, dead };
+    let (queue, dead) = (
+        sqs.new_fifo_queue("orders").await,
+        sqs.new_fifo_queue("dead").await,
+    );
+    let given_up = OnSqs {
+        shop,
+        sqs,
+        queue,
+        dead,
+    };
     for group in ["a", "b"] {
         let ids = if group == "a" { 1..4 } else { 4..7 };
         given_up.queue.send_to_group(group, ids.map(order)).await;
     }
     given_up.consume(6).await;
-    given_up.dead_letters("list", &["--use-up-a-receive"]).await.ended(2).says("FIFO");
+    given_up
+        .dead_letters("list", &["--use-up-a-receive"])
+        .await
+        .ended(2)
+        .says("FIFO");
 
     given_up.shop.mend();
     let arguments = [&["--use-up-a-receive", "--json"][..], &WHY].concat();
-    let json = given_up.dead_letters("redrive", &arguments).await.ended(0).json();
+    let json = given_up
+        .dead_letters("redrive", &arguments)
+        .await
+        .ended(0)
+        .json();
     assert_eq!(numbers(&json, ["seen", "sent", "reopened"]), [6, 6, 6]);
     let received = given_up.queue.receive(Duration::from_secs(1)).await;
     for message in &received {
@@ -402,7 +685,10 @@ async fn letters_of_a_fifo_queue_are_redriven_in_their_groups() {
         assert_eq!(group(message), if first { "a" } else { "b" });
     }
     assert!(!received.is_empty());
-    given_up.queue.until("visible again", |depth| depth.visible == 6).await;
+    given_up
+        .queue
+        .until("visible again", |depth| depth.visible == 6)
+        .await;
     given_up.consume(6).await;
     assert_eq!(given_up.shop.sales(), (1..7).map(|id| (id, 1)).collect());
     given_up.dead.until_empty().await;
@@ -411,5 +697,8 @@ async fn letters_of_a_fifo_queue_are_redriven_in_their_groups() {
 fn group(message: &aws_sdk_sqs::types::Message) -> String {
     let name = aws_sdk_sqs::types::MessageSystemAttributeName::MessageGroupId;
     let attributes = message.attributes.as_ref();
-    attributes.and_then(|attributes| attributes.get(&name)).cloned().unwrap_or_default()
+    attributes
+        .and_then(|attributes| attributes.get(&name))
+        .cloned()
+        .unwrap_or_default()
 }

@@ -4,15 +4,22 @@ use aws_sdk_sqs::types::QueueAttributeName;
 use oncegate::core::store::Store as _;
 use oncegate::postgres::PostgresStore;
 use oncegate_testkit::{
-    Certificates, Kafka, Moto, On, PostgresServer, Redis, RedisServer, Right, SecuredKafka, Sqs, TokenFlaw,
-    TokenServer, unique, until,
+    Certificates, Kafka, Moto, On, PostgresServer, Redis, RedisServer, Right, SecuredKafka, Sqs,
+    TokenFlaw, TokenServer, unique, until,
 };
 
 use super::{Answer, oncegate_with};
 
 async fn doctor(store: &str, more: &[&str]) -> Answer {
-    let credentials = [("AWS_ACCESS_KEY_ID", "none"), ("AWS_SECRET_ACCESS_KEY", "none")];
-    let arguments = [&["doctor", "--store", store, "--json", "--timeout", "50s"][..], more].concat();
+    let credentials = [
+        ("AWS_ACCESS_KEY_ID", "none"),
+        ("AWS_SECRET_ACCESS_KEY", "none"),
+    ];
+    let arguments = [
+        &["doctor", "--store", store, "--json", "--timeout", "50s"][..],
+        more,
+    ]
+    .concat();
     oncegate_with(&arguments, &credentials, b"").await
 }
 
@@ -21,7 +28,8 @@ fn findings(answer: &Answer, what: &str) -> Vec<String> {
     let json = answer.json();
     let findings = json["findings"].as_array().expect("a list");
     let of = findings.iter().filter(|finding| finding["what"] == what);
-    of.map(|finding| format!("{} {}", finding["found"], finding["fix"])).collect()
+    of.map(|finding| format!("{} {}", finding["found"], finding["fix"]))
+        .collect()
 }
 
 fn says(findings: &[String], words: &str) -> bool {
@@ -31,58 +39,102 @@ fn says(findings: &[String], words: &str) -> bool {
 #[tokio::test]
 async fn each_finding_of_a_topic_comes_with_its_fix() {
     let (kafka, redis) = (Kafka::shared().await, Redis::shared().await);
-    let (topic, dead, absent) =
-        (kafka.new_topic("orders", 1).await, kafka.new_topic("dead", 1).await, unique("absent"));
+    let (topic, dead, absent) = (
+        kafka.new_topic("orders", 1).await,
+        kafka.new_topic("dead", 1).await,
+        unique("absent"),
+    );
     let brokers = ["--brokers", kafka.bootstrap(), "--topic", &topic];
-    let answer = doctor(redis.url(), &[&brokers[..], &["--dead-letters", &dead]].concat()).await;
+    let answer = doctor(
+        redis.url(),
+        &[&brokers[..], &["--dead-letters", &dead]].concat(),
+    )
+    .await;
     let of_topic = findings(answer.ended(1), &topic);
-    assert!(says(&of_topic, "min.insync.replicas=2") && !says(&of_topic, "runs them again"), "{of_topic:?}");
+    assert!(
+        says(&of_topic, "min.insync.replicas=2") && !says(&of_topic, "runs them again"),
+        "{of_topic:?}"
+    );
     let of_dead = findings(&answer, &dead);
-    assert!(says(&of_dead, "raise its `max.message.bytes`"), "{of_dead:?}");
+    assert!(
+        says(&of_dead, "raise its `max.message.bytes`"),
+        "{of_dead:?}"
+    );
     assert_eq!(answer.json()["schema"], "oncegate.doctor/1");
 
     // The broker's default is seven days.
     let more = ["--retention", "1d", "--topic", &absent];
     let answer = doctor(redis.url(), &[&brokers[..], &more].concat()).await;
     let of_topic = findings(answer.ended(1), &topic);
-    assert!(says(&of_topic, "raise the gate's `retention` to 7 d 0 h"), "{of_topic:?}");
-    assert!(says(&findings(&answer, &absent), "no such topic"), "{answer:?}");
-    assert!(says(&findings(&answer, "kafka"), "--dead-letters"), "{answer:?}");
+    assert!(
+        says(&of_topic, "raise the gate's `retention` to 7 d 0 h"),
+        "{of_topic:?}"
+    );
+    assert!(
+        says(&findings(&answer, &absent), "no such topic"),
+        "{answer:?}"
+    );
+    assert!(
+        says(&findings(&answer, "kafka"), "--dead-letters"),
+        "{answer:?}"
+    );
 }
 
 #[tokio::test]
 async fn a_store_that_evicts_or_forgets_is_found_and_one_that_is_away_hides_nothing_else() {
     let evicting = RedisServer::start_with(&["--maxmemory-policy", "allkeys-lru"]).await;
     let answer = doctor(evicting.url(), &[]).await;
-    assert!(says(&findings(answer.ended(1), "store"), "noeviction"), "{answer:?}");
+    assert!(
+        says(&findings(answer.ended(1), "store"), "noeviction"),
+        "{answer:?}"
+    );
     let forgetful = RedisServer::start_with(&["--appendonly", "no", "--save", ""]).await;
     let answer = doctor(forgetful.url(), &[]).await;
-    assert!(says(&findings(answer.ended(1), "store"), "appendonly"), "{answer:?}");
+    assert!(
+        says(&findings(answer.ended(1), "store"), "appendonly"),
+        "{answer:?}"
+    );
 
     let kafka = Kafka::shared().await;
     let topic = kafka.new_topic("orders", 1).await;
-    let answer =
-        doctor("redis://:secret@127.0.0.1:1", &["--brokers", kafka.bootstrap(), "--topic", &topic]).await;
+    let answer = doctor(
+        "redis://:secret@127.0.0.1:1",
+        &["--brokers", kafka.bootstrap(), "--topic", &topic],
+    )
+    .await;
     let json = answer.ended(69).json();
     assert_eq!(
-        (&json["findings"][0]["what"], &json["findings"][0]["unreachable"]),
+        (
+            &json["findings"][0]["what"],
+            &json["findings"][0]["unreachable"]
+        ),
         (&"store".into(), &true.into())
     );
-    assert!(!findings(&answer, &topic).is_empty() && !answer.out.contains("secret"), "{answer:?}");
+    assert!(
+        !findings(&answer, &topic).is_empty() && !answer.out.contains("secret"),
+        "{answer:?}"
+    );
 }
 
 #[tokio::test]
 async fn every_weakness_of_a_store_is_found_at_once() {
-    let weak = RedisServer::start_with(&["--maxmemory-policy", "allkeys-lru", "--appendonly", "no"]).await;
+    let weak =
+        RedisServer::start_with(&["--maxmemory-policy", "allkeys-lru", "--appendonly", "no"]).await;
     let found = findings(doctor(weak.url(), &[]).await.ended(1), "store");
-    assert!(says(&found, "noeviction") && says(&found, "appendonly") && says(&found, "replica"), "{found:?}");
+    assert!(
+        says(&found, "noeviction") && says(&found, "appendonly") && says(&found, "replica"),
+        "{found:?}"
+    );
 }
 
 #[tokio::test]
 async fn a_redis_without_a_replica_can_be_accepted() {
     let server = RedisServer::start().await;
     let found = findings(doctor(server.url(), &[]).await.ended(1), "store");
-    assert!(found.len() == 1 && says(&found, "accept it with `allow_no_replica`"), "{found:?}");
+    assert!(
+        found.len() == 1 && says(&found, "accept it with `allow_no_replica`"),
+        "{found:?}"
+    );
     let answer = doctor(server.url(), &["--allow-no-replica"]).await;
     assert_eq!(findings(answer.ended(0), "store"), [""; 0]);
 }
@@ -92,10 +144,15 @@ async fn memory_that_will_run_short_is_found_before_it_does() {
     let server = RedisServer::start_with(&["--maxmemory", "64mb"]).await;
     let answer = doctor(server.url(), &["--allow-no-replica"]).await;
     let idle = &answer.ended(0).out;
-    assert!(idle.contains("of 64.0 MiB used") && idle.contains("so no forecast"), "{idle}");
+    assert!(
+        idle.contains("of 64.0 MiB used") && idle.contains("so no forecast"),
+        "{idle}"
+    );
     let growing = async {
         for n in 0_u64.. {
-            server.command(&["SET", &n.to_string(), "record", "EX", "3600"]).await;
+            server
+                .command(&["SET", &n.to_string(), "record", "EX", "3600"])
+                .await;
         }
     };
     let answer = tokio::select! {
@@ -103,7 +160,10 @@ async fn memory_that_will_run_short_is_found_before_it_does() {
         () = growing => unreachable!("it goes on for ever"),
     };
     let found = findings(answer.ended(1), "store");
-    assert!(says(&found, "with a retention of 7 d 0 h") && says(&found, "raise maxmemory"), "{found:?}");
+    assert!(
+        says(&found, "with a retention of 7 d 0 h") && says(&found, "raise maxmemory"),
+        "{found:?}"
+    );
 }
 
 #[tokio::test]
@@ -113,13 +173,25 @@ async fn calls_of_ours_in_the_slow_log_are_found() {
     let scope = unique("billing");
     let flags = ["--allow-no-replica", "--scope", &scope];
     let answer = doctor(fast.url(), &flags).await;
-    assert!(answer.ended(0).out.contains("no script of oncegate in its slow log"), "{answer:?}");
+    assert!(
+        answer
+            .ended(0)
+            .out
+            .contains("no script of oncegate in its slow log"),
+        "{answer:?}"
+    );
     let slow = RedisServer::start_with(&["--slowlog-log-slower-than", "0"]).await;
     let answer = doctor(slow.url(), &flags).await;
     let found = findings(answer.ended(1), "store");
-    assert!(says(&found, "calls of oncegate's scripts") && says(&found, "SLOWLOG GET"), "{found:?}");
+    assert!(
+        says(&found, "calls of oncegate's scripts") && says(&found, "SLOWLOG GET"),
+        "{found:?}"
+    );
     // A user without the right is told what is missing, and that is no finding.
-    slow.command(&["ACL", "SETUSER", "billing", "on", ">right", "~*", "+@all", "-slowlog"]).await;
+    slow.command(&[
+        "ACL", "SETUSER", "billing", "on", ">right", "~*", "+@all", "-slowlog",
+    ])
+    .await;
     let url = slow.url().replace("redis://", "redis://billing:right@");
     let answer = doctor(&url, &flags).await;
     assert!(answer.ended(0).out.contains("+slowlog|get"), "{answer:?}");
@@ -137,12 +209,24 @@ async fn a_queue_without_credentials_is_out_of_reach_and_its_error_is_readable()
         ("AWS_EC2_METADATA_DISABLED", "true"),
         ("AWS_REGION", "eu-west-1"),
     ];
-    let arguments =
-        ["doctor", "--store", server.url(), "--queue", "orders", "--endpoint-url", "http://127.0.0.1:1"];
+    let arguments = [
+        "doctor",
+        "--store",
+        server.url(),
+        "--queue",
+        "orders",
+        "--endpoint-url",
+        "http://127.0.0.1:1",
+    ];
     let answer = oncegate_with(&[&arguments[..], &["--json"]].concat(), &environment, b"").await;
     let found = findings(answer.ended(69), "orders");
     assert!(says(&found, "credentials"), "{found:?}");
-    assert!(!found.iter().any(|text| text.contains("{ ") || text.contains("DispatchFailure(")), "{found:?}");
+    assert!(
+        !found
+            .iter()
+            .any(|text| text.contains("{ ") || text.contains("DispatchFailure(")),
+        "{found:?}"
+    );
 }
 
 /// The profile's role is assumed with the credentials that a program prints.
@@ -170,14 +254,27 @@ source_profile = program
             ("AWS_EC2_METADATA_DISABLED", "true"),
             ("AWS_ENDPOINT_URL_STS", sts),
         ];
-        let arguments = ["doctor", "--store", redis.url(), "--queue", queue.url(), "--json"];
+        let arguments = [
+            "doctor",
+            "--store",
+            redis.url(),
+            "--queue",
+            queue.url(),
+            "--json",
+        ];
         oncegate_with(&arguments, &environment, b"").await
     };
     let answer = reach(moto.endpoint()).await;
-    assert!(matches!(answer.code, Some(0 | 1)), "it was asked about its settings: {answer:?}");
+    assert!(
+        matches!(answer.code, Some(0 | 1)),
+        "it was asked about its settings: {answer:?}"
+    );
     let answer = reach("http://127.0.0.1:1").await;
     let found = findings(answer.ended(69), queue.name());
-    assert!(says(&found, "credentials"), "the role needs the token server: {found:?}");
+    assert!(
+        says(&found, "credentials"),
+        "the role needs the token server: {found:?}"
+    );
 }
 
 #[tokio::test]
@@ -185,16 +282,34 @@ async fn a_queue_that_takes_messages_too_early_or_keeps_them_too_long_is_found()
     let (sqs, redis) = (Sqs::shared().await, Redis::shared().await);
     let (queue, dead) = (sqs.new_queue("orders").await, sqs.new_queue("dead").await);
     queue.redrive_to(&dead, 2).await;
-    queue.set_attribute(QueueAttributeName::MessageRetentionPeriod, "1209600").await;
-    let answer = doctor(redis.url(), &["--queue", queue.url(), "--visibility", "10s"]).await;
+    queue
+        .set_attribute(QueueAttributeName::MessageRetentionPeriod, "1209600")
+        .await;
+    let answer = doctor(
+        redis.url(),
+        &["--queue", queue.url(), "--visibility", "10s"],
+    )
+    .await;
     let found = findings(answer.ended(1), queue.name());
-    assert!(says(&found, "maxReceiveCount") && says(&found, "visibility"), "{found:?}");
+    assert!(
+        says(&found, "maxReceiveCount") && says(&found, "visibility"),
+        "{found:?}"
+    );
     assert!(!says(&found, "max_run"), "{found:?}");
     let arguments = ["--queue", queue.url(), "--max-run", "13h"];
     let found = findings(doctor(redis.url(), &arguments).await.ended(1), queue.name());
     assert!(says(&found, "`max_run` is 46800 s"), "{found:?}");
-    let answer = doctor(redis.url(), &["--queue", &format!("{}-absent", queue.url())]).await;
-    assert!(answer.json()["findings"].as_array().is_some_and(|all| !all.is_empty()), "{answer:?}");
+    let answer = doctor(
+        redis.url(),
+        &["--queue", &format!("{}-absent", queue.url())],
+    )
+    .await;
+    assert!(
+        answer.json()["findings"]
+            .as_array()
+            .is_some_and(|all| !all.is_empty()),
+        "{answer:?}"
+    );
 }
 
 #[tokio::test]
@@ -205,26 +320,47 @@ async fn a_queue_of_dead_letters_that_takes_less_than_the_queue_is_found() {
     let arguments = ["--queue", queue.url(), "--dead-letter-queue", dead.url()];
     let answer = doctor(redis.url(), &arguments).await;
     assert_eq!(findings(&answer, dead.name()), [""; 0], "{answer:?}");
-    for (limit, of_queue, is_found) in
-        [("1024", "262144", true), ("2048", "2048", true), ("4096", "2048", false)]
-    {
-        queue.set_attribute(QueueAttributeName::MaximumMessageSize, of_queue).await;
-        dead.set_attribute(QueueAttributeName::MaximumMessageSize, limit).await;
+    for (limit, of_queue, is_found) in [
+        ("1024", "262144", true),
+        ("2048", "2048", true),
+        ("4096", "2048", false),
+    ] {
+        queue
+            .set_attribute(QueueAttributeName::MaximumMessageSize, of_queue)
+            .await;
+        dead.set_attribute(QueueAttributeName::MaximumMessageSize, limit)
+            .await;
         let found = findings(&doctor(redis.url(), &arguments).await, dead.name());
-        assert_eq!(says(&found, "`MaximumMessageSize` to"), is_found, "{limit} for {of_queue}: {found:?}");
+        assert_eq!(
+            says(&found, "`MaximumMessageSize` to"),
+            is_found,
+            "{limit} for {of_queue}: {found:?}"
+        );
     }
     let absent = format!("{}-absent", dead.url());
-    let answer = doctor(redis.url(), &["--queue", queue.url(), "--dead-letter-queue", &absent]).await;
-    assert!(says(&findings(&answer, &format!("{}-absent", dead.name())), "does not exist"), "{answer:?}");
+    let answer = doctor(
+        redis.url(),
+        &["--queue", queue.url(), "--dead-letter-queue", &absent],
+    )
+    .await;
+    assert!(
+        says(
+            &findings(&answer, &format!("{}-absent", dead.name())),
+            "does not exist"
+        ),
+        "{answer:?}"
+    );
 }
 
 #[tokio::test]
 async fn missing_rights_are_found_each_with_the_command_that_grants_it() {
     let redis = RedisServer::start().await;
     // All that a consumer needs but `set`.
-    let rules =
-        "on >right ~billing:* -@all +evalsha +script|load +get +pttl +pexpire +pexpiretime +time +info";
-    let words: Vec<&str> = ["ACL", "SETUSER", "billing"].into_iter().chain(rules.split(' ')).collect();
+    let rules = "on >right ~billing:* -@all +evalsha +script|load +get +pttl +pexpire +pexpiretime +time +info";
+    let words: Vec<&str> = ["ACL", "SETUSER", "billing"]
+        .into_iter()
+        .chain(rules.split(' '))
+        .collect();
     redis.command(&words).await;
 
     let certificates = Certificates::for_names("IP:127.0.0.1");
@@ -243,7 +379,10 @@ async fn missing_rights_are_found_each_with_the_command_that_grants_it() {
         ])
         .await;
     let dir = tempfile::tempdir().unwrap();
-    let (config, password) = (dir.path().join("oncegate.toml"), dir.path().join("password"));
+    let (config, password) = (
+        dir.path().join("oncegate.toml"),
+        dir.path().join("password"),
+    );
     std::fs::write(&password, SecuredKafka::PASSWORD).unwrap();
     let text = format!(
         r#"
@@ -265,15 +404,27 @@ source = {{ kafka = {{ brokers = ["{}"], topics = ["{topic}", "{hidden}"], prope
     let config = config.display().to_string();
     // The broker takes a moment to heed the rights that it has given.
     let mut answer = oncegate_with(&["check", &config, "--online", "--json"], &[], b"").await;
-    until("the rights to be heeded", std::time::Duration::from_secs(60), async || {
-        answer = oncegate_with(&["check", &config, "--online", "--json"], &[], b"").await;
-        let found = answer.json()["online"]["findings"].to_string();
-        if found.contains(&format!("READ --topic {topic}")) { Ok(()) } else { Err(found) }
-    })
+    until(
+        "the rights to be heeded",
+        std::time::Duration::from_secs(60),
+        async || {
+            answer = oncegate_with(&["check", &config, "--online", "--json"], &[], b"").await;
+            let found = answer.json()["online"]["findings"].to_string();
+            if found.contains(&format!("READ --topic {topic}")) {
+                Ok(())
+            } else {
+                Err(found)
+            }
+        },
+    )
     .await;
     let json = answer.ended(1).json();
-    let all: Vec<String> =
-        json["online"]["findings"].as_array().unwrap().iter().map(ToString::to_string).collect();
+    let all: Vec<String> = json["online"]["findings"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(ToString::to_string)
+        .collect();
     for grant in [
         format!("--operation READ --topic {topic}"),
         format!("--operation DESCRIBE --topic {hidden}"),
@@ -281,19 +432,35 @@ source = {{ kafka = {{ brokers = ["{}"], topics = ["{topic}", "{hidden}"], prope
         format!("--operation DESCRIBECONFIGS --topic {topic}"),
         "ACL SETUSER NAME ~billing:* -@all".to_owned(),
     ] {
-        assert!(all.iter().any(|finding| finding.contains(&grant)), "{grant}: {all:#?}");
+        assert!(
+            all.iter().any(|finding| finding.contains(&grant)),
+            "{grant}: {all:#?}"
+        );
     }
-    assert!(!all.iter().any(|finding| finding.contains("--group")), "that right is there: {all:#?}");
-    assert!(!answer.out.contains(SecuredKafka::PASSWORD), "{}", answer.out);
+    assert!(
+        !all.iter().any(|finding| finding.contains("--group")),
+        "that right is there: {all:#?}"
+    );
+    assert!(
+        !answer.out.contains(SecuredKafka::PASSWORD),
+        "{}",
+        answer.out
+    );
 }
 
 #[tokio::test]
 async fn the_settings_of_topics_and_a_missing_right_are_seen_with_a_login_by_tokens() {
     let redis = Redis::shared().await;
-    let (certificates, tokens) = (Certificates::for_names("IP:127.0.0.1"), TokenServer::start(60).await);
+    let (certificates, tokens) = (
+        Certificates::for_names("IP:127.0.0.1"),
+        TokenServer::start(60).await,
+    );
     let kafka = SecuredKafka::start_with_tokens(&certificates, &tokens).await;
     let topic = kafka.new_topic("orders", 1).await;
-    let (brokers, authority) = (kafka.oauth(), certificates.file("ca.pem").display().to_string());
+    let (brokers, authority) = (
+        kafka.oauth(),
+        certificates.file("ca.pem").display().to_string(),
+    );
     let properties = [
         "security.protocol=SASL_SSL",
         &format!("ssl.ca.location={authority}"),
@@ -303,12 +470,25 @@ async fn the_settings_of_topics_and_a_missing_right_are_seen_with_a_login_by_tok
         &format!("sasl.oauthbearer.client.id={}", TokenServer::CLIENT),
         &format!("sasl.oauthbearer.client.secret={}", TokenServer::SECRET),
     ];
-    let mut arguments =
-        vec!["--brokers", &brokers, "--topic", &topic, "--group", "billing", "--retention", "1d"];
-    properties.iter().for_each(|property| arguments.extend(["--property", property]));
+    let mut arguments = vec![
+        "--brokers",
+        &brokers,
+        "--topic",
+        &topic,
+        "--group",
+        "billing",
+        "--retention",
+        "1d",
+    ];
+    properties
+        .iter()
+        .for_each(|property| arguments.extend(["--property", property]));
     // Shorter than the broker's default of seven days.
     let of_topic = findings(doctor(redis.url(), &arguments).await.ended(1), &topic);
-    assert!(says(&of_topic, "raise the gate's `retention` to 7 d 0 h"), "{of_topic:?}");
+    assert!(
+        says(&of_topic, "raise the gate's `retention` to 7 d 0 h"),
+        "{of_topic:?}"
+    );
     assert!(!says(&of_topic, "cannot be read"), "{of_topic:?}");
 
     let stranger = SecuredKafka::STRANGER;
@@ -319,10 +499,18 @@ async fn the_settings_of_topics_and_a_missing_right_are_seen_with_a_login_by_tok
             (stranger, Right::Read, On::Group("billing")),
         ])
         .await;
-    until("the rights to be heeded", std::time::Duration::from_secs(60), async || {
-        let of_topic = findings(&doctor(redis.url(), &arguments).await, &topic);
-        if says(&of_topic, "cannot be read") { Ok(()) } else { Err(format!("{of_topic:?}")) }
-    })
+    until(
+        "the rights to be heeded",
+        std::time::Duration::from_secs(60),
+        async || {
+            let of_topic = findings(&doctor(redis.url(), &arguments).await, &topic);
+            if says(&of_topic, "cannot be read") {
+                Ok(())
+            } else {
+                Err(format!("{of_topic:?}"))
+            }
+        },
+    )
     .await;
     let answer = doctor(redis.url(), &arguments).await;
     for grant in ["DESCRIBECONFIGS", "READ"] {
@@ -333,7 +521,10 @@ async fn the_settings_of_topics_and_a_missing_right_are_seen_with_a_login_by_tok
     tokens.grant_with(Some(TokenFlaw::OtherKey));
     let answer = doctor(redis.url(), &arguments).await;
     let of_kafka = findings(&answer, "kafka");
-    assert!(says(&of_kafka, "the brokers refuse the token"), "{answer:?}");
+    assert!(
+        says(&of_kafka, "the brokers refuse the token"),
+        "{answer:?}"
+    );
     assert!(!answer.out.contains(TokenServer::SECRET), "{answer:?}");
 }
 
@@ -341,10 +532,15 @@ async fn the_settings_of_topics_and_a_missing_right_are_seen_with_a_login_by_tok
 #[tokio::test]
 async fn a_missing_right_in_redis_is_found_in_the_scope_that_is_named() {
     let redis = RedisServer::start().await;
-    let (may, all) = ("+evalsha +script|load +get +pttl +pexpire +pexpiretime +time +info", "billing:right");
+    let (may, all) = (
+        "+evalsha +script|load +get +pttl +pexpire +pexpiretime +time +info",
+        "billing:right",
+    );
     let user = async |more: &str| {
         let rules = format!("ACL SETUSER billing reset on >right ~billing:* -@all {may} {more}");
-        redis.command(&rules.split_whitespace().collect::<Vec<_>>()).await;
+        redis
+            .command(&rules.split_whitespace().collect::<Vec<_>>())
+            .await;
     };
     let url = format!("redis://{all}@127.0.0.1:{}", redis.port());
     let found = async |more: &[&str]| {
@@ -360,7 +556,10 @@ async fn a_missing_right_in_redis_is_found_in_the_scope_that_is_named() {
     );
     user("+set").await;
     assert_eq!(found(&["--scope", "billing"]).await, [""; 0]);
-    assert!(says(&found(&["--scope", "orders"]).await, "~orders:*"), "another scope has other keys");
+    assert!(
+        says(&found(&["--scope", "orders"]).await, "~orders:*"),
+        "another scope has other keys"
+    );
 }
 
 #[tokio::test]
@@ -369,14 +568,18 @@ async fn a_missing_right_in_postgresql_is_found_with_the_statement_that_grants_i
     let owner = PostgresStore::connect(server.url()).await.unwrap();
     owner.create_schema().await.unwrap();
     let admin = server.connection().await;
-    admin.batch_execute("CREATE ROLE billing LOGIN").await.unwrap();
+    admin
+        .batch_execute("CREATE ROLE billing LOGIN")
+        .await
+        .unwrap();
     let run = async |sql: &str| admin.batch_execute(sql).await.unwrap();
     run(&PostgresStore::grant_sql("billing")).await;
     let url = server.url_as("billing");
     let found = async || -> Vec<String> {
         let json = doctor(&url, &[]).await.json();
         let all = json["findings"].as_array().unwrap().iter();
-        all.map(|finding| finding["found"].as_str().unwrap().to_owned()).collect()
+        all.map(|finding| finding["found"].as_str().unwrap().to_owned())
+            .collect()
     };
     assert_eq!(found().await, [""; 0]);
 
@@ -393,10 +596,22 @@ async fn a_missing_right_in_postgresql_is_found_with_the_statement_that_grants_i
         run(&format!("REVOKE {right} ON {table} FROM billing")).await;
         let found = found().await;
         assert_eq!(found.len(), 1, "{right} on {table}: {found:?}");
-        let named = if all { format!("{right} on {table}") } else { format!("GRANT {right} ON {table}") };
-        assert!(says(&found, &named) && says(&found, "GRANT"), "{named}: {found:?}");
+        let named = if all {
+            format!("{right} on {table}")
+        } else {
+            format!("GRANT {right} ON {table}")
+        };
+        assert!(
+            says(&found, &named) && says(&found, "GRANT"),
+            "{named}: {found:?}"
+        );
         // A consumer that needs no such table may run.
-        let refused = PostgresStore::connect(&url).await.unwrap().check().await.is_err();
+        let refused = PostgresStore::connect(&url)
+            .await
+            .unwrap()
+            .check()
+            .await
+            .is_err();
         assert_eq!(refused, all, "{right} on {table}");
         // The statement that the finding ends with is the whole repair.
         let grant = found[0].split_once("owner: ").unwrap().1;
@@ -407,6 +622,14 @@ async fn a_missing_right_in_postgresql_is_found_with_the_statement_that_grants_i
     // Tables in a schema that the role may not use are not missing.
     run("CREATE SCHEMA once; ALTER ROLE billing SET search_path = once").await;
     let there = format!("{}?options=-csearch_path%3Donce", server.url());
-    PostgresStore::connect(&there).await.unwrap().create_schema().await.unwrap();
-    assert!(says(&found().await, r#"GRANT USAGE ON SCHEMA "once" TO "billing";"#));
+    PostgresStore::connect(&there)
+        .await
+        .unwrap()
+        .create_schema()
+        .await
+        .unwrap();
+    assert!(says(
+        &found().await,
+        r#"GRANT USAGE ON SCHEMA "once" TO "billing";"#
+    ));
 }

@@ -19,9 +19,20 @@ const SCHEMA: &str =
 async fn produce(kafka: &Kafka, registry: &str, topic: &str, kind: &str) {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/e2e/schemas/produce.py");
     let arguments = [kafka.bootstrap(), registry, topic, kind, "0", "5"];
-    let mut command = tokio::process::Command::from(process::bound_to_parent(schema_python(), "KILL"));
-    command.arg(script).args(arguments).stdin(Stdio::null()).stdout(Stdio::null());
-    assert!(tokio::time::timeout(LIMIT, command.status()).await.expect("it ends in time").unwrap().success());
+    let mut command =
+        tokio::process::Command::from(process::bound_to_parent(schema_python(), "KILL"));
+    command
+        .arg(script)
+        .args(arguments)
+        .stdin(Stdio::null())
+        .stdout(Stdio::null());
+    assert!(
+        tokio::time::timeout(LIMIT, command.status())
+            .await
+            .expect("it ends in time")
+            .unwrap()
+            .success()
+    );
 }
 
 fn lines(file: &Path) -> usize {
@@ -34,9 +45,17 @@ async fn a_key_of_avro_is_that_of_its_json() {
     let schema = dir.path().join("order.avsc");
     std::fs::write(&schema, SCHEMA).unwrap();
     let format = format!("avro:{}", schema.display());
-    let key = ["key", "--key", "order_id", "--scope", "billing", "--route", "orders", "--json"];
-    let json = oncegate(&key, br#"{"order_id": "A-7"}"#).await.ended(0).json();
-    let avro = oncegate(&[&key[..], &["--format", &format]].concat(), b"\x06A-7").await.ended(0).json();
+    let key = [
+        "key", "--key", "order_id", "--scope", "billing", "--route", "orders", "--json",
+    ];
+    let json = oncegate(&key, br#"{"order_id": "A-7"}"#)
+        .await
+        .ended(0)
+        .json();
+    let avro = oncegate(&[&key[..], &["--format", &format]].concat(), b"\x06A-7")
+        .await
+        .ended(0)
+        .json();
     assert_eq!(avro["store_key"], json["store_key"]);
 
     let bad = oncegate(&[&key[..], &["--format", &format]].concat(), b"\x08A-7").await;
@@ -78,7 +97,9 @@ async fn a_topic_with_a_registry_runs_and_would_not_run_again() {
     oncegate(&["check", config], b"").await.ended(0);
 
     let mut running = process::bound_to_parent(env!("CARGO_BIN_EXE_oncegate"), "KILL");
-    running.args(["run", "--config", config, "--listen", "off"]).current_dir(dir.path());
+    running
+        .args(["run", "--config", config, "--listen", "off"])
+        .current_dir(dir.path());
     let mut running = Process::spawn_logged("oncegate run", running, &dir.path().join("log"));
     let effects = dir.path().join("effects");
     let handled = async || match lines(&effects) {
@@ -91,11 +112,20 @@ async fn a_topic_with_a_registry_runs_and_would_not_run_again() {
     let replay = ["replay", "--config", config, "--json"];
     let completed = async || {
         let document = oncegate(&replay, b"").await.json();
-        if document["completed"] == 10 { Ok(()) } else { Err(document.to_string()) }
+        if document["completed"] == 10 {
+            Ok(())
+        } else {
+            Err(document.to_string())
+        }
     };
     until("the records", LIMIT, completed).await;
     running.signal("TERM");
-    assert_eq!(running.end_within(LIMIT).await.code(), Some(0), "{}", running.log_tail());
+    assert_eq!(
+        running.end_within(LIMIT).await.code(),
+        Some(0),
+        "{}",
+        running.log_tail()
+    );
     assert_eq!(lines(&effects), 5);
     assert!(kafka.read_all(&format!("{topic}-dead")).await.is_empty());
 
@@ -112,19 +142,41 @@ async fn a_topic_with_a_registry_runs_and_would_not_run_again() {
         "billing",
     ];
     let format = format!("registry:{}", registry.url());
-    let by_flags = [&flags[..], &["--key", "order_id", "--format", &format, "--json"]].concat();
-    assert_eq!(oncegate(&by_flags, b"").await.ended(0).json()["completed"], 10);
+    let by_flags = [
+        &flags[..],
+        &["--key", "order_id", "--format", &format, "--json"],
+    ]
+    .concat();
+    assert_eq!(
+        oncegate(&by_flags, b"").await.ended(0).json()["completed"],
+        10
+    );
 
     // One message, whatever schema it was written with, has its record.
     for message in kafka.read_all(&topic).await.iter().step_by(4) {
         let payload = message.payload().unwrap();
         let inspect = ["inspect", "--config", config, "--json"];
-        assert_eq!(oncegate(&inspect, payload).await.ended(0).json()["state"], "completed");
-        let flags = ["inspect", "--store", &store, "--scope", "billing", "--topic", &topic];
-        let by_flags = [&flags[..], &["--key", "order_id", "--format", &format, "--json"]].concat();
-        assert_eq!(oncegate(&by_flags, payload).await.ended(0).json()["state"], "completed");
+        assert_eq!(
+            oncegate(&inspect, payload).await.ended(0).json()["state"],
+            "completed"
+        );
+        let flags = [
+            "inspect", "--store", &store, "--scope", "billing", "--topic", &topic,
+        ];
+        let by_flags = [
+            &flags[..],
+            &["--key", "order_id", "--format", &format, "--json"],
+        ]
+        .concat();
+        assert_eq!(
+            oncegate(&by_flags, payload).await.ended(0).json()["state"],
+            "completed"
+        );
     }
-    let audited = oncegate(&["audit", "--config", config, "--json"], b"").await.ended(0).json();
+    let audited = oncegate(&["audit", "--config", config, "--json"], b"")
+        .await
+        .ended(0)
+        .json();
     assert_eq!(
         ["messages", "lost", "unreadable"].map(|name| audited[name].as_u64()),
         [Some(10), Some(0), Some(0)]
@@ -134,24 +186,41 @@ async fn a_topic_with_a_registry_runs_and_would_not_run_again() {
 #[tokio::test]
 async fn a_topic_that_has_another_name_now_runs_nothing_again() {
     let kafka = Kafka::shared().await;
-    let (old, new) = (kafka.new_topic("orders", 1).await, kafka.new_topic("eu-orders", 1).await);
+    let (old, new) = (
+        kafka.new_topic("orders", 1).await,
+        kafka.new_topic("eu-orders", 1).await,
+    );
     let orders: Vec<String> = (0..5).map(|n| format!(r#"{{"order_id": {n}}}"#)).collect();
     for topic in [&old, &new] {
         kafka.create_topic(&format!("{topic}-dead"), 1).await;
-        kafka.produce(topic, orders.iter().map(|order| Record::new(order.clone()))).await;
+        kafka
+            .produce(topic, orders.iter().map(|order| Record::new(order.clone())))
+            .await;
     }
     let dir = tempfile::tempdir().unwrap();
     let effects = dir.path().join("effects");
     for (topic, route) in [(&old, String::new()), (&new, format!("route = \"{old}\""))] {
         // JSON, which may be encoded and is not.
-        let config =
-            configuration(dir.path(), "encoding_header = \"content-encoding\"", kafka.bootstrap(), topic);
+        let config = configuration(
+            dir.path(),
+            "encoding_header = \"content-encoding\"",
+            kafka.bootstrap(),
+            topic,
+        );
         let text = std::fs::read_to_string(&config).unwrap();
-        std::fs::write(&config, text.replace("[consumer.billing]", &format!("[consumer.billing]\n{route}")))
-            .unwrap();
+        std::fs::write(
+            &config,
+            text.replace(
+                "[consumer.billing]",
+                &format!("[consumer.billing]\n{route}"),
+            ),
+        )
+        .unwrap();
         let config = config.to_str().unwrap();
         let mut running = process::bound_to_parent(env!("CARGO_BIN_EXE_oncegate"), "KILL");
-        running.args(["run", "--config", config, "--listen", "off"]).current_dir(dir.path());
+        running
+            .args(["run", "--config", config, "--listen", "off"])
+            .current_dir(dir.path());
         let mut running = Process::spawn_logged("oncegate run", running, &dir.path().join("log"));
         let consumed = async || {
             let answer = oncegate(&["audit", "--config", config, "--json"], b"").await;
@@ -161,24 +230,56 @@ async fn a_topic_that_has_another_name_now_runs_nothing_again() {
             let audited = answer.json();
             let counted = ["messages", "in_flight", "lost"].map(|name| audited[name].as_u64());
             let is_over = counted == [Some(5), Some(0), Some(0)];
-            if is_over { Ok(()) } else { Err(format!("{audited}\n{}", running.log_tail())) }
+            if is_over {
+                Ok(())
+            } else {
+                Err(format!("{audited}\n{}", running.log_tail()))
+            }
         };
         until("everything is acknowledged", LIMIT, consumed).await;
-        let inspect = oncegate(&["inspect", "--config", config, "--json"], orders[0].as_bytes()).await;
+        let inspect = oncegate(
+            &["inspect", "--config", config, "--json"],
+            orders[0].as_bytes(),
+        )
+        .await;
         assert_eq!(inspect.ended(0).json()["state"], "completed");
-        let replayed = oncegate(&["replay", "--config", config, "--json"], b"").await.ended(0).json();
+        let replayed = oncegate(&["replay", "--config", config, "--json"], b"")
+            .await
+            .ended(0)
+            .json();
         assert_eq!(replayed["completed"], 5);
         running.signal("TERM");
-        assert_eq!(running.end_within(LIMIT).await.code(), Some(0), "{}", running.log_tail());
+        assert_eq!(
+            running.end_within(LIMIT).await.code(),
+            Some(0),
+            "{}",
+            running.log_tail()
+        );
         assert_eq!(lines(&effects), 5, "{topic}");
     }
     let store = format!("sqlite:{}", dir.path().join("records.db").display());
-    let flags =
-        ["replay", "--brokers", kafka.bootstrap(), "--topic", &new, "--store", &store, "--scope", "billing"];
+    let flags = [
+        "replay",
+        "--brokers",
+        kafka.bootstrap(),
+        "--topic",
+        &new,
+        "--store",
+        &store,
+        "--scope",
+        "billing",
+    ];
     let flags = [&flags[..], &["--key", "order_id", "--json"]].concat();
-    assert_eq!(oncegate(&flags, b"").await.json()["completed"], 0, "by its own name, it would run again");
     assert_eq!(
-        oncegate(&[&flags[..], &["--route", &old]].concat(), b"").await.ended(0).json()["completed"],
+        oncegate(&flags, b"").await.json()["completed"],
+        0,
+        "by its own name, it would run again"
+    );
+    assert_eq!(
+        oncegate(&[&flags[..], &["--route", &old]].concat(), b"")
+            .await
+            .ended(0)
+            .json()["completed"],
         5
     );
 }
@@ -194,12 +295,20 @@ async fn workers_get_documents_where_that_is_set() {
     let format = format!("registry = \"{}\", deliver = \"json\"", registry.url());
     // One write for each message: they run side by side.
     let command = "payload=$(cat); echo $payload >>effects";
-    let config = configured(dir.path(), &format, kafka.bootstrap(), &topic, &command.replace('"', "\\\""));
+    let config = configured(
+        dir.path(),
+        &format,
+        kafka.bootstrap(),
+        &topic,
+        &command.replace('"', "\\\""),
+    );
     let config = config.to_str().unwrap();
     oncegate(&["check", config], b"").await.ended(0);
 
     let mut running = process::bound_to_parent(env!("CARGO_BIN_EXE_oncegate"), "KILL");
-    running.args(["run", "--config", config, "--listen", "off"]).current_dir(dir.path());
+    running
+        .args(["run", "--config", config, "--listen", "off"])
+        .current_dir(dir.path());
     let mut running = Process::spawn_logged("oncegate run", running, &dir.path().join("log"));
     let effects = dir.path().join("effects");
     let handled = async || match lines(&effects) {
@@ -208,9 +317,15 @@ async fn workers_get_documents_where_that_is_set() {
     };
     until("the effects", LIMIT, handled).await;
     running.signal("TERM");
-    assert_eq!(running.end_within(LIMIT).await.code(), Some(0), "{}", running.log_tail());
+    assert_eq!(
+        running.end_within(LIMIT).await.code(),
+        Some(0),
+        "{}",
+        running.log_tail()
+    );
     for line in std::fs::read_to_string(&effects).unwrap().lines() {
-        let document: serde_json::Value = serde_json::from_str(line).unwrap_or_else(|_| panic!("{line}"));
+        let document: serde_json::Value =
+            serde_json::from_str(line).unwrap_or_else(|_| panic!("{line}"));
         assert!(document["order_id"].is_string(), "{line}");
     }
 }
@@ -219,10 +334,25 @@ async fn workers_get_documents_where_that_is_set() {
 async fn a_trial_needs_workers_that_get_documents() {
     let dir = tempfile::tempdir().unwrap();
     std::fs::write(dir.path().join("order.avsc"), SCHEMA).unwrap();
-    std::fs::write(dir.path().join("samples.jsonl"), "{\"order_id\": \"A-7\"}\n").unwrap();
+    std::fs::write(
+        dir.path().join("samples.jsonl"),
+        "{\"order_id\": \"A-7\"}\n",
+    )
+    .unwrap();
     let samples = dir.path().join("samples.jsonl");
-    let config = configuration(dir.path(), "avro = \"order.avsc\"", "localhost:9092", "orders");
-    let prove = ["prove", "--config", config.to_str().unwrap(), "--samples", samples.to_str().unwrap()];
+    let config = configuration(
+        dir.path(),
+        "avro = \"order.avsc\"",
+        "localhost:9092",
+        "orders",
+    );
+    let prove = [
+        "prove",
+        "--config",
+        config.to_str().unwrap(),
+        "--samples",
+        samples.to_str().unwrap(),
+    ];
     oncegate(&prove, b"").await.ended(78).says("format.deliver");
 }
 
@@ -232,12 +362,21 @@ async fn a_format_that_cannot_be_used_is_refused_by_check() {
     for (format, what) in [
         ("avro = \"gone.avsc\"", "gone.avsc"),
         ("registry = \"localhost:8081\"", "http://"),
-        ("registry = \"http://localhost:8081\", protobuf = \"a.proto\"", "only one"),
-        ("registry = \"http://localhost:8081\", user = \"u\"", "`password`"),
+        (
+            "registry = \"http://localhost:8081\", protobuf = \"a.proto\"",
+            "only one",
+        ),
+        (
+            "registry = \"http://localhost:8081\", user = \"u\"",
+            "`password`",
+        ),
         ("encoding = \"brotli\"", "brotli"),
     ] {
         let config = configuration(dir.path(), format, "localhost:9092", "orders");
-        oncegate(&["check", config.to_str().unwrap()], b"").await.ended(1).says(what);
+        oncegate(&["check", config.to_str().unwrap()], b"")
+            .await
+            .ended(1)
+            .says(what);
     }
 }
 
@@ -256,11 +395,20 @@ async fn online_the_registry_of_a_format_is_asked() {
         (registry.url().as_str(), "it answers"),
         (&refuses, "refuses the login"),
         (&elsewhere, "address of Confluent's API"),
-        ("http://127.0.0.1:1", "format: the schema registry http://127.0.0.1:1"),
+        (
+            "http://127.0.0.1:1",
+            "format: the schema registry http://127.0.0.1:1",
+        ),
     ] {
         let format = format!("registry = \"{url}\"");
         let config = configuration(dir.path(), &format, kafka.bootstrap(), &topic);
-        let online = ["check", config.to_str().unwrap(), "--online", "--timeout", "50s"];
+        let online = [
+            "check",
+            config.to_str().unwrap(),
+            "--online",
+            "--timeout",
+            "50s",
+        ];
         let answer = oncegate(&online, b"").await;
         assert!(answer.out.contains(what), "{what}: {answer:?}");
         assert_eq!(answer.code == Some(69), what != "it answers", "{answer:?}");

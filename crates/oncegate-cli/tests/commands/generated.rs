@@ -6,7 +6,10 @@ use super::oncegate;
 async fn shells_and_readers_of_manuals_know_every_command() {
     for shell in ["bash", "zsh", "fish"] {
         let script = oncegate(&["completions", shell], b"").await;
-        assert!(script.ended(0).out.contains("dead-letters") && script.out.contains("redrive"), "{shell}");
+        assert!(
+            script.ended(0).out.contains("dead-letters") && script.out.contains("redrive"),
+            "{shell}"
+        );
     }
     let page = oncegate(&["man"], b"").await;
     assert!(page.ended(0).out.contains(".TH oncegate 1"), "{page:?}");
@@ -14,7 +17,11 @@ async fn shells_and_readers_of_manuals_know_every_command() {
     let folder = dir.path().join("man1");
     let pages = oncegate(&["man", "--folder", folder.to_str().expect("text")], b"").await;
     assert_eq!(pages.ended(0).out, "");
-    for page in ["oncegate.1", "oncegate-replay.1", "oncegate-dead-letters-redrive.1"] {
+    for page in [
+        "oncegate.1",
+        "oncegate-replay.1",
+        "oncegate-dead-letters-redrive.1",
+    ] {
         assert!(folder.join(page).is_file(), "{page}");
     }
 }

@@ -18,10 +18,19 @@ async fn initialised(flags: &[&str]) -> (TempDir, Answer) {
 async fn within(folder: &Path, arguments: &[&str], input: Option<&str>) -> Answer {
     let mut command = command(arguments);
     let input = input.map(|name| std::fs::File::open(folder.join(name)).unwrap());
-    command.current_dir(folder).stdin(input.map_or_else(Stdio::null, Stdio::from));
-    let output = tokio::time::timeout(super::LIMIT, command.output()).await.unwrap().unwrap();
+    command
+        .current_dir(folder)
+        .stdin(input.map_or_else(Stdio::null, Stdio::from));
+    let output = tokio::time::timeout(super::LIMIT, command.output())
+        .await
+        .unwrap()
+        .unwrap();
     let text = |bytes| String::from_utf8(bytes).unwrap();
-    Answer { code: output.status.code(), out: text(output.stdout), err: text(output.stderr) }
+    Answer {
+        code: output.status.code(),
+        out: text(output.stdout),
+        err: text(output.stderr),
+    }
 }
 
 /// Builds the worker as the answer of `init` says.
@@ -35,12 +44,21 @@ fn build(language: &str, folder: &Path) {
 
 fn call(arguments: &[&str], folder: &Path) {
     let mut command = Command::new(arguments[0]);
-    command.args(&arguments[1..]).current_dir(folder).env_remove("CARGO_TARGET_DIR");
-    assert!(command.status().expect("the language is installed").success(), "{arguments:?}");
+    command
+        .args(&arguments[1..])
+        .current_dir(folder)
+        .env_remove("CARGO_TARGET_DIR");
+    assert!(
+        command
+            .status()
+            .expect("the language is installed")
+            .success(),
+        "{arguments:?}"
+    );
 }
 
-/// Always in the same folder, so that its dependencies are compiled once on a machine, and with the versions of this
-/// workspace, which are on this machine.
+/// Always in the same folder, so that its dependencies are compiled once on a machine, and with the
+/// versions of this workspace, which are on this machine.
 fn build_with_cargo(folder: &Path) {
     let at = Path::new(env!("CARGO_TARGET_TMPDIR")).join("worker-in-rust");
     std::fs::create_dir_all(at.join("src")).unwrap();
@@ -50,9 +68,16 @@ fn build_with_cargo(folder: &Path) {
     std::fs::write(at.join("Cargo.toml"), manifest + "\n[workspace]\n").unwrap();
     let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     std::fs::copy(workspace.join("Cargo.lock"), at.join("Cargo.lock")).unwrap();
-    call(&["cargo", "build", "--release", "--offline", "--quiet"], &at);
+    call(
+        &["cargo", "build", "--release", "--offline", "--quiet"],
+        &at,
+    );
     std::fs::create_dir_all(folder.join("target/release")).unwrap();
-    std::fs::copy(at.join("target/release/worker"), folder.join("target/release/worker")).unwrap();
+    std::fs::copy(
+        at.join("target/release/worker"),
+        folder.join("target/release/worker"),
+    )
+    .unwrap();
 }
 
 /// The worker in this language handles the messages that come with it.
@@ -61,16 +86,29 @@ async fn runs(language: &str) {
     answer.ended(0);
     let folder = dir.path().join("billing");
     build(language, &folder);
-    within(&folder, &["check", "oncegate.toml"], None).await.ended(0).line("oncegate.toml is fine.");
+    within(&folder, &["check", "oncegate.toml"], None)
+        .await
+        .ended(0)
+        .line("oncegate.toml is fine.");
     let run = ["run", "--config", "oncegate.toml"];
     let first = within(&folder, &run, Some("orders.jsonl")).await;
-    assert_eq!(first.ended(0).out, "billing: 4 messages, 1 handled, 2 duplicates, 1 dead letter\n");
+    assert_eq!(
+        first.ended(0).out,
+        "billing: 4 messages, 1 handled, 2 duplicates, 1 dead letter\n"
+    );
     let charges = std::fs::read_to_string(folder.join("charges.txt")).unwrap();
     assert_eq!(charges.lines().count(), 1, "{charges}");
     assert!(charges.contains("A-1"), "{charges}");
     let second = within(&folder, &run, Some("orders.jsonl")).await;
-    assert!(second.ended(0).out.contains("0 handled, 3 duplicates"), "{}", second.out);
-    assert_eq!(std::fs::read_to_string(folder.join("charges.txt")).unwrap(), charges);
+    assert!(
+        second.ended(0).out.contains("0 handled, 3 duplicates"),
+        "{}",
+        second.out
+    );
+    assert_eq!(
+        std::fs::read_to_string(folder.join("charges.txt")).unwrap(),
+        charges
+    );
 }
 
 #[tokio::test]
@@ -98,7 +136,8 @@ async fn a_worker_in_bash_runs() {
     runs("bash").await;
 }
 
-/// The effect has happened whatever becomes of the result, and what the user's code prints is no answer.
+/// The effect has happened whatever becomes of the result, and what the user's code prints is no
+/// answer.
 async fn survives(language: &str, file: &str, result: &str, changes: &[&str]) {
     for change in changes {
         let (dir, answer) = initialised(&["--language", language]).await;
@@ -111,16 +150,25 @@ async fn survives(language: &str, file: &str, result: &str, changes: &[&str]) {
         let run = ["run", "--config", "oncegate.toml"];
         let ended = within(&folder, &run, Some("orders.jsonl")).await;
         assert_eq!(ended.code, Some(0), "{change}: {ended:?}");
-        assert_eq!(ended.out, "billing: 4 messages, 1 handled, 2 duplicates, 1 dead letter\n", "{change}");
+        assert_eq!(
+            ended.out, "billing: 4 messages, 1 handled, 2 duplicates, 1 dead letter\n",
+            "{change}"
+        );
         let charges = std::fs::read_to_string(folder.join("charges.txt")).unwrap();
-        assert_eq!(charges.lines().count(), 1, "{change}: {charges}\n{}", ended.err);
+        assert_eq!(
+            charges.lines().count(),
+            1,
+            "{change}: {charges}\n{}",
+            ended.err
+        );
     }
 }
 
 #[tokio::test]
 async fn a_worker_in_python_charges_once_whatever_it_returns() {
     let result = "    return {\"charged\": order[\"order_id\"]}\n";
-    let deep = "    result = []\n    for _ in range(100_000): result = [result]\n    return result\n";
+    let deep =
+        "    result = []\n    for _ in range(100_000): result = [result]\n    return result\n";
     let changes = [
         "    print('charging', flush=True)\n    return 1\n",
         "    import subprocess; subprocess.run(['echo', 'charging'])\n    return 1\n",
@@ -142,13 +190,28 @@ async fn a_worker_in_node_charges_once_whatever_it_returns() {
         "let result = []; for (let n = 0; n < 100_000; n++) result = [result]; return result;",
         "return { toJSON() { throw new Error('no'); } };",
     ];
-    survives("node", "worker.js", "return { charged: order.order_id };", &changes).await;
+    survives(
+        "node",
+        "worker.js",
+        "return { charged: order.order_id };",
+        &changes,
+    )
+    .await;
 }
 
 #[tokio::test]
 async fn a_worker_in_go_charges_once_whatever_it_returns() {
-    let changes = ["func() any { fmt.Println(`charging`); return 1 }()", "map[string]any{`fee`: func() {}}"];
-    survives("go", "worker.go", "map[string]string{\"charged\": o.OrderID}", &changes).await;
+    let changes = [
+        "func() any { fmt.Println(`charging`); return 1 }()",
+        "map[string]any{`fee`: func() {}}",
+    ];
+    survives(
+        "go",
+        "worker.go",
+        "map[string]string{\"charged\": o.OrderID}",
+        &changes,
+    )
+    .await;
 }
 
 /// U+2028 and U+2029 end a line for some readers, and not in JSON.
@@ -159,37 +222,88 @@ async fn line_separators_of_unicode_end_no_line() {
         answer.ended(0);
         let folder = dir.path().join("billing");
         build(language, &folder);
-        let notes = ["one\u{2028}two", "one\u{2029}two", "one\u{85}two", "\u{2028}"].iter().zip(1..);
+        let notes = [
+            "one\u{2028}two",
+            "one\u{2029}two",
+            "one\u{85}two",
+            "\u{2028}",
+        ]
+        .iter()
+        .zip(1..);
         let order = |(note, number): (&&str, u32)| {
             format!("{{\"order_id\":\"U-{number}\",\"amount\":1,\"note\":\"{note}\"}}\n")
         };
-        std::fs::write(folder.join("orders.jsonl"), notes.map(order).collect::<String>()).unwrap();
+        std::fs::write(
+            folder.join("orders.jsonl"),
+            notes.map(order).collect::<String>(),
+        )
+        .unwrap();
         let run = ["run", "--config", "oncegate.toml"];
         let ended = within(&folder, &run, Some("orders.jsonl")).await;
-        assert_eq!(ended.ended(0).out, "billing: 4 messages, 4 handled, 0 duplicates\n", "{language}");
+        assert_eq!(
+            ended.ended(0).out,
+            "billing: 4 messages, 4 handled, 0 duplicates\n",
+            "{language}"
+        );
     }
 }
 
 #[tokio::test]
 async fn every_source_gets_a_configuration_without_errors() {
-    let kafka = ["--source", "kafka", "--brokers", "a:9092, b:9092", "--topic", "sales", "--scope", "a.b"];
-    let sqs = ["--source", "sqs", "--queue", "sales", "--endpoint-url", "http://127.0.0.1:9324"];
-    let amqp = ["--source", "amqp", "--queue", "sales", "--amqp-url", "amqp://shop@a:5672/shop"];
+    let kafka = [
+        "--source",
+        "kafka",
+        "--brokers",
+        "a:9092, b:9092",
+        "--topic",
+        "sales",
+        "--scope",
+        "a.b",
+    ];
+    let sqs = [
+        "--source",
+        "sqs",
+        "--queue",
+        "sales",
+        "--endpoint-url",
+        "http://127.0.0.1:9324",
+    ];
+    let amqp = [
+        "--source",
+        "amqp",
+        "--queue",
+        "sales",
+        "--amqp-url",
+        "amqp://shop@a:5672/shop",
+    ];
     let stdin = ["--source", "stdin", "--store", "sqlite:it's \"here\".db"];
     let all: [(&[&str], &[&str]); 4] = [
-        (&kafka, &["a:9092", "b:9092", "sales.dead", "redis://localhost:6379"]),
+        (
+            &kafka,
+            &["a:9092", "b:9092", "sales.dead", "redis://localhost:6379"],
+        ),
         (&sqs, &["sales", "http://127.0.0.1:9324", "orders-dead"]),
-        (&amqp, &["sales", "a:5672/shop", "orders-dead", "RABBITMQ_PASSWORD"]),
+        (
+            &amqp,
+            &["sales", "a:5672/shop", "orders-dead", "RABBITMQ_PASSWORD"],
+        ),
         (&stdin, &["it's", "here", "dead.jsonl"]),
     ];
     for (flags, needles) in all {
         let (dir, answer) = initialised(&[&["--language", "python"], flags].concat()).await;
         assert!(answer.ended(0).out.contains("next:"), "{answer:?}");
         let folder = dir.path().join("billing");
-        within(&folder, &["check", "oncegate.toml"], None).await.ended(0).line("oncegate.toml is fine.");
+        within(&folder, &["check", "oncegate.toml"], None)
+            .await
+            .ended(0)
+            .line("oncegate.toml is fine.");
         let explained = within(&folder, &["check", "oncegate.toml", "--explain"], None).await;
         for needle in needles {
-            assert!(explained.out.contains(needle), "{needle}: {}", explained.out);
+            assert!(
+                explained.out.contains(needle),
+                "{needle}: {}",
+                explained.out
+            );
         }
     }
 }
@@ -202,26 +316,56 @@ async fn nothing_is_overwritten_and_a_dry_run_writes_nothing() {
     assert!(!folder.exists());
     std::fs::create_dir(&folder).unwrap();
     std::fs::write(folder.join("worker.sh"), "mine").unwrap();
-    let answer = oncegate(&["init", folder.to_str().unwrap(), "--language", "bash"], b"").await;
-    answer.ended(1).says("worker.sh exists; nothing was written");
-    assert_eq!(std::fs::read_to_string(folder.join("worker.sh")).unwrap(), "mine");
+    let answer = oncegate(
+        &["init", folder.to_str().unwrap(), "--language", "bash"],
+        b"",
+    )
+    .await;
+    answer
+        .ended(1)
+        .says("worker.sh exists; nothing was written");
+    assert_eq!(
+        std::fs::read_to_string(folder.join("worker.sh")).unwrap(),
+        "mine"
+    );
     assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 1);
 }
 
 #[tokio::test]
 async fn the_json_document_lists_files_and_commands() {
-    let of_go = ("go", ["worker.go"].as_slice(), "go build -o worker worker.go");
-    let of_rust = ("rust", ["Cargo.toml", "src/main.rs"].as_slice(), "cargo build --release");
+    let of_go = (
+        "go",
+        ["worker.go"].as_slice(),
+        "go build -o worker worker.go",
+    );
+    let of_rust = (
+        "rust",
+        ["Cargo.toml", "src/main.rs"].as_slice(),
+        "cargo build --release",
+    );
     for (language, worker, build) in [of_go, of_rust] {
-        let (dir, answer) = initialised(&["--language", language, "--source", "kafka", "--json"]).await;
+        let (dir, answer) =
+            initialised(&["--language", language, "--source", "kafka", "--json"]).await;
         let document = answer.ended(0).json();
-        assert_eq!((&document["schema"], &document["done"]), (&"oncegate.init/1".into(), &true.into()));
+        assert_eq!(
+            (&document["schema"], &document["done"]),
+            (&"oncegate.init/1".into(), &true.into())
+        );
         let files = document["files"].as_array().unwrap();
         assert_eq!(files.len(), 2 + worker.len(), "{files:?}");
         for file in files {
-            assert!(dir.path().join("billing").join(file.as_str().unwrap()).is_file(), "{file}");
+            assert!(
+                dir.path()
+                    .join("billing")
+                    .join(file.as_str().unwrap())
+                    .is_file(),
+                "{file}"
+            );
         }
-        assert!(worker.iter().all(|name| files.contains(&(*name).into())), "{files:?}");
+        assert!(
+            worker.iter().all(|name| files.contains(&(*name).into())),
+            "{files:?}"
+        );
         assert_eq!(document["next"][0], build);
     }
 }

@@ -30,13 +30,30 @@ async fn granted(gate: &Gate, id: u32) -> Lease {
 async fn a_store_that_is_away_is_named_without_its_password() {
     for (url, server) in [
         ("redis://me:secret@127.0.0.1:1", "Redis at 127.0.0.1:1"),
-        ("redis+cluster://me:secret@127.0.0.1:1", "Redis at 127.0.0.1:1"),
-        ("redis+sentinel://me:secret@127.0.0.1:1/primary", "Redis at 127.0.0.1:1"),
-        ("postgres://me:secret@127.0.0.1:1/once", "PostgreSQL at 127.0.0.1:1/once"),
+        (
+            "redis+cluster://me:secret@127.0.0.1:1",
+            "Redis at 127.0.0.1:1",
+        ),
+        (
+            "redis+sentinel://me:secret@127.0.0.1:1/primary",
+            "Redis at 127.0.0.1:1",
+        ),
+        (
+            "postgres://me:secret@127.0.0.1:1/once",
+            "PostgreSQL at 127.0.0.1:1/once",
+        ),
     ] {
-        let answer =
-            oncegate(&["inspect", "--store", url, "--store-key", "billing:UPt7KTwTETF9dZLHdE-MbA"], b"")
-                .await;
+        let answer = oncegate(
+            &[
+                "inspect",
+                "--store",
+                url,
+                "--store-key",
+                "billing:UPt7KTwTETF9dZLHdE-MbA",
+            ],
+            b"",
+        )
+        .await;
         answer.ended(69).says(server);
         assert!(!answer.err.contains("secret"), "{answer:?}");
     }
@@ -47,37 +64,66 @@ async fn each_state_is_told_in_words() {
     let redis = Redis::shared().await;
     let scope = unique("inspect");
     let store = RedisStore::connect(redis.url()).await.expect("connects");
-    let gate = Gate::new(&*scope, Key::json(["order_id"]), store).lease(Duration::from_secs(60)).fenced();
+    let gate = Gate::new(&*scope, Key::json(["order_id"]), store)
+        .lease(Duration::from_secs(60))
+        .fenced();
     let done = granted(&gate, 1).await;
-    assert_eq!(done.complete(&"receipt 4111".to_owned()).await.expect("encodes"), Completion::Applied);
+    assert_eq!(
+        done.complete(&"receipt 4111".to_owned())
+            .await
+            .expect("encodes"),
+        Completion::Applied
+    );
     let running = granted(&gate, 2).await;
 
     let by_payload = ["--key", "order_id", "--route", "orders"];
     let inspect = async |id: u32, more: &[&str]| {
         let fixed = ["inspect", "--store", redis.url(), "--scope", &scope];
-        oncegate(&[&fixed[..], &by_payload, more].concat(), payload(id).as_bytes()).await
+        oncegate(
+            &[&fixed[..], &by_payload, more].concat(),
+            payload(id).as_bytes(),
+        )
+        .await
     };
     let completed = inspect(1, &[]).await;
     assert_eq!(completed.ended(0).line("state"), "state completed");
     assert_eq!(completed.line("result"), "result 14 bytes of JSON");
-    assert!(completed.line("forgotten").starts_with("forgotten in 6 d 23 h"));
+    assert!(
+        completed
+            .line("forgotten")
+            .starts_with("forgotten in 6 d 23 h")
+    );
     // As the server was started: an append-only file, and Redis's own `appendfsync`.
     assert!(
-        completed.line("promise").starts_with("promise moments: it survives its worker"),
+        completed
+            .line("promise")
+            .starts_with("promise moments: it survives its worker"),
         "{completed:?}"
     );
-    assert!(!completed.out.contains("4111") && completed.err.is_empty(), "{completed:?}");
+    assert!(
+        !completed.out.contains("4111") && completed.err.is_empty(),
+        "{completed:?}"
+    );
 
     let pending = inspect(2, &["--json"]).await.ended(0).json();
-    assert_eq!((&pending["state"], &pending["attempt"]), (&"pending".into(), &1.into()));
+    assert_eq!(
+        (&pending["state"], &pending["attempt"]),
+        (&"pending".into(), &1.into())
+    );
     assert_eq!(pending["promise"]["row"], "moments");
     let left = pending["protected_for_ms"].as_u64().unwrap();
     assert!((1..=60_001).contains(&left), "{left}");
-    assert_eq!(pending["fencing_token"].as_u64(), running.attempt().fencing_token());
+    assert_eq!(
+        pending["fencing_token"].as_u64(),
+        running.attempt().fencing_token()
+    );
 
     let absent = inspect(3, &[]).await;
     assert_eq!(absent.ended(1).line("state"), "state absent");
-    assert_eq!(inspect(3, &["--json"]).await.ended(1).json()["state"], "absent");
+    assert_eq!(
+        inspect(3, &["--json"]).await.ended(1).json()["state"],
+        "absent"
+    );
 
     // The same record by the names that logs and dead letters have.
     let key: StoreKey = pending["key"].as_str().unwrap().parse().unwrap();
@@ -88,9 +134,28 @@ async fn each_state_is_told_in_words() {
     let store = format!("--store={}", redis.url());
     let by_key = format!("--store-key={key}");
     let by_digest = format!("--digest={}", key.digest());
-    assert_eq!(named(vec!["inspect".into(), store.clone(), by_key, "--json".into()]).await, "pending");
+    assert_eq!(
+        named(vec![
+            "inspect".into(),
+            store.clone(),
+            by_key,
+            "--json".into()
+        ])
+        .await,
+        "pending"
+    );
     let scoped = format!("--scope={scope}");
-    assert_eq!(named(vec!["inspect".into(), store, scoped, by_digest, "--json".into()]).await, "pending");
+    assert_eq!(
+        named(vec![
+            "inspect".into(),
+            store,
+            scoped,
+            by_digest,
+            "--json".into()
+        ])
+        .await,
+        "pending"
+    );
 }
 
 #[tokio::test]
@@ -99,28 +164,64 @@ async fn another_key_than_the_scopes_is_refused_and_an_unknown_scope_stays_unkno
     let file = dir.path().join("once.db");
     let store = SqliteStore::open(&file).await.expect("opens");
     let gate = Gate::new("billing", Key::json(["order_id"]), store);
-    assert_eq!(granted(&gate, 1).await.complete(&()).await.expect("encodes"), Completion::Applied);
+    assert_eq!(
+        granted(&gate, 1)
+            .await
+            .complete(&())
+            .await
+            .expect("encodes"),
+        Completion::Applied
+    );
     let url = format!("sqlite:{}", file.display());
 
     let inspect = async |scope: &str, key: &str| {
-        let arguments = ["inspect", "--store", &url, "--scope", scope, "--key", key, "--route", "orders"];
+        let arguments = [
+            "inspect", "--store", &url, "--scope", scope, "--key", key, "--route", "orders",
+        ];
         oncegate(&arguments, payload(1).as_bytes()).await
     };
-    assert_eq!(inspect("billing", "order_id").await.ended(0).line("state"), "state completed");
-    inspect("billing", "card").await.ended(78).says("order_id").says("card");
+    assert_eq!(
+        inspect("billing", "order_id").await.ended(0).line("state"),
+        "state completed"
+    );
+    inspect("billing", "card")
+        .await
+        .ended(78)
+        .says("order_id")
+        .says("card");
     for _ in 0..2 {
-        inspect("refunds", "card").await.ended(1).says("no gate has ever opened this scope");
+        inspect("refunds", "card")
+            .await
+            .ended(1)
+            .says("no gate has ever opened this scope");
     }
 }
 
 #[tokio::test]
 async fn stores_that_cannot_be_had() {
     let arguments = |store| {
-        ["inspect", "--store", store, "--store-key", "billing:UPt7KTwTETF9dZLHdE-MbA", "--timeout", "30s"]
+        [
+            "inspect",
+            "--store",
+            store,
+            "--store-key",
+            "billing:UPt7KTwTETF9dZLHdE-MbA",
+            "--timeout",
+            "30s",
+        ]
     };
-    oncegate(&arguments("mysql://user:secret@db"), b"").await.ended(78).says("known are redis://");
-    oncegate(&arguments("sqlite:/no/such/file.db"), b"").await.ended(69).says("/no/such/file.db");
-    for gone in ["redis://:secret@127.0.0.1:1", "postgres://u:secret@127.0.0.1:1/x"] {
+    oncegate(&arguments("mysql://user:secret@db"), b"")
+        .await
+        .ended(78)
+        .says("known are redis://");
+    oncegate(&arguments("sqlite:/no/such/file.db"), b"")
+        .await
+        .ended(69)
+        .says("/no/such/file.db");
+    for gone in [
+        "redis://:secret@127.0.0.1:1",
+        "postgres://u:secret@127.0.0.1:1/x",
+    ] {
         let gone = oncegate(&arguments(gone), b"").await;
         assert!(!gone.ended(69).err.contains("secret"), "{}", gone.err);
     }

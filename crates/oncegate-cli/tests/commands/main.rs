@@ -1,6 +1,10 @@
 //! The command as its users see it: arguments in; output, errors and exit codes out.
 
-#![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test that cannot go on has failed")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::indexing_slicing,
+    reason = "a test that cannot go on has failed"
+)]
 
 mod accept_dead_letters;
 mod accept_loss;
@@ -61,13 +65,17 @@ impl Answer {
     /// The line of the answer that begins so, with single blanks between its words.
     fn line(&self, name: &str) -> String {
         let line = self.out.lines().find(|line| line.starts_with(name));
-        let line =
-            line.unwrap_or_else(|| panic!("no line begins with {name:?}:\n{}\n{}", self.out, self.err));
+        let line = line
+            .unwrap_or_else(|| panic!("no line begins with {name:?}:\n{}\n{}", self.out, self.err));
         line.split_whitespace().collect::<Vec<_>>().join(" ")
     }
 
     fn says(&self, words: &str) -> &Self {
-        assert!(self.err.contains(words), "{words:?} is missing in:\n{}", self.err);
+        assert!(
+            self.err.contains(words),
+            "{words:?} is missing in:\n{}",
+            self.err
+        );
         self
     }
 }
@@ -95,7 +103,10 @@ async fn oncegate_with(arguments: &[&str], environment: &[(&str, &str)], input: 
 
 /// Runs the command with this input.
 async fn ended(mut command: Command, input: &[u8]) -> Answer {
-    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
     let mut child = command.spawn().expect("the command starts");
     let mut stdin = child.stdin.take().expect("standard input is a pipe");
     let feed = async move {
@@ -105,9 +116,15 @@ async fn ended(mut command: Command, input: &[u8]) -> Answer {
     };
     let ended = async { tokio::join!(feed, child.wait_with_output()).1 };
     let output = tokio::time::timeout(LIMIT, ended).await;
-    let output = output.expect("no command takes this long").expect("it ends");
+    let output = output
+        .expect("no command takes this long")
+        .expect("it ends");
     let text = |bytes| String::from_utf8(bytes).expect("the output is UTF-8");
-    Answer { code: output.status.code(), out: text(output.stdout), err: text(output.stderr) }
+    Answer {
+        code: output.status.code(),
+        out: text(output.stdout),
+        err: text(output.stderr),
+    }
 }
 
 #[tokio::test]
@@ -120,26 +137,50 @@ async fn an_interrupt_ends_a_command_that_waits() {
 async fn is_ended_by(signal: &str) {
     // It waits for a payload that never comes.
     let mut command = process::bound_to_parent(env!("CARGO_BIN_EXE_oncegate"), "KILL");
-    command.args(["key", "--key", "id"]).env("ONCEGATE_LOG", "debug");
-    command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped());
+    command
+        .args(["key", "--key", "id"])
+        .env("ONCEGATE_LOG", "debug");
+    command
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped());
     let mut process = Process::spawn("oncegate key", command);
-    let err = process.child().stderr.take().expect("standard error is a pipe");
+    let err = process
+        .child()
+        .stderr
+        .take()
+        .expect("standard error is a pipe");
     let mut lines = BufReader::new(err).lines();
-    assert!(lines.any(|line| line.expect("text").contains("started")), "it never started");
+    assert!(
+        lines.any(|line| line.expect("text").contains("started")),
+        "it never started"
+    );
     process.signal(signal);
-    assert_eq!(process.end_within(LIMIT).await.code(), Some(130), "{signal}");
-    assert!(lines.any(|line| line.expect("text").contains("interrupted")), "it does not report why it ended");
+    assert_eq!(
+        process.end_within(LIMIT).await.code(),
+        Some(130),
+        "{signal}"
+    );
+    assert!(
+        lines.any(|line| line.expect("text").contains("interrupted")),
+        "it does not report why it ended"
+    );
 }
 
 #[tokio::test]
 async fn a_reader_that_has_gone_away_is_no_error() {
     let mut command = command(&["key", "--key", "id"]);
-    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
+    command
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null());
     let mut child = command.spawn().expect("the command starts");
     drop(child.stdout.take());
     let mut stdin = child.stdin.take().expect("standard input is a pipe");
     stdin.write_all(br#"{"id":1}"#).await.expect("it reads");
     drop(stdin);
-    let ended = tokio::time::timeout(LIMIT, child.wait()).await.expect("it ends in time");
+    let ended = tokio::time::timeout(LIMIT, child.wait())
+        .await
+        .expect("it ends in time");
     assert_eq!(ended.expect("it ends").code(), Some(0));
 }

@@ -29,25 +29,45 @@ impl Done {
     async fn new() -> Self {
         let (sqs, redis) = (Sqs::shared().await, Redis::shared().await);
         let (queue, scope) = (sqs.new_queue("peek").await, unique("peek"));
-        let done = Self { sqs, redis, queue, scope };
+        let done = Self {
+            sqs,
+            redis,
+            queue,
+            scope,
+        };
         done.queue.send((0..DONE).map(order)).await;
-        let store = RedisStore::connect(done.redis.url()).await.expect("connects");
+        let store = RedisStore::connect(done.redis.url())
+            .await
+            .expect("connects");
         let gate = Gate::new(done.scope.as_str(), Key::json(["order_id"]), store);
         let source = SqsSource::from_client(done.sqs.client().clone(), done.queue.url());
         let handler = async |_: Message, _: Attempt| Ok::<(), Failure>(());
         let watched = Watched::new();
         let consumer = Consumer::new(source.wait(Duration::from_secs(1)), gate, handler);
         let consumer = consumer.observer(Arc::clone(&watched) as _);
-        consumer.run_until(watched.until("acks", DONE.into())).await.expect("it ends well");
+        consumer
+            .run_until(watched.until("acks", DONE.into()))
+            .await
+            .expect("it ends well");
         assert_eq!(watched.total("handler_runs"), u64::from(DONE));
         done
     }
 
     async fn peek(&self, more: &[&str]) -> Answer {
-        let known =
-            ["peek", "--queue", self.queue.url(), "--store", self.redis.url(), "--scope", &self.scope];
+        let known = [
+            "peek",
+            "--queue",
+            self.queue.url(),
+            "--store",
+            self.redis.url(),
+            "--scope",
+            &self.scope,
+        ];
         let arguments = [&known[..], &["--key", "order_id", "--json"], more].concat();
-        let credentials = [("AWS_ACCESS_KEY_ID", "none"), ("AWS_SECRET_ACCESS_KEY", "none")];
+        let credentials = [
+            ("AWS_ACCESS_KEY_ID", "none"),
+            ("AWS_SECRET_ACCESS_KEY", "none"),
+        ];
         oncegate_with(&arguments, &credentials, b"").await
     }
 }
@@ -59,16 +79,32 @@ async fn a_look_into_a_queue_counts_and_gives_everything_back() {
     let answer = done.peek(&["--use-up-a-receive"]).await;
     answer.ended(0);
     let json = answer.json();
-    assert_eq!((json["messages"].as_u64(), json["completed"].as_u64()), (Some(20), Some(20)));
-    assert_eq!((&json["passed"], &json["complete"]), (&true.into(), &true.into()));
+    assert_eq!(
+        (json["messages"].as_u64(), json["completed"].as_u64()),
+        (Some(20), Some(20))
+    );
+    assert_eq!(
+        (&json["passed"], &json["complete"]),
+        (&true.into(), &true.into())
+    );
     let depth = done.queue.depth().await;
-    assert_eq!((depth.visible, depth.in_flight), (20, 0), "all are visible at once");
+    assert_eq!(
+        (depth.visible, depth.in_flight),
+        (20, 0),
+        "all are visible at once"
+    );
 
     done.queue.send([order(DONE), "no JSON".to_owned()]).await;
     let answer = done.peek(&["--use-up-a-receive"]).await;
     answer.ended(1);
     let json = answer.json();
-    assert_eq!((json["would_run_again"].as_u64(), json["undecodable"].as_u64()), (Some(1), Some(1)));
+    assert_eq!(
+        (
+            json["would_run_again"].as_u64(),
+            json["undecodable"].as_u64()
+        ),
+        (Some(1), Some(1))
+    );
     assert_eq!(done.queue.depth().await.visible, 22);
 }
 
@@ -78,8 +114,13 @@ async fn a_part_of_a_queue_is_no_proof() {
     done.queue.send((0..20).map(order)).await;
     let answer = done.peek(&["--use-up-a-receive", "--most", "5"]).await;
     answer.ended(1);
-    assert_eq!((&answer.json()["messages"], &answer.json()["complete"]), (&5.into(), &false.into()));
-    done.queue.until("given back", |depth| depth.visible == 20).await;
+    assert_eq!(
+        (&answer.json()["messages"], &answer.json()["complete"]),
+        (&5.into(), &false.into())
+    );
+    done.queue
+        .until("given back", |depth| depth.visible == 20)
+        .await;
 }
 
 /// Under another route, the same payload is another message.
@@ -87,8 +128,12 @@ async fn a_part_of_a_queue_is_no_proof() {
 async fn the_messages_may_belong_to_another_route() {
     let done = Done::new().await;
     done.queue.send([order(1)]).await;
-    done.peek(&["--use-up-a-receive", "--route", "another"]).await.ended(1);
-    done.peek(&["--use-up-a-receive", "--route", done.queue.name()]).await.ended(0);
+    done.peek(&["--use-up-a-receive", "--route", "another"])
+        .await
+        .ended(1);
+    done.peek(&["--use-up-a-receive", "--route", done.queue.name()])
+        .await
+        .ended(0);
 }
 
 #[tokio::test]
@@ -116,7 +161,10 @@ async fn nothing_is_received_without_leave() {
 #[tokio::test]
 async fn a_look_into_a_queue_of_rabbitmq_gives_everything_back_in_order() {
     let (rabbit, redis) = (RabbitMq::shared().await, Redis::shared().await);
-    let (queue, scope) = (rabbit.new_queue("peek", QueueKind::Quorum).await, unique("peek"));
+    let (queue, scope) = (
+        rabbit.new_queue("peek", QueueKind::Quorum).await,
+        unique("peek"),
+    );
     queue.send((0..DONE).map(order)).await;
     let store = RedisStore::connect(redis.url()).await.expect("connects");
     let gate = Gate::new(scope.as_str(), Key::json(["order_id"]), store);
@@ -124,25 +172,51 @@ async fn a_look_into_a_queue_of_rabbitmq_gives_everything_back_in_order() {
     let watched = Watched::new();
     let consumer = Consumer::new(AmqpSource::new(rabbit.uri(), queue.name()), gate, handler);
     let consumer = consumer.observer(Arc::clone(&watched) as _);
-    consumer.run_until(watched.until("acks", DONE.into())).await.expect("it ends well");
+    consumer
+        .run_until(watched.until("acks", DONE.into()))
+        .await
+        .expect("it ends well");
 
     let ids = [3, 7, 1_000, 5];
     queue.send(ids.map(order)).await;
-    let known =
-        ["peek", "--queue", queue.name(), "--store", redis.url(), "--scope", &scope, "--key", "order_id"];
+    let known = [
+        "peek",
+        "--queue",
+        queue.name(),
+        "--store",
+        redis.url(),
+        "--scope",
+        &scope,
+        "--key",
+        "order_id",
+    ];
     let url = rabbit.uri();
     let peek = async |more: &[&str]| {
-        oncegate_with(&[&known[..], more].concat(), &[("ONCEGATE_AMQP_URL", &url)], b"").await
+        oncegate_with(
+            &[&known[..], more].concat(),
+            &[("ONCEGATE_AMQP_URL", &url)],
+            b"",
+        )
+        .await
     };
     peek(&[]).await.ended(2).says("delivery limit");
     for _ in 0..2 {
-        let json = peek(&["--use-up-a-receive", "--json"]).await.ended(1).json();
-        assert_eq!((&json["messages"], &json["would_run_again"]), (&4.into(), &1.into()), "{json}");
+        let json = peek(&["--use-up-a-receive", "--json"])
+            .await
+            .ended(1)
+            .json();
+        assert_eq!(
+            (&json["messages"], &json["would_run_again"]),
+            (&4.into(), &1.into()),
+            "{json}"
+        );
         assert_eq!(json["complete"], true);
     }
     let left = queue.take().await;
     assert_eq!(
-        left.iter().map(|message| message.data.clone()).collect::<Vec<_>>(),
+        left.iter()
+            .map(|message| message.data.clone())
+            .collect::<Vec<_>>(),
         ids.map(|id| order(id).into_bytes())
     );
 }

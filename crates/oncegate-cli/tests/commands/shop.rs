@@ -1,4 +1,5 @@
-//! A consumer that gives messages up until it is repaired, for the commands about dead letters and records.
+//! A consumer that gives messages up until it is repaired, for the commands about dead letters and
+//! records.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
@@ -28,14 +29,20 @@ impl Handler for Till {
 
     async fn handle(&self, message: &Message, _: &Attempt) -> Result<(), Failure> {
         let order: serde_json::Value = message.json()?;
-        let id = u32::try_from(order["order_id"].as_u64().unwrap_or_default()).expect("a small number");
+        let id =
+            u32::try_from(order["order_id"].as_u64().unwrap_or_default()).expect("a small number");
         if id < BAD && !self.mended.load(SeqCst) {
             return match id {
                 0 => Err(Failure::retry("the bank is closed")),
                 _ => Err(Failure::permanent(format!("no account for order {id}"))),
             };
         }
-        *self.sales.lock().expect("no thread panics while it holds the lock").entry(id).or_default() += 1;
+        *self
+            .sales
+            .lock()
+            .expect("no thread panics while it holds the lock")
+            .entry(id)
+            .or_default() += 1;
         Ok(())
     }
 }
@@ -51,7 +58,12 @@ pub(crate) struct Shop {
 impl Shop {
     pub(crate) async fn new() -> Self {
         let (redis, scope) = (Redis::shared().await, unique("shop"));
-        Self { redis, scope, till: Till::default(), dir: tempfile::tempdir().expect("a folder") }
+        Self {
+            redis,
+            scope,
+            till: Till::default(),
+            dir: tempfile::tempdir().expect("a folder"),
+        }
     }
 
     pub(crate) fn mend(&self) {
@@ -60,7 +72,11 @@ impl Shop {
 
     /// How often each order was sold.
     pub(crate) fn sales(&self) -> BTreeMap<u32, u32> {
-        self.till.sales.lock().expect("no thread panics while it holds the lock").clone()
+        self.till
+            .sales
+            .lock()
+            .expect("no thread panics while it holds the lock")
+            .clone()
     }
 
     /// Consumes until so many messages are acknowledged.
@@ -70,14 +86,26 @@ impl Shop {
         dead: impl DeadLetters + 'static,
         acks: u64,
     ) -> Arc<Watched> {
-        let store = RedisStore::connect(self.redis.url()).await.expect("connects");
+        let store = RedisStore::connect(self.redis.url())
+            .await
+            .expect("connects");
         let gate = Gate::new(self.scope.as_str(), Key::json(["order_id"]), store);
-        let gate = gate.fingerprint(FingerprintSpec::payload()).lease(Duration::from_secs(60));
+        let gate = gate
+            .fingerprint(FingerprintSpec::payload())
+            .lease(Duration::from_secs(60));
         let watched = Watched::new();
-        let consumer = Consumer::new(source, gate, self.till.clone()).max_attempts(3).dead_letters(dead);
-        let consumer = consumer.backoff(Backoff::new(Duration::from_millis(20), Duration::from_millis(40)));
+        let consumer = Consumer::new(source, gate, self.till.clone())
+            .max_attempts(3)
+            .dead_letters(dead);
+        let consumer = consumer.backoff(Backoff::new(
+            Duration::from_millis(20),
+            Duration::from_millis(40),
+        ));
         let consumer = consumer.observer(Arc::clone(&watched) as _);
-        consumer.run_until(watched.until("acks", acks)).await.expect("it ends well");
+        consumer
+            .run_until(watched.until("acks", acks))
+            .await
+            .expect("it ends well");
         watched
     }
 
@@ -102,8 +130,12 @@ impl Shop {
     /// The journal's entries of this event.
     pub(crate) fn journal(&self, event: &str) -> Vec<serde_json::Value> {
         let text = std::fs::read_to_string(self.journal_path()).unwrap_or_default();
-        let entries = text.lines().map(|line| serde_json::from_str(line).expect("JSON lines"));
-        entries.filter(|entry: &serde_json::Value| entry["event"] == event).collect()
+        let entries = text
+            .lines()
+            .map(|line| serde_json::from_str(line).expect("JSON lines"));
+        entries
+            .filter(|entry: &serde_json::Value| entry["event"] == event)
+            .collect()
     }
 }
 

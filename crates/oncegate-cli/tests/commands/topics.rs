@@ -1,6 +1,8 @@
 //! `oncegate topics create` against a real broker.
 
-use oncegate_testkit::{Certificates, Kafka, RabbitMq, SecuredKafka, TokenFlaw, TokenServer, unique};
+use oncegate_testkit::{
+    Certificates, Kafka, RabbitMq, SecuredKafka, TokenFlaw, TokenServer, unique,
+};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -57,7 +59,11 @@ dead_letters = {{ kafka = "{source}.dead" }}
 
     async fn create(&self, flags: &[&str]) -> Answer {
         let path = self.dir.path().join("oncegate.toml");
-        oncegate(&[&["topics", "create", path.to_str().unwrap()], flags].concat(), b"").await
+        oncegate(
+            &[&["topics", "create", path.to_str().unwrap()], flags].concat(),
+            b"",
+        )
+        .await
     }
 
     /// The topics with their roles, states and partitions.
@@ -70,7 +76,12 @@ dead_letters = {{ kafka = "{source}.dead" }}
             assert!(text("topic").starts_with(&self.source));
             (text("role"), text("state"), topic["partitions"].clone())
         };
-        document["topics"].as_array().unwrap().iter().map(topic).collect()
+        document["topics"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(topic)
+            .collect()
     }
 }
 
@@ -88,42 +99,83 @@ async fn the_missing_topics_are_shown_created_on_request_and_left_alone_then() {
     let line = shown.ended(1).line(&format!("{}.dead:", named.source));
     assert_eq!(
         line,
-        format!("{}.dead: to create, 3 partitions, 1 replica (dead letters of audit)", named.source)
+        format!(
+            "{}.dead: to create, 3 partitions, 1 replica (dead letters of audit)",
+            named.source
+        )
     );
-    named.create(&flags).await.ended(2).says("add --yes to do it");
+    named
+        .create(&flags)
+        .await
+        .ended(2)
+        .says("add --yes to do it");
     assert_eq!(
         named.found(&[&flags[..], &["--dry-run"]].concat()).await,
         all("missing", &json!(3)),
         "nothing yet"
     );
 
-    assert_eq!(named.found(&[&flags[..], &["--yes"]].concat()).await, all("created", &json!(3)));
-    assert_eq!(named.kafka.end_offsets(&named.source).await.len(), 3, "the broker has its partitions");
+    assert_eq!(
+        named.found(&[&flags[..], &["--yes"]].concat()).await,
+        all("created", &json!(3))
+    );
+    assert_eq!(
+        named.kafka.end_offsets(&named.source).await.len(),
+        3,
+        "the broker has its partitions"
+    );
     let again = named.create(&["--partitions", "9"]).await;
     let line = again.ended(0).line(&format!("{}:", named.source));
-    assert_eq!(line, format!("{}: exists, 3 partitions, 1 replica (consumed by audit)", named.source));
+    assert_eq!(
+        line,
+        format!(
+            "{}: exists, 3 partitions, 1 replica (consumed by audit)",
+            named.source
+        )
+    );
 }
 
-/// Runs `oncegate check --online`, which finds a dead-letter topic that is too small for its messages.
+/// Runs `oncegate check --online`, which finds a dead-letter topic that is too small for its
+/// messages.
 #[tokio::test]
 async fn created_topics_take_dead_letters_of_the_largest_messages() {
     let named = Named::new().await;
     named.create(&["--yes"]).await.ended(0);
     let path = named.dir.path().join("oncegate.toml");
     let checked = oncegate(&["check", path.to_str().unwrap(), "--online"], b"").await;
-    assert!(!checked.out.contains("max.message.bytes"), "{}", checked.out);
-    assert!(checked.out.contains(&format!("topic {}.dead", named.source)), "{}", checked.out);
+    assert!(
+        !checked.out.contains("max.message.bytes"),
+        "{}",
+        checked.out
+    );
+    assert!(
+        checked
+            .out
+            .contains(&format!("topic {}.dead", named.source)),
+        "{}",
+        checked.out
+    );
     assert!(!checked.out.contains("\\n"), "{}", checked.out);
 }
 
 #[tokio::test]
 async fn a_user_who_logs_in_with_tokens_creates_topics_and_a_wrong_token_is_one_error() {
-    let (certificates, tokens) = (Certificates::for_names("IP:127.0.0.1"), TokenServer::start(60).await);
+    let (certificates, tokens) = (
+        Certificates::for_names("IP:127.0.0.1"),
+        TokenServer::start(60).await,
+    );
     let kafka = SecuredKafka::start_with_tokens(&certificates, &tokens).await;
     let properties = token_properties(&certificates, &tokens);
     let named = Named::at(kafka.oauth(), Kafka::at(kafka.bootstrap()), &properties);
-    assert_eq!(named.found(&["--partitions", "3", "--yes"]).await, all("created", &json!(3)));
-    assert_eq!(named.kafka.end_offsets(&named.source).await.len(), 3, "the broker has its partitions");
+    assert_eq!(
+        named.found(&["--partitions", "3", "--yes"]).await,
+        all("created", &json!(3))
+    );
+    assert_eq!(
+        named.kafka.end_offsets(&named.source).await.len(),
+        3,
+        "the broker has its partitions"
+    );
     assert_eq!(named.found(&[]).await, all("exists", &json!(3)));
     tokens.grant_with(Some(TokenFlaw::OtherKey));
     let refused = named.create(&["--yes"]).await;
@@ -134,19 +186,41 @@ async fn a_user_who_logs_in_with_tokens_creates_topics_and_a_wrong_token_is_one_
 #[tokio::test]
 async fn topics_of_producers_can_be_left_out_and_what_is_refused_is_told() {
     let named = Named::new().await;
-    let refused = named.create(&["--except-sources", "--yes", "--replication-factor", "500"]).await;
-    refused.ended(78).says("not all topics and queues were created");
-    assert!(refused.out.contains(&format!("topic {}.dead was not created", named.source)), "{}", refused.out);
+    let refused = named
+        .create(&["--except-sources", "--yes", "--replication-factor", "500"])
+        .await;
+    refused
+        .ended(78)
+        .says("not all topics and queues were created");
+    assert!(
+        refused
+            .out
+            .contains(&format!("topic {}.dead was not created", named.source)),
+        "{}",
+        refused.out
+    );
     let created = named.found(&["--except-sources", "--yes"]).await;
-    let roles: Vec<_> = created.iter().map(|(role, state, _)| (role.as_str(), state.as_str())).collect();
-    assert_eq!(roles, [("retry", "created"), ("dead_letters", "created")], "with the broker's own numbers");
+    let roles: Vec<_> = created
+        .iter()
+        .map(|(role, state, _)| (role.as_str(), state.as_str()))
+        .collect();
+    assert_eq!(
+        roles,
+        [("retry", "created"), ("dead_letters", "created")],
+        "with the broker's own numbers"
+    );
 }
 
 #[tokio::test]
 async fn a_configuration_without_topics_or_without_a_broker_is_told() {
     let dir = tempfile::tempdir().unwrap();
     let folder = dir.path().join("billing");
-    oncegate(&["init", folder.to_str().unwrap(), "--language", "bash"], b"").await.ended(0);
+    oncegate(
+        &["init", folder.to_str().unwrap(), "--language", "bash"],
+        b"",
+    )
+    .await
+    .ended(0);
     let path = folder.join("oncegate.toml");
     let answer = oncegate(&["topics", "create", path.to_str().unwrap()], b"").await;
     answer.ended(78).says("names no topic of Kafka");
@@ -173,25 +247,55 @@ dead_letters = {{ amqp = "{queue}.dead" }}
     let path = dir.path().join("oncegate.toml");
     std::fs::write(&path, consumer("guest")).unwrap();
     let create = async |flags: &[&str]| {
-        oncegate(&[&["topics", "create", path.to_str().unwrap()], flags].concat(), b"").await
+        oncegate(
+            &[&["topics", "create", path.to_str().unwrap()], flags].concat(),
+            b"",
+        )
+        .await
     };
-    let line = create(&["--dry-run"]).await.ended(1).line(&format!("{queue}.dead:"));
-    assert_eq!(line, format!("{queue}.dead: to create, a quorum queue (dead letters of billing)"));
+    let line = create(&["--dry-run"])
+        .await
+        .ended(1)
+        .line(&format!("{queue}.dead:"));
+    assert_eq!(
+        line,
+        format!("{queue}.dead: to create, a quorum queue (dead letters of billing)")
+    );
     let created = create(&["--yes"]).await;
-    assert_eq!(created.ended(0).line(&format!("created {queue}.dead")), format!("created {queue}.dead"));
+    assert_eq!(
+        created.ended(0).line(&format!("created {queue}.dead")),
+        format!("created {queue}.dead")
+    );
     assert_eq!(created.err, "", "a queue that is missing is no error here");
-    for (name, limit) in [(queue.clone(), Value::Null), (format!("{queue}.dead"), json!(-1))] {
-        let described = rabbit.manage("GET", &format!("/api/queues/%2F/{name}"), "").await;
+    for (name, limit) in [
+        (queue.clone(), Value::Null),
+        (format!("{queue}.dead"), json!(-1)),
+    ] {
+        let described = rabbit
+            .manage("GET", &format!("/api/queues/%2F/{name}"), "")
+            .await;
         let described: Value = serde_json::from_slice(&described.body).unwrap();
-        assert_eq!((&described["type"], &described["durable"]), (&json!("quorum"), &json!(true)));
+        assert_eq!(
+            (&described["type"], &described["durable"]),
+            (&json!("quorum"), &json!(true))
+        );
         assert_eq!(described["arguments"]["x-delivery-limit"], limit, "{name}");
     }
     let again = create(&["--yes"]).await;
-    assert_eq!(again.ended(0).line(&format!("{queue}:")), format!("{queue}: exists (consumed by billing)"));
+    assert_eq!(
+        again.ended(0).line(&format!("{queue}:")),
+        format!("{queue}: exists (consumed by billing)")
+    );
     // A user without the right.
     let user = rabbit.new_user("^$", ".*", ".*").await;
     let text = consumer(&user).replace(&queue, &unique("queues"));
     std::fs::write(&path, text).unwrap();
     let refused = create(&["--yes"]).await;
-    assert!(refused.ended(78).out.contains("grant the permission `configure`"), "{refused:?}");
+    assert!(
+        refused
+            .ended(78)
+            .out
+            .contains("grant the permission `configure`"),
+        "{refused:?}"
+    );
 }

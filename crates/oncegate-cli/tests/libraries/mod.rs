@@ -6,7 +6,11 @@ use tempfile::TempDir;
 
 /// A folder of this repository.
 pub(crate) fn repository(path: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(path).canonicalize().unwrap()
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../..")
+        .join(path)
+        .canonicalize()
+        .unwrap()
 }
 
 /// Both libraries, until this value is dropped.
@@ -18,7 +22,8 @@ impl Libraries {
     pub(crate) fn new() -> Self {
         let modules = tempfile::tempdir().unwrap();
         // Node finds a package by the name of its folder.
-        std::os::unix::fs::symlink(repository("packages/node"), modules.path().join("oncegate")).unwrap();
+        std::os::unix::fs::symlink(repository("packages/node"), modules.path().join("oncegate"))
+            .unwrap();
         Self { modules }
     }
 
@@ -34,6 +39,10 @@ impl Libraries {
 
     /// A command that runs a script in Node.
     pub(crate) fn node(&self, script: &Path) -> String {
-        format!("env 'NODE_PATH={}' node '{}'", self.modules.path().display(), script.display())
+        format!(
+            "env 'NODE_PATH={}' node '{}'",
+            self.modules.path().display(),
+            script.display()
+        )
     }
 }

@@ -6,31 +6,60 @@ use super::stores::{interrupt, started};
 use super::{LIMIT, RIGHT_KEY, Stage, worker};
 
 /// The faults that need the broker, and a loss of records, after which all is sent again.
-const FAULTS: &str =
-    "redelivery,producer-duplicates,reordering,rebalance,two-consumers,kill-after-effect,freeze,store-loss";
+const FAULTS: &str = "redelivery,producer-duplicates,reordering,rebalance,two-consumers,kill-after-effect,freeze,store-loss";
 
 /// The rounds with a kill wait for the end of its session.
-const SHORT_SESSIONS: [&str; 4] =
-    ["--property", "session.timeout.ms=6000", "--property", "heartbeat.interval.ms=500"];
+const SHORT_SESSIONS: [&str; 4] = [
+    "--property",
+    "session.timeout.ms=6000",
+    "--property",
+    "heartbeat.interval.ms=500",
+];
 
 // invariant: right-handlers-clean, planted-bugs-found
 #[tokio::test]
 async fn kafka_is_used_in_topics_and_groups_that_are_removed() {
-    let (stage, broker, store) = (Stage::new(), KafkaBroker::start().await, RedisServer::start().await);
+    let (stage, broker, store) = (
+        Stage::new(),
+        KafkaBroker::start().await,
+        RedisServer::start().await,
+    );
     let kafka = Kafka::at(broker.bootstrap());
-    for (bug, faults, rounds, code) in
-        [("right", FAULTS, "8", 0), ("no_downstream_key", "kill-after-effect", "2", 1)]
-    {
+    for (bug, faults, rounds, code) in [
+        ("right", FAULTS, "8", 0),
+        ("no_downstream_key", "kill-after-effect", "2", 1),
+    ] {
         let program = worker("worker.py", bug);
-        let flags = ["--handler-exec", &program, "--brokers", broker.bootstrap(), "--store", store.url()];
-        let flags = [&flags[..], &["--faults", faults, "--rounds", rounds], &SHORT_SESSIONS].concat();
+        let flags = [
+            "--handler-exec",
+            &program,
+            "--brokers",
+            broker.bootstrap(),
+            "--store",
+            store.url(),
+        ];
+        let flags = [
+            &flags[..],
+            &["--faults", faults, "--rounds", rounds],
+            &SHORT_SESSIONS,
+        ]
+        .concat();
         let proved = stage.prove(RIGHT_KEY, &flags).await;
         let found = proved.ended(code).defects().contains(&"no-downstream-key");
         assert_eq!(found, code == 1, "seed {}: {}", stage.seed, proved.out);
         if found {
-            assert!(proved.err.contains(&format!("--brokers {}", broker.bootstrap())), "{}", proved.err);
+            assert!(
+                proved
+                    .err
+                    .contains(&format!("--brokers {}", broker.bootstrap())),
+                "{}",
+                proved.err
+            );
         }
-        assert!(kafka.named("oncegate-prove").await.is_empty(), "what is left");
+        assert!(
+            kafka.named("oncegate-prove").await.is_empty(),
+            "what is left"
+        );
         assert!(store.keys().await.is_empty(), "what is left");
     }
 }
@@ -39,16 +68,25 @@ async fn kafka_is_used_in_topics_and_groups_that_are_removed() {
 async fn an_interrupt_leaves_no_topic() {
     let (stage, broker) = (Stage::new(), KafkaBroker::start().await);
     let kafka = Kafka::at(broker.bootstrap());
-    let trial = started(&stage, &["--brokers", broker.bootstrap(), "--seconds", "600"], stage.dir.path());
-    until("topics and groups of the trial", LIMIT, async || {
-        match kafka.named("oncegate-prove").await.len() {
+    let trial = started(
+        &stage,
+        &["--brokers", broker.bootstrap(), "--seconds", "600"],
+        stage.dir.path(),
+    );
+    until(
+        "topics and groups of the trial",
+        LIMIT,
+        async || match kafka.named("oncegate-prove").await.len() {
             few @ ..3 => Err(format!("{few} of them")),
             _ => Ok(()),
-        }
-    })
+        },
+    )
     .await;
     interrupt(trial).await;
-    assert!(kafka.named("oncegate-prove").await.is_empty(), "what is left");
+    assert!(
+        kafka.named("oncegate-prove").await.is_empty(),
+        "what is left"
+    );
 }
 
 #[tokio::test]
@@ -58,9 +96,19 @@ async fn mistakes_in_the_brokers_are_named() {
     let prove = ["--handler-exec", &program, "--brokers", "127.0.0.1:1"];
     let away = stage.prove(RIGHT_KEY, &prove).await;
     assert!(away.ended(69).err.contains("127.0.0.1:1"), "{}", away.err);
-    let refused = stage.prove(RIGHT_KEY, &[&prove[..], &["--property", "no.such=1"]].concat()).await;
+    let refused = stage
+        .prove(
+            RIGHT_KEY,
+            &[&prove[..], &["--property", "no.such=1"]].concat(),
+        )
+        .await;
     assert!(refused.ended(78).err.contains("no.such"), "{}", refused.err);
-    let alone = stage.prove(RIGHT_KEY, &["--handler-exec", &program, "--property", "a=b"]).await;
+    let alone = stage
+        .prove(
+            RIGHT_KEY,
+            &["--handler-exec", &program, "--property", "a=b"],
+        )
+        .await;
     assert!(alone.ended(2).err.contains("--brokers"), "{}", alone.err);
 }
 
@@ -94,10 +142,26 @@ async fn the_login_of_a_configuration_is_used_at_the_brokers_that_are_named() {
         authority = certificates.file("ca.pem"),
         user = SecuredKafka::USER,
     );
-    let (of_cluster, rounds) = (["--brokers", &kafka.sasl()], ["--faults", "redelivery", "--rounds", "1"]);
-    stage.prove_configured(&configuration, &[&of_cluster[..], &rounds].concat()).await.ended(0);
+    let (of_cluster, rounds) = (
+        ["--brokers", &kafka.sasl()],
+        ["--faults", "redelivery", "--rounds", "1"],
+    );
+    stage
+        .prove_configured(&configuration, &[&of_cluster[..], &rounds].concat())
+        .await
+        .ended(0);
     let wrong = ["--property", "sasl.password=wrong"];
-    let refused = stage.prove_configured(&configuration, &[&of_cluster[..], &rounds, &wrong].concat()).await;
-    assert!(refused.ended(78).err.contains("sasl.password"), "{}", refused.err);
-    assert!(!refused.err.contains(SecuredKafka::PASSWORD), "{}", refused.err);
+    let refused = stage
+        .prove_configured(&configuration, &[&of_cluster[..], &rounds, &wrong].concat())
+        .await;
+    assert!(
+        refused.ended(78).err.contains("sasl.password"),
+        "{}",
+        refused.err
+    );
+    assert!(
+        !refused.err.contains(SecuredKafka::PASSWORD),
+        "{}",
+        refused.err
+    );
 }

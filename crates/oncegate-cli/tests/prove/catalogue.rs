@@ -1,13 +1,17 @@
 //! The entries of the workers in `docs/prove/catalogue.html`, behind those of Rust.
 //!
-//! Processes are real, so two timelines of one bug differ. What must not differ is which bugs have an entry, the defects
-//! that they are found as, and the sentences of the judge without what depends on the moment.
+//! Processes are real, so two timelines of one bug differ. What must not differ is which bugs have
+//! an entry, the defects that they are found as, and the sentences of the judge without what
+//! depends on the moment.
 
 use oncegate_testing::Fault;
 
 use super::planted;
 
-const PAGE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/prove/catalogue.html");
+const PAGE: &str = concat!(
+    env!("CARGO_MANIFEST_DIR"),
+    "/../../docs/prove/catalogue.html"
+);
 
 /// What stands before the entries of the workers.
 const HEADING: &str = "<h1 id=\"workers\">Workers in Python and Node</h1>\n";
@@ -26,10 +30,14 @@ pub(super) struct Entry {
 pub(super) struct Published(Vec<(String, String, String)>);
 
 impl Entry {
-    /// Takes the section of the defect from a report, without the command that repeats it and the table of events.
+    /// Takes the section of the defect from a report, without the command that repeats it and the
+    /// table of events.
     pub(super) fn of_report(title: String, defect: &str, report: &str) -> Self {
         let heading = format!("<section id=\"{defect}\">\n<h2>{defect}: ");
-        let section = report.split_once(&heading).expect("the report has the defect").1;
+        let section = report
+            .split_once(&heading)
+            .expect("the report has the defect")
+            .1;
         let (what, rest) = section.split_once("</h2>\n").unwrap();
         let (words, rest) = rest.split_once("<p>Round ").unwrap();
         let picture = rest.split_once("<div class=\"picture\">").unwrap().1;
@@ -37,7 +45,12 @@ impl Entry {
         let html = format!(
             "<section>\n<h2>{title}</h2>\n<p><strong>{defect}</strong>: {what}</p>\n{words}<div class=\"picture\">{picture}</div>\n</section>\n"
         );
-        Self { title, defect: defect.to_owned(), what: shape(what), html }
+        Self {
+            title,
+            defect: defect.to_owned(),
+            what: shape(what),
+            html,
+        }
     }
 }
 
@@ -47,10 +60,17 @@ impl Published {
     pub(super) fn has(&self, entry: &Entry) {
         let known = self.0.iter().find(|(title, ..)| *title == entry.title);
         let Some((_, defect, what)) = known else {
-            panic!("there is no {:?}; scripts/prove-catalogue writes it", entry.title)
+            panic!(
+                "there is no {:?}; scripts/prove-catalogue writes it",
+                entry.title
+            )
         };
         if *defect == entry.defect {
-            assert_eq!(*what, entry.what, "{}: scripts/prove-catalogue brings it up to date", entry.title);
+            assert_eq!(
+                *what, entry.what,
+                "{}: scripts/prove-catalogue brings it up to date",
+                entry.title
+            );
         }
     }
 }
@@ -65,17 +85,28 @@ pub(super) fn read() -> Published {
         let (what, _) = rest.split_once("</p>").unwrap();
         (title.to_owned(), defect.to_owned(), shape(what))
     };
-    Published(workers.split("<section>\n<h2>").skip(1).map(entry).collect())
+    Published(
+        workers
+            .split("<section>\n<h2>")
+            .skip(1)
+            .map(entry)
+            .collect(),
+    )
 }
 
-/// A sentence of the judge without numbers, the names of steps, and the faults that began before what happened.
+/// A sentence of the judge without numbers, the names of steps, and the faults that began before
+/// what happened.
 fn shape(what: &str) -> String {
     let unquoted: Vec<&str> = what.split("&quot;").step_by(2).collect();
-    let shape = unquoted.join("step").replace(|c: char| c.is_ascii_digit(), "#");
+    let shape = unquoted
+        .join("step")
+        .replace(|c: char| c.is_ascii_digit(), "#");
     // A lease that is lost on a busy machine is no fault of the trial.
     let shape = shape.replace(" though no fault explains it", "");
     Fault::ALL.iter().fold(shape, |shape, fault| {
-        shape.replace(&format!(" after {fault}"), "").replace(&format!(", {fault}"), "")
+        shape
+            .replace(&format!(" after {fault}"), "")
+            .replace(&format!(", {fault}"), "")
     })
 }
 
@@ -87,7 +118,9 @@ async fn write() {
     }
     let page = std::fs::read_to_string(PAGE).unwrap();
     let page = page.strip_suffix(END).unwrap();
-    let of_rust = page.split_once(HEADING).map_or(page, |(of_rust, _)| of_rust);
+    let of_rust = page
+        .split_once(HEADING)
+        .map_or(page, |(of_rust, _)| of_rust);
     std::fs::write(PAGE, format!("{of_rust}{HEADING}{entries}{END}")).unwrap();
 }
 
@@ -100,8 +133,15 @@ async fn the_published_catalogue_has_every_planted_worker() {
     let Published(entries) = read();
     let titles: Vec<&String> = entries.iter().map(|(title, ..)| title).collect();
     let planted: Vec<String> = planted::all().map(planted::Planted::title).collect();
-    assert_eq!(titles, planted.iter().collect::<Vec<_>>(), "scripts/prove-catalogue writes them");
+    assert_eq!(
+        titles,
+        planted.iter().collect::<Vec<_>>(),
+        "scripts/prove-catalogue writes them"
+    );
     for (one, (title, defect, _)) in planted::all().zip(&entries) {
-        assert!(one.expected.contains(&defect.as_str()), "{title} is found as {defect}");
+        assert!(
+            one.expected.contains(&defect.as_str()),
+            "{title} is found as {defect}"
+        );
     }
 }

@@ -1,9 +1,14 @@
-//! `oncegate prove`: workers in Python and Node with planted bugs, each of which it must find, and right ones.
+//! `oncegate prove`: workers in Python and Node with planted bugs, each of which it must find, and
+//! right ones.
 //!
-//! `ONCEGATE_SEED=n` repeats a run, `ONCEGATE_PROVE_RUNS=1000` tries the right workers so often, and
-//! `ONCEGATE_PROVE_DEFAULTS=FILE` tries the planted bugs at default settings.
+//! `ONCEGATE_SEED=n` repeats a run, `ONCEGATE_PROVE_RUNS=1000` tries the right workers so often,
+//! and `ONCEGATE_PROVE_DEFAULTS=FILE` tries the planted bugs at default settings.
 
-#![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test that cannot go on has failed")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::indexing_slicing,
+    reason = "a test that cannot go on has failed"
+)]
 
 mod brokers;
 mod catalogue;
@@ -21,7 +26,8 @@ use serde_json::Value;
 use tempfile::TempDir;
 use tokio::process::Command;
 
-/// The longest wait for a trial: each has a few rounds of seconds, on a machine that may be ten times slower.
+/// The longest wait for a trial: each has a few rounds of seconds, on a machine that may be ten
+/// times slower.
 const LIMIT: Duration = Duration::from_secs(600);
 
 /// Five orders, of which two differ in their currency alone.
@@ -53,15 +59,16 @@ impl Stage {
     fn new() -> Self {
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(dir.path().join("orders.jsonl"), SAMPLES).unwrap();
-        let seed =
-            std::env::var("ONCEGATE_SEED").map_or_else(|_| random_seed(), |seed| seed.parse().unwrap());
+        let seed = std::env::var("ONCEGATE_SEED")
+            .map_or_else(|_| random_seed(), |seed| seed.parse().unwrap());
         println!("seed {seed}");
         Self { dir, seed }
     }
 
     /// Runs `oncegate prove` with the samples of the folder and this key.
     async fn prove(&self, key: &str, flags: &[&str]) -> Proved {
-        self.ended(self.command(&[&["--key", key], flags].concat())).await
+        self.ended(self.command(&[&["--key", key], flags].concat()))
+            .await
     }
 
     /// `oncegate prove` with the samples of the folder.
@@ -79,18 +86,33 @@ impl Stage {
         for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("ONCEGATE_")) {
             command.env_remove(name);
         }
-        command.args(["prove", "--samples", "orders.jsonl", "--volatile", "sent_at"]);
+        command.args([
+            "prove",
+            "--samples",
+            "orders.jsonl",
+            "--volatile",
+            "sent_at",
+        ]);
         command.args(["--seed", &self.seed.to_string()]).args(flags);
         command.current_dir(self.dir.path()).kill_on_drop(true);
-        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
         command
     }
 
     async fn ended(&self, mut command: Command) -> Proved {
         let output = tokio::time::timeout(LIMIT, command.output()).await;
-        let output = output.unwrap_or_else(|_| panic!("seed {}: it takes too long", self.seed)).unwrap();
+        let output = output
+            .unwrap_or_else(|_| panic!("seed {}: it takes too long", self.seed))
+            .unwrap();
         let text = |bytes| String::from_utf8(bytes).unwrap();
-        Proved { code: output.status.code(), out: text(output.stdout), err: text(output.stderr) }
+        Proved {
+            code: output.status.code(),
+            out: text(output.stdout),
+            err: text(output.stderr),
+        }
     }
 
     fn read(&self, path: &str) -> String {
@@ -106,7 +128,10 @@ impl Proved {
 
     /// The kinds of defects, from the lines of the answer.
     fn defects(&self) -> Vec<&str> {
-        self.out.lines().filter_map(|line| Some(line.split_once(':')?.0)).collect()
+        self.out
+            .lines()
+            .filter_map(|line| Some(line.split_once(':')?.0))
+            .collect()
     }
 
     fn json(&self) -> Value {
@@ -116,18 +141,30 @@ impl Proved {
 
 /// A command that runs one of the workers of this folder.
 fn worker(script: &str, bug: &str) -> String {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/prove/workers").join(script);
-    let program = if script.ends_with(".py") { "python3" } else { "node" };
+    let path = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("tests/prove/workers")
+        .join(script);
+    let program = if script.ends_with(".py") {
+        "python3"
+    } else {
+        "node"
+    };
     format!("{program} '{}' {bug}", path.display())
 }
 
 /// The flags for workers that take batches.
 fn batch_flags(script: &str) -> &'static [&'static str] {
-    if script == "batches.py" { &["--batch-messages", "4"] } else { &[] }
+    if script == "batches.py" {
+        &["--batch-messages", "4"]
+    } else {
+        &[]
+    }
 }
 
 /// A seed that differs between runs.
 fn random_seed() -> u64 {
-    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
+    let now = std::time::SystemTime::now()
+        .duration_since(std::time::UNIX_EPOCH)
+        .unwrap();
     u64::from(now.subsec_nanos())
 }

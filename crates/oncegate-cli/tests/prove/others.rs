@@ -24,23 +24,40 @@ async fn is_clean(flags: &[&str]) {
     let stage = Stage::new();
     let proved = stage.prove(RIGHT_KEY, &[flags, &["--json"]].concat()).await;
     let document = proved.ended(0).json();
-    assert_eq!(document["passed"], json!(true), "seed {}: {document:#}", stage.seed);
-    assert!(document["effects"].as_u64() >= Some(5), "seed {}: {document:#}", stage.seed);
+    assert_eq!(
+        document["passed"],
+        json!(true),
+        "seed {}: {document:#}",
+        stage.seed
+    );
+    assert!(
+        document["effects"].as_u64() >= Some(5),
+        "seed {}: {document:#}",
+        stage.seed
+    );
 }
 
-/// How many rounds there are with all faults, and with a part of them: each by itself, and some with several.
+/// How many rounds there are with all faults, and with a part of them: each by itself, and some
+/// with several.
 const ROUNDS: &str = "26";
 const ROUNDS_OF_A_PART: &str = "9";
 
-/// Every day, each worker is tried with a third of the faults, so that each fault meets two of them.
-/// `ONCEGATE_PROVE_RUNS=n` sets how many runs there are, each with another seed and all faults. Each takes some 10 s.
+/// Every day, each worker is tried with a third of the faults, so that each fault meets two of
+/// them. `ONCEGATE_PROVE_RUNS=n` sets how many runs there are, each with another seed and all
+/// faults. Each takes some 10 s.
 // invariant: right-handlers-clean
 #[tokio::test]
 async fn nothing_is_found_in_right_workers_in_python_and_node() {
     let given = std::env::var("ONCEGATE_PROVE_RUNS").ok();
-    let runs = given.as_ref().map_or(RIGHT.len(), |runs| runs.parse().unwrap());
+    let runs = given
+        .as_ref()
+        .map_or(RIGHT.len(), |runs| runs.parse().unwrap());
     for (run, (script, name)) in (1..=runs).zip(RIGHT.into_iter().cycle()) {
-        let part = Fault::ALL.iter().skip(run % 3).step_by(3).map(|fault| fault.as_str());
+        let part = Fault::ALL
+            .iter()
+            .skip(run % 3)
+            .step_by(3)
+            .map(|fault| fault.as_str());
         let part = part.collect::<Vec<_>>().join(",");
         let faults = match given {
             None => vec!["--rounds", ROUNDS_OF_A_PART, "--faults", &part],
@@ -48,56 +65,102 @@ async fn nothing_is_found_in_right_workers_in_python_and_node() {
         };
         println!("run {run} of {runs}: {script} {name} {faults:?}");
         let program = worker(script, name);
-        is_clean(&[&["--handler-exec", &program], &faults[..], batch_flags(script)].concat()).await;
+        is_clean(
+            &[
+                &["--handler-exec", &program],
+                &faults[..],
+                batch_flags(script),
+            ]
+            .concat(),
+        )
+        .await;
     }
 }
 
 // invariant: right-handlers-clean
 #[tokio::test]
 async fn a_command_for_each_message_is_tried_too() {
-    let faults = ["--faults", "kill-after-effect,refused,answer-lost,two-consumers", "--rounds", "5"];
-    is_clean(&[&["--handler-command", &worker("command.py", "")][..], &faults].concat()).await;
+    let faults = [
+        "--faults",
+        "kill-after-effect,refused,answer-lost,two-consumers",
+        "--rounds",
+        "5",
+    ];
+    is_clean(
+        &[
+            &["--handler-command", &worker("command.py", "")][..],
+            &faults,
+        ]
+        .concat(),
+    )
+    .await;
 }
 
 // invariant: right-handlers-clean, planted-bugs-found
 #[tokio::test]
 async fn a_worker_behind_http_is_tried_too() {
     let stage = Stage::new();
-    let cases: [(&str, &[&str], i32); 3] =
-        [("right", &[], 0), ("right", &["--batch-messages", "3"], 0), ("no_downstream_key", &[], 1)];
+    let cases: [(&str, &[&str], i32); 3] = [
+        ("right", &[], 0),
+        ("right", &["--batch-messages", "3"], 0),
+        ("no_downstream_key", &[], 1),
+    ];
     for (bug, batches, code) in cases {
         let (port, downstream) = (LoopbackPort::reserve(), LoopbackPort::reserve());
         let listen = format!("127.0.0.1:{}", downstream.number());
         let mut command = process::bound_to_parent("python3", "KILL");
-        let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/prove/workers/worker_http.py");
+        let script = concat!(
+            env!("CARGO_MANIFEST_DIR"),
+            "/tests/prove/workers/worker_http.py"
+        );
         command.args([script, &port.number().to_string(), bug]);
         command.env("ONCEGATE_DOWNSTREAM", format!("http://{listen}"));
-        let _worker = Process::spawn_logged("worker", command, &stage.dir.path().join("worker.log"));
+        let _worker =
+            Process::spawn_logged("worker", command, &stage.dir.path().join("worker.log"));
         let url = format!("http://127.0.0.1:{}/", port.number());
         drop(downstream);
         let flags = ["--handler", &url, "--listen", &listen, "--rounds", "4"];
         let faults = ["--faults", "answer-lost,refused,two-consumers"];
-        let proved = stage.prove(RIGHT_KEY, &[&flags[..], &faults, batches].concat()).await;
+        let proved = stage
+            .prove(RIGHT_KEY, &[&flags[..], &faults, batches].concat())
+            .await;
         proved.ended(code);
         let found = proved.defects().contains(&"no-downstream-key");
         assert_eq!(found, code == 1, "seed {}: {}", stage.seed, proved.out);
     }
 }
 
-/// Has headless Chromium open the report, and returns the document that it shows. ONCEGATE_SCREENSHOT names a file for a
-/// picture of it.
+/// Has headless Chromium open the report, and returns the document that it shows.
+/// ONCEGATE_SCREENSHOT names a file for a picture of it.
 async fn in_chromium(stage: &Stage) -> String {
     let profile = tempfile::tempdir().unwrap();
     let open = async |option: &str| {
         let mut command = Command::new("chromium");
-        command.args(["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]);
+        command.args([
+            "--headless=new",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--disable-dev-shm-usage",
+        ]);
         command.args(["--hide-scrollbars", "--window-size=1280,900", option]);
         command.arg(format!("--user-data-dir={}", profile.path().display()));
-        command.arg(format!("file://{}", stage.dir.path().join("out/prove/report.html").display()));
-        command.stdin(Stdio::null()).stderr(Stdio::piped()).kill_on_drop(true);
-        let ended = tokio::time::timeout(LIMIT, command.output()).await.expect("Chromium ends");
+        command.arg(format!(
+            "file://{}",
+            stage.dir.path().join("out/prove/report.html").display()
+        ));
+        command
+            .stdin(Stdio::null())
+            .stderr(Stdio::piped())
+            .kill_on_drop(true);
+        let ended = tokio::time::timeout(LIMIT, command.output())
+            .await
+            .expect("Chromium ends");
         let ended = ended.expect("Chromium is there: scripts/fetch-servers installs it");
-        assert!(ended.status.success(), "{}", String::from_utf8_lossy(&ended.stderr));
+        assert!(
+            ended.status.success(),
+            "{}",
+            String::from_utf8_lossy(&ended.stderr)
+        );
         String::from_utf8(ended.stdout).unwrap()
     };
     if let Ok(path) = std::env::var("ONCEGATE_SCREENSHOT") {
@@ -111,11 +174,26 @@ async fn in_chromium(stage: &Stage) -> String {
 async fn the_reports_have_the_finding_and_repeat_it() {
     let stage = Stage::new();
     let program = worker("worker.py", "no_downstream_key");
-    let flags =
-        ["--handler-exec", &program, "--faults", "answer-lost", "--rounds", "2", "--report", "out/prove"];
+    let flags = [
+        "--handler-exec",
+        &program,
+        "--faults",
+        "answer-lost",
+        "--rounds",
+        "2",
+        "--report",
+        "out/prove",
+    ];
     let proved = stage.prove(RIGHT_KEY, &flags).await;
-    assert_eq!(proved.ended(1).defects(), ["no-downstream-key"], "seed {}: {}", stage.seed, proved.out);
-    let document: serde_json::Value = serde_json::from_str(&stage.read("out/prove/report.json")).unwrap();
+    assert_eq!(
+        proved.ended(1).defects(),
+        ["no-downstream-key"],
+        "seed {}: {}",
+        stage.seed,
+        proved.out
+    );
+    let document: serde_json::Value =
+        serde_json::from_str(&stage.read("out/prove/report.json")).unwrap();
     fits_the_schema(&document);
     let finding = &document["findings"][0];
     assert_eq!(
@@ -128,9 +206,18 @@ async fn the_reports_have_the_finding_and_repeat_it() {
         .iter()
         .map(|place| &finding["timeline"][place.as_u64().unwrap() as usize])
         .collect();
-    assert!(shown.len() >= 2 && shown.iter().all(|event| event["event"] == "performed"), "{shown:?}");
-    let (html, junit) = (stage.read("out/prove/report.html"), stage.read("out/prove/junit.xml"));
-    assert!(html.contains("<svg") && html.contains("no-downstream-key"), "{html}");
+    assert!(
+        shown.len() >= 2 && shown.iter().all(|event| event["event"] == "performed"),
+        "{shown:?}"
+    );
+    let (html, junit) = (
+        stage.read("out/prove/report.html"),
+        stage.read("out/prove/junit.xml"),
+    );
+    assert!(
+        html.contains("<svg") && html.contains("no-downstream-key"),
+        "{html}"
+    );
     for elsewhere in ["src=", "href=", "url(", "@import", "<script"] {
         assert!(!html.contains(elsewhere), "{elsewhere} in the file");
     }
@@ -142,19 +229,37 @@ async fn the_reports_have_the_finding_and_repeat_it() {
     let shown = in_chromium(&stage).await;
     // The browser understands the picture as it was written.
     for part in ["<circle ", "class=\"effect marked\"", "</section>"] {
-        assert_eq!(shown.matches(part).count(), html.matches(part).count(), "{part} in {shown}");
+        assert_eq!(
+            shown.matches(part).count(),
+            html.matches(part).count(),
+            "{part} in {shown}"
+        );
     }
-    assert!(shown.matches("class=\"effect marked\"").count() >= 2, "{shown}");
+    assert!(
+        shown.matches("class=\"effect marked\"").count() >= 2,
+        "{shown}"
+    );
     for text in [&html, &junit, &proved.out, &proved.err] {
         assert!(!text.contains("o-100"), "something of a payload: {text}");
     }
     // The round that is named shows the same, and only that round is played.
     let round = finding["round"].to_string();
-    let flags = ["--handler-exec", &program, "--faults", "answer-lost", "--round", &round, "--json"];
+    let flags = [
+        "--handler-exec",
+        &program,
+        "--faults",
+        "answer-lost",
+        "--round",
+        &round,
+        "--json",
+    ];
     let again = stage.prove(RIGHT_KEY, &flags).await;
     let document = again.ended(1).json();
     fits_the_schema(&document);
-    assert_eq!((&document["rounds"], &document["findings"][0]["round"]), (&json!(2), &finding["round"]));
+    assert_eq!(
+        (&document["rounds"], &document["findings"][0]["round"]),
+        (&json!(2), &finding["round"])
+    );
 }
 
 /// The document is what docs/prove.schema.json says, and has no member that it does not name.
@@ -162,7 +267,10 @@ fn fits_the_schema(document: &serde_json::Value) {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/prove.schema.json");
     let schema = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
     let schema = jsonschema::validator_for(&closed(schema)).expect("it is a schema");
-    let errors: Vec<String> = schema.iter_errors(document).map(|error| error.to_string()).collect();
+    let errors: Vec<String> = schema
+        .iter_errors(document)
+        .map(|error| error.to_string())
+        .collect();
     assert!(errors.is_empty(), "{errors:?} in {document}");
 }
 
@@ -173,16 +281,20 @@ fn closed(mut schema: serde_json::Value) -> serde_json::Value {
             if members.contains_key("properties") {
                 members.insert("additionalProperties".to_owned(), json!(false));
             }
-            members.values_mut().for_each(|member| *member = closed(member.take()));
+            members
+                .values_mut()
+                .for_each(|member| *member = closed(member.take()));
         }
-        serde_json::Value::Array(items) => items.iter_mut().for_each(|item| *item = closed(item.take())),
+        serde_json::Value::Array(items) => items
+            .iter_mut()
+            .for_each(|item| *item = closed(item.take())),
         _ => {}
     }
     schema
 }
 
-/// The failures of a JUnit file, each with the command that repeats it, as another program's XML parser reads them; each
-/// kind of defect has a case.
+/// The failures of a JUnit file, each with the command that repeats it, as another program's XML
+/// parser reads them; each kind of defect has a case.
 async fn failures_of(junit: &Path) -> Vec<String> {
     const FAILED: &str = r#"
 failed = [(case, case.find("failure")) for case in cases if case.find("failure") is not None]
@@ -216,16 +328,33 @@ assert suites.tag == "testsuites" and len(cases) == int(suites.get("tests")), le
 assert len({case.get("name") for case in cases}) == len(cases)
 "#;
     let mut command = Command::new("python3");
-    command.args(["-c", &format!("{CASES}{program}")]).arg(junit).kill_on_drop(true).stderr(Stdio::piped());
-    let ended = tokio::time::timeout(LIMIT, command.output()).await.expect("it ends").unwrap();
-    assert!(ended.status.success(), "{}", String::from_utf8_lossy(&ended.stderr));
-    String::from_utf8(ended.stdout).unwrap().lines().map(str::to_owned).collect()
+    command
+        .args(["-c", &format!("{CASES}{program}")])
+        .arg(junit)
+        .kill_on_drop(true)
+        .stderr(Stdio::piped());
+    let ended = tokio::time::timeout(LIMIT, command.output())
+        .await
+        .expect("it ends")
+        .unwrap();
+    assert!(
+        ended.status.success(),
+        "{}",
+        String::from_utf8_lossy(&ended.stderr)
+    );
+    String::from_utf8(ended.stdout)
+        .unwrap()
+        .lines()
+        .map(str::to_owned)
+        .collect()
 }
 
 /// 40 orders.
 fn many_orders() -> String {
     let order = |id: u32| {
-        format!("{{\"order_id\":\"o-{id:04}\",\"amount\":{id},\"currency\":\"EUR\",\"sent_at\":\"{id}\"}}\n")
+        format!(
+            "{{\"order_id\":\"o-{id:04}\",\"amount\":{id},\"currency\":\"EUR\",\"sent_at\":\"{id}\"}}\n"
+        )
     };
     (1..=40).map(order).collect()
 }
@@ -236,12 +365,28 @@ async fn a_slow_handler_does_not_use_up_the_time_of_a_trial() {
     let stage = Stage::new();
     std::fs::write(stage.dir.path().join("orders.jsonl"), many_orders()).unwrap();
     let program = worker("worker.py", "slow_no_downstream_key");
-    let flags = ["--handler-exec", &program, "--seconds", "12", "--faults", "kill-after-effect,answer-lost"];
+    let flags = [
+        "--handler-exec",
+        &program,
+        "--seconds",
+        "12",
+        "--faults",
+        "kill-after-effect,answer-lost",
+    ];
     let proved = stage.prove("order_id", &flags).await;
     // A machine that is too busy for a single fault says so; the worker never passes.
     match proved.code {
-        Some(3) => assert!(proved.err.contains("faults were not tried"), "{}", proved.err),
-        _ => assert_eq!(proved.ended(1).defects(), ["no-downstream-key"], "{}", proved.err),
+        Some(3) => assert!(
+            proved.err.contains("faults were not tried"),
+            "{}",
+            proved.err
+        ),
+        _ => assert_eq!(
+            proved.ended(1).defects(),
+            ["no-downstream-key"],
+            "{}",
+            proved.err
+        ),
     }
 }
 
@@ -251,14 +396,33 @@ async fn faults_that_were_not_tried_are_named_and_no_success() {
     let program = worker("worker.py", "right");
     let flags = ["--handler-exec", &program, "--rounds", "2"];
     let faults = ["--faults", "redelivery,refused,answer-lost,no-answer"];
-    let proved = stage.prove(RIGHT_KEY, &[&flags[..], &faults].concat()).await;
-    assert!(proved.ended(3).out.contains("only 2 of 4 faults were tried"), "{}", proved.out);
-    assert!(proved.err.contains("2 of 4 faults were not tried: "), "{}", proved.err);
+    let proved = stage
+        .prove(RIGHT_KEY, &[&flags[..], &faults].concat())
+        .await;
+    assert!(
+        proved
+            .ended(3)
+            .out
+            .contains("only 2 of 4 faults were tried"),
+        "{}",
+        proved.out
+    );
+    assert!(
+        proved.err.contains("2 of 4 faults were not tried: "),
+        "{}",
+        proved.err
+    );
     let more = ["--json", "--report", "out"];
-    let proved = stage.prove(RIGHT_KEY, &[&flags[..], &faults, &more].concat()).await;
+    let proved = stage
+        .prove(RIGHT_KEY, &[&flags[..], &faults, &more].concat())
+        .await;
     let document = proved.ended(3).json();
     fits_the_schema(&document);
-    let said = (&document["passed"], &document["complete"], document["untried"].as_array().unwrap().len());
+    let said = (
+        &document["passed"],
+        &document["complete"],
+        document["untried"].as_array().unwrap().len(),
+    );
     assert_eq!(said, (&json!(false), &json!(false), 2), "{document:#}");
     let junit = stage.dir.path().join("out/junit.xml");
     assert_eq!(failures_of(&junit).await, [""; 0]);
@@ -269,9 +433,25 @@ async fn faults_that_were_not_tried_are_named_and_no_success() {
 async fn a_defect_that_needs_no_fault_comes_first() {
     let stage = Stage::new();
     let program = worker("worker.py", "random_key");
-    let flags = ["--handler-exec", &program, "--faults", "kill-after-effect,producer-duplicates"];
-    let proved = stage.prove("order_id,currency,sent_at", &[&flags[..], &["--rounds", "3"]].concat()).await;
-    assert_eq!(proved.ended(1).defects(), ["key-too-wide"], "{}\n{}", proved.out, proved.err);
+    let flags = [
+        "--handler-exec",
+        &program,
+        "--faults",
+        "kill-after-effect,producer-duplicates",
+    ];
+    let proved = stage
+        .prove(
+            "order_id,currency,sent_at",
+            &[&flags[..], &["--rounds", "3"]].concat(),
+        )
+        .await;
+    assert_eq!(
+        proved.ended(1).defects(),
+        ["key-too-wide"],
+        "{}\n{}",
+        proved.out,
+        proved.err
+    );
     assert!(proved.err.contains("follow from these"), "{}", proved.err);
 }
 
@@ -286,7 +466,12 @@ async fn mistakes_are_named() {
             stage.prove(RIGHT_KEY, &flags).await
         }
     };
-    let words = |flags: &[&str]| flags.iter().map(|flag| (*flag).to_owned()).collect::<Vec<String>>();
+    let words = |flags: &[&str]| {
+        flags
+            .iter()
+            .map(|flag| (*flag).to_owned())
+            .collect::<Vec<String>>()
+    };
     let silent = worker("worker.py", "silent");
     let cases = [
         (
@@ -299,13 +484,29 @@ async fn mistakes_are_named() {
             65,
             "no sample has the volatile field \"sent\"",
         ),
-        (words(&["--handler-exec", &right, "--faults", "kill"]), 2, "kill-after-effect"),
+        (
+            words(&["--handler-exec", &right, "--faults", "kill"]),
+            2,
+            "kill-after-effect",
+        ),
         (words(&["--handler-exec", &right, "--lease", "1ms"]), 2, ""),
-        (words(&["--handler-exec", &right, "--report", "orders.jsonl"]), 78, "--report"),
-        (words(&["--handler-exec", &right, "--round", "1", "--rounds", "2"]), 2, "--rounds"),
+        (
+            words(&["--handler-exec", &right, "--report", "orders.jsonl"]),
+            78,
+            "--report",
+        ),
+        (
+            words(&["--handler-exec", &right, "--round", "1", "--rounds", "2"]),
+            2,
+            "--rounds",
+        ),
     ];
     for (flags, code, says) in cases {
         let proved = mistaken(flags.clone()).await;
-        assert!(proved.ended(code).err.contains(says), "{flags:?}: {}", proved.err);
+        assert!(
+            proved.ended(code).err.contains(says),
+            "{flags:?}: {}",
+            proved.err
+        );
     }
 }

@@ -38,16 +38,27 @@ async fn a_worker_behind_http_gets_batches_and_a_replay_has_no_effect() {
     let port = LoopbackPort::reserve();
     let number = port.number().to_string();
     let mut command = process::bound_to_parent("python3", "KILL");
-    command.arg(example("python/batch_http.py")).arg(&number).arg(stage.path("ledger"));
+    command
+        .arg(example("python/batch_http.py"))
+        .arg(&number)
+        .arg(stage.path("ledger"));
     let _worker = Process::spawn_logged("worker", command, &stage.path("worker.log"));
-    consume_twice(&stage, &["--handler", &format!("http://127.0.0.1:{number}/charge")]).await;
+    consume_twice(
+        &stage,
+        &["--handler", &format!("http://127.0.0.1:{number}/charge")],
+    )
+    .await;
 }
 
 #[tokio::test]
 async fn a_worker_on_standard_streams_gets_batches_and_a_replay_has_no_effect() {
     let stage = stage().await;
     let ledger = stage.path("ledger");
-    let command = format!("python3 '{}' '{}'", example("python/batch_stdio.py"), ledger.display());
+    let command = format!(
+        "python3 '{}' '{}'",
+        example("python/batch_stdio.py"),
+        ledger.display()
+    );
     consume_twice(&stage, &["--handler-exec", &command, "--workers", "2"]).await;
 }
 
@@ -72,7 +83,10 @@ fn orders(body: &str) -> Vec<(String, Value)> {
     let messages: Vec<Value> = serde_json::from_str(body).unwrap();
     let order = |message: Value| {
         let payload: Value = serde_json::from_str(message["payload"].as_str().unwrap()).unwrap();
-        (payload["order_id"].as_str().unwrap_or("none").to_owned(), message)
+        (
+            payload["order_id"].as_str().unwrap_or("none").to_owned(),
+            message,
+        )
     };
     messages.into_iter().map(order).collect()
 }
@@ -95,20 +109,31 @@ async fn each_message_of_a_request_has_its_own_outcome_and_what_is_left_out_is_u
             }
         };
         let answers: Vec<Value> = orders(&asked.body).iter().filter_map(outcome).collect();
-        Answer::status(200, "content-type: application/json\r\n", &Value::from(answers).to_string())
+        Answer::status(
+            200,
+            "content-type: application/json\r\n",
+            &Value::from(answers).to_string(),
+        )
     })
     .await;
     let url = worker.url();
-    stage.consume(&["--handler", &url, "--batch-messages", "30", "--lease", "1s"]).await;
+    stage
+        .consume(&["--handler", &url, "--batch-messages", "30", "--lease", "1s"])
+        .await;
     let mut attempts: BTreeMap<String, Vec<(u64, bool)>> = BTreeMap::new();
     for asked in worker.asked() {
         let messages = orders(&asked.body);
         assert_eq!(asked.headers["oncegate-batch"], messages.len().to_string());
-        let keys: BTreeSet<&str> =
-            messages.iter().map(|(_, message)| message["idempotency_key"].as_str().unwrap()).collect();
+        let keys: BTreeSet<&str> = messages
+            .iter()
+            .map(|(_, message)| message["idempotency_key"].as_str().unwrap())
+            .collect();
         assert_eq!(keys.len(), messages.len(), "each has a key of its own");
         for (order, message) in messages {
-            let attempt = (message["attempt"].as_u64().unwrap(), message["recovered"].as_bool().unwrap());
+            let attempt = (
+                message["attempt"].as_u64().unwrap(),
+                message["recovered"].as_bool().unwrap(),
+            );
             attempts.entry(order).or_default().push(attempt);
         }
     }
@@ -123,7 +148,10 @@ async fn each_message_of_a_request_has_its_own_outcome_and_what_is_left_out_is_u
     }
     let letters = stage.letters().await;
     assert_eq!(letters.len(), 1, "{letters:?}");
-    assert!(letters[0].0.contains("A-5") && letters[0].1.ends_with("no such account"), "{letters:?}");
+    assert!(
+        letters[0].0.contains("A-5") && letters[0].1.ends_with("no such account"),
+        "{letters:?}"
+    );
 }
 
 #[tokio::test]
@@ -137,14 +165,30 @@ async fn a_request_that_is_refused_is_split_until_the_cause_is_alone() {
         }
     })
     .await;
-    stage.consume(&["--handler", &worker.url(), "--batch-messages", "40", "--batch-wait", "1s"]).await;
+    stage
+        .consume(&[
+            "--handler",
+            &worker.url(),
+            "--batch-messages",
+            "40",
+            "--batch-wait",
+            "1s",
+        ])
+        .await;
     let letters = stage.letters().await;
     assert_eq!(letters.len(), 1, "{letters:?}");
     assert!(letters[0].0.contains("A-11"), "{letters:?}");
     let asked = worker.asked();
     let attempts = asked.iter().flat_map(|asked| orders(&asked.body));
-    assert!(attempts.into_iter().all(|(_, message)| message["attempt"] == 1), "the others pay nothing");
-    let refused = asked.iter().filter(|asked| orders(&asked.body).iter().any(|(order, _)| order == "A-11"));
+    assert!(
+        attempts
+            .into_iter()
+            .all(|(_, message)| message["attempt"] == 1),
+        "the others pay nothing"
+    );
+    let refused = asked
+        .iter()
+        .filter(|asked| orders(&asked.body).iter().any(|(order, _)| order == "A-11"));
     assert!(refused.count() <= 7, "40, 20, 10, 5, 3, 2, 1");
 }
 
@@ -169,7 +213,16 @@ for line in sys.stdin:
         print(json.dumps({"id": message["id"], "outcome": "complete"}), flush=True)
 "#,
     );
-    stage.consume(&["--handler-exec", &worker, "--batch-messages", "10", "--lease", "1s"]).await;
+    stage
+        .consume(&[
+            "--handler-exec",
+            &worker,
+            "--batch-messages",
+            "10",
+            "--lease",
+            "1s",
+        ])
+        .await;
     let noted: Vec<(String, u32, bool)> = stage.noted();
     let orders: BTreeSet<&String> = noted.iter().map(|(order, ..)| order).collect();
     assert_eq!(orders.len(), 40, "{noted:?}");
@@ -185,8 +238,11 @@ for line in sys.stdin:
 #[tokio::test]
 async fn a_worker_that_takes_no_batches_is_not_ready_and_the_log_says_why() {
     let stage = Stage::with_orders(1).await;
-    let command =
-        format!("python3 '{}' '{}'", example("python/worker_stdio.py"), stage.path("ledger").display());
+    let command = format!(
+        "python3 '{}' '{}'",
+        example("python/worker_stdio.py"),
+        stage.path("ledger").display()
+    );
     let running = stage.start(&["--handler-exec", &command, "--batch-messages", "5"]);
     stage.until_logged("batches\\\":true").await;
     running.stop().await;
@@ -195,10 +251,17 @@ async fn a_worker_that_takes_no_batches_is_not_ready_and_the_log_says_why() {
 
 #[tokio::test]
 async fn a_queue_is_worked_off_in_batches() {
-    let (sqs, redis, dir) = (Sqs::shared().await, Redis::shared().await, tempfile::tempdir().unwrap());
+    let (sqs, redis, dir) = (
+        Sqs::shared().await,
+        Redis::shared().await,
+        tempfile::tempdir().unwrap(),
+    );
     let (queue, dead) = (sqs.new_queue("run").await, sqs.new_queue("run-dead").await);
-    let (ledger, log, file) =
-        (dir.path().join("ledger"), dir.path().join("log"), dir.path().join("oncegate.toml"));
+    let (ledger, log, file) = (
+        dir.path().join("ledger"),
+        dir.path().join("log"),
+        dir.path().join("oncegate.toml"),
+    );
     let config = format!(
         r#"version = 1
 [store]
@@ -224,7 +287,10 @@ dead_letters = {{ sqs = {dead:?} }}
     queue.send(orders()).await;
     let mut command = process::bound_to_parent(env!("CARGO_BIN_EXE_oncegate"), "KILL");
     command.args(["run", "--config"]).arg(&file);
-    command.envs([("AWS_ACCESS_KEY_ID", "none"), ("AWS_SECRET_ACCESS_KEY", "none")]);
+    command.envs([
+        ("AWS_ACCESS_KEY_ID", "none"),
+        ("AWS_SECRET_ACCESS_KEY", "none"),
+    ]);
     let mut running = Process::spawn_logged("oncegate run", command, &log);
     queue.until_empty().await;
     let effects = std::fs::read_to_string(&ledger).unwrap();
@@ -232,7 +298,16 @@ dead_letters = {{ sqs = {dead:?} }}
     assert_eq!(effects.lines().count(), 60);
     queue.send(orders()).await;
     queue.until_empty().await;
-    assert_eq!(std::fs::read_to_string(&ledger).unwrap(), effects, "a second effect");
+    assert_eq!(
+        std::fs::read_to_string(&ledger).unwrap(),
+        effects,
+        "a second effect"
+    );
     running.signal("TERM");
-    assert_eq!(running.end_within(LIMIT).await.code(), Some(0), "{}", std::fs::read_to_string(&log).unwrap());
+    assert_eq!(
+        running.end_within(LIMIT).await.code(),
+        Some(0),
+        "{}",
+        std::fs::read_to_string(&log).unwrap()
+    );
 }

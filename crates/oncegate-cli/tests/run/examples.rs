@@ -23,7 +23,10 @@ async fn over_http(program: &str, worker: &str) {
     let port = LoopbackPort::reserve();
     let number = port.number().to_string();
     let mut command = process::bound_to_parent(program, "KILL");
-    command.arg(example(worker)).arg(&number).arg(stage.path("ledger"));
+    command
+        .arg(example(worker))
+        .arg(&number)
+        .arg(stage.path("ledger"));
     let _worker = Process::spawn_logged(worker, command, &stage.path("worker.log"));
     let url = format!("http://127.0.0.1:{number}/charge");
     has_no_second_effect(&stage, &["--handler", &url]).await;
@@ -78,5 +81,9 @@ async fn a_command_for_each_message() {
         ledger.display()
     );
     std::fs::write(&script, text).unwrap();
-    has_no_second_effect(&stage, &["--handler-command", &format!("sh '{}'", script.display())]).await;
+    has_no_second_effect(
+        &stage,
+        &["--handler-command", &format!("sh '{}'", script.display())],
+    )
+    .await;
 }

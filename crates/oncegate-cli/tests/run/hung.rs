@@ -26,35 +26,75 @@ type Given = (String, u32, bool, u32);
 async fn a_worker_that_hangs_is_replaced_and_only_its_own_message_is_unknown() {
     let stage = Stage::with_orders(4).await;
     let command = stage.python(SLEEPS_ONCE);
-    let flags = ["--handler-exec", &command, "--lease", "1s", "--timeout", "1s", "--max-attempts", "2"];
+    let flags = [
+        "--handler-exec",
+        &command,
+        "--lease",
+        "1s",
+        "--timeout",
+        "1s",
+        "--max-attempts",
+        "2",
+    ];
     stage.consume(&flags).await;
-    assert!(stage.letters().await.is_empty(), "{:?}\n{}", stage.letters().await, stage.log());
+    assert!(
+        stage.letters().await.is_empty(),
+        "{:?}\n{}",
+        stage.letters().await,
+        stage.log()
+    );
     let given: Vec<Given> = stage.noted();
     let (hung, _, _, first_process) = given[0].clone();
     let mut others: Vec<&Given> = given.iter().filter(|(order, ..)| *order != hung).collect();
     others.sort();
     assert_eq!(others.len(), 3, "{given:?}");
     assert!(
-        others.iter().all(|(_, attempt, recovered, _)| (*attempt, *recovered) == (1, false)),
+        others
+            .iter()
+            .all(|(_, attempt, recovered, _)| (*attempt, *recovered) == (1, false)),
         "what the hung process never had is new: {given:?}"
     );
-    let of_hung: Vec<(u32, bool)> =
-        given.iter().filter(|given| given.0 == hung).map(|given| (given.1, given.2)).collect();
+    let of_hung: Vec<(u32, bool)> = given
+        .iter()
+        .filter(|given| given.0 == hung)
+        .map(|given| (given.1, given.2))
+        .collect();
     assert_eq!(of_hung, [(1, false), (2, true)], "{given:?}");
-    assert!(given.iter().skip(1).all(|given| given.3 != first_process), "another process: {given:?}");
-    assert!(stage.log().contains("within 800ms after the message was cancelled"), "{}", stage.log());
+    assert!(
+        given.iter().skip(1).all(|given| given.3 != first_process),
+        "another process: {given:?}"
+    );
+    assert!(
+        stage
+            .log()
+            .contains("within 800ms after the message was cancelled"),
+        "{}",
+        stage.log()
+    );
 }
 
-/// The process that hangs is gone before another gets the message, also without a `timeout`: here the record is deleted
-/// while the worker has the message.
+/// The process that hangs is gone before another gets the message, also without a `timeout`: here
+/// the record is deleted while the worker has the message.
 #[tokio::test]
-async fn after_its_record_was_deleted_a_message_is_told_as_recovered_once_the_first_run_has_ended() {
+async fn after_its_record_was_deleted_a_message_is_told_as_recovered_once_the_first_run_has_ended()
+{
     let stage = Stage::with_orders(1).await;
     let command = stage.python(SLEEPS_ONCE);
-    let flags = ["--handler-exec", &command, "--workers", "2", "--lease", "3s"];
+    let flags = [
+        "--handler-exec",
+        &command,
+        "--workers",
+        "2",
+        "--lease",
+        "3s",
+    ];
     let running = stage.start(&flags);
     until("the worker to have the message", LIMIT, async || {
-        if stage.noted::<Given>().is_empty() { Err(stage.log()) } else { Ok(()) }
+        if stage.noted::<Given>().is_empty() {
+            Err(stage.log())
+        } else {
+            Ok(())
+        }
     })
     .await;
     // The record of the check of the Redis user's rights may still be among them.
@@ -64,10 +104,26 @@ async fn after_its_record_was_deleted_a_message_is_told_as_recovered_once_the_fi
     let given: Vec<Given> = stage.noted();
     let told: Vec<(u32, bool)> = given.iter().map(|given| (given.1, given.2)).collect();
     assert_eq!(told, [(1, false), (1, true)], "{given:?}\n{}", stage.log());
-    assert!(stage.log().contains("no longer owns the record"), "{}", stage.log());
-    assert!(!stage.log().contains("no heartbeat was confirmed"), "{}", stage.log());
-    let (killed, unknown) = ("after the message was cancelled", "the outcome of an attempt is unknown");
-    let at = |words: &str| stage.log().find(words).unwrap_or_else(|| panic!("{words}: {}", stage.log()));
+    assert!(
+        stage.log().contains("no longer owns the record"),
+        "{}",
+        stage.log()
+    );
+    assert!(
+        !stage.log().contains("no heartbeat was confirmed"),
+        "{}",
+        stage.log()
+    );
+    let (killed, unknown) = (
+        "after the message was cancelled",
+        "the outcome of an attempt is unknown",
+    );
+    let at = |words: &str| {
+        stage
+            .log()
+            .find(words)
+            .unwrap_or_else(|| panic!("{words}: {}", stage.log()))
+    };
     assert!(at(killed) > 0 && at(unknown) > 0);
 }
 
@@ -110,21 +166,42 @@ for line in sys.stdin:
         "unordered",
     ];
     let running = stage.start(&flags);
-    until("messages to be given back unseen, three times", LIMIT, async || {
-        let log = stage.log();
-        if log.matches("before the worker had the message").count() >= 3 { Ok(()) } else { Err(log) }
-    })
+    until(
+        "messages to be given back unseen, three times",
+        LIMIT,
+        async || {
+            let log = stage.log();
+            if log.matches("before the worker had the message").count() >= 3 {
+                Ok(())
+            } else {
+                Err(log)
+            }
+        },
+    )
     .await;
     std::fs::write(stage.path("ledger.go"), "").unwrap();
     stage.until_consumed(&running.group).await;
     running.stop().await;
-    assert!(stage.letters().await.is_empty(), "{:?}\n{}", stage.letters().await, stage.log());
+    assert!(
+        stage.letters().await.is_empty(),
+        "{:?}\n{}",
+        stage.letters().await,
+        stage.log()
+    );
     let died = std::fs::read_to_string(stage.path("ledger.died")).unwrap();
     let mut given: Vec<Given> = stage.noted();
     given.sort();
     assert_eq!(given.len(), 3, "{given:?}");
     for (order, attempt, recovered, _) in &given {
-        let expected = if *order == died { (2, true) } else { (1, false) };
-        assert_eq!((*attempt, *recovered), expected, "{order} of {given:?}, {died} killed its process");
+        let expected = if *order == died {
+            (2, true)
+        } else {
+            (1, false)
+        };
+        assert_eq!(
+            (*attempt, *recovered),
+            expected,
+            "{order} of {given:?}, {died} killed its process"
+        );
     }
 }

@@ -36,7 +36,10 @@ async fn a_file_and_the_store_itself_tell_what_happened_to_each_key() {
     for line in std::fs::read_to_string(&journal).unwrap().lines() {
         let entry: JournalEntry = serde_json::from_str(line).unwrap();
         assert!(entry.best_effort, "{entry:?}");
-        by_key.entry(entry.key.clone().unwrap()).or_default().push(entry);
+        by_key
+            .entry(entry.key.clone().unwrap())
+            .or_default()
+            .push(entry);
     }
     assert_eq!(by_key.len(), 2, "{by_key:?}");
     let store = SqliteStore::open(&records).await.unwrap();
@@ -46,6 +49,9 @@ async fn a_file_and_the_store_itself_tell_what_happened_to_each_key() {
         for entries in [&in_file, &in_store] {
             assert_eq!(events(entries), ["claimed", "completed"], "{entries:?}");
         }
-        assert!(in_store.iter().all(|entry| !entry.best_effort), "{in_store:?}");
+        assert!(
+            in_store.iter().all(|entry| !entry.best_effort),
+            "{in_store:?}"
+        );
     }
 }

@@ -13,7 +13,10 @@ fn nothing_is_lost(stage: &Stage, kills: usize) {
     let effects = stage.effects();
     assert_eq!(effects.len(), ORDERS, "{effects:?}\n{}", stage.log());
     let second = effects.values().map(|count| count - 1).sum::<usize>();
-    assert!(second <= kills, "{second} second effects by {kills} kills: {effects:?}");
+    assert!(
+        second <= kills,
+        "{second} second effects by {kills} kills: {effects:?}"
+    );
 }
 
 #[tokio::test]
@@ -38,10 +41,20 @@ for line in sys.stdin:
 "#;
     let path = stage.path("worker.py");
     std::fs::write(&path, script).unwrap();
-    let command = format!("python3 '{}' '{}'", path.display(), stage.path("ledger").display());
-    stage.consume(&["--handler-exec", &command, "--lease", "1s"]).await;
+    let command = format!(
+        "python3 '{}' '{}'",
+        path.display(),
+        stage.path("ledger").display()
+    );
+    stage
+        .consume(&["--handler-exec", &command, "--lease", "1s"])
+        .await;
     nothing_is_lost(&stage, 1);
-    assert_eq!(stage.effects()["A-7"], 2, "the first effect happened and was not recorded");
+    assert_eq!(
+        stage.effects()["A-7"],
+        2,
+        "the first effect happened and was not recorded"
+    );
     assert!(stage.letters().await.is_empty());
 }
 
@@ -62,13 +75,13 @@ async fn a_worker_behind_http_that_is_killed_loses_nothing() {
     let mut worker = start();
     let url = format!("http://127.0.0.1:{}/", port.number());
     let running = stage.start(&["--handler", &url, "--lease", "1s", "--concurrency", "1"]);
-    until(
-        "the first effects",
-        LIMIT,
-        async || {
-            if stage.effects().len() >= 3 { Ok(()) } else { Err(stage.log()) }
-        },
-    )
+    until("the first effects", LIMIT, async || {
+        if stage.effects().len() >= 3 {
+            Ok(())
+        } else {
+            Err(stage.log())
+        }
+    })
     .await;
     worker.kill();
     let _worker = start();
@@ -93,15 +106,22 @@ async fn killing_oncegate_loses_nothing_and_leaves_no_worker_behind() {
     let path = stage.path("worker.sh");
     std::fs::write(&path, script).unwrap();
     let command = format!("sh '{}'", path.display());
-    let flags = ["--handler-exec", &command, "--lease", "1s", "--property", "session.timeout.ms=6000"];
+    let flags = [
+        "--handler-exec",
+        &command,
+        "--lease",
+        "1s",
+        "--property",
+        "session.timeout.ms=6000",
+    ];
     let mut first = stage.start_in(&stage.scope, &flags);
-    until(
-        "the first effect",
-        LIMIT,
-        async || {
-            if stage.effects().is_empty() { Err(stage.log()) } else { Ok(()) }
-        },
-    )
+    until("the first effect", LIMIT, async || {
+        if stage.effects().is_empty() {
+            Err(stage.log())
+        } else {
+            Ok(())
+        }
+    })
     .await;
     first.process.kill();
     let second = stage.start_in(&stage.scope, &flags);
@@ -110,10 +130,18 @@ async fn killing_oncegate_loses_nothing_and_leaves_no_worker_behind() {
     nothing_is_lost(&stage, 1);
     for pid in std::fs::read_to_string(pids).unwrap().lines() {
         let listed = std::path::PathBuf::from(format!("/proc/{pid}/cmdline"));
-        until("the workers to be gone", Duration::from_secs(30), async || {
-            let line = std::fs::read_to_string(&listed).unwrap_or_default();
-            if line.contains("worker_stdio") { Err(line) } else { Ok(()) }
-        })
+        until(
+            "the workers to be gone",
+            Duration::from_secs(30),
+            async || {
+                let line = std::fs::read_to_string(&listed).unwrap_or_default();
+                if line.contains("worker_stdio") {
+                    Err(line)
+                } else {
+                    Ok(())
+                }
+            },
+        )
         .await;
     }
 }

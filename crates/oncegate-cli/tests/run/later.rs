@@ -11,10 +11,12 @@ use super::raw::{Answer, RawWorker};
 const POLLS: u32 = 6;
 const MESSAGES: usize = 60;
 
-/// The flags under which a message that had failed as often would be a dead letter, and the breaker open.
+/// The flags under which a message that had failed as often would be a dead letter, and the breaker
+/// open.
 const STRICT: [&str; 4] = ["--max-attempts", "2", "--ordering", "unordered"];
 
-/// Every job is asked for again and again until it is done. As failures these would be three hundred, of sixty keys.
+/// Every job is asked for again and again until it is done. As failures these would be three
+/// hundred, of sixty keys.
 // invariant: later-counted
 #[tokio::test]
 async fn a_worker_that_polls_uses_up_no_attempt_and_opens_no_breaker() {
@@ -25,21 +27,31 @@ async fn a_worker_that_polls_uses_up_no_attempt_and_opens_no_breaker() {
         let polled = polls.entry(asked.body.clone()).or_default();
         *polled += 1;
         match *polled <= POLLS {
-            true => {
-                Answer::status(200, "oncegate-outcome: later\r\nretry-after: 0\r\n", "the job is not done")
-            }
+            true => Answer::status(
+                200,
+                "oncegate-outcome: later\r\nretry-after: 0\r\n",
+                "the job is not done",
+            ),
             false => Answer::status(200, "", "done"),
         }
     })
     .await;
-    stage.consume(&[&["--handler", &worker.url()][..], &STRICT].concat()).await;
+    stage
+        .consume(&[&["--handler", &worker.url()][..], &STRICT].concat())
+        .await;
     let mut runs: BTreeMap<String, Vec<(u32, bool)>> = BTreeMap::new();
     for asked in worker.asked() {
-        runs.entry(asked.body.clone()).or_default().push((asked.attempt(), asked.recovered()));
+        runs.entry(asked.body.clone())
+            .or_default()
+            .push((asked.attempt(), asked.recovered()));
     }
     assert_eq!(runs.len(), MESSAGES);
     for (message, runs) in runs {
-        assert_eq!(runs, [(1, false); POLLS as usize + 1], "{message}: it is its first attempt each time");
+        assert_eq!(
+            runs,
+            [(1, false); POLLS as usize + 1],
+            "{message}: it is its first attempt each time"
+        );
     }
     assert!(!stage.log().contains("circuit breaker"), "{}", stage.log());
     assert!(stage.letters().await.is_empty());
@@ -64,14 +76,23 @@ for line in sys.stdin:
     print(json.dumps({"id": message["id"], **answer}), flush=True)
 "#,
     );
-    stage.consume(&[&["--handler-exec", &command][..], &STRICT].concat()).await;
+    stage
+        .consume(&[&["--handler-exec", &command][..], &STRICT].concat())
+        .await;
     let runs: Vec<(u32, f64)> = stage.noted();
-    assert_eq!(runs.iter().map(|(attempt, _)| *attempt).collect::<Vec<_>>(), [1; 4]);
-    assert!(runs.windows(2).all(|pair| pair[1].1 - pair[0].1 >= 1.5), "not before its delay: {runs:?}");
+    assert_eq!(
+        runs.iter().map(|(attempt, _)| *attempt).collect::<Vec<_>>(),
+        [1; 4]
+    );
+    assert!(
+        runs.windows(2).all(|pair| pair[1].1 - pair[0].1 >= 1.5),
+        "not before its delay: {runs:?}"
+    );
     assert!(stage.letters().await.is_empty());
 }
 
-/// A message waits in its retry topic for longer than the longest back-off: its delay is no retry's.
+/// A message waits in its retry topic for longer than the longest back-off: its delay is no
+/// retry's.
 #[tokio::test]
 async fn a_long_delay_is_not_cut_to_the_longest_back_off_and_goes_to_a_retry_topic() {
     const DELAY: Duration = Duration::from_secs(3);
@@ -90,18 +111,34 @@ async fn a_long_delay_is_not_cut_to_the_longest_back_off_and_goes_to_a_retry_top
     })
     .await;
     let set = |setting: &str| format!("--set=consumer.{}.{setting}", stage.scope);
-    let (topic, beyond, backoff) =
-        (format!("{later}=3s"), set("source.kafka.retry_beyond=1s"), set("backoff.most=200ms"));
-    let flags = ["--handler", &worker.url(), "--retry-topic", &topic, &beyond, &backoff];
+    let (topic, beyond, backoff) = (
+        format!("{later}=3s"),
+        set("source.kafka.retry_beyond=1s"),
+        set("backoff.most=200ms"),
+    );
+    let flags = [
+        "--handler",
+        &worker.url(),
+        "--retry-topic",
+        &topic,
+        &beyond,
+        &backoff,
+    ];
     let running = stage.start(&[&flags[..], &STRICT].concat());
     stage.until_consumed(&running.group).await;
     let limit = super::LIMIT;
-    oncegate_testkit::until("the second run", limit, async || match times.lock().unwrap()[..] {
-        [first, second] if second - first >= DELAY => Ok(()),
-        ref other => Err(format!("{other:?}\n{}", stage.log())),
+    oncegate_testkit::until("the second run", limit, async || {
+        match times.lock().unwrap()[..] {
+            [first, second] if second - first >= DELAY => Ok(()),
+            ref other => Err(format!("{other:?}\n{}", stage.log())),
+        }
     })
     .await;
     running.stop().await;
-    assert_eq!(stage.kafka.read_all(&later).await.len(), 1, "it waited elsewhere");
+    assert_eq!(
+        stage.kafka.read_all(&later).await.len(),
+        1,
+        "it waited elsewhere"
+    );
     assert!(stage.letters().await.is_empty());
 }

@@ -56,7 +56,8 @@ require("oncegate").worker(async (message) => {
 });
 "#;
 
-/// The first batch raises an error. Then A-1 is given up, and A-2 and A-3 ask for another attempt or another time.
+/// The first batch raises an error. Then A-1 is given up, and A-2 and A-3 ask for another attempt
+/// or another time.
 const PYTHON_BATCHES: &str = r#"
 import json, os, sys
 from oncegate import DeadLetter, Later, Message, Retry, batch_worker
@@ -115,21 +116,49 @@ batchWorker(async (batch) => {
 type Given = (String, u32, bool, u32);
 
 /// A message is cancelled: only its handler ends, and the process goes on.
-async fn survives_a_cancellation(name: &str, script: &str, command: impl Fn(&Libraries, &Path) -> String) {
+async fn survives_a_cancellation(
+    name: &str,
+    script: &str,
+    command: impl Fn(&Libraries, &Path) -> String,
+) {
     let (stage, libraries) = (Stage::with_orders(4).await, Libraries::new());
     let path = stage.path(name);
     std::fs::write(&path, script).unwrap();
-    let command = format!("{} '{}'", command(&libraries, &path), stage.path("ledger").display());
-    stage.consume(&["--handler-exec", &command, "--lease", "5s", "--timeout", "1s"]).await;
+    let command = format!(
+        "{} '{}'",
+        command(&libraries, &path),
+        stage.path("ledger").display()
+    );
+    stage
+        .consume(&[
+            "--handler-exec",
+            &command,
+            "--lease",
+            "5s",
+            "--timeout",
+            "1s",
+        ])
+        .await;
     assert!(stage.letters().await.is_empty(), "{}", stage.log());
     let given: Vec<Given> = stage.noted();
     assert_eq!(given.len(), 5, "{given:?}\n{}", stage.log());
     let (cancelled, _, _, process) = given[0].clone();
-    assert!(given.iter().all(|given| given.3 == process), "one process: {given:?}\n{}", stage.log());
-    let again: Vec<(u32, bool)> =
-        given.iter().filter(|given| given.0 == cancelled).map(|given| (given.1, given.2)).collect();
+    assert!(
+        given.iter().all(|given| given.3 == process),
+        "one process: {given:?}\n{}",
+        stage.log()
+    );
+    let again: Vec<(u32, bool)> = given
+        .iter()
+        .filter(|given| given.0 == cancelled)
+        .map(|given| (given.1, given.2))
+        .collect();
     assert_eq!(again, [(1, false), (2, true)], "{given:?}");
-    assert!(stage.log().contains("this is no protocol"), "{}", stage.log());
+    assert!(
+        stage.log().contains("this is no protocol"),
+        "{}",
+        stage.log()
+    );
 }
 
 // invariant: worker-library
@@ -151,13 +180,28 @@ async fn a_function_in_node_survives_the_cancellation_of_a_message() {
 }
 
 /// Every outcome that a message of a batch can have, and an error that concerns the whole batch.
-async fn has_an_outcome_for_each(name: &str, script: &str, command: impl Fn(&Libraries, &Path) -> String) {
+async fn has_an_outcome_for_each(
+    name: &str,
+    script: &str,
+    command: impl Fn(&Libraries, &Path) -> String,
+) {
     const ORDERS: usize = 12;
     let (stage, libraries) = (Stage::with_orders(ORDERS).await, Libraries::new());
     let path = stage.path(name);
     std::fs::write(&path, script).unwrap();
-    let command = format!("{} '{}'", command(&libraries, &path), stage.path("ledger").display());
-    let flags = ["--handler-exec", &command, "--batch-messages", "12", "--batch-wait", "1s"];
+    let command = format!(
+        "{} '{}'",
+        command(&libraries, &path),
+        stage.path("ledger").display()
+    );
+    let flags = [
+        "--handler-exec",
+        &command,
+        "--batch-messages",
+        "12",
+        "--batch-wait",
+        "1s",
+    ];
     stage.consume(&flags).await;
     let given: Vec<Given> = stage.noted();
     let in_first = given.first().map_or(0, |given| given.3 as usize);
@@ -176,14 +220,29 @@ async fn has_an_outcome_for_each(name: &str, script: &str, command: impl Fn(&Lib
             "A-3" => vec![1 + failed, 1 + failed],
             _ => vec![1 + failed],
         };
-        assert_eq!(attempts, (1..=failed).chain(further).collect::<Vec<_>>(), "{order}: {given:?}");
+        assert_eq!(
+            attempts,
+            (1..=failed).chain(further).collect::<Vec<_>>(),
+            "{order}: {given:?}"
+        );
     }
     let letters = stage.letters().await;
     assert_eq!(letters.len(), 1, "{letters:?}\n{}", stage.log());
-    assert!(letters[0].0.contains("A-1") && letters[0].1.ends_with("no such account"), "{letters:?}");
-    assert!(stage.log().contains("the database is away"), "{}", stage.log());
+    assert!(
+        letters[0].0.contains("A-1") && letters[0].1.ends_with("no such account"),
+        "{letters:?}"
+    );
+    assert!(
+        stage.log().contains("the database is away"),
+        "{}",
+        stage.log()
+    );
     stage.consume(&flags).await;
-    assert_eq!(stage.noted::<Given>(), given, "the replay has done something");
+    assert_eq!(
+        stage.noted::<Given>(),
+        given,
+        "the replay has done something"
+    );
 }
 
 #[tokio::test]

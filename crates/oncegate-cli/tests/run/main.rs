@@ -1,6 +1,10 @@
 //! `oncegate run` with workers in other languages, on a real broker and a real store.
 
-#![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test that cannot go on has failed")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::indexing_slicing,
+    reason = "a test that cannot go on has failed"
+)]
 
 mod batches;
 mod examples;
@@ -66,9 +70,27 @@ struct Running {
 impl Stage {
     async fn with(payloads: impl IntoIterator<Item = String>) -> Self {
         let (kafka, redis) = (Kafka::shared().await, Redis::shared().await);
-        let (topic, dead) = (kafka.new_topic("run", 2).await, kafka.new_topic("run-dead", 1).await);
-        kafka.produce(&topic, payloads.into_iter().map(Record::new).collect::<Vec<Record>>()).await;
-        Self { kafka, redis, topic, dead, scope: unique("run"), dir: tempfile::tempdir().unwrap() }
+        let (topic, dead) = (
+            kafka.new_topic("run", 2).await,
+            kafka.new_topic("run-dead", 1).await,
+        );
+        kafka
+            .produce(
+                &topic,
+                payloads
+                    .into_iter()
+                    .map(Record::new)
+                    .collect::<Vec<Record>>(),
+            )
+            .await;
+        Self {
+            kafka,
+            redis,
+            topic,
+            dead,
+            scope: unique("run"),
+            dir: tempfile::tempdir().unwrap(),
+        }
     }
 
     /// With so many orders.
@@ -91,7 +113,10 @@ impl Stage {
 
     fn spawn(&self, group: &str, command: Command) -> Running {
         let process = Process::spawn_logged("oncegate run", command, &self.path("oncegate.log"));
-        Running { group: group.to_owned(), process }
+        Running {
+            group: group.to_owned(),
+            process,
+        }
     }
 
     fn command(&self, group: &str, flags: &[&str]) -> Command {
@@ -101,11 +126,29 @@ impl Stage {
         }
         // Workers in Python buffer their output, as they do elsewhere.
         command.env_remove("PYTHONUNBUFFERED");
-        let Self { kafka, redis, topic, dead, scope, .. } = self;
-        command.args(["run", "--brokers", kafka.bootstrap(), "--topic", topic, "--group", group]);
+        let Self {
+            kafka,
+            redis,
+            topic,
+            dead,
+            scope,
+            ..
+        } = self;
+        command.args([
+            "run",
+            "--brokers",
+            kafka.bootstrap(),
+            "--topic",
+            topic,
+            "--group",
+            group,
+        ]);
         command.args(["--scope", scope, "--dead-letters", dead]);
         // Tests wait for commits.
-        command.args(["--set", &format!("consumer.{scope}.source.kafka.commit_interval=100ms")]);
+        command.args([
+            "--set",
+            &format!("consumer.{scope}.source.kafka.commit_interval=100ms"),
+        ]);
         if !flags.contains(&"--store") {
             command.args(["--store", redis.url()]);
         }
@@ -123,17 +166,31 @@ impl Stage {
     fn python(&self, script: &str) -> String {
         let path = self.path("worker.py");
         std::fs::write(&path, script).unwrap();
-        format!("python3 '{}' '{}'", path.display(), self.path("ledger").display())
+        format!(
+            "python3 '{}' '{}'",
+            path.display(),
+            self.path("ledger").display()
+        )
     }
 
     /// What a worker has noted in the ledger, one JSON value a line.
     fn noted<T: serde::de::DeserializeOwned>(&self) -> Vec<T> {
         let ledger = std::fs::read_to_string(self.path("ledger")).unwrap_or_default();
-        ledger.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+        ledger
+            .lines()
+            .map(|line| serde_json::from_str(line).unwrap())
+            .collect()
     }
 
     async fn until_logged(&self, words: &str) {
-        until(words, LIMIT, async || if self.log().contains(words) { Ok(()) } else { Err(self.log()) }).await;
+        until(words, LIMIT, async || {
+            if self.log().contains(words) {
+                Ok(())
+            } else {
+                Err(self.log())
+            }
+        })
+        .await;
     }
 
     /// Waits until the group has committed the whole topic.
@@ -166,7 +223,9 @@ impl Stage {
     fn effects(&self) -> BTreeMap<String, usize> {
         let mut effects = BTreeMap::new();
         let ledger = std::fs::read_to_string(self.path("ledger")).unwrap_or_default();
-        ledger.lines().for_each(|line| *effects.entry(line.to_owned()).or_default() += 1);
+        ledger
+            .lines()
+            .for_each(|line| *effects.entry(line.to_owned()).or_default() += 1);
         effects
     }
 
@@ -180,8 +239,13 @@ impl Stage {
         let letters = self.kafka.read_all(&self.dead).await;
         let of = |letter: &rdkafka::message::OwnedMessage| {
             let headers = letter.headers().expect("a letter has headers");
-            let found = headers.iter().find(|header| header.key == name).expect("it has that header");
-            let text = |bytes: Option<&[u8]>| String::from_utf8_lossy(bytes.unwrap_or_default()).into_owned();
+            let found = headers
+                .iter()
+                .find(|header| header.key == name)
+                .expect("it has that header");
+            let text = |bytes: Option<&[u8]>| {
+                String::from_utf8_lossy(bytes.unwrap_or_default()).into_owned()
+            };
             (text(letter.payload()), text(found.value))
         };
         letters.iter().map(of).collect()
@@ -196,13 +260,16 @@ impl Running {
     }
 }
 
-/// The program to test: the one of this build, or `ONCEGATE_PROGRAM`, for one that is installed elsewhere.
+/// The program to test: the one of this build, or `ONCEGATE_PROGRAM`, for one that is installed
+/// elsewhere.
 fn program() -> OsString {
     std::env::var_os("ONCEGATE_PROGRAM").unwrap_or_else(|| env!("CARGO_BIN_EXE_oncegate").into())
 }
 
 /// A worker of the examples.
 fn example(name: &str) -> String {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/workers").join(name);
+    let path = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../../examples/workers")
+        .join(name);
     path.canonicalize().unwrap().to_str().unwrap().to_owned()
 }

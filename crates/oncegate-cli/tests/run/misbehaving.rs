@@ -15,7 +15,11 @@ fn first_answer(how: &str) -> Answer {
     match how {
         "404" | "401" | "429" | "503" | "500" => Answer::status(
             how.parse().unwrap(),
-            if how == "429" { "retry-after: 0\r\n" } else { "" },
+            if how == "429" {
+                "retry-after: 0\r\n"
+            } else {
+                ""
+            },
             "not now",
         ),
         "redirect" => Answer::status(307, "location: /elsewhere\r\n", ""),
@@ -38,13 +42,20 @@ const UNKNOWN: [&str; 4] = ["garbage", "half", "nothing", "silence"];
 
 /// What the body names.
 fn how(asked: &Asked) -> String {
-    serde_json::from_str::<serde_json::Value>(&asked.body).unwrap()["how"].as_str().unwrap().to_owned()
+    serde_json::from_str::<serde_json::Value>(&asked.body).unwrap()["how"]
+        .as_str()
+        .unwrap()
+        .to_owned()
 }
 
 // invariant: worker-answer-truncated
 #[tokio::test]
 async fn each_answer_becomes_what_is_documented() {
-    let all: Vec<&str> = TRIED_AGAIN.into_iter().chain(UNKNOWN).chain(["refused"]).collect();
+    let all: Vec<&str> = TRIED_AGAIN
+        .into_iter()
+        .chain(UNKNOWN)
+        .chain(["refused"])
+        .collect();
     let stage = Stage::with(all.iter().map(|how| format!(r#"{{"how":"{how}"}}"#))).await;
     let worker = RawWorker::start(|asked| match (how(asked).as_str(), asked.attempt()) {
         ("refused", _) => first_answer("refused"),
@@ -52,34 +63,64 @@ async fn each_answer_becomes_what_is_documented() {
         _ => Answer::status(200, "", "done"),
     })
     .await;
-    let flags = ["--key", "how", "--lease", "1s", "--timeout", "2s", "--ordering", "unordered"];
-    stage.consume(&[&["--handler", &worker.url()][..], &flags].concat()).await;
+    let flags = [
+        "--key",
+        "how",
+        "--lease",
+        "1s",
+        "--timeout",
+        "2s",
+        "--ordering",
+        "unordered",
+    ];
+    stage
+        .consume(&[&["--handler", &worker.url()][..], &flags].concat())
+        .await;
 
     let mut attempts: BTreeMap<String, Vec<(u32, bool)>> = BTreeMap::new();
     let mut keys: BTreeMap<String, Vec<String>> = BTreeMap::new();
     for asked in worker.asked() {
         assert_eq!(asked.path, "/handle", "a redirect was followed");
-        attempts.entry(how(&asked)).or_default().push((asked.attempt(), asked.recovered()));
-        keys.entry(how(&asked)).or_default().push(asked.headers["idempotency-key"].clone());
+        attempts
+            .entry(how(&asked))
+            .or_default()
+            .push((asked.attempt(), asked.recovered()));
+        keys.entry(how(&asked))
+            .or_default()
+            .push(asked.headers["idempotency-key"].clone());
     }
     for how in TRIED_AGAIN {
-        assert_eq!(attempts[how], [(1, false), (2, false)], "{how}: it was answered, so nothing is unknown");
+        assert_eq!(
+            attempts[how],
+            [(1, false), (2, false)],
+            "{how}: it was answered, so nothing is unknown"
+        );
     }
     for how in UNKNOWN {
-        assert_eq!(attempts[how], [(1, false), (2, true)], "{how}: the outcome is unknown");
+        assert_eq!(
+            attempts[how],
+            [(1, false), (2, true)],
+            "{how}: the outcome is unknown"
+        );
     }
     assert_eq!(attempts["refused"], [(1, false)]);
     let letters = stage.letters().await;
     assert_eq!(letters.len(), 1, "{letters:?}");
     assert_eq!(letters[0].0, r#"{"how":"refused"}"#);
     assert!(
-        letters[0].1.ends_with("the worker answers 422 Unprocessable Entity: No such account"),
+        letters[0]
+            .1
+            .ends_with("the worker answers 422 Unprocessable Entity: No such account"),
         "{letters:?}"
     );
     for keys in keys.values() {
-        assert!(keys.iter().all(|key| *key == keys[0]), "every attempt has the same key");
+        assert!(
+            keys.iter().all(|key| *key == keys[0]),
+            "every attempt has the same key"
+        );
     }
-    let different: std::collections::BTreeSet<&String> = keys.values().map(|keys| &keys[0]).collect();
+    let different: std::collections::BTreeSet<&String> =
+        keys.values().map(|keys| &keys[0]).collect();
     assert_eq!(different.len(), all.len());
 }
 
@@ -88,16 +129,35 @@ async fn each_answer_becomes_what_is_documented() {
 async fn nothing_is_consumed_before_the_worker_is_ready_and_the_log_tells_no_payload() {
     let stage = Stage::with_orders(3).await;
     let port = oncegate_testkit::LoopbackPort::reserve();
-    let (handler, ready) =
-        (format!("http://127.0.0.1:{}/", port.number()), format!("http://127.0.0.1:{}/ready", port.number()));
+    let (handler, ready) = (
+        format!("http://127.0.0.1:{}/", port.number()),
+        format!("http://127.0.0.1:{}/ready", port.number()),
+    );
     let running = stage.start(&["--handler", &handler, "--ready-url", &ready]);
-    until("the log to report that the worker is not ready", LIMIT, async || {
-        if stage.log().contains("not ready yet") { Ok(()) } else { Err(stage.log()) }
+    until(
+        "the log to report that the worker is not ready",
+        LIMIT,
+        async || {
+            if stage.log().contains("not ready yet") {
+                Ok(())
+            } else {
+                Err(stage.log())
+            }
+        },
+    )
+    .await;
+    assert_eq!(
+        stage
+            .kafka
+            .committed_offsets(&running.group, &stage.topic)
+            .await
+            .len(),
+        0
+    );
+    let worker = RawWorker::start_at(&format!("127.0.0.1:{}", port.number()), |_| {
+        Answer::status(200, "", "")
     })
     .await;
-    assert_eq!(stage.kafka.committed_offsets(&running.group, &stage.topic).await.len(), 0);
-    let worker =
-        RawWorker::start_at(&format!("127.0.0.1:{}", port.number()), |_| Answer::status(200, "", "")).await;
     stage.until_consumed(&running.group).await;
     running.stop().await;
     let asked = worker.asked();
@@ -126,17 +186,30 @@ for line in sys.stdin:
 "#;
     let path = stage.path("worker.py");
     std::fs::write(&path, script).unwrap();
-    let command = format!("python3 '{}' '{}'", path.display(), stage.path("ledger").display());
-    stage.consume(&["--handler-exec", &command, "--lease", "2s"]).await;
+    let command = format!(
+        "python3 '{}' '{}'",
+        path.display(),
+        stage.path("ledger").display()
+    );
+    stage
+        .consume(&["--handler-exec", &command, "--lease", "2s"])
+        .await;
     let told: Vec<(String, u32, bool)> = std::fs::read_to_string(stage.path("ledger"))
         .unwrap()
         .lines()
         .map(|line| serde_json::from_str(line).unwrap())
         .collect();
     let (first, _, _) = &told[0];
-    assert!(told.contains(&(first.clone(), 2, true)), "its next attempt is marked: {told:?}");
+    assert!(
+        told.contains(&(first.clone(), 2, true)),
+        "its next attempt is marked: {told:?}"
+    );
     assert_eq!(told.len(), 5, "{told:?}");
-    assert!(stage.log().contains("charging the card"), "the line is named: {}", stage.log());
+    assert!(
+        stage.log().contains("charging the card"),
+        "the line is named: {}",
+        stage.log()
+    );
 }
 
 #[tokio::test]
@@ -156,11 +229,27 @@ for line in sys.stdin:
 "#;
     let path = stage.path("worker.py");
     std::fs::write(&path, script).unwrap();
-    let command = format!("python3 '{}' '{}'", path.display(), stage.path("ledger").display());
-    stage.consume(&["--handler-exec", &command, "--lease", "1s", "--timeout", "1s"]).await;
+    let command = format!(
+        "python3 '{}' '{}'",
+        path.display(),
+        stage.path("ledger").display()
+    );
+    stage
+        .consume(&[
+            "--handler-exec",
+            &command,
+            "--lease",
+            "1s",
+            "--timeout",
+            "1s",
+        ])
+        .await;
     let told = std::fs::read_to_string(stage.path("ledger")).unwrap();
     assert_eq!(told, "message\ncancel\nmessage\n");
-    assert!(stage.letters().await.is_empty(), "the late answer was taken for one");
+    assert!(
+        stage.letters().await.is_empty(),
+        "the late answer was taken for one"
+    );
 }
 
 #[tokio::test]
@@ -178,8 +267,21 @@ case $how in tempfail) exit 75;; other) exit 3;; signal) kill -s KILL $$;; esac
 "#;
     let path = stage.path("work.sh");
     std::fs::write(&path, script).unwrap();
-    let command = format!("sh '{}' '{}'", path.display(), stage.path("ledger").display());
-    stage.consume(&["--handler-command", &command, "--key", "how", "--lease", "1s"]).await;
+    let command = format!(
+        "sh '{}' '{}'",
+        path.display(),
+        stage.path("ledger").display()
+    );
+    stage
+        .consume(&[
+            "--handler-command",
+            &command,
+            "--key",
+            "how",
+            "--lease",
+            "1s",
+        ])
+        .await;
     let mut told: Vec<String> = stage.effects().into_keys().collect();
     told.sort();
     let expected = [
@@ -213,8 +315,8 @@ async fn a_retry_after_is_waited_for() {
     assert_eq!(worker.asked().len(), 2);
 }
 
-/// The limit concerns every message. The waits of a circuit breaker that double (1, 2, 4 … 30 s) would let the work wait
-/// for long after the limit is lifted.
+/// The limit concerns every message. The waits of a circuit breaker that double (1, 2, 4 … 30 s)
+/// would let the work wait for long after the limit is lifted.
 #[tokio::test]
 async fn when_a_limit_on_requests_is_lifted_the_work_goes_on() {
     const RETRY_AFTER: Duration = Duration::from_secs(2);
@@ -222,10 +324,17 @@ async fn when_a_limit_on_requests_is_lifted_the_work_goes_on() {
     const PROBES: usize = 10;
     let stage = Stage::with_orders(ORDERS).await;
     let times: Arc<Mutex<Vec<(Instant, bool)>>> = Arc::default();
-    // Before the handler is paused, any number of messages fail; from then on, one probes at a time.
-    let (noted, log, probes) = (Arc::clone(&times), stage.path("oncegate.log"), AtomicUsize::new(0));
+    // Before the handler is paused, any number of messages fail; from then on, one probes at a
+    // time.
+    let (noted, log, probes) = (
+        Arc::clone(&times),
+        stage.path("oncegate.log"),
+        AtomicUsize::new(0),
+    );
     let worker = RawWorker::start(move |_| {
-        let is_paused = std::fs::read_to_string(&log).unwrap_or_default().contains("the handler is paused");
+        let is_paused = std::fs::read_to_string(&log)
+            .unwrap_or_default()
+            .contains("the handler is paused");
         let limited = match is_paused {
             true => probes.fetch_add(1, SeqCst) < PROBES,
             false => true,
@@ -237,7 +346,16 @@ async fn when_a_limit_on_requests_is_lifted_the_work_goes_on() {
         }
     })
     .await;
-    stage.consume(&["--handler", &worker.url(), "--max-attempts", "3", "--ordering", "unordered"]).await;
+    stage
+        .consume(&[
+            "--handler",
+            &worker.url(),
+            "--max-attempts",
+            "3",
+            "--ordering",
+            "unordered",
+        ])
+        .await;
     assert!(stage.letters().await.is_empty(), "{}", stage.log());
     let times = times.lock().unwrap();
     let (limited, done): (Vec<(Instant, bool)>, Vec<_>) =
@@ -250,25 +368,46 @@ async fn when_a_limit_on_requests_is_lifted_the_work_goes_on() {
     };
     let last = limited.last().unwrap().0;
     let probes = &limited[limited.len() - PROBES..];
-    let between = middle(probes.windows(2).map(|pair| pair[1].0 - pair[0].0).collect());
-    assert!(between <= 2 * RETRY_AFTER, "{between:?} between two probes: {}", stage.log());
+    let between = middle(
+        probes
+            .windows(2)
+            .map(|pair| pair[1].0 - pair[0].0)
+            .collect(),
+    );
+    assert!(
+        between <= 2 * RETRY_AFTER,
+        "{between:?} between two probes: {}",
+        stage.log()
+    );
     let done = middle(done.iter().map(|(at, _)| *at - last).collect());
-    assert!(done <= 4 * RETRY_AFTER, "{done:?} until half of the work was done: {}", stage.log());
+    assert!(
+        done <= 4 * RETRY_AFTER,
+        "{done:?} until half of the work was done: {}",
+        stage.log()
+    );
 }
 
 /// What a worker says ends up in headers, and from there in terminals.
 #[tokio::test]
 async fn the_reason_of_a_dead_letter_is_on_one_line_and_changes_no_direction() {
     let stage = Stage::with_orders(1).await;
-    let worker =
-        RawWorker::start(|_| Answer::status(422, "", "no account\nfor \u{202e}gpj.exe\u{2066}\u{1b}[2J"))
-            .await;
+    let worker = RawWorker::start(|_| {
+        Answer::status(422, "", "no account\nfor \u{202e}gpj.exe\u{2066}\u{1b}[2J")
+    })
+    .await;
     stage.consume(&["--handler", &worker.url()]).await;
     let letters = stage.letters().await;
     assert_eq!(letters.len(), 1);
     assert!(
-        letters[0].1.ends_with("the worker answers 422 Unprocessable Entity: no account for gpj.exe[2J"),
+        letters[0]
+            .1
+            .ends_with("the worker answers 422 Unprocessable Entity: no account for gpj.exe[2J"),
         "{letters:?}"
     );
-    assert!(!letters[0].1.contains(|c: char| c.is_control() || c == '\u{202e}'), "{letters:?}");
+    assert!(
+        !letters[0]
+            .1
+            .contains(|c: char| c.is_control() || c == '\u{202e}'),
+        "{letters:?}"
+    );
 }

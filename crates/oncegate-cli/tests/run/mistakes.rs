@@ -1,4 +1,5 @@
-//! Mistakes of beginners with workers on standard streams: the log reports what is wrong, and what to write instead.
+//! Mistakes of beginners with workers on standard streams: the log reports what is wrong, and what
+//! to write instead.
 
 use super::Stage;
 
@@ -20,34 +21,66 @@ for line in sys.stdin:
 "#
     );
     let command = stage.python(&script);
-    stage.consume(&["--handler-exec", &command, "--lease", "1s"]).await;
+    stage
+        .consume(&["--handler-exec", &command, "--lease", "1s"])
+        .await;
     for words in words {
-        assert!(stage.log().contains(words), "{wrong}: {words} is not in\n{}", stage.log());
+        assert!(
+            stage.log().contains(words),
+            "{wrong}: {words} is not in\n{}",
+            stage.log()
+        );
     }
 }
 
 #[tokio::test]
 async fn an_unknown_id_is_told() {
     let wrong = r#"say(json.dumps({"id": "no such", "outcome": "complete"}))"#;
-    is_told(wrong, &["answered a message that it does not have", "no such", "line=2"]).await;
+    is_told(
+        wrong,
+        &[
+            "answered a message that it does not have",
+            "no such",
+            "line=2",
+        ],
+    )
+    .await;
 }
 
 #[tokio::test]
 async fn a_number_as_id_is_told() {
     let wrong = r#"say(json.dumps({"id": int(id), "outcome": "complete"}))"#;
-    is_told(wrong, &["line 2 of its standard output has a number as its `id`", "the string"]).await;
+    is_told(
+        wrong,
+        &[
+            "line 2 of its standard output has a number as its `id`",
+            "the string",
+        ],
+    )
+    .await;
 }
 
 #[tokio::test]
 async fn a_missing_outcome_is_told() {
     let wrong = r#"say(json.dumps({"id": id}))"#;
-    is_told(wrong, &["line 2 of its standard output has no `outcome`", "dead-letter"]).await;
+    is_told(
+        wrong,
+        &[
+            "line 2 of its standard output has no `outcome`",
+            "dead-letter",
+        ],
+    )
+    .await;
 }
 
 #[tokio::test]
 async fn a_line_that_is_too_long_is_told() {
     let wrong = r#"say("x" * (17 * 1024 * 1024))"#;
-    is_told(wrong, &["line 2 of its standard output is longer than 16777216 bytes"]).await;
+    is_told(
+        wrong,
+        &["line 2 of its standard output is longer than 16777216 bytes"],
+    )
+    .await;
 }
 
 #[tokio::test]
@@ -61,7 +94,9 @@ for line in sys.stdin: pass
 "#;
     let command = stage.python(script);
     let running = stage.start(&["--handler-exec", &command]);
-    stage.until_logged("has not reported that it is ready for 5s").await;
+    stage
+        .until_logged("has not reported that it is ready for 5s")
+        .await;
     stage.until_logged("standard output must be flushed").await;
     running.stop().await;
 }
@@ -80,6 +115,8 @@ for line in sys.stdin:
     // The message is still with the worker at the stop.
     let deadline = format!("consumer.{}.stop_deadline=1s", stage.scope);
     let running = stage.start(&["--handler-exec", &command, "--set", &deadline]);
-    stage.until_logged("has not answered its first message for 5s").await;
+    stage
+        .until_logged("has not answered its first message for 5s")
+        .await;
     running.stop().await;
 }

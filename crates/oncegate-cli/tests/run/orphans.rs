@@ -21,12 +21,18 @@ for line in sys.stdin:
 /// Whether the process runs. One that its parent has not waited for is still listed, as a zombie.
 pub(super) fn runs(pid: u32) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    stat.rsplit(") ").next().is_some_and(|rest| !rest.is_empty() && !rest.starts_with('Z'))
+    stat.rsplit(") ")
+        .next()
+        .is_some_and(|rest| !rest.is_empty() && !rest.starts_with('Z'))
 }
 
 async fn until_has_message(stage: &Stage) -> u32 {
     until("a worker to have a message", LIMIT, async || {
-        if stage.noted::<u32>().is_empty() { Err(stage.log()) } else { Ok(()) }
+        if stage.noted::<u32>().is_empty() {
+            Err(stage.log())
+        } else {
+            Ok(())
+        }
     })
     .await;
     stage.noted::<u32>()[0]
@@ -37,8 +43,14 @@ async fn ends_with_oncegate(stage: &Stage, flags: &[&str]) {
     let worker = until_has_message(stage).await;
     assert!(runs(worker));
     running.process.kill();
-    until("the worker to be gone", LIMIT, async || if runs(worker) { Err(stage.log()) } else { Ok(()) })
-        .await;
+    until("the worker to be gone", LIMIT, async || {
+        if runs(worker) {
+            Err(stage.log())
+        } else {
+            Ok(())
+        }
+    })
+    .await;
 }
 
 // invariant: worker-outlives
@@ -66,11 +78,16 @@ async fn a_worker_outlives_the_threads_of_the_runtime() {
     let worker = until_has_message(&stage).await;
     let parent_thread = |pid: u32| {
         let tasks = format!("/proc/{}/task", running.process.id());
-        let threads = std::fs::read_dir(tasks).unwrap().map(|task| task.unwrap().path());
-        let children = |task: &Path| std::fs::read_to_string(task.join("children")).unwrap_or_default();
-        let found = threads
-            .into_iter()
-            .find(|task| children(task).split_whitespace().any(|child| child == pid.to_string()));
+        let threads = std::fs::read_dir(tasks)
+            .unwrap()
+            .map(|task| task.unwrap().path());
+        let children =
+            |task: &Path| std::fs::read_to_string(task.join("children")).unwrap_or_default();
+        let found = threads.into_iter().find(|task| {
+            children(task)
+                .split_whitespace()
+                .any(|child| child == pid.to_string())
+        });
         std::fs::read_to_string(found.expect("a thread has started it").join("comm")).unwrap()
     };
     assert_eq!(parent_thread(worker).trim(), "oncegate-spawn");
@@ -100,12 +117,18 @@ for line in sys.stdin:
         let mut running = stage.spawn(&group, oncegate);
         until_has_message(&stage).await;
         let everyone = format!("-{}", running.process.id());
-        let sent =
-            Command::new("sh").args(["-c", "kill -s \"$1\" -- \"$2\"", "kill", signal, &everyone]).status();
+        let sent = Command::new("sh")
+            .args(["-c", "kill -s \"$1\" -- \"$2\"", "kill", signal, &everyone])
+            .status();
         assert!(sent.unwrap().success());
         stage.until_logged("stopping").await;
         std::fs::write(stage.path("ledger.go"), "").unwrap();
-        assert_eq!(running.process.end_within(LIMIT).await.code(), Some(0), "{}", stage.log());
+        assert_eq!(
+            running.process.end_within(LIMIT).await.code(),
+            Some(0),
+            "{}",
+            stage.log()
+        );
         stage.until_consumed(&group).await;
         assert_eq!(stage.noted::<u32>(), [1], "{signal}: {}", stage.log());
     }

@@ -22,24 +22,40 @@ async fn no_message_goes_to_the_dead_letters_while_the_worker_answers_nothing_bu
     .await;
     // As many run at once as the breaker must see fail, however slow the machine is.
     let flags = ["--max-attempts", "2", "--concurrency", "4"];
-    let quick = ["breaker.first=100ms", "breaker.most=400ms", "backoff.most=200ms"];
+    let quick = [
+        "breaker.first=100ms",
+        "breaker.most=400ms",
+        "backoff.most=200ms",
+    ];
     let quick = quick.map(|setting| format!("--set=consumer.{}.{setting}", stage.scope));
     let quick = quick.each_ref().map(String::as_str);
     let running = stage.start(&[&["--handler", &worker.url()][..], &flags, &quick].concat());
     until("several probes", LIMIT, async || {
         let asked = worker.asked().len();
-        if asked >= 25 { Ok(()) } else { Err(format!("asked {asked} times\n{}", stage.log())) }
+        if asked >= 25 {
+            Ok(())
+        } else {
+            Err(format!("asked {asked} times\n{}", stage.log()))
+        }
     })
     .await;
-    assert!(stage.log().contains("the handler is paused"), "{}", stage.log());
-    assert!(stage.letters().await.is_empty(), "the dead letters have some already");
+    assert!(
+        stage.log().contains("the handler is paused"),
+        "{}",
+        stage.log()
+    );
+    assert!(
+        stage.letters().await.is_empty(),
+        "the dead letters have some already"
+    );
     down.store(false, SeqCst);
     stage.until_consumed(&running.group).await;
     running.stop().await;
     assert!(stage.letters().await.is_empty());
 }
 
-/// The breaker of the first process opens. Each process after it finds its mark in the store, and only probes.
+/// The breaker of the first process opens. Each process after it finds its mark in the store, and
+/// only probes.
 // invariant: restarts-in-an-outage
 #[tokio::test]
 async fn thirteen_restarts_while_the_worker_is_down_bury_no_message() {
@@ -57,14 +73,25 @@ async fn thirteen_restarts_while_the_worker_is_down_bury_no_message() {
     let (group, url) = (unique("run"), worker.url());
     let quick = ["breaker.first=100ms", "breaker.most=200ms"];
     let quick = quick.map(|setting| format!("--set=consumer.{}.{setting}", stage.scope));
-    let flags = ["--handler", &url, &quick[0], &quick[1], "--max-attempts", "3"];
+    let flags = [
+        "--handler",
+        &url,
+        &quick[0],
+        &quick[1],
+        "--max-attempts",
+        "3",
+    ];
     for restart in 0..13 {
         let calls = CALLS[usize::from(restart > 0)];
         let (before, running) = (worker.asked().len(), stage.start_in(&group, &flags));
-        until("the breaker to open, and some probes", LIMIT, async || match worker.asked().len() - before {
-            asked if asked >= calls => Ok(()),
-            asked => Err(format!("asked {asked} times\n{}", stage.log())),
-        })
+        until(
+            "the breaker to open, and some probes",
+            LIMIT,
+            async || match worker.asked().len() - before {
+                asked if asked >= calls => Ok(()),
+                asked => Err(format!("asked {asked} times\n{}", stage.log())),
+            },
+        )
         .await;
         running.stop().await;
     }
@@ -77,17 +104,23 @@ async fn thirteen_restarts_while_the_worker_is_down_bury_no_message() {
     assert!(attempts.iter().all(|attempt| *attempt <= 2), "{attempts:?}");
 }
 
-/// A worker that asks for a short wait is asked again after it. With doubled pauses, a dozen probes would take minutes.
+/// A worker that asks for a short wait is asked again after it. With doubled pauses, a dozen probes
+/// would take minutes.
 #[tokio::test]
 async fn the_breaker_probes_when_a_worker_has_asked_for_it() {
     const PROBES: usize = 12;
     let stage = Stage::with_orders(60).await;
-    let (asked, refused) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(usize::MAX)));
+    let (asked, refused) = (
+        Arc::new(AtomicUsize::new(0)),
+        Arc::new(AtomicUsize::new(usize::MAX)),
+    );
     let (count, limit) = (Arc::clone(&asked), Arc::clone(&refused));
-    let worker = RawWorker::start(move |_| match count.fetch_add(1, SeqCst) < limit.load(SeqCst) {
-        true => Answer::status(429, "retry-after: 0\r\n", "too many requests"),
-        false => Answer::status(200, "", ""),
-    })
+    let worker = RawWorker::start(
+        move |_| match count.fetch_add(1, SeqCst) < limit.load(SeqCst) {
+            true => Answer::status(429, "retry-after: 0\r\n", "too many requests"),
+            false => Answer::status(200, "", ""),
+        },
+    )
     .await;
     let settings = ["breaker.first=100ms", "breaker.most=60s"];
     let settings = settings.map(|setting| format!("--set=consumer.{}.{setting}", stage.scope));

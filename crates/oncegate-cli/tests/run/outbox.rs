@@ -17,7 +17,9 @@ fn command(arguments: &[&str]) -> Command {
         command.env_remove(name);
     }
     // For queues: a local server checks no credentials.
-    command.env("AWS_ACCESS_KEY_ID", "test").env("AWS_SECRET_ACCESS_KEY", "test");
+    command
+        .env("AWS_ACCESS_KEY_ID", "test")
+        .env("AWS_SECRET_ACCESS_KEY", "test");
     command.arg("outbox").args(arguments);
     command
 }
@@ -27,14 +29,25 @@ fn answer(arguments: &[&str]) -> Output {
 }
 
 fn status(store: &str, more: &[&str]) -> (Option<i32>, String) {
-    let answered = answer(&[&["status", "--store", store, "--outbox", "shop", "--json"], more].concat());
-    (answered.status.code(), String::from_utf8(answered.stdout).unwrap())
+    let answered = answer(
+        &[
+            &["status", "--store", store, "--outbox", "shop", "--json"],
+            more,
+        ]
+        .concat(),
+    );
+    (
+        answered.status.code(),
+        String::from_utf8(answered.stdout).unwrap(),
+    )
 }
 
 async fn until_sent(store: &str) {
-    until("the outbox to be empty", LIMIT, async || match status(store, &[]).1 {
-        answer if answer.contains("\"unsent\": 0") => Ok(()),
-        answer => Err(answer),
+    until("the outbox to be empty", LIMIT, async || {
+        match status(store, &[]).1 {
+            answer if answer.contains("\"unsent\": 0") => Ok(()),
+            answer => Err(answer),
+        }
     })
     .await;
 }
@@ -53,19 +66,36 @@ async fn relay(store: &str, folder: &Path, flags: &[&str]) -> String {
 
 async fn payloads(kafka: &Kafka, topic: &str) -> Vec<String> {
     let published = kafka.read_all(topic).await;
-    published.iter().map(|message| String::from_utf8(message.payload().unwrap().to_vec()).unwrap()).collect()
+    published
+        .iter()
+        .map(|message| String::from_utf8(message.payload().unwrap().to_vec()).unwrap())
+        .collect()
 }
 
 #[tokio::test]
 async fn the_relay_publishes_from_postgres_and_stops_at_a_signal() {
-    let (kafka, postgres) = (Kafka::shared().await, Postgres::shared().await.database().await);
-    let (topic, folder) = (kafka.new_topic("outbox-cli", 1).await, tempfile::tempdir().unwrap());
-    let mut migrate = process::bound_to_parent(program(), "KILL");
-    let migrated = migrate.args(["migrate", "--yes", "--store", postgres.url()]).output().unwrap();
-    assert!(
-        migrated.status.success() && String::from_utf8_lossy(&migrated.stdout).contains("oncegate_outbox")
+    let (kafka, postgres) = (
+        Kafka::shared().await,
+        Postgres::shared().await.database().await,
     );
-    let outbox = PostgresStore::connect(postgres.url()).await.unwrap().outbox("shop").unwrap();
+    let (topic, folder) = (
+        kafka.new_topic("outbox-cli", 1).await,
+        tempfile::tempdir().unwrap(),
+    );
+    let mut migrate = process::bound_to_parent(program(), "KILL");
+    let migrated = migrate
+        .args(["migrate", "--yes", "--store", postgres.url()])
+        .output()
+        .unwrap();
+    assert!(
+        migrated.status.success()
+            && String::from_utf8_lossy(&migrated.stdout).contains("oncegate_outbox")
+    );
+    let outbox = PostgresStore::connect(postgres.url())
+        .await
+        .unwrap()
+        .outbox("shop")
+        .unwrap();
     let mut client = postgres.connection().await;
     let mut transaction = client.transaction().await.unwrap();
     for number in 0..5 {
@@ -75,11 +105,24 @@ async fn the_relay_publishes_from_postgres_and_stops_at_a_signal() {
     transaction.commit().await.unwrap();
     let (code, waiting) = status(postgres.url(), &["--older-than", "1ms"]);
     assert_eq!(code, Some(1), "{waiting}");
-    assert!(waiting.contains("\"unsent\": 5") && waiting.contains("\"led\": false"), "{waiting}");
+    assert!(
+        waiting.contains("\"unsent\": 5") && waiting.contains("\"led\": false"),
+        "{waiting}"
+    );
 
-    let flags = ["--outbox", "shop", "--brokers", kafka.bootstrap(), "--store", postgres.url()];
+    let flags = [
+        "--outbox",
+        "shop",
+        "--brokers",
+        kafka.bootstrap(),
+        "--store",
+        postgres.url(),
+    ];
     let printed = relay(postgres.url(), folder.path(), &flags).await;
-    assert!(printed.contains("oncegate.outbox_relay/1") && printed.contains("\"published\": 5"), "{printed}");
+    assert!(
+        printed.contains("oncegate.outbox_relay/1") && printed.contains("\"published\": 5"),
+        "{printed}"
+    );
     assert_eq!(payloads(&kafka, &topic).await, ["0", "1", "2", "3", "4"]);
     let (code, sent) = status(postgres.url(), &["--older-than", "1ms"]);
     assert_eq!(code, Some(0), "{sent}");
@@ -92,11 +135,19 @@ async fn the_relay_publishes_from_postgres_and_stops_at_a_signal() {
 #[tokio::test]
 async fn a_configuration_may_have_outboxes_alone() {
     let kafka = Kafka::shared().await;
-    let (topic, folder) = (kafka.new_topic("outbox-cli", 1).await, tempfile::tempdir().unwrap());
+    let (topic, folder) = (
+        kafka.new_topic("outbox-cli", 1).await,
+        tempfile::tempdir().unwrap(),
+    );
     let file = folder.path().join("shop.db").display().to_string();
     let store = SqliteStore::open(&file).await.unwrap();
     let outbox = store.outbox("shop").await.unwrap();
-    outbox.publish(&store.open_connection().unwrap(), &OutboxMessage::new(&topic, "{}")).unwrap();
+    outbox
+        .publish(
+            &store.open_connection().unwrap(),
+            &OutboxMessage::new(&topic, "{}"),
+        )
+        .unwrap();
     let config = folder.path().join("oncegate.toml");
     let text = format!(
         "[store]\nurl = \"sqlite:{file}\"\n\n[outbox.shop]\nretention = \"1h\"\n\
@@ -106,11 +157,15 @@ async fn a_configuration_may_have_outboxes_alone() {
     std::fs::write(&config, text).unwrap();
     let config = config.display().to_string();
     let mut check = process::bound_to_parent(program(), "KILL");
-    let checked = check.args(["check", "--explain", &config]).output().unwrap();
+    let checked = check
+        .args(["check", "--explain", &config])
+        .output()
+        .unwrap();
     let explained = String::from_utf8_lossy(&checked.stdout).into_owned();
     assert!(checked.status.success(), "{explained}");
     assert!(
-        explained.contains("outbox.shop.retention = \"1h\"") && explained.contains("outbox.shop.batch = 500"),
+        explained.contains("outbox.shop.retention = \"1h\"")
+            && explained.contains("outbox.shop.batch = 500"),
         "{explained}"
     );
     let printed = relay(&file, folder.path(), &["--config", &config]).await;
@@ -121,23 +176,38 @@ async fn a_configuration_may_have_outboxes_alone() {
 #[tokio::test]
 async fn a_configuration_may_send_to_queues() {
     let sqs = Sqs::shared().await;
-    let (queue, folder) = (sqs.new_fifo_queue("outbox-cli").await, tempfile::tempdir().unwrap());
+    let (queue, folder) = (
+        sqs.new_fifo_queue("outbox-cli").await,
+        tempfile::tempdir().unwrap(),
+    );
     let file = folder.path().join("shop.db").display().to_string();
     let store = SqliteStore::open(&file).await.unwrap();
     let outbox = store.outbox("shop").await.unwrap();
     for number in 0..3 {
         let message = OutboxMessage::new(queue.name(), number.to_string()).key("a");
-        outbox.publish(&store.open_connection().unwrap(), &message).unwrap();
+        outbox
+            .publish(&store.open_connection().unwrap(), &message)
+            .unwrap();
     }
     let config = folder.path().join("oncegate.toml");
-    let text =
-        format!("[store]\nurl = \"sqlite:{file}\"\n\n[outbox.shop]\nsqs = {{ region = \"us-east-1\" }}\n");
+    let text = format!(
+        "[store]\nurl = \"sqlite:{file}\"\n\n[outbox.shop]\nsqs = {{ region = \"us-east-1\" }}\n"
+    );
     std::fs::write(&config, text).unwrap();
     let config = config.display().to_string();
-    let printed = relay(&file, folder.path(), &["--config", &config, "--endpoint-url", sqs.endpoint()]).await;
+    let printed = relay(
+        &file,
+        folder.path(),
+        &["--config", &config, "--endpoint-url", sqs.endpoint()],
+    )
+    .await;
     assert!(printed.contains("\"published\": 3"), "{printed}");
-    let bodies: Vec<String> =
-        queue.take_all().await.into_iter().map(|message| message.body.unwrap()).collect();
+    let bodies: Vec<String> = queue
+        .take_all()
+        .await
+        .into_iter()
+        .map(|message| message.body.unwrap())
+        .collect();
     assert_eq!(bodies, ["0", "1", "2"]);
 }
 
@@ -147,9 +217,39 @@ fn mistakes_are_reported_before_anything_is_sent() {
     let file = folder.path().join("shop.db").display().to_string();
     for (flags, named) in [
         (vec!["--store", "sqlite:x.db"], "[outbox.shop]"),
-        (vec!["--store", "sqlite:x.db", "--outbox", "shop", "--lease", "1s"], "brokers"),
-        (vec!["--store", "redis://localhost", "--outbox", "shop", "--brokers", "localhost:1"], "SQLite"),
-        (vec!["--store", "sqlite:x.db", "--outbox", "no spaces", "--brokers", "localhost:1"], "no spaces"),
+        (
+            vec![
+                "--store",
+                "sqlite:x.db",
+                "--outbox",
+                "shop",
+                "--lease",
+                "1s",
+            ],
+            "brokers",
+        ),
+        (
+            vec![
+                "--store",
+                "redis://localhost",
+                "--outbox",
+                "shop",
+                "--brokers",
+                "localhost:1",
+            ],
+            "SQLite",
+        ),
+        (
+            vec![
+                "--store",
+                "sqlite:x.db",
+                "--outbox",
+                "no spaces",
+                "--brokers",
+                "localhost:1",
+            ],
+            "no spaces",
+        ),
         (
             vec![
                 "--store",
@@ -163,12 +263,41 @@ fn mistakes_are_reported_before_anything_is_sent() {
             ],
             "acks",
         ),
-        (vec!["--store", &file, "--outbox", "shop", "--brokers", "localhost:1"], "must_exist"),
         (
-            vec!["--store", "sqlite:x.db", "--outbox", "shop", "--brokers", "localhost:1", "--region", "r"],
+            vec![
+                "--store",
+                &file,
+                "--outbox",
+                "shop",
+                "--brokers",
+                "localhost:1",
+            ],
+            "must_exist",
+        ),
+        (
+            vec![
+                "--store",
+                "sqlite:x.db",
+                "--outbox",
+                "shop",
+                "--brokers",
+                "localhost:1",
+                "--region",
+                "r",
+            ],
             "both `kafka` and `sqs`",
         ),
-        (vec!["--store", "sqlite:x.db", "--outbox", "shop", "--endpoint-url", "localhost:1"], "http://"),
+        (
+            vec![
+                "--store",
+                "sqlite:x.db",
+                "--outbox",
+                "shop",
+                "--endpoint-url",
+                "localhost:1",
+            ],
+            "http://",
+        ),
     ] {
         let answered = answer(&[&["relay"], &flags[..]].concat());
         let said = String::from_utf8_lossy(&answered.stderr);

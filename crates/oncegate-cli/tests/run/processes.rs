@@ -19,8 +19,16 @@ fn three_orders() -> Feed {
 async fn charged_by(command: &str) -> (String, Vec<String>) {
     let feed = Feed::of(&[&order("A-1")]);
     std::fs::create_dir(feed.path("folder")).unwrap();
-    let ended =
-        feed.run(&["--handler-command", command, "--max-attempts", "1", "--dead-letters", "dead"]).await;
+    let ended = feed
+        .run(&[
+            "--handler-command",
+            command,
+            "--max-attempts",
+            "1",
+            "--dead-letters",
+            "dead",
+        ])
+        .await;
     assert_eq!(ended.code, Some(0), "{command}: {ended:?}");
     (ended.out, feed.ledger())
 }
@@ -73,7 +81,12 @@ for line in sys.stdin:
 "#;
     std::fs::create_dir(feed.path("folder")).unwrap();
     std::fs::write(feed.path("folder/worker.py"), worker).unwrap();
-    let ended = feed.run(&["--handler-exec", "cd folder; export WORD=charged; python3 worker.py"]).await;
+    let ended = feed
+        .run(&[
+            "--handler-exec",
+            "cd folder; export WORD=charged; python3 worker.py",
+        ])
+        .await;
     assert_eq!((ended.code, feed.ledger().len()), (Some(0), 3), "{ended:?}");
 }
 
@@ -90,7 +103,11 @@ open("ledger", "a").write("ended by itself\n")
 "#;
     std::fs::write(feed.path("worker.py"), worker).unwrap();
     let ended = feed.run(&["--handler-exec", "python3 worker.py"]).await;
-    assert_eq!((ended.code, feed.ledger()), (Some(0), vec!["ended by itself".to_owned()]), "{ended:?}");
+    assert_eq!(
+        (ended.code, feed.ledger()),
+        (Some(0), vec!["ended by itself".to_owned()]),
+        "{ended:?}"
+    );
     assert!(!ended.err.contains("has ended"), "{}", ended.err);
 }
 
@@ -100,19 +117,39 @@ async fn a_timeout_ends_what_a_text_has_started() {
     let feed = Feed::of(&[&order("A-1")]);
     feed.close_gate();
     let command = r#"echo $ONCEGATE_ATTEMPT >>ledger; [ "$ONCEGATE_ATTEMPT" = 1 ] || exit 0; sh -c 'echo $$ >part; read x <gate'; true"#;
-    let ended = feed.run(&["--handler-command", command, "--timeout", "1s", "--lease", "1s"]).await;
-    assert_eq!((ended.code, feed.ledger()), (Some(0), vec!["1".to_owned(), "2".to_owned()]), "{ended:?}");
-    assert!(!runs(feed.read("part").trim().parse().unwrap()), "it is killed with its group");
+    let ended = feed
+        .run(&[
+            "--handler-command",
+            command,
+            "--timeout",
+            "1s",
+            "--lease",
+            "1s",
+        ])
+        .await;
+    assert_eq!(
+        (ended.code, feed.ledger()),
+        (Some(0), vec!["1".to_owned(), "2".to_owned()]),
+        "{ended:?}"
+    );
+    assert!(
+        !runs(feed.read("part").trim().parse().unwrap()),
+        "it is killed with its group"
+    );
 }
 
-/// A command that has its effect, and leaves a process behind that holds its streams until the test ends it.
+/// A command that has its effect, and leaves a process behind that holds its streams until the test
+/// ends it.
 fn leaves_behind(ends_by: &str) -> String {
     format!("{CHARGE}\nsh -c 'echo $$ >>left; read x <gate' &\necho charged\n{ends_by}")
 }
 
 /// The processes that were left behind.
 fn left(feed: &Feed) -> Vec<u32> {
-    feed.read("left").lines().map(|pid| pid.parse().unwrap()).collect()
+    feed.read("left")
+        .lines()
+        .map(|pid| pid.parse().unwrap())
+        .collect()
 }
 
 #[tokio::test]
@@ -122,18 +159,27 @@ async fn a_process_left_behind_does_not_hide_an_exit() {
         feed.close_gate();
         std::fs::write(feed.path("worker.sh"), leaves_behind("exit 0")).unwrap();
         let ended = feed.run(limits).await;
-        assert_eq!(ended.out, "billing: 3 messages, 3 handled, 0 duplicates\n", "{ended:?}");
+        assert_eq!(
+            ended.out, "billing: 3 messages, 3 handled, 0 duplicates\n",
+            "{ended:?}"
+        );
         let mut ledger = feed.ledger();
         ledger.sort();
         assert_eq!(ledger, ["A-1 0", "A-2 0", "A-3 0"], "each has run once");
         // What a command that is done leaves behind is its own.
-        until("three processes to be left", LIMIT, async || match left(&feed) {
-            left if left.len() == 3 => Ok(()),
-            left => Err(format!("{left:?}")),
+        until("three processes to be left", LIMIT, async || {
+            match left(&feed) {
+                left if left.len() == 3 => Ok(()),
+                left => Err(format!("{left:?}")),
+            }
         })
         .await;
         assert!(left(&feed).into_iter().all(runs), "they are left alone");
-        let _gate = File::options().read(true).write(true).open(feed.path("gate")).unwrap();
+        let _gate = File::options()
+            .read(true)
+            .write(true)
+            .open(feed.path("gate"))
+            .unwrap();
         for _ in 0..3 {
             feed.open_gate();
         }
@@ -153,10 +199,15 @@ exit 1
 "#;
     std::fs::write(feed.path("worker.sh"), script).unwrap();
     let ended = feed.run(&[]).await;
-    assert_eq!((ended.code, feed.ledger()), (Some(0), vec!["alone".to_owned()]), "{ended:?}");
+    assert_eq!(
+        (ended.code, feed.ledger()),
+        (Some(0), vec!["alone".to_owned()]),
+        "{ended:?}"
+    );
 }
 
-/// The output that came before the end counts, however much it is and whatever process holds the pipe.
+/// The output that came before the end counts, however much it is and whatever process holds the
+/// pipe.
 #[tokio::test]
 async fn what_was_written_before_the_exit_is_the_result() {
     let feed = Feed::of(&[&order("A-1")]);
@@ -166,14 +217,19 @@ async fn what_was_written_before_the_exit_is_the_result() {
     std::fs::write(feed.path("worker.sh"), script).unwrap();
     let ended = feed.run(&["--dead-letters", "dead.jsonl"]).await;
     assert_eq!(ended.code, Some(0), "{ended:?}");
-    assert!(feed.read("dead.jsonl").contains("the command ended with code 65: xxxx"), "{ended:?}");
+    assert!(
+        feed.read("dead.jsonl")
+            .contains("the command ended with code 65: xxxx"),
+        "{ended:?}"
+    );
 }
 
 #[tokio::test]
 async fn a_worker_that_ends_is_noticed_though_its_pipes_are_held() {
     let feed = Feed::of(&[&order("A-1"), &order("A-2")]);
     feed.close_gate();
-    // Its first process answers one message, leaves a process behind in another session, and dies with the next.
+    // Its first process answers one message, leaves a process behind in another session, and dies
+    // with the next.
     let worker = r#"
 import json, os, subprocess, sys
 first = not os.path.exists("left")
@@ -189,11 +245,28 @@ for line in sys.stdin:
     print(json.dumps({"id": message["id"], "outcome": "complete"}), flush=True)
 "#;
     std::fs::write(feed.path("worker.py"), worker).unwrap();
-    let ended =
-        feed.run(&["--handler-exec", "python3 worker.py", "--concurrency", "1", "--lease", "1s"]).await;
+    let ended = feed
+        .run(&[
+            "--handler-exec",
+            "python3 worker.py",
+            "--concurrency",
+            "1",
+            "--lease",
+            "1s",
+        ])
+        .await;
     assert_eq!(ended.code, Some(0), "{ended:?}");
-    let orders: Vec<String> = feed.ledger().iter().map(|noted| noted[..3].to_owned()).collect();
-    assert_eq!(orders, ["A-1", "A-2"], "the answer before the exit counts: {}", ended.err);
+    let orders: Vec<String> = feed
+        .ledger()
+        .iter()
+        .map(|noted| noted[..3].to_owned())
+        .collect();
+    assert_eq!(
+        orders,
+        ["A-1", "A-2"],
+        "the answer before the exit counts: {}",
+        ended.err
+    );
     feed.open_gate();
 }
 
@@ -201,18 +274,42 @@ for line in sys.stdin:
 #[tokio::test]
 async fn a_worker_that_does_not_exist_ends_the_run_at_once() {
     for (flag, command, named) in [
-        ("--handler-exec", "pyhton3 worker.py", "no program \"pyhton3\" in PATH"),
-        ("--handler-exec", "python3 forgotten.py", "no file \"forgotten.py\" in /"),
+        (
+            "--handler-exec",
+            "pyhton3 worker.py",
+            "no program \"pyhton3\" in PATH",
+        ),
+        (
+            "--handler-exec",
+            "python3 forgotten.py",
+            "no file \"forgotten.py\" in /",
+        ),
         ("--handler-exec", "./worker", "no file \"./worker\" in /"),
-        ("--handler-exec", "true; no-such-program", "(exit status: 127): sh: 1: no-such-program: not found"),
-        ("--handler-command", "sh charge.sh", "no file \"charge.sh\" in /"),
-        ("--handler-command", "charge", "no program \"charge\" in PATH"),
+        (
+            "--handler-exec",
+            "true; no-such-program",
+            "(exit status: 127): sh: 1: no-such-program: not found",
+        ),
+        (
+            "--handler-command",
+            "sh charge.sh",
+            "no file \"charge.sh\" in /",
+        ),
+        (
+            "--handler-command",
+            "charge",
+            "no program \"charge\" in PATH",
+        ),
     ] {
         let feed = three_orders();
         let ended = feed.run(&[flag, command]).await;
         assert_eq!(ended.code, Some(78), "{command}: {ended:?}");
         let advice = format!("change `handler.{}`", flag.trim_start_matches("--handler-"));
-        assert!(ended.err.contains(named) && ended.err.contains(&advice), "{command}: {}", ended.err);
+        assert!(
+            ended.err.contains(named) && ended.err.contains(&advice),
+            "{command}: {}",
+            ended.err
+        );
     }
 }
 
@@ -220,11 +317,28 @@ async fn a_worker_that_does_not_exist_ends_the_run_at_once() {
 async fn a_worker_that_ends_before_it_is_ready_ends_the_run() {
     let feed = three_orders();
     std::fs::write(feed.path("worker.py"), "import no_such_module\n").unwrap();
-    let ended = feed.run(&["--handler-exec", "python3 worker.py", "--start-patience", "1s"]).await;
+    let ended = feed
+        .run(&[
+            "--handler-exec",
+            "python3 worker.py",
+            "--start-patience",
+            "1s",
+        ])
+        .await;
     assert_eq!(ended.code, Some(69), "{ended:?}");
     let why = "(exit status: 1): ModuleNotFoundError: No module named 'no_such_module'";
-    assert!(ended.err.contains("not ready within 1s (`start_patience`)"), "{}", ended.err);
-    assert!(ended.err.contains(&format!("why=\"it ended before it was ready {why}\"")), "{}", ended.err);
+    assert!(
+        ended.err.contains("not ready within 1s (`start_patience`)"),
+        "{}",
+        ended.err
+    );
+    assert!(
+        ended
+            .err
+            .contains(&format!("why=\"it ended before it was ready {why}\"")),
+        "{}",
+        ended.err
+    );
 }
 
 /// The status and the last line of standard error are in the log and in the dead letter.
@@ -236,11 +350,27 @@ print(json.dumps({"type": "ready", "v": 1}), flush=True)
 sys.stdin.readline()
 sys.exit("the licence has expired")
 "#;
-    let limits = ["--max-attempts", "1", "--lease", "1s", "--dead-letters", "dead.jsonl"];
+    let limits = [
+        "--max-attempts",
+        "1",
+        "--lease",
+        "1s",
+        "--dead-letters",
+        "dead.jsonl",
+    ];
     for (flags, why) in [
-        (["--handler-exec", "python3 worker.py"], "(exit status: 1): the licence has expired"),
-        (["--handler-command", "echo no licence >&2; exit 7"], "the command ended with code 7: no licence"),
-        (["--handler-command", "echo no licence >&2; kill -9 $$"], "(signal: 9 (SIGKILL)): no licence"),
+        (
+            ["--handler-exec", "python3 worker.py"],
+            "(exit status: 1): the licence has expired",
+        ),
+        (
+            ["--handler-command", "echo no licence >&2; exit 7"],
+            "the command ended with code 7: no licence",
+        ),
+        (
+            ["--handler-command", "echo no licence >&2; kill -9 $$"],
+            "(signal: 9 (SIGKILL)): no licence",
+        ),
     ] {
         let feed = Feed::of(&[&order("A-1")]);
         std::fs::write(feed.path("worker.py"), worker).unwrap();
@@ -253,8 +383,19 @@ sys.exit("the licence has expired")
 
 async fn answer_of(port: &LoopbackPort, path: &str) -> (u16, String) {
     let client = HttpClient::http1(format!("127.0.0.1:{}", port.number()).parse().unwrap());
-    match client.try_send(Sent::post(path, "", "").method("GET").unkeyed().headers(&[])).await {
-        Ok(answer) => (answer.status.as_u16(), String::from_utf8_lossy(&answer.body).into_owned()),
+    match client
+        .try_send(
+            Sent::post(path, "", "")
+                .method("GET")
+                .unkeyed()
+                .headers(&[]),
+        )
+        .await
+    {
+        Ok(answer) => (
+            answer.status.as_u16(),
+            String::from_utf8_lossy(&answer.body).into_owned(),
+        ),
         Err(error) => (0, error.to_string()),
     }
 }
@@ -276,14 +417,28 @@ sys.exit("the licence has expired")
     let listen = format!("127.0.0.1:{}", port.number());
     let flags = ["--handler-exec", "python3 worker.py", "--listen", &listen];
     let mut process = feed.start_on_input(&flags);
-    until("the probe to name the end", LIMIT, async || match answer_of(&port, "/readyz").await {
-        (503, body) if body.contains("\"worker_ends\"") && body.contains("the licence has expired") => Ok(()),
-        other => Err(format!("{other:?}\n{}", feed.read("err"))),
-    })
+    until(
+        "the probe to name the end",
+        LIMIT,
+        async || match answer_of(&port, "/readyz").await {
+            (503, body)
+                if body.contains("\"worker_ends\"") && body.contains("the licence has expired") =>
+            {
+                Ok(())
+            }
+            other => Err(format!("{other:?}\n{}", feed.read("err"))),
+        },
+    )
     .await;
     let (_, metrics) = answer_of(&port, "/metrics").await;
-    assert!(metrics.contains("oncegate_unwell{consumer=\"billing\",reason=\"worker_ends\"} 1"), "{metrics}");
-    assert!(metrics.contains("oncegate_worker_restarts{consumer=\"billing\"}"), "{metrics}");
+    assert!(
+        metrics.contains("oncegate_unwell{consumer=\"billing\",reason=\"worker_ends\"} 1"),
+        "{metrics}"
+    );
+    assert!(
+        metrics.contains("oncegate_worker_restarts{consumer=\"billing\"}"),
+        "{metrics}"
+    );
     process.kill();
 }
 
@@ -293,10 +448,13 @@ async fn a_probe_at_the_start_says_why_the_worker_is_not_ready() {
     std::fs::write(feed.path("worker.py"), "import no_such_module\n").unwrap();
     let port = LoopbackPort::reserve();
     let listen = format!("127.0.0.1:{}", port.number());
-    let mut process = feed.start_on_input(&["--handler-exec", "python3 worker.py", "--listen", &listen]);
-    until("the probe to say why", LIMIT, async || match answer_of(&port, "/readyz").await {
-        (503, body) if body.contains("No module named 'no_such_module'") => Ok(()),
-        other => Err(format!("{other:?}\n{}", feed.read("err"))),
+    let mut process =
+        feed.start_on_input(&["--handler-exec", "python3 worker.py", "--listen", &listen]);
+    until("the probe to say why", LIMIT, async || {
+        match answer_of(&port, "/readyz").await {
+            (503, body) if body.contains("No module named 'no_such_module'") => Ok(()),
+            other => Err(format!("{other:?}\n{}", feed.read("err"))),
+        }
     })
     .await;
     process.kill();
@@ -315,7 +473,10 @@ properties = { "sasl.password" = { env = "THE_TOKEN" } }
     std::fs::write(feed.path("file.toml"), file).unwrap();
     for (flag, worker) in [
         ("--handler-command", "env >>environment"),
-        ("--handler-exec", "env >>environment; exec python3 worker.py"),
+        (
+            "--handler-exec",
+            "env >>environment; exec python3 worker.py",
+        ),
     ] {
         let answers = r#"
 import json, sys
@@ -325,13 +486,22 @@ for line in sys.stdin:
 "#;
         std::fs::write(feed.path("worker.py"), answers).unwrap();
         let mut command = process::bound_to_parent("env", "KILL");
-        command.args(["ONCEGATE_CONSUMER__BILLING__LEASE=40s", "THE_TOKEN=hunter2", "OF_THE_WORKER=kept"]);
+        command.args([
+            "ONCEGATE_CONSUMER__BILLING__LEASE=40s",
+            "THE_TOKEN=hunter2",
+            "OF_THE_WORKER=kept",
+        ]);
         command.arg(program());
         let input = File::open(feed.path("input")).unwrap();
-        let ended = feed.end(feed.start_by(command, input, &[flag, worker, "--config", "file.toml"])).await;
+        let ended = feed
+            .end(feed.start_by(command, input, &[flag, worker, "--config", "file.toml"]))
+            .await;
         assert_eq!(ended.code, Some(0), "{ended:?}");
         let environment = feed.read("environment");
-        assert!(!environment.contains("ONCEGATE_CONSUMER__BILLING__LEASE"), "{environment}");
+        assert!(
+            !environment.contains("ONCEGATE_CONSUMER__BILLING__LEASE"),
+            "{environment}"
+        );
         assert!(!environment.contains("hunter2"), "{environment}");
         assert!(environment.contains("OF_THE_WORKER=kept"), "{environment}");
         std::fs::remove_file(feed.path("environment")).unwrap();

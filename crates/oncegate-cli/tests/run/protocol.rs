@@ -1,4 +1,5 @@
-//! What workers on standard streams write beside their answers and instead of them, over SQLite: no server runs here.
+//! What workers on standard streams write beside their answers and instead of them, over SQLite: no
+//! server runs here.
 
 use serde_json::Value;
 
@@ -6,7 +7,8 @@ use super::example;
 use super::raw::{Answer, RawWorker};
 use super::stdin::{Feed, order};
 
-/// A worker that notes each message in the ledger, with its attempt, and then does what the test says.
+/// A worker that notes each message in the ledger, with its attempt, and then does what the test
+/// says.
 fn worker(answer: &str) -> String {
     format!(
         r#"
@@ -48,22 +50,28 @@ const EXEC: [&str; 2] = ["--handler-exec", "python3 worker.py"];
 type Noted = (String, u32, bool);
 
 fn noted(feed: &Feed) -> Vec<Noted> {
-    let mut noted: Vec<Noted> =
-        feed.ledger().iter().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let mut noted: Vec<Noted> = feed
+        .ledger()
+        .iter()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
     noted.sort();
     noted
 }
 
 fn once_each() -> Vec<Noted> {
-    ["A-1", "A-2", "A-3"].map(|order| (order.to_owned(), 1, false)).into()
+    ["A-1", "A-2", "A-3"]
+        .map(|order| (order.to_owned(), 1, false))
+        .into()
 }
 
 /// Each of these ended the process, and repeated the effects of the messages that it had.
 #[tokio::test]
 async fn what_is_no_answer_costs_no_message() {
     let ready = r#"write('\ufeff{"type":"ready","v":1}\r\n')"#;
-    let marked =
-        worker(&format!("{ready}\ndef answer(message): write('\\ufeff' + line(message['id']) + '\\r\\n')"));
+    let marked = worker(&format!(
+        "{ready}\ndef answer(message): write('\\ufeff' + line(message['id']) + '\\r\\n')"
+    ));
     let early = worker(
         "write('starting up\\n{\"type\":\"ready\",\"v\":1}\\n')\ndef answer(message): write(line(message['id']) + '\\n')",
     );
@@ -71,9 +79,18 @@ async fn what_is_no_answer_costs_no_message() {
         ("a byte order mark", marked),
         ("a line before ready", early),
         ("blank lines", answering("write(line(id) + '\\n\\n \\n')")),
-        ("a print", answering("write('charging the card\\n' + line(id) + '\\n')")),
-        ("a log in JSON", answering("write(json.dumps({'level': 30, 'id': 17}) + line(id) + '\\n')")),
-        ("several lines", answering("write(json.dumps(json.loads(line(id)), indent=2) + '\\n')")),
+        (
+            "a print",
+            answering("write('charging the card\\n' + line(id) + '\\n')"),
+        ),
+        (
+            "a log in JSON",
+            answering("write(json.dumps({'level': 30, 'id': 17}) + line(id) + '\\n')"),
+        ),
+        (
+            "several lines",
+            answering("write(json.dumps(json.loads(line(id)), indent=2) + '\\n')"),
+        ),
         ("no line feed", answering("write(line(id))")),
     ] {
         let feed = three_orders(&script);
@@ -106,8 +123,20 @@ async fn a_result_that_is_no_json_is_not_kept() {
     let answer = "write(line(id, result={'fee': float('nan'), 'rate': float('-inf')}) + '\\n')";
     let feed = three_orders(&answering(answer));
     let ended = feed.run(&EXEC).await;
-    assert_eq!((ended.code, noted(&feed)), (Some(0), once_each()), "{ended:?}");
-    assert_eq!(ended.err.matches("the result of the message is no JSON").count(), 3, "{}", ended.err);
+    assert_eq!(
+        (ended.code, noted(&feed)),
+        (Some(0), once_each()),
+        "{ended:?}"
+    );
+    assert_eq!(
+        ended
+            .err
+            .matches("the result of the message is no JSON")
+            .count(),
+        3,
+        "{}",
+        ended.err
+    );
 }
 
 /// The outcome of a wrong answer is unknown. The second one in a row is no accident.
@@ -119,12 +148,21 @@ async fn a_worker_that_answers_wrongly_stops_its_consumer() {
         "write(json.dumps({'id': int(id), 'outcome': 'complete'}) + '\\n')",
     ] {
         let feed = three_orders(&answering(wrong));
-        let flags = ["--lease", "1s", "--concurrency", "1", "--max-attempts", "10"];
+        let flags = [
+            "--lease",
+            "1s",
+            "--concurrency",
+            "1",
+            "--max-attempts",
+            "10",
+        ];
         let dead = ["--dead-letters", "dead.jsonl"];
         let ended = feed.run(&[&EXEC[..], &flags, &dead].concat()).await;
         assert_eq!(ended.code, Some(65), "{wrong}: {ended:?}");
         assert!(
-            ended.err.contains("the worker breaks the protocol: 2 wrong answers in a row"),
+            ended
+                .err
+                .contains("the worker breaks the protocol: 2 wrong answers in a row"),
             "{}",
             ended.err
         );
@@ -133,7 +171,11 @@ async fn a_worker_that_answers_wrongly_stops_its_consumer() {
         std::fs::write(feed.path("worker.py"), answering("write(line(id) + '\\n')")).unwrap();
         let ended = feed.run(&[&EXEC[..], &flags, &dead].concat()).await;
         assert_eq!(ended.code, Some(0), "{wrong}: {ended:?}");
-        assert_eq!(feed.ledger().len(), 5, "each is done by the right worker: {ended:?}");
+        assert_eq!(
+            feed.ledger().len(),
+            5,
+            "each is done by the right worker: {ended:?}"
+        );
         assert_eq!(feed.read("dead.jsonl"), "", "{wrong}");
     }
 }
@@ -149,7 +191,11 @@ async fn a_wrong_answer_costs_only_its_message() {
     let noted = noted(&feed);
     assert_eq!(noted.len(), 4, "{noted:?}");
     assert!(noted.contains(&("A-2".to_owned(), 2, true)), "{noted:?}");
-    assert!(!ended.err.contains("restarting"), "the process goes on: {}", ended.err);
+    assert!(
+        !ended.err.contains("restarting"),
+        "the process goes on: {}",
+        ended.err
+    );
 }
 
 /// Nine of ten messages are answered, and the worker then says nothing more until its time is up.
@@ -163,16 +209,35 @@ def answer_batch(messages):
     write(json.dumps([json.loads(line(one["id"])) for one in answered]) + "\n")
 "#,
     );
-    let orders: Vec<String> = (0..10).map(|number| order(&format!("A-{number}"))).collect();
+    let orders: Vec<String> = (0..10)
+        .map(|number| order(&format!("A-{number}")))
+        .collect();
     let feed = Feed::of(&orders.iter().map(String::as_str).collect::<Vec<_>>());
     std::fs::write(feed.path("worker.py"), script).unwrap();
-    let flags =
-        ["--batch-messages", "10", "--batch-wait", "5s", "--timeout", "1s", "--lease", "1s", "--json"];
+    let flags = [
+        "--batch-messages",
+        "10",
+        "--batch-wait",
+        "5s",
+        "--timeout",
+        "1s",
+        "--lease",
+        "1s",
+        "--json",
+    ];
     let ended = feed.run(&[&EXEC[..], &flags].concat()).await;
     assert_eq!(ended.code, Some(0), "{ended:?}");
     let noted = noted(&feed);
-    let again: Vec<&Noted> = noted.iter().filter(|(_, attempt, _)| *attempt > 1).collect();
-    assert_eq!((noted.len(), again.len()), (11, 1), "{noted:?}\n{}", ended.err);
+    let again: Vec<&Noted> = noted
+        .iter()
+        .filter(|(_, attempt, _)| *attempt > 1)
+        .collect();
+    assert_eq!(
+        (noted.len(), again.len()),
+        (11, 1),
+        "{noted:?}\n{}",
+        ended.err
+    );
     assert!(again[0].2, "it is recovered: {noted:?}");
     let answer: Value = serde_json::from_str(&ended.out).unwrap();
     assert_eq!(answer["consumers"][0]["handled"], 10);
@@ -189,26 +254,44 @@ def answer_batch(messages):
     for one in answered: write(line(one["id"]) + "\n")
 "#,
     );
-    let orders: Vec<String> = (0..10).map(|number| order(&format!("A-{number}"))).collect();
+    let orders: Vec<String> = (0..10)
+        .map(|number| order(&format!("A-{number}")))
+        .collect();
     let feed = Feed::of(&orders.iter().map(String::as_str).collect::<Vec<_>>());
     std::fs::write(feed.path("worker.py"), script).unwrap();
-    let flags = ["--batch-messages", "10", "--batch-wait", "5s", "--lease", "1s"];
+    let flags = [
+        "--batch-messages",
+        "10",
+        "--batch-wait",
+        "5s",
+        "--lease",
+        "1s",
+    ];
     let deadline = ["--set", "consumer.billing.stop_deadline=1s"];
     let mut process = feed.start_on_input(&[&EXEC[..], &flags, &deadline].concat());
     feed.until_in_ledger(r#"["A-9", 1, false]"#).await;
     process.signal("TERM");
     let stopped = feed.end(process).await;
     assert_eq!(stopped.code, Some(130), "{stopped:?}");
-    assert!(stopped.err.contains("line 10 is unfinished"), "{}", stopped.err);
+    assert!(
+        stopped.err.contains("line 10 is unfinished"),
+        "{}",
+        stopped.err
+    );
     let ended = feed.run(&[&EXEC[..], &flags].concat()).await;
     assert_eq!(ended.code, Some(0), "{ended:?}");
-    assert_eq!(feed.ledger().len(), 11, "only the tenth runs again: {ended:?}");
+    assert_eq!(
+        feed.ledger().len(),
+        11,
+        "only the tenth runs again: {ended:?}"
+    );
 }
 
 /// U+2028 and U+2029 end a line for Node's readline, and not in JSON.
 #[tokio::test]
 async fn line_separators_of_unicode_end_no_line_in_the_examples() {
-    let order = |number| format!("{{\"order_id\":\"U-{number}\",\"note\":\"a\u{2028}b\u{2029}c\u{85}d\"}}");
+    let order =
+        |number| format!("{{\"order_id\":\"U-{number}\",\"note\":\"a\u{2028}b\u{2029}c\u{85}d\"}}");
     for command in [
         format!("node '{}' ledger", example("node/worker_stdio.js")),
         format!("python3 '{}' ledger", example("python/worker_stdio.py")),
@@ -226,14 +309,30 @@ async fn line_separators_of_unicode_end_no_line_in_the_examples() {
 #[tokio::test]
 async fn a_worker_that_closes_its_connections_loses_no_request() {
     const ORDERS: usize = 1_000;
-    let orders: Vec<String> = (0..ORDERS).map(|number| order(&format!("A-{number}"))).collect();
+    let orders: Vec<String> = (0..ORDERS)
+        .map(|number| order(&format!("A-{number}")))
+        .collect();
     let feed = Feed::of(&orders.iter().map(String::as_str).collect::<Vec<_>>());
-    let worker =
-        RawWorker::start(|_| Answer::Bytes("HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}".to_owned()))
-            .await;
-    let ended = feed.run(&["--handler", &worker.url(), "--concurrency", "64", "--lease", "5s"]).await;
+    let worker = RawWorker::start(|_| {
+        Answer::Bytes("HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}".to_owned())
+    })
+    .await;
+    let ended = feed
+        .run(&[
+            "--handler",
+            &worker.url(),
+            "--concurrency",
+            "64",
+            "--lease",
+            "5s",
+        ])
+        .await;
     assert_eq!(ended.code, Some(0), "{ended:?}");
     let asked = worker.asked();
-    assert!(asked.iter().all(|asked| asked.attempt() == 1), "{}", ended.err);
+    assert!(
+        asked.iter().all(|asked| asked.attempt() == 1),
+        "{}",
+        ended.err
+    );
     assert_eq!(asked.len(), ORDERS, "{}", ended.err);
 }

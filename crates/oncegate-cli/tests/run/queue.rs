@@ -6,10 +6,17 @@ use super::{LIMIT, example};
 
 #[tokio::test]
 async fn a_queue_is_worked_off_and_what_is_sent_again_has_no_second_effect() {
-    let (sqs, redis, dir) = (Sqs::shared().await, Redis::shared().await, tempfile::tempdir().unwrap());
+    let (sqs, redis, dir) = (
+        Sqs::shared().await,
+        Redis::shared().await,
+        tempfile::tempdir().unwrap(),
+    );
     let (queue, dead) = (sqs.new_queue("run").await, sqs.new_queue("run-dead").await);
-    let (ledger, log, file) =
-        (dir.path().join("ledger"), dir.path().join("log"), dir.path().join("oncegate.toml"));
+    let (ledger, log, file) = (
+        dir.path().join("ledger"),
+        dir.path().join("log"),
+        dir.path().join("oncegate.toml"),
+    );
     let config = format!(
         r#"version = 1
 [store]
@@ -38,19 +45,35 @@ dead_letters = {{ sqs = {dead:?} }}
 
     let mut command = process::bound_to_parent(env!("CARGO_BIN_EXE_oncegate"), "KILL");
     command.args(["run", "--config"]).arg(&file);
-    command.envs([("AWS_ACCESS_KEY_ID", "none"), ("AWS_SECRET_ACCESS_KEY", "none")]);
+    command.envs([
+        ("AWS_ACCESS_KEY_ID", "none"),
+        ("AWS_SECRET_ACCESS_KEY", "none"),
+    ]);
     let mut running = Process::spawn_logged("oncegate run", command, &log);
     queue.until_empty().await;
     let effects = std::fs::read_to_string(&ledger).unwrap();
     assert_eq!(effects.lines().count(), 30);
     queue.send(orders()).await;
     queue.until_empty().await;
-    assert_eq!(std::fs::read_to_string(&ledger).unwrap(), effects, "a second effect");
-    until("the bad message to be with the dead letters", LIMIT, async || match dead.depth().await.total() {
-        1 => Ok(()),
-        other => Err(format!("{other} letters")),
-    })
+    assert_eq!(
+        std::fs::read_to_string(&ledger).unwrap(),
+        effects,
+        "a second effect"
+    );
+    until(
+        "the bad message to be with the dead letters",
+        LIMIT,
+        async || match dead.depth().await.total() {
+            1 => Ok(()),
+            other => Err(format!("{other} letters")),
+        },
+    )
     .await;
     running.signal("TERM");
-    assert_eq!(running.end_within(LIMIT).await.code(), Some(0), "{}", std::fs::read_to_string(&log).unwrap());
+    assert_eq!(
+        running.end_within(LIMIT).await.code(),
+        Some(0),
+        "{}",
+        std::fs::read_to_string(&log).unwrap()
+    );
 }

@@ -22,7 +22,11 @@ impl Stage {
             rabbit.new_queue("run", QueueKind::Quorum).await,
             rabbit.new_queue("run-dead", QueueKind::Quorum).await,
         );
-        let stage = Self { queue, dead, dir: tempfile::tempdir().unwrap() };
+        let stage = Self {
+            queue,
+            dead,
+            dir: tempfile::tempdir().unwrap(),
+        };
         let config = format!(
             r#"version = 1
 [store]
@@ -65,19 +69,29 @@ dead_letters = {{ amqp = {dead:?} }}
 
     fn start(&self) -> Process {
         let mut command = process::bound_to_parent(env!("CARGO_BIN_EXE_oncegate"), "KILL");
-        command.args(["run", "--config"]).arg(self.config()).env("RABBIT_PASSWORD", "guest");
+        command
+            .args(["run", "--config"])
+            .arg(self.config())
+            .env("RABBIT_PASSWORD", "guest");
         Process::spawn_logged("oncegate run", command, &self.path("log"))
     }
 
     async fn stop(&self, mut running: Process) {
         running.signal("TERM");
-        assert_eq!(running.end_within(LIMIT).await.code(), Some(0), "{}", self.read("log"));
+        assert_eq!(
+            running.end_within(LIMIT).await.code(),
+            Some(0),
+            "{}",
+            self.read("log")
+        );
     }
 
     async fn until_effects(&self, count: usize) {
-        until("effects", LIMIT, async || match self.read("ledger").lines().count() {
-            effects if effects == count => Ok(()),
-            effects => Err(format!("{effects} of {count}: {}", self.read("log"))),
+        until("effects", LIMIT, async || {
+            match self.read("ledger").lines().count() {
+                effects if effects == count => Ok(()),
+                effects => Err(format!("{effects} of {count}: {}", self.read("log"))),
+            }
         })
         .await;
     }
@@ -85,7 +99,12 @@ dead_letters = {{ amqp = {dead:?} }}
     /// A command about the configuration; flags come last.
     fn oncegate(&self, verbs: &[&str], flags: &[&str]) -> Answer {
         let mut command = Command::new(env!("CARGO_BIN_EXE_oncegate"));
-        command.args(verbs).arg("--config").arg(self.config()).args(flags).env("RABBIT_PASSWORD", "guest");
+        command
+            .args(verbs)
+            .arg("--config")
+            .arg(self.config())
+            .args(flags)
+            .env("RABBIT_PASSWORD", "guest");
         Answer(command.output().unwrap())
     }
 
@@ -96,7 +115,11 @@ dead_letters = {{ amqp = {dead:?} }}
         let file = self.path("other.toml");
         std::fs::write(&file, text.replace(from, to)).unwrap();
         let mut command = Command::new(env!("CARGO_BIN_EXE_oncegate"));
-        command.arg("check").arg(&file).args(flags).env("RABBIT_PASSWORD", "guest");
+        command
+            .arg("check")
+            .arg(&file)
+            .args(flags)
+            .env("RABBIT_PASSWORD", "guest");
         Answer(command.output().unwrap())
     }
 }
@@ -115,7 +138,11 @@ impl Answer {
     }
 
     fn says(self, words: &str) -> Self {
-        assert!(self.text().contains(words), "{words:?} is missing in {}", self.text());
+        assert!(
+            self.text().contains(words),
+            "{words:?} is missing in {}",
+            self.text()
+        );
         self
     }
 }
@@ -127,7 +154,10 @@ fn orders(count: usize) -> impl Iterator<Item = String> {
 #[tokio::test]
 async fn a_queue_of_rabbitmq_is_consumed_and_repeats_have_no_second_effect() {
     let stage = Stage::new().await;
-    stage.queue.send(orders(30).chain(["{not json".to_owned()])).await;
+    stage
+        .queue
+        .send(orders(30).chain(["{not json".to_owned()]))
+        .await;
     let running = stage.start();
     stage.until_effects(30).await;
     // Each is sent again, and one that is new comes last.
@@ -135,7 +165,12 @@ async fn a_queue_of_rabbitmq_is_consumed_and_repeats_have_no_second_effect() {
     stage.until_effects(31).await;
     stage.dead.until_ready(1).await;
     stage.stop(running).await;
-    assert_eq!(stage.queue.ready().await, 0, "all are acknowledged: {}", stage.read("log"));
+    assert_eq!(
+        stage.queue.ready().await,
+        0,
+        "all are acknowledged: {}",
+        stage.read("log")
+    );
     let mut effects: Vec<String> = stage.read("ledger").lines().map(str::to_owned).collect();
     effects.sort();
     effects.dedup();
@@ -151,17 +186,42 @@ async fn commands_find_the_broker_of_the_configuration() {
     stage.stop(running).await;
 
     let doctor = stage.oncegate(&["doctor"], &[]);
-    assert!(matches!(doctor.0.status.code(), Some(0 | 1)), "{}", doctor.text());
+    assert!(
+        matches!(doctor.0.status.code(), Some(0 | 1)),
+        "{}",
+        doctor.text()
+    );
     doctor.says(stage.queue.name()).says(stage.dead.name());
-    let list = stage.oncegate(&["dead-letters", "list"], &["--json"]).ended(0);
+    let list = stage
+        .oncegate(&["dead-letters", "list"], &["--json"])
+        .ended(0);
     let list: serde_json::Value = serde_json::from_slice(&list.0.stdout).unwrap();
-    assert_eq!((&list["seen"], &list["place"]), (&1.into(), &stage.dead.name().into()), "{list}");
+    assert_eq!(
+        (&list["seen"], &list["place"]),
+        (&1.into(), &stage.dead.name().into()),
+        "{list}"
+    );
     let at = list["letters"][0]["at"].as_str().unwrap().to_owned();
-    stage.oncegate(&["dead-letters", "show", &at], &["--payload"]).ended(0).says("{not json");
-    stage.oncegate(&["dead-letters", "show", "orders/0@3"], &[]).ended(2).says("#ID");
+    stage
+        .oncegate(&["dead-letters", "show", &at], &["--payload"])
+        .ended(0)
+        .says("{not json");
+    stage
+        .oncegate(&["dead-letters", "show", "orders/0@3"], &[])
+        .ended(2)
+        .says("#ID");
     let journal = stage.path("journal");
-    let flags = ["--yes", "--why", "a test", "--without-records", "--journal", journal.to_str().unwrap()];
-    stage.oncegate(&["dead-letters", "redrive"], &flags).ended(0);
+    let flags = [
+        "--yes",
+        "--why",
+        "a test",
+        "--without-records",
+        "--journal",
+        journal.to_str().unwrap(),
+    ];
+    stage
+        .oncegate(&["dead-letters", "redrive"], &flags)
+        .ended(0);
     stage.queue.until_ready(1).await;
     assert_eq!(stage.dead.ready().await, 0);
 }
@@ -172,11 +232,26 @@ async fn what_is_wrong_with_a_queue_of_rabbitmq_is_said_by_check() {
     let (queue, dead) = (stage.queue.name(), stage.dead.name());
     let letters = format!("amqp = {dead:?}");
     stage.checked(queue, queue, &[]).ended(0);
-    stage.checked("guest@", "guest:guest@", &[]).ended(1).says("the URL contains a password as well");
-    stage.checked("amqp://guest", "http://guest", &[]).ended(1).says("amqp://user:password@host");
-    stage.checked(&letters, "kafka = \"dead\"", &[]).ended(1).says("a queue of the same broker");
-    stage.checked(&letters, &format!("amqp = {queue:?}"), &[]).ended(1).says("every letter would come back");
-    stage.checked("management", "tls_key = \"k\", management", &[]).ended(1).says("belong together");
+    stage
+        .checked("guest@", "guest:guest@", &[])
+        .ended(1)
+        .says("the URL contains a password as well");
+    stage
+        .checked("amqp://guest", "http://guest", &[])
+        .ended(1)
+        .says("amqp://user:password@host");
+    stage
+        .checked(&letters, "kafka = \"dead\"", &[])
+        .ended(1)
+        .says("a queue of the same broker");
+    stage
+        .checked(&letters, &format!("amqp = {queue:?}"), &[])
+        .ended(1)
+        .says("every letter would come back");
+    stage
+        .checked("management", "tls_key = \"k\", management", &[])
+        .ended(1)
+        .says("belong together");
     let online = stage.checked(queue, queue, &["--online"]);
     assert!(online.text().contains(queue), "{}", online.text());
     let absent = stage.checked(queue, "nowhere", &["--online"]);

@@ -74,7 +74,12 @@ impl RawWorker {
         shown: impl Fn() -> Arc<Certificates> + Send + 'static,
         answer: impl Fn(&Asked) -> Answer + Send + Sync + 'static,
     ) -> Self {
-        Self::listen("127.0.0.1:0", move || Some(acceptor(&shown(), None)), answer).await
+        Self::listen(
+            "127.0.0.1:0",
+            move || Some(acceptor(&shown(), None)),
+            answer,
+        )
+        .await
     }
 
     /// Over TLS, for clients with a certificate that this authority has signed.
@@ -82,7 +87,12 @@ impl RawWorker {
         shown: Arc<Certificates>,
         answer: impl Fn(&Asked) -> Answer + Send + Sync + 'static,
     ) -> Self {
-        Self::listen("127.0.0.1:0", move || Some(acceptor(&shown, Some(&shown))), answer).await
+        Self::listen(
+            "127.0.0.1:0",
+            move || Some(acceptor(&shown, Some(&shown))),
+            answer,
+        )
+        .await
     }
 
     async fn listen(
@@ -100,7 +110,9 @@ impl RawWorker {
             while let Ok((stream, _)) = listener.accept().await {
                 let (answer, asked, tls) = (Arc::clone(&answer), Arc::clone(&noted), tls());
                 connections.spawn(async move {
-                    let Some(tls) = tls else { return serve(stream, &*answer, &asked).await };
+                    let Some(tls) = tls else {
+                        return serve(stream, &*answer, &asked).await;
+                    };
                     // A client that rejects the certificate closes the connection.
                     if let Ok(stream) = tls.accept(stream).await {
                         serve(stream, &*answer, &asked).await;
@@ -108,7 +120,11 @@ impl RawWorker {
                 });
             }
         });
-        Self { address, asked, _accepting: accepting }
+        Self {
+            address,
+            asked,
+            _accepting: accepting,
+        }
     }
 
     pub(crate) fn url(&self) -> String {
@@ -120,14 +136,17 @@ impl RawWorker {
     }
 }
 
-/// Shows the certificate, and lets in clients whose certificate the authority of `clients` has signed; all, without.
+/// Shows the certificate, and lets in clients whose certificate the authority of `clients` has
+/// signed; all, without.
 fn acceptor(certificates: &Certificates, clients: Option<&Certificates>) -> TlsAcceptor {
     let cryptography = Arc::new(rustls::crypto::ring::default_provider());
     let clients = clients.map(|clients| {
         let mut roots = RootCertStore::empty();
         let authority = CertificateDer::from_pem_slice(&clients.authority()).unwrap();
         roots.add(authority).unwrap();
-        WebPkiClientVerifier::builder_with_provider(roots.into(), Arc::clone(&cryptography)).build().unwrap()
+        WebPkiClientVerifier::builder_with_provider(roots.into(), Arc::clone(&cryptography))
+            .build()
+            .unwrap()
     });
     let clients = clients.unwrap_or_else(WebPkiClientVerifier::no_client_auth);
     let chain = CertificateDer::pem_file_iter(certificates.file("server.pem")).unwrap();
@@ -146,7 +165,9 @@ async fn serve(
     answer: &(dyn Fn(&Asked) -> Answer + Send + Sync),
     noted: &Mutex<Vec<Asked>>,
 ) {
-    let Some(asked) = read(&mut stream).await else { return };
+    let Some(asked) = read(&mut stream).await else {
+        return;
+    };
     let answer = answer(&asked);
     noted.lock().unwrap().push(asked);
     match answer {
@@ -173,15 +194,23 @@ async fn read(stream: &mut (impl AsyncRead + Unpin)) -> Option<Asked> {
     let head = String::from_utf8(bytes[..head_end].to_vec()).unwrap();
     let mut lines = head.lines();
     let path = lines.next().unwrap().split(' ').nth(1).unwrap().to_owned();
-    let header =
-        |line: &str| line.split_once(": ").map(|(name, value)| (name.to_lowercase(), value.to_owned()));
+    let header = |line: &str| {
+        line.split_once(": ")
+            .map(|(name, value)| (name.to_lowercase(), value.to_owned()))
+    };
     let headers: BTreeMap<String, String> = lines.filter_map(header).collect();
-    let length: usize = headers.get("content-length").map_or(0, |length| length.parse().unwrap());
+    let length: usize = headers
+        .get("content-length")
+        .map_or(0, |length| length.parse().unwrap());
     while bytes.len() < head_end + 4 + length {
         if stream.read_buf(&mut bytes).await.ok()? == 0 {
             return None;
         }
     }
     let body = String::from_utf8(bytes[head_end + 4..].to_vec()).unwrap();
-    Some(Asked { path, headers, body })
+    Some(Asked {
+        path,
+        headers,
+        body,
+    })
 }

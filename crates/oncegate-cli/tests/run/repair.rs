@@ -11,7 +11,8 @@ use serde_json::Value;
 
 use super::{LIMIT, Stage, program};
 
-/// The worker: notes order and idempotency key in the ledger. After an attempt without an outcome it looks there first.
+/// The worker: notes order and idempotency key in the ledger. After an attempt without an outcome
+/// it looks there first.
 const WORKER: &str = r#"
 ledger=$1
 # Without its last byte, the message is cut: oncegate was killed while it wrote it.
@@ -45,7 +46,8 @@ impl Ended {
     }
 
     fn json(&self) -> Value {
-        serde_json::from_str(&self.out).unwrap_or_else(|error| panic!("{error}: {}\n{}", self.out, self.err))
+        serde_json::from_str(&self.out)
+            .unwrap_or_else(|error| panic!("{error}: {}\n{}", self.out, self.err))
     }
 }
 
@@ -54,7 +56,14 @@ impl Stage {
     fn write_configuration(&self) -> PathBuf {
         let (worker, path) = (self.path("worker.sh"), self.path("oncegate.toml"));
         std::fs::write(&worker, WORKER).unwrap();
-        let Self { kafka, redis, topic, dead, scope, .. } = self;
+        let Self {
+            kafka,
+            redis,
+            topic,
+            dead,
+            scope,
+            ..
+        } = self;
         let text = format!(
             "version = 1\n[store]\nurl = \"{}\"\n[consumer.{scope}]\nkey = \"order_id\"\nlease = \"1s\"\n\
              source.kafka = {{ brokers = \"{}\", topics = [\"{topic}\"] }}\n\
@@ -74,20 +83,38 @@ impl Stage {
             command.env_remove(name);
         }
         let path = self.write_configuration();
-        command.args(["replay", "--config", path.to_str().unwrap()]).args(more);
+        command
+            .args(["replay", "--config", path.to_str().unwrap()])
+            .args(more);
         command
     }
 
     async fn replay(&self, more: &[&str]) -> Ended {
         let command = self.replay_command(more);
-        let output = tokio::process::Command::from(command).kill_on_drop(true).output();
-        let output = tokio::time::timeout(LIMIT, output).await.expect("it ends in time").expect("it runs");
+        let output = tokio::process::Command::from(command)
+            .kill_on_drop(true)
+            .output();
+        let output = tokio::time::timeout(LIMIT, output)
+            .await
+            .expect("it ends in time")
+            .expect("it runs");
         let text = |bytes| String::from_utf8(bytes).expect("the output is UTF-8");
-        Ended { code: output.status.code(), out: text(output.stdout), err: text(output.stderr) }
+        Ended {
+            code: output.status.code(),
+            out: text(output.stdout),
+            err: text(output.stderr),
+        }
     }
 
     async fn repair(&self, more: &[&str]) -> Ended {
-        self.replay(&[&self.repair_arguments(), more].concat().iter().map(|s| &**s).collect::<Vec<_>>()).await
+        self.replay(
+            &[&self.repair_arguments(), more]
+                .concat()
+                .iter()
+                .map(|s| &**s)
+                .collect::<Vec<_>>(),
+        )
+        .await
     }
 
     fn repair_arguments(&self) -> [&'static str; 6] {
@@ -98,7 +125,9 @@ impl Stage {
     fn charged(&self) -> BTreeMap<String, usize> {
         let mut charged = BTreeMap::new();
         for (line, count) in self.effects() {
-            *charged.entry(line.split(' ').next().unwrap().to_owned()).or_default() += count;
+            *charged
+                .entry(line.split(' ').next().unwrap().to_owned())
+                .or_default() += count;
         }
         charged
     }
@@ -109,7 +138,12 @@ impl Stage {
         let mut origins: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
         for message in self.kafka.read_all(&self.topic).await {
             let id = String::from_utf8(message.key().unwrap().to_vec()).unwrap();
-            let origin = format!("{}/{}@{}", self.topic, message.partition(), message.offset());
+            let origin = format!(
+                "{}/{}@{}",
+                self.topic,
+                message.partition(),
+                message.offset()
+            );
             origins.entry(id).or_default().insert(origin);
         }
         origins
@@ -117,27 +151,45 @@ impl Stage {
 
     /// Every order that was charged was announced in the journal, whatever was killed.
     async fn each_charge_is_in_the_journal(&self) {
-        let journal: BTreeSet<String> =
-            self.replayed().iter().map(|entry| entry["origin"].as_str().unwrap().to_owned()).collect();
+        let journal: BTreeSet<String> = self
+            .replayed()
+            .iter()
+            .map(|entry| entry["origin"].as_str().unwrap().to_owned())
+            .collect();
         let (origins, charged) = (self.origins().await, self.charged());
         assert!(!charged.is_empty(), "nothing was charged");
-        let unannounced: Vec<&String> =
-            charged.keys().filter(|id| origins[*id].is_disjoint(&journal)).collect();
-        assert!(unannounced.is_empty(), "charged without an entry in the journal: {unannounced:?}");
+        let unannounced: Vec<&String> = charged
+            .keys()
+            .filter(|id| origins[*id].is_disjoint(&journal))
+            .collect();
+        assert!(
+            unannounced.is_empty(),
+            "charged without an entry in the journal: {unannounced:?}"
+        );
         // The other way round: what the journal has was to run.
         let expected: BTreeSet<&String> = origins.values().flatten().collect();
-        assert!(journal.iter().all(|origin| expected.contains(origin)), "{journal:?}");
+        assert!(
+            journal.iter().all(|origin| expected.contains(origin)),
+            "{journal:?}"
+        );
     }
 
     /// The entries of the operator's journal about runs.
     fn replayed(&self) -> Vec<Value> {
-        let text = std::fs::read_to_string(self.path("state/oncegate/journal.jsonl")).unwrap_or_default();
-        let entries = text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
-        entries.filter(|entry| entry["event"] == "replayed").collect()
+        let text =
+            std::fs::read_to_string(self.path("state/oncegate/journal.jsonl")).unwrap_or_default();
+        let entries = text
+            .lines()
+            .map(|line| serde_json::from_str::<Value>(line).unwrap());
+        entries
+            .filter(|entry| entry["event"] == "replayed")
+            .collect()
     }
 
     async fn gate(&self) -> Gate {
-        let store = RedisStore::connect(self.redis.url()).await.expect("connects");
+        let store = RedisStore::connect(self.redis.url())
+            .await
+            .expect("connects");
         Gate::new(&*self.scope, Key::json(["order_id"]), store)
     }
 
@@ -146,15 +198,23 @@ impl Stage {
         let gate = self.gate().await;
         for id in ids {
             let payload = format!("{{\"order_id\":\"{id}\"}}");
-            let message = Message::new(&*self.topic, Origin::Other("test".into()), Some(payload.into()));
-            let Entry::Granted(lease) = gate.enter(&message).await.unwrap() else { panic!("{id} is new") };
+            let message = Message::new(
+                &*self.topic,
+                Origin::Other("test".into()),
+                Some(payload.into()),
+            );
+            let Entry::Granted(lease) = gate.enter(&message).await.unwrap() else {
+                panic!("{id} is new")
+            };
             assert_eq!(lease.complete(&()).await.unwrap(), Completion::Applied);
         }
     }
 
     async fn acknowledge_all(&self) {
         for (partition, end) in self.kafka.end_offsets(&self.topic).await {
-            self.kafka.commit(&self.scope, &self.topic, partition, end).await;
+            self.kafka
+                .commit(&self.scope, &self.topic, partition, end)
+                .await;
         }
     }
 }
@@ -165,46 +225,90 @@ async fn exactly_what_is_missing_runs_and_each_run_is_in_the_journal() {
     const ORDERS: usize = 60;
     // Each comes twice.
     let all = || (0..ORDERS).map(name);
-    stage.kafka.produce(&stage.topic, all().chain(all()).map(|id| order(&id)).collect::<Vec<_>>()).await;
-    stage.kafka.produce(&stage.topic, [order("refused"), Record::new("{").key("bad")]).await;
-    stage.complete(all().filter(|id| id.ends_with('7') || id.ends_with('8'))).await;
+    stage
+        .kafka
+        .produce(
+            &stage.topic,
+            all().chain(all()).map(|id| order(&id)).collect::<Vec<_>>(),
+        )
+        .await;
+    stage
+        .kafka
+        .produce(
+            &stage.topic,
+            [order("refused"), Record::new("{").key("bad")],
+        )
+        .await;
+    stage
+        .complete(all().filter(|id| id.ends_with('7') || id.ends_with('8')))
+        .await;
     stage.acknowledge_all().await;
     // The consumer group has not seen this one: it will be delivered to it.
     stage.kafka.produce(&stage.topic, [order("later")]).await;
     const MISSING: usize = ORDERS - 12;
 
     stage.replay(&["--run", "--yes"]).await.with(2);
-    let refused = stage.replay(&["--run", "--why", "INC-73", "--journal", "/dev/null"]).await;
+    let refused = stage
+        .replay(&["--run", "--why", "INC-73", "--journal", "/dev/null"])
+        .await;
     assert!(refused.with(2).err.contains("--yes"), "{}", refused.err);
-    for altered in [["--store", "redis://127.0.0.1:1"], ["--key", "amount"], ["--property", "a=b"]] {
+    for altered in [
+        ["--store", "redis://127.0.0.1:1"],
+        ["--key", "amount"],
+        ["--property", "a=b"],
+    ] {
         let ended = stage.repair(&altered).await;
         assert!(ended.with(2).err.contains(altered[0]), "{}", ended.err);
     }
-    assert!(stage.charged().is_empty(), "nothing runs without a confirmation");
+    assert!(
+        stage.charged().is_empty(),
+        "nothing runs without a confirmation"
+    );
 
     let journal = stage.path("state/oncegate/journal.jsonl");
     let journal = ["--journal", journal.to_str().unwrap(), "--json"];
-    let some = stage.repair(&[&journal[..], &["--limit", "10", "--rate", "100"]].concat()).await;
+    let some = stage
+        .repair(&[&journal[..], &["--limit", "10", "--rate", "100"]].concat())
+        .await;
     let document = some.with(1).json();
     assert_eq!(
         (&document["schema"], &document["complete"]),
         (&"oncegate.replay.run/1".into(), &false.into())
     );
-    assert_eq!((&document["delivered"], &document["missing"]), (&10.into(), &(2 * MISSING + 1).into()));
+    assert_eq!(
+        (&document["delivered"], &document["missing"]),
+        (&10.into(), &(2 * MISSING + 1).into())
+    );
 
     let rest = stage.repair(&journal).await;
     let document = rest.with(1).json();
-    assert_eq!((&document["complete"], &document["dead_letters"]), (&true.into(), &1.into()), "{document}");
+    assert_eq!(
+        (&document["complete"], &document["dead_letters"]),
+        (&true.into(), &1.into()),
+        "{document}"
+    );
     let charged = stage.charged();
     let missing = all().filter(|id| !id.ends_with('7') && !id.ends_with('8'));
     assert_eq!(charged, missing.map(|id| (id, 1)).collect());
-    assert_eq!(stage.letters().await.len(), 1, "the one that the worker refuses");
+    assert_eq!(
+        stage.letters().await.len(),
+        1,
+        "the one that the worker refuses"
+    );
 
     let replayed = stage.replayed();
     assert_eq!(replayed.len(), MISSING + 1);
-    assert!(replayed.iter().all(|entry| entry["by"] == "ada" && entry["reason"] == "INC-73"));
+    assert!(
+        replayed
+            .iter()
+            .all(|entry| entry["by"] == "ada" && entry["reason"] == "INC-73")
+    );
     let text = |entry: &Value, name: &str| entry[name].as_str().unwrap().to_owned();
-    assert!(replayed.iter().all(|entry| text(entry, "origin").starts_with(&stage.topic)));
+    assert!(
+        replayed
+            .iter()
+            .all(|entry| text(entry, "origin").starts_with(&stage.topic))
+    );
     let keys: BTreeSet<String> = replayed.iter().map(|entry| text(entry, "key")).collect();
     assert_eq!(keys.len(), MISSING + 1, "one entry for each");
 
@@ -220,13 +324,37 @@ async fn a_redriven_message_is_recognised_by_the_route_in_its_header() {
     let stage = Stage::with([]).await;
     stage.complete([name(1)]).await;
     let first_route = stage.topic.clone();
-    let stage = Stage { topic: stage.kafka.new_topic("run-redriven", 1).await, ..stage };
-    stage.kafka.produce(&stage.topic, [order(&name(1)).header("oncegate-route", first_route)]).await;
+    let stage = Stage {
+        topic: stage.kafka.new_topic("run-redriven", 1).await,
+        ..stage
+    };
+    stage
+        .kafka
+        .produce(
+            &stage.topic,
+            [order(&name(1)).header("oncegate-route", first_route)],
+        )
+        .await;
     stage.acknowledge_all().await;
-    assert_eq!(stage.replay(&["--json"]).await.with(1).json()["without_record"], 1);
-    assert_eq!(stage.replay(&["--json", "--routes-from-headers"]).await.with(0).json()["completed"], 1);
+    assert_eq!(
+        stage.replay(&["--json"]).await.with(1).json()["without_record"],
+        1
+    );
+    assert_eq!(
+        stage
+            .replay(&["--json", "--routes-from-headers"])
+            .await
+            .with(0)
+            .json()["completed"],
+        1
+    );
     let journal = stage.path("journal.jsonl");
-    let journal = ["--journal", journal.to_str().unwrap(), "--json", "--routes-from-headers"];
+    let journal = [
+        "--journal",
+        journal.to_str().unwrap(),
+        "--json",
+        "--routes-from-headers",
+    ];
     assert_eq!(stage.repair(&journal).await.with(0).json()["missing"], 0);
     assert!(stage.charged().is_empty());
 }
@@ -236,19 +364,39 @@ async fn a_redriven_message_is_recognised_by_the_route_in_its_header() {
 async fn a_replay_that_is_stopped_lets_running_work_end_and_can_be_continued() {
     let stage = Stage::with([]).await;
     const ORDERS: usize = 200;
-    stage.kafka.produce(&stage.topic, (0..ORDERS).map(|n| order(&name(n))).collect::<Vec<_>>()).await;
+    stage
+        .kafka
+        .produce(
+            &stage.topic,
+            (0..ORDERS).map(|n| order(&name(n))).collect::<Vec<_>>(),
+        )
+        .await;
     let journal = stage.path("state/oncegate/journal.jsonl");
     let journal = ["--journal", journal.to_str().unwrap()];
     let arguments = [&stage.repair_arguments()[..], &["--rate", "50"], &journal].concat();
     let log = stage.path("oncegate.log");
-    let mut first = Process::spawn_logged("oncegate replay", stage.replay_command(&arguments), &log);
+    let mut first =
+        Process::spawn_logged("oncegate replay", stage.replay_command(&arguments), &log);
     until_charged(&stage, 5).await;
     first.signal("TERM");
-    assert_eq!(first.end_within(LIMIT).await.code(), Some(130), "{}", stage.log());
-    assert!(stage.log().contains("the same command continues"), "{}", stage.log());
+    assert_eq!(
+        first.end_within(LIMIT).await.code(),
+        Some(130),
+        "{}",
+        stage.log()
+    );
+    assert!(
+        stage.log().contains("the same command continues"),
+        "{}",
+        stage.log()
+    );
     let charged = stage.charged();
     assert!(charged.len() < ORDERS && charged.values().all(|count| *count == 1));
-    assert_eq!(stage.replayed().len(), charged.len(), "what was begun has ended");
+    assert_eq!(
+        stage.replayed().len(),
+        charged.len(),
+        "what was begun has ended"
+    );
 
     stage.repair(&journal).await.with(0);
     assert_eq!(stage.charged(), (0..ORDERS).map(|n| (name(n), 1)).collect());
@@ -258,7 +406,11 @@ async fn a_replay_that_is_stopped_lets_running_work_end_and_can_be_continued() {
 async fn until_charged(stage: &Stage, most: usize) {
     until("some effects", LIMIT, async || {
         let charged = stage.charged().len();
-        if charged >= most { Ok(()) } else { Err(format!("{charged} of {most}\n{}", stage.log())) }
+        if charged >= most {
+            Ok(())
+        } else {
+            Err(format!("{charged} of {most}\n{}", stage.log()))
+        }
     })
     .await;
 }
@@ -272,7 +424,13 @@ async fn after_kills_in_the_middle_no_effect_is_too_many() {
     println!("seed {seed}");
     let stage = Stage::with([]).await;
     let orders = 40 * kills + 100;
-    stage.kafka.produce(&stage.topic, (0..orders).map(|n| order(&name(n))).collect::<Vec<_>>()).await;
+    stage
+        .kafka
+        .produce(
+            &stage.topic,
+            (0..orders).map(|n| order(&name(n))).collect::<Vec<_>>(),
+        )
+        .await;
     let done: Vec<String> = (0..orders).step_by(10).map(name).collect();
     stage.complete(done.clone()).await;
     let journal = stage.path("state/oncegate/journal.jsonl");
@@ -281,7 +439,8 @@ async fn after_kills_in_the_middle_no_effect_is_too_many() {
     let arguments = [&stage.repair_arguments()[..], &["--rate", "40"], &journal].concat();
     for kill in 0..kills {
         let log = stage.path("oncegate.log");
-        let mut running = Process::spawn_logged("oncegate replay", stage.replay_command(&arguments), &log);
+        let mut running =
+            Process::spawn_logged("oncegate replay", stage.replay_command(&arguments), &log);
         let further = 1 + (seed.rotate_left(u32::try_from(kill % 64).unwrap()) % 10) as usize;
         until_charged(&stage, stage.charged().len() + further).await;
         running.kill();
@@ -289,28 +448,62 @@ async fn after_kills_in_the_middle_no_effect_is_too_many() {
         stage.each_charge_is_in_the_journal().await;
     }
     let origins = stage.origins().await;
-    let done_origins: BTreeSet<&str> = done.iter().flat_map(|id| &origins[id]).map(String::as_str).collect();
+    let done_origins: BTreeSet<&str> = done
+        .iter()
+        .flat_map(|id| &origins[id])
+        .map(String::as_str)
+        .collect();
     // Only what has no record runs, so nothing that a kill has interrupted runs again.
     stage.repair(&journal).await.with(0);
-    assert!(stage.charged().values().all(|count| *count == 1), "{:?}", stage.charged());
-    // What was interrupted runs when it is wanted, and the worker is told that its effect may have happened.
-    until("the interrupted ones to be overdue and handled", LIMIT, async || {
-        let ended = stage.repair(&[&journal[..], &["--overdue", "--json"]].concat()).await;
-        let document = ended.with(0).json();
-        let rest = stage.replay(&["--json"]).await.json();
-        match rest["completed"].as_u64() {
-            Some(completed) if completed == orders as u64 => Ok(()),
-            _ => Err(format!("{document}\n{rest}")),
-        }
-    })
+    assert!(
+        stage.charged().values().all(|count| *count == 1),
+        "{:?}",
+        stage.charged()
+    );
+    // What was interrupted runs when it is wanted, and the worker is told that its effect may have
+    // happened.
+    until(
+        "the interrupted ones to be overdue and handled",
+        LIMIT,
+        async || {
+            let ended = stage
+                .repair(&[&journal[..], &["--overdue", "--json"]].concat())
+                .await;
+            let document = ended.with(0).json();
+            let rest = stage.replay(&["--json"]).await.json();
+            match rest["completed"].as_u64() {
+                Some(completed) if completed == orders as u64 => Ok(()),
+                _ => Err(format!("{document}\n{rest}")),
+            }
+        },
+    )
     .await;
-    let expected = (0..orders).map(name).filter(|id| !done.contains(id)).map(|id| (id, 1));
-    assert_eq!(stage.charged(), expected.collect(), "each has its effect once");
+    let expected = (0..orders)
+        .map(name)
+        .filter(|id| !done.contains(id))
+        .map(|id| (id, 1));
+    assert_eq!(
+        stage.charged(),
+        expected.collect(),
+        "each has its effect once"
+    );
     stage.each_charge_is_in_the_journal().await;
     let replayed = stage.replayed();
-    assert!(replayed.iter().all(|entry| entry["by"] == "ada" && entry["reason"] == "INC-73"));
-    assert!(replayed.len() >= orders - done.len(), "one for each run, and for each that a kill interrupted");
-    let of_done: Vec<&Value> =
-        replayed.iter().filter(|entry| done_origins.contains(entry["origin"].as_str().unwrap())).collect();
-    assert!(of_done.is_empty(), "what had a record does not run: {of_done:?}");
+    assert!(
+        replayed
+            .iter()
+            .all(|entry| entry["by"] == "ada" && entry["reason"] == "INC-73")
+    );
+    assert!(
+        replayed.len() >= orders - done.len(),
+        "one for each run, and for each that a kill interrupted"
+    );
+    let of_done: Vec<&Value> = replayed
+        .iter()
+        .filter(|entry| done_origins.contains(entry["origin"].as_str().unwrap()))
+        .collect();
+    assert!(
+        of_done.is_empty(),
+        "what had a record does not run: {of_done:?}"
+    );
 }

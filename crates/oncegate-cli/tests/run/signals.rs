@@ -1,4 +1,5 @@
-//! The signals that shells, systemd and Kubernetes send: the table in docs/RUN.md, without a server.
+//! The signals that shells, systemd and Kubernetes send: the table in docs/RUN.md, without a
+//! server.
 
 use std::process::Stdio;
 
@@ -17,9 +18,11 @@ async fn in_mid_effect() -> (Feed, Process) {
 }
 
 async fn until_logged(feed: &Feed, words: &str) {
-    until(words, LIMIT, async || match feed.read("err").contains(words) {
-        true => Ok(()),
-        false => Err(feed.read("err")),
+    until(words, LIMIT, async || {
+        match feed.read("err").contains(words) {
+            true => Ok(()),
+            false => Err(feed.read("err")),
+        }
     })
     .await;
 }
@@ -31,7 +34,10 @@ async fn ends_well(feed: Feed, process: Process) {
     assert_eq!(ended.code, Some(0), "{ended:?}");
     std::fs::remove_file(feed.path("gate")).unwrap();
     let again = feed.run(&[]).await;
-    assert_eq!(again.out, "billing: 1 message, 0 handled, 1 duplicate\n", "{again:?}");
+    assert_eq!(
+        again.out, "billing: 1 message, 0 handled, 1 duplicate\n",
+        "{again:?}"
+    );
     assert_eq!(feed.ledger(), ["A-2 0"]);
 }
 
@@ -56,7 +62,8 @@ async fn signals_without_a_meaning_change_nothing() {
     ends_well(feed, process).await;
 }
 
-/// `timeout` sends SIGTERM to its child and to its group; systemd with `SendSIGHUP` sends SIGHUP after SIGTERM.
+/// `timeout` sends SIGTERM to its child and to its group; systemd with `SendSIGHUP` sends SIGHUP
+/// after SIGTERM.
 #[tokio::test]
 async fn two_signals_at_once_are_one_request() {
     let (feed, mut process) = in_mid_effect().await;
@@ -81,21 +88,34 @@ async fn nohup_keeps_a_run_when_its_terminal_ends() {
     let feed = Feed::of(&[&order("A-2")]);
     feed.close_gate();
     let mut ignoring = process::bound_to_parent("sh", "KILL");
-    ignoring.args(["-c", r#"trap "" HUP; exec "$@""#, "sh"]).arg(program());
-    let mut process = feed.start_by(ignoring, std::fs::File::open(feed.path("input")).unwrap(), &[]);
+    ignoring
+        .args(["-c", r#"trap "" HUP; exec "$@""#, "sh"])
+        .arg(program());
+    let mut process = feed.start_by(
+        ignoring,
+        std::fs::File::open(feed.path("input")).unwrap(),
+        &[],
+    );
     feed.until_in_ledger("A-2 0").await;
     process.signal("HUP");
     // A later signal that is logged shows that the first one was not.
     process.signal("USR1");
     until_logged(&feed, "SIGUSR1 has no meaning here").await;
-    assert!(!feed.read("err").contains("stopping"), "{}", feed.read("err"));
+    assert!(
+        !feed.read("err").contains("stopping"),
+        "{}",
+        feed.read("err")
+    );
     ends_well(feed, process).await;
 }
 
 /// The signals that a process handles, as bits.
 fn handled(id: u32) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{id}/status")).unwrap_or_default();
-    let mask = status.lines().find_map(|line| line.strip_prefix("SigCgt:")).unwrap_or("0");
+    let mask = status
+        .lines()
+        .find_map(|line| line.strip_prefix("SigCgt:"))
+        .unwrap_or("0");
     u64::from_str_radix(mask.trim(), 16).unwrap()
 }
 
@@ -104,15 +124,21 @@ async fn a_stop_at_the_start_is_orderly() {
     const TERM: u64 = 1 << 14;
     let feed = Feed::of(&[&order("A-1")]);
     let mut process = feed.start(Stdio::piped(), &[]);
-    until("signals to be handled", LIMIT, async || match handled(process.id()) & TERM {
-        0 => Err(feed.read("err")),
-        _ => Ok(()),
+    until("signals to be handled", LIMIT, async || {
+        match handled(process.id()) & TERM {
+            0 => Err(feed.read("err")),
+            _ => Ok(()),
+        }
     })
     .await;
     process.signal("TERM");
     let _input = process.child().stdin.take();
     let ended = feed.end(process).await;
-    assert_eq!(ended.code, Some(130), "nothing of its input was handled: {ended:?}");
+    assert_eq!(
+        ended.code,
+        Some(130),
+        "nothing of its input was handled: {ended:?}"
+    );
     assert!(feed.ledger().is_empty());
 }
 

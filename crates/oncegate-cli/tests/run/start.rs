@@ -13,8 +13,17 @@ async fn is_reported_though_no_worker_is_ready(setting: &str) {
     let absent = unique("absent");
     let set = format!("consumer.{}.{setting}={absent}", stage.scope);
     let mut running = stage.start(&["--handler", &handler, "--set", &set]);
-    assert_eq!(running.process.end_within(LIMIT).await.code(), Some(78), "{}", stage.log());
-    assert!(stage.log().contains(&format!("has no topic {absent}")), "{}", stage.log());
+    assert_eq!(
+        running.process.end_within(LIMIT).await.code(),
+        Some(78),
+        "{}",
+        stage.log()
+    );
+    assert!(
+        stage.log().contains(&format!("has no topic {absent}")),
+        "{}",
+        stage.log()
+    );
 }
 
 #[tokio::test]
@@ -34,7 +43,12 @@ async fn a_store_that_must_not_be_used_is_reported_though_no_worker_is_ready() {
     let port = LoopbackPort::reserve();
     let handler = format!("http://127.0.0.1:{}/", port.number());
     let mut running = stage.start(&["--handler", &handler, "--store", evicting.url()]);
-    assert_eq!(running.process.end_within(LIMIT).await.code(), Some(78), "{}", stage.log());
+    assert_eq!(
+        running.process.end_within(LIMIT).await.code(),
+        Some(78),
+        "{}",
+        stage.log()
+    );
     assert!(stage.log().contains("noeviction"), "{}", stage.log());
 }
 
@@ -47,7 +61,12 @@ async fn the_start_waits_for_a_store_that_is_away_as_long_as_it_is_told() {
     let url = server.url().to_owned();
     let flags = ["--handler", &worker.url(), "--store", &url];
     let mut running = stage.start(&[&flags[..], &["--start-patience", "1ms"]].concat());
-    assert_eq!(running.process.end_within(LIMIT).await.code(), Some(69), "{}", stage.log());
+    assert_eq!(
+        running.process.end_within(LIMIT).await.code(),
+        Some(69),
+        "{}",
+        stage.log()
+    );
     let running = stage.start(&flags);
     stage.until_logged("the store is away").await;
     server.start_again().await;
@@ -62,10 +81,32 @@ async fn brokers_that_do_not_answer_end_an_impatient_start_quietly() {
     let port = LoopbackPort::reserve();
     let brokers = format!("127.0.0.1:{}", port.number());
     let set = format!("consumer.{}.source.kafka.brokers={brokers}", stage.scope);
-    let mut running = stage.start(&["--handler-command", "true", "--set", &set, "--start-patience", "4s"]);
-    assert_eq!(running.process.end_within(LIMIT).await.code(), Some(69), "{}", stage.log());
+    let mut running = stage.start(&[
+        "--handler-command",
+        "true",
+        "--set",
+        &set,
+        "--start-patience",
+        "4s",
+    ]);
+    assert_eq!(
+        running.process.end_within(LIMIT).await.code(),
+        Some(69),
+        "{}",
+        stage.log()
+    );
     let log = stage.log();
-    assert!(log.contains(&format!("no Kafka broker answers at {brokers} within 4.0s")), "{log}");
-    assert!(!log.contains("trying again"), "the patience was over: {log}");
-    assert!(log.lines().count() < 20, "{} lines: {log}", log.lines().count());
+    assert!(
+        log.contains(&format!("no Kafka broker answers at {brokers} within 4.0s")),
+        "{log}"
+    );
+    assert!(
+        !log.contains("trying again"),
+        "the patience was over: {log}"
+    );
+    assert!(
+        log.lines().count() < 20,
+        "{} lines: {log}",
+        log.lines().count()
+    );
 }

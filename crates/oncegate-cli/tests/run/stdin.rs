@@ -34,7 +34,9 @@ pub(super) struct Ended {
 
 impl Feed {
     pub(super) fn of(lines: &[&str]) -> Self {
-        let feed = Self { dir: tempfile::tempdir().unwrap() };
+        let feed = Self {
+            dir: tempfile::tempdir().unwrap(),
+        };
         std::fs::write(feed.path("worker.sh"), WORKER).unwrap();
         std::fs::write(feed.path("input"), lines.join("\n")).unwrap();
         feed
@@ -50,13 +52,24 @@ impl Feed {
 
     /// A worker that has the order A-2 waits until [`open_gate`](Self::open_gate).
     pub(super) fn close_gate(&self) {
-        assert!(Command::new("mkfifo").arg(self.path("gate")).status().unwrap().success());
+        assert!(
+            Command::new("mkfifo")
+                .arg(self.path("gate"))
+                .status()
+                .unwrap()
+                .success()
+        );
     }
 
     /// Lets the worker go on that waits at the gate.
     pub(super) fn open_gate(&self) {
         // It waits until the worker reads: what is written before is lost when this end is closed.
-        File::options().write(true).open(self.path("gate")).unwrap().write_all(b"\n").unwrap();
+        File::options()
+            .write(true)
+            .open(self.path("gate"))
+            .unwrap()
+            .write_all(b"\n")
+            .unwrap();
     }
 
     pub(super) fn start(&self, stdin: impl Into<Stdio>, flags: &[&str]) -> Process {
@@ -64,7 +77,12 @@ impl Feed {
     }
 
     /// Starts by this command, whose last argument is the program.
-    pub(super) fn start_by(&self, mut command: Command, stdin: impl Into<Stdio>, flags: &[&str]) -> Process {
+    pub(super) fn start_by(
+        &self,
+        mut command: Command,
+        stdin: impl Into<Stdio>,
+        flags: &[&str],
+    ) -> Process {
         for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("ONCEGATE_")) {
             command.env_remove(name);
         }
@@ -89,7 +107,11 @@ impl Feed {
 
     pub(super) async fn end(&self, mut process: Process) -> Ended {
         let code = process.end_within(LIMIT).await.code();
-        Ended { code, out: self.read("out"), err: self.read("err") }
+        Ended {
+            code,
+            out: self.read("out"),
+            err: self.read("err"),
+        }
     }
 
     /// Feeds the whole input.
@@ -103,9 +125,11 @@ impl Feed {
     }
 
     pub(super) async fn until_in_ledger(&self, call: &str) {
-        until(call, LIMIT, async || match self.ledger().iter().any(|noted| noted == call) {
-            true => Ok(()),
-            false => Err(format!("{:?}\n{}", self.ledger(), self.read("err"))),
+        until(call, LIMIT, async || {
+            match self.ledger().iter().any(|noted| noted == call) {
+                true => Ok(()),
+                false => Err(format!("{:?}\n{}", self.ledger(), self.read("err"))),
+            }
         })
         .await;
     }
@@ -132,11 +156,15 @@ async fn records_are_beside_the_settings_in_any_folder() {
     std::fs::write(feed.path("oncegate.toml"), SETTINGS).unwrap();
     let other = tempfile::tempdir().unwrap();
     let mut answers = Vec::new();
-    for (folder, config) in
-        [(feed.dir.path(), PathBuf::from("oncegate.toml")), (other.path(), feed.path("oncegate.toml"))]
-    {
+    for (folder, config) in [
+        (feed.dir.path(), PathBuf::from("oncegate.toml")),
+        (other.path(), feed.path("oncegate.toml")),
+    ] {
         let mut command = process::bound_to_parent(env!("CARGO_BIN_EXE_oncegate"), "KILL");
-        command.args(["run", "--json", "--config"]).arg(config).current_dir(folder);
+        command
+            .args(["run", "--json", "--config"])
+            .arg(config)
+            .current_dir(folder);
         command.stdin(File::open(feed.path("input")).unwrap());
         command.stdout(File::create(feed.path("out")).unwrap());
         command.stderr(File::create(feed.path("err")).unwrap());
@@ -147,12 +175,28 @@ async fn records_are_beside_the_settings_in_any_folder() {
     let completed = |ended: &Ended| {
         serde_json::from_str::<Value>(&ended.out).unwrap()["consumers"][0]["duplicates"].clone()
     };
-    assert_eq!((completed(&answers[0]), completed(&answers[1])), (json!(0), json!(1)), "{answers:?}");
+    assert_eq!(
+        (completed(&answers[0]), completed(&answers[1])),
+        (json!(0), json!(1)),
+        "{answers:?}"
+    );
     let path = feed.path("once.db").display().to_string();
-    let made = |ended: &Ended| ended.err.lines().any(|line| line.contains("WARN") && line.contains(&path));
+    let made = |ended: &Ended| {
+        ended
+            .err
+            .lines()
+            .any(|line| line.contains("WARN") && line.contains(&path))
+    };
     assert!(made(&answers[0]) && !made(&answers[1]), "{answers:?}");
-    assert!(answers[1].err.contains(&path), "the log names the store: {answers:?}");
-    assert_eq!(std::fs::read_dir(other.path()).unwrap().count(), 0, "no file is made elsewhere");
+    assert!(
+        answers[1].err.contains(&path),
+        "the log names the store: {answers:?}"
+    );
+    assert_eq!(
+        std::fs::read_dir(other.path()).unwrap().count(),
+        0,
+        "no file is made elsewhere"
+    );
 }
 
 // invariant: line-of-standard-input
@@ -167,21 +211,46 @@ async fn an_order_in_three_spellings_is_charged_once_and_again_never() {
     ]);
     let flags = ["--key", "order_id,amount", "--dead-letters", "dead.jsonl"];
     let first = feed.run(&flags).await;
-    assert_eq!((first.code, feed.ledger()), (Some(0), vec!["A-1 0".to_owned()]), "{first:?}");
-    assert_eq!(first.out, "billing: 4 messages, 1 handled, 2 duplicates, 1 dead letter\n");
+    assert_eq!(
+        (first.code, feed.ledger()),
+        (Some(0), vec!["A-1 0".to_owned()]),
+        "{first:?}"
+    );
+    assert_eq!(
+        first.out,
+        "billing: 4 messages, 1 handled, 2 duplicates, 1 dead letter\n"
+    );
     let letter: Value = serde_json::from_str(&feed.read("dead.jsonl")).unwrap();
     let parts = [&letter["payload"], &letter["cause"], &letter["origin"]];
-    assert_eq!(parts, [&json!(r#"{"order":"A-2"}"#), &json!("bad_key"), &json!("stdin:5")]);
+    assert_eq!(
+        parts,
+        [
+            &json!(r#"{"order":"A-2"}"#),
+            &json!("bad_key"),
+            &json!("stdin:5")
+        ]
+    );
 
     let second = feed.run(&[&flags[..], &["--json"]].concat()).await;
-    assert_eq!((second.code, feed.ledger().len()), (Some(0), 1), "{second:?}");
+    assert_eq!(
+        (second.code, feed.ledger().len()),
+        (Some(0), 1),
+        "{second:?}"
+    );
     let answer: Value = serde_json::from_str(&second.out).unwrap();
     let of_billing = json!({
         "consumer": "billing", "complete": true, "lines_read": 5, "messages": 4, "handled": 0, "duplicates": 3,
         "dead_letters": 1, "retries": 0, "unfinished_lines": [],
     });
-    assert_eq!(answer, json!({ "schema": "oncegate.run/1", "consumers": [of_billing] }));
-    assert!(!second.err.contains("status page"), "it needs no port: {}", second.err);
+    assert_eq!(
+        answer,
+        json!({ "schema": "oncegate.run/1", "consumers": [of_billing] })
+    );
+    assert!(
+        !second.err.contains("status page"),
+        "it needs no port: {}",
+        second.err
+    );
 }
 
 // invariant: line-of-standard-input
@@ -199,7 +268,11 @@ async fn after_a_kill_the_same_input_runs_only_the_rest() {
     assert_eq!(ended.out, "billing: 3 messages, 2 handled, 1 duplicate\n");
     let mut ledger = feed.ledger();
     ledger.sort();
-    assert_eq!(ledger, ["A-1 0", "A-2 0", "A-2 1", "A-3 0"], "what the kill cut off is recovered");
+    assert_eq!(
+        ledger,
+        ["A-1 0", "A-2 0", "A-2 1", "A-3 0"],
+        "what the kill cut off is recovered"
+    );
 }
 
 // invariant: line-of-standard-input
@@ -210,23 +283,43 @@ async fn a_stop_names_the_unfinished_lines_and_the_same_input_runs_only_them() {
     let mut process = feed.start_on_input(&["--concurrency", "1"]);
     feed.until_in_ledger("A-2 0").await;
     process.signal("TERM");
-    until("the log to report the stop", LIMIT, async || match feed.read("err").contains("stopping") {
-        true => Ok(()),
-        false => Err(feed.read("err")),
+    until("the log to report the stop", LIMIT, async || {
+        match feed.read("err").contains("stopping") {
+            true => Ok(()),
+            false => Err(feed.read("err")),
+        }
     })
     .await;
     feed.open_gate();
     let ended = feed.end(process).await;
-    assert_eq!(ended.code, Some(130), "a script must not go on as if all were done: {ended:?}");
-    assert!(ended.err.contains("of those lines 3 to 4 are unfinished"), "{}", ended.err);
-    assert_eq!(ended.out, "billing: 4 messages, 2 handled, 0 duplicates, 2 unfinished messages\n");
+    assert_eq!(
+        ended.code,
+        Some(130),
+        "a script must not go on as if all were done: {ended:?}"
+    );
+    assert!(
+        ended.err.contains("of those lines 3 to 4 are unfinished"),
+        "{}",
+        ended.err
+    );
+    assert_eq!(
+        ended.out,
+        "billing: 4 messages, 2 handled, 0 duplicates, 2 unfinished messages\n"
+    );
 
     std::fs::remove_file(feed.path("gate")).unwrap();
     let rest = feed.run(&[]).await;
-    assert_eq!((rest.code, rest.out.as_str()), (Some(0), "billing: 4 messages, 2 handled, 2 duplicates\n"));
+    assert_eq!(
+        (rest.code, rest.out.as_str()),
+        (Some(0), "billing: 4 messages, 2 handled, 2 duplicates\n")
+    );
     let mut ledger = feed.ledger();
     ledger.sort();
-    assert_eq!(ledger, ["A-1 0", "A-2 0", "A-3 0", "A-4 0"], "each ran once");
+    assert_eq!(
+        ledger,
+        ["A-1 0", "A-2 0", "A-3 0", "A-4 0"],
+        "each ran once"
+    );
 }
 
 #[tokio::test]
@@ -253,7 +346,13 @@ async fn a_stop_does_not_wait_for_more_input_and_is_not_taken_for_its_end() {
     process.signal("INT");
     let ended = feed.end(process).await;
     assert_eq!(ended.code, Some(130), "{ended:?}");
-    assert!(ended.err.contains("standard input is not finished: line 1 was read;"), "{}", ended.err);
+    assert!(
+        ended
+            .err
+            .contains("standard input is not finished: line 1 was read;"),
+        "{}",
+        ended.err
+    );
     drop(input);
 }
 
@@ -270,7 +369,10 @@ async fn failed_attempts_are_repeated_before_the_end() {
     );
     let answer: Value = serde_json::from_str(&ended.out).unwrap();
     assert_eq!(
-        (&answer["consumers"][0]["handled"], &answer["consumers"][0]["retries"]),
+        (
+            &answer["consumers"][0]["handled"],
+            &answer["consumers"][0]["retries"]
+        ),
         (&json!(1), &json!(2))
     );
 }
@@ -280,13 +382,24 @@ async fn bad_input_without_dead_letters_ends_the_run_and_names_its_line() {
     let feed = Feed::of(&["{}"]);
     let ended = feed.run(&[]).await;
     assert_eq!(ended.code, Some(65), "{ended:?}");
-    assert!(ended.err.contains("stdin:1") && ended.out.contains("1 unfinished message"), "{ended:?}");
-    assert!(ended.err.contains("of those line 1 is unfinished"), "{}", ended.err);
+    assert!(
+        ended.err.contains("stdin:1") && ended.out.contains("1 unfinished message"),
+        "{ended:?}"
+    );
+    assert!(
+        ended.err.contains("of those line 1 is unfinished"),
+        "{}",
+        ended.err
+    );
 
     std::fs::write(feed.path("input"), vec![b'x'; 17 << 20]).unwrap();
     let ended = feed.run(&[]).await;
     assert_eq!(ended.code, Some(65), "{ended:?}");
-    assert!(ended.err.contains("line 1 has more than 16777216 bytes"), "{}", ended.err);
+    assert!(
+        ended.err.contains("line 1 has more than 16777216 bytes"),
+        "{}",
+        ended.err
+    );
 }
 
 #[tokio::test]
@@ -295,6 +408,9 @@ async fn with_the_route_of_a_topic_its_lines_have_the_keys_of_the_topic() {
     let route = ["--set", "consumer.billing.source.stdin.route=orders"];
     for (flags, handled) in [(&route[..], 1), (&[], 1), (&route[..], 0)] {
         let ended = feed.run(flags).await;
-        assert!(ended.out.contains(&format!("{handled} handled")), "{flags:?}: {ended:?}");
+        assert!(
+            ended.out.contains(&format!("{handled} handled")),
+            "{flags:?}: {ended:?}"
+        );
     }
 }

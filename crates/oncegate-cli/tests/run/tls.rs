@@ -21,7 +21,14 @@ async fn done_by(shown: impl Fn() -> Arc<Certificates> + Send + 'static) -> RawW
 }
 
 async fn until_said(stage: &Stage, words: &str) {
-    until(words, LIMIT, async || if stage.log().contains(words) { Ok(()) } else { Err(stage.log()) }).await;
+    until(words, LIMIT, async || {
+        if stage.log().contains(words) {
+            Ok(())
+        } else {
+            Err(stage.log())
+        }
+    })
+    .await;
 }
 
 /// By its name: that is what the certificate has, and its address is what it does not.
@@ -35,73 +42,135 @@ async fn a_worker_is_believed_when_its_certificate_names_it_and_its_authority_is
     let (stage, certificates) = (Stage::with_orders(5).await, certificates());
     let (shown, root) = (Arc::clone(&certificates), root(&certificates));
     let worker = done_by(move || Arc::clone(&shown)).await;
-    stage.consume(&["--handler", &url(&worker), "--handler-tls-root", &root]).await;
+    stage
+        .consume(&["--handler", &url(&worker), "--handler-tls-root", &root])
+        .await;
     assert_eq!(worker.asked().len(), 5, "{}", stage.log());
     assert!(worker.asked().iter().all(|asked| asked.path == "/handle"));
 
-    // By a name that the certificate does not have, and signed by an authority that this machine does not trust.
+    // By a name that the certificate does not have, and signed by an authority that this machine
+    // does not trust.
     let address = format!("https://{}/handle", worker.address);
-    for flags in [&["--handler", &address, "--handler-tls-root", &root][..], &["--handler", &url(&worker)]] {
+    for flags in [
+        &["--handler", &address, "--handler-tls-root", &root][..],
+        &["--handler", &url(&worker)],
+    ] {
         let stage = Stage::with_orders(1).await;
         let running: Running = stage.start(flags);
         until_said(&stage, "not ready yet").await;
         assert!(stage.log().contains("certificate"), "{}", stage.log());
         running.stop().await;
     }
-    assert_eq!(worker.asked().len(), 5, "a worker with a rejected certificate gets no payload");
+    assert_eq!(
+        worker.asked().len(),
+        5,
+        "a worker with a rejected certificate gets no payload"
+    );
 }
 
 /// A failure of the endpoint is no failure of a message: counted, it would dead-letter all of them.
 // invariant: worker-certificate
 #[tokio::test]
 async fn a_certificate_that_is_not_believed_pauses_and_gives_up_no_message() {
-    let (stage, believed, strange) = (Stage::with_orders(120).await, certificates(), certificates());
+    let (stage, believed, strange) = (
+        Stage::with_orders(120).await,
+        certificates(),
+        certificates(),
+    );
     let (root, wrong) = (root(&believed), Arc::new(AtomicBool::new(true)));
     let is_wrong = Arc::clone(&wrong);
-    let worker = done_by(move || Arc::clone(if is_wrong.load(SeqCst) { &strange } else { &believed })).await;
+    let worker = done_by(move || {
+        Arc::clone(if is_wrong.load(SeqCst) {
+            &strange
+        } else {
+            &believed
+        })
+    })
+    .await;
     // Readiness is asked elsewhere, as when a certificate expires while the worker runs.
     let ready = RawWorker::start(|_| Answer::status(200, "", "")).await;
     let set = |what: &str| format!("consumer.{}.{what}", stage.scope);
     let (breaker, backoff) = (set("breaker.most=2s"), set("backoff.most=1s"));
-    let flags = ["--handler", &url(&worker), "--handler-tls-root", &root, "--ready-url", &ready.url()];
-    let limits = ["--max-attempts", "2", "--concurrency", "4", "--set", &breaker, "--set", &backoff];
+    let flags = [
+        "--handler",
+        &url(&worker),
+        "--handler-tls-root",
+        &root,
+        "--ready-url",
+        &ready.url(),
+    ];
+    let limits = [
+        "--max-attempts",
+        "2",
+        "--concurrency",
+        "4",
+        "--set",
+        &breaker,
+        "--set",
+        &backoff,
+    ];
     let running = stage.start(&[&flags[..], &limits].concat());
     until_said(&stage, "the handler is paused").await;
     assert_eq!((stage.letters().await.len(), worker.asked().len()), (0, 0));
     wrong.store(false, SeqCst);
     stage.until_consumed(&running.group).await;
     running.stop().await;
-    assert_eq!((stage.letters().await.len(), worker.asked().len()), (0, 120));
+    assert_eq!(
+        (stage.letters().await.len(), worker.asked().len()),
+        (0, 120)
+    );
 }
 
 #[tokio::test]
 async fn a_worker_that_demands_a_certificate_gets_it_and_no_payload_goes_out_without() {
-    let (stage, certificates) =
-        (Stage::with_orders(3).await, Arc::new(Certificates::for_names("DNS:localhost")));
+    let (stage, certificates) = (
+        Stage::with_orders(3).await,
+        Arc::new(Certificates::for_names("DNS:localhost")),
+    );
     let worker =
-        RawWorker::start_mutual_tls(Arc::clone(&certificates), |_| Answer::status(200, "", "")).await;
+        RawWorker::start_mutual_tls(Arc::clone(&certificates), |_| Answer::status(200, "", ""))
+            .await;
     let file = |of: &Certificates, name: &str| of.file(name).to_str().unwrap().to_owned();
     let (address, root) = (url(&worker), root(&certificates));
     let flags = |certificate: &str, key: &str| {
-        let own = ["--handler-tls-certificate", certificate, "--handler-tls-key", key];
-        let all = ["--handler", &address, "--handler-tls-root", &root].into_iter().chain(own);
+        let own = [
+            "--handler-tls-certificate",
+            certificate,
+            "--handler-tls-key",
+            key,
+        ];
+        let all = ["--handler", &address, "--handler-tls-root", &root]
+            .into_iter()
+            .chain(own);
         all.map(str::to_owned).collect::<Vec<_>>()
     };
     let with = |of: &Certificates| flags(&file(of, "server.pem"), &file(of, "server.key"));
 
     let right = with(&certificates);
-    stage.consume(&right.iter().map(String::as_str).collect::<Vec<_>>()).await;
+    stage
+        .consume(&right.iter().map(String::as_str).collect::<Vec<_>>())
+        .await;
     assert_eq!(worker.asked().len(), 3, "{}", stage.log());
 
-    let none = ["--handler", &address, "--handler-tls-root", &root].map(str::to_owned).to_vec();
+    let none = ["--handler", &address, "--handler-tls-root", &root]
+        .map(str::to_owned)
+        .to_vec();
     for flags in [none, with(&Certificates::for_names("DNS:localhost"))] {
         let stage = Stage::with_orders(1).await;
         let running = stage.start(&flags.iter().map(String::as_str).collect::<Vec<_>>());
         until_said(&stage, "tls_certificate").await;
         running.stop().await;
-        assert_eq!(stage.letters().await.len(), 0, "a refusal gives up no message");
+        assert_eq!(
+            stage.letters().await.len(),
+            0,
+            "a refusal gives up no message"
+        );
     }
-    assert_eq!(worker.asked().len(), 3, "a worker that refuses the client gets no payload");
+    assert_eq!(
+        worker.asked().len(),
+        3,
+        "a worker that refuses the client gets no payload"
+    );
 }
 
 #[tokio::test]
@@ -122,7 +191,8 @@ async fn an_expired_certificate_of_a_worker_is_named_as_the_reason() {
 async fn a_certificate_of_the_client_that_changes_is_used_without_a_restart() {
     let (stage, certificates) = (Stage::with_orders(3).await, certificates());
     let worker =
-        RawWorker::start_mutual_tls(Arc::clone(&certificates), |_| Answer::status(200, "", "")).await;
+        RawWorker::start_mutual_tls(Arc::clone(&certificates), |_| Answer::status(200, "", ""))
+            .await;
     let folder = tempfile::tempdir().unwrap();
     let show = |of: &Certificates| {
         for name in ["server.pem", "server.key"] {
@@ -134,23 +204,50 @@ async fn a_certificate_of_the_client_that_changes_is_used_without_a_restart() {
     show(&Certificates::for_names("DNS:localhost"));
     let file = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
     let (certificate, key, root) = (file("server.pem"), file("server.key"), root(&certificates));
-    let own = ["--handler-tls-certificate", &certificate, "--handler-tls-key", &key];
-    let running =
-        stage.start(&[&["--handler", &url(&worker), "--handler-tls-root", &root][..], &own].concat());
+    let own = [
+        "--handler-tls-certificate",
+        &certificate,
+        "--handler-tls-key",
+        &key,
+    ];
+    let running = stage.start(
+        &[
+            &["--handler", &url(&worker), "--handler-tls-root", &root][..],
+            &own,
+        ]
+        .concat(),
+    );
     until_said(&stage, "tls_certificate").await;
-    assert_eq!(worker.asked().len(), 0, "the worker does not accept that certificate");
+    assert_eq!(
+        worker.asked().len(),
+        0,
+        "the worker does not accept that certificate"
+    );
     show(&certificates);
     stage.until_consumed(&running.group).await;
     running.stop().await;
-    assert_eq!((worker.asked().len(), stage.letters().await.len()), (3, 0), "{}", stage.log());
+    assert_eq!(
+        (worker.asked().len(), stage.letters().await.len()),
+        (3, 0),
+        "{}",
+        stage.log()
+    );
 }
 
-/// Consumes with a client's certificate that the worker refuses, until the handler is paused, and then with one that it
-/// accepts. Counted, a refusal would dead-letter every message.
-async fn a_refused_client_gives_up_no_message(batch: &[&str], attempts: impl Fn(&Asked) -> Vec<(u64, bool)>) {
+/// Consumes with a client's certificate that the worker refuses, until the handler is paused, and
+/// then with one that it accepts. Counted, a refusal would dead-letter every message.
+async fn a_refused_client_gives_up_no_message(
+    batch: &[&str],
+    attempts: impl Fn(&Asked) -> Vec<(u64, bool)>,
+) {
     const ORDERS: usize = 120;
-    let (stage, accepted, strange) = (Stage::with_orders(ORDERS).await, certificates(), certificates());
-    let worker = RawWorker::start_mutual_tls(Arc::clone(&accepted), |_| Answer::status(200, "", "")).await;
+    let (stage, accepted, strange) = (
+        Stage::with_orders(ORDERS).await,
+        certificates(),
+        certificates(),
+    );
+    let worker =
+        RawWorker::start_mutual_tls(Arc::clone(&accepted), |_| Answer::status(200, "", "")).await;
     // Readiness is asked elsewhere, as when a certificate expires while the worker runs.
     let ready = RawWorker::start(|_| Answer::status(200, "", "")).await;
     let (certificate, key) = (stage.path("client.pem"), stage.path("client.key"));
@@ -162,27 +259,59 @@ async fn a_refused_client_gives_up_no_message(batch: &[&str], attempts: impl Fn(
     let (address, ready, root) = (url(&worker), ready.url(), root(&accepted));
     let set = |what: &str| format!("consumer.{}.{what}", stage.scope);
     let (breaker, backoff) = (set("breaker.most=2s"), set("backoff.most=1s"));
-    let names = ["--handler", &address, "--handler-tls-root", &root, "--ready-url", &ready];
+    let names = [
+        "--handler",
+        &address,
+        "--handler-tls-root",
+        &root,
+        "--ready-url",
+        &ready,
+    ];
     let own = [certificate.to_str().unwrap(), key.to_str().unwrap()];
-    let own = ["--handler-tls-certificate", own[0], "--handler-tls-key", own[1]];
-    let limits = ["--max-attempts", "2", "--concurrency", "4", "--set", &breaker, "--set", &backoff];
+    let own = [
+        "--handler-tls-certificate",
+        own[0],
+        "--handler-tls-key",
+        own[1],
+    ];
+    let limits = [
+        "--max-attempts",
+        "2",
+        "--concurrency",
+        "4",
+        "--set",
+        &breaker,
+        "--set",
+        &backoff,
+    ];
     let running = stage.start(&[&names[..], &own, &limits, batch].concat());
     until_said(&stage, "the handler is paused").await;
-    assert!(stage.log().contains("(`tls_certificate`)"), "{}", stage.log());
+    assert!(
+        stage.log().contains("(`tls_certificate`)"),
+        "{}",
+        stage.log()
+    );
     assert_eq!((stage.letters().await.len(), worker.asked().len()), (0, 0));
     install(&accepted);
     stage.until_consumed(&running.group).await;
     running.stop().await;
     assert!(stage.letters().await.is_empty());
     let attempts: Vec<(u64, bool)> = worker.asked().iter().flat_map(attempts).collect();
-    assert_eq!(attempts, [(1, false); ORDERS], "a refusal counted as an attempt: {}", stage.log());
+    assert_eq!(
+        attempts,
+        [(1, false); ORDERS],
+        "a refusal counted as an attempt: {}",
+        stage.log()
+    );
 }
 
 // invariant: worker-certificate
 #[tokio::test]
 async fn a_message_that_a_worker_refuses_by_the_clients_certificate_has_not_run() {
-    a_refused_client_gives_up_no_message(&[], |asked| vec![(asked.attempt().into(), asked.recovered())])
-        .await;
+    a_refused_client_gives_up_no_message(&[], |asked| {
+        vec![(asked.attempt().into(), asked.recovered())]
+    })
+    .await;
 }
 
 // invariant: worker-certificate
@@ -191,7 +320,10 @@ async fn a_batch_that_a_worker_refuses_by_the_clients_certificate_has_not_run() 
     a_refused_client_gives_up_no_message(&["--batch-messages", "10"], |asked| {
         let messages: Vec<serde_json::Value> = serde_json::from_str(&asked.body).unwrap();
         let attempt = |message: &serde_json::Value| {
-            (message["attempt"].as_u64().unwrap(), message["recovered"].as_bool().unwrap())
+            (
+                message["attempt"].as_u64().unwrap(),
+                message["recovered"].as_bool().unwrap(),
+            )
         };
         messages.iter().map(attempt).collect()
     })

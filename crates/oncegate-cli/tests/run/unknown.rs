@@ -1,4 +1,5 @@
-//! Attempts with an unknown outcome: the log has the reason of each, and the dead letter that of the last.
+//! Attempts with an unknown outcome: the log has the reason of each, and the dead letter that of
+//! the last.
 
 use super::Stage;
 use super::raw::{Answer, RawWorker};
@@ -30,22 +31,36 @@ async fn every_unknown_outcome_is_logged_and_the_last_one_is_in_the_dead_letter(
         "--ordering",
         "unordered",
     ];
-    stage.consume(&[&["--handler", &worker.url()][..], &flags].concat()).await;
+    stage
+        .consume(&[&["--handler", &worker.url()][..], &flags].concat())
+        .await;
     assert_eq!(worker.asked().len(), 6, "two attempts each");
-    let (letters, attempts) = (stage.letters().await, stage.letters_with("oncegate-attempts").await);
+    let (letters, attempts) = (
+        stage.letters().await,
+        stage.letters_with("oncegate-attempts").await,
+    );
     assert_eq!(letters.len(), 3, "{letters:?}");
-    assert!(attempts.iter().all(|(_, attempts)| attempts == "2"), "{attempts:?}");
+    assert!(
+        attempts.iter().all(|(_, attempts)| attempts == "2"),
+        "{attempts:?}"
+    );
     for (how, words) in [
         ("half", "was cut short"),
         ("silence", "no answer within 1s"),
         ("nothing", "the worker did not answer"),
     ] {
-        let (_, reason) = letters.iter().find(|(payload, _)| payload.contains(how)).unwrap();
-        assert!(reason.contains("2 attempts have failed") && reason.contains(words), "{how}: {reason}");
+        let (_, reason) = letters
+            .iter()
+            .find(|(payload, _)| payload.contains(how))
+            .unwrap();
+        assert!(
+            reason.contains("2 attempts have failed") && reason.contains(words),
+            "{how}: {reason}"
+        );
         let log = stage.log();
-        let warned = log
-            .lines()
-            .filter(|line| line.contains("the outcome of an attempt is unknown") && line.contains(words));
+        let warned = log.lines().filter(|line| {
+            line.contains("the outcome of an attempt is unknown") && line.contains(words)
+        });
         assert_eq!(warned.count(), 2, "{how}: {log}");
     }
 }
@@ -55,22 +70,43 @@ async fn every_unknown_outcome_is_logged_and_the_last_one_is_in_the_dead_letter(
 #[tokio::test]
 async fn a_worker_that_cannot_be_reached_costs_no_attempt() {
     let stage = Stage::with_orders(2).await;
-    let (port, ready) = (LoopbackPort::reserve(), RawWorker::start(|_| Answer::status(200, "", "")).await);
+    let (port, ready) = (
+        LoopbackPort::reserve(),
+        RawWorker::start(|_| Answer::status(200, "", "")).await,
+    );
     let url = format!("http://127.0.0.1:{}/", port.number());
     let backoff = format!("consumer.{}.backoff.most=200ms", stage.scope);
-    let flags = ["--handler", &url, "--ready-url", &ready.url(), "--max-attempts", "1", "--set", &backoff];
+    let flags = [
+        "--handler",
+        &url,
+        "--ready-url",
+        &ready.url(),
+        "--max-attempts",
+        "1",
+        "--set",
+        &backoff,
+    ];
     let running = stage.start(&flags);
     until("it to have tried six times", LIMIT, async || {
         let log = stage.log();
-        if log.matches("the worker cannot be reached").count() >= 6 { Ok(()) } else { Err(log) }
+        if log.matches("the worker cannot be reached").count() >= 6 {
+            Ok(())
+        } else {
+            Err(log)
+        }
     })
     .await;
-    let worker =
-        RawWorker::start_at(&format!("127.0.0.1:{}", port.number()), |_| Answer::status(200, "", "")).await;
+    let worker = RawWorker::start_at(&format!("127.0.0.1:{}", port.number()), |_| {
+        Answer::status(200, "", "")
+    })
+    .await;
     stage.until_consumed(&running.group).await;
     running.stop().await;
     assert!(stage.letters().await.is_empty(), "{}", stage.log());
-    let told: Vec<(u32, bool)> =
-        worker.asked().iter().map(|asked| (asked.attempt(), asked.recovered())).collect();
+    let told: Vec<(u32, bool)> = worker
+        .asked()
+        .iter()
+        .map(|asked| (asked.attempt(), asked.recovered()))
+        .collect();
     assert_eq!(told, [(1, false), (1, false)]);
 }

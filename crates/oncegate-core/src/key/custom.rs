@@ -21,9 +21,16 @@ impl CustomKey {
     pub(super) fn new(
         name: String,
         version: u32,
-        function: impl Fn(&dyn KeySource, &mut KeyParts<'_>) -> Result<(), &'static str> + Send + Sync + 'static,
+        function: impl Fn(&dyn KeySource, &mut KeyParts<'_>) -> Result<(), &'static str>
+        + Send
+        + Sync
+        + 'static,
     ) -> Self {
-        Self { name, version, function: Arc::new(function) }
+        Self {
+            name,
+            version,
+            function: Arc::new(function),
+        }
     }
 
     /// Appends the name, the version, the number of parts and the parts.
@@ -37,15 +44,34 @@ impl CustomKey {
         out.extend_from_slice(&self.version.to_be_bytes());
         let count_at = out.len();
         encode::put_len(0, out);
-        let mut parts = KeyParts { left: limit, out, count: 0, blank: true, oversized: None };
-        (self.function)(input, &mut parts)
-            .map_err(|reason| KeyError::Custom { name: self.name.clone(), reason })?;
-        let KeyParts { count, blank, oversized, .. } = parts;
+        let mut parts = KeyParts {
+            left: limit,
+            out,
+            count: 0,
+            blank: true,
+            oversized: None,
+        };
+        (self.function)(input, &mut parts).map_err(|reason| KeyError::Custom {
+            name: self.name.clone(),
+            reason,
+        })?;
+        let KeyParts {
+            count,
+            blank,
+            oversized,
+            ..
+        } = parts;
         if let Some(bytes) = oversized {
-            return Err(KeyError::TooLarge { what: "custom key".to_owned(), bytes, limit });
+            return Err(KeyError::TooLarge {
+                what: "custom key".to_owned(),
+                bytes,
+                limit,
+            });
         }
         if blank {
-            return Err(KeyError::Blank { path: format!("custom key {}", self.name) });
+            return Err(KeyError::Blank {
+                path: format!("custom key {}", self.name),
+            });
         }
         encode::patch_len(count, count_at, out);
         Ok(())
@@ -77,8 +103,8 @@ pub struct KeyParts<'a> {
 }
 
 impl KeyParts<'_> {
-    /// Adds a part. Boundaries count: `"ab"`, `"c"` and `"a"`, `"bc"` give two keys. If there is no part, or all parts
-    /// are blank, the message gets [`KeyError::Blank`].
+    /// Adds a part. Boundaries count: `"ab"`, `"c"` and `"a"`, `"bc"` give two keys. If there is no
+    /// part, or all parts are blank, the message gets [`KeyError::Blank`].
     pub fn push(&mut self, part: impl AsRef<[u8]>) -> &mut Self {
         let part = part.as_ref();
         // The length prefixes count too, so that the number of empty parts is limited as well.
@@ -98,6 +124,8 @@ impl KeyParts<'_> {
 
 impl fmt::Debug for KeyParts<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("KeyParts").field("count", &self.count).finish_non_exhaustive()
+        f.debug_struct("KeyParts")
+            .field("count", &self.count)
+            .finish_non_exhaustive()
     }
 }

@@ -25,7 +25,8 @@ const CONTEXT: &str = "oncegate 2026-11-21 idempotency key v1";
 /// Buffers with more entries than this are freed after a message.
 const KEEP: usize = 16 * 1024;
 
-/// A checked key specification that derives keys from messages. Cheap to share behind a reference or an `Arc`.
+/// A checked key specification that derives keys from messages. Cheap to share behind a reference
+/// or an `Arc`.
 #[derive(Clone, Debug)]
 pub struct CompiledKey {
     scope: Scope,
@@ -66,7 +67,8 @@ enum Tenant {
     Header(String),
 }
 
-/// The buffers of one derivation. They are kept per thread, so that a message allocates only the text of its key.
+/// The buffers of one derivation. They are kept per thread, so that a message allocates only the
+/// text of its key.
 #[derive(Debug, Default)]
 pub(super) struct Scratch {
     pub(super) doc: Document,
@@ -77,15 +79,21 @@ pub(super) struct Scratch {
 }
 
 impl Scratch {
-    /// Makes the document of a message and scans it. Returns the document if it is a part of the message; otherwise it is
-    /// `text`.
+    /// Makes the document of a message and scans it. Returns the document if it is a part of the
+    /// message; otherwise it is `text`.
     pub(super) fn scan<'m>(
         &mut self,
         message: &'m dyn KeySource,
         payload: &'m [u8],
         reading: Scanning<'_>,
     ) -> Result<Option<&'m [u8]>, KeyError> {
-        let Scanning { format, wanted, targets, whole, limit } = reading;
+        let Scanning {
+            format,
+            wanted,
+            targets,
+            whole,
+            limit,
+        } = reading;
         let Some(SharedFormat(format)) = format else {
             if let Some(what) = foreign_form(payload) {
                 return Err(KeyError::Framed { what });
@@ -94,7 +102,11 @@ impl Scratch {
             return Ok(Some(payload));
         };
         self.text.clear();
-        let parts = if whole { Wanted::all() } else { Wanted::of(wanted) };
+        let parts = if whole {
+            Wanted::all()
+        } else {
+            Wanted::of(wanted)
+        };
         match format.document(message, parts, limit, &mut self.text)? {
             DocumentPlace::Borrowed(document) => {
                 self.doc.scan(document, wanted, targets, whole)?;
@@ -121,7 +133,8 @@ pub(super) struct Scanning<'a> {
 }
 
 thread_local! {
-    /// Taken while in use. A custom key function that derives another key finds the slot empty and creates new buffers.
+    /// Taken while in use. A custom key function that derives another key finds the slot empty and
+    /// creates new buffers.
     static SCRATCH: Cell<Option<Box<Scratch>>> = const { Cell::new(None) };
 }
 
@@ -162,9 +175,14 @@ impl Key {
                 KeyPlan::Json(fields.into_iter().map(Into::into).collect())
             }
             Source::Payload => {
-                let except =
-                    key.except.iter().map(|path| Path::parse(path)).collect::<Result<Vec<_>, _>>()?;
-                KeyPlan::Payload { except: Node::of(&except) }
+                let except = key
+                    .except
+                    .iter()
+                    .map(|path| Path::parse(path))
+                    .collect::<Result<Vec<_>, _>>()?;
+                KeyPlan::Payload {
+                    except: Node::of(&except),
+                }
             }
             Source::Header(name) => KeyPlan::Header(name),
             Source::MessageKey => KeyPlan::MessageKey,
@@ -176,7 +194,10 @@ impl Key {
         let tenant = match key.tenant {
             Some(TenantSource::Json(field)) => {
                 let target = parts::target(&mut paths, Path::parse(&field.path)?.parts);
-                Some(Tenant::Json { field: field.into(), target })
+                Some(Tenant::Json {
+                    field: field.into(),
+                    target,
+                })
             }
             Some(TenantSource::Header(name)) => Some(Tenant::Header(name)),
             None => None,
@@ -198,7 +219,10 @@ impl Key {
 
 impl From<Field> for FieldPlan {
     fn from(field: Field) -> Self {
-        Self { path: field.path, normalisers: field.normalisers }
+        Self {
+            path: field.path,
+            normalisers: field.normalisers,
+        }
     }
 }
 
@@ -213,17 +237,22 @@ impl CompiledKey {
     ///
     /// # Errors
     /// Why this message cannot have a key. The error is permanent: a retry gives the same result.
-    pub fn derive(&self, route: &str, message: &(impl KeySource + ?Sized)) -> Result<StoreKey, KeyError> {
+    pub fn derive(
+        &self,
+        route: &str,
+        message: &(impl KeySource + ?Sized),
+    ) -> Result<StoreKey, KeyError> {
         with_scratch(|scratch| {
             self.write(route, &ByRef(message), scratch)?;
             Ok(StoreKey::new(&self.scope, self.digest(&scratch.out)))
         })
     }
 
-    /// Derives the key like [`derive`](Self::derive), with a number for the tenant if tenants are a part of the key.
+    /// Derives the key like [`derive`](Self::derive), with a number for the tenant if tenants are a
+    /// part of the key.
     ///
-    /// Equal tenants have equal numbers. Two different tenants share a number with a probability of 1 in 2^64. The
-    /// number has no meaning outside of this process.
+    /// Equal tenants have equal numbers. Two different tenants share a number with a probability of
+    /// 1 in 2^64. The number has no meaning outside of this process.
     ///
     /// # Errors
     /// The same as `derive`.
@@ -236,56 +265,79 @@ impl CompiledKey {
             let tenant = self.write(route, &ByRef(message), scratch)?;
             let key = StoreKey::new(&self.scope, self.digest(&scratch.out));
             let tenant = scratch.out.get(tenant).filter(|_| self.tenant.is_some());
-            Ok((key, tenant.map(|tenant| BuildHasherDefault::<DefaultHasher>::default().hash_one(tenant))))
+            Ok((
+                key,
+                tenant
+                    .map(|tenant| BuildHasherDefault::<DefaultHasher>::default().hash_one(tenant)),
+            ))
         })
     }
 
-    /// Derives the key like [`derive`](Self::derive), with everything that went into it. The explanation contains
-    /// payload values: do not log it.
+    /// Derives the key like [`derive`](Self::derive), with everything that went into it. The
+    /// explanation contains payload values: do not log it.
     ///
     /// # Errors
     /// The same as `derive`.
-    pub fn explain(&self, route: &str, message: &(impl KeySource + ?Sized)) -> Result<Explanation, KeyError> {
+    pub fn explain(
+        &self,
+        route: &str,
+        message: &(impl KeySource + ?Sized),
+    ) -> Result<Explanation, KeyError> {
         with_scratch(|scratch| {
             self.write(route, &ByRef(message), scratch)?;
             let store_key = StoreKey::new(&self.scope, self.digest(&scratch.out));
-            Ok(Explanation::new(std::mem::take(&mut scratch.out), store_key))
+            Ok(Explanation::new(
+                std::mem::take(&mut scratch.out),
+                store_key,
+            ))
         })
     }
 
-    /// Whether the key has a [format](Key::format), so that messages must be [prepared](Self::prepare).
+    /// Whether the key has a [format](Key::format), so that messages must be
+    /// [prepared](Self::prepare).
     #[must_use]
     pub fn has_format(&self) -> bool {
         self.format.is_some()
     }
 
-    /// Gets what the format needs for the document of this message. Returns at once when there is nothing to get. A key
-    /// that is derived without it may be [`KeyError::NotPrepared`].
+    /// Gets what the format needs for the document of this message. Returns at once when there is
+    /// nothing to get. A key that is derived without it may be [`KeyError::NotPrepared`].
     ///
     /// # Errors
-    /// When it cannot be got now, such as a schema from a registry that is away: call it again later.
+    /// When it cannot be got now, such as a schema from a registry that is away: call it again
+    /// later.
     pub async fn prepare(&self, message: &(impl KeySource + Sync)) -> Result<(), PrepareError> {
-        if self.reads_document() { self.prepare_document(message).await } else { Ok(()) }
+        if self.reads_document() {
+            self.prepare_document(message).await
+        } else {
+            Ok(())
+        }
     }
 
     /// Gets what [`document`](Self::document) needs, also where the key reads something else.
     ///
     /// # Errors
     /// The same as `prepare`.
-    pub async fn prepare_document(&self, message: &(impl KeySource + Sync)) -> Result<(), PrepareError> {
+    pub async fn prepare_document(
+        &self,
+        message: &(impl KeySource + Sync),
+    ) -> Result<(), PrepareError> {
         match &self.format {
             Some(SharedFormat(format)) => format.prepare(message, self.max_payload_bytes).await,
             None => Ok(()),
         }
     }
 
-    /// Returns the whole document of a message as JSON text. Without a [format](Key::format) it is the payload.
+    /// Returns the whole document of a message as JSON text. Without a [format](Key::format) it is
+    /// the payload.
     ///
     /// # Errors
     /// Why the message has no document.
     pub fn document<'m>(&self, message: &'m impl KeySource) -> Result<Cow<'m, [u8]>, KeyError> {
         let payload = message.payload().ok_or(KeyError::NoPayload)?;
-        let Some(SharedFormat(format)) = &self.format else { return Ok(Cow::Borrowed(payload)) };
+        let Some(SharedFormat(format)) = &self.format else {
+            return Ok(Cow::Borrowed(payload));
+        };
         within("payload", payload.len(), self.max_payload_bytes)?;
         let mut text = Vec::new();
         match format.document(message, Wanted::all(), self.max_payload_bytes, &mut text)? {
@@ -296,7 +348,10 @@ impl CompiledKey {
 
     fn digest(&self, canonical: &[u8]) -> Digest {
         let hash = self.hasher.clone().update(canonical).finalize();
-        let (first, _) = hash.as_bytes().split_first_chunk().expect("a BLAKE3 hash has 32 bytes");
+        let (first, _) = hash
+            .as_bytes()
+            .split_first_chunk()
+            .expect("a BLAKE3 hash has 32 bytes");
         Digest::from_bytes(*first)
     }
 
@@ -312,21 +367,46 @@ impl CompiledKey {
         scratch.out.extend_from_slice(&self.prefix);
         encode::put_bytes(route.as_bytes(), &mut scratch.out);
 
-        let scanned = if self.reads_document() { self.scan(message, scratch)? } else { Scanned::Nothing };
-        let Scratch { doc, order, out, text } = scratch;
+        let scanned = if self.reads_document() {
+            self.scan(message, scratch)?
+        } else {
+            Scanned::Nothing
+        };
+        let Scratch {
+            doc,
+            order,
+            out,
+            text,
+        } = scratch;
         let payload = match scanned {
             Scanned::Nothing => None,
             Scanned::InMessage(document) => Some(document),
             Scanned::Written => Some(text.as_slice()),
         };
-        let mut writer = Writer { payload: payload.unwrap_or_default(), doc, order, out, substance: false };
+        let mut writer = Writer {
+            payload: payload.unwrap_or_default(),
+            doc,
+            order,
+            out,
+            substance: false,
+        };
         let start = writer.out.len();
         self.write_tenant(message, &mut writer)?;
         let tenant = start..writer.out.len();
         if let KeyPlan::Composed(composed) = &self.plan {
             let limit = self.max_payload_bytes;
-            let Writer { doc, order, out, .. } = writer;
-            composed.write(&mut Reading { message, payload, doc, order, out, limit, decoded: Vec::new() })?;
+            let Writer {
+                doc, order, out, ..
+            } = writer;
+            composed.write(&mut Reading {
+                message,
+                payload,
+                doc,
+                order,
+                out,
+                limit,
+                decoded: Vec::new(),
+            })?;
         } else {
             self.write_source(message, &mut writer)?;
         }
@@ -334,11 +414,19 @@ impl CompiledKey {
     }
 
     /// Scans the payload. Only keys of parts, which may be optional, go on without one.
-    fn scan<'m>(&self, message: &'m dyn KeySource, scratch: &mut Scratch) -> Result<Scanned<'m>, KeyError> {
+    fn scan<'m>(
+        &self,
+        message: &'m dyn KeySource,
+        scratch: &mut Scratch,
+    ) -> Result<Scanned<'m>, KeyError> {
         let Some(payload) = message.payload() else {
             let may_be_absent = matches!(self.plan, KeyPlan::Composed(_))
                 && !matches!(self.tenant, Some(Tenant::Json { .. }));
-            return if may_be_absent { Ok(Scanned::Nothing) } else { Err(KeyError::NoPayload) };
+            return if may_be_absent {
+                Ok(Scanned::Nothing)
+            } else {
+                Err(KeyError::NoPayload)
+            };
         };
         within("payload", payload.len(), self.max_payload_bytes)?;
         let reading = Scanning {
@@ -348,7 +436,9 @@ impl CompiledKey {
             whole: self.reads_all(),
             limit: self.max_payload_bytes,
         };
-        Ok(scratch.scan(message, payload, reading)?.map_or(Scanned::Written, Scanned::InMessage))
+        Ok(scratch
+            .scan(message, payload, reading)?
+            .map_or(Scanned::Written, Scanned::InMessage))
     }
 
     fn reads_all(&self) -> bool {
@@ -359,7 +449,11 @@ impl CompiledKey {
         self.reads_all() || self.targets > 0
     }
 
-    fn write_tenant(&self, message: &dyn KeySource, writer: &mut Writer<'_>) -> Result<(), KeyError> {
+    fn write_tenant(
+        &self,
+        message: &dyn KeySource,
+        writer: &mut Writer<'_>,
+    ) -> Result<(), KeyError> {
         writer.out.push(u8::from(self.tenant.is_some()));
         match &self.tenant {
             None => Ok(()),
@@ -371,7 +465,11 @@ impl CompiledKey {
         }
     }
 
-    fn write_source(&self, message: &dyn KeySource, writer: &mut Writer<'_>) -> Result<(), KeyError> {
+    fn write_source(
+        &self,
+        message: &dyn KeySource,
+        writer: &mut Writer<'_>,
+    ) -> Result<(), KeyError> {
         match &self.plan {
             KeyPlan::Json(fields) => {
                 writer.out.push(encode::SOURCE_JSON);
@@ -412,11 +510,20 @@ impl CompiledKey {
         }
     }
 
-    fn write_header(&self, name: &str, message: &dyn KeySource, out: &mut Vec<u8>) -> Result<(), KeyError> {
+    fn write_header(
+        &self,
+        name: &str,
+        message: &dyn KeySource,
+        out: &mut Vec<u8>,
+    ) -> Result<(), KeyError> {
         match message.header(name) {
             HeaderValue::One(value) => self.write_bytes(|| format!("header {name}"), value, out),
-            HeaderValue::Absent => Err(KeyError::MissingHeader { name: name.to_owned() }),
-            HeaderValue::Several => Err(KeyError::RepeatedHeader { name: name.to_owned() }),
+            HeaderValue::Absent => Err(KeyError::MissingHeader {
+                name: name.to_owned(),
+            }),
+            HeaderValue::Several => Err(KeyError::RepeatedHeader {
+                name: name.to_owned(),
+            }),
         }
     }
 
@@ -443,7 +550,11 @@ impl CompiledKey {
 
 pub(super) fn within(what: &str, bytes: usize, limit: usize) -> Result<(), KeyError> {
     if bytes > limit {
-        return Err(KeyError::TooLarge { what: what.to_owned(), bytes, limit });
+        return Err(KeyError::TooLarge {
+            what: what.to_owned(),
+            bytes,
+            limit,
+        });
     }
     Ok(())
 }

@@ -9,11 +9,13 @@ use super::fingerprint::FingerprintSpec;
 use super::spec::describe;
 use super::{KEY_FORMAT, Key};
 
-/// The text of a key specification that a store keeps for a scope: key format, key, and fingerprint specification.
+/// The text of a key specification that a store keeps for a scope: key format, key, and fingerprint
+/// specification.
 ///
-/// Equivalent specifications (another order of fields, needless escapes, one normaliser or a list of one) have the same
-/// text, byte for byte. Limits are not part of it. A gate whose text differs from the store's must not start: after a
-/// silent change of the key, every message would be processed again.
+/// Equivalent specifications (another order of fields, needless escapes, one normaliser or a list
+/// of one) have the same text, byte for byte. Limits are not part of it. A gate whose text differs
+/// from the store's must not start: after a silent change of the key, every message would be
+/// processed again.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Descriptor(String);
 
@@ -30,9 +32,14 @@ impl Descriptor {
             fingerprint: Option<FingerprintSpec>,
         }
         let fingerprint = fingerprint.map(FingerprintSpec::canonical).transpose()?;
-        let text = SpecificationText { format: KEY_FORMAT, key: describe(key)?, fingerprint };
-        let text = serde_json::to_string(&text)
-            .map_err(|error| KeySpecError::Unreadable { reason: error.to_string() })?;
+        let text = SpecificationText {
+            format: KEY_FORMAT,
+            key: describe(key)?,
+            fingerprint,
+        };
+        let text = serde_json::to_string(&text).map_err(|error| KeySpecError::Unreadable {
+            reason: error.to_string(),
+        })?;
         Ok(Self(text))
     }
 

@@ -1,7 +1,8 @@
-//! Encodes values as canonical bytes. This is the only module that does; `docs/KEY_FORMAT.md` is its specification.
+//! Encodes values as canonical bytes. This is the only module that does; `docs/KEY_FORMAT.md` is
+//! its specification.
 //!
-//! Every value is a tag, a length and content, so the bytes can be decoded unambiguously (`explain` does so). Different
-//! values therefore never give the same bytes.
+//! Every value is a tag, a length and content, so the bytes can be decoded unambiguously (`explain`
+//! does so). Different values therefore never give the same bytes.
 
 use std::borrow::Cow;
 
@@ -61,7 +62,9 @@ pub(super) fn patch_len(len: usize, at: usize, out: &mut [u8]) {
 }
 
 fn len_bytes(len: usize) -> [u8; 4] {
-    u32::try_from(len).expect("every input of a key is at most 1 GiB").to_be_bytes()
+    u32::try_from(len)
+        .expect("every input of a key is at most 1 GiB")
+        .to_be_bytes()
 }
 
 pub(super) fn put_bytes(bytes: &[u8], out: &mut Vec<u8>) {
@@ -76,11 +79,14 @@ pub(super) fn put_value(tag: u8, content: &[u8], out: &mut Vec<u8>) {
 
 pub(super) fn put_integer(number: i64, out: &mut Vec<u8>) {
     let text = number.to_string();
-    put_measured(TAG_NUMBER, out, |out| number::write_canonical(text.as_bytes(), out))
-        .expect("an integer has no exponent");
+    put_measured(TAG_NUMBER, out, |out| {
+        number::write_canonical(text.as_bytes(), out)
+    })
+    .expect("an integer has no exponent");
 }
 
-/// Writes a value whose length is known only afterwards. If `write` fails, the content of the buffer is unspecified.
+/// Writes a value whose length is known only afterwards. If `write` fails, the content of the
+/// buffer is unspecified.
 fn put_measured<T>(tag: u8, out: &mut Vec<u8>, write: impl FnOnce(&mut Vec<u8>) -> T) -> T {
     out.push(tag);
     let len_at = out.len();
@@ -91,10 +97,15 @@ fn put_measured<T>(tag: u8, out: &mut Vec<u8>, write: impl FnOnce(&mut Vec<u8>) 
 }
 
 fn misfit(path: &str, normaliser: Normaliser, needs: &'static str) -> KeyError {
-    KeyError::NormaliserFailed { path: path.to_owned(), normaliser, needs }
+    KeyError::NormaliserFailed {
+        path: path.to_owned(),
+        normaliser,
+        needs,
+    }
 }
 
-/// A member or element that is still to be written: its position on the tape, and its index in its array.
+/// A member or element that is still to be written: its position on the tape, and its index in its
+/// array.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Child {
     tape: usize,
@@ -108,12 +119,14 @@ pub(super) struct Writer<'a> {
     /// The pending members or elements of all open arrays and objects. The buffer is reused.
     pub(super) order: &'a mut Vec<Child>,
     pub(super) out: &'a mut Vec<u8>,
-    /// Whether a value was written that can distinguish messages: a number, a boolean or a non-blank string.
+    /// Whether a value was written that can distinguish messages: a number, a boolean or a
+    /// non-blank string.
     pub(super) substance: bool,
 }
 
 impl<'a> Writer<'a> {
-    /// Writes a field of a key: applies the normalisers, and refuses a value that cannot identify a message.
+    /// Writes a field of a key: applies the normalisers, and refuses a value that cannot identify a
+    /// message.
     pub(super) fn field(
         &mut self,
         path: &str,
@@ -121,16 +134,26 @@ impl<'a> Writer<'a> {
         value: Option<Value>,
         except: Option<&Node>,
     ) -> Result<(), KeyError> {
-        let value = value.ok_or_else(|| KeyError::MissingField { path: path.to_owned() })?;
+        let value = value.ok_or_else(|| KeyError::MissingField {
+            path: path.to_owned(),
+        })?;
         if value.kind == Kind::Null {
-            return Err(KeyError::NullField { path: path.to_owned() });
+            return Err(KeyError::NullField {
+                path: path.to_owned(),
+            });
         }
         self.present(path, normalisers, value, except)?;
-        if self.substance { Ok(()) } else { Err(KeyError::Blank { path: path.to_owned() }) }
+        if self.substance {
+            Ok(())
+        } else {
+            Err(KeyError::Blank {
+                path: path.to_owned(),
+            })
+        }
     }
 
-    /// Writes a value that is not null, after its normalisers. `substance` says whether it can identify a message; a
-    /// blank string is written as a string, whatever its normalisers.
+    /// Writes a value that is not null, after its normalisers. `substance` says whether it can
+    /// identify a message; a blank string is written as a string, whatever its normalisers.
     pub(super) fn present(
         &mut self,
         path: &str,
@@ -145,15 +168,17 @@ impl<'a> Writer<'a> {
         if let (Kind::Number, [Normaliser::Epoch(counted), Normaliser::Timestamp(unit)]) =
             (value.kind, normalisers)
         {
-            let text =
-                std::str::from_utf8(value.span.of(self.payload)).expect("the scanner has checked UTF-8");
+            let text = std::str::from_utf8(value.span.of(self.payload))
+                .expect("the scanner has checked UTF-8");
             self.substance = true;
             return put_measured(TAG_INSTANT, self.out, |out| {
                 instant::write_epoch(text, *counted, *unit, out)
             })
             .map_err(|needs| misfit(path, Normaliser::Epoch(*counted), needs));
         }
-        let unfit = normalisers.iter().find(|normaliser| !normaliser.fits(value.kind));
+        let unfit = normalisers
+            .iter()
+            .find(|normaliser| !normaliser.fits(value.kind));
         if let Some(normaliser) = unfit {
             return Err(misfit(path, *normaliser, normaliser.needs()));
         }
@@ -170,31 +195,38 @@ impl<'a> Writer<'a> {
         normalisers: &[Normaliser],
         text: Cow<'_, str>,
     ) -> Result<(), KeyError> {
-        let text = normalisers.iter().fold(text, |text, normaliser| normaliser.rewrite(text));
+        let text = normalisers
+            .iter()
+            .fold(text, |text, normaliser| normaliser.rewrite(text));
         self.substance = !text.trim().is_empty();
-        let last = normalisers.last().copied().filter(|last| self.substance && last.is_final());
+        let last = normalisers
+            .last()
+            .copied()
+            .filter(|last| self.substance && last.is_final());
         let Some(last) = last else {
             put_value(TAG_STRING, text.as_bytes(), self.out);
             return Ok(());
         };
         match last {
-            Normaliser::Timestamp(unit) => put_measured(TAG_INSTANT, self.out, |out| match normalisers {
-                [.., Normaliser::Epoch(counted), _] if number::is_decimal(text.as_bytes()) => {
-                    instant::write_epoch(&text, *counted, unit, out)
-                }
-                _ => instant::write_timestamp(&text, unit, out),
-            }),
-            Normaliser::Decimal => {
-                put_measured(TAG_NUMBER, self.out, |out| normalise::write_decimal(&text, out))
-                    .ok_or_else(|| last.needs())
+            Normaliser::Timestamp(unit) => {
+                put_measured(TAG_INSTANT, self.out, |out| match normalisers {
+                    [.., Normaliser::Epoch(counted), _] if number::is_decimal(text.as_bytes()) => {
+                        instant::write_epoch(&text, *counted, unit, out)
+                    }
+                    _ => instant::write_timestamp(&text, unit, out),
+                })
             }
+            Normaliser::Decimal => put_measured(TAG_NUMBER, self.out, |out| {
+                normalise::write_decimal(&text, out)
+            })
+            .ok_or_else(|| last.needs()),
             other => Err(other.needs()),
         }
         .map_err(|needs| misfit(path, last, needs))
     }
 
-    /// Writes an array without the order of its elements: sorted by their bytes. None is left out, so how often an
-    /// element occurs counts.
+    /// Writes an array without the order of its elements: sorted by their bytes. None is left out,
+    /// so how often an element occurs counts.
     fn unordered(&mut self, value: Value, except: Option<&Node>) -> Result<(), KeyError> {
         let first = self.order.len();
         self.collect(value.tape, value.kind, except);
@@ -202,10 +234,21 @@ impl<'a> Writer<'a> {
         let mut elements = Vec::with_capacity(count);
         let start = self.out.len();
         for position in first..first + count {
-            let Some(child) = self.order.get(position).copied() else { break };
-            let Some(entry) = self.doc.tape.get(child.tape) else { break };
+            let Some(child) = self.order.get(position).copied() else {
+                break;
+            };
+            let Some(entry) = self.doc.tape.get(child.tape) else {
+                break;
+            };
             let node = except.and_then(|except| except.element(child.index));
-            self.value(Value { kind: entry.kind, span: entry.span, tape: child.tape }, node)?;
+            self.value(
+                Value {
+                    kind: entry.kind,
+                    span: entry.span,
+                    tape: child.tape,
+                },
+                node,
+            )?;
             elements.push(self.out.split_off(start));
         }
         self.order.truncate(first);
@@ -233,8 +276,10 @@ impl<'a> Writer<'a> {
             Kind::True => put_value(TAG_BOOL, &[1], self.out),
             Kind::Number => {
                 let offset = span.start as usize;
-                put_measured(TAG_NUMBER, self.out, |out| number::write_canonical(text, out))
-                    .map_err(|number::ExponentTooLarge| KeyError::ExponentTooLarge { offset })?;
+                put_measured(TAG_NUMBER, self.out, |out| {
+                    number::write_canonical(text, out)
+                })
+                .map_err(|number::ExponentTooLarge| KeyError::ExponentTooLarge { offset })?;
             }
             Kind::EscapedText => put_measured(TAG_STRING, self.out, |out| unescape(text, out)),
             Kind::Text | Kind::Array | Kind::Object => put_value(TAG_STRING, text, self.out),
@@ -256,11 +301,19 @@ impl<'a> Writer<'a> {
         let first = self.order.len();
         self.collect(at, kind, except);
         let count = self.order.len() - first;
-        self.out.push(if kind == Kind::Object { TAG_OBJECT } else { TAG_ARRAY });
+        self.out.push(if kind == Kind::Object {
+            TAG_OBJECT
+        } else {
+            TAG_ARRAY
+        });
         put_len(count, self.out);
         for position in first..first + count {
-            let Some(child) = self.order.get(position).copied() else { break };
-            let Some(entry) = self.doc.tape.get(child.tape) else { break };
+            let Some(child) = self.order.get(position).copied() else {
+                break;
+            };
+            let Some(entry) = self.doc.tape.get(child.tape) else {
+                break;
+            };
             let node = if kind == Kind::Object {
                 let name = self.doc.name(entry.name, self.payload);
                 put_bytes(name, self.out);
@@ -268,7 +321,14 @@ impl<'a> Writer<'a> {
             } else {
                 except.and_then(|except| except.element(child.index))
             };
-            self.value(Value { kind: entry.kind, span: entry.span, tape: child.tape }, node)?;
+            self.value(
+                Value {
+                    kind: entry.kind,
+                    span: entry.span,
+                    tape: child.tape,
+                },
+                node,
+            )?;
         }
         self.order.truncate(first);
         Ok(())
@@ -278,7 +338,10 @@ impl<'a> Writer<'a> {
     fn collect(&mut self, at: usize, kind: Kind, except: Option<&Node>) {
         let first = self.order.len();
         let end = self.doc.tape.get(at).map_or(0, |entry| entry.next);
-        let mut child = Child { tape: at + 1, index: 0 };
+        let mut child = Child {
+            tape: at + 1,
+            index: 0,
+        };
         while child.tape < end
             && let Some(entry) = self.doc.tape.get(child.tape)
         {
@@ -291,13 +354,22 @@ impl<'a> Writer<'a> {
             if node.is_none_or(|node| node.target.is_none()) {
                 self.order.push(child);
             }
-            child = Child { tape: entry.next, index: child.index + 1 };
+            child = Child {
+                tape: entry.next,
+                index: child.index + 1,
+            };
         }
         if kind == Kind::Object {
             let name = |child: &Child| {
-                self.doc.tape.get(child.tape).map(|entry| self.doc.name(entry.name, self.payload))
+                self.doc
+                    .tape
+                    .get(child.tape)
+                    .map(|entry| self.doc.name(entry.name, self.payload))
             };
-            self.order.get_mut(first..).unwrap_or_default().sort_unstable_by(|a, b| name(a).cmp(&name(b)));
+            self.order
+                .get_mut(first..)
+                .unwrap_or_default()
+                .sort_unstable_by(|a, b| name(a).cmp(&name(b)));
         }
     }
 

@@ -1,19 +1,21 @@
 //! Errors of a message's key and of a key specification.
 //!
-//! The texts name the path or setting to change. They never contain payload data: paths come from the specification,
-//! positions are byte offsets, and everything else is constant.
+//! The texts name the path or setting to change. They never contain payload data: paths come from
+//! the specification, positions are byte offsets, and everything else is constant.
 
 use super::normalise::Normaliser;
 
 /// Why no key (or fingerprint) could be made from a message.
 ///
-/// Every variant but [`NotPrepared`](Self::NotPrepared) is permanent for the message: it becomes a dead letter. It is
-/// neither processed without a gate nor given a constant key.
+/// Every variant but [`NotPrepared`](Self::NotPrepared) is permanent for the message: it becomes a
+/// dead letter. It is neither processed without a gate nor given a constant key.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum KeyError {
     /// The payload has no value at a path of the key.
-    #[error("key field `{path}` is missing in the payload; correct the path in the key, or the producer")]
+    #[error(
+        "key field `{path}` is missing in the payload; correct the path in the key, or the producer"
+    )]
     MissingField {
         /// The path as the specification has it.
         path: String,
@@ -26,15 +28,16 @@ pub enum KeyError {
         /// The path as the specification has it.
         path: String,
     },
-    /// A value of the key cannot distinguish messages: it is empty or white space, or an array or object without a
-    /// number, boolean or non-blank string.
+    /// A value of the key cannot distinguish messages: it is empty or white space, or an array or
+    /// object without a number, boolean or non-blank string.
     ///
     /// For a header, the message key and other sources without a path, `path` names the source.
     #[error(
         "`{path}` is empty or blank and cannot identify a message; choose another field, or correct the producer"
     )]
     Blank {
-        /// The path as the specification has it, or `payload`, `header x`, `message key`, `message id`.
+        /// The path as the specification has it, or `payload`, `header x`, `message key`, `message
+        /// id`.
         path: String,
     },
     /// A normaliser cannot be applied to the message's value.
@@ -59,7 +62,8 @@ pub enum KeyError {
         /// What is wrong at this position.
         what: &'static str,
     },
-    /// An object of the payload repeats a name. Names are compared after their escapes are resolved.
+    /// An object of the payload repeats a name. Names are compared after their escapes are
+    /// resolved.
     #[error(
         "payload has a JSON object that repeats a name at byte {offset}, nesting level {depth}; which value counts is undefined, so the producer must be corrected"
     )]
@@ -74,7 +78,8 @@ pub enum KeyError {
         "payload nests deeper than {limit} levels at byte {offset}; flatten it, or use a header or the message key"
     )]
     TooDeep {
-        /// The position at which the first level over the limit opens, in bytes from the start of the payload.
+        /// The position at which the first level over the limit opens, in bytes from the start of
+        /// the payload.
         offset: usize,
         /// The limit, in levels.
         limit: usize,
@@ -84,7 +89,8 @@ pub enum KeyError {
         "{what} has {bytes} bytes, over the limit of {limit}; raise `max_payload_bytes` of the key, or make it smaller"
     )]
     TooLarge {
-        /// What is too large: `payload`, `header x`, `message key`, `message id`, `route`, `custom key`.
+        /// What is too large: `payload`, `header x`, `message key`, `message id`, `route`, `custom
+        /// key`.
         what: String,
         /// Its size in bytes.
         bytes: usize,
@@ -156,7 +162,8 @@ pub enum KeyError {
         /// What is wrong with it. A schema contains no payload data.
         why: String,
     },
-    /// What the format needs has not been got. It says nothing about the message: prepare it, and derive the key again.
+    /// What the format needs has not been got. It says nothing about the message: prepare it, and
+    /// derive the key again.
     #[error("the schema of the payload has not been fetched yet")]
     NotPrepared,
     /// No case of the key takes the message.
@@ -171,7 +178,9 @@ pub enum KeyError {
         offset: usize,
     },
     /// The message has no payload (a Kafka tombstone), and the key is made from the payload.
-    #[error("message has no payload (a tombstone), and the key needs one; use the message key or a header")]
+    #[error(
+        "message has no payload (a tombstone), and the key needs one; use the message key or a header"
+    )]
     NoPayload,
     /// The message lacks the header that the key names.
     #[error("header `{name}` is missing; correct the name in the key, or the producer")]
@@ -193,7 +202,8 @@ pub enum KeyError {
     /// The message has no id.
     #[error("message has no message id; choose other fields for the key")]
     MissingMessageId,
-    /// The message does not have the form that its source is configured for, so none of its content can be relied on.
+    /// The message does not have the form that its source is configured for, so none of its content
+    /// can be relied on.
     #[error("the message is not what its source expects: {what}")]
     BadInput {
         /// What was expected. Constant text, so it contains no payload data.
@@ -210,7 +220,8 @@ pub enum KeyError {
 }
 
 impl KeyError {
-    /// A short constant name of the error kind, for metric labels, dead-letter headers and test vectors.
+    /// A short constant name of the error kind, for metric labels, dead-letter headers and test
+    /// vectors.
     #[must_use]
     pub fn kind(&self) -> &'static str {
         match self {
@@ -243,7 +254,8 @@ impl KeyError {
     }
 }
 
-/// Why a key specification, a scope or a store key is refused. Reported at start-up, before any message is received.
+/// Why a key specification, a scope or a store key is refused. Reported at start-up, before any
+/// message is received.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum KeySpecError {
@@ -251,7 +263,9 @@ pub enum KeySpecError {
     #[error("the key names no field; name at least one, as in `order_id`")]
     NoFields,
     /// A path is empty, or a part of it between two dots is empty or blank.
-    #[error("path `{path}` has an empty part; parts are separated by single dots, as in `customer.id`")]
+    #[error(
+        "path `{path}` has an empty part; parts are separated by single dots, as in `customer.id`"
+    )]
     BlankPath {
         /// The path as it was given.
         path: String,
@@ -268,8 +282,11 @@ pub enum KeySpecError {
         /// The path as it was given.
         path: String,
     },
-    /// A path is over [`MAX_PATH_BYTES`](super::MAX_PATH_BYTES), or has more parts than a payload may have levels.
-    #[error("path `{path}` is too long or too deep: at most {max_bytes} bytes and {max_parts} parts")]
+    /// A path is over [`MAX_PATH_BYTES`](super::MAX_PATH_BYTES), or has more parts than a payload
+    /// may have levels.
+    #[error(
+        "path `{path}` is too long or too deep: at most {max_bytes} bytes and {max_parts} parts"
+    )]
     PathTooLong {
         /// The path, cut to its first 64 characters.
         path: String,
@@ -307,7 +324,9 @@ pub enum KeySpecError {
         problem: &'static str,
     },
     /// `.except(…)` was called on a key that is not made from the whole payload.
-    #[error("`except` goes only with `payload`; a key of named fields leaves everything else out anyway")]
+    #[error(
+        "`except` goes only with `payload`; a key of named fields leaves everything else out anyway"
+    )]
     ExceptWithoutPayload,
     /// The normalisers of a field cannot be combined.
     #[error("field `{path}`: normaliser `{normaliser}` {problem}")]
@@ -335,7 +354,8 @@ pub enum KeySpecError {
         /// The limit in bytes.
         limit: usize,
     },
-    /// `max_payload_bytes` is 0 or over [`MAX_PAYLOAD_BYTES_LIMIT`](super::MAX_PAYLOAD_BYTES_LIMIT).
+    /// `max_payload_bytes` is 0 or over
+    /// [`MAX_PAYLOAD_BYTES_LIMIT`](super::MAX_PAYLOAD_BYTES_LIMIT).
     #[error("`max_payload_bytes` is {bytes}; it must be between 1 and {limit}")]
     LimitOutOfRange {
         /// The value that was given, in bytes.
@@ -364,6 +384,8 @@ pub enum KeySpecError {
         scope: String,
     },
     /// The text is not a store key or digest.
-    #[error("not a store key: expected `<scope>:<digest>` with a digest of 22 characters base64url")]
+    #[error(
+        "not a store key: expected `<scope>:<digest>` with a digest of 22 characters base64url"
+    )]
     BadStoreKey,
 }

@@ -1,7 +1,7 @@
 //! Decodes canonical bytes into text.
 //!
-//! The explanation is decoded from the bytes that are hashed, so it shows exactly what the key is made of. Because the
-//! bytes can be decoded, two different inputs never have the same bytes.
+//! The explanation is decoded from the bytes that are hashed, so it shows exactly what the key is
+//! made of. Because the bytes can be decoded, two different inputs never have the same bytes.
 
 use std::fmt::{self, Write as _};
 
@@ -19,7 +19,11 @@ pub struct Explanation {
 impl Explanation {
     pub(super) fn new(canonical: Vec<u8>, store_key: StoreKey) -> Self {
         let lines = read(&canonical).expect("canonical bytes can be decoded");
-        Self { lines, canonical, store_key }
+        Self {
+            lines,
+            canonical,
+            store_key,
+        }
     }
 
     /// The canonical form as text, one line per part.
@@ -60,7 +64,9 @@ impl fmt::Display for Explanation {
 impl fmt::Debug for Explanation {
     /// Omits the payload's values, so that a log line with `{:?}` leaks none.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Explanation").field("store_key", &self.store_key).finish_non_exhaustive()
+        f.debug_struct("Explanation")
+            .field("store_key", &self.store_key)
+            .finish_non_exhaustive()
     }
 }
 
@@ -130,7 +136,9 @@ fn parts(bytes: &mut Reader<'_>, lines: &mut Vec<String>) -> Option<()> {
     for _ in 0..bytes.len()? {
         let label = if bytes.rest.first() == Some(&encode::LABEL_FIRST_OF) {
             bytes.byte()?;
-            let places = (0..bytes.len()?).map(|_| bytes.place()).collect::<Option<Vec<_>>>()?;
+            let places = (0..bytes.len()?)
+                .map(|_| bytes.place())
+                .collect::<Option<Vec<_>>>()?;
             format!("first of {}", places.join(", "))
         } else {
             bytes.place()?

@@ -19,10 +19,11 @@ use super::{KEY_FORMAT, Key, Source, TenantSource};
 const CONTEXT: &str = "oncegate 2026-11-21 fingerprint v1";
 const SPECIFICATION_CONTEXT: &str = "oncegate 2026-11-21 fingerprint specification v1";
 
-/// A digest of a message's content: one byte that names the specification, and six of the content's BLAKE3 hash.
+/// A digest of a message's content: one byte that names the specification, and six of the content's
+/// BLAKE3 hash.
 ///
-/// The first byte is never 0, so a store writes seven zeros for "no fingerprint". Two contents have the same six bytes
-/// with a probability of 1 in 2.8 * 10^14.
+/// The first byte is never 0, so a store writes seven zeros for "no fingerprint". Two contents have
+/// the same six bytes with a probability of 1 in 2.8 * 10^14.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Fingerprint([u8; Fingerprint::BYTES]);
 
@@ -42,7 +43,8 @@ impl Fingerprint {
         &self.0
     }
 
-    /// The byte that names the specification, 1 to 255. Fingerprints of different specifications must not be compared.
+    /// The byte that names the specification, 1 to 255. Fingerprints of different specifications
+    /// must not be compared.
     #[must_use]
     pub fn specification(&self) -> u8 {
         let [specification, ..] = self.0;
@@ -61,21 +63,30 @@ pub struct FingerprintSpec {
 }
 
 impl FingerprintSpec {
-    /// Covers a JSON payload except the paths of the key and of its tenant, which the key already compares.
+    /// Covers a JSON payload except the paths of the key and of its tenant, which the key already
+    /// compares.
     ///
-    /// Values are compared as in a key: the order of members and the spelling of numbers do not count.
+    /// Values are compared as in a key: the order of members and the spelling of numbers do not
+    /// count.
     #[must_use]
     pub fn payload() -> Self {
-        Self { raw: false, except: Vec::new() }
+        Self {
+            raw: false,
+            except: Vec::new(),
+        }
     }
 
     /// Covers the raw bytes of the payload, for formats other than JSON.
     #[must_use]
     pub fn raw() -> Self {
-        Self { raw: true, except: Vec::new() }
+        Self {
+            raw: true,
+            except: Vec::new(),
+        }
     }
 
-    /// Excludes these paths from [`payload`](Self::payload): the values that a producer changes when it sends again.
+    /// Excludes these paths from [`payload`](Self::payload): the values that a producer changes
+    /// when it sends again.
     #[must_use]
     pub fn except<P: Into<String>>(mut self, paths: impl IntoIterator<Item = P>) -> Self {
         self.except.extend(paths.into_iter().map(Into::into));
@@ -104,7 +115,10 @@ impl FingerprintSpec {
         }
         left_out.sort();
         left_out.dedup();
-        let paths = left_out.iter().map(|path| Path::parse(path)).collect::<Result<Vec<_>, _>>()?;
+        let paths = left_out
+            .iter()
+            .map(|path| Path::parse(path))
+            .collect::<Result<Vec<_>, _>>()?;
         Ok(CompiledFingerprint {
             specification: specification_byte(spec.raw, &paths),
             raw: spec.raw,
@@ -119,14 +133,24 @@ impl FingerprintSpec {
         if self.raw && !self.except.is_empty() {
             return Err(KeySpecError::ExceptWithoutPayload);
         }
-        Ok(Self { raw: self.raw, except: canonical_paths(&self.except)? })
+        Ok(Self {
+            raw: self.raw,
+            except: canonical_paths(&self.except)?,
+        })
     }
 }
 
-/// Computes the specification's byte, 1 to 255, from the excluded paths. Raw bytes exclude nothing, so the key's paths
-/// do not count.
+/// Computes the specification's byte, 1 to 255, from the excluded paths. Raw bytes exclude nothing,
+/// so the key's paths do not count.
 fn specification_byte(raw: bool, paths: &[Path]) -> u8 {
-    let mut out = vec![KEY_FORMAT, if raw { encode::SOURCE_RAW } else { encode::SOURCE_PAYLOAD }];
+    let mut out = vec![
+        KEY_FORMAT,
+        if raw {
+            encode::SOURCE_RAW
+        } else {
+            encode::SOURCE_PAYLOAD
+        },
+    ];
     let paths = if raw { &[] } else { paths };
     encode::put_len(paths.len(), &mut out);
     for path in paths {
@@ -161,19 +185,28 @@ impl CompiledFingerprint {
         })
     }
 
-    /// Gets what the format needs for this message, as [`CompiledKey::prepare`](super::CompiledKey::prepare) does.
+    /// Gets what the format needs for this message, as
+    /// [`CompiledKey::prepare`](super::CompiledKey::prepare) does.
     ///
     /// # Errors
     /// When it cannot be got now: call it again later.
     pub async fn prepare(&self, message: &(impl KeySource + Sync)) -> Result<(), PrepareError> {
         match &self.format {
-            Some(SharedFormat(format)) if !self.raw => format.prepare(message, self.max_payload_bytes).await,
+            Some(SharedFormat(format)) if !self.raw => {
+                format.prepare(message, self.max_payload_bytes).await
+            }
             _ => Ok(()),
         }
     }
 
-    pub(super) fn write(&self, message: &dyn KeySource, scratch: &mut Scratch) -> Result<(), KeyError> {
-        scratch.out.extend_from_slice(&[KEY_FORMAT, encode::DOMAIN_FINGERPRINT]);
+    pub(super) fn write(
+        &self,
+        message: &dyn KeySource,
+        scratch: &mut Scratch,
+    ) -> Result<(), KeyError> {
+        scratch
+            .out
+            .extend_from_slice(&[KEY_FORMAT, encode::DOMAIN_FINGERPRINT]);
         let Some(payload) = message.payload() else {
             scratch.out.push(encode::SOURCE_NONE);
             return Ok(());
@@ -193,12 +226,22 @@ impl CompiledFingerprint {
             limit: self.max_payload_bytes,
         };
         let in_message = scratch.scan(message, payload, reading)?;
-        let Scratch { doc, order, out, text } = scratch;
+        let Scratch {
+            doc,
+            order,
+            out,
+            text,
+        } = scratch;
         let payload = in_message.unwrap_or(text);
         match doc.root() {
-            Some(root) => {
-                Writer { payload, doc, order, out, substance: false }.value(root, Some(&self.except))
+            Some(root) => Writer {
+                payload,
+                doc,
+                order,
+                out,
+                substance: false,
             }
+            .value(root, Some(&self.except)),
             None => Ok(()),
         }
     }

@@ -1,7 +1,8 @@
 //! The layer before the keys: a format turns the payload of a message into a document.
 //!
-//! Without a format, the payload is the document: JSON. Keys know documents only, so a format changes nothing about paths,
-//! normalisers and limits, and a message has the key of the JSON document with the same values.
+//! Without a format, the payload is the document: JSON. Keys know documents only, so a format
+//! changes nothing about paths, normalisers and limits, and a message has the key of the JSON
+//! document with the same values.
 
 use std::fmt;
 use std::sync::Arc;
@@ -17,11 +18,12 @@ use super::path::Node;
 pub trait Format: Send + Sync + fmt::Debug {
     /// Makes the document of a message: JSON text. Pure and quick; it waits for nothing.
     ///
-    /// Writes at least what is `wanted`, and no more than `limit` bytes. What is not wanted may be left out, or be `null`
-    /// in an array.
+    /// Writes at least what is `wanted`, and no more than `limit` bytes. What is not wanted may be
+    /// left out, or be `null` in an array.
     ///
     /// # Errors
-    /// Why the message has no document. [`KeyError::NotPrepared`] when [`prepare`](Self::prepare) has not been called.
+    /// Why the message has no document. [`KeyError::NotPrepared`] when [`prepare`](Self::prepare)
+    /// has not been called.
     fn document<'m>(
         &self,
         message: &'m dyn KeySource,
@@ -30,12 +32,16 @@ pub trait Format: Send + Sync + fmt::Debug {
         out: &mut Vec<u8>,
     ) -> Result<DocumentPlace<'m>, KeyError>;
 
-    /// Gets what the document of this message needs from elsewhere, such as its schema. Returns at once when there is
-    /// nothing to get. `limit` is that of [`document`](Self::document).
+    /// Gets what the document of this message needs from elsewhere, such as its schema. Returns at
+    /// once when there is nothing to get. `limit` is that of [`document`](Self::document).
     ///
     /// # Errors
     /// When it cannot be got now. Call it again later; the message itself may be good.
-    async fn prepare(&self, message: &(dyn KeySource + Sync), limit: usize) -> Result<(), PrepareError>;
+    async fn prepare(
+        &self,
+        message: &(dyn KeySource + Sync),
+        limit: usize,
+    ) -> Result<(), PrepareError>;
 }
 
 /// Where a format has put the document.
@@ -120,8 +126,8 @@ impl PartialEq for SharedFormat {
     }
 }
 
-/// Recognises a payload that is no JSON document, but something that carries one: the error of a parser would not say what to
-/// change. `None` for everything else.
+/// Recognises a payload that is no JSON document, but something that carries one: the error of a
+/// parser would not say what to change. `None` for everything else.
 pub fn foreign_form(payload: &[u8]) -> Option<&'static str> {
     match payload {
         [b'[', ..] if is_s3_pointer(payload) => Some(
@@ -129,13 +135,15 @@ pub fn foreign_form(payload: &[u8]) -> Option<&'static str> {
         ),
         // UTF-16 and UTF-32 begin with a zero too, and then have a character of JSON.
         [0, 0, 0, _, 0, 0, 0, ..] | [0, 0x20..=0x7E, 0, _, ..] => None,
-        [0, _, _, _, _, ..] => {
-            Some("the framing of Confluent's schema registry; set the consumer's `format` to a registry")
-        }
+        [0, _, _, _, _, ..] => Some(
+            "the framing of Confluent's schema registry; set the consumer's `format` to a registry",
+        ),
         [3, 0 | 5, ..] if payload.len() >= 18 => Some(
             "the framing of AWS Glue's schema registry, which is not supported; use a header or the message key",
         ),
-        [0x1F, 0x8B, ..] => Some("compressed with gzip; set the `encoding` of the consumer's `format`"),
+        [0x1F, 0x8B, ..] => {
+            Some("compressed with gzip; set the `encoding` of the consumer's `format`")
+        }
         [0x28, 0xB5, 0x2F, 0xFD, ..] => {
             Some("compressed with zstd; set the `encoding` of the consumer's `format`")
         }
@@ -143,12 +151,15 @@ pub fn foreign_form(payload: &[u8]) -> Option<&'static str> {
     }
 }
 
-/// Returns whether a payload is a pointer to the real one in S3, as Amazon's extended clients for SQS and SNS write it.
+/// Returns whether a payload is a pointer to the real one in S3, as Amazon's extended clients for
+/// SQS and SNS write it.
 #[must_use]
 pub fn is_s3_pointer(payload: &[u8]) -> bool {
     const BEGINNINGS: [&[u8]; 2] = [
         b"[\"software.amazon.payloadoffloading.PayloadS3Pointer\"",
         b"[\"com.amazon.sqs.javamessaging.MessageS3Pointer\"",
     ];
-    BEGINNINGS.iter().any(|beginning| payload.starts_with(beginning))
+    BEGINNINGS
+        .iter()
+        .any(|beginning| payload.starts_with(beginning))
 }

@@ -1,4 +1,5 @@
-//! The input of a key. The core knows no message type; a crate that has one implements [`KeySource`] for it.
+//! The input of a key. The core knows no message type; a crate that has one implements
+//! [`KeySource`] for it.
 //!
 //! `Debug` prints sizes and no contents, so that a log line with `{:?}` leaks no data.
 
@@ -26,7 +27,8 @@ pub enum HeaderValue<'a> {
     Absent,
     /// There is one header of this name.
     One(&'a [u8]),
-    /// There are several headers of this name. It is not defined which one counts, so no key is made from them.
+    /// There are several headers of this name. It is not defined which one counts, so no key is
+    /// made from them.
     Several,
 }
 
@@ -61,7 +63,10 @@ impl<'a> KeyInput<'a> {
     /// Creates a message with a payload and nothing else.
     #[must_use]
     pub fn payload<P: AsRef<[u8]> + ?Sized>(payload: &'a P) -> Self {
-        Self { payload: Some(payload.as_ref()), ..Self::default() }
+        Self {
+            payload: Some(payload.as_ref()),
+            ..Self::default()
+        }
     }
 
     /// Sets the headers, as pairs of name and value.
@@ -92,7 +97,12 @@ impl KeySource for KeyInput<'_> {
     }
 
     fn header(&self, name: &str) -> HeaderValue<'_> {
-        HeaderValue::of(self.headers.iter().filter(|(known, _)| *known == name).map(|(_, value)| *value))
+        HeaderValue::of(
+            self.headers
+                .iter()
+                .filter(|(known, _)| *known == name)
+                .map(|(_, value)| *value),
+        )
     }
 
     fn message_key(&self) -> Option<&[u8]> {

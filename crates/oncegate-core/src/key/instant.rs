@@ -1,7 +1,8 @@
 //! Instants: the spellings of ISO 8601 that name one, and counts since 1970.
 //!
-//! This uses no time crate: the accepted grammar is a part of the key format and must not change with the release of a
-//! dependency. Nothing is guessed: a time without an offset is refused, and so is a number without its unit.
+//! This uses no time crate: the accepted grammar is a part of the key format and must not change
+//! with the release of a dependency. Nothing is guessed: a time without an offset is refused, and
+//! so is a number without its unit.
 
 use std::ops::RangeInclusive;
 
@@ -12,10 +13,10 @@ use super::number;
 type Needs = &'static str;
 
 const FORM: Needs = "a time of ISO 8601, as 2026-11-21T10:00:00Z or 20261121T100000+0200";
-const OFFSET: Needs = "an offset at the end of the time, as Z or +02:00: a local time is no instant";
+const OFFSET: Needs =
+    "an offset at the end of the time, as Z or +02:00: a local time is no instant";
 const DATE: Needs = "a date that the calendar has";
-const TIME: Needs =
-    "a time from 00:00:00 to 23:59:59; a leap second (:60) and 24:00 are other spellings of a next one";
+const TIME: Needs = "a time from 00:00:00 to 23:59:59; a leap second (:60) and 24:00 are other spellings of a next one";
 const FRACTION: Needs = "digits after the decimal mark, which may follow only seconds";
 const RANGE: Needs =
     "a time of the years 0000 to 9999; does the `epoch` of the key name the unit of the count?";
@@ -25,8 +26,8 @@ const NANOS: i128 = 1_000_000_000;
 /// The seconds since 1970 of the years 0000 to 9999.
 const SECONDS: RangeInclusive<i128> = -62_167_219_200..=253_402_300_799;
 
-/// Writes the instant of an ISO 8601 string as a count of units since 1970 with the unit's suffix, such as
-/// `1700000000s`. The error says what the string lacks.
+/// Writes the instant of an ISO 8601 string as a count of units since 1970 with the unit's suffix,
+/// such as `1700000000s`. The error says what the string lacks.
 pub(super) fn write_timestamp(text: &str, unit: TimeUnit, out: &mut Vec<u8>) -> Result<(), Needs> {
     write(parse(text.as_bytes())?, unit, out);
     Ok(())
@@ -55,8 +56,9 @@ fn write(nanos: i128, unit: TimeUnit, out: &mut Vec<u8>) {
     out.extend_from_slice(format!("{}{suffix}", nanos.div_euclid(size)).as_bytes());
 }
 
-/// Returns the nanoseconds of a count, rounded down; `None` outside of the years 0000 to 9999. The work is bounded
-/// whatever the exponent: a number with too many digits before the point is refused by its length.
+/// Returns the nanoseconds of a count, rounded down; `None` outside of the years 0000 to 9999. The
+/// work is bounded whatever the exponent: a number with too many digits before the point is refused
+/// by its length.
 fn count_nanos(text: &str, counted: TimeUnit) -> Option<i128> {
     let mut canonical = Vec::new();
     number::write_canonical(text.as_bytes(), &mut canonical).ok()?;
@@ -81,9 +83,14 @@ fn count_nanos(text: &str, counted: TimeUnit) -> Option<i128> {
     let whole = usize::try_from(point).unwrap_or(0);
     let nanos = digits.bytes().chain(std::iter::repeat(b'0')).take(whole);
     let nanos = nanos.fold(0, |value, digit| value * 10 + i128::from(digit - b'0'));
-    // Canonical digits end without zeros, so any digit after the point makes the value larger than the whole.
+    // Canonical digits end without zeros, so any digit after the point makes the value larger than
+    // the whole.
     let inexact = digits.len() > whole && digits != "0";
-    let nanos = if negative { -nanos - i128::from(inexact) } else { nanos };
+    let nanos = if negative {
+        -nanos - i128::from(inexact)
+    } else {
+        nanos
+    };
     SECONDS.contains(&nanos.div_euclid(NANOS)).then_some(nanos)
 }
 
@@ -115,8 +122,16 @@ fn time_of_day(rest: &mut Rest<'_>) -> Result<i64, Needs> {
     let hours = rest.number(2).ok_or(FORM)?;
     let colons = rest.skip(b":");
     let minutes = rest.number(2).ok_or(FORM)?;
-    let has_seconds = if colons { rest.skip(b":") } else { rest.0.first().is_some_and(u8::is_ascii_digit) };
-    let seconds = if has_seconds { rest.number(2).ok_or(FORM)? } else { 0 };
+    let has_seconds = if colons {
+        rest.skip(b":")
+    } else {
+        rest.0.first().is_some_and(u8::is_ascii_digit)
+    };
+    let seconds = if has_seconds {
+        rest.number(2).ok_or(FORM)?
+    } else {
+        0
+    };
     if !has_seconds && matches!(rest.0.first(), Some(b'.' | b',')) {
         return Err(FRACTION);
     }
@@ -130,18 +145,26 @@ fn fraction_nanos(rest: &mut Rest<'_>) -> Result<i128, Needs> {
     if !rest.skip(b".,") {
         return Ok(0);
     }
-    let end = rest.0.iter().position(|b| !b.is_ascii_digit()).unwrap_or(rest.0.len());
+    let end = rest
+        .0
+        .iter()
+        .position(|b| !b.is_ascii_digit())
+        .unwrap_or(rest.0.len());
     let (digits, after) = rest.0.split_at(end);
     if digits.is_empty() {
         return Err(FRACTION);
     }
     rest.0 = after;
-    let padded = digits.iter().copied().chain(std::iter::repeat(b'0')).take(9);
+    let padded = digits
+        .iter()
+        .copied()
+        .chain(std::iter::repeat(b'0'))
+        .take(9);
     Ok(padded.fold(0, |nanos, digit| nanos * 10 + i128::from(digit - b'0')))
 }
 
-/// Reads the offset: `Z`, `UTC`, `+hh`, `+hhmm` or `+hh:mm`, after at most one space. A time zone in brackets after it,
-/// as Java writes one, changes no instant.
+/// Reads the offset: `Z`, `UTC`, `+hh`, `+hhmm` or `+hh:mm`, after at most one space. A time zone
+/// in brackets after it, as Java writes one, changes no instant.
 fn offset_seconds(rest: &mut Rest<'_>) -> Result<i64, Needs> {
     rest.skip(b" ");
     let offset = if rest.0.is_empty() {
@@ -158,7 +181,11 @@ fn offset_seconds(rest: &mut Rest<'_>) -> Result<i64, Needs> {
         }
         let hours = rest.number(2).ok_or(OFFSET)?;
         let has_minutes = rest.skip(b":") || !matches!(rest.0.first(), None | Some(b'['));
-        let minutes = if has_minutes { rest.number(2).ok_or(OFFSET)? } else { 0 };
+        let minutes = if has_minutes {
+            rest.number(2).ok_or(OFFSET)?
+        } else {
+            0
+        };
         if hours > 23 || minutes > 59 {
             return Err("an offset of at most 23:59");
         }
@@ -174,9 +201,9 @@ fn offset_seconds(rest: &mut Rest<'_>) -> Result<i64, Needs> {
 
 fn is_zone(zone: &[u8]) -> bool {
     !zone.is_empty()
-        && zone
-            .iter()
-            .all(|b| b.is_ascii_alphanumeric() || matches!(b, b'/' | b'_' | b'-' | b'+' | b':' | b'.'))
+        && zone.iter().all(|b| {
+            b.is_ascii_alphanumeric() || matches!(b, b'/' | b'_' | b'-' | b'+' | b':' | b'.')
+        })
 }
 
 /// The part of a text that is not read yet.
@@ -190,7 +217,11 @@ impl Rest<'_> {
             return None;
         }
         self.0 = after;
-        Some(digits.iter().fold(0, |value, digit| value * 10 + i64::from(digit - b'0')))
+        Some(
+            digits
+                .iter()
+                .fold(0, |value, digit| value * 10 + i64::from(digit - b'0')),
+        )
     }
 
     /// Skips one byte if it is one of these.
@@ -205,7 +236,8 @@ impl Rest<'_> {
     }
 }
 
-/// Returns the days since 1970-01-01 in the proleptic Gregorian calendar; `None` for an invalid date.
+/// Returns the days since 1970-01-01 in the proleptic Gregorian calendar; `None` for an invalid
+/// date.
 ///
 /// It counts in years that begin in March, so that the leap day comes last.
 fn days_since_1970(year: i64, month: i64, day: i64) -> Option<i64> {
@@ -219,7 +251,11 @@ fn days_since_1970(year: i64, month: i64, day: i64) -> Option<i64> {
     if !(1..=last_day).contains(&day) {
         return None;
     }
-    let (year, month) = if month > 2 { (year, month - 3) } else { (year - 1, month + 9) };
+    let (year, month) = if month > 2 {
+        (year, month - 3)
+    } else {
+        (year - 1, month + 9)
+    };
     let day_of_year = (153 * month + 2) / 5 + day - 1;
     let days = year * 365 + year.div_euclid(4) - year.div_euclid(100) + year.div_euclid(400);
     Some(days + day_of_year - 719_468)
@@ -240,17 +276,41 @@ mod tests {
     fn check_count(text: &str, counted: TimeUnit, unit: TimeUnit, expected: Option<&str>) {
         let mut out = Vec::new();
         let written = write_epoch(text, counted, unit, &mut out).ok();
-        assert_eq!(written.map(|()| String::from_utf8(out).unwrap()).as_deref(), expected, "{text}");
+        assert_eq!(
+            written.map(|()| String::from_utf8(out).unwrap()).as_deref(),
+            expected,
+            "{text}"
+        );
     }
 
     #[test]
     fn instants() {
         check("1970-01-01T00:00:00Z", TimeUnit::Seconds, "0s");
-        check("2000-02-29T12:34:56.789Z", TimeUnit::Millis, "951827696789ms");
-        check("2000-02-29T14:34:56.7890001+02:00", TimeUnit::Millis, "951827696789ms");
-        check("2000-02-29 07:04:56.789-05:30", TimeUnit::Seconds, "951827696s");
-        check("2024-12-31T23:59:59.999999999z", TimeUnit::Nanos, "1735689599999999999ns");
-        check("2024-12-31t23:59:59.1Z", TimeUnit::Micros, "1735689599100000us");
+        check(
+            "2000-02-29T12:34:56.789Z",
+            TimeUnit::Millis,
+            "951827696789ms",
+        );
+        check(
+            "2000-02-29T14:34:56.7890001+02:00",
+            TimeUnit::Millis,
+            "951827696789ms",
+        );
+        check(
+            "2000-02-29 07:04:56.789-05:30",
+            TimeUnit::Seconds,
+            "951827696s",
+        );
+        check(
+            "2024-12-31T23:59:59.999999999z",
+            TimeUnit::Nanos,
+            "1735689599999999999ns",
+        );
+        check(
+            "2024-12-31t23:59:59.1Z",
+            TimeUnit::Micros,
+            "1735689599100000us",
+        );
         check("1969-12-31T23:59:59.5Z", TimeUnit::Millis, "-500ms");
         check("1969-12-31T23:59:59.5Z", TimeUnit::Seconds, "-1s");
         check("1969-12-31T23:59:59.5Z", TimeUnit::Days, "-1d");
@@ -327,17 +387,63 @@ mod tests {
         let expected = Some("1714557600000ms");
         check_count("1714557600", TimeUnit::Seconds, TimeUnit::Millis, expected);
         check_count("1.7145576E9", TimeUnit::Seconds, TimeUnit::Millis, expected);
-        check_count("1714557600000", TimeUnit::Millis, TimeUnit::Millis, expected);
-        check_count("1714557600000999", TimeUnit::Micros, TimeUnit::Millis, expected);
-        check_count("1714557600000000000", TimeUnit::Nanos, TimeUnit::Millis, expected);
-        check_count("1764064800.1", TimeUnit::Seconds, TimeUnit::Micros, Some("1764064800100000us"));
+        check_count(
+            "1714557600000",
+            TimeUnit::Millis,
+            TimeUnit::Millis,
+            expected,
+        );
+        check_count(
+            "1714557600000999",
+            TimeUnit::Micros,
+            TimeUnit::Millis,
+            expected,
+        );
+        check_count(
+            "1714557600000000000",
+            TimeUnit::Nanos,
+            TimeUnit::Millis,
+            expected,
+        );
+        check_count(
+            "1764064800.1",
+            TimeUnit::Seconds,
+            TimeUnit::Micros,
+            Some("1764064800100000us"),
+        );
         check_count("0", TimeUnit::Seconds, TimeUnit::Seconds, Some("0s"));
         check_count("-0.5", TimeUnit::Seconds, TimeUnit::Seconds, Some("-1s"));
-        check_count("-1e-999999999", TimeUnit::Seconds, TimeUnit::Nanos, Some("-1ns"));
-        check_count("1e-999999999", TimeUnit::Seconds, TimeUnit::Nanos, Some("0ns"));
-        check_count("253402300799.9", TimeUnit::Seconds, TimeUnit::Seconds, Some("253402300799s"));
-        check_count("-62167219200", TimeUnit::Seconds, TimeUnit::Days, Some("-719528d"));
-        for outside in ["1714557600000", "253402300800", "-62167219200.1", "1e999999999", "-1e18"] {
+        check_count(
+            "-1e-999999999",
+            TimeUnit::Seconds,
+            TimeUnit::Nanos,
+            Some("-1ns"),
+        );
+        check_count(
+            "1e-999999999",
+            TimeUnit::Seconds,
+            TimeUnit::Nanos,
+            Some("0ns"),
+        );
+        check_count(
+            "253402300799.9",
+            TimeUnit::Seconds,
+            TimeUnit::Seconds,
+            Some("253402300799s"),
+        );
+        check_count(
+            "-62167219200",
+            TimeUnit::Seconds,
+            TimeUnit::Days,
+            Some("-719528d"),
+        );
+        for outside in [
+            "1714557600000",
+            "253402300800",
+            "-62167219200.1",
+            "1e999999999",
+            "-1e18",
+        ] {
             check_count(outside, TimeUnit::Seconds, TimeUnit::Seconds, None);
         }
     }

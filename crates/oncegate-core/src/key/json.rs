@@ -1,9 +1,11 @@
-//! Scans a JSON payload in one pass: validates the whole document and records the positions of the wanted values.
+//! Scans a JSON payload in one pass: validates the whole document and records the positions of the
+//! wanted values.
 //!
-//! The scanner is stricter than most parsers, because a key must not depend on how a parser resolves what the standard
-//! leaves open: repeated names, lone surrogates and trailing content are errors. A byte order mark at the start
-//! is skipped. It builds no tree. The content of a wanted array or object (or of the whole document, when the key is the payload) is recorded on a
-//! flat tape, from which `encode` writes it in canonical order.
+//! The scanner is stricter than most parsers, because a key must not depend on how a parser
+//! resolves what the standard leaves open: repeated names, lone surrogates and trailing content are
+//! errors. A byte order mark at the start is skipped. It builds no tree. The content of a wanted
+//! array or object (or of the whole document, when the key is the payload) is recorded on a flat
+//! tape, from which `encode` writes it in canonical order.
 
 use super::MAX_DEPTH;
 use super::error::KeyError;
@@ -12,7 +14,8 @@ use super::path::Node;
 /// The byte order mark of UTF-8.
 const BYTE_ORDER_MARK: &[u8] = b"\xEF\xBB\xBF";
 
-/// Up to this many names, an object is searched linearly. With more names, they are sorted once, at its end.
+/// Up to this many names, an object is searched linearly. With more names, they are sorted once, at
+/// its end.
 const LINEAR_NAMES: usize = 16;
 
 /// A range of the payload. Payloads are at most 1 GiB, so 32 bits are enough.
@@ -24,7 +27,10 @@ pub(super) struct Span {
 
 impl Span {
     fn new(start: usize, end: usize) -> Self {
-        Self { start: short(start), end: short(end) }
+        Self {
+            start: short(start),
+            end: short(end),
+        }
     }
 
     /// The bytes of this span in the text that it was made for.
@@ -80,9 +86,14 @@ pub(super) struct Name {
     at: u32,
 }
 
-const NO_NAME: Name = Name { span: Span { start: 0, end: 0 }, unescaped: false, at: 0 };
+const NO_NAME: Name = Name {
+    span: Span { start: 0, end: 0 },
+    unescaped: false,
+    at: 0,
+};
 
-/// The result of a scan. The buffers are reused from message to message, so that a scan allocates nothing.
+/// The result of a scan. The buffers are reused from message to message, so that a scan allocates
+/// nothing.
 #[derive(Debug, Default)]
 pub(super) struct Document {
     /// The values found, by target of the path tree.
@@ -95,8 +106,8 @@ pub(super) struct Document {
 }
 
 impl Document {
-    /// Validates `payload` and records the values that `wanted` names. With `whole`, records the document itself as the
-    /// first entry of the tape.
+    /// Validates `payload` and records the values that `wanted` names. With `whole`, records the
+    /// document itself as the first entry of the tape.
     pub(super) fn scan(
         &mut self,
         payload: &[u8],
@@ -109,16 +120,33 @@ impl Document {
         self.tape.clear();
         self.arena.clear();
         self.names.clear();
-        // No JSON document begins like this, but all of UTF-16 and UTF-32 do, with a byte order mark or without.
-        if matches!(payload, [0xFF, 0xFE, ..] | [0xFE, 0xFF, ..] | [0, ..] | [_, 0, ..]) {
+        // No JSON document begins like this, but all of UTF-16 and UTF-32 do, with a byte order
+        // mark or without.
+        if matches!(
+            payload,
+            [0xFF, 0xFE, ..] | [0xFE, 0xFF, ..] | [0, ..] | [_, 0, ..]
+        ) {
             return Err(KeyError::Utf16);
         }
         if let Err(error) = std::str::from_utf8(payload) {
-            return Err(KeyError::NotUtf8 { offset: error.valid_up_to() });
+            return Err(KeyError::NotUtf8 {
+                offset: error.valid_up_to(),
+            });
         }
-        // Windows programs write a byte order mark before UTF-8. It is no part of the document, wherever keys come from.
-        let start = if payload.starts_with(BYTE_ORDER_MARK) { BYTE_ORDER_MARK.len() } else { 0 };
-        let mut scanner = Scanner { bytes: payload, at: start, depth: 0, recording: whole, doc: self };
+        // Windows programs write a byte order mark before UTF-8. It is no part of the document,
+        // wherever keys come from.
+        let start = if payload.starts_with(BYTE_ORDER_MARK) {
+            BYTE_ORDER_MARK.len()
+        } else {
+            0
+        };
+        let mut scanner = Scanner {
+            bytes: payload,
+            at: start,
+            depth: 0,
+            recording: whole,
+            doc: self,
+        };
         scanner.skip_space();
         scanner.value(Some(wanted), NO_NAME)?;
         scanner.skip_space();
@@ -130,13 +158,18 @@ impl Document {
 
     /// The document itself, after a scan with `whole`.
     pub(super) fn root(&self) -> Option<Value> {
-        self.tape.first().map(|root| Value { kind: root.kind, span: root.span, tape: 0 })
+        self.tape.first().map(|root| Value {
+            kind: root.kind,
+            span: root.span,
+            tape: 0,
+        })
     }
 
     /// The unescaped bytes of a member's name.
     #[inline]
     pub(super) fn name<'a>(&'a self, name: Name, payload: &'a [u8]) -> &'a [u8] {
-        name.span.of(if name.unescaped { &self.arena } else { payload })
+        name.span
+            .of(if name.unescaped { &self.arena } else { payload })
     }
 
     /// Frees memory after an unusually large message.
@@ -163,7 +196,14 @@ impl Scanner<'_> {
         let (kind, span) = match self.peek() {
             Some(b'"') => {
                 let (span, escaped) = self.string()?;
-                (if escaped { Kind::EscapedText } else { Kind::Text }, span)
+                (
+                    if escaped {
+                        Kind::EscapedText
+                    } else {
+                        Kind::Text
+                    },
+                    span,
+                )
             }
             Some(b'-' | b'0'..=b'9') => {
                 self.number()?;
@@ -178,23 +218,45 @@ impl Scanner<'_> {
         };
         let tape = self.doc.tape.len();
         if self.recording {
-            self.doc.tape.push(Entry { kind, span, next: tape + 1, name });
+            self.doc.tape.push(Entry {
+                kind,
+                span,
+                next: tape + 1,
+                name,
+            });
         }
         self.note(target, Value { kind, span, tape });
         Ok(())
     }
 
-    fn container(&mut self, node: Option<&Node>, name: Name, target: Option<usize>) -> Result<(), KeyError> {
+    fn container(
+        &mut self,
+        node: Option<&Node>,
+        name: Name,
+        target: Option<usize>,
+    ) -> Result<(), KeyError> {
         let start = self.at;
         let tape = self.doc.tape.len();
         let was_recording = self.recording;
-        let kind = if self.peek() == Some(b'{') { Kind::Object } else { Kind::Array };
+        let kind = if self.peek() == Some(b'{') {
+            Kind::Object
+        } else {
+            Kind::Array
+        };
         self.recording |= target.is_some();
         if self.recording {
-            self.doc.tape.push(Entry { kind, span: Span::new(start, start), next: tape, name });
+            self.doc.tape.push(Entry {
+                kind,
+                span: Span::new(start, start),
+                next: tape,
+                name,
+            });
         }
         if self.depth == MAX_DEPTH {
-            return Err(KeyError::TooDeep { offset: start, limit: MAX_DEPTH });
+            return Err(KeyError::TooDeep {
+                offset: start,
+                limit: MAX_DEPTH,
+            });
         }
         self.depth += 1;
         self.at += 1;
@@ -278,15 +340,29 @@ impl Scanner<'_> {
         let name = if escaped {
             let start = self.doc.arena.len();
             unescape(span.of(self.bytes), &mut self.doc.arena);
-            Name { span: Span::new(start, self.doc.arena.len()), unescaped: true, at: short(at) }
+            Name {
+                span: Span::new(start, self.doc.arena.len()),
+                unescaped: true,
+                at: short(at),
+            }
         } else {
-            Name { span, unescaped: false, at: short(at) }
+            Name {
+                span,
+                unescaped: false,
+                at: short(at),
+            }
         };
         let earlier = self.doc.names.get(first..).unwrap_or_default();
         if earlier.len() < LINEAR_NAMES {
             let bytes = self.doc.name(name, self.bytes);
-            if earlier.iter().any(|other| self.doc.name(*other, self.bytes) == bytes) {
-                return Err(KeyError::DuplicateJsonKey { offset: at, depth: self.depth });
+            if earlier
+                .iter()
+                .any(|other| self.doc.name(*other, self.bytes) == bytes)
+            {
+                return Err(KeyError::DuplicateJsonKey {
+                    offset: at,
+                    depth: self.depth,
+                });
             }
         }
         self.doc.names.push(name);
@@ -295,12 +371,16 @@ impl Scanner<'_> {
 
     /// Ends an object: if it has many names, sorts them and compares neighbours.
     ///
-    /// Sorting is never quadratic, and it has no hash function for which a producer could construct collisions.
+    /// Sorting is never quadratic, and it has no hash function for which a producer could construct
+    /// collisions.
     fn close_names(&mut self, first: usize) -> Result<(), KeyError> {
         let Document { names, arena, .. } = &mut *self.doc;
         let names_here = names.get_mut(first..).unwrap_or_default();
         if names_here.len() > LINEAR_NAMES {
-            let bytes = |name: &Name| name.span.of(if name.unescaped { arena } else { self.bytes });
+            let bytes = |name: &Name| {
+                name.span
+                    .of(if name.unescaped { arena } else { self.bytes })
+            };
             names_here.sort_unstable_by(|a, b| bytes(a).cmp(bytes(b)));
             for pair in names_here.windows(2) {
                 if let [a, b] = pair
@@ -330,7 +410,9 @@ impl Scanner<'_> {
                     escaped = true;
                     self.escape()?;
                 }
-                Some(_) => return Err(self.malformed("a control character in a string must be escaped")),
+                Some(_) => {
+                    return Err(self.malformed("a control character in a string must be escaped"));
+                }
                 None => return Err(self.malformed("ends inside a string")),
             }
         }
@@ -342,10 +424,16 @@ impl Scanner<'_> {
     fn escape(&mut self) -> Result<(), KeyError> {
         let rest = self.bytes.get(self.at..).unwrap_or_default();
         let len = match rest {
-            [b'\\', b'"' | b'\\' | b'/' | b'b' | b'f' | b'n' | b'r' | b't', ..] => 2,
+            [
+                b'\\',
+                b'"' | b'\\' | b'/' | b'b' | b'f' | b'n' | b'r' | b't',
+                ..,
+            ] => 2,
             [b'\\', b'u', ..] => match unicode_escape(rest) {
                 Some((_, len)) => len,
-                None => return Err(self.malformed("not four hex digits, or half of a surrogate pair")),
+                None => {
+                    return Err(self.malformed("not four hex digits, or half of a surrogate pair"));
+                }
             },
             _ => return Err(self.malformed("no such escape")),
         };
@@ -378,7 +466,10 @@ impl Scanner<'_> {
 
     fn digits(&mut self) -> Result<(), KeyError> {
         let rest = self.bytes.get(self.at..).unwrap_or_default();
-        let len = rest.iter().position(|b| !b.is_ascii_digit()).unwrap_or(rest.len());
+        let len = rest
+            .iter()
+            .position(|b| !b.is_ascii_digit())
+            .unwrap_or(rest.len());
         if len == 0 {
             return Err(self.malformed("a number lacks a digit"));
         }
@@ -388,7 +479,12 @@ impl Scanner<'_> {
 
     fn literal(&mut self, word: &[u8]) -> Result<Span, KeyError> {
         let start = self.at;
-        if !self.bytes.get(start..).unwrap_or_default().starts_with(word) {
+        if !self
+            .bytes
+            .get(start..)
+            .unwrap_or_default()
+            .starts_with(word)
+        {
             return Err(self.malformed("no JSON value starts like this"));
         }
         self.at += word.len();
@@ -417,11 +513,15 @@ impl Scanner<'_> {
 
     #[cold]
     fn malformed(&self, what: &'static str) -> KeyError {
-        KeyError::MalformedJson { offset: self.at, what }
+        KeyError::MalformedJson {
+            offset: self.at,
+            what,
+        }
     }
 }
 
-/// Counts the leading bytes that are neither a quote, a backslash nor a control character. Reads eight at a time.
+/// Counts the leading bytes that are neither a quote, a backslash nor a control character. Reads
+/// eight at a time.
 #[inline]
 pub(super) fn plain_bytes(text: &[u8]) -> usize {
     const ONES: u64 = 0x0101_0101_0101_0101;
@@ -436,12 +536,15 @@ pub(super) fn plain_bytes(text: &[u8]) -> usize {
             return index * 8 + special.trailing_zeros() as usize / 8;
         }
     }
-    let plain = rest.iter().position(|b| matches!(b, b'"' | b'\\' | 0..=0x1F)).unwrap_or(rest.len());
+    let plain = rest
+        .iter()
+        .position(|b| matches!(b, b'"' | b'\\' | 0..=0x1F))
+        .unwrap_or(rest.len());
     text.len() - rest.len() + plain
 }
 
-/// Decodes `\uXXXX` or a surrogate pair `\uXXXX\uXXXX`. Returns the character and the length of the escape in bytes;
-/// `None` for a lone surrogate or invalid hex digits.
+/// Decodes `\uXXXX` or a surrogate pair `\uXXXX\uXXXX`. Returns the character and the length of the
+/// escape in bytes; `None` for a lone surrogate or invalid hex digits.
 fn unicode_escape(text: &[u8]) -> Option<(char, usize)> {
     let first = hex4(text)?;
     if !(0xD800..0xE000).contains(&first) {
@@ -455,8 +558,12 @@ fn unicode_escape(text: &[u8]) -> Option<(char, usize)> {
 }
 
 fn hex4(text: &[u8]) -> Option<u32> {
-    let [b'\\', b'u', digits @ ..] = text.get(..6)? else { return None };
-    digits.iter().try_fold(0, |value, digit| Some(value << 4 | char::from(*digit).to_digit(16)?))
+    let [b'\\', b'u', digits @ ..] = text.get(..6)? else {
+        return None;
+    };
+    digits.iter().try_fold(0, |value, digit| {
+        Some(value << 4 | char::from(*digit).to_digit(16)?)
+    })
 }
 
 /// Appends the unescaped text of a string that the scanner has accepted.
@@ -466,7 +573,8 @@ pub(super) fn unescape(mut text: &[u8], out: &mut Vec<u8>) {
         out.extend_from_slice(before);
         let len = match escape {
             [_, b'u', ..] => {
-                let (c, len) = unicode_escape(escape).expect("the scanner has accepted this escape");
+                let (c, len) =
+                    unicode_escape(escape).expect("the scanner has accepted this escape");
                 out.extend_from_slice(c.encode_utf8(&mut [0; 4]).as_bytes());
                 len
             }

@@ -1,8 +1,9 @@
-//! Idempotency keys: a specification of which messages are the same, and the key that it derives from a message.
+//! Idempotency keys: a specification of which messages are the same, and the key that it derives
+//! from a message.
 //!
-//! A [`Key`] is plain data, with the same meaning in Rust, in a configuration file and on the command line.
-//! [`Key::compile`] checks it once, at start-up, and returns a [`CompiledKey`], which derives a [`StoreKey`] from each
-//! message in one pass over its payload.
+//! A [`Key`] is plain data, with the same meaning in Rust, in a configuration file and on the
+//! command line. [`Key::compile`] checks it once, at start-up, and returns a [`CompiledKey`], which
+//! derives a [`StoreKey`] from each message in one pass over its payload.
 //!
 //! ```
 //! use oncegate_core::key::{Field, Key, KeyInput, Scope};
@@ -21,21 +22,23 @@
 //!
 //! # Paths
 //!
-//! A path names a value in a JSON payload: `order_id`, `customer.id`, `items.0.sku`. Dots separate the parts. A part
-//! that is a plain number is an index in an array, or a name in an object. A backslash escapes the next character:
-//! `a\.b` is one field with a dot in its name.
-//! (`\\`, `\,`, `\:` and `\*` exist too; `*` alone is reserved.)
+//! A path names a value in a JSON payload: `order_id`, `customer.id`, `items.0.sku`. Dots separate
+//! the parts. A part that is a plain number is an index in an array, or a name in an object. A
+//! backslash escapes the next character: `a\.b` is one field with a dot in its name. (`\\`, `\,`,
+//! `\:` and `\*` exist too; `*` alone is reserved.)
 //!
 //! # What is the same, and what is not
 //!
-//! The order of members, white space, escapes (`"\u0041"` is `"A"`) and the spelling of a number (`10`, `10.0`, `1e1`)
-//! do not count. Everything else does: `"10"` and `10` differ unless the field is `decimal`; case, blanks and Unicode
-//! forms count unless the field has a normaliser for them. Numbers are exact decimals of any size. A value may be an
-//! array or an object; then all of its content counts.
+//! The order of members, white space, escapes (`"\u0041"` is `"A"`) and the spelling of a number
+//! (`10`, `10.0`, `1e1`) do not count. Everything else does: `"10"` and `10` differ unless the
+//! field is `decimal`; case, blanks and Unicode forms count unless the field has a normaliser for
+//! them. Numbers are exact decimals of any size. A value may be an array or an object; then all of
+//! its content counts.
 //!
-//! A value that cannot identify a message is an error and never becomes a key: a missing, null or blank field, an array
-//! or object that holds nothing else, malformed JSON, a repeated name in an object, a lone surrogate escape.
-//! `docs/KEY_FORMAT.md` defines the format byte by byte; `vectors/keys.json` holds the test vectors.
+//! A value that cannot identify a message is an error and never becomes a key: a missing, null or
+//! blank field, an array or object that holds nothing else, malformed JSON, a repeated name in an
+//! object, a lone surrogate escape. `docs/KEY_FORMAT.md` defines the format byte by byte;
+//! `vectors/keys.json` holds the test vectors.
 
 mod custom;
 mod derive;
@@ -82,11 +85,12 @@ pub use self::store_key::{Digest, Scope, StoreKey};
 /// The version of the key format. Another version derives other keys from the same messages.
 pub const KEY_FORMAT: u8 = 1;
 
-/// The maximum nesting of arrays and objects in a payload, in levels. This limit is a part of the key format.
+/// The maximum nesting of arrays and objects in a payload, in levels. This limit is a part of the
+/// key format.
 pub const MAX_DEPTH: usize = 64;
 
-/// The default maximum payload size, in bytes (4 MiB): four times the default limit of Kafka and SQS. Change it with
-/// [`Key::max_payload_bytes`].
+/// The default maximum payload size, in bytes (4 MiB): four times the default limit of Kafka and
+/// SQS. Change it with [`Key::max_payload_bytes`].
 pub const DEFAULT_MAX_PAYLOAD_BYTES: usize = 4 * 1024 * 1024;
 
 /// The highest value for [`Key::max_payload_bytes`], in bytes (1 GiB).
@@ -121,8 +125,8 @@ pub const MAX_NAME_BYTES: usize = 1024;
 /// a quote).
 /// A first field with the name of one of those words needs a prefix: `json:payload`.
 ///
-/// A specification from a file or text is checked when it is parsed. A specification built in Rust is checked by
-/// [`compile`](Key::compile) or [`check`](Key::check).
+/// A specification from a file or text is checked when it is parsed. A specification built in Rust
+/// is checked by [`compile`](Key::compile) or [`check`](Key::check).
 #[derive(Clone, Debug, PartialEq)]
 pub struct Key {
     source: Source,
@@ -158,18 +162,21 @@ enum Source {
 }
 
 impl Key {
-    /// Makes a key from the values at these paths of a JSON payload. The order of the paths does not matter.
+    /// Makes a key from the values at these paths of a JSON payload. The order of the paths does
+    /// not matter.
     pub fn json<F: Into<Field>>(fields: impl IntoIterator<Item = F>) -> Self {
         Self::of(Source::Json(fields.into_iter().map(Into::into).collect()))
     }
 
-    /// Makes a key from the whole JSON payload. Use [`except`](Key::except) for values that change with every delivery.
+    /// Makes a key from the whole JSON payload. Use [`except`](Key::except) for values that change
+    /// with every delivery.
     #[must_use]
     pub fn payload() -> Self {
         Self::of(Source::Payload)
     }
 
-    /// Makes a key from the bytes of a header. The name is compared exactly, and the header must occur once.
+    /// Makes a key from the bytes of a header. The name is compared exactly, and the header must
+    /// occur once.
     pub fn header(name: impl Into<String>) -> Self {
         Self::of(Source::Header(name.into()))
     }
@@ -180,19 +187,20 @@ impl Key {
         Self::of(Source::MessageKey)
     }
 
-    /// Makes a key from the broker's message id. It detects redeliveries, but not a message that a producer sends
-    /// twice.
+    /// Makes a key from the broker's message id. It detects redeliveries, but not a message that a
+    /// producer sends twice.
     #[must_use]
     pub fn message_id() -> Self {
         Self::of(Source::MessageId)
     }
 
-    /// Makes a key with a function, for cases that the other sources do not cover, such as another payload format.
+    /// Makes a key with a function, for cases that the other sources do not cover, such as another
+    /// payload format.
     ///
-    /// The function pushes the parts that identify the message; the boundaries between them count. Its error is
-    /// constant text, so that no payload data gets into logs. `name` and `version` represent the function in the
-    /// scope's [`Descriptor`]: raise the version whenever the function makes other keys than before. A key with a
-    /// function cannot be serialised.
+    /// The function pushes the parts that identify the message; the boundaries between them count.
+    /// Its error is constant text, so that no payload data gets into logs. `name` and `version`
+    /// represent the function in the scope's [`Descriptor`]: raise the version whenever the
+    /// function makes other keys than before. A key with a function cannot be serialised.
     ///
     /// ```
     /// use oncegate_core::key::{Key, KeyInput, KeyParts, KeySource, Scope};
@@ -209,13 +217,21 @@ impl Key {
     /// ```
     pub fn custom<F>(name: impl Into<String>, version: u32, function: F) -> Self
     where
-        F: Fn(&dyn KeySource, &mut KeyParts<'_>) -> Result<(), &'static str> + Send + Sync + 'static,
+        F: Fn(&dyn KeySource, &mut KeyParts<'_>) -> Result<(), &'static str>
+            + Send
+            + Sync
+            + 'static,
     {
-        Self::of(Source::Custom(CustomKey::new(name.into(), version, function)))
+        Self::of(Source::Custom(CustomKey::new(
+            name.into(),
+            version,
+            function,
+        )))
     }
 
-    /// Makes a key from several parts of a message: payload, headers, message key and message id, some of which may be
-    /// absent. The order of the parts does not matter. At least one of them must have a value that is not blank.
+    /// Makes a key from several parts of a message: payload, headers, message key and message id,
+    /// some of which may be absent. The order of the parts does not matter. At least one of them
+    /// must have a value that is not blank.
     ///
     /// ```
     /// use oncegate_core::key::{Key, KeyInput, Part, Place, Scope};
@@ -233,57 +249,64 @@ impl Key {
         Self::of(Source::Parts(parts.into_iter().map(Into::into).collect()))
     }
 
-    /// Makes a key by cases: the first one whose condition holds names the parts. A message that no case takes is
-    /// [`KeyError::NoCase`]. The condition is a part of the key, so messages of two cases never share one.
+    /// Makes a key by cases: the first one whose condition holds names the parts. A message that no
+    /// case takes is [`KeyError::NoCase`]. The condition is a part of the key, so messages of two
+    /// cases never share one.
     pub fn cases(cases: impl IntoIterator<Item = KeyCase>) -> Self {
         Self::of(Source::Cases(cases.into_iter().collect()))
     }
 
-    /// Excludes these paths from [`Key::payload`]. A path that a message does not have is not an error.
+    /// Excludes these paths from [`Key::payload`]. A path that a message does not have is not an
+    /// error.
     #[must_use]
     pub fn except<P: Into<String>>(mut self, paths: impl IntoIterator<Item = P>) -> Self {
         self.except.extend(paths.into_iter().map(Into::into));
         self
     }
 
-    /// Makes the tenant a part of the key: equal fields of two tenants give two keys. Default: no tenant.
+    /// Makes the tenant a part of the key: equal fields of two tenants give two keys. Default: no
+    /// tenant.
     #[must_use]
     pub fn tenant(mut self, tenant: TenantSource) -> Self {
         self.tenant = Some(tenant);
         self
     }
 
-    /// Makes keys of HTTP requests, which differ from the keys of all messages: without this, a message whose route is
-    /// named like that of the requests could have a request's key. In a file `domain = "http"`.
+    /// Makes keys of HTTP requests, which differ from the keys of all messages: without this, a
+    /// message whose route is named like that of the requests could have a request's key. In a file
+    /// `domain = "http"`.
     #[must_use]
     pub fn for_http_requests(mut self) -> Self {
         self.domain = Domain::Http;
         self
     }
 
-    /// Sets the maximum size in bytes of the payload (or header, message key, …) that a key is made from. A larger one
-    /// is [`KeyError::TooLarge`]. Default: [`DEFAULT_MAX_PAYLOAD_BYTES`]. Does not change any key.
+    /// Sets the maximum size in bytes of the payload (or header, message key, …) that a key is made
+    /// from. A larger one is [`KeyError::TooLarge`]. Default: [`DEFAULT_MAX_PAYLOAD_BYTES`]. Does
+    /// not change any key.
     #[must_use]
     pub fn max_payload_bytes(mut self, bytes: usize) -> Self {
         self.max_payload_bytes = bytes;
         self
     }
 
-    /// Sets what turns payloads into documents: Avro, Protobuf, a framing, a compression. Default: the payload is JSON.
+    /// Sets what turns payloads into documents: Avro, Protobuf, a framing, a compression. Default:
+    /// the payload is JSON.
     ///
-    /// It is not part of the specification: a message has the key of the JSON document with the same values, so the format
-    /// may change and keys stay. A [custom](Self::custom) key is given the payload as it is.
+    /// It is not part of the specification: a message has the key of the JSON document with the
+    /// same values, so the format may change and keys stay. A [custom](Self::custom) key is given
+    /// the payload as it is.
     #[must_use]
     pub fn format(mut self, format: Arc<dyn Format>) -> Self {
         self.format = Some(SharedFormat(format));
         self
     }
 
-    /// Gives all messages the keys of this route, whatever topic or queue they come from: a mirrored topic, a renamed queue,
-    /// a topic for each region. Default: the route of the message.
+    /// Gives all messages the keys of this route, whatever topic or queue they come from: a
+    /// mirrored topic, a renamed queue, a topic for each region. Default: the route of the message.
     ///
-    /// Like the format, it is not part of the specification: two names of one stream then share keys, and the records of the
-    /// first name answer the messages of the second.
+    /// Like the format, it is not part of the specification: two names of one stream then share
+    /// keys, and the records of the first name answer the messages of the second.
     ///
     /// ```
     /// use oncegate_core::key::{Key, KeyInput, Scope};
@@ -300,15 +323,16 @@ impl Key {
         self
     }
 
-    /// Gives the messages of `route` the keys of the route `name`. It goes before [`route`](Self::route).
+    /// Gives the messages of `route` the keys of the route `name`. It goes before
+    /// [`route`](Self::route).
     #[must_use]
     pub fn route_of(mut self, route: impl Into<String>, name: impl Into<String>) -> Self {
         self.routes.set(route.into(), name.into());
         self
     }
 
-    /// Whether every key depends on the payload. If so, a message without a payload (a Kafka tombstone) always gives
-    /// [`KeyError::NoPayload`].
+    /// Whether every key depends on the payload. If so, a message without a payload (a Kafka
+    /// tombstone) always gives [`KeyError::NoPayload`].
     #[must_use]
     pub fn needs_payload(&self) -> bool {
         let source = match &self.source {
@@ -353,7 +377,8 @@ impl Key {
 
 /// A field of a key: a path, and the normalisers that are applied to its value, in order.
 ///
-/// In a file `"order_id"`, or `{ path = "amount", as = "decimal" }`, or `as = ["trim", "lowercase"]`.
+/// In a file `"order_id"`, or `{ path = "amount", as = "decimal" }`, or `as = ["trim",
+/// "lowercase"]`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Field {
     path: String,
@@ -361,9 +386,13 @@ pub struct Field {
 }
 
 impl Field {
-    /// Creates a field from a path, without normalisers. The path is checked when the key is compiled.
+    /// Creates a field from a path, without normalisers. The path is checked when the key is
+    /// compiled.
     pub fn path(path: impl Into<String>) -> Self {
-        Self { path: path.into(), normalisers: Vec::new() }
+        Self {
+            path: path.into(),
+            normalisers: Vec::new(),
+        }
     }
 
     /// Removes white space at both ends. The value must be a string.
@@ -384,14 +413,16 @@ impl Field {
         self.then(Normaliser::Nfc)
     }
 
-    /// Compares exact decimals: the number `10` and the strings `"10"`, `"10.0"` and `"+1e1"` are the same.
+    /// Compares exact decimals: the number `10` and the strings `"10"`, `"10.0"` and `"+1e1"` are
+    /// the same.
     #[must_use]
     pub fn decimal(self) -> Self {
         self.then(Normaliser::Decimal)
     }
 
-    /// Reads a number, or a string that holds one, as a count of these units since 1970. [`timestamp`](Self::timestamp)
-    /// must follow. A count outside of the years 0000 to 9999 is an error, so a count in a finer unit does not pass.
+    /// Reads a number, or a string that holds one, as a count of these units since 1970.
+    /// [`timestamp`](Self::timestamp) must follow. A count outside of the years 0000 to 9999 is an
+    /// error, so a count in a finer unit does not pass.
     #[must_use]
     pub fn epoch(self, counted: TimeUnit) -> Self {
         self.then(Normaliser::Epoch(counted))
@@ -399,8 +430,9 @@ impl Field {
 
     /// Compares the instant of an ISO 8601 string with an offset, truncated to the unit.
     ///
-    /// `2024-05-01T10:00:00Z`, `2024-05-01T12:00+02:00`, `2024-05-01 10:00:00+00` and `20240501T100000Z` are one instant.
-    /// Use it for times of the business. A time that changes with every delivery makes every delivery a new message.
+    /// `2024-05-01T10:00:00Z`, `2024-05-01T12:00+02:00`, `2024-05-01 10:00:00+00` and
+    /// `20240501T100000Z` are one instant. Use it for times of the business. A time that changes
+    /// with every delivery makes every delivery a new message.
     #[must_use]
     pub fn timestamp(self, unit: TimeUnit) -> Self {
         self.then(Normaliser::Timestamp(unit))

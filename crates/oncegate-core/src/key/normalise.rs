@@ -29,7 +29,8 @@ pub enum TimeUnit {
 /// A conversion of a field's value before it goes into the key.
 ///
 /// The text form (config, command line) is `trim`, `lowercase`, `nfc`, `decimal`,
-/// `timestamp-seconds` and so on. Steps run in the order given; `decimal`, `timestamp` and `unordered` come last.
+/// `timestamp-seconds` and so on. Steps run in the order given; `decimal`, `timestamp` and
+/// `unordered` come last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 #[non_exhaustive]
@@ -40,17 +41,20 @@ pub enum Normaliser {
     Lowercase,
     /// Unicode Normalization Form C: `é` as one character and as `e` with an accent are the same.
     Nfc,
-    /// Takes the exact decimal value of a number, or of a string that holds one: `10`, `"10.0"`, `"1e1"`.
+    /// Takes the exact decimal value of a number, or of a string that holds one: `10`, `"10.0"`,
+    /// `"1e1"`.
     Decimal,
-    /// Reads a number, or a string that holds one, as a count of these units since 1970-01-01T00:00:00Z. The normaliser
-    /// [`Timestamp`](Self::Timestamp) must follow. Other strings are left to it, so a field may have both spellings.
+    /// Reads a number, or a string that holds one, as a count of these units since
+    /// 1970-01-01T00:00:00Z. The normaliser [`Timestamp`](Self::Timestamp) must follow. Other
+    /// strings are left to it, so a field may have both spellings.
     Epoch(TimeUnit),
-    /// Takes the instant of an ISO 8601 string with an offset, truncated to the unit: offsets and finer fractions do not
-    /// count.
+    /// Takes the instant of an ISO 8601 string with an offset, truncated to the unit: offsets and
+    /// finer fractions do not count.
     Timestamp(TimeUnit),
     /// Takes an array without the order of its elements. How often each of them occurs counts.
     Unordered,
-    /// Takes bytes (of a header, for example) as UTF-8 text, so that they equal the same string in JSON.
+    /// Takes bytes (of a header, for example) as UTF-8 text, so that they equal the same string in
+    /// JSON.
     Text,
 }
 
@@ -64,7 +68,10 @@ const NAMES: [(&str, Normaliser); 15] = [
     ("epoch-micros", Normaliser::Epoch(TimeUnit::Micros)),
     ("epoch-nanos", Normaliser::Epoch(TimeUnit::Nanos)),
     ("timestamp-days", Normaliser::Timestamp(TimeUnit::Days)),
-    ("timestamp-seconds", Normaliser::Timestamp(TimeUnit::Seconds)),
+    (
+        "timestamp-seconds",
+        Normaliser::Timestamp(TimeUnit::Seconds),
+    ),
     ("timestamp-millis", Normaliser::Timestamp(TimeUnit::Millis)),
     ("timestamp-micros", Normaliser::Timestamp(TimeUnit::Micros)),
     ("timestamp-nanos", Normaliser::Timestamp(TimeUnit::Nanos)),
@@ -74,7 +81,10 @@ const NAMES: [(&str, Normaliser); 15] = [
 
 impl fmt::Display for Normaliser {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let name = NAMES.iter().find(|(_, normaliser)| normaliser == self).map_or("", |(name, _)| name);
+        let name = NAMES
+            .iter()
+            .find(|(_, normaliser)| normaliser == self)
+            .map_or("", |(name, _)| name);
         f.write_str(name)
     }
 }
@@ -86,7 +96,9 @@ impl FromStr for Normaliser {
         let known = NAMES.iter().find(|(name, _)| *name == text);
         known
             .map(|(_, normaliser)| *normaliser)
-            .ok_or_else(|| KeySpecError::UnknownNormaliser { name: text.to_owned() })
+            .ok_or_else(|| KeySpecError::UnknownNormaliser {
+                name: text.to_owned(),
+            })
     }
 }
 
@@ -110,7 +122,8 @@ impl Normaliser {
         matches!(self, Self::Decimal | Self::Timestamp(_) | Self::Unordered)
     }
 
-    /// Whether this normaliser takes a value of this kind, which is no string. A number already is its exact decimal.
+    /// Whether this normaliser takes a value of this kind, which is no string. A number already is
+    /// its exact decimal.
     pub(super) fn fits(self, kind: Kind) -> bool {
         match self {
             Self::Decimal => kind == Kind::Number,
@@ -123,7 +136,9 @@ impl Normaliser {
     pub(super) fn needs(self) -> &'static str {
         match self {
             Self::Trim | Self::Lowercase | Self::Nfc => "a string",
-            Self::Decimal => "a number, or a string that holds one (with an exponent of at most 18 digits)",
+            Self::Decimal => {
+                "a number, or a string that holds one (with an exponent of at most 18 digits)"
+            }
             Self::Epoch(_) => "a number, or a string that holds one or a time of ISO 8601",
             Self::Timestamp(_) => {
                 "a string, as 2026-11-21T10:00:00Z; for numbers put `epoch-seconds`, -millis, -micros or -nanos before it"
@@ -140,11 +155,19 @@ impl Normaliser {
                 Cow::Borrowed(text) => Cow::Borrowed(text.trim()),
                 Cow::Owned(text) => Cow::Owned(text.trim().to_owned()),
             },
-            Self::Lowercase if text.bytes().all(|b| b.is_ascii() && !b.is_ascii_uppercase()) => text,
+            Self::Lowercase
+                if text
+                    .bytes()
+                    .all(|b| b.is_ascii() && !b.is_ascii_uppercase()) =>
+            {
+                text
+            }
             Self::Lowercase => Cow::Owned(text.to_lowercase()),
             Self::Nfc if is_nfc_quick(text.chars()) == IsNormalized::Yes => text,
             Self::Nfc => Cow::Owned(text.nfc().collect()),
-            Self::Decimal | Self::Epoch(_) | Self::Timestamp(_) | Self::Unordered | Self::Text => text,
+            Self::Decimal | Self::Epoch(_) | Self::Timestamp(_) | Self::Unordered | Self::Text => {
+                text
+            }
         }
     }
 }

@@ -4,21 +4,22 @@
 //!
 //! Implementation notes: facts about numbers that this code depends on.
 //!
-//! - JSON canonicalisation by RFC 8785 goes through `f64`, and two long ids become one key. Numbers here are decimals,
-//!   without any floating point.
+//! - JSON canonicalisation by RFC 8785 goes through `f64`, and two long ids become one key. Numbers
+//!   here are decimals, without any floating point.
 
 /// The exponent of a number has more digits than this module supports.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct ExponentTooLarge;
 
-/// The maximum number of digits in an exponent. With 18, an exponent adjusted by the number of digits fits an `i64`.
+/// The maximum number of digits in an exponent. With 18, an exponent adjusted by the number of
+/// digits fits an `i64`.
 const MAX_EXPONENT_DIGITS: usize = 18;
 
 /// Writes the canonical form of `text`, which must conform to [`is_decimal`] or the JSON grammar.
 ///
-/// The form is `[-]digits[e exponent]`: digits without leading or trailing zeros, and an exponent of ten without `+` or
-/// leading zeros, omitted when it is 0. Zero is always `0`.
-/// `10`, `10.0` and `1e1` are all `1e1`; `-0.50` is `-5e-1`.
+/// The form is `[-]digits[e exponent]`: digits without leading or trailing zeros, and an exponent
+/// of ten without `+` or leading zeros, omitted when it is 0. Zero is always `0`. `10`, `10.0` and
+/// `1e1` are all `1e1`; `-0.50` is `-5e-1`.
 pub(super) fn write_canonical(text: &[u8], out: &mut Vec<u8>) -> Result<(), ExponentTooLarge> {
     let (negative, text) = match text.split_first() {
         Some((b'-', rest)) => (true, rest),
@@ -102,18 +103,26 @@ fn read_exponent(text: &[u8]) -> Result<i64, ExponentTooLarge> {
     if digits.len() > MAX_EXPONENT_DIGITS {
         return Err(ExponentTooLarge);
     }
-    let value = digits.iter().fold(0i64, |value, digit| value * 10 + i64::from(digit - b'0'));
+    let value = digits
+        .iter()
+        .fold(0i64, |value, digit| value * 10 + i64::from(digit - b'0'));
     Ok(if negative { -value } else { value })
 }
 
 /// Splits at the first matching byte and drops that byte.
 fn split_at_byte(text: &[u8], fits: impl Fn(u8) -> bool) -> (&[u8], &[u8]) {
     let mut halves = text.splitn(2, |b| fits(*b));
-    (halves.next().unwrap_or_default(), halves.next().unwrap_or_default())
+    (
+        halves.next().unwrap_or_default(),
+        halves.next().unwrap_or_default(),
+    )
 }
 
 fn split_digits(text: &[u8]) -> (&[u8], &[u8]) {
-    let end = text.iter().position(|b| !b.is_ascii_digit()).unwrap_or(text.len());
+    let end = text
+        .iter()
+        .position(|b| !b.is_ascii_digit())
+        .unwrap_or(text.len());
     text.split_at(end)
 }
 
@@ -123,7 +132,10 @@ fn trim_start_zeros(text: &[u8]) -> &[u8] {
 }
 
 fn trim_end_zeros(text: &[u8]) -> &[u8] {
-    let end = text.iter().rposition(|b| *b != b'0').map_or(0, |last| last + 1);
+    let end = text
+        .iter()
+        .rposition(|b| *b != b'0')
+        .map_or(0, |last| last + 1);
     text.get(..end).unwrap_or_default()
 }
 
@@ -146,12 +158,27 @@ mod tests {
 
     #[test]
     fn one_spelling_for_one_value() {
-        for ten in
-            ["10", "10.0", "1e1", "1E+1", "0.1e2", "1000e-2", "100.00e-1", "+010", "1e0000000000000000000001"]
-        {
+        for ten in [
+            "10",
+            "10.0",
+            "1e1",
+            "1E+1",
+            "0.1e2",
+            "1000e-2",
+            "100.00e-1",
+            "+010",
+            "1e0000000000000000000001",
+        ] {
             check(ten, "1e1");
         }
-        for zero in ["0", "-0", "0.000", "0e99999999999999999999999", "-0.0E-5", "000"] {
+        for zero in [
+            "0",
+            "-0",
+            "0.000",
+            "0e99999999999999999999999",
+            "-0.0E-5",
+            "000",
+        ] {
             check(zero, "0");
         }
         check("7", "7");
@@ -170,15 +197,19 @@ mod tests {
     #[test]
     fn exponents_beyond_count_are_refused() {
         for text in ["1e1000000000000000000", "1e-99999999999999999999999999"] {
-            assert_eq!(write_canonical(text.as_bytes(), &mut Vec::new()), Err(ExponentTooLarge), "{text}");
+            assert_eq!(
+                write_canonical(text.as_bytes(), &mut Vec::new()),
+                Err(ExponentTooLarge),
+                "{text}"
+            );
         }
     }
 
     #[test]
     fn what_is_no_decimal() {
         for text in [
-            "", "-", "+", ".5", "5.", "1e", "1e+", "1.e1", "0x10", "NaN", "Infinity", "1 ", " 1", "1,0",
-            "--1", "1e1.5", "١",
+            "", "-", "+", ".5", "5.", "1e", "1e+", "1.e1", "0x10", "NaN", "Infinity", "1 ", " 1",
+            "1,0", "--1", "1e1.5", "١",
         ] {
             assert!(!is_decimal(text.as_bytes()), "{text}");
         }

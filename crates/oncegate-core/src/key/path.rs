@@ -11,13 +11,19 @@ pub(super) struct Path {
 }
 
 impl Path {
-    /// Parses a path such as `a.b\.c.0`: parts between dots, with `\` as the escape for `.`, `\`, `,`, `:` and `*`.
+    /// Parses a path such as `a.b\.c.0`: parts between dots, with `\` as the escape for `.`, `\`,
+    /// `,`, `:` and `*`.
     pub(super) fn parse(text: &str) -> Result<Self, KeySpecError> {
         Self::parse_escaped(text, &['.', '\\', ',', ':', '*'], text)
     }
 
-    /// Parses a path in which a backslash may stand before these characters. `whole` is the text for errors.
-    pub(super) fn parse_escaped(text: &str, escapes: &[char], whole: &str) -> Result<Self, KeySpecError> {
+    /// Parses a path in which a backslash may stand before these characters. `whole` is the text
+    /// for errors.
+    pub(super) fn parse_escaped(
+        text: &str,
+        escapes: &[char],
+        whole: &str,
+    ) -> Result<Self, KeySpecError> {
         if text.len() > MAX_PATH_BYTES {
             return Err(too_long(whole));
         }
@@ -29,15 +35,21 @@ impl Path {
             match chars.next() {
                 Some('\\') => {
                     let next = chars.next().filter(|c| escapes.contains(c));
-                    part.push(next.ok_or_else(|| KeySpecError::BadEscape { path: whole.to_owned() })?);
+                    part.push(next.ok_or_else(|| KeySpecError::BadEscape {
+                        path: whole.to_owned(),
+                    })?);
                     escaped = true;
                 }
                 end @ (Some('.') | None) => {
                     if part.trim().is_empty() {
-                        return Err(KeySpecError::BlankPath { path: whole.to_owned() });
+                        return Err(KeySpecError::BlankPath {
+                            path: whole.to_owned(),
+                        });
                     }
                     if part == "*" && !escaped {
-                        return Err(KeySpecError::Wildcard { path: whole.to_owned() });
+                        return Err(KeySpecError::Wildcard {
+                            path: whole.to_owned(),
+                        });
                     }
                     parts.push(std::mem::take(&mut part));
                     escaped = false;
@@ -52,7 +64,10 @@ impl Path {
             return Err(too_long(whole));
         }
         let spelt: Vec<String> = parts.iter().map(|part| spell(part)).collect();
-        Ok(Self { text: spelt.join("."), parts })
+        Ok(Self {
+            text: spelt.join("."),
+            parts,
+        })
     }
 }
 
@@ -78,7 +93,10 @@ pub(super) fn parse_all<'a>(
 ) -> Result<Vec<Path>, KeySpecError> {
     let count = texts.len();
     if count > MAX_PATHS {
-        return Err(KeySpecError::TooManyPaths { count, limit: MAX_PATHS });
+        return Err(KeySpecError::TooManyPaths {
+            count,
+            limit: MAX_PATHS,
+        });
     }
     let mut paths = texts.map(Path::parse).collect::<Result<Vec<_>, _>>()?;
     paths.sort_by(|a, b| a.text.cmp(&b.text));
@@ -86,13 +104,16 @@ pub(super) fn parse_all<'a>(
         if let [a, b] = pair
             && a.text == b.text
         {
-            return Err(KeySpecError::RepeatedPath { path: a.text.clone() });
+            return Err(KeySpecError::RepeatedPath {
+                path: a.text.clone(),
+            });
         }
     }
     Ok(paths)
 }
 
-/// Splits at a character that is not escaped. The backslashes stay, because the path is parsed later.
+/// Splits at a character that is not escaped. The backslashes stay, because the path is parsed
+/// later.
 pub(super) fn split_unescaped(text: &str, at: char) -> impl Iterator<Item = &str> {
     let mut escaped = false;
     text.split(move |c| {
@@ -121,7 +142,8 @@ impl Node {
         root
     }
 
-    /// Builds the tree of paths that are given by their parts. A path without parts is the document itself.
+    /// Builds the tree of paths that are given by their parts. A path without parts is the document
+    /// itself.
     pub(super) fn of_names<'a>(paths: impl IntoIterator<Item = &'a [String]>) -> Self {
         let mut root = Self::default();
         root.insert_all(paths);
@@ -141,7 +163,9 @@ impl Node {
             return;
         };
         let name = first.as_bytes();
-        let found = self.children.binary_search_by(|(child, _)| child.as_ref().cmp(name));
+        let found = self
+            .children
+            .binary_search_by(|(child, _)| child.as_ref().cmp(name));
         let at = found.unwrap_or_else(|at| {
             self.children.insert(at, (name.into(), Self::default()));
             at
@@ -164,13 +188,18 @@ impl Node {
     /// The child for a member of an object, by its unescaped name.
     #[inline]
     pub(super) fn member(&self, name: &[u8]) -> Option<&Self> {
-        let at = self.children.binary_search_by(|(child, _)| child.as_ref().cmp(name)).ok()?;
+        let at = self
+            .children
+            .binary_search_by(|(child, _)| child.as_ref().cmp(name))
+            .ok()?;
         self.children.get(at).map(|(_, child)| child)
     }
 
     /// How many elements of an array the paths reach, from its beginning.
     pub(super) fn elements_wanted(&self) -> usize {
-        self.elements.last().map_or(0, |(index, _)| index.saturating_add(1))
+        self.elements
+            .last()
+            .map_or(0, |(index, _)| index.saturating_add(1))
     }
 
     /// The child for an element of an array.
@@ -179,7 +208,10 @@ impl Node {
         if self.elements.is_empty() {
             return None;
         }
-        let found = self.elements.binary_search_by_key(&index, |(index, _)| *index).ok()?;
+        let found = self
+            .elements
+            .binary_search_by_key(&index, |(index, _)| *index)
+            .ok()?;
         let (_, at) = self.elements.get(found)?;
         self.children.get(*at).map(|(_, child)| child)
     }
@@ -187,7 +219,8 @@ impl Node {
 
 /// Parses an array index: `0` or `17`, but not `007`, which can only be a name.
 fn array_index(name: &[u8]) -> Option<usize> {
-    let plain = name.iter().all(u8::is_ascii_digit) && (name.len() == 1 || name.first() != Some(&b'0'));
+    let plain =
+        name.iter().all(u8::is_ascii_digit) && (name.len() == 1 || name.first() != Some(&b'0'));
     if !plain {
         return None;
     }

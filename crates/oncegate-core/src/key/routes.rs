@@ -21,11 +21,17 @@ impl Routes {
 
     /// The name in keys.
     pub(super) fn name<'a>(&'a self, route: &'a str) -> &'a str {
-        self.of.get(route).or(self.all.as_ref()).map_or(route, String::as_str)
+        self.of
+            .get(route)
+            .or(self.all.as_ref())
+            .map_or(route, String::as_str)
     }
 
     /// All names that a specification gave.
     pub(super) fn names(&self) -> impl Iterator<Item = &String> {
-        self.all.iter().chain(self.of.keys()).chain(self.of.values())
+        self.all
+            .iter()
+            .chain(self.of.keys())
+            .chain(self.of.values())
     }
 }

@@ -14,8 +14,8 @@ use super::normalise::Normaliser;
 use super::parts::{KeyCase, Part, canonical_cases, canonical_parts};
 use super::path::{self, Path, split_unescaped};
 use super::{
-    DEFAULT_MAX_PAYLOAD_BYTES, Domain, Field, Key, MAX_NAME_BYTES, MAX_PATHS, MAX_PAYLOAD_BYTES_LIMIT,
-    Source, TenantSource,
+    DEFAULT_MAX_PAYLOAD_BYTES, Domain, Field, Key, MAX_NAME_BYTES, MAX_PATHS,
+    MAX_PAYLOAD_BYTES_LIMIT, Source, TenantSource,
 };
 
 impl Key {
@@ -27,8 +27,8 @@ impl Key {
         self.canonical().map(drop)
     }
 
-    /// Returns the specification in its canonical form: with sorted paths in canonical spelling. Fails if it is not
-    /// valid.
+    /// Returns the specification in its canonical form: with sorted paths in canonical spelling.
+    /// Fails if it is not valid.
     pub(super) fn canonical(&self) -> Result<Self, KeySpecError> {
         if !(1..=MAX_PAYLOAD_BYTES_LIMIT).contains(&self.max_payload_bytes) {
             return Err(KeySpecError::LimitOutOfRange {
@@ -41,7 +41,9 @@ impl Key {
         }
         let tenant = match &self.tenant {
             Some(TenantSource::Json(field)) => Some(TenantSource::Json(field.canonical()?)),
-            Some(TenantSource::Header(name)) => Some(TenantSource::Header(checked_name("header", name)?)),
+            Some(TenantSource::Header(name)) => {
+                Some(TenantSource::Header(checked_name("header", name)?))
+            }
             None => None,
         };
         let source = match &self.source {
@@ -56,8 +58,17 @@ impl Key {
             other => other.clone(),
         };
         let except = canonical_paths(&self.except)?;
-        self.routes.names().try_for_each(|name| checked_name("route", name).map(drop))?;
-        Ok(Self { source, except, tenant, format: self.format.clone(), routes: self.routes.clone(), ..*self })
+        self.routes
+            .names()
+            .try_for_each(|name| checked_name("route", name).map(drop))?;
+        Ok(Self {
+            source,
+            except,
+            tenant,
+            format: self.format.clone(),
+            routes: self.routes.clone(),
+            ..*self
+        })
     }
 }
 
@@ -67,31 +78,51 @@ pub(super) fn canonical_paths(paths: &[String]) -> Result<Vec<String>, KeySpecEr
     Ok(paths.into_iter().map(|path| path.text).collect())
 }
 
-fn canonical_fields(fields: &[Field], tenant: Option<&TenantSource>) -> Result<Vec<Field>, KeySpecError> {
+fn canonical_fields(
+    fields: &[Field],
+    tenant: Option<&TenantSource>,
+) -> Result<Vec<Field>, KeySpecError> {
     if fields.is_empty() {
         return Err(KeySpecError::NoFields);
     }
     if fields.len() > MAX_PATHS {
-        return Err(KeySpecError::TooManyPaths { count: fields.len(), limit: MAX_PATHS });
+        return Err(KeySpecError::TooManyPaths {
+            count: fields.len(),
+            limit: MAX_PATHS,
+        });
     }
-    let mut fields = fields.iter().map(Field::canonical).collect::<Result<Vec<_>, _>>()?;
+    let mut fields = fields
+        .iter()
+        .map(Field::canonical)
+        .collect::<Result<Vec<_>, _>>()?;
     fields.sort_by(|a, b| a.path.cmp(&b.path));
     let tenant = match tenant {
         Some(TenantSource::Json(field)) => Some(field),
         _ => None,
     };
-    let twice = fields.iter().zip(fields.iter().skip(1)).find(|(a, b)| a.path == b.path).map(|(a, _)| a);
-    if let Some(twice) =
-        twice.or_else(|| fields.iter().find(|field| tenant.is_some_and(|tenant| tenant.path == field.path)))
-    {
-        return Err(KeySpecError::RepeatedPath { path: twice.path.clone() });
+    let twice = fields
+        .iter()
+        .zip(fields.iter().skip(1))
+        .find(|(a, b)| a.path == b.path)
+        .map(|(a, _)| a);
+    if let Some(twice) = twice.or_else(|| {
+        fields
+            .iter()
+            .find(|field| tenant.is_some_and(|tenant| tenant.path == field.path))
+    }) {
+        return Err(KeySpecError::RepeatedPath {
+            path: twice.path.clone(),
+        });
     }
     Ok(fields)
 }
 
 pub(super) fn checked_name(what: &'static str, name: &str) -> Result<String, KeySpecError> {
     if name.trim().is_empty() || name.len() > MAX_NAME_BYTES {
-        return Err(KeySpecError::BadName { what, limit: MAX_NAME_BYTES });
+        return Err(KeySpecError::BadName {
+            what,
+            limit: MAX_NAME_BYTES,
+        });
     }
     Ok(name.to_owned())
 }
@@ -100,14 +131,26 @@ impl Field {
     fn canonical(&self) -> Result<Self, KeySpecError> {
         let path = Path::parse(&self.path)?.text;
         check_normalisers(&path, &self.normalisers)?;
-        Ok(Self { path, normalisers: self.normalisers.clone() })
+        Ok(Self {
+            path,
+            normalisers: self.normalisers.clone(),
+        })
     }
 }
 
 /// Refuses normalisers that cannot stand in this order. `path` is for the error.
-pub(super) fn check_normalisers(path: &str, normalisers: &[Normaliser]) -> Result<(), KeySpecError> {
+pub(super) fn check_normalisers(
+    path: &str,
+    normalisers: &[Normaliser],
+) -> Result<(), KeySpecError> {
     for (position, normaliser) in normalisers.iter().copied().enumerate() {
-        let refuse = |problem| Err(KeySpecError::Normalisers { path: path.to_owned(), normaliser, problem });
+        let refuse = |problem| {
+            Err(KeySpecError::Normalisers {
+                path: path.to_owned(),
+                normaliser,
+                problem,
+            })
+        };
         let mut earlier = normalisers.iter().take(position);
         if earlier.clone().any(|other| *other == normaliser) {
             return refuse("is given twice; remove one");
@@ -118,7 +161,9 @@ pub(super) fn check_normalisers(path: &str, normalisers: &[Normaliser]) -> Resul
             );
         }
         let next = normalisers.get(position + 1);
-        if matches!(normaliser, Normaliser::Epoch(_)) && !matches!(next, Some(Normaliser::Timestamp(_))) {
+        if matches!(normaliser, Normaliser::Epoch(_))
+            && !matches!(next, Some(Normaliser::Timestamp(_)))
+        {
             return refuse("says the unit of a count; put `timestamp-…` right after it");
         }
     }
@@ -173,17 +218,28 @@ struct CustomName {
 impl KeyMap {
     fn of(key: &Key) -> Self {
         let domain = Some(key.domain).filter(|domain| *domain != Domain::default());
-        let mut map = Self { tenant: key.tenant.clone(), domain, ..Self::default() };
+        let mut map = Self {
+            tenant: key.tenant.clone(),
+            domain,
+            ..Self::default()
+        };
         match &key.source {
             Source::Json(fields) => map.json = Some(fields.clone()),
-            Source::Payload => map.payload = Some(Exceptions { except: key.except.clone() }),
+            Source::Payload => {
+                map.payload = Some(Exceptions {
+                    except: key.except.clone(),
+                })
+            }
             Source::Header(name) => map.header = Some(name.clone()),
             Source::MessageKey => map.message_key = Some(Nothing {}),
             Source::MessageId => map.message_id = Some(Nothing {}),
             Source::Parts(parts) => map.parts = Some(parts.clone()),
             Source::Cases(cases) => map.cases = Some(cases.clone()),
             Source::Custom(CustomKey { name, version, .. }) => {
-                map.custom = Some(CustomName { name: name.clone(), version: *version });
+                map.custom = Some(CustomName {
+                    name: name.clone(),
+                    version: *version,
+                });
             }
         }
         map
@@ -210,14 +266,20 @@ impl KeyMap {
         };
         let max_payload_bytes = self.max_payload_bytes.unwrap_or(DEFAULT_MAX_PAYLOAD_BYTES);
         let domain = self.domain.unwrap_or_default();
-        let key = Key { except, tenant: self.tenant, domain, max_payload_bytes, ..Key::of(source) };
+        let key = Key {
+            except,
+            tenant: self.tenant,
+            domain,
+            max_payload_bytes,
+            ..Key::of(source)
+        };
         key.check()?;
         Ok(key)
     }
 }
 
-/// The specification as a descriptor holds it: canonical, with the function of a custom key by its name, and without
-/// the size limit, which changes no key.
+/// The specification as a descriptor holds it: canonical, with the function of a custom key by its
+/// name, and without the size limit, which changes no key.
 pub(super) fn describe(key: &Key) -> Result<impl Serialize + use<>, KeySpecError> {
     Ok(KeyMap::of(&key.canonical()?))
 }
@@ -230,8 +292,13 @@ impl Serialize for Key {
                 custom.name
             )));
         }
-        let limit = Some(self.max_payload_bytes).filter(|bytes| *bytes != DEFAULT_MAX_PAYLOAD_BYTES);
-        KeyMap { max_payload_bytes: limit, ..KeyMap::of(self) }.serialize(serializer)
+        let limit =
+            Some(self.max_payload_bytes).filter(|bytes| *bytes != DEFAULT_MAX_PAYLOAD_BYTES);
+        KeyMap {
+            max_payload_bytes: limit,
+            ..KeyMap::of(self)
+        }
+        .serialize(serializer)
     }
 }
 
@@ -255,11 +322,14 @@ impl<'de> Visitor<'de> for KeyVisitor {
     }
 
     fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Key, A::Error> {
-        KeyMap::deserialize(MapAccessDeserializer::new(map))?.into_key().map_err(A::Error::custom)
+        KeyMap::deserialize(MapAccessDeserializer::new(map))?
+            .into_key()
+            .map_err(A::Error::custom)
     }
 }
 
-/// Parses a specification of a single word. It accepts both spellings, because files use `_` and the command line `-`.
+/// Parses a specification of a single word. It accepts both spellings, because files use `_` and
+/// the command line `-`.
 fn word(text: &str) -> Option<Key> {
     match text {
         "payload" => Some(Key::payload()),
@@ -308,8 +378,12 @@ impl<'de> Visitor<'de> for FieldVisitor {
             #[serde(default, rename = "as")]
             normalisers: OneOrMany,
         }
-        let FieldMap { path, normalisers } = FieldMap::deserialize(MapAccessDeserializer::new(map))?;
-        Ok(Field { path, normalisers: normalisers.0 })
+        let FieldMap { path, normalisers } =
+            FieldMap::deserialize(MapAccessDeserializer::new(map))?;
+        Ok(Field {
+            path,
+            normalisers: normalisers.0,
+        })
     }
 }
 
@@ -345,7 +419,9 @@ impl<'de> Visitor<'de> for OneOrManyVisitor {
     }
 
     fn visit_str<E: serde::de::Error>(self, name: &str) -> Result<OneOrMany, E> {
-        name.parse().map(|normaliser| OneOrMany(vec![normaliser])).map_err(E::custom)
+        name.parse()
+            .map(|normaliser| OneOrMany(vec![normaliser]))
+            .map_err(E::custom)
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut names: A) -> Result<OneOrMany, A::Error> {
@@ -364,8 +440,9 @@ impl FromStr for Key {
     fn from_str(text: &str) -> Result<Self, KeySpecError> {
         let text = text.trim();
         if text.starts_with(['{', '"']) {
-            return serde_json::from_str(text)
-                .map_err(|error| KeySpecError::Unreadable { reason: error.to_string() });
+            return serde_json::from_str(text).map_err(|error| KeySpecError::Unreadable {
+                reason: error.to_string(),
+            });
         }
         let key = if let Some(key) = word(text) {
             key
@@ -375,7 +452,9 @@ impl FromStr for Key {
             Self::payload().except(split_unescaped(paths, ',').map(str::trim))
         } else {
             let fields = text.strip_prefix("json:").unwrap_or(text);
-            let fields = split_unescaped(fields, ',').map(field_from_text).collect::<Result<Vec<_>, _>>()?;
+            let fields = split_unescaped(fields, ',')
+                .map(field_from_text)
+                .collect::<Result<Vec<_>, _>>()?;
             Self::json(fields)
         };
         key.check()?;
@@ -387,14 +466,20 @@ impl FromStr for Key {
 fn field_from_text(text: &str) -> Result<Field, KeySpecError> {
     let mut parts = split_unescaped(text, ':').map(str::trim);
     let path = parts.next().unwrap_or_default();
-    parts.try_fold(Field::path(path), |field, name| Ok(field.then(name.parse()?)))
+    parts.try_fold(Field::path(path), |field, name| {
+        Ok(field.then(name.parse()?))
+    })
 }
 
 impl fmt::Display for Key {
     /// Writes the JSON form, which [`FromStr`] can parse. A custom key is written as its name.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let limit = Some(self.max_payload_bytes).filter(|bytes| *bytes != DEFAULT_MAX_PAYLOAD_BYTES);
-        let map = KeyMap { max_payload_bytes: limit, ..KeyMap::of(self) };
+        let limit =
+            Some(self.max_payload_bytes).filter(|bytes| *bytes != DEFAULT_MAX_PAYLOAD_BYTES);
+        let map = KeyMap {
+            max_payload_bytes: limit,
+            ..KeyMap::of(self)
+        };
         f.write_str(&serde_json::to_string(&map).map_err(|_| fmt::Error)?)
     }
 }

@@ -10,7 +10,8 @@ use super::error::KeySpecError;
 
 /// The namespace of keys, one per logical consumer: 1 to 64 of `A-Z a-z 0-9 . _ -`.
 ///
-/// The scope is readable in every store key. With up to seven characters, a key has at most 30 bytes.
+/// The scope is readable in every store key. With up to seven characters, a key has at most 30
+/// bytes.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Scope(Arc<str>);
@@ -26,11 +27,15 @@ impl Scope {
     pub fn new(name: impl AsRef<str>) -> Result<Self, KeySpecError> {
         let name = name.as_ref();
         let fits = (1..=Self::MAX_BYTES).contains(&name.len());
-        let plain = name.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'_' | b'-'));
+        let plain = name
+            .bytes()
+            .all(|b| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'_' | b'-'));
         if fits && plain {
             Ok(Self(name.into()))
         } else {
-            Err(KeySpecError::BadScope { scope: name.chars().take(64).collect() })
+            Err(KeySpecError::BadScope {
+                scope: name.chars().take(64).collect(),
+            })
         }
     }
 
@@ -41,7 +46,8 @@ impl Scope {
     }
 }
 
-/// The first 128 bits of the BLAKE3 hash of a key's canonical bytes. Its text form is 22 characters of base64url.
+/// The first 128 bits of the BLAKE3 hash of a key's canonical bytes. Its text form is 22 characters
+/// of base64url.
 ///
 /// Among 10^12 keys of one scope, the probability of any collision is below 10^-14.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -66,21 +72,31 @@ impl Digest {
         &self.0
     }
 
-    /// Encodes as base64url without padding: 21 characters of six bits, and one with the last two bits at its top.
+    /// Encodes as base64url without padding: 21 characters of six bits, and one with the last two
+    /// bits at its top.
     fn text(self) -> [u8; Self::TEXT_LEN] {
         let bits = u128::from_be_bytes(self.0);
         let mut shift = 128;
         [(); Self::TEXT_LEN].map(|()| {
-            let six = if shift >= 6 { bits >> (shift - 6) } else { bits << (6 - shift) };
+            let six = if shift >= 6 {
+                bits >> (shift - 6)
+            } else {
+                bits << (6 - shift)
+            };
             shift = u32::saturating_sub(shift, 6);
-            ALPHABET.get(usize::from((six & 63) as u8)).copied().unwrap_or_default()
+            ALPHABET
+                .get(usize::from((six & 63) as u8))
+                .copied()
+                .unwrap_or_default()
         })
     }
 }
 
 impl fmt::Display for Digest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.text().iter().try_for_each(|c| fmt::Write::write_char(f, char::from(*c)))
+        self.text()
+            .iter()
+            .try_for_each(|c| fmt::Write::write_char(f, char::from(*c)))
     }
 }
 
@@ -96,13 +112,22 @@ impl FromStr for Digest {
     /// Parses exactly the output of `Display`: each digest has one text form.
     fn from_str(text: &str) -> Result<Self, KeySpecError> {
         let mut bits = 0u128;
-        let (head, last) =
-            text.as_bytes().split_at_checked(Self::TEXT_LEN - 1).ok_or(KeySpecError::BadStoreKey)?;
-        let value = |c: &u8| ALPHABET.iter().position(|known| known == c).ok_or(KeySpecError::BadStoreKey);
+        let (head, last) = text
+            .as_bytes()
+            .split_at_checked(Self::TEXT_LEN - 1)
+            .ok_or(KeySpecError::BadStoreKey)?;
+        let value = |c: &u8| {
+            ALPHABET
+                .iter()
+                .position(|known| known == c)
+                .ok_or(KeySpecError::BadStoreKey)
+        };
         for c in head {
             bits = bits << 6 | value(c)? as u128;
         }
-        let &[last] = last else { return Err(KeySpecError::BadStoreKey) };
+        let &[last] = last else {
+            return Err(KeySpecError::BadStoreKey);
+        };
         let last = value(&last)?;
         if last & 15 != 0 {
             return Err(KeySpecError::BadStoreKey);
@@ -111,7 +136,8 @@ impl FromStr for Digest {
     }
 }
 
-/// The key of a record in a store: `<scope>:<digest>`, for example `billing:eMT5oSC2v1zTz8Nw5IO50A`.
+/// The key of a record in a store: `<scope>:<digest>`, for example
+/// `billing:eMT5oSC2v1zTz8Nw5IO50A`.
 ///
 /// Contains no payload data and may be logged. Cheap to clone.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -131,12 +157,19 @@ impl StoreKey {
         let mut text = [0; Self::MAX_BYTES];
         let mut len = 0;
         for part in [scope.as_str().as_bytes(), b":", &digest.text()] {
-            let slot = text.get_mut(len..len + part.len()).expect("the buffer fits the longest scope");
+            let slot = text
+                .get_mut(len..len + part.len())
+                .expect("the buffer fits the longest scope");
             slot.copy_from_slice(part);
             len += part.len();
         }
-        let text = text.get(..len).and_then(|text| std::str::from_utf8(text).ok());
-        Self { text: text.expect("scope and digest are ASCII").into(), digest }
+        let text = text
+            .get(..len)
+            .and_then(|text| std::str::from_utf8(text).ok());
+        Self {
+            text: text.expect("scope and digest are ASCII").into(),
+            digest,
+        }
     }
 
     /// The whole key.

@@ -18,10 +18,20 @@ fn a_lease_is_over_after_its_last_millisecond() {
     for (later_ms, retry_in_ms) in [(0, Some(11)), (9, Some(2)), (10, Some(1)), (11, None)] {
         let now = NOW + Duration::from_millis(later_ms);
         let (_, reply) = apply(now, record.clone(), &claim_of(2, Duration::from_millis(10)));
-        let Reply::Verdict { verdict, .. } = reply else { panic!("{reply:?}") };
+        let Reply::Verdict { verdict, .. } = reply else {
+            panic!("{reply:?}")
+        };
         match retry_in_ms {
-            Some(ms) => assert_eq!(verdict, Verdict::Busy { retry_in: Duration::from_millis(ms) }),
-            None => assert!(matches!(verdict, Verdict::Granted(Grant { attempt: 2, .. })), "{verdict:?}"),
+            Some(ms) => assert_eq!(
+                verdict,
+                Verdict::Busy {
+                    retry_in: Duration::from_millis(ms)
+                }
+            ),
+            None => assert!(
+                matches!(verdict, Verdict::Granted(Grant { attempt: 2, .. })),
+                "{verdict:?}"
+            ),
         }
     }
 }
@@ -38,13 +48,29 @@ fn what_is_left_of_a_lease_is_cut_to_the_longest_of_the_scope() {
         longest_lease,
     };
     let (claimed, _) = apply(NOW, None, &claim(1, ms(10), ms(10)));
-    for (back_ms, longest_ms, left_ms) in [(0, 10, 10), (0, 9, 9), (500, 10, 10), (500, 600, 510), (0, 0, 0)]
-    {
+    for (back_ms, longest_ms, left_ms) in [
+        (0, 10, 10),
+        (0, 9, 9),
+        (500, 10, 10),
+        (500, 600, 510),
+        (0, 0, 0),
+    ] {
         let now = StoreTime::from_millis(NOW.millis() - back_ms);
         let (cut, reply) = apply(now, claimed.clone(), &claim(2, ms(10), ms(longest_ms)));
-        let busy = Verdict::Busy { retry_in: ms(left_ms + 1) };
-        assert_eq!(reply, Reply::Verdict { verdict: busy, uncompared: false });
-        assert_eq!(cut.as_ref().map(|cut| cut.expires_at), Some(now + ms(left_ms) + TAIL));
+        let busy = Verdict::Busy {
+            retry_in: ms(left_ms + 1),
+        };
+        assert_eq!(
+            reply,
+            Reply::Verdict {
+                verdict: busy,
+                uncompared: false
+            }
+        );
+        assert_eq!(
+            cut.as_ref().map(|cut| cut.expires_at),
+            Some(now + ms(left_ms) + TAIL)
+        );
         // A repeat by the owner cuts nothing.
         let (kept, _) = apply(now, claimed.clone(), &claim(1, ms(10), ms(longest_ms)));
         assert_eq!(kept, claimed);
@@ -54,15 +80,23 @@ fn what_is_left_of_a_lease_is_cut_to_the_longest_of_the_scope() {
 #[test]
 fn the_end_of_time_is_no_overflow() {
     let token = Token::from_bits(1);
-    let complete =
-        Operation::Complete { token, fingerprint: None, result: Bytes::new(), retention: Duration::MAX };
+    let complete = Operation::Complete {
+        token,
+        fingerprint: None,
+        result: Bytes::new(),
+        retention: Duration::MAX,
+    };
     let release = Operation::Release {
         token,
         delay: Duration::MAX,
         end: ReleaseCause::Interrupted,
         reason: String::new(),
     };
-    let fail = Operation::Fail { token, reason: String::new(), retention: Duration::MAX };
+    let fail = Operation::Fail {
+        token,
+        reason: String::new(),
+        retention: Duration::MAX,
+    };
     for now in [StoreTime::default(), NOW, StoreTime::from_micros(u64::MAX)] {
         let (claimed, _) = apply(now, None, &claim_of(1, Duration::MAX));
         for operation in [&complete, &release, &fail, &claim_of(2, Duration::MAX)] {
@@ -81,6 +115,12 @@ fn a_fencing_token_grows_when_the_clock_goes_back() {
     let earlier = StoreTime::from_micros(NOW.micros() / 2);
     let (reopened, _) = apply(earlier, claimed, &Operation::Reopen { expected });
     let (_, reply) = apply(earlier, reopened, &claim_of(2, lease));
-    let Reply::Verdict { verdict: Verdict::Granted(grant), .. } = reply else { panic!("{reply:?}") };
+    let Reply::Verdict {
+        verdict: Verdict::Granted(grant),
+        ..
+    } = reply
+    else {
+        panic!("{reply:?}")
+    };
     assert_eq!(grant.fencing_token, Some(FencingToken(NOW.micros() + 1)));
 }

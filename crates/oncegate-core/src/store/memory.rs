@@ -13,8 +13,8 @@ use crate::rules::{Reply, apply};
 
 /// A store in this process's memory, for tests and experiments.
 ///
-/// Its records are lost when the process ends, so it detects duplicates only within one run. It reads no clock: the
-/// caller provides one.
+/// Its records are lost when the process ends, so it detects duplicates only within one run. It
+/// reads no clock: the caller provides one.
 pub struct MemoryStore {
     clock: Box<dyn Fn() -> StoreTime + Send + Sync>,
     held: Mutex<Held>,
@@ -29,12 +29,19 @@ struct Held {
 impl MemoryStore {
     /// Creates an empty store that takes its time from `clock`.
     pub fn with_clock(clock: impl Fn() -> StoreTime + Send + Sync + 'static) -> Self {
-        Self { clock: Box::new(clock), held: Mutex::default() }
+        Self {
+            clock: Box::new(clock),
+            held: Mutex::default(),
+        }
     }
 
     /// Returns all records in no particular order. Expired records may be among them.
     pub fn records(&self) -> Vec<(StoreKey, Record)> {
-        self.held().records.iter().map(|(key, record)| (key.clone(), record.clone())).collect()
+        self.held()
+            .records
+            .iter()
+            .map(|(key, record)| (key.clone(), record.clone()))
+            .collect()
     }
 
     /// Deletes every record, to simulate a store that has lost its data. The descriptors stay.
@@ -42,7 +49,8 @@ impl MemoryStore {
         self.held().records.clear();
     }
 
-    /// Locks the maps. A panic elsewhere leaves them consistent, because each change is a single insert or remove.
+    /// Locks the maps. A panic elsewhere leaves them consistent, because each change is a single
+    /// insert or remove.
     fn held(&self) -> MutexGuard<'_, Held> {
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -50,7 +58,9 @@ impl MemoryStore {
 
 impl fmt::Debug for MemoryStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("MemoryStore").field("records", &self.held().records.len()).finish_non_exhaustive()
+        f.debug_struct("MemoryStore")
+            .field("records", &self.held().records.len())
+            .finish_non_exhaustive()
     }
 }
 
@@ -74,7 +84,10 @@ impl Store for MemoryStore {
         let held = self.held();
         let snapshot = |key| {
             let record = held.records.get(&key).filter(|record| record.kept(now));
-            Ok(record.map(|record| RecordSnapshot { now, record: record.clone() }))
+            Ok(record.map(|record| RecordSnapshot {
+                now,
+                record: record.clone(),
+            }))
         };
         keys.into_iter().map(snapshot).collect()
     }
@@ -89,7 +102,11 @@ impl Store for MemoryStore {
         if held.descriptors.get(scope).map(String::as_str) == expected {
             held.descriptors.insert(scope.clone(), proposed.to_owned());
         }
-        Ok(held.descriptors.get(scope).cloned().unwrap_or_else(|| expected.unwrap_or_default().to_owned()))
+        Ok(held
+            .descriptors
+            .get(scope)
+            .cloned()
+            .unwrap_or_else(|| expected.unwrap_or_default().to_owned()))
     }
 
     async fn descriptor(&self, scope: &Scope) -> Result<Option<String>, StoreError> {
@@ -97,7 +114,12 @@ impl Store for MemoryStore {
     }
 
     async fn check(&self) -> Result<Checkup, StoreError> {
-        let warnings = vec!["records are held in this process only and are lost when it ends".to_owned()];
-        Ok(Checkup { store: "memory".to_owned(), survives: Survives::Process, warnings })
+        let warnings =
+            vec!["records are held in this process only and are lost when it ends".to_owned()];
+        Ok(Checkup {
+            store: "memory".to_owned(),
+            survives: Survives::Process,
+            warnings,
+        })
     }
 }

@@ -4,8 +4,8 @@ use std::fmt;
 
 /// What a completion survives after the store has confirmed it, from the least to the most.
 ///
-/// A store reports the variant that applies to it at start-up, in [`Checkup`](super::Checkup). It depends on the
-/// settings of the server.
+/// A store reports the variant that applies to it at start-up, in [`Checkup`](super::Checkup). It
+/// depends on the settings of the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum Survives {
@@ -23,17 +23,19 @@ pub enum Survives {
     Moments,
     /// The completion is synced to the disk.
     Disk,
-    /// A service keeps the completion durably by its own means, as the user of the store has declared.
+    /// A service keeps the completion durably by its own means, as the user of the store has
+    /// declared.
     Declared,
     /// The completion is synced to the disk and is on another machine too.
     Replicated,
 }
 
-/// A row of the table: what is promised, what still makes a handler run again, and how that is detected.
+/// A row of the table: what is promised, what still makes a handler run again, and how that is
+/// detected.
 ///
-/// No store can prevent a run after a crash between the effect and its completion, a lease lost while the handler runs,
-/// the end of the retention, or an operator's reset. These runs apply to every row but
-/// [`SAME_TRANSACTION`](Self::SAME_TRANSACTION).
+/// No store can prevent a run after a crash between the effect and its completion, a lease lost
+/// while the handler runs, the end of the retention, or an operator's reset. These runs apply to
+/// every row but [`SAME_TRANSACTION`](Self::SAME_TRANSACTION).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Promise {
     /// The row's name, one lower-case word.
@@ -47,7 +49,8 @@ pub struct Promise {
 }
 
 /// Every gate checks for a loss of records, whichever store it uses.
-const AT_COMPLETION: &str = "`store_losses` and `extra_runs{store_loss}`; by default the scope halts";
+const AT_COMPLETION: &str =
+    "`store_losses` and `extra_runs{store_loss}`; by default the scope halts";
 
 impl Survives {
     /// All variants, from the least to the most.
@@ -127,13 +130,18 @@ impl Survives {
                 AT_COMPLETION,
             ),
         };
-        Promise { name, holds, adds_a_run, noticed_by }
+        Promise {
+            name,
+            holds,
+            adds_a_run,
+            noticed_by,
+        }
     }
 }
 
 impl Promise {
-    /// The row that applies when the effect is committed in the store's own transaction, whatever the store survives:
-    /// a loss of the record is a loss of its effect as well.
+    /// The row that applies when the effect is committed in the store's own transaction, whatever
+    /// the store survives: a loss of the record is a loss of its effect as well.
     pub const SAME_TRANSACTION: Self = Self {
         name: "same-transaction",
         holds: "exactly one committed effect: it and its record are there together, or neither is",
@@ -144,7 +152,10 @@ impl Promise {
 
     /// All rows of the table, in its order.
     pub fn all() -> impl Iterator<Item = Self> {
-        Survives::ALL.into_iter().map(Survives::promise).chain([Self::SAME_TRANSACTION])
+        Survives::ALL
+            .into_iter()
+            .map(Survives::promise)
+            .chain([Self::SAME_TRANSACTION])
     }
 }
 
@@ -170,7 +181,13 @@ mod tests {
         assert!(Survives::ALL.is_sorted());
         let names: std::collections::BTreeSet<_> = Promise::all().map(|row| row.name).collect();
         assert_eq!(names.len(), Promise::all().count());
-        assert!(names.iter().all(|name| name.chars().all(|c| c.is_ascii_lowercase() || c == '-')));
-        assert!(Promise::all().all(|row| !row.holds.contains('|') && !row.adds_a_run.contains('|')));
+        assert!(
+            names
+                .iter()
+                .all(|name| name.chars().all(|c| c.is_ascii_lowercase() || c == '-'))
+        );
+        assert!(
+            Promise::all().all(|row| !row.holds.contains('|') && !row.adds_a_run.contains('|'))
+        );
     }
 }

@@ -1,7 +1,7 @@
 //! The scope descriptor: what a store holds for a scope besides its records.
 //!
-//! A descriptor is created once and never silently recreated. If it is missing, has another epoch, or has gone back to
-//! an earlier sequence number, the store has lost records.
+//! A descriptor is created once and never silently recreated. If it is missing, has another epoch,
+//! or has gone back to an earlier sequence number, the store has lost records.
 
 use std::fmt;
 use std::str::FromStr;
@@ -53,8 +53,10 @@ impl FromStr for Epoch {
     type Err = InvalidEpoch;
 
     fn from_str(text: &str) -> Result<Self, InvalidEpoch> {
-        let is_canonical =
-            text.len() == 32 && !text.bytes().any(|byte| byte.is_ascii_uppercase() || byte == b'+');
+        let is_canonical = text.len() == 32
+            && !text
+                .bytes()
+                .any(|byte| byte.is_ascii_uppercase() || byte == b'+');
         let bits = u128::from_str_radix(text, 16).ok().filter(|_| is_canonical);
         bits.map(Self).ok_or(InvalidEpoch)
     }
@@ -81,7 +83,8 @@ pub struct InvalidEpoch;
 /// Why no claim of the scope is granted until an operator accepts the loss.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Halt {
-    /// When the loss was detected, in milliseconds since the Unix epoch, on the clock of the process that detected it.
+    /// When the loss was detected, in milliseconds since the Unix epoch, on the clock of the
+    /// process that detected it.
     pub at_ms: u64,
     /// What was detected.
     pub reason: String,
@@ -93,13 +96,23 @@ impl Halt {
     /// Creates a halt. The reason is cut to 1 KiB.
     #[must_use]
     pub fn new(at_ms: u64, reason: &str, lost_epochs: Vec<Epoch>) -> Self {
-        let end = (0..=MAX_REASON_BYTES.min(reason.len())).rev().find(|end| reason.is_char_boundary(*end));
-        let reason = reason.get(..end.unwrap_or_default()).unwrap_or_default().to_owned();
-        Self { at_ms, reason, lost_epochs }
+        let end = (0..=MAX_REASON_BYTES.min(reason.len()))
+            .rev()
+            .find(|end| reason.is_char_boundary(*end));
+        let reason = reason
+            .get(..end.unwrap_or_default())
+            .unwrap_or_default()
+            .to_owned();
+        Self {
+            at_ms,
+            reason,
+            lost_epochs,
+        }
     }
 }
 
-/// A consumer of the scope has stopped, because it would have had to give up more messages than its limit allows.
+/// A consumer of the scope has stopped, because it would have had to give up more messages than its
+/// limit allows.
 ///
 /// It is kept, so that a consumer that is restarted does not give up as many again.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -114,21 +127,22 @@ pub struct DeadLetterStop {
     pub of_window: u32,
 }
 
-/// What a store holds for a scope besides its records: the key specification, the current epoch, and whether the scope
-/// is halted.
+/// What a store holds for a scope besides its records: the key specification, the current epoch,
+/// and whether the scope is halted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ScopeDescriptor {
     /// The text of the key specification; see [`Descriptor`](crate::key::Descriptor).
     pub keys: String,
     /// The current epoch of the scope.
     pub epoch: Epoch,
-    /// When the scope was opened for the first time in this store, in milliseconds since the Unix epoch, by the clock of the
-    /// process that did; 0 when it is not known.
+    /// When the scope was opened for the first time in this store, in milliseconds since the Unix
+    /// epoch, by the clock of the process that did; 0 when it is not known.
     pub begun_at_ms: u64,
-    /// Grows while messages are completed. A number smaller than an earlier one means that the store was restored to an
-    /// earlier state.
+    /// Grows while messages are completed. A number smaller than an earlier one means that the
+    /// store was restored to an earlier state.
     pub sequence: u64,
-    /// The longest lease of any gate that has opened the scope, in milliseconds; 0 when it is not known. It only grows.
+    /// The longest lease of any gate that has opened the scope, in milliseconds; 0 when it is not
+    /// known. It only grows.
     pub longest_lease_ms: u64,
     /// Numbers of the marker records, at least one in each shard if the store has several.
     pub markers: Vec<u16>,
@@ -138,9 +152,11 @@ pub struct ScopeDescriptor {
     pub lost_at_ms: Option<u64>,
     /// Set while the scope is halted: no claim may be granted.
     pub halt: Option<Halt>,
-    /// Set after a consumer has stopped at its dead-letter limit, until a message succeeds or an operator accepts it.
+    /// Set after a consumer has stopped at its dead-letter limit, until a message succeeds or an
+    /// operator accepts it.
     pub dead_letter_stop: Option<DeadLetterStop>,
-    /// Whether the circuit breaker of a consumer is open, so that one that starts begins with an open breaker.
+    /// Whether the circuit breaker of a consumer is open, so that one that starts begins with an
+    /// open breaker.
     pub breaker_open: bool,
 }
 
@@ -204,7 +220,8 @@ impl ScopeDescriptor {
                  use another scope, or the release that wrote it"
             ))
         };
-        let read: DescriptorText<'_> = serde_json::from_str(text).map_err(|error| unreadable(&error))?;
+        let read: DescriptorText<'_> =
+            serde_json::from_str(text).map_err(|error| unreadable(&error))?;
         if read.format != FORMAT {
             return Err(unreadable(&format_args!("format {}", read.format)));
         }
@@ -254,7 +271,8 @@ impl ScopeDescriptor {
         self.epoch == epoch || self.accepted_epochs.contains(&epoch)
     }
 
-    /// The descriptor of the next epoch. It accepts the loss of the current epoch and of the epochs in `lost`.
+    /// The descriptor of the next epoch. It accepts the loss of the current epoch and of the epochs
+    /// in `lost`.
     #[must_use]
     pub fn succeed(&self, epoch: Epoch, lost: &[Epoch], lost_at_ms: u64) -> Self {
         let of_halt = self.halt.iter().flat_map(|halt| &halt.lost_epochs);
@@ -322,7 +340,10 @@ mod tests {
 
     #[test]
     fn what_is_no_descriptor_is_refused_and_never_taken_for_none() {
-        let newer = descriptor().to_text().unwrap().replace(r#""format":1"#, r#""format":2"#);
+        let newer = descriptor()
+            .to_text()
+            .unwrap()
+            .replace(r#""format":1"#, r#""format":2"#);
         for text in ["", "{}", "null", r#"{"format":1}"#, newer.as_str()] {
             let refused = ScopeDescriptor::parse(&scope(), text).unwrap_err();
             assert_eq!(refused.class(), "refused", "{text}");
@@ -333,16 +354,31 @@ mod tests {
     #[test]
     fn the_next_life_accepts_every_epoch_before_it_once_and_a_bounded_number_of_them() {
         let mut life = descriptor();
-        life.halt = Some(Halt::new(5, "gone", vec![Epoch::from_bits(1), Epoch::from_bits(2)]));
+        life.halt = Some(Halt::new(
+            5,
+            "gone",
+            vec![Epoch::from_bits(1), Epoch::from_bits(2)],
+        ));
         life.longest_lease_ms = 30_000;
         life.breaker_open = true;
         let next = life.succeed(Epoch::from_bits(100), &[Epoch::from_bits(2)], 9);
         let accepted: Vec<Epoch> = [7, 2, 1].map(Epoch::from_bits).into();
-        assert_eq!((&next.accepted_epochs, next.lost_at_ms, &next.halt), (&accepted, Some(9), &None));
-        assert_eq!(next.longest_lease_ms, 30_000, "leases of the earlier epoch may still run");
-        assert!(next.breaker_open, "a loss of records repairs no dependency of a handler");
+        assert_eq!(
+            (&next.accepted_epochs, next.lost_at_ms, &next.halt),
+            (&accepted, Some(9), &None)
+        );
+        assert_eq!(
+            next.longest_lease_ms, 30_000,
+            "leases of the earlier epoch may still run"
+        );
+        assert!(
+            next.breaker_open,
+            "a loss of records repairs no dependency of a handler"
+        );
         assert!(next.knows(Epoch::from_bits(1)) && !next.knows(Epoch::from_bits(3)));
-        let last = (0..200).fold(next, |life, number| life.succeed(Epoch::from_bits(200 + number), &[], 1));
+        let last = (0..200).fold(next, |life, number| {
+            life.succeed(Epoch::from_bits(200 + number), &[], 1)
+        });
         assert_eq!(last.accepted_epochs.len(), MAX_ACCEPTED_EPOCHS);
         assert!(last.knows(Epoch::from_bits(398)) && !last.knows(Epoch::from_bits(7)));
     }
@@ -351,7 +387,12 @@ mod tests {
     fn epochs_are_spelt_in_one_way() {
         let epoch = Epoch::from_bits(0xAB);
         assert_eq!(epoch.to_string().parse(), Ok(epoch));
-        for text in ["", "ab", &epoch.to_string().to_uppercase(), &format!("+{:031x}", 1)] {
+        for text in [
+            "",
+            "ab",
+            &epoch.to_string().to_uppercase(),
+            &format!("+{:031x}", 1),
+        ] {
             assert_eq!(text.parse::<Epoch>(), Err(InvalidEpoch), "{text}");
         }
     }
@@ -366,7 +407,11 @@ mod tests {
     fn markers_differ_by_scope_epoch_and_number() {
         let one = descriptor();
         let other = one.succeed(Epoch::from_bits(8), &[], 0);
-        let keys = [one.marker(&scope(), 0), one.marker(&scope(), 1), other.marker(&scope(), 0)];
+        let keys = [
+            one.marker(&scope(), 0),
+            one.marker(&scope(), 1),
+            other.marker(&scope(), 0),
+        ];
         assert!(keys[0] != keys[1] && keys[0] != keys[2] && keys[1] != keys[2]);
     }
 }

@@ -1,11 +1,13 @@
 //! Compares a store with [`apply`], step by step, on random sequences of operations.
 //!
-//! Every sequence has its own key and its own model. All sequences take a step together as one batch, so ten thousand
-//! of them take seconds. After each step, the replies and the records are compared.
+//! Every sequence has its own key and its own model. All sequences take a step together as one
+//! batch, so ten thousand of them take seconds. After each step, the replies and the records are
+//! compared.
 //!
-//! The test moves the time, in whole steps of an hour. Every lease, delay and retention ends on a half step, so the
-//! real time that a run takes decides nothing. Fencing tokens depend on the store's clock: their growth is compared,
-//! and their value only where the clock does not determine it.
+//! The test moves the time, in whole steps of an hour. Every lease, delay and retention ends on a
+//! half step, so the real time that a run takes decides nothing. Fencing tokens depend on the
+//! store's clock: their growth is compared, and their value only where the clock does not determine
+//! it.
 
 mod random;
 #[cfg(test)]
@@ -44,8 +46,8 @@ pub trait Subject: Send + Sync {
     /// A scope that no other test or process uses.
     fn scope(&self) -> Scope;
 
-    /// Simulates that time passes for each key, without waiting: moves the record's expiry towards now, and deletes a
-    /// record whose expiry would not be later than now.
+    /// Simulates that time passes for each key, without waiting: moves the record's expiry towards
+    /// now, and deletes a record whose expiry would not be later than now.
     async fn pass(&self, waits: &[(StoreKey, Duration)]);
 
     /// Stores these records. Their `expires_at` is the time that is left, counted from zero.
@@ -104,7 +106,11 @@ const KINDS: &[&str] = &[
 impl Reached {
     /// The kinds that never occurred.
     pub fn missing(&self) -> Vec<&'static str> {
-        KINDS.iter().copied().filter(|kind| !self.0.contains_key(kind)).collect()
+        KINDS
+            .iter()
+            .copied()
+            .filter(|kind| !self.0.contains_key(kind))
+            .collect()
     }
 
     fn count(&mut self, kind: &'static str) {
@@ -121,24 +127,43 @@ pub async fn compare(subject: &dyn Subject, plan: Plan) -> Result<Reached, Strin
     let mut reached = Reached::default();
     let mut sequences = begin(subject, plan).await;
     for _ in 0..plan.steps {
-        let operations: Vec<Operations> = sequences.iter_mut().map(Sequence::next_operations).collect();
+        let operations: Vec<Operations> = sequences
+            .iter_mut()
+            .map(Sequence::next_operations)
+            .collect();
         let command = |(sequence, operations): (&Sequence, &Operations)| Command {
             key: sequence.key.clone(),
             operation: operations.real.clone(),
         };
-        let replies = store.execute(sequences.iter().zip(&operations).map(command).collect()).await;
-        let snapshots = store.read(sequences.iter().map(|sequence| sequence.key.clone()).collect()).await;
+        let replies = store
+            .execute(sequences.iter().zip(&operations).map(command).collect())
+            .await;
+        let snapshots = store
+            .read(
+                sequences
+                    .iter()
+                    .map(|sequence| sequence.key.clone())
+                    .collect(),
+            )
+            .await;
         if replies.len() != sequences.len() || snapshots.len() != sequences.len() {
             return Err("the store returned another number of replies than commands".to_owned());
         }
         let answers = replies.into_iter().zip(snapshots);
         for ((sequence, operations), answer) in sequences.iter_mut().zip(operations).zip(answers) {
             let compared = match answer {
-                (Ok(reply), Ok(snapshot)) => sequence.compare(&operations, &reply, snapshot, &mut reached),
+                (Ok(reply), Ok(snapshot)) => {
+                    sequence.compare(&operations, &reply, snapshot, &mut reached)
+                }
                 failed => Err(format!("the store failed: {failed:?}")),
             };
             compared.map_err(|difference| {
-                format!("seed {}, key {}: {difference}{}", plan.seed, sequence.key, sequence.history())
+                format!(
+                    "seed {}, key {}: {difference}{}",
+                    plan.seed,
+                    sequence.key,
+                    sequence.history()
+                )
             })?;
         }
         let waits: Vec<_> = sequences.iter_mut().filter_map(Sequence::wait).collect();
@@ -160,8 +185,8 @@ async fn begin(subject: &dyn Subject, plan: Plan) -> Vec<Sequence> {
     sequences
 }
 
-/// The same operation for the model and the store. A reopen may differ in the fencing tokens of the expected record,
-/// because they depend on the clocks.
+/// The same operation for the model and the store. A reopen may differ in the fencing tokens of the
+/// expected record, because they depend on the clocks.
 struct Operations {
     model: Operation,
     real: Operation,
@@ -196,12 +221,16 @@ impl Sequence {
         }
     }
 
-    /// Starts some sequences with a record, for attempt numbers and fencing tokens that take long to reach.
+    /// Starts some sequences with a record, for attempt numbers and fencing tokens that take long
+    /// to reach.
     fn plant(&mut self) -> Option<(StoreKey, Record)> {
         let planted = self.choices.planted()?;
         let left = Duration::from_millis(planted.expires_at.millis());
         self.past.push(format!("planted {planted:?}"));
-        self.model = Some(Record { expires_at: self.now + left, ..planted.clone() });
+        self.model = Some(Record {
+            expires_at: self.now + left,
+            ..planted.clone()
+        });
         self.real = Some(planted.clone());
         Some((self.key.clone(), planted))
     }
@@ -211,7 +240,10 @@ impl Sequence {
         self.now = self.now + Duration::from_millis(1);
         let current = self.model.clone().zip(self.real.clone());
         let expected = self.choices.expected(current, &self.seen);
-        let model = self.choices.operation(self.model.as_ref(), expected.as_ref().map(|(model, _)| model));
+        let model = self.choices.operation(
+            self.model.as_ref(),
+            expected.as_ref().map(|(model, _)| model),
+        );
         let real = match (&model, expected) {
             (Operation::Reopen { .. }, Some((_, expected))) => Operation::Reopen { expected },
             _ => model.clone(),
@@ -225,7 +257,8 @@ impl Sequence {
         if wait.is_zero() {
             return None;
         }
-        self.past.push(format!("{} steps pass", wait.as_secs() / STEP.as_secs()));
+        self.past
+            .push(format!("{} steps pass", wait.as_secs() / STEP.as_secs()));
         self.now = self.now + wait;
         Some((self.key.clone(), wait))
     }
@@ -240,10 +273,15 @@ impl Sequence {
         let before = self.model.take();
         let (model, reply) = apply(self.now, before.clone(), &operations.model);
         if !same_reply(&reply, real_reply) {
-            return Err(format!("the answer is {real_reply:?}, and should be {reply:?}"));
+            return Err(format!(
+                "the answer is {real_reply:?}, and should be {reply:?}"
+            ));
         }
         if !same_record(model.as_ref(), self.now, snapshot.as_ref()) {
-            return Err(format!("the record is {snapshot:?}, and should be {model:?} at {:?}", self.now));
+            return Err(format!(
+                "the record is {snapshot:?}, and should be {model:?} at {:?}",
+                self.now
+            ));
         }
         self.compare_fencing_tokens(&reply, real_reply, snapshot.as_ref())?;
         for kind in kinds(before.as_ref(), &operations.model, &reply) {
@@ -261,34 +299,47 @@ impl Sequence {
         real: &Reply,
         snapshot: Option<&RecordSnapshot>,
     ) -> Result<(), String> {
-        let (Some(model), Some(real)) = (granted_fencing_token(model), granted_fencing_token(real)) else {
+        let (Some(model), Some(real)) = (granted_fencing_token(model), granted_fencing_token(real))
+        else {
             return Ok(());
         };
         let now = snapshot.map_or(0, |snapshot| snapshot.now.micros());
         let as_it_should_be = if model.0 >= PLANTED_FENCING_TOKENS {
-            // The clock does not determine this token: it is the last one plus one, or a repeat of the same grant.
+            // The clock does not determine this token: it is the last one plus one, or a repeat of
+            // the same grant.
             real == model
         } else if pending_fencing_token(self.real.as_ref()) == Some(real) {
             true
         } else {
             let slack = u64::try_from(SLACK.as_micros()).unwrap_or(u64::MAX);
             let of_the_clock = real.0 <= now && now - real.0 <= slack;
-            of_the_clock && self.last_fencing_token.replace(real).is_none_or(|last| real > last)
+            of_the_clock
+                && self
+                    .last_fencing_token
+                    .replace(real)
+                    .is_none_or(|last| real > last)
         };
         if !as_it_should_be {
-            return Err(format!("{real:?} is granted at {now}, and {model:?} by the rules"));
+            return Err(format!(
+                "{real:?} is granted at {now}, and {model:?} by the rules"
+            ));
         }
         Ok(())
     }
 
     fn history(&self) -> String {
-        self.past.iter().fold(String::new(), |text, line| text + "\n  " + line)
+        self.past
+            .iter()
+            .fold(String::new(), |text, line| text + "\n  " + line)
     }
 }
 
 fn granted_fencing_token(reply: &Reply) -> Option<FencingToken> {
     match reply {
-        Reply::Verdict { verdict: Verdict::Granted(grant), .. } => grant.fencing_token,
+        Reply::Verdict {
+            verdict: Verdict::Granted(grant),
+            ..
+        } => grant.fencing_token,
         _ => None,
     }
 }
@@ -300,11 +351,18 @@ fn pending_fencing_token(record: Option<&Record>) -> Option<FencingToken> {
     }
 }
 
-/// Whether both replies are equal, except for the value of fencing tokens and the real time that a run takes.
+/// Whether both replies are equal, except for the value of fencing tokens and the real time that a
+/// run takes.
 fn same_reply(model: &Reply, real: &Reply) -> bool {
     let (
-        Reply::Verdict { verdict: model_verdict, uncompared: model_uncompared },
-        Reply::Verdict { verdict, uncompared },
+        Reply::Verdict {
+            verdict: model_verdict,
+            uncompared: model_uncompared,
+        },
+        Reply::Verdict {
+            verdict,
+            uncompared,
+        },
     ) = (model, real)
     else {
         return model == real;
@@ -326,12 +384,20 @@ fn same_reply(model: &Reply, real: &Reply) -> bool {
 }
 
 fn same_record(model: Option<&Record>, now: StoreTime, snapshot: Option<&RecordSnapshot>) -> bool {
-    let (Some(model), Some(RecordSnapshot { now: real_now, record: real })) = (model, snapshot) else {
+    let (
+        Some(model),
+        Some(RecordSnapshot {
+            now: real_now,
+            record: real,
+        }),
+    ) = (model, snapshot)
+    else {
         return model.is_none() && snapshot.is_none();
     };
-    let left = |record: &Record, now: StoreTime| record.expires_at.millis().saturating_sub(now.millis());
-    // In the store, real time has passed, so less time is left. Two readings of a clock within one operation may differ
-    // by a millisecond.
+    let left =
+        |record: &Record, now: StoreTime| record.expires_at.millis().saturating_sub(now.millis());
+    // In the store, real time has passed, so less time is left. Two readings of a clock within one
+    // operation may differ by a millisecond.
     let (expected, found) = (left(model, now), left(real, *real_now));
     let slack = u64::try_from(SLACK.as_millis()).unwrap_or(u64::MAX);
     found <= expected + 1 && expected <= found + slack && plain(model) == plain(real)
@@ -339,9 +405,18 @@ fn same_record(model: Option<&Record>, now: StoreTime, snapshot: Option<&RecordS
 
 /// The record without the values that depend on a clock.
 fn plain(record: &Record) -> Record {
-    let mut record = Record { expires_at: StoreTime::default(), ..record.clone() };
-    if let State::Pending { fencing_token: Some(fencing_token), .. }
-    | State::Released { fencing_token: Some(fencing_token), .. } = &mut record.state
+    let mut record = Record {
+        expires_at: StoreTime::default(),
+        ..record.clone()
+    };
+    if let State::Pending {
+        fencing_token: Some(fencing_token),
+        ..
+    }
+    | State::Released {
+        fencing_token: Some(fencing_token),
+        ..
+    } = &mut record.state
         && fencing_token.0 < PLANTED_FENCING_TOKENS
     {
         *fencing_token = FencingToken(0);
@@ -355,7 +430,9 @@ fn kinds(before: Option<&Record>, operation: &Operation, reply: &Reply) -> Vec<&
         Operation::Claim { longest_lease, .. } => {
             let mut kinds = verdict_kinds(before, reply);
             // The model's leases end in odd milliseconds, unless one was cut just now.
-            let cut = Verdict::Busy { retry_in: longest_lease.saturating_add(Duration::from_millis(1)) };
+            let cut = Verdict::Busy {
+                retry_in: longest_lease.saturating_add(Duration::from_millis(1)),
+            };
             if matches!(reply, Reply::Verdict { verdict, .. } if *verdict == cut) {
                 kinds.push("busy with a lease that was cut");
             }
@@ -376,21 +453,35 @@ fn kinds(before: Option<&Record>, operation: &Operation, reply: &Reply) -> Vec<&
 }
 
 fn verdict_kinds(before: Option<&Record>, reply: &Reply) -> Vec<&'static str> {
-    let Reply::Verdict { verdict, uncompared } = reply else {
+    let Reply::Verdict {
+        verdict,
+        uncompared,
+    } = reply
+    else {
         return Vec::new();
     };
-    let mut kinds = if *uncompared { vec!["uncompared"] } else { Vec::new() };
+    let mut kinds = if *uncompared {
+        vec!["uncompared"]
+    } else {
+        Vec::new()
+    };
     match verdict {
-        Verdict::Granted(Grant { attempt, recovery, fencing_token, reopened }) => {
+        Verdict::Granted(Grant {
+            attempt,
+            recovery,
+            fencing_token,
+            reopened,
+        }) => {
             if *reopened {
                 kinds.push("granted after a reopen");
             }
             kinds.push(match (before.map(|record| &record.state), recovery) {
-                (Some(State::Pending { attempt: earlier, .. }), _)
-                    if earlier == attempt && *attempt < u8::MAX =>
-                {
-                    "granted again to the same token"
-                }
+                (
+                    Some(State::Pending {
+                        attempt: earlier, ..
+                    }),
+                    _,
+                ) if earlier == attempt && *attempt < u8::MAX => "granted again to the same token",
                 (Some(State::Released { .. }), Recovery::Takeover) => {
                     "granted with a takeover that was not started"
                 }
@@ -412,8 +503,12 @@ fn verdict_kinds(before: Option<&Record>, reply: &Reply) -> Vec<&'static str> {
         }
         Verdict::Completed { .. } => kinds.push("completed"),
         Verdict::Busy { .. } => kinds.push("busy"),
-        Verdict::Failed { handed_over: false, .. } => kinds.push("failed"),
-        Verdict::Failed { handed_over: true, .. } => kinds.push("failed, handed over"),
+        Verdict::Failed {
+            handed_over: false, ..
+        } => kinds.push("failed"),
+        Verdict::Failed {
+            handed_over: true, ..
+        } => kinds.push("failed, handed over"),
         Verdict::Mismatch => kinds.push("mismatch"),
     }
     kinds

@@ -26,11 +26,13 @@ pub struct Faults {
     pub reply_lost: f64,
     /// Per command: it is not executed, and the caller gets [`StoreError::Unknown`].
     pub request_lost: f64,
-    /// Per command with an unknown outcome: it is executed during a later call, possibly for the second time.
+    /// Per command with an unknown outcome: it is executed during a later call, possibly for the
+    /// second time.
     pub stray: f64,
     /// Per call: the execution is delayed by up to [`max_delay`](Self::max_delay).
     pub slow_request: f64,
-    /// Per call: the replies are delayed by up to [`max_delay`](Self::max_delay) after the execution.
+    /// Per call: the replies are delayed by up to [`max_delay`](Self::max_delay) after the
+    /// execution.
     pub slow_reply: f64,
     /// The maximum delay of either kind. Needs [`FaultStore::sleep_with`].
     pub max_delay: Duration,
@@ -68,8 +70,9 @@ type Forget = dyn Fn() + Send + Sync;
 
 /// Wraps a store and injects faults between it and its callers.
 ///
-/// The same seed and the same calls in the same order give the same faults. The outcome of a read is never unknown:
-/// with a fault, a read, a describe or a check returns [`StoreError::Unavailable`].
+/// The same seed and the same calls in the same order give the same faults. The outcome of a read
+/// is never unknown: with a fault, a read, a describe or a check returns
+/// [`StoreError::Unavailable`].
 pub struct FaultStore {
     inner: Arc<dyn Store>,
     sleep: Option<Box<Sleep>>,
@@ -118,7 +121,12 @@ impl FaultStore {
             outage_calls_left: 0,
             down: false,
         };
-        Self { inner, sleep: None, forget: None, network: Mutex::new(network) }
+        Self {
+            inner,
+            sleep: None,
+            forget: None,
+            network: Mutex::new(network),
+        }
     }
 
     /// Sets the function that waits for a delay, such as `tokio::time::sleep`. Default: no delays.
@@ -131,7 +139,8 @@ impl FaultStore {
         self
     }
 
-    /// Sets the function that deletes all records of the inner store. Default: records are never lost.
+    /// Sets the function that deletes all records of the inner store. Default: records are never
+    /// lost.
     #[must_use]
     pub fn forget_with(mut self, forget: impl Fn() + Send + Sync + 'static) -> Self {
         self.forget = Some(Box::new(forget));
@@ -164,7 +173,8 @@ impl FaultStore {
         self.network().injected
     }
 
-    /// Locks the network. Every change is complete before the lock is released, so a panic elsewhere does no harm.
+    /// Locks the network. Every change is complete before the lock is released, so a panic
+    /// elsewhere does no harm.
     fn network(&self) -> MutexGuard<'_, Network> {
         self.network.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -217,9 +227,20 @@ impl Network {
         let forget = can_forget && self.happens(self.faults.forget);
         let before = self.delay(can_sleep, self.faults.slow_request);
         let after = self.delay(can_sleep, self.faults.slow_reply);
-        let strays = if down { Vec::new() } else { self.arriving_strays() };
+        let strays = if down {
+            Vec::new()
+        } else {
+            self.arriving_strays()
+        };
         let fates = (0..commands).map(|_| self.fate()).collect();
-        PlannedFaults { down, forget, before, after, strays, fates }
+        PlannedFaults {
+            down,
+            forget,
+            before,
+            after,
+            strays,
+            fates,
+        }
     }
 
     fn delay(&mut self, can_sleep: bool, probability: f64) -> Duration {
@@ -231,7 +252,8 @@ impl Network {
         }
     }
 
-    /// Takes the strays that arrive with this call, each with a probability of one in four. Some arrive much later.
+    /// Takes the strays that arrive with this call, each with a probability of one in four. Some
+    /// arrive much later.
     fn arriving_strays(&mut self) -> Vec<Command> {
         let mut arriving = Vec::new();
         for _ in 0..self.strays.len() {
@@ -258,7 +280,8 @@ impl Network {
         }
     }
 
-    /// Keeps a command with an unknown outcome for a late execution, with the configured probability.
+    /// Keeps a command with an unknown outcome for a late execution, with the configured
+    /// probability.
     fn keep_stray(&mut self, command: &Command) {
         if self.happens(self.faults.stray) && self.strays.len() < MAX_STRAYS {
             self.strays.push_back(command.clone());
@@ -298,7 +321,9 @@ impl Store for FaultStore {
         }
         let mut replies = self.inner.execute(arriving).await.into_iter();
         let answers = plan.fates.iter().map(|fate| match fate {
-            Fate::Answered => replies.next().unwrap_or_else(|| Err(StoreError::unknown("no answer"))),
+            Fate::Answered => replies
+                .next()
+                .unwrap_or_else(|| Err(StoreError::unknown("no answer"))),
             Fate::ReplyLost => {
                 replies.next();
                 Err(StoreError::unknown("injected: the reply was lost"))
@@ -324,7 +349,9 @@ impl Store for FaultStore {
         let answers = self.inner.read(keys).await.into_iter().zip(&plan.fates);
         let answers = answers.map(|(answer, fate)| match fate {
             Fate::Answered => answer,
-            _ => Err(StoreError::unavailable("injected: the reply to a read was lost")),
+            _ => Err(StoreError::unavailable(
+                "injected: the reply to a read was lost",
+            )),
         });
         let answers = answers.collect();
         self.wait(plan.after).await;

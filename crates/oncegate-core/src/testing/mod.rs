@@ -15,13 +15,25 @@ use crate::key::{Digest, Fingerprint, Scope, StoreKey};
 /// A store key for tests. Equal names give equal keys.
 pub fn key(name: &str) -> StoreKey {
     let mut digest = [0; 16];
-    blake3::Hasher::new().update(name.as_bytes()).finalize_xof().fill(&mut digest);
+    blake3::Hasher::new()
+        .update(name.as_bytes())
+        .finalize_xof()
+        .fill(&mut digest);
     StoreKey::new(&scope("tests"), Digest::from_bytes(digest))
 }
 
-/// A fingerprint for tests, from the byte that names its specification and a number for the content.
+/// A fingerprint for tests, from the byte that names its specification and a number for the
+/// content.
 pub fn fingerprint(specification: u8, content: u8) -> Fingerprint {
-    Fingerprint::from_bytes([specification, content, content, content, content, content, content])
+    Fingerprint::from_bytes([
+        specification,
+        content,
+        content,
+        content,
+        content,
+        content,
+        content,
+    ])
 }
 
 /// A scope for tests.

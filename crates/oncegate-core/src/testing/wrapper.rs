@@ -6,7 +6,9 @@ use async_trait::async_trait;
 
 use crate::key::{Scope, StoreKey};
 use crate::rules::Reply;
-use crate::store::{Checkup, Command, Completed, RecordSnapshot, Store, StoreError, StoreLoss, Upkeep};
+use crate::store::{
+    Checkup, Command, Completed, RecordSnapshot, Store, StoreError, StoreLoss, Upkeep,
+};
 
 /// A store that passes every call on to another one, except those that a test changes.
 #[async_trait]

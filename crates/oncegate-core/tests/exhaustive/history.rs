@@ -47,7 +47,12 @@ impl Step {
     pub(crate) fn all(attempts: usize) -> Vec<Self> {
         let mut steps = vec![Self::Tick, Self::Sleep, Self::Reopen, Self::ReopenAnother];
         for by in 0..attempts {
-            steps.extend([Self::Claim(by), Self::Extend(by), Self::Complete(by), Self::Fail(by)]);
+            steps.extend([
+                Self::Claim(by),
+                Self::Extend(by),
+                Self::Complete(by),
+                Self::Fail(by),
+            ]);
             steps.push(Self::HandOver(by));
             for (delay_ms, end) in [
                 (0, ReleaseCause::Failed),
@@ -62,8 +67,8 @@ impl Step {
         steps
     }
 
-    /// The operation of a step, if it can be made now: attempts come into play in their order, and only
-    /// one that has asked can do anything else.
+    /// The operation of a step, if it can be made now: attempts come into play in their order, and
+    /// only one that has asked can do anything else.
     pub(crate) fn operation(
         &self,
         attempts: &[Attempt],
@@ -85,23 +90,50 @@ impl Step {
                     longest_lease: lease,
                 }
             }
-            Self::Extend(by) if asked(by) => Operation::Extend { token: token(by), lease },
+            Self::Extend(by) if asked(by) => Operation::Extend {
+                token: token(by),
+                lease,
+            },
             Self::Complete(by) if asked(by) => {
                 let fingerprint = print(&attempts[by]);
-                Operation::Complete { token: token(by), fingerprint, result: result(by), retention }
+                Operation::Complete {
+                    token: token(by),
+                    fingerprint,
+                    result: result(by),
+                    retention,
+                }
             }
             Self::Release { by, delay_ms, end } if asked(by) => {
                 let delay = Duration::from_millis(delay_ms);
-                Operation::Release { token: token(by), delay, end, reason: reason(by) }
+                Operation::Release {
+                    token: token(by),
+                    delay,
+                    end,
+                    reason: reason(by),
+                }
             }
-            Self::Fail(by) if asked(by) => {
-                Operation::Fail { token: token(by), reason: reason(by), retention }
-            }
-            Self::HandOver(by) if asked(by) => Operation::HandOver { by: token(by).tag() },
-            Self::Reopen => Operation::Reopen { expected: record?.clone() },
+            Self::Fail(by) if asked(by) => Operation::Fail {
+                token: token(by),
+                reason: reason(by),
+                retention,
+            },
+            Self::HandOver(by) if asked(by) => Operation::HandOver {
+                by: token(by).tag(),
+            },
+            Self::Reopen => Operation::Reopen {
+                expected: record?.clone(),
+            },
             Self::ReopenAnother => {
-                let state = State::Completed { by: token(9).tag(), result: Bytes::new() };
-                Operation::Reopen { expected: Record { state, ..record?.clone() } }
+                let state = State::Completed {
+                    by: token(9).tag(),
+                    result: Bytes::new(),
+                };
+                Operation::Reopen {
+                    expected: Record {
+                        state,
+                        ..record?.clone()
+                    },
+                }
             }
             _ => return None,
         };
@@ -115,7 +147,15 @@ fn token(by: usize) -> Token {
 
 fn print(attempt: &Attempt) -> Option<Fingerprint> {
     attempt.fingerprint.map(|(specification, content)| {
-        Fingerprint::from_bytes([specification, content, content, content, content, content, content])
+        Fingerprint::from_bytes([
+            specification,
+            content,
+            content,
+            content,
+            content,
+            content,
+            content,
+        ])
     })
 }
 
@@ -179,11 +219,16 @@ impl History {
     pub(crate) fn forget(&mut self, now_ms: u64) {
         if self.phase != Phase::Absent && now_ms > self.kept_until_ms {
             let (asked, highest_fencing_token) = (self.asked, self.highest_fencing_token);
-            *self = Self { asked, highest_fencing_token, ..Self::default() };
+            *self = Self {
+                asked,
+                highest_fencing_token,
+                ..Self::default()
+            };
         }
     }
 
-    /// Judges one reply, and the change of the record that came with it; then enters both into the books.
+    /// Judges one reply, and the change of the record that came with it; then enters both into the
+    /// books.
     pub(crate) fn judge(
         &mut self,
         now: StoreTime,
@@ -195,7 +240,13 @@ impl History {
     ) -> Result<(), Violation> {
         let earlier = self.clone();
         match (*step, reply) {
-            (Step::Claim(by), Reply::Verdict { verdict, uncompared }) => {
+            (
+                Step::Claim(by),
+                Reply::Verdict {
+                    verdict,
+                    uncompared,
+                },
+            ) => {
                 self.asked = self.asked.max(by + 1);
                 self.verdict(now, by, &attempts[by], verdict, *uncompared)?;
             }
@@ -203,8 +254,14 @@ impl History {
             (step, Reply::NotOwner) => self.lost(step)?,
             (step, Reply::Applied { recreated }) => self.held(now, step, attempts, *recreated)?,
         }
-        let settled = Self { asked: earlier.asked, ..self.clone() } == earlier;
-        ensure(!settled || before == after, "a reply that changes nothing leaves the record as it was")?;
+        let settled = Self {
+            asked: earlier.asked,
+            ..self.clone()
+        } == earlier;
+        ensure(
+            !settled || before == after,
+            "a reply that changes nothing leaves the record as it was",
+        )?;
         self.agrees(after)
     }
 
@@ -223,11 +280,17 @@ impl History {
             _ => false,
         };
         let mismatch = *verdict == Verdict::Mismatch;
-        ensure(mismatch == (known && comparable), "the same key with other content is a mismatch (S14)")?;
+        ensure(
+            mismatch == (known && comparable),
+            "the same key with other content is a mismatch (S14)",
+        )?;
         if mismatch {
             return ensure(!uncompared, "a mismatch has been compared");
         }
-        ensure(uncompared == known, "what is not compared is said not to be")?;
+        ensure(
+            uncompared == known,
+            "what is not compared is said not to be",
+        )?;
         match verdict {
             Verdict::Granted(grant) => self.granted(now, by, ours, attempt.fenced, grant),
             Verdict::Busy { retry_in } => {
@@ -237,7 +300,10 @@ impl History {
                     _ => false,
                 };
                 let left_ms = (self.protected_until_ms + 1).saturating_sub(now.millis());
-                ensure(waiting && left_ms > 0, "busy means that an owner works or a retry is due later")?;
+                ensure(
+                    waiting && left_ms > 0,
+                    "busy means that an owner works or a retry is due later",
+                )?;
                 let exact = *retry_in == Duration::from_millis(left_ms);
                 ensure(exact, "busy has the exact wait")
             }
@@ -245,10 +311,21 @@ impl History {
                 let Phase::Completed { by } = self.phase else {
                     return Err("completed means completed (S3)");
                 };
-                ensure(*answer == result(by), "a duplicate gets the first result (S13)")
+                ensure(
+                    *answer == result(by),
+                    "a duplicate gets the first result (S13)",
+                )
             }
-            Verdict::Failed { reason: answer, handed_over, by: failed_by } => {
-                let Phase::Failed { by, handed_over: handed } = self.phase else {
+            Verdict::Failed {
+                reason: answer,
+                handed_over,
+                by: failed_by,
+            } => {
+                let Phase::Failed {
+                    by,
+                    handed_over: handed,
+                } = self.phase
+                else {
                     return Err("failed means failed");
                 };
                 ensure(*answer == reason(by), "a failure keeps its reason")?;
@@ -269,14 +346,26 @@ impl History {
     ) -> Result<(), Violation> {
         let over = now.millis() > self.protected_until_ms;
         let recovery = match self.phase {
-            Phase::Owned { by: owner, recovery, fencing_token } if owner == by => {
-                let same = Grant { attempt: self.counted, recovery, fencing_token, reopened: false };
+            Phase::Owned {
+                by: owner,
+                recovery,
+                fencing_token,
+            } if owner == by => {
+                let same = Grant {
+                    attempt: self.counted,
+                    recovery,
+                    fencing_token,
+                    reopened: false,
+                };
                 return ensure(*grant == same, "the same token gets the same grant again");
             }
             Phase::Completed { .. } => return Err("no grant after completed (S5)"),
             Phase::Failed { .. } => return Err("no grant after given up"),
             Phase::Owned { .. } => {
-                ensure(over, "a claim is not granted while another owner has the lease")?;
+                ensure(
+                    over,
+                    "a claim is not granted while another owner has the lease",
+                )?;
                 self.silent = true;
                 Recovery::Takeover
             }
@@ -291,15 +380,34 @@ impl History {
             Phase::Absent => Recovery::None,
         };
         let reopened = matches!(self.phase, Phase::Released { by: None });
-        ensure(grant.reopened == reopened, "the first grant after a reopen reports it")?;
+        ensure(
+            grant.reopened == reopened,
+            "the first grant after a reopen reports it",
+        )?;
         self.counted = self.counted.saturating_add(1);
-        ensure(grant.attempt == self.counted, "attempts count failures and crashes, and nothing else (S18)")?;
-        ensure(grant.recovery == recovery, "a takeover is flagged, now and later")?;
-        ensure(grant.fencing_token.is_some() == fenced, "a grant has a fencing token if one was asked for")?;
-        ensure(!fenced || grant.fencing_token > self.highest_fencing_token, "fencing tokens grow (S6)")?;
+        ensure(
+            grant.attempt == self.counted,
+            "attempts count failures and crashes, and nothing else (S18)",
+        )?;
+        ensure(
+            grant.recovery == recovery,
+            "a takeover is flagged, now and later",
+        )?;
+        ensure(
+            grant.fencing_token.is_some() == fenced,
+            "a grant has a fencing token if one was asked for",
+        )?;
+        ensure(
+            !fenced || grant.fencing_token > self.highest_fencing_token,
+            "fencing tokens grow (S6)",
+        )?;
         self.highest_fencing_token = self.highest_fencing_token.max(grant.fencing_token);
         self.fingerprint = fingerprint;
-        self.phase = Phase::Owned { by, recovery, fencing_token: grant.fencing_token };
+        self.phase = Phase::Owned {
+            by,
+            recovery,
+            fencing_token: grant.fencing_token,
+        };
         self.protect(now.millis() + LEASE_MS);
         Ok(())
     }
@@ -314,9 +422,12 @@ impl History {
         let entitled = match step {
             Step::Complete(_) if self.phase == Phase::Absent => true,
             Step::Extend(by) | Step::Complete(by) | Step::Release { by, .. } | Step::Fail(by) => {
-                matches!(self.phase, Phase::Owned { by: owner, .. } if owner == by) || self.ended_so(step)
+                matches!(self.phase, Phase::Owned { by: owner, .. } if owner == by)
+                    || self.ended_so(step)
             }
-            Step::HandOver(by) => matches!(self.phase, Phase::Failed { by: owner, .. } if owner == by),
+            Step::HandOver(by) => {
+                matches!(self.phase, Phase::Failed { by: owner, .. } if owner == by)
+            }
             Step::Reopen => true,
             _ => false,
         };
@@ -327,7 +438,9 @@ impl History {
     fn ended_so(&self, step: Step) -> bool {
         let ended = match self.phase {
             Phase::Absent | Phase::Owned { .. } | Phase::Released { by: None } => return false,
-            Phase::Released { by: Some(by) } | Phase::Completed { by } | Phase::Failed { by, .. } => by,
+            Phase::Released { by: Some(by) }
+            | Phase::Completed { by }
+            | Phase::Failed { by, .. } => by,
         };
         match (step, self.phase) {
             (Step::Extend(by), _)
@@ -347,18 +460,29 @@ impl History {
     ) -> Result<(), Violation> {
         let absent = self.phase == Phase::Absent;
         let completes = matches!(step, Step::Complete(_));
-        ensure(recreated == (absent && completes), "only a lost claim's completion recreates")?;
+        ensure(
+            recreated == (absent && completes),
+            "only a lost claim's completion recreates",
+        )?;
         match step {
             Step::HandOver(by) => {
-                let Phase::Failed { by: owner, handed_over } = &mut self.phase else {
+                let Phase::Failed {
+                    by: owner,
+                    handed_over,
+                } = &mut self.phase
+                else {
                     return Err("only what failed is handed over");
                 };
                 *handed_over = true;
-                return ensure(*owner == by, "a hand-over marks only the failure that it is of");
+                return ensure(
+                    *owner == by,
+                    "a hand-over marks only the failure that it is of",
+                );
             }
             Step::Reopen => {
                 self.phase = Phase::Released { by: None };
-                (self.counted, self.silent, self.untaken, self.fingerprint) = (0, false, false, None);
+                (self.counted, self.silent, self.untaken, self.fingerprint) =
+                    (0, false, false, None);
                 self.protect(now.millis() - 1);
                 return Ok(());
             }
@@ -367,7 +491,10 @@ impl History {
             Step::Complete(by) if absent => self.fingerprint = print(&attempts[by]),
             Step::Extend(by) | Step::Complete(by) | Step::Release { by, .. } | Step::Fail(by) => {
                 let owns = matches!(self.phase, Phase::Owned { by: owner, .. } if owner == by);
-                ensure(owns, "only the last granted token's writes take effect (S4)")?;
+                ensure(
+                    owns,
+                    "only the last granted token's writes take effect (S4)",
+                )?;
             }
             _ => return Err("only changes are held"),
         }
@@ -381,7 +508,13 @@ impl History {
                 };
                 self.counted -= u8::from(!counts);
                 self.silent |= !has_outcome;
-                let took_over = matches!(self.phase, Phase::Owned { recovery: Recovery::Takeover, .. });
+                let took_over = matches!(
+                    self.phase,
+                    Phase::Owned {
+                        recovery: Recovery::Takeover,
+                        ..
+                    }
+                );
                 self.untaken = took_over && end == ReleaseCause::NotStarted;
                 self.phase = Phase::Released { by: Some(by) };
                 self.protect(now.millis() + delay_ms);
@@ -391,7 +524,10 @@ impl History {
                 self.kept_until_ms = now.millis() + RETENTION_MS;
             }
             Step::Fail(by) => {
-                self.phase = Phase::Failed { by, handed_over: false };
+                self.phase = Phase::Failed {
+                    by,
+                    handed_over: false,
+                };
                 self.kept_until_ms = now.millis() + RETENTION_MS;
             }
             _ => {}
@@ -402,21 +538,45 @@ impl History {
     /// Whether the record agrees with this history.
     fn agrees(&self, record: Option<&Record>) -> Result<(), Violation> {
         let Some(record) = record else {
-            return ensure(self.phase == Phase::Absent, "nothing that was promised is forgotten (S17)");
+            return ensure(
+                self.phase == Phase::Absent,
+                "nothing that was promised is forgotten (S17)",
+            );
         };
         ensure(self.phase != Phase::Absent, "nothing comes from nothing")?;
-        ensure(record.expires_at.millis() == self.kept_until_ms, "every record expires, and when it should")?;
-        ensure(record.fingerprint == self.fingerprint, "a record keeps its fingerprint")?;
+        ensure(
+            record.expires_at.millis() == self.kept_until_ms,
+            "every record expires, and when it should",
+        )?;
+        ensure(
+            record.fingerprint == self.fingerprint,
+            "a record keeps its fingerprint",
+        )?;
         let agrees = match (&record.state, self.phase) {
             (State::Pending { token: owner, .. }, Phase::Owned { by, .. }) => *owner == token(by),
-            (State::Released { recovery, attempt, .. }, Phase::Released { .. }) => {
+            (
+                State::Released {
+                    recovery, attempt, ..
+                },
+                Phase::Released { .. },
+            ) => {
                 let is_untaken = *recovery == Recovery::Takeover;
-                recovery.recovered() == self.silent && is_untaken == self.untaken && *attempt == self.counted
+                recovery.recovered() == self.silent
+                    && is_untaken == self.untaken
+                    && *attempt == self.counted
             }
             (State::Completed { result: kept, .. }, Phase::Completed { by }) => *kept == result(by),
-            (State::Failed { handed_over, attempt, .. }, Phase::Failed { handed_over: handed, .. }) => {
-                *handed_over == handed && *attempt == self.counted
-            }
+            (
+                State::Failed {
+                    handed_over,
+                    attempt,
+                    ..
+                },
+                Phase::Failed {
+                    handed_over: handed,
+                    ..
+                },
+            ) => *handed_over == handed && *attempt == self.counted,
             _ => false,
         };
         ensure(agrees, "the record agrees with the replies")

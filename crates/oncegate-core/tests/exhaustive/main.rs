@@ -1,10 +1,11 @@
-//! Every short history of one key: all interleavings of three attempts over a small clock, with crashes,
-//! repeats and late arrivals, judged against what callers may conclude from the replies alone.
+//! Every short history of one key: all interleavings of three attempts over a small clock, with
+//! crashes, repeats and late arrivals, judged against what callers may conclude from the replies
+//! alone.
 //!
-//! A worker that crashes is one that sends nothing more; a lost reply is a command that is sent again; a
-//! late arrival is a command of an attempt that is long over. So all of them are covered by letting every
-//! attempt send every command at any time. `history.rs` keeps the books and judges, `mutants.rs` has the
-//! bugs that it must find.
+//! A worker that crashes is one that sends nothing more; a lost reply is a command that is sent
+//! again; a late arrival is a command of an attempt that is long over. So all of them are covered
+//! by letting every attempt send every command at any time. `history.rs` keeps the books and
+//! judges, `mutants.rs` has the bugs that it must find.
 
 #![allow(clippy::indexing_slicing, reason = "a test that goes wrong may panic")]
 
@@ -43,7 +44,14 @@ struct World {
 impl World {
     fn new() -> Self {
         let history = History::default();
-        Self { now_ms: START_MS, grants_this_ms: 0, ticks: 0, slept: false, record: None, history }
+        Self {
+            now_ms: START_MS,
+            grants_this_ms: 0,
+            ticks: 0,
+            slept: false,
+            record: None,
+            history,
+        }
     }
 
     fn now(&self) -> StoreTime {
@@ -51,11 +59,17 @@ impl World {
     }
 
     /// The world after a step, or what is wrong with it; `None` if the step cannot be made here.
-    fn after(&self, step: &Step, rules: Rules, attempts: &[Attempt]) -> Option<Result<Self, Violation>> {
+    fn after(
+        &self,
+        step: &Step,
+        rules: Rules,
+        attempts: &[Attempt],
+    ) -> Option<Result<Self, Violation>> {
         let mut next = self.clone();
         match step {
             Step::Tick if self.ticks < TICKS => {
-                (next.now_ms, next.ticks, next.grants_this_ms) = (self.now_ms + 1, self.ticks + 1, 0);
+                (next.now_ms, next.ticks, next.grants_this_ms) =
+                    (self.now_ms + 1, self.ticks + 1, 0);
             }
             Step::Sleep if !self.slept => {
                 let tail_ms = u64::try_from(TAIL.as_millis()).expect("thirty days");
@@ -68,7 +82,8 @@ impl World {
                 let (record, reply) = rules(now, self.record.clone(), &operation);
                 let before = self.record.as_ref().filter(|record| record.kept(now));
                 if let Err(violation) =
-                    next.history.judge(now, step, attempts, before, record.as_ref(), &reply)
+                    next.history
+                        .judge(now, step, attempts, before, record.as_ref(), &reply)
                 {
                     return Some(Err(violation));
                 }
@@ -112,23 +127,38 @@ struct Visited {
 fn explore(rules: Rules, attempts: &[Attempt], depth: usize) -> Result<Explored, Broken> {
     let steps = Step::all(attempts.len());
     let mut seen = HashSet::from([World::new()]);
-    let mut visited = vec![Visited { world: World::new(), from: None, depth: 0 }];
+    let mut visited = vec![Visited {
+        world: World::new(),
+        from: None,
+        depth: 0,
+    }];
     let mut index = 0;
     while index < visited.len() && visited[index].depth < depth {
         let (world, made) = (visited[index].world.clone(), visited[index].depth);
         for step in &steps {
             let next = match world.after(step, rules, attempts) {
                 None => continue,
-                Some(Err(promise)) => return Err(Broken { promise, path: path(&visited, index, *step) }),
+                Some(Err(promise)) => {
+                    return Err(Broken {
+                        promise,
+                        path: path(&visited, index, *step),
+                    });
+                }
                 Some(Ok(next)) => next,
             };
             if seen.insert(next.clone()) {
-                visited.push(Visited { world: next, from: Some((index, *step)), depth: made + 1 });
+                visited.push(Visited {
+                    world: next,
+                    from: Some((index, *step)),
+                    depth: made + 1,
+                });
             }
         }
         index += 1;
     }
-    Ok(Explored { worlds: visited.len() })
+    Ok(Explored {
+        worlds: visited.len(),
+    })
 }
 
 /// The steps to a world, and one more.
@@ -144,12 +174,21 @@ fn path(visited: &[Visited], mut index: usize, last: Step) -> Vec<Step> {
 
 /// Sets of attempts: the fingerprint of each, and whether it asks for a fencing token.
 fn casts() -> [Vec<Attempt>; 3] {
-    let attempt =
-        |specification, content, fenced| Attempt { fingerprint: Some((specification, content)), fenced };
-    let plain = |fenced| Attempt { fingerprint: None, fenced };
+    let attempt = |specification, content, fenced| Attempt {
+        fingerprint: Some((specification, content)),
+        fenced,
+    };
+    let plain = |fenced| Attempt {
+        fingerprint: None,
+        fenced,
+    };
     [
         vec![plain(true), plain(true), plain(true)],
-        vec![attempt(1, 1, false), attempt(1, 2, true), attempt(1, 1, false)],
+        vec![
+            attempt(1, 1, false),
+            attempt(1, 2, true),
+            attempt(1, 1, false),
+        ],
         vec![attempt(1, 1, true), attempt(2, 2, true), plain(false)],
     ]
 }
@@ -158,8 +197,13 @@ fn casts() -> [Vec<Attempt>; 3] {
 const DEPTH: usize = 8;
 
 fn check(cast: usize) {
-    let explored = explore(rules::apply, &casts()[cast], DEPTH).expect("the rules keep their promises");
-    assert!(explored.worlds > 10_000, "{} worlds are too few to prove anything", explored.worlds);
+    let explored =
+        explore(rules::apply, &casts()[cast], DEPTH).expect("the rules keep their promises");
+    assert!(
+        explored.worlds > 10_000,
+        "{} worlds are too few to prove anything",
+        explored.worlds
+    );
 }
 
 // invariant: stale-owner
@@ -182,7 +226,9 @@ fn the_rules_keep_every_promise_with_another_specification() {
 #[test]
 fn every_mutant_breaks_a_promise() {
     for (name, mutant) in mutants::ALL {
-        let found = casts().iter().find_map(|cast| explore(*mutant, cast, DEPTH).err());
+        let found = casts()
+            .iter()
+            .find_map(|cast| explore(*mutant, cast, DEPTH).err());
         match found {
             Some(broken) => eprintln!("{name}: {broken:?}"),
             None => panic!("no check noticed the mutant {name}"),

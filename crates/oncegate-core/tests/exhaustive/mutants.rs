@@ -14,29 +14,50 @@ pub(crate) const ALL: &[(&str, Rules)] = &[
     ("complete without a token compare", complete_without_compare),
     ("complete after a release", complete_after_release),
     ("complete overwrites the first result", complete_overwrites),
-    ("complete of a lost claim is refused", complete_of_lost_claim_is_lost),
+    (
+        "complete of a lost claim is refused",
+        complete_of_lost_claim_is_lost,
+    ),
     ("release deletes the record", release_deletes),
     ("release without a token compare", release_without_compare),
     ("an uncounted release counts", uncounted_release_counts),
     ("extend recreates a record that expired", extend_recreates),
     ("extend without a token compare", extend_by_anyone),
     ("extend moves the end back", extend_shortens),
-    ("claim takes a completed record whose time seems over", claim_takes_completed),
+    (
+        "claim takes a completed record whose time seems over",
+        claim_takes_completed,
+    ),
     ("claim ignores the fingerprint", claim_ignores_fingerprint),
-    ("claim answers before it compares the fingerprint", completed_before_fingerprint),
+    (
+        "claim answers before it compares the fingerprint",
+        completed_before_fingerprint,
+    ),
     ("a lease is over at its last millisecond", lease_ends_early),
     ("a lease is over one millisecond late", lease_ends_late),
     ("a fencing token does not grow", fencing_token_stands),
-    ("a fencing token is counted in the record alone", fencing_token_starts_over),
+    (
+        "a fencing token is counted in the record alone",
+        fencing_token_starts_over,
+    ),
     ("the takeover is not flagged", takeover_unflagged),
     ("a release forgets the takeover", release_forgets_takeover),
-    ("a takeover that was not started is over", a_takeover_that_was_not_started_is_over),
+    (
+        "a takeover that was not started is over",
+        a_takeover_that_was_not_started_is_over,
+    ),
     ("a takeover does not count", takeover_uncounted),
-    ("an attempt that was thrown away is not flagged", discarded_unflagged),
+    (
+        "an attempt that was thrown away is not flagged",
+        discarded_unflagged,
+    ),
     ("pending expires with its lease", pending_expires_with_lease),
     ("a repeated claim gets Busy", repeat_is_busy),
     ("fail without a token compare", fail_without_compare),
-    ("a repeated fail forgets the hand-over", fail_forgets_hand_over),
+    (
+        "a repeated fail forgets the hand-over",
+        fail_forgets_hand_over,
+    ),
     ("hand-over without a tag compare", hand_over_without_compare),
     ("reopen does not compare", reopen_without_compare),
     ("a grant does not report a reopen", reopen_untold),
@@ -57,7 +78,11 @@ fn stolen(record: &Option<Record>, operation: &Operation) -> Option<Record> {
         _ => return record.clone(),
     };
     let mut record = record.clone();
-    if let Some(Record { state: State::Pending { token, .. }, .. }) = &mut record {
+    if let Some(Record {
+        state: State::Pending { token, .. },
+        ..
+    }) = &mut record
+    {
         *token = thief;
     }
     record
@@ -87,7 +112,11 @@ fn release_without_compare(
     }
 }
 
-fn fail_without_compare(now: StoreTime, record: Option<Record>, op: &Operation) -> (Option<Record>, Reply) {
+fn fail_without_compare(
+    now: StoreTime,
+    record: Option<Record>,
+    op: &Operation,
+) -> (Option<Record>, Reply) {
     if matches!(op, Operation::Fail { .. }) {
         apply(now, stolen(&record, op), op)
     } else {
@@ -95,30 +124,58 @@ fn fail_without_compare(now: StoreTime, record: Option<Record>, op: &Operation) 
     }
 }
 
-fn extend_by_anyone(now: StoreTime, record: Option<Record>, op: &Operation) -> (Option<Record>, Reply) {
-    let Operation::Extend { .. } = op else { return apply(now, record, op) };
+fn extend_by_anyone(
+    now: StoreTime,
+    record: Option<Record>,
+    op: &Operation,
+) -> (Option<Record>, Reply) {
+    let Operation::Extend { .. } = op else {
+        return apply(now, record, op);
+    };
     let (after, reply) = apply(now, stolen(&record, op), op);
     // The owner is unchanged; only its lease was moved.
     match (after, record) {
-        (Some(after), Some(before)) => (Some(Record { expires_at: after.expires_at, ..before }), reply),
+        (Some(after), Some(before)) => (
+            Some(Record {
+                expires_at: after.expires_at,
+                ..before
+            }),
+            reply,
+        ),
         (after, _) => (after, reply),
     }
 }
 
-fn complete_after_release(now: StoreTime, record: Option<Record>, op: &Operation) -> (Option<Record>, Reply) {
+fn complete_after_release(
+    now: StoreTime,
+    record: Option<Record>,
+    op: &Operation,
+) -> (Option<Record>, Reply) {
     match (op, kept(now, &record)) {
-        (Operation::Complete { .. }, Some(Record { state: State::Released { .. }, .. })) => {
-            (apply(now, None, op).0, HELD)
-        }
+        (
+            Operation::Complete { .. },
+            Some(Record {
+                state: State::Released { .. },
+                ..
+            }),
+        ) => (apply(now, None, op).0, HELD),
         _ => apply(now, record, op),
     }
 }
 
-fn complete_overwrites(now: StoreTime, record: Option<Record>, op: &Operation) -> (Option<Record>, Reply) {
+fn complete_overwrites(
+    now: StoreTime,
+    record: Option<Record>,
+    op: &Operation,
+) -> (Option<Record>, Reply) {
     match (op, kept(now, &record)) {
-        (Operation::Complete { .. }, Some(Record { state: State::Completed { .. }, .. })) => {
-            (apply(now, None, op).0, HELD)
-        }
+        (
+            Operation::Complete { .. },
+            Some(Record {
+                state: State::Completed { .. },
+                ..
+            }),
+        ) => (apply(now, None, op).0, HELD),
         _ => apply(now, record, op),
     }
 }
@@ -134,9 +191,17 @@ fn complete_of_lost_claim_is_lost(
     }
 }
 
-fn release_deletes(now: StoreTime, record: Option<Record>, op: &Operation) -> (Option<Record>, Reply) {
+fn release_deletes(
+    now: StoreTime,
+    record: Option<Record>,
+    op: &Operation,
+) -> (Option<Record>, Reply) {
     let (after, reply) = apply(now, record, op);
-    if matches!(op, Operation::Release { .. }) && reply == HELD { (None, reply) } else { (after, reply) }
+    if matches!(op, Operation::Release { .. }) && reply == HELD {
+        (None, reply)
+    } else {
+        (after, reply)
+    }
 }
 
 fn uncounted_release_counts(
@@ -151,7 +216,11 @@ fn uncounted_release_counts(
     apply(now, record, &op)
 }
 
-fn discarded_unflagged(now: StoreTime, record: Option<Record>, op: &Operation) -> (Option<Record>, Reply) {
+fn discarded_unflagged(
+    now: StoreTime,
+    record: Option<Record>,
+    op: &Operation,
+) -> (Option<Record>, Reply) {
     let mut op = op.clone();
     if let Operation::Release { end, .. } = &mut op {
         *end = match *end {
@@ -162,7 +231,11 @@ fn discarded_unflagged(now: StoreTime, record: Option<Record>, op: &Operation) -
     apply(now, record, &op)
 }
 
-fn extend_recreates(now: StoreTime, record: Option<Record>, op: &Operation) -> (Option<Record>, Reply) {
+fn extend_recreates(
+    now: StoreTime,
+    record: Option<Record>,
+    op: &Operation,
+) -> (Option<Record>, Reply) {
     match (op, kept(now, &record)) {
         (&Operation::Extend { token, lease }, None) => {
             let claim = Operation::Claim {
@@ -178,7 +251,11 @@ fn extend_recreates(now: StoreTime, record: Option<Record>, op: &Operation) -> (
     }
 }
 
-fn extend_shortens(now: StoreTime, record: Option<Record>, op: &Operation) -> (Option<Record>, Reply) {
+fn extend_shortens(
+    now: StoreTime,
+    record: Option<Record>,
+    op: &Operation,
+) -> (Option<Record>, Reply) {
     let (mut after, reply) = apply(now, record, op);
     if let (Operation::Extend { lease, .. }, Some(after), &HELD) = (op, &mut after, &reply)
         && matches!(after.state, State::Pending { .. })
@@ -188,12 +265,20 @@ fn extend_shortens(now: StoreTime, record: Option<Record>, op: &Operation) -> (O
     (after, reply)
 }
 
-fn claim_takes_completed(now: StoreTime, record: Option<Record>, op: &Operation) -> (Option<Record>, Reply) {
+fn claim_takes_completed(
+    now: StoreTime,
+    record: Option<Record>,
+    op: &Operation,
+) -> (Option<Record>, Reply) {
     // A completed record expires sooner than a lease with its tail: read as a lease, it is over.
     match (op, kept(now, &record)) {
-        (Operation::Claim { .. }, Some(Record { state: State::Completed { .. }, .. })) => {
-            apply(now, None, op)
-        }
+        (
+            Operation::Claim { .. },
+            Some(Record {
+                state: State::Completed { .. },
+                ..
+            }),
+        ) => apply(now, None, op),
         _ => apply(now, record, op),
     }
 }
@@ -216,7 +301,10 @@ fn completed_before_fingerprint(
     op: &Operation,
 ) -> (Option<Record>, Reply) {
     match kept(now, &record) {
-        Some(Record { state: State::Completed { .. }, .. }) => claim_ignores_fingerprint(now, record, op),
+        Some(Record {
+            state: State::Completed { .. },
+            ..
+        }) => claim_ignores_fingerprint(now, record, op),
         _ => apply(now, record, op),
     }
 }
@@ -232,11 +320,25 @@ fn claim_at(
     record: Option<Record>,
     op: &Operation,
 ) -> (Option<Record>, Reply) {
-    let pending = matches!(kept(now, &record), Some(Record { state: State::Pending { .. }, .. }));
+    let pending = matches!(
+        kept(now, &record),
+        Some(Record {
+            state: State::Pending { .. },
+            ..
+        })
+    );
     if !pending || !matches!(op, Operation::Claim { .. }) {
         return apply(now, record, op);
     }
-    let granted = |reply: &Reply| matches!(reply, Reply::Verdict { verdict: Verdict::Granted(_), .. });
+    let granted = |reply: &Reply| {
+        matches!(
+            reply,
+            Reply::Verdict {
+                verdict: Verdict::Granted(_),
+                ..
+            }
+        )
+    };
     let moved = apply(seen, record.clone(), op);
     let right = apply(now, record.clone(), op);
     if granted(&moved.1) == granted(&right.1) {
@@ -252,12 +354,25 @@ fn claim_at(
     taken
 }
 
-fn lease_ends_early(now: StoreTime, record: Option<Record>, op: &Operation) -> (Option<Record>, Reply) {
+fn lease_ends_early(
+    now: StoreTime,
+    record: Option<Record>,
+    op: &Operation,
+) -> (Option<Record>, Reply) {
     claim_at(now, later(now, 1), record, op)
 }
 
-fn lease_ends_late(now: StoreTime, record: Option<Record>, op: &Operation) -> (Option<Record>, Reply) {
-    claim_at(now, StoreTime::from_micros(now.micros() - 1_000), record, op)
+fn lease_ends_late(
+    now: StoreTime,
+    record: Option<Record>,
+    op: &Operation,
+) -> (Option<Record>, Reply) {
+    claim_at(
+        now,
+        StoreTime::from_micros(now.micros() - 1_000),
+        record,
+        op,
+    )
 }
 
 /// The rules with another fencing token in a fresh grant.
@@ -268,26 +383,49 @@ fn with_fencing_token(
     fencing_token: impl Fn(Option<FencingToken>) -> FencingToken,
 ) -> (Option<Record>, Reply) {
     let last = match kept(now, &record).map(|record| &record.state) {
-        Some(State::Pending { fencing_token, .. } | State::Released { fencing_token, .. }) => *fencing_token,
+        Some(State::Pending { fencing_token, .. } | State::Released { fencing_token, .. }) => {
+            *fencing_token
+        }
         _ => None,
     };
     let (mut after, mut reply) = apply(now, record.clone(), op);
     let fresh = kept(now, &record) != after.as_ref();
     if let (
-        Reply::Verdict { verdict: Verdict::Granted(Grant { fencing_token: Some(given), .. }), .. },
+        Reply::Verdict {
+            verdict:
+                Verdict::Granted(Grant {
+                    fencing_token: Some(given),
+                    ..
+                }),
+            ..
+        },
         true,
     ) = (&mut reply, fresh)
     {
         *given = fencing_token(last);
-        if let Some(Record { state: State::Pending { fencing_token: Some(written), .. }, .. }) = &mut after {
+        if let Some(Record {
+            state:
+                State::Pending {
+                    fencing_token: Some(written),
+                    ..
+                },
+            ..
+        }) = &mut after
+        {
             *written = *given;
         }
     }
     (after, reply)
 }
 
-fn fencing_token_stands(now: StoreTime, record: Option<Record>, op: &Operation) -> (Option<Record>, Reply) {
-    with_fencing_token(now, record, op, |last| last.unwrap_or(FencingToken(now.micros())))
+fn fencing_token_stands(
+    now: StoreTime,
+    record: Option<Record>,
+    op: &Operation,
+) -> (Option<Record>, Reply) {
+    with_fencing_token(now, record, op, |last| {
+        last.unwrap_or(FencingToken(now.micros()))
+    })
 }
 
 fn fencing_token_starts_over(
@@ -295,7 +433,9 @@ fn fencing_token_starts_over(
     record: Option<Record>,
     op: &Operation,
 ) -> (Option<Record>, Reply) {
-    with_fencing_token(now, record, op, |last| FencingToken(last.map_or(1, |FencingToken(last)| last + 1)))
+    with_fencing_token(now, record, op, |last| {
+        FencingToken(last.map_or(1, |FencingToken(last)| last + 1))
+    })
 }
 
 /// The rules with another grant after a takeover.
@@ -307,23 +447,42 @@ fn regrant(
 ) -> (Option<Record>, Reply) {
     let (mut after, mut reply) = apply(now, record.clone(), op);
     let fresh = kept(now, &record) != after.as_ref();
-    if let Reply::Verdict { verdict: Verdict::Granted(Grant { attempt, recovery, .. }), .. } = &mut reply
+    if let Reply::Verdict {
+        verdict: Verdict::Granted(Grant {
+            attempt, recovery, ..
+        }),
+        ..
+    } = &mut reply
         && *recovery == Recovery::Takeover
         && fresh
     {
         change(attempt, recovery);
-        if let Some(Record { state: State::Pending { attempt, recovery, .. }, .. }) = &mut after {
+        if let Some(Record {
+            state: State::Pending {
+                attempt, recovery, ..
+            },
+            ..
+        }) = &mut after
+        {
             change(attempt, recovery);
         }
     }
     (after, reply)
 }
 
-fn takeover_unflagged(now: StoreTime, record: Option<Record>, op: &Operation) -> (Option<Record>, Reply) {
+fn takeover_unflagged(
+    now: StoreTime,
+    record: Option<Record>,
+    op: &Operation,
+) -> (Option<Record>, Reply) {
     regrant(now, record, op, |_, recovery| *recovery = Recovery::None)
 }
 
-fn takeover_uncounted(now: StoreTime, record: Option<Record>, op: &Operation) -> (Option<Record>, Reply) {
+fn takeover_uncounted(
+    now: StoreTime,
+    record: Option<Record>,
+    op: &Operation,
+) -> (Option<Record>, Reply) {
     regrant(now, record, op, |attempt, _| *attempt -= 1)
 }
 
@@ -333,7 +492,11 @@ fn release_forgets_takeover(
     op: &Operation,
 ) -> (Option<Record>, Reply) {
     let (mut after, reply) = apply(now, record, op);
-    if let Some(Record { state: State::Released { recovery, .. }, .. }) = &mut after {
+    if let Some(Record {
+        state: State::Released { recovery, .. },
+        ..
+    }) = &mut after
+    {
         *recovery = Recovery::None;
     }
     (after, reply)
@@ -345,8 +508,14 @@ fn a_takeover_that_was_not_started_is_over(
     op: &Operation,
 ) -> (Option<Record>, Reply) {
     let (mut after, reply) = apply(now, record, op);
-    if let Some(Record { state: State::Released { recovery: recovery @ Recovery::Takeover, .. }, .. }) =
-        &mut after
+    if let Some(Record {
+        state:
+            State::Released {
+                recovery: recovery @ Recovery::Takeover,
+                ..
+            },
+        ..
+    }) = &mut after
     {
         *recovery = Recovery::Earlier;
     }
@@ -364,20 +533,48 @@ fn pending_expires_with_lease(
     apply(now, record.filter(|_| !over), op)
 }
 
-fn repeat_is_busy(now: StoreTime, record: Option<Record>, op: &Operation) -> (Option<Record>, Reply) {
+fn repeat_is_busy(
+    now: StoreTime,
+    record: Option<Record>,
+    op: &Operation,
+) -> (Option<Record>, Reply) {
     let (after, reply) = apply(now, record.clone(), op);
-    let granted = matches!(reply, Reply::Verdict { verdict: Verdict::Granted(_), .. });
+    let granted = matches!(
+        reply,
+        Reply::Verdict {
+            verdict: Verdict::Granted(_),
+            ..
+        }
+    );
     if granted && kept(now, &record).is_some() && kept(now, &record) == after.as_ref() {
-        let verdict = Verdict::Busy { retry_in: Duration::from_millis(1) };
-        return (after, Reply::Verdict { verdict, uncompared: false });
+        let verdict = Verdict::Busy {
+            retry_in: Duration::from_millis(1),
+        };
+        return (
+            after,
+            Reply::Verdict {
+                verdict,
+                uncompared: false,
+            },
+        );
     }
     (after, reply)
 }
 
-fn fail_forgets_hand_over(now: StoreTime, record: Option<Record>, op: &Operation) -> (Option<Record>, Reply) {
+fn fail_forgets_hand_over(
+    now: StoreTime,
+    record: Option<Record>,
+    op: &Operation,
+) -> (Option<Record>, Reply) {
     let (mut after, reply) = apply(now, record, op);
-    if let (Operation::Fail { .. }, &HELD, Some(Record { state: State::Failed { handed_over, .. }, .. })) =
-        (op, &reply, &mut after)
+    if let (
+        Operation::Fail { .. },
+        &HELD,
+        Some(Record {
+            state: State::Failed { handed_over, .. },
+            ..
+        }),
+    ) = (op, &reply, &mut after)
     {
         *handed_over = false;
     }
@@ -390,7 +587,13 @@ fn hand_over_without_compare(
     op: &Operation,
 ) -> (Option<Record>, Reply) {
     match (op, kept(now, &record)) {
-        (Operation::HandOver { .. }, Some(Record { state: State::Failed { by, .. }, .. })) => {
+        (
+            Operation::HandOver { .. },
+            Some(Record {
+                state: State::Failed { by, .. },
+                ..
+            }),
+        ) => {
             let by = *by;
             apply(now, record, &Operation::HandOver { by })
         }
@@ -398,7 +601,11 @@ fn hand_over_without_compare(
     }
 }
 
-fn reopen_without_compare(now: StoreTime, record: Option<Record>, op: &Operation) -> (Option<Record>, Reply) {
+fn reopen_without_compare(
+    now: StoreTime,
+    record: Option<Record>,
+    op: &Operation,
+) -> (Option<Record>, Reply) {
     match (op, kept(now, &record)) {
         (Operation::Reopen { .. }, Some(seen)) => {
             let expected = seen.clone();
@@ -408,9 +615,17 @@ fn reopen_without_compare(now: StoreTime, record: Option<Record>, op: &Operation
     }
 }
 
-fn reopen_untold(now: StoreTime, record: Option<Record>, op: &Operation) -> (Option<Record>, Reply) {
+fn reopen_untold(
+    now: StoreTime,
+    record: Option<Record>,
+    op: &Operation,
+) -> (Option<Record>, Reply) {
     let (after, mut reply) = apply(now, record, op);
-    if let Reply::Verdict { verdict: Verdict::Granted(grant), .. } = &mut reply {
+    if let Reply::Verdict {
+        verdict: Verdict::Granted(grant),
+        ..
+    } = &mut reply
+    {
         grant.reopened = false;
     }
     (after, reply)

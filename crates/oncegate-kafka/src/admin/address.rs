@@ -27,23 +27,34 @@ pub(super) enum Failure {
 impl Address {
     /// The address of a broker as an answer has it.
     pub(super) fn new(host: &str, port: i32) -> Self {
-        Self { host: host.to_owned(), port: u16::try_from(port).unwrap_or_default() }
+        Self {
+            host: host.to_owned(),
+            port: u16::try_from(port).unwrap_or_default(),
+        }
     }
 
-    /// Parses `host`, `host:port` or `PROTOCOL://host:port`; an address of IP version 6 with a port stands in brackets.
+    /// Parses `host`, `host:port` or `PROTOCOL://host:port`; an address of IP version 6 with a port
+    /// stands in brackets.
     ///
     /// # Errors
     /// When the port is no number of a port.
     pub(super) fn parse(broker: &str) -> Result<Self, SourceError> {
-        let place = broker.rsplit_once("://").map_or(broker, |(_, place)| place).trim();
+        let place = broker
+            .rsplit_once("://")
+            .map_or(broker, |(_, place)| place)
+            .trim();
         let (host, port) = match place.rsplit_once(':') {
             // Without brackets, more than one colon is an address without a port.
             Some((host, port)) if host.ends_with(']') || !host.contains(':') => (host, Some(port)),
             _ => (place, None),
         };
         let port = port.map_or(Ok(DEFAULT_PORT), str::parse);
-        let port = port.map_err(|_| SourceError::new(format!("the broker {broker:?} is not host:port")))?;
-        Ok(Self { host: host.trim_matches(['[', ']']).to_owned(), port })
+        let port =
+            port.map_err(|_| SourceError::new(format!("the broker {broker:?} is not host:port")))?;
+        Ok(Self {
+            host: host.trim_matches(['[', ']']).to_owned(),
+            port,
+        })
     }
 }
 

@@ -1,7 +1,7 @@
 //! A connection to one broker: addresses, frames, and the versions that both sides know.
 //!
-//! Source: <https://kafka.apache.org/protocol>. A frame is its length in four bytes, a header and a message. The header of
-//! an answer repeats the number of its request.
+//! Source: <https://kafka.apache.org/protocol>. A frame is its length in four bytes, a header and a
+//! message. The header of an answer repeats the number of its request.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -9,7 +9,9 @@ use std::time::Duration;
 
 use bytes::{BufMut as _, Bytes, BytesMut};
 use kafka_protocol::messages::{ApiKey, ApiVersionsRequest, RequestHeader, ResponseHeader};
-use kafka_protocol::protocol::{Decodable as _, Encodable as _, HeaderVersion as _, StrBytes, VersionRange};
+use kafka_protocol::protocol::{
+    Decodable as _, Encodable as _, HeaderVersion as _, StrBytes, VersionRange,
+};
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
@@ -20,7 +22,8 @@ use super::tls::{self, Tls};
 use crate::client::tokens::Tokens;
 use oncegate_runtime::failure::BoxError;
 
-/// Time limit of a connection without its login, so that one broker that is away does not use up a request's limit.
+/// Time limit of a connection without its login, so that one broker that is away does not use up a
+/// request's limit.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The largest answer. The metadata of a cluster with thousands of brokers is smaller.
@@ -55,15 +58,30 @@ impl BrokerConnection {
     pub(super) async fn open(address: &Address, access: &Access) -> Result<Self, Failure> {
         let connecting = timeout(CONNECT_TIMEOUT, connect(address, access.tls.as_ref())).await;
         let stream = connecting.unwrap_or_else(|_| {
-            Err(Failure::away(format!("{address}: no connection within {CONNECT_TIMEOUT:?}")))
+            Err(Failure::away(format!(
+                "{address}: no connection within {CONNECT_TIMEOUT:?}"
+            )))
         })?;
         let versions = BTreeMap::from([(ApiKey::ApiVersions as i16, ApiVersionsRequest::VERSIONS)]);
-        let mut connection = Self { address: address.clone(), stream, versions, sent: 0 };
-        let known = connection.ask(&ApiVersionsRequest::default()).await?.api_keys;
+        let mut connection = Self {
+            address: address.clone(),
+            stream,
+            versions,
+            sent: 0,
+        };
+        let known = connection
+            .ask(&ApiVersionsRequest::default())
+            .await?
+            .api_keys;
         let versions = |min, max| VersionRange { min, max };
         connection.versions = known
             .into_iter()
-            .map(|known| (known.api_key, versions(known.min_version, known.max_version)))
+            .map(|known| {
+                (
+                    known.api_key,
+                    versions(known.min_version, known.max_version),
+                )
+            })
             .collect();
         Ok(connection)
     }
@@ -77,7 +95,10 @@ impl BrokerConnection {
         let version = self.version::<C>()?;
         self.sent = self.sent.wrapping_add(1);
         let unusable = |error: BoxError| {
-            Failure::refused(format!("the request {:?} cannot be made in version {version}: {error}", C::KEY))
+            Failure::refused(format!(
+                "the request {:?} cannot be made in version {version}: {error}",
+                C::KEY
+            ))
         };
         let frame = frame(request, version, self.sent).map_err(unusable)?;
         let mut answer = self.exchange(&frame).await?;
@@ -99,7 +120,9 @@ impl BrokerConnection {
     /// The newest version of a request that both sides know.
     fn version<C: Call>(&self) -> Result<i16, Failure> {
         let theirs = self.versions.get(&(C::KEY as i16));
-        let both = theirs.map(|theirs| theirs.intersect(&C::VERSIONS)).filter(|both| !both.is_empty());
+        let both = theirs
+            .map(|theirs| theirs.intersect(&C::VERSIONS))
+            .filter(|both| !both.is_empty());
         both.map(|both| both.max).ok_or_else(|| {
             Failure::refused(format!(
                 "the broker at {} does not know the request {:?} in a version from {} to {}",
@@ -117,7 +140,9 @@ impl BrokerConnection {
         self.stream.write_all(frame).await.map_err(lost)?;
         self.stream.flush().await.map_err(lost)?;
         let length = self.stream.read_i32().await.map_err(lost)?;
-        let length = usize::try_from(length).ok().filter(|length| *length <= ANSWER_MAX_BYTES);
+        let length = usize::try_from(length)
+            .ok()
+            .filter(|length| *length <= ANSWER_MAX_BYTES);
         let length = length.ok_or_else(|| {
             Failure::refused(format!(
                 "what listens at {} does not answer as a Kafka broker: check the address and security.protocol",
@@ -165,9 +190,17 @@ mod tests {
     async fn asked(answer: &[u8]) -> Result<usize, String> {
         let (stream, mut broker) = tokio::io::duplex(1024);
         broker.write_all(answer).await.expect("there is room");
-        let address = Address { host: "kafka".to_owned(), port: 9098 };
+        let address = Address {
+            host: "kafka".to_owned(),
+            port: 9098,
+        };
         let versions = BTreeMap::from([(ApiKey::ApiVersions as i16, ApiVersionsRequest::VERSIONS)]);
-        let mut connection = BrokerConnection { address, stream: Box::new(stream), versions, sent: 0 };
+        let mut connection = BrokerConnection {
+            address,
+            stream: Box::new(stream),
+            versions,
+            sent: 0,
+        };
         match connection.ask(&ApiVersionsRequest::default()).await {
             Ok(answer) => Ok(answer.api_keys.len()),
             Err(Failure::Away(error)) => Err(format!("away: {error}")),
@@ -179,7 +212,13 @@ mod tests {
     async fn only_the_answer_to_the_request_is_taken() {
         // Its length and number, no error, and no versions.
         let answer = |length: i32, number: i32| {
-            [&length.to_be_bytes()[..], &number.to_be_bytes(), &[0, 0], &[0, 0, 0, 0]].concat()
+            [
+                &length.to_be_bytes()[..],
+                &number.to_be_bytes(),
+                &[0, 0],
+                &[0, 0, 0, 0],
+            ]
+            .concat()
         };
         assert_eq!(asked(&answer(10, 1)).await, Ok(0));
         for (answer, why) in [
@@ -190,24 +229,44 @@ mod tests {
             (answer(-1, 1), "security.protocol"),
         ] {
             let error = asked(&answer).await.expect_err(why);
-            assert!(error.contains(why) && error.contains("kafka:9098"), "{error}");
+            assert!(
+                error.contains(why) && error.contains("kafka:9098"),
+                "{error}"
+            );
         }
     }
 
     #[tokio::test]
     async fn a_request_that_the_broker_does_not_know_is_not_sent() {
         let (stream, _broker) = tokio::io::duplex(1024);
-        let address = Address { host: "kafka".to_owned(), port: 9098 };
+        let address = Address {
+            host: "kafka".to_owned(),
+            port: 9098,
+        };
         let versions = |min, max| VersionRange { min, max };
         let known = BTreeMap::from([
             (ApiKey::DeleteTopics as i16, versions(6, 9)),
             (ApiKey::CreateTopics as i16, versions(0, 5)),
         ]);
-        let connection = BrokerConnection { address, stream: Box::new(stream), versions: known, sent: 0 };
-        assert_eq!(connection.version::<CreateTopicsRequest>().expect("both know it"), 5);
-        for refused in [connection.version::<DeleteTopicsRequest>(), connection.version::<MetadataRequest>()]
-        {
-            let Err(Failure::Refused(error)) = refused else { panic!("{refused:?}") };
+        let connection = BrokerConnection {
+            address,
+            stream: Box::new(stream),
+            versions: known,
+            sent: 0,
+        };
+        assert_eq!(
+            connection
+                .version::<CreateTopicsRequest>()
+                .expect("both know it"),
+            5
+        );
+        for refused in [
+            connection.version::<DeleteTopicsRequest>(),
+            connection.version::<MetadataRequest>(),
+        ] {
+            let Err(Failure::Refused(error)) = refused else {
+                panic!("{refused:?}")
+            };
             assert!(error.to_string().contains("kafka:9098"), "{error}");
         }
     }

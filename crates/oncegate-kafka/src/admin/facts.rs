@@ -6,7 +6,9 @@ use std::time::Duration;
 use rdkafka::error::RDKafkaErrorCode;
 use rdkafka::types::RDKafkaRespErr;
 
-use crate::admin::{self, Admin, CLEANUP, MAX_MESSAGE_BYTES, MIN_INSYNC_REPLICAS, RETENTION, TopicSettings};
+use crate::admin::{
+    self, Admin, CLEANUP, MAX_MESSAGE_BYTES, MIN_INSYNC_REPLICAS, RETENTION, TopicSettings,
+};
 use crate::client::inquiry::{self, InquiryClient};
 use crate::client::settings::{self, Property};
 use oncegate_runtime::source::SourceError;
@@ -50,7 +52,9 @@ pub async fn describe_topics(
     topics: &[String],
     properties: &[(String, String)],
 ) -> Result<Vec<TopicFacts>, SourceError> {
-    topics.iter().try_for_each(|topic| settings::check_topic(topic))?;
+    topics
+        .iter()
+        .try_for_each(|topic| settings::check_topic(topic))?;
     let mut facts = layouts(brokers, topics, properties).await?;
     let mut admin = admin::of(brokers, properties);
     for fact in facts.iter_mut().filter(|fact| fact.partitions > 0) {
@@ -69,8 +73,11 @@ pub(crate) async fn layouts(
     properties: &[Property],
 ) -> Result<Vec<TopicFacts>, SourceError> {
     let mut config = settings::client(brokers, properties)?;
-    // A consumer that requests a topic's metadata does not create it, even if the brokers allow that.
-    config.set("group.id", "oncegate-asks").set("allow.auto.create.topics", "false");
+    // A consumer that requests a topic's metadata does not create it, even if the brokers allow
+    // that.
+    config
+        .set("group.id", "oncegate-asks")
+        .set("allow.auto.create.topics", "false");
     let (names, at) = (topics.to_vec(), brokers.to_owned());
     let asking = tokio::task::spawn_blocking(move || {
         let client = inquiry::client(config)?;
@@ -82,13 +89,28 @@ pub(crate) async fn layouts(
 
 fn layout(client: &InquiryClient, brokers: &str, name: String) -> Result<TopicFacts, SourceError> {
     let metadata = inquiry::metadata(client, &name, ANSWER_TIMEOUT, |error| {
-        SourceError::caused(format!("no Kafka broker answers at {brokers} within {ANSWER_TIMEOUT:?}"), error)
+        SourceError::caused(
+            format!("no Kafka broker answers at {brokers} within {ANSWER_TIMEOUT:?}"),
+            error,
+        )
     })?;
-    let found = metadata.topics().iter().find(|topic| topic.name() == name && topic.error().is_none());
-    let partitions = found.map(rdkafka::metadata::MetadataTopic::partitions).unwrap_or_default();
-    let replicas = partitions.iter().map(|partition| partition.replicas().len()).min().unwrap_or(0);
+    let found = metadata
+        .topics()
+        .iter()
+        .find(|topic| topic.name() == name && topic.error().is_none());
+    let partitions = found
+        .map(rdkafka::metadata::MetadataTopic::partitions)
+        .unwrap_or_default();
+    let replicas = partitions
+        .iter()
+        .map(|partition| partition.replicas().len())
+        .min()
+        .unwrap_or(0);
     let denied = RDKafkaRespErr::RD_KAFKA_RESP_ERR_TOPIC_AUTHORIZATION_FAILED;
-    let hidden = metadata.topics().iter().any(|topic| topic.name() == name && topic.error() == Some(denied));
+    let hidden = metadata
+        .topics()
+        .iter()
+        .any(|topic| topic.name() == name && topic.error() == Some(denied));
     Ok(TopicFacts {
         partitions: partitions.len(),
         hidden,
@@ -110,11 +132,15 @@ impl TopicFacts {
             Ok(Ok(settings)) => self.read(&settings),
             Ok(Err(RDKafkaErrorCode::TopicAuthorizationFailed)) => {
                 self.settings_hidden = true;
-                self.settings_unknown = Some("the brokers do not show them to this user".to_owned());
+                self.settings_unknown =
+                    Some("the brokers do not show them to this user".to_owned());
             }
             Ok(Err(code)) => self.settings_unknown = Some(code.to_string()),
             Err(error) => {
-                let cause = error.source().map(|cause| format!(": {cause}")).unwrap_or_default();
+                let cause = error
+                    .source()
+                    .map(|cause| format!(": {cause}"))
+                    .unwrap_or_default();
                 self.settings_unknown = Some(format!("{error}{cause}"));
             }
         }

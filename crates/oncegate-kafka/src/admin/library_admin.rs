@@ -7,7 +7,8 @@ use rdkafka::config::ClientConfig;
 use rdkafka::error::RDKafkaErrorCode;
 
 use super::request::{
-    Admin, BROKERS_TIMEOUT, CHANGE_TIMEOUT, Outcome, SETTINGS_TIMEOUT, TopicPlan, TopicSettings, unanswered,
+    Admin, BROKERS_TIMEOUT, CHANGE_TIMEOUT, Outcome, SETTINGS_TIMEOUT, TopicPlan, TopicSettings,
+    unanswered,
 };
 use crate::client::settings;
 use oncegate_runtime::source::SourceError;
@@ -23,7 +24,10 @@ impl LibraryAdmin {
     /// When a property is not valid.
     pub(super) fn new(brokers: &str, config: &ClientConfig) -> Result<Self, SourceError> {
         let client = config.create().map_err(settings::unusable)?;
-        Ok(Self { brokers: brokers.to_owned(), client })
+        Ok(Self {
+            brokers: brokers.to_owned(),
+            client,
+        })
     }
 }
 
@@ -36,7 +40,9 @@ fn outcome(answer: Result<String, (String, RDKafkaErrorCode)>) -> Outcome {
 }
 
 fn change() -> AdminOptions {
-    AdminOptions::new().request_timeout(Some(CHANGE_TIMEOUT)).operation_timeout(Some(BROKERS_TIMEOUT))
+    AdminOptions::new()
+        .request_timeout(Some(CHANGE_TIMEOUT))
+        .operation_timeout(Some(BROKERS_TIMEOUT))
 }
 
 #[async_trait]
@@ -49,30 +55,34 @@ impl Admin for LibraryAdmin {
             .map(|(plan, settings)| {
                 let replicas = TopicReplication::Fixed(plan.replica_number().into());
                 let topic = NewTopic::new(plan.name(), plan.partition_number(), replicas);
-                settings.iter().fold(topic, |topic, (name, value)| topic.set(name, value))
+                settings
+                    .iter()
+                    .fold(topic, |topic, (name, value)| topic.set(name, value))
             })
             .collect();
         let answers = self.client.create_topics(&topics, &change()).await;
-        let answers =
-            answers.map_err(|error| unanswered(&self.brokers, "create topics", CHANGE_TIMEOUT, error))?;
+        let answers = answers
+            .map_err(|error| unanswered(&self.brokers, "create topics", CHANGE_TIMEOUT, error))?;
         Ok(answers.into_iter().map(outcome).collect())
     }
 
     async fn remove_topics(&mut self, topics: &[String]) -> Result<Vec<Outcome>, SourceError> {
         let names: Vec<&str> = topics.iter().map(String::as_str).collect();
         let answers = self.client.delete_topics(&names, &change()).await;
-        let answers =
-            answers.map_err(|error| unanswered(&self.brokers, "remove topics", CHANGE_TIMEOUT, error))?;
+        let answers = answers
+            .map_err(|error| unanswered(&self.brokers, "remove topics", CHANGE_TIMEOUT, error))?;
         Ok(answers.into_iter().map(outcome).collect())
     }
 
     async fn remove_group(&mut self, group: &str) -> Result<Outcome, SourceError> {
         let options = AdminOptions::new().request_timeout(Some(CHANGE_TIMEOUT));
         let answers = self.client.delete_groups(&[group], &options).await;
-        let mut answers =
-            answers.map_err(|error| unanswered(&self.brokers, "remove a group", CHANGE_TIMEOUT, error))?;
+        let mut answers = answers
+            .map_err(|error| unanswered(&self.brokers, "remove a group", CHANGE_TIMEOUT, error))?;
         let answer = answers.pop().map(outcome);
-        answer.ok_or_else(|| SourceError::new(format!("the brokers have not answered about group {group}")))
+        answer.ok_or_else(|| {
+            SourceError::new(format!("the brokers have not answered about group {group}"))
+        })
     }
 
     async fn settings(
@@ -82,8 +92,9 @@ impl Admin for LibraryAdmin {
         let options = AdminOptions::new().request_timeout(Some(SETTINGS_TIMEOUT));
         let resource = [ResourceSpecifier::Topic(topic)];
         let answers = self.client.describe_configs(&resource, &options).await;
-        let mut answers = answers
-            .map_err(|error| unanswered(&self.brokers, "describe a topic", SETTINGS_TIMEOUT, error))?;
+        let mut answers = answers.map_err(|error| {
+            unanswered(&self.brokers, "describe a topic", SETTINGS_TIMEOUT, error)
+        })?;
         match answers.pop() {
             // What rdkafka makes of a refusal; every topic has settings.
             Some(Ok(resource)) if resource.entries.is_empty() => {
@@ -91,10 +102,14 @@ impl Admin for LibraryAdmin {
             }
             Some(Ok(resource)) => {
                 let entries = resource.entries.into_iter();
-                Ok(Ok(entries.map(|entry| (entry.name, entry.value.unwrap_or_default())).collect()))
+                Ok(Ok(entries
+                    .map(|entry| (entry.name, entry.value.unwrap_or_default()))
+                    .collect()))
             }
             Some(Err(code)) => Ok(Err(code)),
-            None => Err(SourceError::new(format!("the brokers have not answered about topic {topic}"))),
+            None => Err(SourceError::new(format!(
+                "the brokers have not answered about topic {topic}"
+            ))),
         }
     }
 }

@@ -1,7 +1,9 @@
 //! The login of a connection with a token: RFC 7628, in requests of Kafka.
 
 use bytes::Bytes;
-use kafka_protocol::messages::{SaslAuthenticateRequest, SaslAuthenticateResponse, SaslHandshakeRequest};
+use kafka_protocol::messages::{
+    SaslAuthenticateRequest, SaslAuthenticateResponse, SaslHandshakeRequest,
+};
 use rdkafka::error::RDKafkaErrorCode;
 
 use super::address::{Address, Failure};
@@ -13,7 +15,8 @@ use crate::client::trouble::RefusedLogin;
 /// The mechanism by its name in SASL.
 const MECHANISM: &str = "OAUTHBEARER";
 
-/// What a client answers when a broker has told why it refuses a token. Only then it ends the login.
+/// What a client answers when a broker has told why it refuses a token. Only then it ends the
+/// login.
 const UNDERSTOOD: Bytes = Bytes::from_static(b"\x01");
 
 /// Connects and logs in. A caller that drops the future closes the connection.
@@ -25,21 +28,34 @@ pub(super) async fn open(address: &Address, access: &Access) -> Result<BrokerCon
 
 /// Logs in with another token.
 async fn log_in(connection: &mut BrokerConnection, tokens: &Tokens) -> Result<(), Failure> {
-    let handshake = connection.ask(&SaslHandshakeRequest::default().with_mechanism(text(MECHANISM))).await?;
+    let handshake = connection
+        .ask(&SaslHandshakeRequest::default().with_mechanism(text(MECHANISM)))
+        .await?;
     if messages::result(handshake.error_code).is_err() {
-        let offered = handshake.mechanisms.iter().map(|one| one.as_str()).collect::<Vec<_>>().join(", ");
+        let offered = handshake
+            .mechanisms
+            .iter()
+            .map(|one| one.as_str())
+            .collect::<Vec<_>>()
+            .join(", ");
         let address = connection.address();
         return Err(Failure::refused(format!(
             "the broker at {address} takes no tokens (sasl.mechanism is {MECHANISM}, and it offers {offered})"
         )));
     }
-    let token = tokens.fetch().await.map_err(|error| Failure::Refused(error.of_source()))?.token;
+    let token = tokens
+        .fetch()
+        .await
+        .map_err(|error| Failure::Refused(error.of_source()))?
+        .token;
     let first = Bytes::from(format!("n,,\x01auth=Bearer {token}\x01\x01"));
     let mut answer = send(connection, first).await?;
     if answer.error_code == 0 && !answer.auth_bytes.is_empty() {
         let why = answer.auth_bytes;
         answer = send(connection, UNDERSTOOD).await?;
-        answer.error_message = answer.error_message.or(Some(text(String::from_utf8_lossy(&why))));
+        answer.error_message = answer
+            .error_message
+            .or(Some(text(String::from_utf8_lossy(&why))));
         if answer.error_code == 0 {
             return Err(refusal(connection, &answer));
         }
@@ -51,12 +67,21 @@ async fn log_in(connection: &mut BrokerConnection, tokens: &Tokens) -> Result<()
     }
 }
 
-async fn send(connection: &mut BrokerConnection, bytes: Bytes) -> Result<SaslAuthenticateResponse, Failure> {
-    connection.ask(&SaslAuthenticateRequest::default().with_auth_bytes(bytes)).await
+async fn send(
+    connection: &mut BrokerConnection,
+    bytes: Bytes,
+) -> Result<SaslAuthenticateResponse, Failure> {
+    connection
+        .ask(&SaslAuthenticateRequest::default().with_auth_bytes(bytes))
+        .await
 }
 
 /// The error that a consumer has, too.
 fn refusal(connection: &BrokerConnection, answer: &SaslAuthenticateResponse) -> Failure {
-    let why = answer.error_message.as_ref().map(|why| why.as_str()).unwrap_or_default();
+    let why = answer
+        .error_message
+        .as_ref()
+        .map(|why| why.as_str())
+        .unwrap_or_default();
     Failure::refused(RefusedLogin::Token.told(&format!("{}: {why}", connection.address())))
 }

@@ -1,14 +1,14 @@
 //! The requests that this client sends, each with its answer and its versions.
 //!
-//! The newest version that both sides know is used. The ranges begin where Kafka 4 begins, and end where the meaning of
-//! a field changes.
+//! The newest version that both sides know is used. The ranges begin where Kafka 4 begins, and end
+//! where the meaning of a field changes.
 
 use kafka_protocol::messages::{
     ApiKey, ApiVersionsRequest, ApiVersionsResponse, CreateTopicsRequest, CreateTopicsResponse,
     DeleteGroupsRequest, DeleteGroupsResponse, DeleteTopicsRequest, DeleteTopicsResponse,
-    DescribeConfigsRequest, DescribeConfigsResponse, FindCoordinatorRequest, FindCoordinatorResponse,
-    MetadataRequest, MetadataResponse, SaslAuthenticateRequest, SaslAuthenticateResponse,
-    SaslHandshakeRequest, SaslHandshakeResponse,
+    DescribeConfigsRequest, DescribeConfigsResponse, FindCoordinatorRequest,
+    FindCoordinatorResponse, MetadataRequest, MetadataResponse, SaslAuthenticateRequest,
+    SaslAuthenticateResponse, SaslHandshakeRequest, SaslHandshakeResponse,
 };
 use kafka_protocol::protocol::{Decodable, Encodable, HeaderVersion, StrBytes, VersionRange};
 use rdkafka::error::RDKafkaErrorCode;

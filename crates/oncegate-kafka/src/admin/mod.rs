@@ -5,8 +5,9 @@
 //! | tokens (SASL OAUTHBEARER) | `token_admin`, a client of Kafka's protocol for these requests alone; `connection` has its frames, `messages` the versions, `login` and `tls` what their names say |
 //! | every other one | `library_admin`, librdkafka |
 //!
-//! librdkafka asks for a token through the main queue of a client, which rdkafka's `AdminClient` never polls. Without
-//! unsafe code, there is no other way to give it one: its requests would wait until their time limit.
+//! librdkafka asks for a token through the main queue of a client, which rdkafka's `AdminClient`
+//! never polls. Without unsafe code, there is no other way to give it one: its requests would wait
+//! until their time limit.
 
 mod request;
 
@@ -40,17 +41,19 @@ use crate::client::settings::{self, Property};
 use crate::client::tokens::Tokens;
 use oncegate_runtime::source::SourceError;
 
-/// Returns what sends the requests to the cluster at `brokers`, with properties of librdkafka. Nothing is sent yet.
+/// Returns what sends the requests to the cluster at `brokers`, with properties of librdkafka.
+/// Nothing is sent yet.
 ///
 /// # Errors
-/// When a property is not valid, or decides about TLS in a way that requests with a token do not have.
+/// When a property is not valid, or decides about TLS in a way that requests with a token do not
+/// have.
 pub(crate) fn of(brokers: &str, properties: &[Property]) -> Result<Box<dyn Admin>, SourceError> {
     let mut config = settings::client(brokers, properties)?;
     match Tokens::take(&mut config)? {
         #[cfg(any(feature = "oauth", feature = "msk-iam"))]
-        Some(tokens) if token_admin::is_for(&config) => {
-            Ok(Box::new(token_admin::TokenAdmin::new(brokers, &config, tokens)?))
-        }
+        Some(tokens) if token_admin::is_for(&config) => Ok(Box::new(token_admin::TokenAdmin::new(
+            brokers, &config, tokens,
+        )?)),
         _ => Ok(Box::new(LibraryAdmin::new(brokers, &config)?)),
     }
 }

@@ -24,27 +24,32 @@ pub enum TopicCreation {
     Created,
     /// There was a topic of this name already. It was not changed.
     Existed,
-    /// The brokers refused it: the number of replicas is larger than that of the brokers, for example.
+    /// The brokers refused it: the number of replicas is larger than that of the brokers, for
+    /// example.
     Refused(SourceError),
 }
 
 /// Creates topics in the cluster at `brokers`, with properties of librdkafka as for
-/// [`KafkaSource::property`](crate::KafkaSource::property). Returns what became of each, in the order of `plans`. When a
-/// call is repeated, topics that were created before have [existed](TopicCreation::Existed).
+/// [`KafkaSource::property`](crate::KafkaSource::property). Returns what became of each, in the
+/// order of `plans`. When a call is repeated, topics that were created before have
+/// [existed](TopicCreation::Existed).
 ///
-/// It returns when one broker knows the created topics, or after 10 s: brokers learn of them after the controller has
-/// answered, and say until then that they do not exist.
+/// It returns when one broker knows the created topics, or after 10 s: brokers learn of them after
+/// the controller has answered, and say until then that they do not exist.
 ///
 /// Without plans, no broker is asked, and only the properties are checked.
 ///
 /// # Errors
-/// When no broker answers, or a name or a property is not valid. Some of the topics may have been created.
+/// When no broker answers, or a name or a property is not valid. Some of the topics may have been
+/// created.
 pub async fn create_topics(
     brokers: &str,
     plans: &[TopicPlan],
     properties: &[(String, String)],
 ) -> Result<Vec<TopicCreation>, SourceError> {
-    plans.iter().try_for_each(|plan| settings::check_topic(plan.name()))?;
+    plans
+        .iter()
+        .try_for_each(|plan| settings::check_topic(plan.name()))?;
     let mut admin = admin::of(brokers, properties)?;
     if plans.is_empty() {
         return Ok(Vec::new());
@@ -52,13 +57,19 @@ pub async fn create_topics(
     let creation = |(name, outcome)| match outcome {
         Ok(()) => TopicCreation::Created,
         Err(RDKafkaErrorCode::TopicAlreadyExists) => TopicCreation::Existed,
-        Err(code) => {
-            TopicCreation::Refused(SourceError::caused(format!("topic {name} was not created"), code))
-        }
+        Err(code) => TopicCreation::Refused(SourceError::caused(
+            format!("topic {name} was not created"),
+            code,
+        )),
     };
     let outcomes = admin.create_topics(plans).await?;
     let created = outcomes.iter().filter(|(_, outcome)| outcome.is_ok());
-    until_known(brokers, created.map(|(name, _)| name.clone()).collect(), properties).await;
+    until_known(
+        brokers,
+        created.map(|(name, _)| name.clone()).collect(),
+        properties,
+    )
+    .await;
     Ok(outcomes.into_iter().map(creation).collect())
 }
 
@@ -72,7 +83,9 @@ async fn until_known(brokers: &str, mut unknown: Vec<String>, properties: &[Prop
                 return tracing::debug!(%error, "no broker says whether it knows the created topics");
             }
         };
-        let absent = found.into_iter().filter(|topic| topic.partitions == 0 && !topic.hidden);
+        let absent = found
+            .into_iter()
+            .filter(|topic| topic.partitions == 0 && !topic.hidden);
         unknown = absent.map(|topic| topic.name).collect();
         if unknown.is_empty() {
             return;

@@ -38,9 +38,12 @@ pub(crate) trait Admin: Send {
     /// Removes a consumer group.
     async fn remove_group(&mut self, group: &str) -> Result<Outcome, SourceError>;
 
-    /// Returns the settings of a topic, at least those that this crate looks at, or the brokers' error.
-    async fn settings(&mut self, topic: &str)
-    -> Result<Result<TopicSettings, RDKafkaErrorCode>, SourceError>;
+    /// Returns the settings of a topic, at least those that this crate looks at, or the brokers'
+    /// error.
+    async fn settings(
+        &mut self,
+        topic: &str,
+    ) -> Result<Result<TopicSettings, RDKafkaErrorCode>, SourceError>;
 }
 
 pub(crate) const MIN_INSYNC_REPLICAS: &str = "min.insync.replicas";
@@ -67,7 +70,12 @@ pub struct TopicPlan {
 impl TopicPlan {
     /// A topic of this name.
     pub fn new(name: impl Into<String>) -> Self {
-        Self { name: name.into(), partitions: None, replication_factor: None, max_message_bytes: None }
+        Self {
+            name: name.into(),
+            partitions: None,
+            replication_factor: None,
+            max_message_bytes: None,
+        }
     }
 
     /// The number of partitions; by default `num.partitions` of the brokers.
@@ -77,14 +85,16 @@ impl TopicPlan {
         self
     }
 
-    /// The number of replicas of each partition; by default `default.replication.factor` of the brokers.
+    /// The number of replicas of each partition; by default `default.replication.factor` of the
+    /// brokers.
     #[must_use]
     pub fn replication_factor(mut self, replicas: u16) -> Self {
         self.replication_factor = Some(replicas);
         self
     }
 
-    /// The largest message in bytes (`max.message.bytes`); by default `message.max.bytes` of the brokers.
+    /// The largest message in bytes (`max.message.bytes`); by default `message.max.bytes` of the
+    /// brokers.
     #[must_use]
     pub fn max_message_bytes(mut self, bytes: u64) -> Self {
         self.max_message_bytes = Some(bytes);
@@ -98,7 +108,8 @@ impl TopicPlan {
 
     /// The settings of the topic that are not the brokers'.
     pub(crate) fn settings(&self) -> Option<(&'static str, String)> {
-        self.max_message_bytes.map(|bytes| (MAX_MESSAGE_BYTES, bytes.to_string()))
+        self.max_message_bytes
+            .map(|bytes| (MAX_MESSAGE_BYTES, bytes.to_string()))
     }
 
     /// The number of partitions as the brokers are asked for it.
@@ -106,9 +117,12 @@ impl TopicPlan {
         self.partitions.map_or(BROKER_DEFAULT.into(), i32::from)
     }
 
-    /// The number of replicas as the brokers are asked for it; one that is too large for the protocol is for them as well.
+    /// The number of replicas as the brokers are asked for it; one that is too large for the
+    /// protocol is for them as well.
     pub(crate) fn replica_number(&self) -> i16 {
-        self.replication_factor.map_or(BROKER_DEFAULT, |given| i16::try_from(given).unwrap_or(i16::MAX))
+        self.replication_factor.map_or(BROKER_DEFAULT, |given| {
+            i16::try_from(given).unwrap_or(i16::MAX)
+        })
     }
 }
 
@@ -119,6 +133,7 @@ pub(super) fn unanswered(
     limit: Duration,
     error: impl Into<BoxError>,
 ) -> SourceError {
-    let text = format!("no Kafka broker at {brokers} has answered the request to {what} within {limit:?}");
+    let text =
+        format!("no Kafka broker at {brokers} has answered the request to {what} within {limit:?}");
     SourceError::caused(text, error)
 }

@@ -8,8 +8,9 @@
 //! | `enable.ssl.certificate.verification` | `false`: any certificate is accepted |
 //! | `ssl.endpoint.identification.algorithm` | `none`: a certificate may name another host |
 //!
-//! The others that decide about TLS are refused, because nothing here would heed them. librdkafka uses OpenSSL; rustls is
-//! stricter: a certificate must have the host among its alternative names (`subjectAltName`).
+//! The others that decide about TLS are refused, because nothing here would heed them. librdkafka
+//! uses OpenSSL; rustls is stricter: a certificate must have the host among its alternative names
+//! (`subjectAltName`).
 
 use std::fmt::Display;
 use std::io;
@@ -49,7 +50,10 @@ const REFUSED: &[(&str, &str)] = &[
     ("ssl.crl.location", "leave it out"),
     ("ssl.curves.list", "leave it out"),
     ("ssl.engine.location", "use ssl.key.location"),
-    ("ssl.keystore.location", "use ssl.certificate.location and ssl.key.location"),
+    (
+        "ssl.keystore.location",
+        "use ssl.certificate.location and ssl.key.location",
+    ),
     ("ssl.providers", "leave it out"),
     ("ssl.sigalgs.list", "leave it out"),
 ];
@@ -63,7 +67,10 @@ impl Tls {
     /// # Errors
     /// When a file cannot be read or used, or a property is one of those that are refused.
     pub(super) fn of(config: &ClientConfig) -> Result<Option<Self>, SourceError> {
-        let protocol = config.get("security.protocol").unwrap_or_default().to_ascii_lowercase();
+        let protocol = config
+            .get("security.protocol")
+            .unwrap_or_default()
+            .to_ascii_lowercase();
         if !protocol.ends_with("ssl") {
             return Ok(None);
         }
@@ -79,11 +86,13 @@ impl Tls {
         let builder = rustls::ClientConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()
             .map_err(|error| SourceError::caused("TLS cannot be used", error))?;
-        let builder = builder.dangerous().with_custom_certificate_verifier(verifier);
+        let builder = builder
+            .dangerous()
+            .with_custom_certificate_verifier(verifier);
         let made = match identity(config)? {
-            Some((chain, key)) => {
-                builder.with_client_auth_cert(chain, key).map_err(|error| unusable(CERTIFICATE, &error))?
-            }
+            Some((chain, key)) => builder
+                .with_client_auth_cert(chain, key)
+                .map_err(|error| unusable(CERTIFICATE, &error))?,
             None => builder.with_no_client_auth(),
         };
         Ok(Some(Self(TlsConnector::from(Arc::new(made)))))
@@ -97,17 +106,25 @@ impl Tls {
     ) -> Result<TlsStream<TcpStream>, Failure> {
         let host = ServerName::try_from(address.host.clone());
         let host = host.map_err(|_| {
-            Failure::refused(format!("the broker's address {address} has no name of a host for TLS"))
+            Failure::refused(format!(
+                "the broker's address {address} has no name of a host for TLS"
+            ))
         })?;
-        self.0.connect(host, tcp).await.map_err(|error| match reason(&error) {
-            Some(_) if is_about_client(&error) => failure(address, error),
-            Some(reason) => Failure::refused(RefusedLogin::Tls.told(&format!("{address}: {reason}"))),
-            None => Failure::away(format!("{address}: {error}")),
-        })
+        self.0
+            .connect(host, tcp)
+            .await
+            .map_err(|error| match reason(&error) {
+                Some(_) if is_about_client(&error) => failure(address, error),
+                Some(reason) => {
+                    Failure::refused(RefusedLogin::Tls.told(&format!("{address}: {reason}")))
+                }
+                None => Failure::away(format!("{address}: {error}")),
+            })
     }
 }
 
-/// What an error of a connection means. In TLS 1.3, brokers refuse a client's certificate after the handshake.
+/// What an error of a connection means. In TLS 1.3, brokers refuse a client's certificate after the
+/// handshake.
 pub(super) fn failure(address: &Address, error: io::Error) -> Failure {
     match reason(&error) {
         Some(reason) if is_about_client(&error) => {
@@ -125,8 +142,8 @@ fn reason(error: &io::Error) -> Option<&TlsError> {
 /// Whether brokers have ended a connection because of the client's certificate.
 fn is_about_client(error: &io::Error) -> bool {
     use AlertDescription::{
-        BadCertificate, CertificateExpired, CertificateRequired, CertificateRevoked, CertificateUnknown,
-        UnknownCA, UnsupportedCertificate,
+        BadCertificate, CertificateExpired, CertificateRequired, CertificateRevoked,
+        CertificateUnknown, UnknownCA, UnsupportedCertificate,
     };
     matches!(
         reason(error),
@@ -144,7 +161,9 @@ fn is_about_client(error: &io::Error) -> bool {
 
 /// The error about what `ssl.…location` or `ssl.…pem` has. It does not have the content.
 fn unusable(what: &str, error: &dyn Display) -> SourceError {
-    SourceError::new(format!("the property {what}.location or {what}.pem cannot be used: {error}"))
+    SourceError::new(format!(
+        "the property {what}.location or {what}.pem cannot be used: {error}"
+    ))
 }
 
 /// What the file of `location` has, or `pem` itself.
@@ -152,8 +171,11 @@ fn pem(config: &ClientConfig, what: &str) -> Result<Option<Vec<u8>>, SourceError
     if let Some(text) = config.get(&format!("{what}.pem")) {
         return Ok(Some(text.as_bytes().to_vec()));
     }
-    let Some(path) = config.get(&format!("{what}.location")) else { return Ok(None) };
-    let text = std::fs::read(path).map_err(|error| unusable(what, &format_args!("{path}: {error}")))?;
+    let Some(path) = config.get(&format!("{what}.location")) else {
+        return Ok(None);
+    };
+    let text =
+        std::fs::read(path).map_err(|error| unusable(what, &format_args!("{path}: {error}")))?;
     Ok(Some(text))
 }
 
@@ -173,8 +195,18 @@ fn identity(
     let (chain, key) = match (pem(config, CERTIFICATE)?, pem(config, KEY)?) {
         (Some(chain), Some(key)) => (chain, key),
         (None, None) => return Ok(None),
-        (Some(_), None) => return Err(unusable(KEY, &"it is missing, and the certificate is there")),
-        (None, Some(_)) => return Err(unusable(CERTIFICATE, &"it is missing, and the key is there")),
+        (Some(_), None) => {
+            return Err(unusable(
+                KEY,
+                &"it is missing, and the certificate is there",
+            ));
+        }
+        (None, Some(_)) => {
+            return Err(unusable(
+                CERTIFICATE,
+                &"it is missing, and the key is there",
+            ));
+        }
     };
     if String::from_utf8_lossy(&key).contains("ENCRYPTED") {
         let why = "with a token (sasl.mechanism=OAUTHBEARER), topics are created, removed and described with a key without a \
@@ -198,15 +230,19 @@ fn verifier(
 ) -> Result<Arc<dyn ServerCertVerifier>, SourceError> {
     let provider = Arc::clone(provider);
     if is_off(config, VERIFICATION) {
-        return Ok(Arc::new(Lenient { provider, chain: None }));
+        return Ok(Arc::new(Lenient {
+            provider,
+            chain: None,
+        }));
     }
     let roots = Arc::new(roots(config)?);
     let chain = WebPkiServerVerifier::builder_with_provider(roots, Arc::clone(&provider)).build();
     let chain = chain.map_err(|error| unusable(AUTHORITIES, &error))?;
     match config.get(IDENTIFICATION) {
-        Some(algorithm) if algorithm.eq_ignore_ascii_case("none") => {
-            Ok(Arc::new(Lenient { provider, chain: Some(chain) }))
-        }
+        Some(algorithm) if algorithm.eq_ignore_ascii_case("none") => Ok(Arc::new(Lenient {
+            provider,
+            chain: Some(chain),
+        })),
         _ => Ok(chain),
     }
 }
@@ -216,7 +252,9 @@ fn roots(config: &ClientConfig) -> Result<RootCertStore, SourceError> {
     let location = config.get("ssl.ca.location").map(Path::new);
     let found = match (config.get("ssl.ca.pem"), location) {
         (None, None) => rustls_native_certs::load_native_certs().certs,
-        (None, Some(probe)) if probe == Path::new(PROBE) => rustls_native_certs::load_native_certs().certs,
+        (None, Some(probe)) if probe == Path::new(PROBE) => {
+            rustls_native_certs::load_native_certs().certs
+        }
         (None, Some(folder)) if folder.is_dir() => {
             rustls_native_certs::load_certs_from_paths(None, Some(folder)).certs
         }
@@ -230,7 +268,8 @@ fn roots(config: &ClientConfig) -> Result<RootCertStore, SourceError> {
     Ok(roots)
 }
 
-/// Accepts certificates that name another host; without a `chain`, also those of unknown authorities.
+/// Accepts certificates that name another host; without a `chain`, also those of unknown
+/// authorities.
 #[derive(Debug)]
 struct Lenient {
     provider: Arc<CryptoProvider>,
@@ -246,7 +285,9 @@ impl ServerCertVerifier for Lenient {
         ocsp: &[u8],
         now: UnixTime,
     ) -> Result<ServerCertVerified, TlsError> {
-        let Some(chain) = &self.chain else { return Ok(ServerCertVerified::assertion()) };
+        let Some(chain) = &self.chain else {
+            return Ok(ServerCertVerified::assertion());
+        };
         match chain.verify_server_cert(certificate, intermediates, host, ocsp, now) {
             // The name is compared last.
             Err(TlsError::InvalidCertificate(
@@ -277,7 +318,9 @@ impl ServerCertVerifier for Lenient {
     }
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.provider.signature_verification_algorithms.supported_schemes()
+        self.provider
+            .signature_verification_algorithms
+            .supported_schemes()
     }
 }
 
@@ -300,9 +343,13 @@ mod tests {
             let told = refusal(&[(name, "given")]);
             assert!(told.contains(name) && told.contains(instead), "{told}");
         }
-        let encrypted = "-----BEGIN ENCRYPTED PRIVATE KEY-----\nMAA=\n-----END ENCRYPTED PRIVATE KEY-----\n";
+        let encrypted =
+            "-----BEGIN ENCRYPTED PRIVATE KEY-----\nMAA=\n-----END ENCRYPTED PRIVATE KEY-----\n";
         let told = refusal(&[("ssl.certificate.pem", "any"), ("ssl.key.pem", encrypted)]);
-        assert!(told.contains("ssl.key.password") && !told.contains("MAA="), "{told}");
+        assert!(
+            told.contains("ssl.key.password") && !told.contains("MAA="),
+            "{told}"
+        );
         for (given, named) in [
             (("ssl.ca.location", "/no/such/file"), "ssl.ca.location"),
             (("ssl.ca.pem", "nothing"), "ssl.ca.pem"),
@@ -317,15 +364,27 @@ mod tests {
     #[test]
     fn a_client_without_tls_needs_no_authorities() {
         let mut config = ClientConfig::new();
-        config.set("security.protocol", "SASL_PLAINTEXT").set("ssl.ca.location", "/no/such/file");
+        config
+            .set("security.protocol", "SASL_PLAINTEXT")
+            .set("ssl.ca.location", "/no/such/file");
         assert!(Tls::of(&config).expect("it is not read").is_none());
     }
 
     #[test]
     fn a_check_is_left_out_only_in_the_words_of_the_client_library() {
-        for (value, expected) in [("false", true), ("F", true), ("0", true), ("true", false), ("no", false)] {
+        for (value, expected) in [
+            ("false", true),
+            ("F", true),
+            ("0", true),
+            ("true", false),
+            ("no", false),
+        ] {
             let mut config = ClientConfig::new();
-            assert_eq!(is_off(config.set(VERIFICATION, value), VERIFICATION), expected, "{value}");
+            assert_eq!(
+                is_off(config.set(VERIFICATION, value), VERIFICATION),
+                expected,
+                "{value}"
+            );
         }
     }
 }

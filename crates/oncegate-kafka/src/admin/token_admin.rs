@@ -19,8 +19,8 @@ use super::connection::{Access, BrokerConnection};
 use super::login;
 use super::messages::{Call, result, text};
 use super::request::{
-    Admin, BROKERS_TIMEOUT, CHANGE_TIMEOUT, Outcome, SETTINGS, SETTINGS_TIMEOUT, TopicPlan, TopicSettings,
-    unanswered,
+    Admin, BROKERS_TIMEOUT, CHANGE_TIMEOUT, Outcome, SETTINGS, SETTINGS_TIMEOUT, TopicPlan,
+    TopicSettings, unanswered,
 };
 use super::tls::Tls;
 use crate::client::settings;
@@ -53,29 +53,46 @@ struct Patience {
     deadline: Instant,
 }
 
-/// Whether a client with these properties logs in at all: without SASL, the mechanism has no meaning.
+/// Whether a client with these properties logs in at all: without SASL, the mechanism has no
+/// meaning.
 pub(super) fn is_for(config: &ClientConfig) -> bool {
-    config.get("security.protocol").is_some_and(|protocol| protocol.to_ascii_lowercase().starts_with("sasl_"))
+    config
+        .get("security.protocol")
+        .is_some_and(|protocol| protocol.to_ascii_lowercase().starts_with("sasl_"))
 }
 
 impl TokenAdmin {
     /// # Errors
     /// When a property is not valid, or decides about TLS in a way that this client does not have.
-    pub(super) fn new(brokers: &str, config: &ClientConfig, tokens: Tokens) -> Result<Self, SourceError> {
+    pub(super) fn new(
+        brokers: &str,
+        config: &ClientConfig,
+        tokens: Tokens,
+    ) -> Result<Self, SourceError> {
         // What librdkafka would refuse in a consumer is refused here.
         config.create_native_config().map_err(settings::unusable)?;
-        let named = brokers.split(',').filter(|broker| !broker.trim().is_empty());
+        let named = brokers
+            .split(',')
+            .filter(|broker| !broker.trim().is_empty());
         Ok(Self {
             named: brokers.to_owned(),
             brokers: named.map(Address::parse).collect::<Result<_, _>>()?,
-            access: Access { tls: Tls::of(config)?, tokens },
+            access: Access {
+                tls: Tls::of(config)?,
+                tokens,
+            },
             connections: BTreeMap::new(),
         })
     }
 
     /// The limit of a request to do `what`, from now on.
     fn patience(&self, what: &'static str, limit: Duration) -> Patience {
-        Patience { brokers: self.named.clone(), what, limit, deadline: Instant::now() + limit }
+        Patience {
+            brokers: self.named.clone(),
+            what,
+            limit,
+            deadline: Instant::now() + limit,
+        }
     }
 
     /// Asks one broker. A connection is kept only after an answer.
@@ -102,12 +119,17 @@ impl TokenAdmin {
         Err(failure)
     }
 
-    /// Where topics are created and removed. Brokers with KRaft name any broker, which hands the request on.
+    /// Where topics are created and removed. Brokers with KRaft name any broker, which hands the
+    /// request on.
     async fn controller(&mut self) -> Result<Address, Failure> {
-        let no_topics =
-            MetadataRequest::default().with_topics(Some(Vec::new())).with_allow_auto_topic_creation(false);
+        let no_topics = MetadataRequest::default()
+            .with_topics(Some(Vec::new()))
+            .with_allow_auto_topic_creation(false);
         let cluster = self.ask_any(&no_topics).await?;
-        let controller = cluster.brokers.iter().find(|broker| broker.node_id == cluster.controller_id);
+        let controller = cluster
+            .brokers
+            .iter()
+            .find(|broker| broker.node_id == cluster.controller_id);
         let controller = controller.map(|broker| Address::new(&broker.host, broker.port));
         controller.ok_or_else(|| Failure::away("the cluster has no controller"))
     }
@@ -115,7 +137,9 @@ impl TokenAdmin {
     async fn try_to_create(&mut self, plans: &[TopicPlan]) -> Result<Vec<Outcome>, Failure> {
         let topic = |plan: &TopicPlan| {
             let setting = |(name, value): (&str, String)| {
-                CreatableTopicConfig::default().with_name(text(name)).with_value(Some(text(&value)))
+                CreatableTopicConfig::default()
+                    .with_name(text(name))
+                    .with_value(Some(text(&value)))
             };
             CreatableTopic::default()
                 .with_configs(plan.settings().into_iter().map(setting).collect())
@@ -128,7 +152,10 @@ impl TokenAdmin {
             .with_timeout_ms(milliseconds(BROKERS_TIMEOUT));
         let controller = self.controller().await?;
         let topics = self.ask(&controller, &request).await?.topics;
-        let answers = topics.iter().map(|topic| (topic.name.as_str(), topic.error_code)).collect();
+        let answers = topics
+            .iter()
+            .map(|topic| (topic.name.as_str(), topic.error_code))
+            .collect();
         outcomes(plans.iter().map(TopicPlan::name), &answers)
     }
 
@@ -138,16 +165,27 @@ impl TokenAdmin {
             .with_timeout_ms(milliseconds(BROKERS_TIMEOUT));
         let controller = self.controller().await?;
         let removed = self.ask(&controller, &request).await?.responses;
-        let name =
-            |topic: &Option<TopicName>| topic.as_ref().map(|name| name.to_string()).unwrap_or_default();
-        let removed: Vec<_> = removed.iter().map(|topic| (name(&topic.name), topic.error_code)).collect();
-        let answers = removed.iter().map(|(name, code)| (name.as_str(), *code)).collect();
+        let name = |topic: &Option<TopicName>| {
+            topic
+                .as_ref()
+                .map(|name| name.to_string())
+                .unwrap_or_default()
+        };
+        let removed: Vec<_> = removed
+            .iter()
+            .map(|topic| (name(&topic.name), topic.error_code))
+            .collect();
+        let answers = removed
+            .iter()
+            .map(|(name, code)| (name.as_str(), *code))
+            .collect();
         outcomes(topics.iter().map(String::as_str), &answers)
     }
 
     async fn try_to_remove_group(&mut self, group: &str) -> Result<Outcome, Failure> {
-        let request =
-            FindCoordinatorRequest::default().with_key(text(group)).with_key_type(COORDINATED_GROUP);
+        let request = FindCoordinatorRequest::default()
+            .with_key(text(group))
+            .with_key_type(COORDINATED_GROUP);
         let found = self.ask_any(&request).await?;
         if let Err(code) = result(found.error_code) {
             return lasting(group, Err(code));
@@ -155,7 +193,10 @@ impl TokenAdmin {
         let coordinator = Address::new(&found.host, found.port);
         let request = DeleteGroupsRequest::default().with_groups_names(vec![GroupId(text(group))]);
         let results = self.ask(&coordinator, &request).await?.results;
-        let answers = results.iter().map(|result| (result.group_id.as_str(), result.error_code)).collect();
+        let answers = results
+            .iter()
+            .map(|result| (result.group_id.as_str(), result.error_code))
+            .collect();
         let removed = outcomes(std::iter::once(group), &answers)?.pop();
         removed.ok_or_else(|| unanswered_about(group))
     }
@@ -230,7 +271,10 @@ impl Admin for TokenAdmin {
 
 impl Patience {
     /// Gives an attempt the time that is left.
-    async fn limited<T>(&self, attempt: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
+    async fn limited<T>(
+        &self,
+        attempt: impl Future<Output = Result<T, Failure>>,
+    ) -> Result<T, Failure> {
         let answer = timeout_at(self.deadline, attempt).await;
         answer.unwrap_or_else(|_| Err(Failure::away("the last attempt was not answered in time")))
     }
@@ -260,7 +304,10 @@ fn outcomes<'a>(
     answers: &BTreeMap<&str, i16>,
 ) -> Result<Vec<Outcome>, Failure> {
     let outcome = |name: &str| {
-        let code = answers.get(name).copied().ok_or_else(|| unanswered_about(name))?;
+        let code = answers
+            .get(name)
+            .copied()
+            .ok_or_else(|| unanswered_about(name))?;
         lasting(name, result(code))
     };
     names.map(outcome).collect()
@@ -273,7 +320,10 @@ fn lasting(name: &str, result: Result<(), RDKafkaErrorCode>) -> Result<Outcome, 
     };
     match result {
         Err(
-            code @ (CoordinatorLoadInProgress | CoordinatorNotAvailable | NotController | NotCoordinator),
+            code @ (CoordinatorLoadInProgress
+            | CoordinatorNotAvailable
+            | NotController
+            | NotCoordinator),
         ) => Err(Failure::away(code)),
         lasting => Ok((name.to_owned(), lasting)),
     }

@@ -12,8 +12,8 @@ use crate::client::inquiry;
 use crate::client::trouble::is_refusal;
 use oncegate_runtime::source::SourceError;
 
-/// Returns the metadata of the group's commits of these topics, without duplicates. It joins no group. Each request may
-/// take `timeout`.
+/// Returns the metadata of the group's commits of these topics, without duplicates. It joins no
+/// group. Each request may take `timeout`.
 pub(crate) fn read(
     config: &ClientConfig,
     topics: &[String],

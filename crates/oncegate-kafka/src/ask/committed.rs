@@ -1,8 +1,10 @@
-//! Asks for the group's committed offsets, and finds the partitions whose offset the brokers withhold.
+//! Asks for the group's committed offsets, and finds the partitions whose offset the brokers
+//! withhold.
 //!
-//! While a transaction that commits an offset is open, the brokers do not tell that offset. librdkafka (2.12) then
-//! repeats the whole request, so one such partition holds back every partition that was asked about with it, and all
-//! that are assigned later. So partitions that get no answer together are asked about one by one.
+//! While a transaction that commits an offset is open, the brokers do not tell that offset.
+//! librdkafka (2.12) then repeats the whole request, so one such partition holds back every
+//! partition that was asked about with it, and all that are assigned later. So partitions that get
+//! no answer together are asked about one by one.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -18,7 +20,8 @@ use crate::partitions::partition_map::list_of;
 /// Time limit of one request. A revoke's commit waits for it.
 pub(crate) const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Time limit of a request about a partition whose offset may be withheld. The coordinator answers others.
+/// Time limit of a request about a partition whose offset may be withheld. The coordinator answers
+/// others.
 const ALONE_TIMEOUT: Duration = Duration::from_millis(250);
 
 /// The time that a rebalance callback has for its requests.
@@ -30,13 +33,15 @@ const ASKED_AT_ONCE: usize = 500;
 /// The most requests without an answer in one round, so that commits do not wait for long.
 const UNANSWERED_MAX: usize = 4;
 
-/// The number of a partition that no topic has. The coordinator answers at once that it has no offset.
+/// The number of a partition that no topic has. The coordinator answers at once that it has no
+/// offset.
 const NO_PARTITION: i32 = i32::MAX;
 
 /// Offsets by partition number, of one topic.
 pub(crate) type Offsets = BTreeMap<i32, i64>;
 
-/// Returns the partitions about which the coordinator says nothing. It may be slow, or withhold an offset.
+/// Returns the partitions about which the coordinator says nothing. It may be slow, or withhold an
+/// offset.
 ///
 /// It is called in a rebalance callback, which must not wait for long.
 pub(crate) fn unanswered<C: ConsumerContext>(
@@ -48,9 +53,10 @@ pub(crate) fn unanswered<C: ConsumerContext>(
     for asked in partitions.chunks(ASKED_AT_ONCE) {
         let left = until.saturating_duration_since(Instant::now());
         let is_answered = match consumer.committed_offsets(list_of(asked.iter()), left) {
-            Ok(answer) => {
-                answer.elements().iter().all(|one| one.error().err().is_none_or(|error| !is_silence(&error)))
-            }
+            Ok(answer) => answer
+                .elements()
+                .iter()
+                .all(|one| one.error().err().is_none_or(|error| !is_silence(&error))),
             Err(error) => !is_silence(&error),
         };
         if !is_answered {
@@ -98,7 +104,9 @@ impl Inquirer {
         numbers: &[i32],
     ) -> Result<Committed, KafkaError> {
         let mut committed = Committed::default();
-        let together = numbers.iter().filter(|number| !is_in(&self.silent, topic, **number));
+        let together = numbers
+            .iter()
+            .filter(|number| !is_in(&self.silent, topic, **number));
         let together: Vec<i32> = together.copied().collect();
         for asked in together.chunks(ASKED_AT_ONCE) {
             match request(consumer, topic, asked, ANSWER_TIMEOUT) {
@@ -106,15 +114,21 @@ impl Inquirer {
                 Err(error) if is_silence(&error) => {
                     // Without an answer to this, it is the coordinator that is away.
                     request(consumer, topic, &[NO_PARTITION], ANSWER_TIMEOUT)?;
-                    let asked = asked.iter().map(|number| Partition { topic: topic.into(), number: *number });
+                    let asked = asked.iter().map(|number| Partition {
+                        topic: topic.into(),
+                        number: *number,
+                    });
                     self.silent.extend(asked);
                 }
                 Err(error) => return Err(error),
             }
         }
         self.ask_one_by_one(consumer, topic, numbers, &mut committed)?;
-        committed.withheld =
-            numbers.iter().filter(|number| is_in(&self.silent, topic, **number)).copied().collect();
+        committed.withheld = numbers
+            .iter()
+            .filter(|number| is_in(&self.silent, topic, **number))
+            .copied()
+            .collect();
         Ok(committed)
     }
 
@@ -147,7 +161,9 @@ impl Inquirer {
 }
 
 fn is_in(partitions: &[Partition], topic: &str, number: i32) -> bool {
-    partitions.iter().any(|one| &*one.topic == topic && one.number == number)
+    partitions
+        .iter()
+        .any(|one| &*one.topic == topic && one.number == number)
 }
 
 /// Returns the committed offsets of these partitions; those without one are absent.
@@ -177,8 +193,8 @@ pub(crate) fn read(answer: Result<TopicPartitionList, KafkaError>) -> Result<Off
     Ok(offsets)
 }
 
-/// Whether an error means that no answer came in time. The client's own limit ends its repetitions with the broker's
-/// error.
+/// Whether an error means that no answer came in time. The client's own limit ends its repetitions
+/// with the broker's error.
 fn is_silence(error: &KafkaError) -> bool {
     matches!(
         error.rdkafka_error_code(),

@@ -14,12 +14,14 @@ use oncegate_runtime::source::SourceError;
 /// Time limit of one request to the brokers.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Returns the offsets that a consumer group has committed for a topic of the cluster at `brokers`, by partition, with
-/// properties of librdkafka as for [`KafkaSource::property`](crate::KafkaSource::property). A partition without a commit is
-/// left out. It does not join the group.
+/// Returns the offsets that a consumer group has committed for a topic of the cluster at `brokers`,
+/// by partition, with properties of librdkafka as for
+/// [`KafkaSource::property`](crate::KafkaSource::property). A partition without a commit is left
+/// out. It does not join the group.
 ///
 /// # Errors
-/// When no broker answers, the topic does not exist, a property is not valid, or the group may not be read.
+/// When no broker answers, the topic does not exist, a property is not valid, or the group may not
+/// be read.
 pub async fn committed_offsets(
     brokers: &str,
     group: &str,
@@ -28,13 +30,17 @@ pub async fn committed_offsets(
 ) -> Result<BTreeMap<i32, i64>, SourceError> {
     settings::check_topic(topic)?;
     let mut config = settings::client(brokers, properties)?;
-    config.set("group.id", group).set("enable.auto.commit", "false");
+    config
+        .set("group.id", group)
+        .set("enable.auto.commit", "false");
     let (brokers, topic) = (brokers.to_owned(), topic.to_owned());
     let asking = tokio::task::spawn_blocking(move || {
         let client = inquiry::client(config)?;
         of_client(&client, &brokers, &topic)
     });
-    asking.await.map_err(|error| SourceError::caused("the Kafka client has panicked", error))?
+    asking
+        .await
+        .map_err(|error| SourceError::caused("the Kafka client has panicked", error))?
 }
 
 /// The offsets that the client's group has committed for the topic.
@@ -49,7 +55,10 @@ pub(crate) fn of_client(
         asked.add_partition(topic, partition);
     }
     let found = inquiry::committed_offsets(client, &asked, ANSWER_TIMEOUT)?.map_err(|error| {
-        SourceError::caused(format!("the offsets of the group for {topic} cannot be read"), error)
+        SourceError::caused(
+            format!("the offsets of the group for {topic} cannot be read"),
+            error,
+        )
     })?;
     let offset = |element: &TopicPartitionListElem<'_>| match element.offset() {
         Offset::Offset(offset) => Some((element.partition(), offset)),

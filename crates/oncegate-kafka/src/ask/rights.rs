@@ -1,7 +1,8 @@
 //! Finds out which rights the brokers do not grant, before a message needs them.
 //!
-//! The protocol has no question for that which this client can send. So each right is tried with a request that the
-//! brokers authorize first, and then refuse for another reason. Nothing is written.
+//! The protocol has no question for that which this client can send. So each right is tried with a
+//! request that the brokers authorize first, and then refuse for another reason. Nothing is
+//! written.
 //!
 //! | right | request | refused because |
 //! |---|---|---|
@@ -26,7 +27,8 @@ use crate::client::settings::{self, Property};
 use crate::client::tokens::Tokens;
 use oncegate_runtime::source::SourceError;
 
-/// Time limit of a request. A broker that takes longer is not waited for: the first use shows whether the right is there.
+/// Time limit of a request. A broker that takes longer is not waited for: the first use shows
+/// whether the right is there.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Time limit of the message that is refused. It includes the connection.
@@ -39,7 +41,8 @@ const NO_PARTITION: i32 = i32::MAX;
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct MissingRight {
-    /// The operation by Kafka's name: `READ`, `WRITE`, `DESCRIBE`, `DESCRIBE_CONFIGS` or `IDEMPOTENT_WRITE`.
+    /// The operation by Kafka's name: `READ`, `WRITE`, `DESCRIBE`, `DESCRIBE_CONFIGS` or
+    /// `IDEMPOTENT_WRITE`.
     pub operation: &'static str,
     /// What it concerns.
     pub resource: Resource,
@@ -60,14 +63,21 @@ pub enum Resource {
 impl MissingRight {
     /// A right on a topic.
     pub fn on_topic(operation: &'static str, topic: &str) -> Self {
-        Self { operation, resource: Resource::Topic(topic.to_owned()) }
+        Self {
+            operation,
+            resource: Resource::Topic(topic.to_owned()),
+        }
     }
 
     fn group(operation: &'static str, group: &str) -> Self {
-        Self { operation, resource: Resource::Group(group.to_owned()) }
+        Self {
+            operation,
+            resource: Resource::Group(group.to_owned()),
+        }
     }
 
-    /// Returns the command that grants the right, for an administrator. The name of the user is left open.
+    /// Returns the command that grants the right, for an administrator. The name of the user is
+    /// left open.
     pub fn grant(&self, brokers: &str) -> String {
         let on = match &self.resource {
             Resource::Topic(name) => format!("--topic {name}"),
@@ -83,7 +93,10 @@ impl MissingRight {
 
 impl fmt::Display for MissingRight {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { operation, resource } = self;
+        let Self {
+            operation,
+            resource,
+        } = self;
         match resource {
             Resource::Topic(name) => write!(f, "{operation} on topic {name}"),
             Resource::Group(name) => write!(f, "{operation} on group {name}"),
@@ -111,10 +124,12 @@ impl<'a> Needs<'a> {
     }
 }
 
-/// Returns the rights that a consumer needs in the cluster at `brokers` and does not have. Writes nothing.
+/// Returns the rights that a consumer needs in the cluster at `brokers` and does not have. Writes
+/// nothing.
 ///
-/// The topics must exist, and this user must see them: [`describe_topics`](crate::describe_topics) tells. The properties
-/// are those of librdkafka, as for [`KafkaSource::property`](crate::KafkaSource::property).
+/// The topics must exist, and this user must see them: [`describe_topics`](crate::describe_topics)
+/// tells. The properties are those of librdkafka, as for
+/// [`KafkaSource::property`](crate::KafkaSource::property).
 ///
 /// # Errors
 /// When no broker answers, or a property is not valid.
@@ -139,7 +154,10 @@ pub async fn missing_rights(
     let asked = asking.await;
     let mut missing =
         asked.map_err(|error| SourceError::caused("the Kafka client has panicked", error))??;
-    let connection = properties.iter().filter(|(name, _)| producer::is_connection(name)).cloned();
+    let connection = properties
+        .iter()
+        .filter(|(name, _)| producer::is_connection(name))
+        .cloned();
     missing.extend(to_write(brokers, needs.write, &connection.collect::<Vec<_>>()).await?);
     Ok(missing)
 }
@@ -158,9 +176,11 @@ pub(crate) fn refuse(brokers: &str, missing: &[MissingRight]) -> Result<(), Sour
     )))
 }
 
-/// Returns the missing rights of a member of `group` that reads these topics. The client's group must be `group`.
+/// Returns the missing rights of a member of `group` that reads these topics. The client's group
+/// must be `group`.
 ///
-/// A group coordinator that does not answer is no missing right: the member waits for it when it joins.
+/// A group coordinator that does not answer is no missing right: the member waits for it when it
+/// joins.
 pub(crate) fn to_consume(
     client: &InquiryClient,
     group: &str,
@@ -174,7 +194,9 @@ pub(crate) fn to_consume(
         Coordinator::Away => return Ok(Vec::new()),
     }
     let refusals = inquiry::of_each(topics, |topic| {
-        let refused = client.commit(&nowhere(&[topic.to_owned()])?, CommitMode::Sync).err();
+        let refused = client
+            .commit(&nowhere(&[topic.to_owned()])?, CommitMode::Sync)
+            .err();
         Ok(refused.and_then(|error| error.rdkafka_error_code()))
     })?;
     let mut missing = Vec::new();
@@ -184,7 +206,11 @@ pub(crate) fn to_consume(
             Some(RDKafkaErrorCode::TopicAuthorizationFailed) => {
                 missing.push(MissingRight::on_topic("READ", topic));
             }
-            other => tracing::debug!(topic, ?other, "a commit for no partition is refused, as it should be"),
+            other => tracing::debug!(
+                topic,
+                ?other,
+                "a commit for no partition is refused, as it should be"
+            ),
         }
     }
     Ok(missing)
@@ -194,9 +220,14 @@ pub(crate) fn to_consume(
 fn nowhere(topics: &[String]) -> Result<TopicPartitionList, SourceError> {
     let mut list = TopicPartitionList::new();
     for topic in topics {
-        let added = list.add_partition(topic, NO_PARTITION).set_offset(Offset::Offset(0));
+        let added = list
+            .add_partition(topic, NO_PARTITION)
+            .set_offset(Offset::Offset(0));
         added.map_err(|error| {
-            SourceError::caused(format!("the rights on topic {topic} cannot be tried"), error)
+            SourceError::caused(
+                format!("the rights on topic {topic} cannot be tried"),
+                error,
+            )
         })?;
     }
     Ok(list)
@@ -217,22 +248,34 @@ pub(crate) async fn to_write(
     let mut config = ClientConfig::new();
     config.extend(connection.iter().cloned());
     // The brokers allow 0, 1 and all.
-    config.set("bootstrap.servers", brokers).set("enable.idempotence", "false").set("acks", "2");
+    config
+        .set("bootstrap.servers", brokers)
+        .set("enable.idempotence", "false")
+        .set("acks", "2");
     config.set("message.timeout.ms", WRITE_TIMEOUT_MS);
     let context = ProducerContext::new(Tokens::take(&mut config)?);
-    let producer: FutureProducer<ProducerContext> =
-        config.create_with_context(context).map_err(settings::unusable)?;
+    let producer: FutureProducer<ProducerContext> = config
+        .create_with_context(context)
+        .map_err(settings::unusable)?;
     // All are sent before the first answer is awaited.
     let sent: Vec<_> = topics
         .iter()
         .map(|topic| {
-            let record = FutureRecord::<[u8], [u8]>::to(topic).payload(b"oncegate: may this user write?");
-            (topic, producer.send_result(record).map_err(|(error, _)| error))
+            let record =
+                FutureRecord::<[u8], [u8]>::to(topic).payload(b"oncegate: may this user write?");
+            (
+                topic,
+                producer.send_result(record).map_err(|(error, _)| error),
+            )
         })
         .collect();
     for (topic, sent) in sent {
         let report = match sent {
-            Ok(report) => report.await.ok().and_then(Result::err).map(|(error, _)| error),
+            Ok(report) => report
+                .await
+                .ok()
+                .and_then(Result::err)
+                .map(|(error, _)| error),
             Err(error) => Some(error),
         };
         if report.and_then(|error| error.rdkafka_error_code())

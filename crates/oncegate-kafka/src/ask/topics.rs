@@ -30,14 +30,19 @@ pub(crate) fn check(
     loop {
         let left = timeout.saturating_sub(begun.elapsed()).max(LOOK_AGAIN);
         let found = inquiry::of_each(topics, |topic| partitions(client, brokers, topic, left))?;
-        let missing = topics.iter().zip(&found).filter(|(_, partitions)| partitions.is_empty());
+        let missing = topics
+            .iter()
+            .zip(&found)
+            .filter(|(_, partitions)| partitions.is_empty());
         let missing: Vec<&str> = missing.map(|(topic, _)| topic.as_str()).collect();
         if missing.is_empty() {
             return Ok(());
         }
         if begun.elapsed() >= patience {
             let missing = missing.join(", ");
-            return Err(SourceError::new(format!("Kafka at {brokers} has no topic {missing}")));
+            return Err(SourceError::new(format!(
+                "Kafka at {brokers} has no topic {missing}"
+            )));
         }
         drop(client.poll(LOOK_AGAIN));
     }
@@ -50,12 +55,19 @@ pub(crate) fn partitions(
     topic: &str,
     timeout: Duration,
 ) -> Result<Vec<i32>, SourceError> {
-    let metadata = inquiry::metadata(client, topic, timeout, |error| unreachable(brokers, timeout, error))?;
+    let metadata = inquiry::metadata(client, topic, timeout, |error| {
+        unreachable(brokers, timeout, error)
+    })?;
     described(&metadata, brokers, topic)
 }
 
-/// Returns the numbers of the partitions that the brokers describe; none when the topic does not exist.
-pub(crate) fn described(metadata: &Metadata, brokers: &str, topic: &str) -> Result<Vec<i32>, SourceError> {
+/// Returns the numbers of the partitions that the brokers describe; none when the topic does not
+/// exist.
+pub(crate) fn described(
+    metadata: &Metadata,
+    brokers: &str,
+    topic: &str,
+) -> Result<Vec<i32>, SourceError> {
     let Some(found) = metadata.topics().iter().find(|found| found.name() == topic) else {
         return Ok(Vec::new());
     };
@@ -77,7 +89,11 @@ pub(crate) fn described(metadata: &Metadata, brokers: &str, topic: &str) -> Resu
             ));
         }
     }
-    Ok(found.partitions().iter().map(rdkafka::metadata::MetadataPartition::id).collect())
+    Ok(found
+        .partitions()
+        .iter()
+        .map(rdkafka::metadata::MetadataPartition::id)
+        .collect())
 }
 
 /// The error of brokers that do not answer.

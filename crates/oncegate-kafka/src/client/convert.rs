@@ -39,13 +39,18 @@ pub(crate) fn message(topic: &Arc<str>, routes: Routes, borrowed: &BorrowedMessa
     if let Some(scope) = letter_of(&headers) {
         message = message.with_dead_letter_of(scope);
     }
-    if headers.is_empty() { message } else { message.with_headers(headers) }
+    if headers.is_empty() {
+        message
+    } else {
+        message.with_headers(headers)
+    }
 }
 
 /// Where a message's route comes from.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Routes {
-    /// The topic; the route header is ignored, because any service may copy headers to another message.
+    /// The topic; the route header is ignored, because any service may copy headers to another
+    /// message.
     #[default]
     Topics,
     /// The route header that dead letters have, else the topic.
@@ -58,11 +63,13 @@ fn route(headers: &[Header]) -> Option<Arc<str>> {
     (!route.is_empty() && route.len() <= ROUTE_MAX_BYTES).then(|| Arc::from(route))
 }
 
-/// Returns the scope that has written the message as a dead letter. A message that a redrive of ours has sent has none of
-/// these headers.
+/// Returns the scope that has written the message as a dead letter. A message that a redrive of
+/// ours has sent has none of these headers.
 fn letter_of(headers: &[Header]) -> Option<Arc<str>> {
     let scope = text(headers, SCOPE_HEADER)?;
-    text(headers, ID_HEADER).filter(|id| !id.is_empty()).map(|_| Arc::from(scope))
+    text(headers, ID_HEADER)
+        .filter(|id| !id.is_empty())
+        .map(|_| Arc::from(scope))
 }
 
 /// Returns the last header of this name, if it is text.
@@ -72,22 +79,30 @@ fn text<'a>(headers: &'a [Header], name: &str) -> Option<&'a str> {
 }
 
 fn headers(borrowed: &BorrowedHeaders) -> Vec<Header> {
-    (0..borrowed.count()).filter_map(|index| header(borrowed, index)).collect()
+    (0..borrowed.count())
+        .filter_map(|index| header(borrowed, index))
+        .collect()
 }
 
 /// Returns one header.
 ///
-/// A name that is not UTF-8 is not an error: the protocol forbids it, but producers send it, and an error would make
-/// the message be delivered again and again.
+/// A name that is not UTF-8 is not an error: the protocol forbids it, but producers send it, and an
+/// error would make the message be delivered again and again.
 fn header(borrowed: &BorrowedHeaders, index: usize) -> Option<Header> {
-    // rdkafka unwraps the name as UTF-8 and has no other access to a header. Nothing is borrowed mutably, so a panic
-    // leaves no broken state; only the value of such a header cannot be read.
+    // rdkafka unwraps the name as UTF-8 and has no other access to a header. Nothing is borrowed
+    // mutably, so a panic leaves no broken state; only the value of such a header cannot be read.
     let read = catch_unwind(AssertUnwindSafe(|| borrowed.try_get(index)));
     match read {
         Ok(header) => {
             let header = header?;
-            Some(Header { name: header.key.into(), value: header.value.map(Bytes::copy_from_slice) })
+            Some(Header {
+                name: header.key.into(),
+                value: header.value.map(Bytes::copy_from_slice),
+            })
         }
-        Err(_) => Some(Header { name: UNREADABLE_NAME.into(), value: None }),
+        Err(_) => Some(Header {
+            name: UNREADABLE_NAME.into(),
+            value: None,
+        }),
     }
 }

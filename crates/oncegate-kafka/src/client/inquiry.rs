@@ -1,8 +1,9 @@
 //! Clients that ask brokers about topics, offsets and groups, and never join one.
 //!
-//! librdkafka reports a refused password or certificate through its error callback alone: the request that needed the
-//! connection goes on until its time limit, as if nothing answered. These clients listen to that callback while they
-//! wait, so the reason is known at once, with the property to change.
+//! librdkafka reports a refused password or certificate through its error callback alone: the
+//! request that needed the connection goes on until its time limit, as if nothing answered. These
+//! clients listen to that callback while they wait, so the reason is known at once, with the
+//! property to change.
 
 use std::error::Error;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -25,8 +26,8 @@ use oncegate_runtime::source::SourceError;
 /// A client that asks.
 pub(crate) type InquiryClient = BaseConsumer<InquiryContext>;
 
-/// How long the first request waits before the callback is listened to. Each next one waits twice as long, because a busy
-/// broker may need that long.
+/// How long the first request waits before the callback is listened to. Each next one waits twice
+/// as long, because a busy broker may need that long.
 const LISTEN_AFTER: Duration = Duration::from_millis(500);
 
 /// The pause before a request that has failed is repeated.
@@ -48,8 +49,13 @@ pub(crate) fn client(mut config: ClientConfig) -> Result<InquiryClient, SourceEr
     }
     let tokens = Tokens::take(&mut config)?;
     let waits_for_token = tokens.is_some();
-    let context = InquiryContext { tokens, ..InquiryContext::default() };
-    let client: InquiryClient = config.create_with_context(context).map_err(settings::unusable)?;
+    let context = InquiryContext {
+        tokens,
+        ..InquiryContext::default()
+    };
+    let client: InquiryClient = config
+        .create_with_context(context)
+        .map_err(settings::unusable)?;
     // A client asks for its token in `poll`, and no request is sent before it has one.
     let begun = Instant::now();
     while waits_for_token && !client.context().has_asked() && begun.elapsed() < LISTEN_AFTER {
@@ -58,25 +64,32 @@ pub(crate) fn client(mut config: ClientConfig) -> Result<InquiryClient, SourceEr
     Ok(client)
 }
 
-/// Returns a client that asks about committed offsets. It gets the last ones that are settled, also of partitions whose
-/// next offset is in an open transaction, for which others wait.
+/// Returns a client that asks about committed offsets. It gets the last ones that are settled, also
+/// of partitions whose next offset is in an open transaction, for which others wait.
 pub(crate) fn offsets_client(mut config: ClientConfig) -> Result<InquiryClient, SourceError> {
     config.set("isolation.level", "read_uncommitted");
     client(config)
 }
 
-/// Returns what the brokers know about `topic`, or an error: the brokers' refusal, or else what `failed` makes of it.
+/// Returns what the brokers know about `topic`, or an error: the brokers' refusal, or else what
+/// `failed` makes of it.
 pub(crate) fn metadata(
     client: &InquiryClient,
     topic: &str,
     timeout: Duration,
     failed: impl FnOnce(KafkaError) -> SourceError,
 ) -> Result<Metadata, SourceError> {
-    let answer = ask(client, timeout, |limit| client.fetch_metadata(Some(topic), limit), |_| false)?;
+    let answer = ask(
+        client,
+        timeout,
+        |limit| client.fetch_metadata(Some(topic), limit),
+        |_| false,
+    )?;
     answer.map_err(failed)
 }
 
-/// Calls `ask` for each topic, for many at the same time, and returns the answers in the order of the topics.
+/// Calls `ask` for each topic, for many at the same time, and returns the answers in the order of
+/// the topics.
 ///
 /// # Errors
 /// The first error in the order of the topics.
@@ -91,10 +104,14 @@ pub(crate) fn of_each<T: Send>(
     for some in topics.chunks(AT_ONCE) {
         let ask = &ask;
         std::thread::scope(|scope| {
-            let asking: Vec<_> = some.iter().map(|topic| scope.spawn(move || ask(topic))).collect();
+            let asking: Vec<_> = some
+                .iter()
+                .map(|topic| scope.spawn(move || ask(topic)))
+                .collect();
             for answer in asking {
                 let answer = answer.join();
-                answers.push(answer.map_err(|_| SourceError::new("the Kafka client has panicked"))??);
+                answers
+                    .push(answer.map_err(|_| SourceError::new("the Kafka client has panicked"))??);
             }
             Ok::<_, SourceError>(())
         })?;
@@ -102,7 +119,8 @@ pub(crate) fn of_each<T: Send>(
     Ok(answers)
 }
 
-/// Sends a request until it is answered, its error `is_final`, or `timeout` is over. Returns the last answer.
+/// Sends a request until it is answered, its error `is_final`, or `timeout` is over. Returns the
+/// last answer.
 ///
 /// # Errors
 /// When the brokers refuse the connection.
@@ -158,7 +176,9 @@ pub(crate) fn coordinator(
     partitions: &TopicPartitionList,
     timeout: Duration,
 ) -> Result<Coordinator, SourceError> {
-    let Err(error) = committed_offsets(client, partitions, timeout)? else { return Ok(Coordinator::Answers) };
+    let Err(error) = committed_offsets(client, partitions, timeout)? else {
+        return Ok(Coordinator::Answers);
+    };
     Ok(match error.rdkafka_error_code() {
         Some(RDKafkaErrorCode::GroupAuthorizationFailed) => Coordinator::Denies,
         _ if client.context().is_group_denied() => Coordinator::Denies,
@@ -167,8 +187,8 @@ pub(crate) fn coordinator(
     })
 }
 
-/// Returns what the group of the client has committed for these partitions. Asks again within `timeout`, unless access is
-/// denied: a coordinator that starts or moves answers with an error.
+/// Returns what the group of the client has committed for these partitions. Asks again within
+/// `timeout`, unless access is denied: a coordinator that starts or moves answers with an error.
 ///
 /// # Errors
 /// When the brokers refuse the connection.
@@ -180,10 +200,17 @@ pub(crate) fn committed_offsets(
     use RDKafkaErrorCode::{GroupAuthorizationFailed, TopicAuthorizationFailed};
     let is_denied = |error: &KafkaError| {
         let code = error.rdkafka_error_code();
-        matches!(code, Some(GroupAuthorizationFailed | TopicAuthorizationFailed))
-            || client.context().is_group_denied()
+        matches!(
+            code,
+            Some(GroupAuthorizationFailed | TopicAuthorizationFailed)
+        ) || client.context().is_group_denied()
     };
-    ask(client, timeout, |limit| client.committed_offsets(partitions.clone(), limit), is_denied)
+    ask(
+        client,
+        timeout,
+        |limit| client.committed_offsets(partitions.clone(), limit),
+        is_denied,
+    )
 }
 
 /// Remembers why brokers refuse the connection, or access to the group.
@@ -229,7 +256,8 @@ impl ClientContext for InquiryContext {
         }
         if let Some(refusal) = login_refusal(&error, reason, self.tokens.is_some()) {
             // The first one is the cause of the others.
-            self.first_refusal().get_or_insert(LoginRefusal::ByBrokers(refusal));
+            self.first_refusal()
+                .get_or_insert(LoginRefusal::ByBrokers(refusal));
         }
     }
 
@@ -240,7 +268,8 @@ impl ClientContext for InquiryContext {
             Some(Ok(token)) => Ok(token),
             Some(Err(error)) => {
                 let text = error.to_string();
-                self.first_refusal().get_or_insert(LoginRefusal::NoToken(error));
+                self.first_refusal()
+                    .get_or_insert(LoginRefusal::NoToken(error));
                 Err(text.into())
             }
             None => tokens::generate(None),

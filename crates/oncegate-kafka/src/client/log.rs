@@ -1,7 +1,9 @@
-//! Passes the client library's log lines to `tracing`, and says the same thing only once in a while.
+//! Passes the client library's log lines to `tracing`, and says the same thing only once in a
+//! while.
 //!
-//! A client without its broker reports each failed connection, and each start makes several clients. Of lines that
-//! differ in nothing but times and counts, one is logged in each [`PERIOD`], and it says how many were left out.
+//! A client without its broker reports each failed connection, and each start makes several
+//! clients. Of lines that differ in nothing but times and counts, one is logged in each [`PERIOD`],
+//! and it says how many were left out.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
@@ -21,7 +23,8 @@ static LOGGED: Mutex<Option<Repeats>> = Mutex::new(None);
 /// The number of lines that were left out; `None` if there were none.
 type LeftOut = Option<u64>;
 
-/// Returns how many lines like this one were left out since the last one that was logged; `None` to leave it out, too.
+/// Returns how many lines like this one were left out since the last one that was logged; `None` to
+/// leave it out, too.
 pub(crate) fn worth_logging(line: &str) -> Option<LeftOut> {
     let mut logged = LOGGED.lock().unwrap_or_else(PoisonError::into_inner);
     let left_out = logged.get_or_insert_default().note(line, Instant::now())?;
@@ -33,13 +36,19 @@ pub(crate) fn log(level: RDKafkaLogLevel, facility: &str, line: &str) {
     if matches!(level, RDKafkaLogLevel::Debug) {
         return tracing::debug!(target: "librdkafka", facility, "{line}");
     }
-    let Some(left_out) = worth_logging(line) else { return };
+    let Some(left_out) = worth_logging(line) else {
+        return;
+    };
     match level {
         RDKafkaLogLevel::Emerg
         | RDKafkaLogLevel::Alert
         | RDKafkaLogLevel::Critical
-        | RDKafkaLogLevel::Error => tracing::error!(target: "librdkafka", facility, left_out, "{line}"),
-        RDKafkaLogLevel::Warning => tracing::warn!(target: "librdkafka", facility, left_out, "{line}"),
+        | RDKafkaLogLevel::Error => {
+            tracing::error!(target: "librdkafka", facility, left_out, "{line}")
+        }
+        RDKafkaLogLevel::Warning => {
+            tracing::warn!(target: "librdkafka", facility, left_out, "{line}")
+        }
         _ => tracing::info!(target: "librdkafka", facility, left_out, "{line}"),
     }
 }
@@ -68,10 +77,17 @@ impl Repeats {
             return Some(std::mem::take(&mut known.left_out));
         }
         if self.lines.len() >= LINES_MAX {
-            self.lines.retain(|_, known| now.saturating_duration_since(known.logged_at) < PERIOD);
+            self.lines
+                .retain(|_, known| now.saturating_duration_since(known.logged_at) < PERIOD);
         }
         if self.lines.len() < LINES_MAX {
-            self.lines.insert(line.to_owned(), LoggedLine { logged_at: now, left_out: 0 });
+            self.lines.insert(
+                line.to_owned(),
+                LoggedLine {
+                    logged_at: now,
+                    left_out: 0,
+                },
+            );
         }
         Some(0)
     }
@@ -79,7 +95,8 @@ impl Repeats {
 
 /// Returns the line without the times and counts at its end, as in `(after 3ms in state CONNECT)`.
 fn essence(line: &str) -> &str {
-    line.split_once(" (after ").map_or(line, |(essence, _)| essence)
+    line.split_once(" (after ")
+        .map_or(line, |(essence, _)| essence)
 }
 
 #[cfg(test)]
@@ -90,13 +107,31 @@ mod tests {
     fn the_same_line_is_logged_once_in_a_period() {
         let mut repeats = Repeats::default();
         let start = Instant::now();
-        assert_eq!(repeats.note("a:1: Connection refused (after 0ms in state CONNECT)", start), Some(0));
-        let again = "a:1: Connection refused (after 7ms in state CONNECT, 1 identical error(s) suppressed)";
+        assert_eq!(
+            repeats.note(
+                "a:1: Connection refused (after 0ms in state CONNECT)",
+                start
+            ),
+            Some(0)
+        );
+        let again =
+            "a:1: Connection refused (after 7ms in state CONNECT, 1 identical error(s) suppressed)";
         for second in 1..30 {
-            assert_eq!(repeats.note(again, start + Duration::from_secs(second)), None);
+            assert_eq!(
+                repeats.note(again, start + Duration::from_secs(second)),
+                None
+            );
         }
-        assert_eq!(repeats.note("b:1: Connection refused (after 0ms)", start), Some(0), "another broker");
-        assert_eq!(repeats.note(again, start + PERIOD), Some(29), "it still is so");
+        assert_eq!(
+            repeats.note("b:1: Connection refused (after 0ms)", start),
+            Some(0),
+            "another broker"
+        );
+        assert_eq!(
+            repeats.note(again, start + PERIOD),
+            Some(29),
+            "it still is so"
+        );
         assert_eq!(repeats.note(again, start + PERIOD), None);
     }
 

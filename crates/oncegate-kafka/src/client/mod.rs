@@ -1,4 +1,5 @@
-//! What every client of librdkafka needs: settings, logins, errors and log lines; the clients that ask and that produce.
+//! What every client of librdkafka needs: settings, logins, errors and log lines; the clients that
+//! ask and that produce.
 
 pub(crate) mod convert;
 pub(crate) mod headers;

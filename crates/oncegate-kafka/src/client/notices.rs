@@ -1,11 +1,12 @@
 //! Reads facts that librdkafka reports only in its log.
 //!
-//! librdkafka detects by a topic's id that the topic was deleted and recreated, and it knows the position at which a
-//! partition's log no longer has a message. It raises no error or event for either. It logs both before it fetches the
-//! first message from the new position, and the log lines are in the same queue as the messages, so the poll thread
-//! sees the log line first.
+//! librdkafka detects by a topic's id that the topic was deleted and recreated, and it knows the
+//! position at which a partition's log no longer has a message. It raises no error or event for
+//! either. It logs both before it fetches the first message from the new position, and the log
+//! lines are in the same queue as the messages, so the poll thread sees the log line first.
 //!
-//! The wording is librdkafka's. `tests/e2e/kafka/topics.rs` fails when a version words it differently.
+//! The wording is librdkafka's. `tests/e2e/kafka/topics.rs` fails when a version words it
+//! differently.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,7 +16,8 @@ use rdkafka::config::RDKafkaLogLevel;
 
 use crate::partitions::partition::Partition;
 
-/// The context of librdkafka's debug log that contains topic ids. It logs metadata changes, not each fetch.
+/// The context of librdkafka's debug log that contains topic ids. It logs metadata changes, not
+/// each fetch.
 pub(crate) const DEBUG_CONTEXT: &str = "metadata";
 
 /// The id of a topic whose broker gives none (before Kafka 2.8): 16 zero bytes in base64.
@@ -26,8 +28,8 @@ const NO_ID: &str = "AAAAAAAAAAAAAAAAAAAAAA";
 pub(crate) enum Notice {
     /// The topic of this name was deleted and recreated.
     MadeAgain(String),
-    /// The log has no message at `position`, where the partition should have continued. The client continues
-    /// where `auto.offset.reset` points.
+    /// The log has no message at `position`, where the partition should have continued. The client
+    /// continues where `auto.offset.reset` points.
     OutOfRange { partition: Partition, position: i64 },
 }
 
@@ -40,7 +42,8 @@ pub(crate) struct Notices {
 
 #[derive(Debug, Default)]
 struct Heard {
-    /// Topic ids by topic name. They outlive a client, so that its replacement detects a change in between.
+    /// Topic ids by topic name. They outlive a client, so that its replacement detects a change in
+    /// between.
     ids: HashMap<String, String>,
     notices: Vec<Notice>,
 }
@@ -52,13 +55,23 @@ impl Notices {
             Some(Line::Id { id: NO_ID, .. }) | None => None,
             Some(Line::Id { topic, id }) => {
                 let former = self.heard().ids.insert(topic.to_owned(), id.to_owned());
-                former.filter(|former| former != id).map(|_| Notice::MadeAgain(topic.to_owned()))
+                former
+                    .filter(|former| former != id)
+                    .map(|_| Notice::MadeAgain(topic.to_owned()))
             }
             // A group's starting position is logged with the same text, but not as a warning.
             Some(Line::Reset { .. }) if matches!(level, RDKafkaLogLevel::Debug) => None,
-            Some(Line::Reset { topic, number, position }) => {
-                Some(Notice::OutOfRange { partition: Partition { topic: topic.into(), number }, position })
-            }
+            Some(Line::Reset {
+                topic,
+                number,
+                position,
+            }) => Some(Notice::OutOfRange {
+                partition: Partition {
+                    topic: topic.into(),
+                    number,
+                },
+                position,
+            }),
         };
         if let Some(notice) = notice {
             self.heard().notices.push(notice);
@@ -81,8 +94,15 @@ impl Notices {
 
 #[derive(Debug, PartialEq, Eq)]
 enum Line<'a> {
-    Id { topic: &'a str, id: &'a str },
-    Reset { topic: &'a str, number: i32, position: i64 },
+    Id {
+        topic: &'a str,
+        id: &'a str,
+    },
+    Reset {
+        topic: &'a str,
+        number: i32,
+        position: i64,
+    },
 }
 
 fn parse(line: &str) -> Option<Line<'_>> {
@@ -90,16 +110,24 @@ fn parse(line: &str) -> Option<Line<'_>> {
         Some(rest) => rest.split_once("]: ")?.1,
         None => line,
     };
-    if let Some((topic, ids)) =
-        line.strip_prefix("Topic ").and_then(|rest| rest.split_once(" changed id from "))
+    if let Some((topic, ids)) = line
+        .strip_prefix("Topic ")
+        .and_then(|rest| rest.split_once(" changed id from "))
     {
         let (_, id) = ids.split_once(" to ")?;
-        return Some(Line::Id { topic, id: id.trim_end() });
+        return Some(Line::Id {
+            topic,
+            id: id.trim_end(),
+        });
     }
     let (partition, reset) = line.split_once("]: offset reset (at offset ")?;
     let (topic, number) = partition.split_once(" [")?;
     let (position, _) = reset.split_once(' ')?;
-    Some(Line::Reset { topic, number: number.parse().ok()?, position: position.parse().ok()? })
+    Some(Line::Reset {
+        topic,
+        number: number.parse().ok()?,
+        position: position.parse().ok()?,
+    })
 }
 
 #[cfg(test)]
@@ -129,10 +157,22 @@ mod tests {
             notices.take()
         };
         assert!(hear(&changed("orders", NO_ID, OLD)).is_empty());
-        assert!(hear(&changed("refunds", NO_ID, NEW)).is_empty(), "another topic");
-        assert!(hear(&changed("orders", NO_ID, OLD)).is_empty(), "a new client logs it again");
-        assert!(hear(&changed("orders", OLD, NO_ID)).is_empty(), "a broker that gives no ids");
-        assert_eq!(hear(&changed("orders", NO_ID, NEW)), [Notice::MadeAgain("orders".to_owned())]);
+        assert!(
+            hear(&changed("refunds", NO_ID, NEW)).is_empty(),
+            "another topic"
+        );
+        assert!(
+            hear(&changed("orders", NO_ID, OLD)).is_empty(),
+            "a new client logs it again"
+        );
+        assert!(
+            hear(&changed("orders", OLD, NO_ID)).is_empty(),
+            "a broker that gives no ids"
+        );
+        assert_eq!(
+            hear(&changed("orders", NO_ID, NEW)),
+            [Notice::MadeAgain("orders".to_owned())]
+        );
         assert!(notices.take().is_empty(), "it is reported once");
     }
 
@@ -143,8 +183,17 @@ mod tests {
         notices.hear(RDKafkaLogLevel::Warning, &reset("INVALID"));
         assert!(notices.take().is_empty());
         notices.hear(RDKafkaLogLevel::Warning, &reset("10"));
-        let partition = Partition { topic: "orders.v1".into(), number: 3 };
-        assert_eq!(notices.take(), [Notice::OutOfRange { partition, position: 10 }]);
+        let partition = Partition {
+            topic: "orders.v1".into(),
+            number: 3,
+        };
+        assert_eq!(
+            notices.take(),
+            [Notice::OutOfRange {
+                partition,
+                position: 10
+            }]
+        );
     }
 
     #[test]

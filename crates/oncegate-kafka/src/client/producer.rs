@@ -25,8 +25,14 @@ const REFUSED: &[(&str, &str)] = &[
     ("bootstrap.servers", "the brokers are the first argument"),
     ("metadata.broker.list", "the brokers are the first argument"),
     ("acks", "what is written must reach all in-sync replicas"),
-    ("request.required.acks", "what is written must reach all in-sync replicas"),
-    ("enable.idempotence", "a retry inside the client must not write a message twice"),
+    (
+        "request.required.acks",
+        "what is written must reach all in-sync replicas",
+    ),
+    (
+        "enable.idempotence",
+        "a retry inside the client must not write a message twice",
+    ),
     ("transactional.id", "oncegate writes in no transactions"),
 ];
 
@@ -71,8 +77,9 @@ impl<'m> From<&'m Message> for Content<'m> {
 
 /// A producer whose messages count as sent when all in-sync replicas have them.
 ///
-/// After a fatal error, its librdkafka client sends nothing more, for example after one answer that denies idempotent
-/// writes. Then another client replaces it, and so when a password or certificate has changed.
+/// After a fatal error, its librdkafka client sends nothing more, for example after one answer that
+/// denies idempotent writes. Then another client replaces it, and so when a password or certificate
+/// has changed.
 pub(crate) struct DurableProducer {
     brokers: String,
     properties: Properties,
@@ -99,7 +106,11 @@ impl DurableProducer {
     /// When a file cannot be read, or a property is not valid.
     pub(crate) fn new(brokers: &str, properties: Properties) -> Result<Self, SourceError> {
         let current = Current::new(brokers, &properties)?;
-        Ok(Self { brokers: brokers.to_owned(), properties, current: Mutex::new(current) })
+        Ok(Self {
+            brokers: brokers.to_owned(),
+            properties,
+            current: Mutex::new(current),
+        })
     }
 
     /// Sends the content with these headers, and waits until they are written.
@@ -121,14 +132,16 @@ impl DurableProducer {
             return Err(error);
         }
         let client = self.replace_failed().await?;
-        deliver(&client, topic, content, headers).await.map_err(|error| match client.client().fatal_error() {
-            Some((code, _)) => KafkaError::MessageProduction(code),
-            None => error,
-        })
+        deliver(&client, topic, content, headers)
+            .await
+            .map_err(|error| match client.client().fatal_error() {
+                Some((code, _)) => KafkaError::MessageProduction(code),
+                None => error,
+            })
     }
 
-    /// The text of an error of `send`, with the reason if the brokers refuse the login: the client tries again until the
-    /// time limit of a message, and then says only that it is over.
+    /// The text of an error of `send`, with the reason if the brokers refuse the login: the client
+    /// tries again until the time limit of a message, and then says only that it is over.
     pub(crate) fn explain(&self, error: &KafkaError) -> String {
         match &*self.current().context.refusal() {
             Some(refusal) => format!("{error}: {refusal}"),
@@ -143,7 +156,9 @@ impl DurableProducer {
             let former = match current.client.client().fatal_error() {
                 Some((code, reason)) => {
                     tracing::warn!(%code, reason, "a Kafka producer has failed; replacing it");
-                    let next = current.config.create_with_context(current.context.clone())?;
+                    let next = current
+                        .config
+                        .create_with_context(current.context.clone())?;
                     Some(std::mem::replace(&mut current.client, next))
                 }
                 None => None,
@@ -154,8 +169,8 @@ impl DurableProducer {
         Ok(client)
     }
 
-    /// Returns the client to write to `topic` with: another one, once the brokers accept a changed password or
-    /// certificate.
+    /// Returns the client to write to `topic` with: another one, once the brokers accept a changed
+    /// password or certificate.
     async fn client_for(&self, topic: &str) -> ProducerClient {
         let (client, contents) = {
             let mut current = self.current();
@@ -167,8 +182,13 @@ impl DurableProducer {
             current.look_at = now + rotation::TRIAL_TIMEOUT;
             (current.client.clone(), current.contents)
         };
-        let (brokers, properties, topic) = (self.brokers.clone(), self.properties.clone(), topic.to_owned());
-        let looking = tokio::task::spawn_blocking(move || changed(&brokers, &properties, contents, &topic));
+        let (brokers, properties, topic) = (
+            self.brokers.clone(),
+            self.properties.clone(),
+            topic.to_owned(),
+        );
+        let looking =
+            tokio::task::spawn_blocking(move || changed(&brokers, &properties, contents, &topic));
         let changed = looking.await.unwrap_or(None);
         let (client, former) = {
             let mut current = self.current();
@@ -199,7 +219,12 @@ async fn end<T: Send + 'static>(former: T) {
 }
 
 /// Returns a client with what is in the files now, if that has changed and the brokers accept it.
-fn changed(brokers: &str, properties: &Properties, contents: FileContents, topic: &str) -> Option<Current> {
+fn changed(
+    brokers: &str,
+    properties: &Properties,
+    contents: FileContents,
+    topic: &str,
+) -> Option<Current> {
     if properties.contents() == contents {
         return None;
     }
@@ -222,8 +247,16 @@ impl Current {
         let contents = properties.contents();
         let mut config = config(brokers, &properties.read()?)?;
         let context = ProducerContext::new(Tokens::take(&mut config)?);
-        let client = config.create_with_context(context.clone()).map_err(settings::unusable)?;
-        Ok(Self { client, config, context, contents, look_at: Instant::now() + rotation::LOOK_EVERY })
+        let client = config
+            .create_with_context(context.clone())
+            .map_err(settings::unusable)?;
+        Ok(Self {
+            client,
+            config,
+            context,
+            contents,
+            look_at: Instant::now() + rotation::LOOK_EVERY,
+        })
     }
 }
 
@@ -238,12 +271,13 @@ fn config(brokers: &str, properties: &[Property]) -> Result<ClientConfig, Source
     let mut config = ClientConfig::new();
     config
         .set("client.id", "oncegate")
-        // The caller retries. The client's default of five minutes would block it without any report.
+        // The caller retries. The client's default of five minutes would block it without any
+        // report.
         .set("delivery.timeout.ms", "30000")
         // Only the broker's limit applies, and no second one here.
         .set("message.max.bytes", "100000000")
-        // The broker's limit applies to compressed batches. A message that was read from such a batch may be too
-        // large without compression.
+        // The broker's limit applies to compressed batches. A message that was read from such a
+        // batch may be too large without compression.
         .set("compression.type", "zstd")
         // Equal keys go to the same partition as with other clients.
         .set("partitioner", "murmur2_random")
@@ -251,7 +285,10 @@ fn config(brokers: &str, properties: &[Property]) -> Result<ClientConfig, Source
     for (name, value) in properties {
         config.set(name, value);
     }
-    config.set("bootstrap.servers", brokers).set("acks", "all").set("enable.idempotence", "true");
+    config
+        .set("bootstrap.servers", brokers)
+        .set("acks", "all")
+        .set("enable.idempotence", "true");
     Ok(config)
 }
 
@@ -259,9 +296,15 @@ fn config(brokers: &str, properties: &[Property]) -> Result<ClientConfig, Source
 pub(crate) fn headers(own: &[OwnHeader], name: &str, value: &[u8]) -> OwnedHeaders {
     let headers = OwnedHeaders::new_with_capacity(own.len() + 1);
     let headers = own.iter().fold(headers, |headers, header| {
-        headers.insert(Header { key: &header.name, value: header.value.as_deref() })
+        headers.insert(Header {
+            key: &header.name,
+            value: header.value.as_deref(),
+        })
     });
-    headers.insert(Header { key: name, value: Some(value) })
+    headers.insert(Header {
+        key: name,
+        value: Some(value),
+    })
 }
 
 async fn deliver(
@@ -281,7 +324,10 @@ async fn deliver(
         record = record.key(key);
     }
     let report = client.send_result(record).map_err(|(error, _)| error)?;
-    report.await.map_err(|_| KafkaError::Canceled)?.map_err(|(error, _)| error)?;
+    report
+        .await
+        .map_err(|_| KafkaError::Canceled)?
+        .map_err(|(error, _)| error)?;
     Ok(())
 }
 
@@ -297,10 +343,16 @@ pub(crate) fn remedy(error: &KafkaError) -> Option<&'static str> {
             Some("raise the topic's max.message.bytes")
         }
         TopicAuthorizationFailed => Some("grant WRITE on the topic"),
-        ClusterAuthorizationFailed => Some("grant WRITE on the topic, or IDEMPOTENT_WRITE on the cluster"),
+        ClusterAuthorizationFailed => {
+            Some("grant WRITE on the topic, or IDEMPOTENT_WRITE on the cluster")
+        }
         UnknownTopic | UnknownPartition | UnknownTopicOrPartition => Some("create the topic"),
-        InvalidRecord => Some("the topic must not be compacted, because not every message has a key"),
-        InvalidTimestamp => Some("raise the topic's message.timestamp.before.max.ms and .after.max.ms"),
+        InvalidRecord => {
+            Some("the topic must not be compacted, because not every message has a key")
+        }
+        InvalidTimestamp => {
+            Some("raise the topic's message.timestamp.before.max.ms and .after.max.ms")
+        }
         PolicyViolation => Some("change the policy of the brokers that forbids it"),
         _ => None,
     }
@@ -341,7 +393,10 @@ pub(crate) struct ProducerContext {
 
 impl ProducerContext {
     pub(crate) fn new(tokens: Option<Tokens>) -> Self {
-        Self { tokens, refusal: Arc::default() }
+        Self {
+            tokens,
+            refusal: Arc::default(),
+        }
     }
 
     fn refusal(&self) -> MutexGuard<'_, Option<String>> {
@@ -391,7 +446,12 @@ mod tests {
         ] {
             assert!(is_connection(name), "{name}");
         }
-        for name in ["group.protocol", "session.timeout.ms", "fetch.queue.backoff.ms", "enable.auto.commit"] {
+        for name in [
+            "group.protocol",
+            "session.timeout.ms",
+            "fetch.queue.backoff.ms",
+            "enable.auto.commit",
+        ] {
             assert!(!is_connection(name), "{name}");
         }
     }
@@ -404,9 +464,19 @@ mod tests {
             Ok::<_, SourceError>(config.get(name).map(str::to_owned))
         };
         let source = KafkaSource::new("b:1", "g", ["orders"]);
-        assert_eq!(of_producer(&source.connection().1).expect("valid").as_deref(), Some(value));
+        assert_eq!(
+            of_producer(&source.connection().1)
+                .expect("valid")
+                .as_deref(),
+            Some(value)
+        );
         let source = source.property(name, "250");
-        assert_eq!(of_producer(&source.connection().1).expect("valid").as_deref(), Some("250"));
+        assert_eq!(
+            of_producer(&source.connection().1)
+                .expect("valid")
+                .as_deref(),
+            Some("250")
+        );
     }
 
     #[test]
@@ -420,9 +490,17 @@ mod tests {
             (Code::UnknownTopic, "create"),
             (Code::InvalidRecord, "compacted"),
         ] {
-            assert!(remedy(code).is_some_and(|remedy| remedy.contains(named)), "{code:?}");
+            assert!(
+                remedy(code).is_some_and(|remedy| remedy.contains(named)),
+                "{code:?}"
+            );
         }
-        for code in [Code::MessageTimedOut, Code::NotEnoughReplicas, Code::QueueFull, Code::Fatal] {
+        for code in [
+            Code::MessageTimedOut,
+            Code::NotEnoughReplicas,
+            Code::QueueFull,
+            Code::Fatal,
+        ] {
             assert_eq!(remedy(code), None, "{code:?}");
         }
     }

@@ -1,4 +1,5 @@
-//! The properties of a client, some of which are kept in files that change: passwords, keys and certificates.
+//! The properties of a client, some of which are kept in files that change: passwords, keys and
+//! certificates.
 
 use std::collections::hash_map::DefaultHasher;
 use std::fmt;
@@ -48,7 +49,8 @@ impl Properties {
 
     /// Adds those of `others` that `take`, by their name, wants.
     pub(crate) fn extend(&mut self, others: &Self, take: impl Fn(&str) -> bool) {
-        self.0.extend(others.0.iter().filter(|(name, _)| take(name)).cloned());
+        self.0
+            .extend(others.0.iter().filter(|(name, _)| take(name)).cloned());
     }
 
     /// Those that `take`, by their name, wants.
@@ -64,7 +66,10 @@ impl Properties {
             Value::Text(text) => text.clone(),
             Value::File(_) => String::new(),
         };
-        self.0.iter().map(|(name, given)| (name.clone(), value(given))).collect()
+        self.0
+            .iter()
+            .map(|(name, given)| (name.clone(), value(given)))
+            .collect()
     }
 
     /// The properties with what their files contain now.
@@ -107,19 +112,33 @@ impl Properties {
 
 fn content(name: &str, path: &Path) -> Result<String, SourceError> {
     let failed = |why: &dyn fmt::Display| {
-        SourceError::new(format!("the property {name} cannot be read from {}: {why}", path.display()))
+        SourceError::new(format!(
+            "the property {name} cannot be read from {}: {why}",
+            path.display()
+        ))
     };
     let text = std::fs::read_to_string(path).map_err(|error| failed(&error))?;
     if text.len() > VALUE_MAX_BYTES {
-        return Err(failed(&format_args!("{} bytes are too many for a property", text.len())));
+        return Err(failed(&format_args!(
+            "{} bytes are too many for a property",
+            text.len()
+        )));
     }
     // Editors end a file with a line feed.
-    Ok(text.strip_suffix('\n').map_or(text.as_str(), |text| text.trim_end_matches('\r')).to_owned())
+    Ok(text
+        .strip_suffix('\n')
+        .map_or(text.as_str(), |text| text.trim_end_matches('\r'))
+        .to_owned())
 }
 
 impl From<Vec<Property>> for Properties {
     fn from(properties: Vec<Property>) -> Self {
-        Self(properties.into_iter().map(|(name, value)| (name, Value::Text(value))).collect())
+        Self(
+            properties
+                .into_iter()
+                .map(|(name, value)| (name, Value::Text(value)))
+                .collect(),
+        )
     }
 }
 
@@ -137,7 +156,13 @@ mod tests {
         properties.set("sasl.password", "none");
         properties.set_file("sasl.password", &password);
         properties.set("ssl.ca.location", authority.display().to_string());
-        let read = || properties.read().unwrap().get(1).map(|(_, value)| value.clone());
+        let read = || {
+            properties
+                .read()
+                .unwrap()
+                .get(1)
+                .map(|(_, value)| value.clone())
+        };
         assert_eq!(read().as_deref(), Some("one"));
         let before = properties.contents();
         assert_eq!(before, properties.contents());
@@ -149,8 +174,14 @@ mod tests {
         assert_ne!(after, properties.contents(), "a certificate has changed");
         std::fs::remove_file(&password).unwrap();
         let error = properties.read().unwrap_err().to_string();
-        assert!(error.contains("sasl.password") && error.contains("password: "), "{error}");
-        assert!(properties.unread().iter().all(|(_, value)| value != "two"), "nothing is read");
+        assert!(
+            error.contains("sasl.password") && error.contains("password: "),
+            "{error}"
+        );
+        assert!(
+            properties.unread().iter().all(|(_, value)| value != "two"),
+            "nothing is read"
+        );
         std::fs::remove_dir_all(&dir).unwrap();
     }
 }

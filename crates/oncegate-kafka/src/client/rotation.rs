@@ -1,8 +1,9 @@
 //! Detects that a client's password, key or certificate has changed, and tries the new one.
 //!
-//! librdkafka reads them once, when a client is made, and connects with them from then on. So a client whose files have
-//! changed is replaced. The brokers may not accept the new ones yet, because a password cannot be changed at the brokers
-//! and in the file at the same moment: another client tries them first, and the old client goes on meanwhile.
+//! librdkafka reads them once, when a client is made, and connects with them from then on. So a
+//! client whose files have changed is replaced. The brokers may not accept the new ones yet,
+//! because a password cannot be changed at the brokers and in the file at the same moment: another
+//! client tries them first, and the old client goes on meanwhile.
 
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -35,10 +36,16 @@ pub(crate) struct Rotation {
 impl Rotation {
     /// Creates a watch for a client that was made when the files contained `current`.
     pub(crate) fn new(settings: Settings, current: FileContents) -> Self {
-        Self { settings, current, look_at: Instant::now() + LOOK_EVERY, trial: None }
+        Self {
+            settings,
+            current,
+            look_at: Instant::now() + LOOK_EVERY,
+            trial: None,
+        }
     }
 
-    /// Whether a refused login may be accepted later, because the files may change, or the next token may come.
+    /// Whether a refused login may be accepted later, because the files may change, or the next
+    /// token may come.
     pub(crate) fn may_come(&self) -> bool {
         self.settings.properties.has_files() || tokens::are_used(&self.settings.properties.unread())
     }
@@ -91,7 +98,11 @@ impl Drop for Rotation {
 /// Whether the brokers answer a client with what is in the files now.
 fn try_out(settings: &Settings) -> Result<(), SourceError> {
     let (config, _) = settings.config()?;
-    let topic = settings.topics.first().map(String::as_str).unwrap_or_default();
+    let topic = settings
+        .topics
+        .first()
+        .map(String::as_str)
+        .unwrap_or_default();
     answers(config, topic)
 }
 

@@ -1,5 +1,5 @@
-//! The settings of a source and of its librdkafka client: our defaults, what a user may change, and what would break
-//! oncegate's guarantees.
+//! The settings of a source and of its librdkafka client: our defaults, what a user may change, and
+//! what would break oncegate's guarantees.
 
 use std::time::Duration;
 
@@ -64,16 +64,35 @@ const REFUSED: &[(&str, &str)] = &[
     ("bootstrap.servers", "it is the first argument"),
     ("metadata.broker.list", "the brokers are the first argument"),
     ("group.id", "it is a separate argument"),
-    ("enable.auto.commit", "offsets are committed only after their messages are finished"),
-    ("auto.commit.enable", "offsets are committed only after their messages are finished"),
+    (
+        "enable.auto.commit",
+        "offsets are committed only after their messages are finished",
+    ),
+    (
+        "auto.commit.enable",
+        "offsets are committed only after their messages are finished",
+    ),
     ("auto.commit.interval.ms", "use commit_interval"),
-    ("enable.auto.offset.store", "offsets are committed only after their messages are finished"),
-    ("auto.offset.reset", "use from_beginning or from_end; the client's own default skips messages"),
-    ("allow.auto.create.topics", "a mistyped topic must be an error, not a new topic"),
+    (
+        "enable.auto.offset.store",
+        "offsets are committed only after their messages are finished",
+    ),
+    (
+        "auto.offset.reset",
+        "use from_beginning or from_end; the client's own default skips messages",
+    ),
+    (
+        "allow.auto.create.topics",
+        "a mistyped topic must be an error, not a new topic",
+    ),
     ("offset.store.method", "the broker stores the offsets"),
-    ("enable.partition.eof", "this source does not use end-of-partition events"),
+    (
+        "enable.partition.eof",
+        "this source does not use end-of-partition events",
+    ),
     ("group.instance.id", "use static_member"),
-    // A source produces nothing, and its dead letters and retries take only what connects to the brokers.
+    // A source produces nothing, and its dead letters and retries take only what connects to the
+    // brokers.
     ("acks", FOR_PRODUCERS),
     ("batch.num.messages", FOR_PRODUCERS),
     ("batch.size", FOR_PRODUCERS),
@@ -90,8 +109,9 @@ const REFUSED: &[(&str, &str)] = &[
 
 const FOR_PRODUCERS: &str = "it has no effect on a consumer; dead letters and retries are written with acks=all and compressed by zstd";
 
-/// The longest wait between two attempts to connect while no broker answers, in milliseconds; the waits double up to it.
-/// With the client's default of 10 s, a broker that is back for only a few seconds may be missed.
+/// The longest wait between two attempts to connect while no broker answers, in milliseconds; the
+/// waits double up to it. With the client's default of 10 s, a broker that is back for only a few
+/// seconds may be missed.
 pub(crate) const RECONNECT: (&str, &str) = ("reconnect.backoff.max.ms", "1000");
 
 /// Defaults that keep small queues fast and bound memory; a user may change them.
@@ -173,7 +193,9 @@ pub(crate) fn consumer(
     if config.get("statistics.interval.ms").is_none() {
         config.set("statistics.interval.ms", STATISTICS_MS);
     }
-    let debug = config.get("debug").map(|contexts| format!("{contexts},{DEBUG_CONTEXT}"));
+    let debug = config
+        .get("debug")
+        .map(|contexts| format!("{contexts},{DEBUG_CONTEXT}"));
     config.set("debug", debug.as_deref().unwrap_or(DEBUG_CONTEXT));
     config.set("group.id", group);
     config.set("enable.auto.commit", "false");
@@ -191,10 +213,13 @@ const STRATEGY: &str = "partition.assignment.strategy";
 /// Returns the configuration that all consumers share.
 pub(crate) fn client(brokers: &str, properties: &[Property]) -> Result<ClientConfig, SourceError> {
     if brokers.trim().is_empty() {
-        return Err(SourceError::new("no broker is given: use \"host:port\", separated by commas"));
+        return Err(SourceError::new(
+            "no broker is given: use \"host:port\", separated by commas",
+        ));
     }
     check_brokers(brokers)?;
-    let uncommitted = |(name, value): &&Property| name == "isolation.level" && value != "read_committed";
+    let uncommitted =
+        |(name, value): &&Property| name == "isolation.level" && value != "read_committed";
     if properties.iter().find(uncommitted).is_some() {
         return Err(SourceError::new(
             "the property isolation.level must stay read_committed: aborted messages must not be handled",
@@ -251,18 +276,36 @@ fn check_security(properties: &[Property]) -> Result<(), SourceError> {
 
 /// Whether a password or token would be sent to another machine in plain text.
 pub(crate) fn shows_login(brokers: &str, properties: &[Property]) -> bool {
-    let last = |names: &[&str]| properties.iter().rev().find(|(name, _)| names.contains(&name.as_str()));
+    let last = |names: &[&str]| {
+        properties
+            .iter()
+            .rev()
+            .find(|(name, _)| names.contains(&name.as_str()))
+    };
     let is = |names: &[&str], values: &[&str]| {
-        last(names).is_some_and(|(_, given)| values.iter().any(|value| given.eq_ignore_ascii_case(value)))
+        last(names)
+            .is_some_and(|(_, given)| values.iter().any(|value| given.eq_ignore_ascii_case(value)))
     };
     let is_here = |broker: &str| {
-        let address = broker.rsplit_once("://").map_or(broker, |(_, address)| address).trim();
-        let host = address.rsplit_once(':').map_or(address, |(host, _)| host).trim_matches(['[', ']']);
-        host == "localhost" || host.parse::<std::net::IpAddr>().is_ok_and(|ip| ip.is_loopback())
+        let address = broker
+            .rsplit_once("://")
+            .map_or(broker, |(_, address)| address)
+            .trim();
+        let host = address
+            .rsplit_once(':')
+            .map_or(address, |(host, _)| host)
+            .trim_matches(['[', ']']);
+        host == "localhost"
+            || host
+                .parse::<std::net::IpAddr>()
+                .is_ok_and(|ip| ip.is_loopback())
     };
     // SCRAM proves that the client knows the password, and does not send it.
     is(&["security.protocol"], &["SASL_PLAINTEXT"])
-        && is(&["sasl.mechanism", "sasl.mechanisms"], &["PLAIN", "OAUTHBEARER"])
+        && is(
+            &["sasl.mechanism", "sasl.mechanisms"],
+            &["PLAIN", "OAUTHBEARER"],
+        )
         && !brokers.split(',').all(is_here)
 }
 
@@ -270,7 +313,9 @@ pub(crate) fn shows_login(brokers: &str, properties: &[Property]) -> bool {
 pub(crate) fn refuse(properties: &[Property], refused: &[(&str, &str)]) -> Result<(), SourceError> {
     for (name, _) in properties {
         if let Some((_, instead)) = refused.iter().find(|(refused, _)| refused == name) {
-            return Err(SourceError::new(format!("the property {name} cannot be set: {instead}")));
+            return Err(SourceError::new(format!(
+                "the property {name} cannot be set: {instead}"
+            )));
         }
     }
     Ok(())
@@ -294,21 +339,33 @@ pub(crate) fn check_name(what: &str, name: &str) -> Result<(), SourceError> {
 
 /// Whether the group uses the new protocol (KIP-848), in which the broker assigns partitions.
 pub(crate) fn new_protocol(config: &ClientConfig) -> bool {
-    config.get("group.protocol").is_some_and(|protocol| protocol.eq_ignore_ascii_case("consumer"))
+    config
+        .get("group.protocol")
+        .is_some_and(|protocol| protocol.eq_ignore_ascii_case("consumer"))
 }
 
 /// The longest time between two calls of `poll` that these settings allow.
 pub(crate) fn max_poll_interval(properties: &[Property]) -> Duration {
-    let set = properties.iter().rev().find(|(name, _)| name == "max.poll.interval.ms");
-    let set = set.and_then(|(_, value)| value.parse().ok()).map(Duration::from_millis);
+    let set = properties
+        .iter()
+        .rev()
+        .find(|(name, _)| name == "max.poll.interval.ms");
+    let set = set
+        .and_then(|(_, value)| value.parse().ok())
+        .map(Duration::from_millis);
     set.unwrap_or(MAX_POLL_INTERVAL_DEFAULT)
 }
 
-/// Lets the client library check the names and values of the properties, as far as they are known without their files.
+/// Lets the client library check the names and values of the properties, as far as they are known
+/// without their files.
 pub(crate) fn check_known(mut config: ClientConfig) -> Result<(), SourceError> {
     tokens::remove(&mut config);
     // The map hides the values that are secret; `get` does not.
-    let names: Vec<String> = config.config_map().keys().map(|name| (*name).to_owned()).collect();
+    let names: Vec<String> = config
+        .config_map()
+        .keys()
+        .map(|name| (*name).to_owned())
+        .collect();
     for name in &names {
         if config.get(name) == Some("") {
             config.remove(name);
@@ -317,8 +374,8 @@ pub(crate) fn check_known(mut config: ClientConfig) -> Result<(), SourceError> {
     config.create_native_config().map(drop).map_err(unusable)
 }
 
-/// Returns the error for a client that cannot be created. It names the setting, but not the value, which may be a
-/// password.
+/// Returns the error for a client that cannot be created. It names the setting, but not the value,
+/// which may be a password.
 pub(crate) fn unusable(error: KafkaError) -> SourceError {
     match error {
         KafkaError::ClientConfig(_, what, name, _) => {
@@ -345,7 +402,9 @@ mod tests {
     }
 
     fn refusal(properties: &[Property]) -> String {
-        consumer("b:1", "g", properties).expect_err("refused").to_string()
+        consumer("b:1", "g", properties)
+            .expect_err("refused")
+            .to_string()
     }
 
     #[test]
@@ -353,17 +412,29 @@ mod tests {
         for (name, _) in REFUSED {
             assert!(refusal(&[property(name, "true")]).contains(name), "{name}");
         }
-        assert!(refusal(&[property("isolation.level", "read_uncommitted")]).contains("isolation.level"));
+        assert!(
+            refusal(&[property("isolation.level", "read_uncommitted")]).contains("isolation.level")
+        );
     }
 
     #[test]
     fn properties_are_known_before_the_start() {
         let checked = |name: &str, value: &str| {
-            KafkaSource::new("127.0.0.1:1", "group", ["orders"]).property(name, value).check()
+            KafkaSource::new("127.0.0.1:1", "group", ["orders"])
+                .property(name, value)
+                .check()
         };
         for (name, value, says) in [
-            ("sasl.jaas.config", "required password=\"hush\"", "sasl.username"),
-            ("ssl.truststore.location", "/etc/kafka.jks", "ssl.ca.location"),
+            (
+                "sasl.jaas.config",
+                "required password=\"hush\"",
+                "sasl.username",
+            ),
+            (
+                "ssl.truststore.location",
+                "/etc/kafka.jks",
+                "ssl.ca.location",
+            ),
             ("max.poll.records", "500", "in_flight"),
             ("key.deserializer", "org.Any", "bytes"),
             ("session.timeout", "6", "No such configuration property"),
@@ -371,7 +442,10 @@ mod tests {
             ("compression.type", "gzip", "no effect"),
         ] {
             let error = checked(name, value).unwrap_err().to_string();
-            assert!(error.contains(name) && error.contains(says) && !error.contains("hush"), "{error}");
+            assert!(
+                error.contains(name) && error.contains(says) && !error.contains("hush"),
+                "{error}"
+            );
         }
         checked("session.timeout.ms", "6000").expect("it is known");
     }
@@ -394,9 +468,17 @@ mod tests {
 
     #[test]
     fn a_login_in_an_address_is_refused_and_not_repeated() {
-        for brokers in ["billing:hush@b:9092", "b:9092,SASL_SSL://billing:hush@b:9092"] {
-            let error = consumer(brokers, "g", &[]).expect_err("refused").to_string();
-            assert!(error.contains("sasl.username") && !error.contains("hush"), "{error}");
+        for brokers in [
+            "billing:hush@b:9092",
+            "b:9092,SASL_SSL://billing:hush@b:9092",
+        ] {
+            let error = consumer(brokers, "g", &[])
+                .expect_err("refused")
+                .to_string();
+            assert!(
+                error.contains("sasl.username") && !error.contains("hush"),
+                "{error}"
+            );
         }
     }
 
@@ -410,17 +492,31 @@ mod tests {
     #[test]
     fn a_password_in_plain_text_to_another_machine_is_noticed() {
         let shows = |brokers: &str, protocol: &str, mechanism: &str| {
-            let given = [property("security.protocol", protocol), property("sasl.mechanism", mechanism)];
+            let given = [
+                property("security.protocol", protocol),
+                property("sasl.mechanism", mechanism),
+            ];
             shows_login(brokers, &given)
         };
         assert!(shows("b:9092", "SASL_PLAINTEXT", "PLAIN"));
-        assert!(shows("127.0.0.1:9092,b:9092", "sasl_plaintext", "oauthbearer"));
+        assert!(shows(
+            "127.0.0.1:9092,b:9092",
+            "sasl_plaintext",
+            "oauthbearer"
+        ));
         for (brokers, protocol, mechanism) in [
-            ("127.0.0.1:9092, [::1]:9092,localhost", "SASL_PLAINTEXT", "PLAIN"),
+            (
+                "127.0.0.1:9092, [::1]:9092,localhost",
+                "SASL_PLAINTEXT",
+                "PLAIN",
+            ),
             ("b:9092", "SASL_SSL", "PLAIN"),
             ("b:9092", "SASL_PLAINTEXT", "SCRAM-SHA-256"),
         ] {
-            assert!(!shows(brokers, protocol, mechanism), "{brokers} {protocol} {mechanism}");
+            assert!(
+                !shows(brokers, protocol, mechanism),
+                "{brokers} {protocol} {mechanism}"
+            );
         }
     }
 

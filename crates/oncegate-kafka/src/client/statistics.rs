@@ -48,14 +48,24 @@ impl PartitionStatistics<'_> {
         // Offsets below zero are not known yet.
         let is_known = self.ls_offset >= 0 && self.next_offset >= 0;
         let queued = u64::try_from(self.fetchq_cnt).unwrap_or_default();
-        let end = LogEnd { stable: self.ls_offset, next: self.next_offset, queued };
-        PartitionReport { end: is_known.then_some(end), has_begun: !NOT_READ.contains(&&*self.fetch_state) }
+        let end = LogEnd {
+            stable: self.ls_offset,
+            next: self.next_offset,
+            queued,
+        };
+        PartitionReport {
+            end: is_known.then_some(end),
+            has_begun: !NOT_READ.contains(&&*self.fetch_state),
+        }
     }
 }
 
 /// Calls `tell` for each partition. Returns whether the client is connected to any broker; `None`
 /// when the statistics cannot be read, or name no broker.
-pub(crate) fn each_report(json: &[u8], mut tell: impl FnMut(&str, i32, PartitionReport)) -> Option<bool> {
+pub(crate) fn each_report(
+    json: &[u8],
+    mut tell: impl FnMut(&str, i32, PartitionReport),
+) -> Option<bool> {
     let statistics: Statistics<'_> = match serde_json::from_slice(json) {
         Ok(statistics) => statistics,
         Err(error) => {
@@ -69,7 +79,10 @@ pub(crate) fn each_report(json: &[u8], mut tell: impl FnMut(&str, i32, Partition
             tell(topic, *number, partition.report());
         }
     }
-    let connected = statistics.brokers.values().any(|broker| CONNECTED.contains(&&*broker.state));
+    let connected = statistics
+        .brokers
+        .values()
+        .any(|broker| CONNECTED.contains(&&*broker.state));
     (!statistics.brokers.is_empty()).then_some(connected)
 }
 
@@ -96,8 +109,13 @@ pub(crate) fn summary(json: &[u8]) -> Summary {
         join_state: Cow<'a, str>,
     }
     let client: ClientStatistics<'_> = serde_json::from_slice(json).unwrap_or_default();
-    let is_settled = client.cgrp.is_some_and(|group| group.join_state == "steady");
-    Summary { responses: client.rx, is_settled }
+    let is_settled = client
+        .cgrp
+        .is_some_and(|group| group.join_state == "steady");
+    Summary {
+        responses: client.rx,
+        is_settled,
+    }
 }
 
 #[cfg(test)]
@@ -107,7 +125,13 @@ mod tests {
     #[test]
     fn responses_are_counted_over_all_brokers() {
         let json = br#"{"name":"a","rx":17,"brokers":{"b":{"rx":3}},"topics":{}}"#;
-        assert_eq!(summary(json), Summary { responses: Some(17), is_settled: false });
+        assert_eq!(
+            summary(json),
+            Summary {
+                responses: Some(17),
+                is_settled: false
+            }
+        );
         assert_eq!(summary(b"{}"), Summary::default());
         assert_eq!(summary(b"none"), Summary::default());
     }
@@ -140,8 +164,19 @@ mod tests {
             "2":{"partition":2,"fetch_state":"offset-query","ls_offset":-1001,"next_offset":-1001,"fetchq_cnt":0},
             "3":{"partition":3,"fetch_state":"stopped","ls_offset":9,"next_offset":9,"fetchq_cnt":0},
             "-1":{"partition":-1,"fetch_state":"none","ls_offset":5,"next_offset":5,"fetchq_cnt":0}}}}}"#;
-        let end = |stable, next, queued| Some(LogEnd { stable, next, queued });
-        let expected = [(end(120, 100, 7), true), (None, false), (None, true), (end(9, 9, 0), false)];
+        let end = |stable, next, queued| {
+            Some(LogEnd {
+                stable,
+                next,
+                queued,
+            })
+        };
+        let expected = [
+            (end(120, 100, 7), true),
+            (None, false),
+            (None, true),
+            (end(9, 9, 0), false),
+        ];
         let expected = expected.map(|(end, has_begun)| PartitionReport { end, has_begun });
         assert_eq!(reports(json), (0..).zip(expected).collect::<Vec<_>>());
         assert!(reports("{}").is_empty() && reports("no statistics").is_empty());
@@ -157,7 +192,10 @@ mod tests {
         };
         assert_eq!(connected(&brokers("INIT", "UP")), Some(true));
         assert_eq!(connected(&brokers("TRY_CONNECT", "DOWN")), Some(false));
-        assert_eq!(connected(&brokers("APIVERSION_QUERY", "CONNECT")), Some(false));
+        assert_eq!(
+            connected(&brokers("APIVERSION_QUERY", "CONNECT")),
+            Some(false)
+        );
         assert_eq!((connected("{}"), connected("no statistics")), (None, None));
     }
 }

@@ -17,16 +17,19 @@ pub(crate) enum Trouble {
         cause: &'static str,
         why: String,
     },
-    /// The client's password or certificate has changed, and the brokers accept the new one from another client.
+    /// The client's password or certificate has changed, and the brokers accept the new one from
+    /// another client.
     Outdated,
-    /// Another member still holds our static id: a process that has ended, or one that runs at the same time.
+    /// Another member still holds our static id: a process that has ended, or one that runs at the
+    /// same time.
     Held(String),
     /// An operator must change something; a new client would fail as well.
     Hopeless(String),
 }
 
 impl Trouble {
-    /// Classifies a fatal error of the client. Unknown errors are retried with a new client, a limited number of times.
+    /// Classifies a fatal error of the client. Unknown errors are retried with a new client, a
+    /// limited number of times.
     pub(crate) fn of_fatal(code: RDKafkaErrorCode, reason: &str) -> Self {
         use RDKafkaErrorCode::{
             FencedInstanceId, GroupMaxSizeReached, InconsistentGroupProtocol, InvalidGroupId,
@@ -34,30 +37,40 @@ impl Trouble {
         };
         let permanent = |change: &str| Self::Hopeless(format!("{reason} ({code}): {change}"));
         match code {
-            // A member that joins with a static id removes the one that had it. If we joined again, we would remove
-            // that member, and so on.
-            FencedInstanceId => {
-                permanent("another member has taken our static_member id; give each process its own")
-            }
+            // A member that joins with a static id removes the one that had it. If we joined again,
+            // we would remove that member, and so on.
+            FencedInstanceId => permanent(
+                "another member has taken our static_member id; give each process its own",
+            ),
             UnreleasedInstanceId => Self::Held(format!("{reason} ({code})")),
-            GroupMaxSizeReached => permanent("the group is full; see group.max.size of the brokers"),
-            InconsistentGroupProtocol => {
-                permanent("members of one group need one group.protocol and partition.assignment.strategy")
+            GroupMaxSizeReached => {
+                permanent("the group is full; see group.max.size of the brokers")
             }
+            InconsistentGroupProtocol => permanent(
+                "members of one group need one group.protocol and partition.assignment.strategy",
+            ),
             InvalidGroupId => permanent("the broker does not accept the name of the group"),
-            UnsupportedAssignor => permanent("the brokers do not know the property group.remote.assignor"),
+            UnsupportedAssignor => {
+                permanent("the brokers do not know the property group.remote.assignor")
+            }
             UnsupportedFeature | UnsupportedVersion => {
                 permanent("the brokers are too old for the property group.protocol")
             }
             code if Self::forbidden(code) => permanent("check the credentials and the ACLs"),
-            _ => Self::Dropped { cause: "dropped", why: format!("{reason} ({code})") },
+            _ => Self::Dropped {
+                cause: "dropped",
+                why: format!("{reason} ({code})"),
+            },
         }
     }
 
     /// The poll thread did not poll for longer than `max.poll.interval.ms`.
     pub(crate) fn poll_interval() -> Self {
         let why = "the poll thread was held up for longer than max.poll.interval.ms";
-        Self::Dropped { cause: "poll_interval", why: why.to_owned() }
+        Self::Dropped {
+            cause: "poll_interval",
+            why: why.to_owned(),
+        }
     }
 
     /// The thread that commits has ended by itself.
@@ -70,12 +83,17 @@ impl Trouble {
         let why = format!(
             "the client has had no connection for {lasts:.0?}, though the brokers answer another client"
         );
-        Self::Dropped { cause: "disconnected", why }
+        Self::Dropped {
+            cause: "disconnected",
+            why,
+        }
     }
 
     /// The client has partitions that it does not begin to read, though it is connected.
     pub(crate) fn unread(lasts: Duration) -> Self {
-        let why = format!("the client is connected, and has not begun to read a partition for {lasts:.0?}");
+        let why = format!(
+            "the client is connected, and has not begun to read a partition for {lasts:.0?}"
+        );
         Self::Dropped { cause: UNREAD, why }
     }
 
@@ -85,14 +103,17 @@ impl Trouble {
 
     /// Whether the broker rejects our credentials.
     pub(crate) fn is_about_login(code: RDKafkaErrorCode) -> bool {
-        matches!(code, RDKafkaErrorCode::Authentication | RDKafkaErrorCode::SaslAuthenticationFailed)
+        matches!(
+            code,
+            RDKafkaErrorCode::Authentication | RDKafkaErrorCode::SaslAuthenticationFailed
+        )
     }
 
     /// Whether the broker rejects our credentials or rights.
     pub(crate) fn forbidden(code: RDKafkaErrorCode) -> bool {
         use RDKafkaErrorCode::{
-            Authentication, ClusterAuthorizationFailed, GroupAuthorizationFailed, SaslAuthenticationFailed,
-            TopicAuthorizationFailed, UnsupportedSASLMechanism,
+            Authentication, ClusterAuthorizationFailed, GroupAuthorizationFailed,
+            SaslAuthenticationFailed, TopicAuthorizationFailed, UnsupportedSASLMechanism,
         };
         matches!(
             code,
@@ -108,13 +129,16 @@ impl Trouble {
 
 /// Whether the brokers answer with an error that a retry would not change.
 pub(crate) fn is_refusal(error: &KafkaError) -> bool {
-    matches!(error, KafkaError::ClientCreation(_) | KafkaError::ClientConfig(..))
-        || error
-            .rdkafka_error_code()
-            .is_some_and(|code| Trouble::forbidden(code) || code == RDKafkaErrorCode::InvalidGroupId)
+    matches!(
+        error,
+        KafkaError::ClientCreation(_) | KafkaError::ClientConfig(..)
+    ) || error
+        .rdkafka_error_code()
+        .is_some_and(|code| Trouble::forbidden(code) || code == RDKafkaErrorCode::InvalidGroupId)
 }
 
-/// The name of the operation that has failed with an error that may pass, in metrics and in the status.
+/// The name of the operation that has failed with an error that may pass, in metrics and in the
+/// status.
 pub(crate) fn failed_operation(error: &KafkaError, login: Option<&LoginFailure>) -> &'static str {
     match error.rdkafka_error_code() {
         Some(
@@ -131,7 +155,8 @@ pub(crate) fn failed_operation(error: &KafkaError, login: Option<&LoginFailure>)
     }
 }
 
-/// The name of the operation that fails while the group refuses the member. It succeeds when the group accepts it.
+/// The name of the operation that fails while the group refuses the member. It succeeds when the
+/// group accepts it.
 pub(crate) const JOIN: &str = "join";
 
 /// The name of the operation that fails while the brokers withhold a committed offset.
@@ -152,16 +177,28 @@ impl JoinTerms {
     pub(crate) fn of(config: &ClientConfig) -> Self {
         Self {
             group: config.get("group.id").unwrap_or_default().to_owned(),
-            assignors: config.get("partition.assignment.strategy").unwrap_or("range,roundrobin").to_owned(),
-            session_timeout_ms: config.get("session.timeout.ms").unwrap_or("45000").to_owned(),
+            assignors: config
+                .get("partition.assignment.strategy")
+                .unwrap_or("range,roundrobin")
+                .to_owned(),
+            session_timeout_ms: config
+                .get("session.timeout.ms")
+                .unwrap_or("45000")
+                .to_owned(),
         }
     }
 
-    /// Returns why the group refuses the member, and what to change; `None` when the error means something else.
+    /// Returns why the group refuses the member, and what to change; `None` when the error means
+    /// something else.
     ///
-    /// A classic client asks again and again, because the answer may be another one when other members have left.
+    /// A classic client asks again and again, because the answer may be another one when other
+    /// members have left.
     pub(crate) fn refusal(&self, error: &KafkaError) -> Option<String> {
-        let Self { group, assignors, session_timeout_ms } = self;
+        let Self {
+            group,
+            assignors,
+            session_timeout_ms,
+        } = self;
         let change = match error.rdkafka_error_code()? {
             RDKafkaErrorCode::InvalidSessionTimeout => format!(
                 "session.timeout.ms is {session_timeout_ms}; set the property to a value between \
@@ -182,11 +219,12 @@ impl JoinTerms {
     }
 }
 
-/// The name of the operation that fails when the brokers refuse a login. It succeeds with a connection.
+/// The name of the operation that fails when the brokers refuse a login. It succeeds with a
+/// connection.
 pub(crate) const LOGIN: &str = "login";
 
-/// The name of the operation that fails when no token is granted. It succeeds with a token: while the last one is valid,
-/// there are connections without another.
+/// The name of the operation that fails when no token is granted. It succeeds with a token: while
+/// the last one is valid, there are connections without another.
 pub(crate) const TOKEN: &str = "token";
 
 /// How librdkafka begins the text of the error when it gets no token.
@@ -205,20 +243,28 @@ impl LoginFailure {
     /// As [`login_refusal`].
     pub(crate) fn of(error: &KafkaError, reason: &str, with_tokens: bool) -> Option<Self> {
         let text = login_refusal(error, reason, with_tokens)?;
-        Some(Self { text, is_token: reason.starts_with(NO_TOKEN) })
+        Some(Self {
+            text,
+            is_token: reason.starts_with(NO_TOKEN),
+        })
     }
 }
 
-/// Why the brokers refuse the connection, or why there is no token for it, with the properties that decide it and the words of the brokers or of the TLS
-/// library. `None` when the error means something else.
+/// Why the brokers refuse the connection, or why there is no token for it, with the properties that
+/// decide it and the words of the brokers or of the TLS library. `None` when the error means
+/// something else.
 pub(crate) fn login_refusal(error: &KafkaError, reason: &str, with_tokens: bool) -> Option<String> {
     if let Some(why) = reason.strip_prefix(NO_TOKEN) {
         return Some(format!("no token for the login to the brokers: {why}"));
     }
     let refused = match error.rdkafka_error_code()? {
-        RDKafkaErrorCode::BrokerTransportFailure if refuses_certificate(reason) => RefusedLogin::Certificate,
+        RDKafkaErrorCode::BrokerTransportFailure if refuses_certificate(reason) => {
+            RefusedLogin::Certificate
+        }
         RDKafkaErrorCode::SSL => RefusedLogin::Tls,
-        RDKafkaErrorCode::Authentication | RDKafkaErrorCode::SaslAuthenticationFailed if with_tokens => {
+        RDKafkaErrorCode::Authentication | RDKafkaErrorCode::SaslAuthenticationFailed
+            if with_tokens =>
+        {
             RefusedLogin::Token
         }
         RDKafkaErrorCode::Authentication | RDKafkaErrorCode::SaslAuthenticationFailed => {
@@ -243,15 +289,18 @@ pub(crate) enum RefusedLogin {
 }
 
 impl RefusedLogin {
-    /// The text of the error, with the properties to look at and the `reason` in the words of the brokers or the TLS library.
+    /// The text of the error, with the properties to look at and the `reason` in the words of the
+    /// brokers or the TLS library.
     pub(crate) fn told(self, reason: &str) -> String {
         let refusal = match self {
-            // They do not tell what is wrong with it: Kafka says the same of an expired one and of an unknown authority.
+            // They do not tell what is wrong with it: Kafka says the same of an expired one and of
+            // an unknown authority.
             Self::Certificate => {
                 "the brokers refuse the client's certificate (ssl.certificate.location and ssl.key.location must be set, and the \
                  certificate must be valid today and signed by an authority that the brokers know)"
             }
-            // The client library says the same of an authority that is unknown and of a certificate that has expired.
+            // The client library says the same of an authority that is unknown and of a certificate
+            // that has expired.
             Self::Tls => {
                 "no TLS with the brokers (ssl.ca.location must have their authority, and their certificate must be valid \
                  today and name them; a client's certificate is set by ssl.certificate.location and ssl.key.location)"
@@ -259,14 +308,16 @@ impl RefusedLogin {
             Self::Token => {
                 "the brokers refuse the token (sasl.oauthbearer.client.id, sasl.oauthbearer.scope)"
             }
-            Self::Password => "the brokers refuse the login (sasl.mechanism, sasl.username, sasl.password)",
+            Self::Password => {
+                "the brokers refuse the login (sasl.mechanism, sasl.username, sasl.password)"
+            }
         };
         format!("{refusal}: {reason}")
     }
 }
 
-/// Whether a connection ended with an alert of the brokers about the client's certificate. In TLS 1.3 it comes after the
-/// handshake, so the client library takes it for an error of the network.
+/// Whether a connection ended with an alert of the brokers about the client's certificate. In TLS
+/// 1.3 it comes after the handshake, so the client library takes it for an error of the network.
 fn refuses_certificate(reason: &str) -> bool {
     reason.contains(" alert ") && (reason.contains("certificate") || reason.contains("unknown ca"))
 }
@@ -281,12 +332,19 @@ mod tests {
             let error = KafkaError::Global(RDKafkaErrorCode::BrokerTransportFailure);
             login_refusal(&error, reason, false)
         };
-        for alert in
-            ["tlsv13 alert certificate required", "sslv3 alert bad certificate", "tlsv1 alert unknown ca"]
-        {
-            let told =
-                refusal(&format!("Receive failed: error:0A00045C:SSL routines::{alert}")).expect(alert);
-            assert!(told.contains("ssl.certificate.location") && told.contains(alert), "{told}");
+        for alert in [
+            "tlsv13 alert certificate required",
+            "sslv3 alert bad certificate",
+            "tlsv1 alert unknown ca",
+        ] {
+            let told = refusal(&format!(
+                "Receive failed: error:0A00045C:SSL routines::{alert}"
+            ))
+            .expect(alert);
+            assert!(
+                told.contains("ssl.certificate.location") && told.contains(alert),
+                "{told}"
+            );
         }
         for other in [
             "Receive failed: Connection reset by peer",
@@ -304,12 +362,21 @@ mod tests {
             let login = LoginFailure::of(&error, reason, true).expect("it is about the login");
             (failed_operation(&error, Some(&login)), login.text)
         };
-        let (refused, text) = operation("sasl_ssl://b:1/1: SASL authentication error: invalid_token");
-        assert!(refused == LOGIN && text.contains("refuse the token"), "{refused}: {text}");
+        let (refused, text) =
+            operation("sasl_ssl://b:1/1: SASL authentication error: invalid_token");
+        assert!(
+            refused == LOGIN && text.contains("refuse the token"),
+            "{refused}: {text}"
+        );
         let (not_granted, text) = operation(&format!("{NO_TOKEN}the token server does not answer"));
-        assert!(not_granted == TOKEN && !text.contains("refuse") && text.ends_with("not answer"), "{text}");
-        for (code, named) in [(RDKafkaErrorCode::AllBrokersDown, "broker"), (RDKafkaErrorCode::SSL, "fetch")]
-        {
+        assert!(
+            not_granted == TOKEN && !text.contains("refuse") && text.ends_with("not answer"),
+            "{text}"
+        );
+        for (code, named) in [
+            (RDKafkaErrorCode::AllBrokersDown, "broker"),
+            (RDKafkaErrorCode::SSL, "fetch"),
+        ] {
             assert_eq!(failed_operation(&KafkaError::Global(code), None), named);
         }
     }
@@ -317,14 +384,24 @@ mod tests {
     #[test]
     fn a_refused_member_learns_which_setting_to_change() {
         let mut config = ClientConfig::new();
-        config.set("group.id", "billing").set("partition.assignment.strategy", "cooperative-sticky");
+        config
+            .set("group.id", "billing")
+            .set("partition.assignment.strategy", "cooperative-sticky");
         let terms = JoinTerms::of(&config);
         for (code, named) in [
-            (RDKafkaErrorCode::InvalidSessionTimeout, "session.timeout.ms is 45000"),
-            (RDKafkaErrorCode::InconsistentGroupProtocol, "assignment.strategy is cooperative-sticky"),
+            (
+                RDKafkaErrorCode::InvalidSessionTimeout,
+                "session.timeout.ms is 45000",
+            ),
+            (
+                RDKafkaErrorCode::InconsistentGroupProtocol,
+                "assignment.strategy is cooperative-sticky",
+            ),
             (RDKafkaErrorCode::GroupMaxSizeReached, "group.max.size"),
         ] {
-            let text = terms.refusal(&KafkaError::MessageConsumption(code)).expect("it is refused");
+            let text = terms
+                .refusal(&KafkaError::MessageConsumption(code))
+                .expect("it is refused");
             assert!(text.contains(named) && text.contains("billing"), "{text}");
         }
         let other = KafkaError::MessageConsumption(RDKafkaErrorCode::AllBrokersDown);
@@ -335,10 +412,18 @@ mod tests {
     fn every_fatal_error_is_replaced_waited_for_or_told() {
         use RDKafkaErrorCode as Code;
         let trouble = |code| Trouble::of_fatal(code, "what the client said");
-        for code in [Code::InvalidRequest, Code::FencedMemberEpoch, Code::UnknownMemberId, Code::Fatal] {
+        for code in [
+            Code::InvalidRequest,
+            Code::FencedMemberEpoch,
+            Code::UnknownMemberId,
+            Code::Fatal,
+        ] {
             assert!(matches!(trouble(code), Trouble::Dropped { .. }), "{code:?}");
         }
-        assert!(matches!(trouble(Code::UnreleasedInstanceId), Trouble::Held(_)));
+        assert!(matches!(
+            trouble(Code::UnreleasedInstanceId),
+            Trouble::Held(_)
+        ));
         for (code, named) in [
             (Code::FencedInstanceId, "static_member"),
             (Code::UnsupportedVersion, "group.protocol"),
@@ -346,8 +431,13 @@ mod tests {
             (Code::GroupMaxSizeReached, "group.max.size"),
             (Code::GroupAuthorizationFailed, "ACL"),
         ] {
-            let Trouble::Hopeless(why) = trouble(code) else { panic!("{code:?}") };
-            assert!(why.contains(named) && why.contains("what the client said"), "{why}");
+            let Trouble::Hopeless(why) = trouble(code) else {
+                panic!("{code:?}")
+            };
+            assert!(
+                why.contains(named) && why.contains("what the client said"),
+                "{why}"
+            );
         }
     }
 }

@@ -7,8 +7,8 @@ use crate::group::buffer::Fetched;
 use crate::partitions::assignment::{Assignment, Receipt};
 use oncegate_runtime::source::{AckHandle, Delivery};
 
-/// Acknowledges one message. When it is dropped without an ack, the offset stays unfinished while the partition is
-/// ours, and the partition's next owner gets the message again.
+/// Acknowledges one message. When it is dropped without an ack, the offset stays unfinished while
+/// the partition is ours, and the partition's next owner gets the message again.
 #[derive(Debug)]
 struct KafkaTicket {
     assignment: Arc<Assignment>,
@@ -17,16 +17,29 @@ struct KafkaTicket {
 }
 
 pub(crate) fn delivery(fetched: Fetched) -> Delivery {
-    let Fetched { message, assignment, receipt, .. } = fetched;
-    let ack_handle = KafkaTicket { assignment, receipt, running: AtomicBool::new(false) };
-    Delivery { message, ack_handle: Arc::new(ack_handle) }
+    let Fetched {
+        message,
+        assignment,
+        receipt,
+        ..
+    } = fetched;
+    let ack_handle = KafkaTicket {
+        assignment,
+        receipt,
+        running: AtomicBool::new(false),
+    };
+    Delivery {
+        message,
+        ack_handle: Arc::new(ack_handle),
+    }
 }
 
 impl AckHandle for KafkaTicket {
     fn start(&self) -> bool {
         let started = self.assignment.start();
         if started && self.running.swap(true, Ordering::AcqRel) {
-            // One attempt at a time is counted, so a second start without a stop is the same attempt.
+            // One attempt at a time is counted, so a second start without a stop is the same
+            // attempt.
             self.assignment.stop();
         }
         started

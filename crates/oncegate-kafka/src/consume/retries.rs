@@ -1,4 +1,5 @@
-//! Retry topics: messages with a retry that is far off wait there, and hold up no other message meanwhile.
+//! Retry topics: messages with a retry that is far off wait there, and hold up no other message
+//! meanwhile.
 
 use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -21,7 +22,9 @@ use oncegate_runtime::failure::BoxError;
 use oncegate_runtime::health::SourceStatus;
 use oncegate_runtime::message::Message;
 use oncegate_runtime::observe::Observer;
-use oncegate_runtime::source::{CommitAnnotation, Delivery, RetryQueue, Source, SourceError, Supply, Terms};
+use oncegate_runtime::source::{
+    CommitAnnotation, Delivery, RetryQueue, Source, SourceError, Supply, Terms,
+};
 
 /// The longest wait in a topic: a day. The topic's retention must be longer than its wait.
 const WAIT_MOST: Duration = Duration::from_secs(86_400);
@@ -48,20 +51,22 @@ struct RetryTopics {
 impl KafkaSource {
     /// Makes retries that are later than [`beyond`](KafkaRetries::beyond) wait in these topics.
     ///
-    /// Each topic is given with how long a message waits there. So a dependency that is down holds up neither other
-    /// messages nor the committed offset.
+    /// Each topic is given with how long a message waits there. So a dependency that is down holds
+    /// up neither other messages nor the committed offset.
     ///
-    /// A message goes to the topic with the shortest wait that is long enough. If no topic's wait is long enough, it
-    /// waits in its lane, as without retry topics. It is acknowledged once the topic has it durably. After its wait
-    /// it is delivered again with its payload, key, headers, route, origin, timestamp and first failure. It never waits
-    /// for longer than that from when it is received, even if the clock of the process that wrote it is ahead. Of each
-    /// partition about 64 messages, its first ones, wait in memory. Other messages overtake it, so the consumer must be
-    /// [`Ordering::Unordered`](oncegate_runtime::Ordering::Unordered) or accept [that](oncegate_runtime::Consumer::overtaking_retries).
+    /// A message goes to the topic with the shortest wait that is long enough. If no topic's wait
+    /// is long enough, it waits in its lane, as without retry topics. It is acknowledged once the
+    /// topic has it durably. After its wait it is delivered again with its payload, key, headers,
+    /// route, origin, timestamp and first failure. It never waits for longer than that from when it
+    /// is received, even if the clock of the process that wrote it is ahead. Of each partition
+    /// about 64 messages, its first ones, wait in memory. Other messages overtake it, so the
+    /// consumer must be [`Ordering::Unordered`](oncegate_runtime::Ordering::Unordered) or accept
+    /// [that](oncegate_runtime::Consumer::overtaking_retries).
     ///
-    /// Each topic must exist, keep its messages for longer than they wait, and have no other writer. Each is consumed
-    /// in a group of its own, named `GROUP.TOPIC`. A message there has the headers of a [dead letter](crate) for the
-    /// route, the origin and the first failure, and `oncegate-due`, the time when it is due, in milliseconds since
-    /// 1970.
+    /// Each topic must exist, keep its messages for longer than they wait, and have no other
+    /// writer. Each is consumed in a group of its own, named `GROUP.TOPIC`. A message there has the
+    /// headers of a [dead letter](crate) for the route, the origin and the first failure, and
+    /// `oncegate-due`, the time when it is due, in milliseconds since 1970.
     ///
     /// ```no_run
     /// use std::time::Duration;
@@ -77,11 +82,14 @@ impl KafkaSource {
         self,
         topics: impl IntoIterator<Item = (Duration, impl Into<String>)>,
     ) -> KafkaRetries {
-        let mut topics: Vec<(Duration, String)> =
-            topics.into_iter().map(|(wait, topic)| (wait, topic.into())).collect();
+        let mut topics: Vec<(Duration, String)> = topics
+            .into_iter()
+            .map(|(wait, topic)| (wait, topic.into()))
+            .collect();
         topics.sort_unstable();
-        let tier =
-            |(wait, topic): &(Duration, String)| RetryTier::new(topic.clone(), self.sister(topic), *wait);
+        let tier = |(wait, topic): &(Duration, String)| {
+            RetryTier::new(topic.clone(), self.sister(topic), *wait)
+        };
         let (brokers, properties) = self.connection();
         let queue = RetryTopics {
             brokers: brokers.to_owned(),
@@ -91,7 +99,12 @@ impl KafkaSource {
             producer: Mutex::default(),
         };
         let tiers = topics.iter().map(tier).collect();
-        KafkaRetries { main: self, tiers, queue: Arc::new(queue), turn: AtomicUsize::new(0) }
+        KafkaRetries {
+            main: self,
+            tiers,
+            queue: Arc::new(queue),
+            turn: AtomicUsize::new(0),
+        }
     }
 }
 
@@ -108,10 +121,17 @@ impl KafkaRetries {
         self
     }
 
-    /// Returns dead letters that write to `topic` in the same cluster, with the same connection properties.
+    /// Returns dead letters that write to `topic` in the same cluster, with the same connection
+    /// properties.
     pub fn dead_letters(&self, topic: impl Into<String>) -> KafkaDeadLetters {
-        let consumed = self.main.topics().chain(self.tiers.iter().map(|tier| &*tier.topic));
-        self.main.dead_letters(topic).beside(consumed.map(str::to_owned).collect(), &Properties::default())
+        let consumed = self
+            .main
+            .topics()
+            .chain(self.tiers.iter().map(|tier| &*tier.topic));
+        self.main.dead_letters(topic).beside(
+            consumed.map(str::to_owned).collect(),
+            &Properties::default(),
+        )
     }
 
     /// As [`KafkaSource::shows_login`].
@@ -178,7 +198,11 @@ impl Source for KafkaRetries {
     async fn open(&self, observer: Arc<dyn Observer>) -> Result<(), SourceError> {
         self.check()?;
         let producer = DurableProducer::new(&self.queue.brokers, self.queue.properties.clone())?;
-        *self.queue.producer.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(producer));
+        *self
+            .queue
+            .producer
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(producer));
         // After an error the consumer calls this again: some may be open already.
         for source in self.sources().filter(|source| !source.is_open()) {
             source.open(Arc::clone(&observer)).await?;
@@ -189,7 +213,11 @@ impl Source for KafkaRetries {
 
     async fn receive(&self, most: usize) -> Result<Option<Vec<Delivery>>, SourceError> {
         let mut receives = vec![self.main.receive(most)];
-        receives.extend(self.tiers.iter().map(|tier| Box::pin(tier.receive(most)) as _));
+        receives.extend(
+            self.tiers
+                .iter()
+                .map(|tier| Box::pin(tier.receive(most)) as _),
+        );
         // The first one in a fixed order could starve the others.
         let turn = self.turn.fetch_add(1, Relaxed) % receives.len();
         receives.rotate_left(turn);
@@ -213,10 +241,12 @@ impl Source for KafkaRetries {
             status.polled_ago = status.polled_ago.max(of_tier.polled_ago);
             status.disconnected_for = status.disconnected_for.max(of_tier.disconnected_for);
             status.others_connect |= of_tier.others_connect;
-            status.failures.extend(of_tier.failures.into_iter().map(|mut failure| {
-                failure.error = format!("retry topic {}: {}", tier.topic, failure.error);
-                failure
-            }));
+            status
+                .failures
+                .extend(of_tier.failures.into_iter().map(|mut failure| {
+                    failure.error = format!("retry topic {}: {}", tier.topic, failure.error);
+                    failure
+                }));
             status.partitions.extend(of_tier.partitions);
         }
         status
@@ -243,12 +273,20 @@ impl RetryTopics {
 impl RetryQueue for RetryTopics {
     fn wait(&self, wait: Duration) -> Option<Duration> {
         let fits = |(of_tier, _): &&(Duration, String)| *of_tier >= wait;
-        let tier = self.tiers.iter().find(fits).filter(|_| wait > self.beyond)?;
+        let tier = self
+            .tiers
+            .iter()
+            .find(fits)
+            .filter(|_| wait > self.beyond)?;
         Some(tier.0)
     }
 
     async fn send(&self, message: &Message, wait: Duration) -> Result<(), BoxError> {
-        let producer = self.producer.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let producer = self
+            .producer
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone();
         let producer = producer.ok_or("the retry topics have not been opened")?;
         let tier = self.tiers.iter().find(|(of_tier, _)| *of_tier == wait);
         let (_, topic) = tier.ok_or_else(|| format!("no retry topic has a wait of {wait:?}"))?;
@@ -263,14 +301,22 @@ impl RetryQueue for RetryTopics {
 
 impl fmt::Debug for KafkaRetries {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("KafkaRetries").field("main", &self.main).field("queue", &self.queue).finish()
+        f.debug_struct("KafkaRetries")
+            .field("main", &self.main)
+            .field("queue", &self.queue)
+            .finish()
     }
 }
 
 impl fmt::Debug for RetryTopics {
     /// Shows no property values, because they may be passwords.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { brokers, beyond, tiers, .. } = self;
+        let Self {
+            brokers,
+            beyond,
+            tiers,
+            ..
+        } = self;
         f.debug_struct("RetryTopics")
             .field("brokers", brokers)
             .field("beyond", beyond)

@@ -19,28 +19,47 @@ const TIMESTAMP_HEADER: &str = "oncegate-origin-timestamp";
 
 /// Returns the message's own headers, and those needed to restore it when it is due.
 pub(crate) fn headers(message: &Message, due: SystemTime) -> OwnedHeaders {
-    let mut ours =
-        vec![(DUE_HEADER, millis_since_1970(due).to_string()), (ROUTE_HEADER, message.route().to_owned())];
-    if let Origin::Kafka { topic, partition, offset } = message.origin() {
+    let mut ours = vec![
+        (DUE_HEADER, millis_since_1970(due).to_string()),
+        (ROUTE_HEADER, message.route().to_owned()),
+    ];
+    if let Origin::Kafka {
+        topic,
+        partition,
+        offset,
+    } = message.origin()
+    {
         ours.extend([
             (TOPIC_HEADER, topic.to_string()),
             (PARTITION_HEADER, partition.to_string()),
             (OFFSET_HEADER, offset.to_string()),
         ]);
     }
-    ours.extend(message.timestamp_ms().map(|timestamp_ms| (TIMESTAMP_HEADER, timestamp_ms.to_string())));
+    ours.extend(
+        message
+            .timestamp_ms()
+            .map(|timestamp_ms| (TIMESTAMP_HEADER, timestamp_ms.to_string())),
+    );
     let first_failed_ms = message.first_failed_at().map(millis_since_1970);
     ours.extend(first_failed_ms.map(|millis| (FIRST_FAILED_HEADER, millis.to_string())));
-    ours.into_iter().fold(dead_letters::own_headers(message), |headers, (name, value)| {
-        headers.insert(Header { key: name, value: Some(value.as_bytes()) })
-    })
+    ours.into_iter().fold(
+        dead_letters::own_headers(message),
+        |headers, (name, value)| {
+            headers.insert(Header {
+                key: name,
+                value: Some(value.as_bytes()),
+            })
+        },
+    )
 }
 
-/// Restores the message as it was before it waited, and returns when it is due. A message from another writer is due at
-/// once (`None`), and stays unchanged.
+/// Restores the message as it was before it waited, and returns when it is due. A message from
+/// another writer is due at once (`None`), and stays unchanged.
 pub(crate) fn restore(message: &mut Message) -> Option<SystemTime> {
     let due = number(message, DUE_HEADER).and_then(time_of)?;
-    let route: Arc<str> = text(message, ROUTE_HEADER).unwrap_or_else(|| message.route()).into();
+    let route: Arc<str> = text(message, ROUTE_HEADER)
+        .unwrap_or_else(|| message.route())
+        .into();
     let origin = first_origin(message).unwrap_or_else(|| message.origin().clone());
     let mut restored = Message::new(route, origin, message.payload_bytes());
     if let Some(key) = message.key_bytes() {

@@ -35,13 +35,19 @@ struct WaitingMessages {
 
 impl RetryTier {
     pub(crate) fn new(topic: String, source: KafkaSource, wait: Duration) -> Self {
-        Self { topic, source, wait, waiting: Mutex::default() }
+        Self {
+            topic,
+            source,
+            wait,
+            waiting: Mutex::default(),
+        }
     }
 
-    /// Waits for messages that are due, and returns at least one and at most `most`; `None` when the source has ended.
+    /// Waits for messages that are due, and returns at least one and at most `most`; `None` when
+    /// the source has ended.
     ///
-    /// It receives while messages wait: a message that is due overtakes those that are not, and a source that has
-    /// failed is noticed at once. Dropping the future loses no message.
+    /// It receives while messages wait: a message that is due overtakes those that are not, and a
+    /// source that has failed is noticed at once. Dropping the future loses no message.
     pub(crate) async fn receive(&self, most: usize) -> Result<Option<Vec<Delivery>>, SourceError> {
         loop {
             let (due, next_due_at) = {
@@ -73,22 +79,26 @@ impl RetryTier {
 }
 
 impl WaitingMessages {
-    /// Adds messages that have just been received. None waits for longer than `wait_max`: the clock of the process that
-    /// wrote its header may be wrong.
+    /// Adds messages that have just been received. None waits for longer than `wait_max`: the clock
+    /// of the process that wrote its header may be wrong.
     fn add(&mut self, fetched: Vec<Fetched>, wait_max: Duration) {
         let (now, time) = (Instant::now(), SystemTime::now());
         for mut fetched in fetched {
             let due = super::retry_headers::restore(&mut fetched.message);
-            let wait = due.and_then(|due| due.duration_since(time).ok()).unwrap_or_default();
+            let wait = due
+                .and_then(|due| due.duration_since(time).ok())
+                .unwrap_or_default();
             self.last_number += 1;
             fetched.assignment.waits();
-            self.by_due.insert((now + wait.min(wait_max), self.last_number), fetched);
+            self.by_due
+                .insert((now + wait.min(wait_max), self.last_number), fetched);
         }
     }
 
     /// Takes at most `most` messages that are due, and drops those of revoked partitions.
     fn take_due(&mut self, most: usize) -> Vec<Delivery> {
-        self.by_due.retain(|_, fetched| !fetched.assignment.is_revoked());
+        self.by_due
+            .retain(|_, fetched| !fetched.assignment.is_revoked());
         let (now, mut due) = (Instant::now(), Vec::new());
         while due.len() < most
             && let Some(first) = self.by_due.first_entry()
@@ -102,7 +112,9 @@ impl WaitingMessages {
     }
 
     fn next_due_at(&self) -> Option<Instant> {
-        self.by_due.first_key_value().map(|((due_at, _), _)| *due_at)
+        self.by_due
+            .first_key_value()
+            .map(|((due_at, _), _)| *due_at)
     }
 }
 
@@ -123,7 +135,10 @@ mod tests {
     const WAIT: Duration = Duration::from_secs(30);
 
     fn partition(number: i32) -> Partition {
-        Partition { topic: "later".into(), number }
+        Partition {
+            topic: "later".into(),
+            number,
+        }
     }
 
     /// A message of this partition that is due in `wait`, by the clock of its writer.
@@ -132,14 +147,25 @@ mod tests {
         let offset = assignment.waiting() as i64;
         let receipt = assignment.receive(offset).expect("ours").receipt;
         let due = millis_since_1970(SystemTime::now() + wait).to_string();
-        let header = Header { name: DUE_HEADER.into(), value: Some(due.into()) };
+        let header = Header {
+            name: DUE_HEADER.into(),
+            value: Some(due.into()),
+        };
         let origin = Origin::Other(number.to_string().into());
-        let message = Message::new("orders", origin, Some(Bytes::new())).with_headers([header].into());
-        Fetched { message, bytes: 0, assignment: Arc::clone(&assignment), receipt }
+        let message =
+            Message::new("orders", origin, Some(Bytes::new())).with_headers([header].into());
+        Fetched {
+            message,
+            bytes: 0,
+            assignment: Arc::clone(&assignment),
+            receipt,
+        }
     }
 
     fn origins(due: &[Delivery]) -> Vec<String> {
-        due.iter().map(|delivery| delivery.message.origin().to_string()).collect()
+        due.iter()
+            .map(|delivery| delivery.message.origin().to_string())
+            .collect()
     }
 
     #[tokio::test(start_paused = true)]
@@ -149,14 +175,24 @@ mod tests {
         let mut waiting = WaitingMessages::default();
         let hour = Duration::from_secs(3_600);
         let batch = [(0, hour), (1, WAIT / 2), (2, Duration::ZERO)];
-        waiting.add(batch.map(|(number, wait)| fetched(&assignments, number, wait)).into(), WAIT);
+        waiting.add(
+            batch
+                .map(|(number, wait)| fetched(&assignments, number, wait))
+                .into(),
+            WAIT,
+        );
         assert_eq!(origins(&waiting.take_due(10)), ["2"]);
         tokio::time::advance(WAIT / 2).await;
         assert_eq!(origins(&waiting.take_due(10)), ["1"]);
         assert!(waiting.take_due(10).is_empty());
         tokio::time::advance(WAIT / 2).await;
         assert_eq!(origins(&waiting.take_due(10)), ["0"]);
-        assert!(assignments.all().iter().all(|assignment| assignment.waiting() == 0));
+        assert!(
+            assignments
+                .all()
+                .iter()
+                .all(|assignment| assignment.waiting() == 0)
+        );
     }
 
     #[tokio::test(start_paused = true)]
@@ -164,7 +200,12 @@ mod tests {
         let assignments = Assignments::default();
         assignments.assign((0..2).map(partition), Begin::Begun);
         let mut waiting = WaitingMessages::default();
-        waiting.add([0, 1].map(|number| fetched(&assignments, number, WAIT)).into(), WAIT);
+        waiting.add(
+            [0, 1]
+                .map(|number| fetched(&assignments, number, WAIT))
+                .into(),
+            WAIT,
+        );
         assignments.begin_revoke(&[partition(0)]);
         assert!(waiting.take_due(10).is_empty());
         assert_eq!(waiting.by_due.len(), 1);

@@ -30,9 +30,10 @@ use oncegate_runtime::source::{CommitAnnotation, Delivery, Source, SourceError};
 
 /// A source that consumes topics of a Kafka cluster as a member of a consumer group.
 ///
-/// An offset is committed only when every message before it is acknowledged, in whatever order messages finish: the
-/// committed offset is that of the first unfinished message. When a partition is revoked, no further handler starts for
-/// it, running handlers get time to finish, and the position is committed before the partition is given up.
+/// An offset is committed only when every message before it is acknowledged, in whatever order
+/// messages finish: the committed offset is that of the first unfinished message. When a partition
+/// is revoked, no further handler starts for it, running handlers get time to finish, and the
+/// position is committed before the partition is given up.
 ///
 /// ```no_run
 /// use std::time::Duration;
@@ -58,14 +59,16 @@ struct RunningMember {
     gone: oneshot::Receiver<()>,
 }
 
-/// Time limit of the commit in a revoke. A quarter of `max.poll.interval.ms` applies if that is shorter.
+/// Time limit of the commit in a revoke. A quarter of `max.poll.interval.ms` applies if that is
+/// shorter.
 const COMMIT_PATIENCE_MAX: Duration = Duration::from_secs(10);
 
 impl KafkaSource {
     /// 10 seconds.
     pub const DEFAULT_OPEN_TIMEOUT: Duration = settings::OPEN_TIMEOUT;
 
-    /// Creates a member of `group` that consumes `topics` from the cluster at `brokers` (`"host:port,host:port"`).
+    /// Creates a member of `group` that consumes `topics` from the cluster at `brokers`
+    /// (`"host:port,host:port"`).
     ///
     /// It does not connect and checks nothing before [`open`](Source::open).
     pub fn new(
@@ -94,29 +97,37 @@ impl KafkaSource {
 
     fn with(settings: Settings, totals: Arc<Totals>) -> Self {
         let (annotation, running, member) = (Mutex::default(), Mutex::default(), Mutex::default());
-        Self { settings, annotation, running, member, totals }
+        Self {
+            settings,
+            annotation,
+            running,
+            member,
+            totals,
+        }
     }
 
-    /// Interval between commits of finished offsets; default 1 s, from 10 ms to a day. After a crash, messages finished since the last
-    /// commit are delivered again.
+    /// Interval between commits of finished offsets; default 1 s, from 10 ms to a day. After a
+    /// crash, messages finished since the last commit are delivered again.
     #[must_use]
     pub fn commit_interval(mut self, interval: Duration) -> Self {
         self.settings.commit_interval = interval;
         self
     }
 
-    /// Time limit for a revoke to wait for running handlers; default 10 s, at most half of `max.poll.interval.ms`.
+    /// Time limit for a revoke to wait for running handlers; default 10 s, at most half of
+    /// `max.poll.interval.ms`.
     ///
-    /// The rebalance of the group waits meanwhile. A handler that takes longer continues, and its message is delivered
-    /// again to the partition's next owner.
+    /// The rebalance of the group waits meanwhile. A handler that takes longer continues, and its
+    /// message is delivered again to the partition's next owner.
     #[must_use]
     pub fn drain_timeout(mut self, timeout: Duration) -> Self {
         self.settings.drain_timeout = timeout;
         self
     }
 
-    /// Time limit for one attempt to open, in which the brokers must answer; default 10 s, at most a day. A starting consumer tries again,
-    /// see [`Consumer::start_patience`](oncegate_runtime::Consumer::start_patience).
+    /// Time limit for one attempt to open, in which the brokers must answer; default 10 s, at most
+    /// a day. A starting consumer tries again, see
+    /// [`Consumer::start_patience`](oncegate_runtime::Consumer::start_patience).
     #[must_use]
     pub fn open_timeout(mut self, timeout: Duration) -> Self {
         self.settings.open_timeout = timeout;
@@ -125,19 +136,22 @@ impl KafkaSource {
 
     /// Makes this consumer a static member of the group, with an `id` that no other member has.
     ///
-    /// A restart within the session timeout gets the same partitions back, and the group does not rebalance. During
-    /// that time no other member gets the partitions, and closing the source does not release them.
+    /// A restart within the session timeout gets the same partitions back, and the group does not
+    /// rebalance. During that time no other member gets the partitions, and closing the source does
+    /// not release them.
     ///
-    /// Not set by default. A second process with the same id replaces the first one, which then stops with an error
-    /// that names `static_member`. In the new protocol the second process instead waits until the first one has
-    /// ended, at most 90 s. An id is 1 to 249 letters, digits, dots, underscores or dashes.
+    /// Not set by default. A second process with the same id replaces the first one, which then
+    /// stops with an error that names `static_member`. In the new protocol the second process
+    /// instead waits until the first one has ended, at most 90 s. An id is 1 to 249 letters,
+    /// digits, dots, underscores or dashes.
     #[must_use]
     pub fn static_member(mut self, id: impl Into<String>) -> Self {
         self.settings.static_member = Some(id.into());
         self
     }
 
-    /// Limit on messages that wait to be received, in addition to librdkafka's own queue; default 10,000.
+    /// Limit on messages that wait to be received, in addition to librdkafka's own queue; default
+    /// 10,000.
     #[must_use]
     pub fn buffered_messages(mut self, messages: usize) -> Self {
         self.settings.buffered_messages = messages;
@@ -154,11 +168,13 @@ impl KafkaSource {
         self
     }
 
-    /// Limit on messages of a partition received from the first unfinished one on, itself included; default 100,000.
+    /// Limit on messages of a partition received from the first unfinished one on, itself included;
+    /// default 100,000.
     ///
-    /// It bounds how many messages are delivered again after a crash, and the memory for their offsets (16 bytes each). A
-    /// partition over the limit is paused until it is down to half of it. All partitions of the source and its retry topics
-    /// together may have ten times as many: beyond that, those with more than an equal share are paused.
+    /// It bounds how many messages are delivered again after a crash, and the memory for their
+    /// offsets (16 bytes each). A partition over the limit is paused until it is down to half of
+    /// it. All partitions of the source and its retry topics together may have ten times as many:
+    /// beyond that, those with more than an equal share are paused.
     #[must_use]
     pub fn unfinished_messages(mut self, messages: usize) -> Self {
         self.settings.unfinished_messages = messages;
@@ -174,33 +190,35 @@ impl KafkaSource {
 
     /// Makes a group without committed offsets of a topic begin at the topic's end.
     ///
-    /// It skips the existing messages, also when its committed offsets have expired. The position is committed at once,
-    /// for all partitions of the topic, before any message is received: later messages are never skipped, even if the
-    /// process ends before the first message is finished. A partition that the topic gains later begins with its first
-    /// message.
+    /// It skips the existing messages, also when its committed offsets have expired. The position
+    /// is committed at once, for all partitions of the topic, before any message is received: later
+    /// messages are never skipped, even if the process ends before the first message is finished. A
+    /// partition that the topic gains later begins with its first message.
     #[must_use]
     pub fn from_end(mut self) -> Self {
         self.settings.start = Start::End;
         self
     }
 
-    /// Takes each message's route from its header `oncegate-route`, if present, instead of its topic.
+    /// Takes each message's route from its header `oncegate-route`, if present, instead of its
+    /// topic.
     ///
-    /// Use it to consume a dead-letter topic or redriven messages: such a message keeps its first route, and so its
-    /// key. Use it only for topics that no other service writes to, because a service that copies all headers would
-    /// give its own messages the wrong route.
+    /// Use it to consume a dead-letter topic or redriven messages: such a message keeps its first
+    /// route, and so its key. Use it only for topics that no other service writes to, because a
+    /// service that copies all headers would give its own messages the wrong route.
     #[must_use]
     pub fn routes_from_headers(mut self) -> Self {
         self.settings.routes = Routes::Headers;
         self
     }
 
-    /// Continues at the committed positions when a topic's id changes; by default the topic is then read from its beginning.
+    /// Continues at the committed positions when a topic's id changes; by default the topic is then
+    /// read from its beginning.
     ///
-    /// A topic that was deleted and recreated has another id, and positions in the deleted topic mean nothing in the new
-    /// one. Set this if the brokers' address is switched to another cluster that has the same messages at the same
-    /// offsets, under topics with ids of their own. Messages of a topic that was really recreated are then skipped, up to
-    /// the old position.
+    /// A topic that was deleted and recreated has another id, and positions in the deleted topic
+    /// mean nothing in the new one. Set this if the brokers' address is switched to another cluster
+    /// that has the same messages at the same offsets, under topics with ids of their own. Messages
+    /// of a topic that was really recreated are then skipped, up to the old position.
     #[must_use]
     pub fn keep_positions_of_recreated_topics(mut self) -> Self {
         self.settings.keeps_positions = true;
@@ -209,31 +227,35 @@ impl KafkaSource {
 
     /// Sets a property of librdkafka, such as `security.protocol`.
     ///
-    /// Opening fails with the name of any property that would break oncegate's guarantees. Values appear in no log
-    /// and no error.
+    /// Opening fails with the name of any property that would break oncegate's guarantees. Values
+    /// appear in no log and no error.
     #[must_use]
     pub fn property(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
         self.settings.properties.set(name, value);
         self
     }
 
-    /// Sets a property of librdkafka to the content of a file, such as `sasl.password`, without a line feed at its end.
+    /// Sets a property of librdkafka to the content of a file, such as `sasl.password`, without a
+    /// line feed at its end.
     ///
-    /// The file is read again when it changes, and so are the files that `ssl.certificate.location` and its like name.
-    /// Once the brokers accept the new content, running handlers finish, and another client with it joins the group in
-    /// place of this one, and so for dead letters and retry topics. Until then, the former content is used.
+    /// The file is read again when it changes, and so are the files that `ssl.certificate.location`
+    /// and its like name. Once the brokers accept the new content, running handlers finish, and
+    /// another client with it joins the group in place of this one, and so for dead letters and
+    /// retry topics. Until then, the former content is used.
     #[must_use]
     pub fn property_file(mut self, name: impl Into<String>, path: impl Into<PathBuf>) -> Self {
         self.settings.properties.set_file(name, path);
         self
     }
 
-    /// Whether a password or token would be sent to another machine in plain text; opening warns about it.
+    /// Whether a password or token would be sent to another machine in plain text; opening warns
+    /// about it.
     pub fn shows_login(&self) -> bool {
         settings::shows_login(&self.settings.brokers, &self.settings.properties.unread())
     }
 
-    /// Checks everything that needs no broker: names, limits, and properties that would break oncegate's guarantees.
+    /// Checks everything that needs no broker: names, limits, and properties that would break
+    /// oncegate's guarantees.
     ///
     /// # Errors
     /// Names the first wrong setting. [`open`](Source::open) returns the same error.
@@ -241,30 +263,33 @@ impl KafkaSource {
         self.settings.check()
     }
 
-    /// Checks that the topics exist and that this user may consume them, as [`open`](Source::open) does, without joining
-    /// the group.
+    /// Checks that the topics exist and that this user may consume them, as [`open`](Source::open)
+    /// does, without joining the group.
     ///
     /// # Errors
-    /// When a setting is wrong, a topic does not exist, a right is missing, or no broker answers. The text about a
-    /// missing right has the command that grants it.
+    /// When a setting is wrong, a topic does not exist, a right is missing, or no broker answers.
+    /// The text about a missing right has the command that grants it.
     pub async fn check_topics(&self) -> Result<(), SourceError> {
         let ((config, _), settings) = (self.settings.config()?, self.settings.clone());
         let asking = tokio::task::spawn_blocking(move || {
             let client = inquiry::offsets_client(config)?;
             settings.check_cluster(&client)
         });
-        asking.await.map_err(|panic| SourceError::caused("the topics could not be checked", panic))?
+        asking
+            .await
+            .map_err(|panic| SourceError::caused("the topics could not be checked", panic))?
     }
 
-    /// Returns dead letters that write to `topic` in the same cluster, with the same connection properties.
+    /// Returns dead letters that write to `topic` in the same cluster, with the same connection
+    /// properties.
     pub fn dead_letters(&self, topic: impl Into<String>) -> KafkaDeadLetters {
         KafkaDeadLetters::new(self.settings.brokers.clone(), topic)
             .open_timeout(self.settings.open_timeout)
             .beside(self.settings.topics.clone(), &self.settings.properties)
     }
 
-    /// Returns a source for `topic` with the same settings, its own group and small buffers. One limit on unfinished
-    /// messages applies to both.
+    /// Returns a source for `topic` with the same settings, its own group and small buffers. One
+    /// limit on unfinished messages applies to both.
     pub(crate) fn sister(&self, topic: &str) -> Self {
         const BUFFERED_MESSAGES: usize = 256;
         const BUFFERED_BYTES: usize = 1 << 20;
@@ -273,15 +298,24 @@ impl KafkaSource {
         settings.topics = vec![topic.to_owned()];
         settings.start = Start::Beginning;
         (settings.buffered_messages, settings.buffered_bytes) = (BUFFERED_MESSAGES, BUFFERED_BYTES);
-        let small = [("queued.min.messages", "256"), ("queued.max.messages.kbytes", "1024")];
-        small.into_iter().for_each(|(name, value)| settings.properties.set(name, value));
+        let small = [
+            ("queued.min.messages", "256"),
+            ("queued.max.messages.kbytes", "1024"),
+        ];
+        small
+            .into_iter()
+            .for_each(|(name, value)| settings.properties.set(name, value));
         settings.routes = Routes::Topics;
         Self::with(settings, Arc::clone(&self.totals))
     }
 
-    /// Returns the brokers and the properties that another client of the same cluster needs as well.
+    /// Returns the brokers and the properties that another client of the same cluster needs as
+    /// well.
     pub(crate) fn connection(&self) -> (&str, Properties) {
-        (&self.settings.brokers, self.settings.properties.only(producer::is_connection))
+        (
+            &self.settings.brokers,
+            self.settings.properties.only(producer::is_connection),
+        )
     }
 
     /// Returns the topics that the source consumes.
@@ -289,7 +323,8 @@ impl KafkaSource {
         self.settings.topics.iter().map(String::as_str)
     }
 
-    /// Waits for fetched messages, and returns at least one and at most `most`; `None` when there will be no more.
+    /// Waits for fetched messages, and returns at least one and at most `most`; `None` when there
+    /// will be no more.
     pub(crate) async fn fetch(&self, most: usize) -> Result<Option<Vec<Fetched>>, SourceError> {
         match self.member()?.buffer.take(most).await {
             Ok(fetched) => Ok(Some(fetched)),
@@ -305,16 +340,27 @@ impl KafkaSource {
 
     fn member(&self) -> Result<Arc<Member>, SourceError> {
         let member = self.member.lock().unwrap_or_else(PoisonError::into_inner);
-        member.clone().ok_or_else(|| SourceError::new("the Kafka source has not been opened"))
+        member
+            .clone()
+            .ok_or_else(|| SourceError::new("the Kafka source has not been opened"))
     }
 }
 
 impl Settings {
     /// Checks that the topics exist, and that this user may read them as a member of the group.
     pub(crate) fn check_cluster(&self, client: &InquiryClient) -> Result<(), SourceError> {
-        let Self { brokers, group, topics, open_timeout, .. } = self;
+        let Self {
+            brokers,
+            group,
+            topics,
+            open_timeout,
+            ..
+        } = self;
         topics::check(client, brokers, topics, *open_timeout)?;
-        rights::refuse(brokers, &rights::to_consume(client, group, topics, *open_timeout)?)
+        rights::refuse(
+            brokers,
+            &rights::to_consume(client, group, topics, *open_timeout)?,
+        )
     }
 
     pub(crate) fn member(
@@ -323,11 +369,23 @@ impl Settings {
         observer: Arc<dyn Observer>,
         annotation: Option<CommitAnnotation>,
     ) -> Result<Member, SourceError> {
-        let patience = (settings::max_poll_interval(&self.properties.unread()) / 4).min(COMMIT_PATIENCE_MAX);
+        let patience =
+            (settings::max_poll_interval(&self.properties.unread()) / 4).min(COMMIT_PATIENCE_MAX);
         let buffer = Buffer::new(self.buffered_messages, self.buffered_bytes).map_err(|error| {
-            SourceError::caused("no socket for the wake-ups of the receiver (ulimit -n)", error)
+            SourceError::caused(
+                "no socket for the wake-ups of the receiver (ulimit -n)",
+                error,
+            )
         })?;
-        Ok(Member::new(totals, observer, buffer, self.start, self.drain_timeout, patience, annotation))
+        Ok(Member::new(
+            totals,
+            observer,
+            buffer,
+            self.start,
+            self.drain_timeout,
+            patience,
+            annotation,
+        ))
     }
 }
 
@@ -338,11 +396,16 @@ impl Source for KafkaSource {
         let read = tokio::task::spawn_blocking(move || {
             annotations::read(&config, &settings.topics, settings.open_timeout)
         });
-        read.await.map_err(|panic| SourceError::caused("the committed offsets could not be read", panic))?
+        read.await.map_err(|panic| {
+            SourceError::caused("the committed offsets could not be read", panic)
+        })?
     }
 
     fn annotate_commits(&self, annotation: CommitAnnotation) {
-        *self.annotation.lock().unwrap_or_else(PoisonError::into_inner) = Some(annotation);
+        *self
+            .annotation
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner) = Some(annotation);
     }
 
     async fn open(&self, observer: Arc<dyn Observer>) -> Result<(), SourceError> {
@@ -357,8 +420,16 @@ impl Source for KafkaSource {
                 "the login to Kafka is sent to another machine in plain text: set security.protocol to SASL_SSL"
             );
         }
-        let annotation = self.annotation.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        let member = Arc::new(self.settings.member(Arc::clone(&self.totals), observer, annotation)?);
+        let annotation = self
+            .annotation
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone();
+        let member = Arc::new(self.settings.member(
+            Arc::clone(&self.totals),
+            observer,
+            annotation,
+        )?);
         let (opened, opening) = oneshot::channel();
         let (left, leaving) = oneshot::channel();
         let (gone, going) = oneshot::channel();
@@ -368,14 +439,17 @@ impl Source for KafkaSource {
             let _ = gone.send(());
         };
         let thread = std::thread::Builder::new().name("oncegate-poll".to_owned());
-        thread
-            .spawn(body)
-            .map_err(|error| SourceError::caused("cannot start the thread of the Kafka consumer", error))?;
+        thread.spawn(body).map_err(|error| {
+            SourceError::caused("cannot start the thread of the Kafka consumer", error)
+        })?;
         let opening = opening.await;
-        opening.unwrap_or_else(|_| Err(SourceError::new("the Kafka consumer ended while opening")))?;
+        opening
+            .unwrap_or_else(|_| Err(SourceError::new("the Kafka consumer ended while opening")))?;
         *self.member.lock().unwrap_or_else(PoisonError::into_inner) = Some(member);
-        *self.running.lock().unwrap_or_else(PoisonError::into_inner) =
-            Some(RunningMember { left: leaving, gone: going });
+        *self.running.lock().unwrap_or_else(PoisonError::into_inner) = Some(RunningMember {
+            left: leaving,
+            gone: going,
+        });
         Ok(())
     }
 
@@ -385,12 +459,23 @@ impl Source for KafkaSource {
     }
 
     fn status(&self) -> SourceStatus {
-        let status = self.member().map(|member| status::of(&member)).unwrap_or_default();
-        SourceStatus { group: Some(self.settings.group.clone()), ..status }
+        let status = self
+            .member()
+            .map(|member| status::of(&member))
+            .unwrap_or_default();
+        SourceStatus {
+            group: Some(self.settings.group.clone()),
+            ..status
+        }
     }
 
     async fn close(&self, deadline: Duration) -> Result<(), SourceError> {
-        let Some(running) = self.running.lock().unwrap_or_else(PoisonError::into_inner).take() else {
+        let Some(running) = self
+            .running
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take()
+        else {
             return Ok(());
         };
         let member = self.member()?;
@@ -399,11 +484,18 @@ impl Source for KafkaSource {
         member.leave(by);
         let left = tokio::time::timeout_at(by.into(), running.left).await;
         let left = left.unwrap_or_else(|_| {
-            Ok(Err("the handlers and the last commit did not finish in time".to_owned()))
+            Ok(Err(
+                "the handlers and the last commit did not finish in time".to_owned(),
+            ))
         });
         let left = left.unwrap_or_else(|_| Err("the poll thread has ended".to_owned()));
-        // Dropping a consumer may hang forever inside the client; everything that matters is done by then.
-        if left.is_ok() && tokio::time::timeout_at(by.into(), running.gone).await.is_err() {
+        // Dropping a consumer may hang forever inside the client; everything that matters is done
+        // by then.
+        if left.is_ok()
+            && tokio::time::timeout_at(by.into(), running.gone)
+                .await
+                .is_err()
+        {
             tracing::warn!(
                 "the Kafka client is still closing its connections; not waiting for it any longer"
             );
@@ -419,7 +511,12 @@ impl Source for KafkaSource {
 impl Drop for KafkaSource {
     /// Leaves the group as `close` does, without waiting for the end.
     fn drop(&mut self) {
-        if let Some(member) = self.member.lock().unwrap_or_else(PoisonError::into_inner).take() {
+        if let Some(member) = self
+            .member
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take()
+        {
             member.leave(Instant::now() + member.drain_timeout + member.commit_patience);
         }
     }

@@ -14,15 +14,19 @@ pub(crate) fn of(member: &Member) -> SourceStatus {
         disconnected_for: member.connection.lost_for(),
         others_connect: member.connection.others_connect(),
         polled_ago: polls.last.map(|last| last.elapsed()),
-        partitions: partitions.into_iter().map(|standing| partition(&standing, polls.held)).collect(),
+        partitions: partitions
+            .into_iter()
+            .map(|standing| partition(&standing, polls.held))
+            .collect(),
         failures: member.failures.at(Instant::now()),
     }
 }
 
 /// Returns the status of a partition.
 ///
-/// Log ends, and so lag and the undelivered count, are as old as the client's last statistics: at most 5 s, or
-/// `statistics.interval.ms` if that is set. For a paused partition they are from before the pause.
+/// Log ends, and so lag and the undelivered count, are as old as the client's last statistics: at
+/// most 5 s, or `statistics.interval.ms` if that is set. For a paused partition they are from
+/// before the pause.
 fn partition(standing: &Standing, held: bool) -> PartitionStatus {
     let paused = match (standing.waiting, standing.crowded, held) {
         (1.., _, _) => Some(PauseCause::NotDue),

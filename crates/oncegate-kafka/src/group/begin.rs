@@ -1,16 +1,16 @@
-//! Decides where partitions begin whose position the client must not decide. They are paused until the broker has the
-//! position and the client has sought to it. There are two kinds.
+//! Decides where partitions begin whose position the client must not decide. They are paused until
+//! the broker has the position and the client has sought to it. There are two kinds.
 //!
 //! # The brokers withhold the committed offset of a partition
 //!
-//! A transaction that commits it is open. The client would wait for it with all partitions that it was assigned
-//! together with, and later ones ([`committed`]). So each of these is asked about alone, and costs only itself.
-//! Without a committed offset it begins at its first message.
+//! A transaction that commits it is open. The client would wait for it with all partitions that it
+//! was assigned together with, and later ones ([`committed`]). So each of these is asked about
+//! alone, and costs only itself. Without a committed offset it begins at its first message.
 //!
 //! # The source begins at the end
 //!
-//! The client alone would begin at the end at every assignment until an offset is committed, and skip messages that
-//! came meanwhile. So the position is decided here once:
+//! The client alone would begin at the end at every assignment until an offset is committed, and
+//! skip messages that came meanwhile. So the position is decided here once:
 //!
 //! | the group has | the partition begins |
 //! |---|---|
@@ -18,11 +18,12 @@
 //! | a committed offset of another partition of the topic | at its first message, because the topic has gained it since |
 //! | no committed offset of the topic | at its end |
 //!
-//! In the last case the owner of the topic's first partition commits the ends of *all* its partitions in one request,
-//! and the owners of the others wait for that. If each owner decided for its own partitions, the second one would
-//! find the first one's commits and treat its own partitions as new. The ends are read before the committed offsets
-//! are requested again: the ends are not beyond any position that another member can have committed, so they never
-//! skip a message, however late the request comes.
+//! In the last case the owner of the topic's first partition commits the ends of *all* its
+//! partitions in one request, and the owners of the others wait for that. If each owner decided for
+//! its own partitions, the second one would find the first one's commits and treat its own
+//! partitions as new. The ends are read before the committed offsets are requested again: the ends
+//! are not beyond any position that another member can have committed, so they never skip a
+//! message, however late the request comes.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -49,14 +50,15 @@ const CLUSTER: &str = "the cluster";
 /// Delay before a request is repeated.
 const ASK_AGAIN: Duration = Duration::from_millis(100);
 
-/// The same for an offset that the brokers withhold, possibly for as long as a transaction may last.
+/// The same for an offset that the brokers withhold, possibly for as long as a transaction may
+/// last.
 const ASK_AGAIN_WITHHELD: Duration = Duration::from_secs(1);
 
 /// The time for the topics of one round. Commits wait for it.
 const ROUND_MAX: Duration = Duration::from_secs(4);
 
-/// How long to wait for the owner of the first partition. After that, the owner is taken for a program without this
-/// rule, and each member decides for itself.
+/// How long to wait for the owner of the first partition. After that, the owner is taken for a
+/// program without this rule, and each member decides for itself.
 const FIRST_OWNER_PATIENCE: Duration = Duration::from_secs(60);
 
 /// Decides where partitions begin, on the commit thread, which may wait for the broker.
@@ -81,12 +83,13 @@ impl Beginnings {
         }
     }
 
-    /// Resolves the partitions that can be resolved now; returns whether there is something new to commit. Failures are
-    /// retried.
+    /// Resolves the partitions that can be resolved now; returns whether there is something new to
+    /// commit. Failures are retried.
     pub(crate) fn resolve<C: CommitContext>(&mut self, consumer: &BaseConsumer<C>) -> bool {
         let context = consumer.context();
         let unresolved = context.assignments().unresolved();
-        self.committed.retain(|one| unresolved.iter().any(|ours| ours.partition() == one));
+        self.committed
+            .retain(|one| unresolved.iter().any(|ours| ours.partition() == one));
         if unresolved.is_empty() {
             self.waiting_since = None;
             self.tell(consumer);
@@ -94,11 +97,16 @@ impl Beginnings {
         }
         let mut topics: BTreeMap<Arc<str>, Vec<Arc<Assignment>>> = BTreeMap::new();
         for assignment in unresolved {
-            topics.entry(Arc::clone(&assignment.partition().topic)).or_default().push(assignment);
+            topics
+                .entry(Arc::clone(&assignment.partition().topic))
+                .or_default()
+                .push(assignment);
         }
         let begun = Instant::now();
         let mut topics: Vec<_> = topics.into_iter().collect();
-        let after = topics.iter().position(|(topic, _)| Some(topic) > self.last_topic.as_ref());
+        let after = topics
+            .iter()
+            .position(|(topic, _)| Some(topic) > self.last_topic.as_ref());
         topics.rotate_left(after.unwrap_or_default());
         let mut any = false;
         for (topic, ours) in topics {
@@ -106,7 +114,9 @@ impl Beginnings {
                 Ok(resolved) => any |= resolved,
                 Err(error) => {
                     let why = std::error::Error::source(&error).map(ToString::to_string);
-                    if let Some(left_out) = log::worth_logging(&format!("begin {topic}: {error}: {why:?}")) {
+                    if let Some(left_out) =
+                        log::worth_logging(&format!("begin {topic}: {error}: {why:?}"))
+                    {
                         tracing::warn!(%error, why, left_out, "cannot decide yet where {topic} begins; retrying");
                     }
                 }
@@ -143,7 +153,9 @@ impl Beginnings {
         context.failures().failed(Instant::now(), OFFSET, &why);
         if withheld.iter().any(|one| !self.named.contains(one)) {
             tracing::warn!(why, "partitions wait");
-            context.observer().observe(Event::SourceError { operation: OFFSET });
+            context
+                .observer()
+                .observe(Event::SourceError { operation: OFFSET });
         }
         self.named = withheld.to_vec();
     }
@@ -180,7 +192,11 @@ impl Beginnings {
         }
         let first = all.iter().min().copied();
         if ours.iter().any(|one| Some(one.partition().number) == first) {
-            let list = list(topic, ends.iter().map(|(number, end)| (*number, Offset::Offset(*end))));
+            let list = list(
+                topic,
+                ends.iter()
+                    .map(|(number, end)| (*number, Offset::Offset(*end))),
+            );
             let done = list.and_then(|list| consumer.commit(&list, CommitMode::Sync));
             done.map_err(|error| {
                 SourceError::caused(format!("cannot commit the end offsets of {topic}"), error)
@@ -190,7 +206,12 @@ impl Beginnings {
                 partitions = ends.len(),
                 "the group has no committed offset of the topic; beginning at the end"
             );
-        } else if self.waiting_since.get_or_insert_with(Instant::now).elapsed() < FIRST_OWNER_PATIENCE {
+        } else if self
+            .waiting_since
+            .get_or_insert_with(Instant::now)
+            .elapsed()
+            < FIRST_OWNER_PATIENCE
+        {
             return Ok(false);
         } else {
             tracing::warn!(
@@ -213,9 +234,14 @@ impl Beginnings {
         topic: &str,
         numbers: &[i32],
     ) -> Result<Committed, SourceError> {
-        self.committed.ask(consumer, topic, numbers).map_err(|error| {
-            SourceError::caused(format!("cannot read the committed offsets of {topic}"), error)
-        })
+        self.committed
+            .ask(consumer, topic, numbers)
+            .map_err(|error| {
+                SourceError::caused(
+                    format!("cannot read the committed offsets of {topic}"),
+                    error,
+                )
+            })
     }
 }
 
@@ -223,12 +249,14 @@ impl Beginnings {
 fn go_on(ours: &mut Vec<Arc<Assignment>>, committed: &Offsets) {
     ours.retain(|one| {
         let found = committed.get(&one.partition().number);
-        found.inspect(|position| one.resolve(**position, true)).is_none()
+        found
+            .inspect(|position| one.resolve(**position, true))
+            .is_none()
     });
 }
 
-/// Resolves partitions without a committed offset to their first message: none may be skipped. The topic may have
-/// gained them since the group began.
+/// Resolves partitions without a committed offset to their first message: none may be skipped. The
+/// topic may have gained them since the group began.
 fn begin_first<C: CommitContext>(
     consumer: &BaseConsumer<C>,
     topic: &str,
@@ -259,11 +287,17 @@ fn offsets<C: CommitContext>(
     // In the protocol, the beginning and the end are special timestamps.
     let answer = asked.and_then(|list| consumer.offsets_for_times(list, ANSWER_TIMEOUT));
     committed::read(answer).map_err(|error| {
-        SourceError::caused(format!("cannot read the first or last offsets of {topic}"), error)
+        SourceError::caused(
+            format!("cannot read the first or last offsets of {topic}"),
+            error,
+        )
     })
 }
 
-fn list(topic: &str, offsets: impl Iterator<Item = (i32, Offset)>) -> Result<TopicPartitionList, KafkaError> {
+fn list(
+    topic: &str,
+    offsets: impl Iterator<Item = (i32, Offset)>,
+) -> Result<TopicPartitionList, KafkaError> {
     let mut list = TopicPartitionList::new();
     for (number, offset) in offsets {
         list.add_partition(topic, number).set_offset(offset)?;

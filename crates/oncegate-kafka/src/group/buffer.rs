@@ -17,7 +17,8 @@ pub(crate) struct Fetched {
     pub(crate) receipt: Receipt,
 }
 
-/// The queue between the poll thread and `receive`. It moves many messages per lock and per wake-up.
+/// The queue between the poll thread and `receive`. It moves many messages per lock and per
+/// wake-up.
 #[derive(Debug)]
 pub(crate) struct Buffer {
     queue: Mutex<FetchedQueue>,
@@ -56,8 +57,8 @@ impl Buffer {
         })
     }
 
-    /// Adds all fetched messages. The poll thread keeps the bound by checking [`is_full`](Self::is_full) before a
-    /// fetch.
+    /// Adds all fetched messages. The poll thread keeps the bound by checking
+    /// [`is_full`](Self::is_full) before a fetch.
     pub(crate) fn push(&self, batch: &mut Vec<Fetched>) {
         let mut queue = self.queue();
         if queue.end.is_some() {
@@ -70,7 +71,8 @@ impl Buffer {
         self.filled.wake();
     }
 
-    /// Waits for messages, and takes at least one and at most `most`. Dropping the future takes none.
+    /// Waits for messages, and takes at least one and at most `most`. Dropping the future takes
+    /// none.
     pub(crate) async fn take(&self, most: usize) -> Result<Vec<Fetched>, End> {
         loop {
             if let Some(taken) = self.try_take(most) {
@@ -93,7 +95,10 @@ impl Buffer {
         let count = queue.fetched.len().min(most.max(1));
         let taken: Vec<_> = queue.fetched.drain(..count).collect();
         queue.bytes -= taken.iter().map(|fetched| fetched.bytes).sum::<usize>();
-        let (rest, wake) = (!queue.fetched.is_empty(), queue.awaited && self.is_half_empty(&queue));
+        let (rest, wake) = (
+            !queue.fetched.is_empty(),
+            queue.awaited && self.is_half_empty(&queue),
+        );
         drop(queue);
         if rest {
             self.filled.wake();
@@ -107,7 +112,9 @@ impl Buffer {
     /// Drops the messages of revoked partitions.
     pub(crate) fn purge_revoked(&self) {
         let mut queue = self.queue();
-        queue.fetched.retain(|fetched| !fetched.assignment.is_revoked());
+        queue
+            .fetched
+            .retain(|fetched| !fetched.assignment.is_revoked());
         queue.bytes = queue.fetched.iter().map(|fetched| fetched.bytes).sum();
     }
 
@@ -115,12 +122,14 @@ impl Buffer {
         self.full(&self.queue())
     }
 
-    /// Whether there is enough room to resume after a pause: half the buffer, so that it is not full again at once.
+    /// Whether there is enough room to resume after a pause: half the buffer, so that it is not
+    /// full again at once.
     pub(crate) fn has_ample_room(&self) -> bool {
         self.is_half_empty(&self.queue())
     }
 
-    /// Waits for ample room; after `patience`, any room is enough. `false` when there is none at all.
+    /// Waits for ample room; after `patience`, any room is enough. `false` when there is none at
+    /// all.
     pub(crate) fn wait_for_room(&self, patience: Duration) -> bool {
         let deadline = Instant::now() + patience;
         let mut queue = self.queue();
@@ -130,7 +139,11 @@ impl Buffer {
             if left.is_zero() {
                 break;
             }
-            queue = self.room.wait_timeout(queue, left).unwrap_or_else(PoisonError::into_inner).0;
+            queue = self
+                .room
+                .wait_timeout(queue, left)
+                .unwrap_or_else(PoisonError::into_inner)
+                .0;
         }
         queue.awaited = false;
         !self.full(&queue)
@@ -179,18 +192,32 @@ mod tests {
         fn new() -> Self {
             let assignments = Assignments::default();
             assignments.assign((0..2).map(partition), Begin::Begun);
-            Self { assignments, next: 0 }
+            Self {
+                assignments,
+                next: 0,
+            }
         }
 
         fn push(&mut self, buffer: &Buffer, number: i32, count: usize) {
             let all = self.assignments.all();
-            let assignment = all.iter().find(|one| one.partition().number == number).expect("ours");
+            let assignment = all
+                .iter()
+                .find(|one| one.partition().number == number)
+                .expect("ours");
             let fetch = |_| {
                 self.next += 1;
                 let receipt = assignment.receive(self.next).expect("ours").receipt;
-                let message =
-                    Message::new("t", Origin::Other("t".into()), Some(Bytes::from_static(b"payload")));
-                Fetched { message, bytes: 10, assignment: Arc::clone(assignment), receipt }
+                let message = Message::new(
+                    "t",
+                    Origin::Other("t".into()),
+                    Some(Bytes::from_static(b"payload")),
+                );
+                Fetched {
+                    message,
+                    bytes: 10,
+                    assignment: Arc::clone(assignment),
+                    receipt,
+                }
             };
             buffer.push(&mut (0..count).map(fetch).collect());
         }
@@ -201,7 +228,10 @@ mod tests {
     }
 
     fn partition(number: i32) -> Partition {
-        Partition { topic: "t".into(), number }
+        Partition {
+            topic: "t".into(),
+            number,
+        }
     }
 
     #[tokio::test]
@@ -217,7 +247,10 @@ mod tests {
         let (buffer, mut feed) = (buffer(100, 10_000), Feed::new());
         let push = async { feed.push(&buffer, 0, 2) };
         let (first, second, ()) = tokio::join!(buffer.take(1), buffer.take(1), push);
-        assert_eq!((first.expect("open").len(), second.expect("open").len()), (1, 1));
+        assert_eq!(
+            (first.expect("open").len(), second.expect("open").len()),
+            (1, 1)
+        );
     }
 
     #[tokio::test]
@@ -248,8 +281,10 @@ mod tests {
     fn each_take_may_be_of_another_runtime() {
         let (buffer, mut feed) = (buffer(100, 10_000), Feed::new());
         for number in 0..3 {
-            let runtime =
-                tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+            let runtime = tokio::runtime::Builder::new_current_thread()
+                .enable_all()
+                .build()
+                .expect("a runtime");
             std::thread::scope(|scope| {
                 let waiting = scope.spawn(|| runtime.block_on(buffer.take(1)).expect("open").len());
                 feed.push(&buffer, number % 2, 1);
@@ -268,7 +303,10 @@ mod tests {
         buffer.purge_revoked();
         assert!(!buffer.is_full() && buffer.has_ample_room());
         let left = buffer.take(100).await.expect("open");
-        assert!(left.iter().all(|fetched| fetched.assignment.partition().number == 1));
+        assert!(
+            left.iter()
+                .all(|fetched| fetched.assignment.partition().number == 1)
+        );
         assert_eq!(left.len(), 3);
     }
 
@@ -280,7 +318,10 @@ mod tests {
             assert!(buffer.is_full() && !buffer.wait_for_room(Duration::ZERO));
             buffer.take(4).await.expect("open");
             assert!(!buffer.has_ample_room());
-            assert!(buffer.wait_for_room(Duration::ZERO), "after the patience, any room will do");
+            assert!(
+                buffer.wait_for_room(Duration::ZERO),
+                "after the patience, any room will do"
+            );
             buffer.take(1).await.expect("open");
             assert!(buffer.has_ample_room());
         }

@@ -40,14 +40,21 @@ pub(crate) struct MemberContext {
 
 impl MemberContext {
     pub(crate) fn new(member: Arc<Member>, debug: bool, tokens: Option<Tokens>) -> Self {
-        Self { member, desk: CommitDesk::default(), debug, tokens, retired: AtomicBool::new(false) }
+        Self {
+            member,
+            desk: CommitDesk::default(),
+            debug,
+            tokens,
+            retired: AtomicBool::new(false),
+        }
     }
 
     /// Gives up all partitions, outside of any callback, unless the member `is_lost`.
     pub(crate) fn give_back(&self, is_lost: impl Fn() -> bool) {
         let ours = self.member.assignments.all();
         let ours: Vec<Partition> = ours.iter().map(|one| one.partition().clone()).collect();
-        self.member.revoked(&ours, is_lost(), |by| self.desk.commit_last(by, &is_lost));
+        self.member
+            .revoked(&ours, is_lost(), |by| self.desk.commit_last(by, &is_lost));
     }
 
     /// Retires this client: from now on it does not change the state of its replacement.
@@ -58,15 +65,19 @@ impl MemberContext {
 
     /// Notes the partitions in which the client has no position.
     ///
-    /// The client keeps its position in a partition for a moment after a revoke. Where it has none now, its next one is
-    /// from the new assignment.
+    /// The client keeps its position in a partition for a moment after a revoke. Where it has none
+    /// now, its next one is from the new assignment.
     fn note_positions(&self, consumer: &BaseConsumer<Self>, assigned: &[Partition]) {
         let positions = match consumer.position() {
             Ok(positions) => PartitionMap::of_list(&positions, |element| element.offset()),
-            Err(error) => return tracing::debug!(%error, "the client does not report its positions"),
+            Err(error) => {
+                return tracing::debug!(%error, "the client does not report its positions");
+            }
         };
         for partition in assigned {
-            if positions.of(partition).is_none_or(|position| *position == Offset::Invalid)
+            if positions
+                .of(partition)
+                .is_none_or(|position| *position == Offset::Invalid)
                 && let Some(assignment) = self.member.assignments.get(partition)
             {
                 assignment.has_no_position();
@@ -156,7 +167,8 @@ impl ConsumerContext for MemberContext {
         match rebalance {
             Rebalance::Revoke(list) => {
                 let commit = |by| self.desk.commit_now(by);
-                self.member.revoked(&partitions(list), consumer.assignment_lost(), commit);
+                self.member
+                    .revoked(&partitions(list), consumer.assignment_lost(), commit);
             }
             Rebalance::Assign(list) => {
                 let assigned = partitions(list);
@@ -179,19 +191,30 @@ impl ConsumerContext for MemberContext {
     }
 
     fn post_rebalance(&self, consumer: &BaseConsumer<Self>, rebalance: &Rebalance<'_>) {
-        // A pause survives revocation and re-assignment: a partition that comes back paused would stall without an
-        // error.
+        // A pause survives revocation and re-assignment: a partition that comes back paused would
+        // stall without an error.
         if let Rebalance::Assign(list) = rebalance
             && !self.is_retired()
         {
             let assigned = partitions(list);
             let is_held = |partition: &&Partition| {
-                self.member.assignments.get(partition).is_some_and(|one| !one.has_begun())
+                self.member
+                    .assignments
+                    .get(partition)
+                    .is_some_and(|one| !one.has_begun())
             };
             let (held, read): (Vec<_>, Vec<_>) = assigned.iter().partition(is_held);
             // The poll thread resumes those that are held.
-            let paused = if held.is_empty() { Ok(()) } else { consumer.pause(&list_of(held.into_iter())) };
-            let resumed = if read.is_empty() { Ok(()) } else { consumer.resume(&list_of(read.into_iter())) };
+            let paused = if held.is_empty() {
+                Ok(())
+            } else {
+                consumer.pause(&list_of(held.into_iter()))
+            };
+            let resumed = if read.is_empty() {
+                Ok(())
+            } else {
+                consumer.resume(&list_of(read.into_iter()))
+            };
             if let Err(error) = paused.and(resumed) {
                 tracing::warn!(%error, "cannot pause or resume assigned partitions");
             }
@@ -202,12 +225,18 @@ impl ConsumerContext for MemberContext {
     fn commit_callback(&self, _result: KafkaResult<()>, _offsets: &TopicPartitionList) {}
 }
 
-/// Lets the client fetch nothing from the `held` partitions, whose starting position it must not decide.
+/// Lets the client fetch nothing from the `held` partitions, whose starting position it must not
+/// decide.
 ///
-/// They get an offset, whichever it is, because without one the client asks for the committed one, and then for the log's
-/// beginning: a late answer to that puts the client there, even after a seek to the right position (librdkafka 2.12).
-/// They are paused again after the assignment, because the client may not know them before.
-fn hold(consumer: &BaseConsumer<MemberContext>, assigned: &TopicPartitionList, held: &PartitionMap<()>) {
+/// They get an offset, whichever it is, because without one the client asks for the committed one,
+/// and then for the log's beginning: a late answer to that puts the client there, even after a seek
+/// to the right position (librdkafka 2.12). They are paused again after the assignment, because the
+/// client may not know them before.
+fn hold(
+    consumer: &BaseConsumer<MemberContext>,
+    assigned: &TopicPartitionList,
+    held: &PartitionMap<()>,
+) {
     let mut paused = TopicPartitionList::new();
     for mut partition in assigned.elements() {
         if held.get(partition.topic(), partition.partition()).is_none() {
@@ -225,9 +254,10 @@ fn hold(consumer: &BaseConsumer<MemberContext>, assigned: &TopicPartitionList, h
 }
 
 fn partitions(list: &TopicPartitionList) -> Vec<Partition> {
-    let partition = |element: &rdkafka::topic_partition_list::TopicPartitionListElem<'_>| Partition {
-        topic: element.topic().into(),
-        number: element.partition(),
-    };
+    let partition =
+        |element: &rdkafka::topic_partition_list::TopicPartitionListElem<'_>| Partition {
+            topic: element.topic().into(),
+            number: element.partition(),
+        };
     list.elements().iter().map(partition).collect()
 }

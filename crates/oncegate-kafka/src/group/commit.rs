@@ -1,9 +1,9 @@
 //! Commits offsets on a thread of its own.
 //!
-//! Only a synchronous commit reports its failure, and it has no time limit: it takes 6 s in a rebalance and 31 s with
-//! the broker down. So commits run beside the poll thread, at most one at a time. A revoke requests a commit here and
-//! waits within its own limit. One at a time also means that no earlier commit is still in flight when a later one
-//! has been answered.
+//! Only a synchronous commit reports its failure, and it has no time limit: it takes 6 s in a
+//! rebalance and 31 s with the broker down. So commits run beside the poll thread, at most one at a
+//! time. A revoke requests a commit here and waits within its own limit. One at a time also means
+//! that no earlier commit is still in flight when a later one has been answered.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -21,7 +21,8 @@ use oncegate_runtime::observe::Event;
 /// The name of the operation, in metrics and in the status.
 const COMMIT: &str = "commit";
 
-/// Runs the commit thread: commits what is due, at each interval and on request, until commits stop.
+/// Runs the commit thread: commits what is due, at each interval and on request, until commits
+/// stop.
 fn run<C: CommitContext>(consumer: &BaseConsumer<C>, interval: Duration) {
     let desk = consumer.context().desk();
     let assignments = consumer.context().assignments();
@@ -50,7 +51,9 @@ fn commit_due<C: CommitContext>(consumer: &BaseConsumer<C>) -> CommitOutcome {
     let Err(error) = committed else {
         context.assignments().committed(&due);
         context.failures().succeeded(COMMIT);
-        context.observer().observe(Event::Committed { partitions: due.len() });
+        context.observer().observe(Event::Committed {
+            partitions: due.len(),
+        });
         return CommitOutcome::Committed;
     };
     let partitions = due.len();
@@ -66,11 +69,15 @@ fn commit_due<C: CommitContext>(consumer: &BaseConsumer<C>) -> CommitOutcome {
         }
         Refusal::Lasting(change) => {
             tracing::error!(%error, partitions, change, "Kafka rejects our commits; retrying until the cause is fixed");
-            context.failures().failed(Instant::now(), COMMIT, &format_args!("{error}: {change}"));
+            context
+                .failures()
+                .failed(Instant::now(), COMMIT, &format_args!("{error}: {change}"));
             CommitOutcome::Failed(error.to_string())
         }
     };
-    context.observer().observe(Event::SourceError { operation: COMMIT });
+    context
+        .observer()
+        .observe(Event::SourceError { operation: COMMIT });
     outcome
 }
 
@@ -87,11 +94,12 @@ fn list(due: &[Due], annotation: Option<&str>) -> Result<TopicPartitionList, Kaf
     Ok(list)
 }
 
-/// The class of a rejected commit. In every class the positions stay due and nothing counts as committed: the next
-/// round commits what is still ours.
+/// The class of a rejected commit. In every class the positions stay due and nothing counts as
+/// committed: the next round commits what is still ours.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Refusal {
-    /// The member or its generation is no longer valid. Every healthy group answers this during a rebalance.
+    /// The member or its generation is no longer valid. Every healthy group answers this during a
+    /// rebalance.
     NotOurs,
     /// The brokers are busy or unreachable.
     Passing,
@@ -113,10 +121,12 @@ impl Refusal {
             ) => Self::NotOurs,
             Some(GroupAuthorizationFailed) => Self::Lasting("the ACL READ on the group is missing"),
             Some(TopicAuthorizationFailed) => Self::Lasting("the ACL READ on the topic is missing"),
-            Some(InvalidCommitOffsetSize | OffsetMetadataTooLarge) => {
-                Self::Lasting("the broker's offset.metadata.max.bytes or message.max.bytes is too small")
+            Some(InvalidCommitOffsetSize | OffsetMetadataTooLarge) => Self::Lasting(
+                "the broker's offset.metadata.max.bytes or message.max.bytes is too small",
+            ),
+            Some(InvalidGroupId) => {
+                Self::Lasting("the broker does not accept the name of the group")
             }
-            Some(InvalidGroupId) => Self::Lasting("the broker does not accept the name of the group"),
             _ => Self::Passing,
         }
     }
@@ -132,7 +142,9 @@ pub(crate) fn spawn<C: CommitContext + 'static>(
         let _stop = StopOnDrop(&consumer);
         run(&consumer, interval);
     };
-    std::thread::Builder::new().name("oncegate-commit".to_owned()).spawn(body)
+    std::thread::Builder::new()
+        .name("oncegate-commit".to_owned())
+        .spawn(body)
 }
 
 struct StopOnDrop<'a, C: CommitContext>(&'a BaseConsumer<C>);
@@ -174,9 +186,11 @@ mod tests {
         ] {
             assert_eq!(class(code), Refusal::Passing, "{code:?}");
         }
-        for code in
-            [Code::GroupAuthorizationFailed, Code::TopicAuthorizationFailed, Code::OffsetMetadataTooLarge]
-        {
+        for code in [
+            Code::GroupAuthorizationFailed,
+            Code::TopicAuthorizationFailed,
+            Code::OffsetMetadataTooLarge,
+        ] {
             assert!(matches!(class(code), Refusal::Lasting(_)), "{code:?}");
         }
     }

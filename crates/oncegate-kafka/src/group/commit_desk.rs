@@ -12,7 +12,8 @@ use oncegate_runtime::observe::Observer;
 /// Delay before a commit is requested again after the brokers were too busy for it.
 const REPEAT_PAUSE: Duration = Duration::from_millis(100);
 
-/// The context of a client through which positions are committed. Its callbacks assign and revoke partitions.
+/// The context of a client through which positions are committed. Its callbacks assign and revoke
+/// partitions.
 pub(crate) trait CommitContext: ConsumerContext {
     /// Returns where commits through this client are requested.
     fn desk(&self) -> &CommitDesk;
@@ -57,29 +58,37 @@ pub(crate) enum CommitOutcome {
     Committed,
     /// The group has a newer generation: the partitions belong to another member, or will.
     NotOurs(String),
-    /// The brokers are busy or unreachable: they may have no position, and a retry may soon succeed.
+    /// The brokers are busy or unreachable: they may have no position, and a retry may soon
+    /// succeed.
     Busy(String),
     /// The commit failed: the broker may have no position.
     Failed(String),
 }
 
 impl CommitDesk {
-    /// Requests a commit of everything that is due, and waits for its outcome until `deadline`. Repeats the request
-    /// while the brokers are busy.
+    /// Requests a commit of everything that is due, and waits for its outcome until `deadline`.
+    /// Repeats the request while the brokers are busy.
     pub(crate) fn commit_now(&self, deadline: Instant) -> CommitOutcome {
         loop {
             let outcome = self.one_round(deadline);
             let again = Instant::now() + REPEAT_PAUSE;
-            if !matches!(outcome, CommitOutcome::Busy(_)) || again >= deadline || !self.pause_until(again) {
+            if !matches!(outcome, CommitOutcome::Busy(_))
+                || again >= deadline
+                || !self.pause_until(again)
+            {
                 return outcome;
             }
         }
     }
 
-    /// Does the same for the last commit of a member that is about to leave. A rebalancing group rejects commits, and
-    /// the client takes part in the rebalance by itself: repeats the request until that is over, or the member
-    /// `is_lost`.
-    pub(crate) fn commit_last(&self, deadline: Instant, is_lost: impl Fn() -> bool) -> CommitOutcome {
+    /// Does the same for the last commit of a member that is about to leave. A rebalancing group
+    /// rejects commits, and the client takes part in the rebalance by itself: repeats the request
+    /// until that is over, or the member `is_lost`.
+    pub(crate) fn commit_last(
+        &self,
+        deadline: Instant,
+        is_lost: impl Fn() -> bool,
+    ) -> CommitOutcome {
         loop {
             let outcome = self.commit_now(deadline);
             let again = Instant::now() + REPEAT_PAUSE;
@@ -104,7 +113,11 @@ impl CommitDesk {
             if left.is_zero() {
                 return true;
             }
-            orders = self.changed.wait_timeout(orders, left).unwrap_or_else(PoisonError::into_inner).0;
+            orders = self
+                .changed
+                .wait_timeout(orders, left)
+                .unwrap_or_else(PoisonError::into_inner)
+                .0;
         }
         false
     }
@@ -120,9 +133,15 @@ impl CommitDesk {
         while orders.done < round {
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() || orders.stopped {
-                return CommitOutcome::Failed("the broker did not answer a commit in time".to_owned());
+                return CommitOutcome::Failed(
+                    "the broker did not answer a commit in time".to_owned(),
+                );
             }
-            orders = self.changed.wait_timeout(orders, left).unwrap_or_else(PoisonError::into_inner).0;
+            orders = self
+                .changed
+                .wait_timeout(orders, left)
+                .unwrap_or_else(PoisonError::into_inner)
+                .0;
         }
         orders.outcome.clone()
     }
@@ -138,7 +157,8 @@ impl CommitDesk {
         self.orders().stopped
     }
 
-    /// Waits for a request, or for the interval to pass. Returns the number of the newest request; `None` to end.
+    /// Waits for a request, or for the interval to pass. Returns the number of the newest request;
+    /// `None` to end.
     pub(crate) fn next(&self, interval: Duration) -> Option<u64> {
         let deadline = Instant::now() + interval;
         let mut orders = self.orders();
@@ -150,7 +170,11 @@ impl CommitDesk {
             if orders.asked > orders.done || left.is_zero() {
                 return Some(orders.asked);
             }
-            orders = self.changed.wait_timeout(orders, left).unwrap_or_else(PoisonError::into_inner).0;
+            orders = self
+                .changed
+                .wait_timeout(orders, left)
+                .unwrap_or_else(PoisonError::into_inner)
+                .0;
         }
     }
 
@@ -174,7 +198,10 @@ mod tests {
     fn whoever_asks_for_a_commit_waits_no_longer_than_he_can() {
         let desk = CommitDesk::default();
         let outcome = desk.commit_now(Instant::now());
-        assert!(matches!(outcome, CommitOutcome::Failed(_)), "no thread commits here");
+        assert!(
+            matches!(outcome, CommitOutcome::Failed(_)),
+            "no thread commits here"
+        );
     }
 
     #[test]
@@ -187,7 +214,9 @@ mod tests {
             for outcome in [busy(), busy(), CommitOutcome::Committed] {
                 let round = loop {
                     assert!(!waiting.is_finished(), "it must ask again");
-                    let round = desk.next(Duration::from_millis(1)).expect("the desk is open");
+                    let round = desk
+                        .next(Duration::from_millis(1))
+                        .expect("the desk is open");
                     if round > desk.orders().done {
                         break round;
                     }
@@ -201,7 +230,10 @@ mod tests {
             let waiting = scope.spawn(|| desk.commit_now(Instant::now() + REPEAT_PAUSE / 2));
             let round = desk.next(Duration::from_secs(60)).expect("an order");
             desk.finish(round, busy());
-            assert!(!matches!(waiting.join().expect("no panic"), CommitOutcome::Committed));
+            assert!(!matches!(
+                waiting.join().expect("no panic"),
+                CommitOutcome::Committed
+            ));
         });
     }
 
@@ -215,7 +247,10 @@ mod tests {
                 std::thread::yield_now();
             }
             desk.stop();
-            assert!(matches!(waiting.join().expect("no panic"), CommitOutcome::Failed(_)));
+            assert!(matches!(
+                waiting.join().expect("no panic"),
+                CommitOutcome::Failed(_)
+            ));
         });
         assert!(matches!(desk.commit_now(far), CommitOutcome::Failed(_)));
         assert!(desk.next(Duration::from_secs(60)).is_none());
@@ -237,7 +272,10 @@ mod tests {
             assert_eq!(first.join().expect("no panic"), CommitOutcome::Committed);
             let round = desk.next(Duration::from_secs(60)).expect("another order");
             desk.finish(round, CommitOutcome::NotOurs("moved".to_owned()));
-            assert_eq!(second.join().expect("no panic"), CommitOutcome::NotOurs("moved".to_owned()));
+            assert_eq!(
+                second.join().expect("no panic"),
+                CommitOutcome::NotOurs("moved".to_owned())
+            );
         });
     }
 }

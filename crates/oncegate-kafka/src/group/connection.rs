@@ -38,8 +38,8 @@ impl Connection {
         *self.state() = State::default();
     }
 
-    /// Returns how long the client has had no connection, by its last report; `None` when it has one, or has not
-    /// reported.
+    /// Returns how long the client has had no connection, by its last report; `None` when it has
+    /// one, or has not reported.
     pub(crate) fn lost_for(&self) -> Option<Duration> {
         self.state().lost_for
     }
@@ -49,15 +49,16 @@ impl Connection {
         self.state().others_connect
     }
 
-    /// Records whether the probe got an answer. Once it has had answers for longer than `patience`, returns how long
-    /// the client has had no connection.
+    /// Records whether the probe got an answer. Once it has had answers for longer than `patience`,
+    /// returns how long the client has had no connection.
     pub(crate) fn answered(&self, is_answered: bool, patience: Duration) -> Option<Duration> {
         let mut state = self.state();
         if !is_answered || state.lost_for.is_none() {
             (state.answered_at, state.others_connect) = (None, false);
             return None;
         }
-        state.others_connect = state.answered_at.get_or_insert_with(Instant::now).elapsed() >= patience;
+        state.others_connect =
+            state.answered_at.get_or_insert_with(Instant::now).elapsed() >= patience;
         state.lost_for.filter(|_| state.others_connect)
     }
 
@@ -76,7 +77,10 @@ mod tests {
         assert_eq!(connection.lost_for(), None, "nothing is known");
         connection.note(false);
         let first = connection.lost_for().expect("lost");
-        assert!(connection.lost_for() == Some(first), "silence proves nothing");
+        assert!(
+            connection.lost_for() == Some(first),
+            "silence proves nothing"
+        );
         connection.note(false);
         assert!(connection.lost_for() >= Some(first));
         let far = Duration::from_secs(3_600);
@@ -85,7 +89,9 @@ mod tests {
             "it may connect yet"
         );
         assert!(connection.answered(true, Duration::ZERO).is_some() && connection.others_connect());
-        assert!(connection.answered(false, Duration::ZERO).is_none() && !connection.others_connect());
+        assert!(
+            connection.answered(false, Duration::ZERO).is_none() && !connection.others_connect()
+        );
         connection.note(true);
         assert!(connection.lost_for().is_none());
         assert!(

@@ -1,9 +1,10 @@
 //! Detects a client that has no connection although the brokers answer.
 //!
-//! librdkafka 2.12 has a state that it never leaves: a group member of the new protocol without a single connection,
-//! whose commits wait for a coordinator that the client no longer looks for. It raises no error. An unreachable
-//! cluster looks the same, so a second client, the probe, sends requests. When the probe gets answers for longer than
-//! a client waits before it reconnects, the client without a connection is replaced.
+//! librdkafka 2.12 has a state that it never leaves: a group member of the new protocol without a
+//! single connection, whose commits wait for a coordinator that the client no longer looks for. It
+//! raises no error. An unreachable cluster looks the same, so a second client, the probe, sends
+//! requests. When the probe gets answers for longer than a client waits before it reconnects, the
+//! client without a connection is replaced.
 
 use std::error::Error;
 use std::sync::{Mutex, PoisonError};
@@ -32,7 +33,8 @@ const TOKEN_POLL: Duration = Duration::from_millis(100);
 /// Interval between two probes.
 const PROBE_EVERY: Duration = Duration::from_secs(5);
 
-/// The property for the longest wait of a client before it reconnects, and its default in milliseconds.
+/// The property for the longest wait of a client before it reconnects, and its default in
+/// milliseconds.
 const BACKOFF: (&str, u64) = ("reconnect.backoff.max.ms", 10_000);
 
 /// How much longer than that the brokers must have answered, because connecting takes time.
@@ -49,13 +51,23 @@ pub(crate) struct Watch {
 impl Watch {
     /// Creates a watch for the client of `config`. The probe uses the same configuration.
     pub(crate) fn new(mut config: ClientConfig) -> Self {
-        config.set("client.id", PROBE_ID).set("statistics.interval.ms", "0");
+        config
+            .set("client.id", PROBE_ID)
+            .set("statistics.interval.ms", "0");
         config.remove("group.instance.id");
         config.remove("debug");
         let (name, default_ms) = BACKOFF;
-        let backoff_ms = config.get(name).and_then(|set| set.parse().ok()).unwrap_or(default_ms);
+        let backoff_ms = config
+            .get(name)
+            .and_then(|set| set.parse().ok())
+            .unwrap_or(default_ms);
         let patience = Duration::from_millis(backoff_ms).saturating_add(BACKOFF_MARGIN);
-        Self { config, probe: None, asked_at: None, patience }
+        Self {
+            config,
+            probe: None,
+            asked_at: None,
+            patience,
+        }
     }
 
     /// Returns the reason if the client should be replaced; never waits.
@@ -67,8 +79,13 @@ impl Watch {
                 return Some(Trouble::disconnected(lost_for));
             }
         }
-        let is_lost = member.connection.lost_for().is_some_and(|lost_for| lost_for >= CONNECTION_LIMIT);
-        let is_due = self.asked_at.is_none_or(|asked_at| asked_at.elapsed() >= PROBE_EVERY);
+        let is_lost = member
+            .connection
+            .lost_for()
+            .is_some_and(|lost_for| lost_for >= CONNECTION_LIMIT);
+        let is_due = self
+            .asked_at
+            .is_none_or(|asked_at| asked_at.elapsed() >= PROBE_EVERY);
         if is_lost && is_due && self.probe.is_none() {
             self.asked_at = Some(Instant::now());
             let config = self.config.clone();
@@ -106,7 +123,10 @@ fn answers(config: &ClientConfig) -> bool {
         }
     };
     let asks_for_token = tokens.is_some();
-    let context = Quiet { tokens, refusal: Mutex::default() };
+    let context = Quiet {
+        tokens,
+        refusal: Mutex::default(),
+    };
     let probe: BaseConsumer<Quiet> = match config.create_with_context(context) {
         Ok(probe) => probe,
         Err(error) => {
@@ -121,7 +141,9 @@ fn answers(config: &ClientConfig) -> bool {
     while probe.poll(Duration::ZERO).is_some() {}
     match (&answer, probe.context().refusal()) {
         (Ok(_), _) => {
-            tracing::warn!("the Kafka client has no connection, but the brokers answer another client");
+            tracing::warn!(
+                "the Kafka client has no connection, but the brokers answer another client"
+            );
         }
         (Err(_), Some(refusal)) => {
             tracing::warn!(
@@ -146,7 +168,10 @@ struct Quiet {
 
 impl Quiet {
     fn refusal(&self) -> Option<String> {
-        self.refusal.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.refusal
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
     }
 }
 

@@ -1,4 +1,5 @@
-//! A member of the consumer group: its shared state, and how it handles assigned and revoked partitions.
+//! A member of the consumer group: its shared state, and how it handles assigned and revoked
+//! partitions.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -19,12 +20,12 @@ use oncegate_runtime::health::FailureLog;
 use oncegate_runtime::observe::{Event, Observer};
 use oncegate_runtime::source::CommitAnnotation;
 
-/// After this time without a partition, others read the partitions that this member could not read. It is longer than a
-/// session, in which the group may wait for a member that has gone.
+/// After this time without a partition, others read the partitions that this member could not read.
+/// It is longer than a session, in which the group may wait for a member that has gone.
 const IDLE_SETTLES: Duration = Duration::from_secs(60);
 
-/// The state shared by the poll thread, the commit thread and the source. It outlives a failed client, and its
-/// replacement uses it as well.
+/// The state shared by the poll thread, the commit thread and the source. It outlives a failed
+/// client, and its replacement uses it as well.
 #[derive(Debug)]
 pub(crate) struct Member {
     pub(crate) assignments: Assignments,
@@ -96,8 +97,8 @@ impl Member {
         }
     }
 
-    /// Records how many responses the brokers have sent so far. An increase means that a broker answers, even if
-    /// there is no message.
+    /// Records how many responses the brokers have sent so far. An increase means that a broker
+    /// answers, even if there is no message.
     pub(crate) fn heard(&self, responses: Option<u64>) {
         let Some(responses) = responses else { return };
         // A replacement client counts from 0.
@@ -107,14 +108,16 @@ impl Member {
         }
     }
 
-    /// Records that a message was delivered, so that the operations that deliver messages have succeeded.
+    /// Records that a message was delivered, so that the operations that deliver messages have
+    /// succeeded.
     pub(crate) fn delivers(&self) {
         for operation in ["broker", "fetch", LOGIN] {
             self.failures.succeeded(operation);
         }
     }
 
-    /// Records whether the client has a connection. The brokers have accepted the login of one that it has.
+    /// Records whether the client has a connection. The brokers have accepted the login of one that
+    /// it has.
     pub(crate) fn connected(&self, is_connected: bool) {
         self.connection.note(is_connected);
         if is_connected {
@@ -124,8 +127,10 @@ impl Member {
 
     /// Records that the poll thread begins another round.
     pub(crate) fn polling(&self, held: bool) {
-        *self.polls.lock().unwrap_or_else(PoisonError::into_inner) =
-            Polls { last: Some(Instant::now()), held };
+        *self.polls.lock().unwrap_or_else(PoisonError::into_inner) = Polls {
+            last: Some(Instant::now()),
+            held,
+        };
     }
 
     /// Returns the state of the poll thread.
@@ -145,26 +150,38 @@ impl Member {
 
     /// Keeps why a login has failed until the poll thread has reported it.
     pub(crate) fn login_failed(&self, failure: LoginFailure) {
-        *self.login_failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(failure);
+        *self
+            .login_failure
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner) = Some(failure);
     }
 
     /// Returns why the last login has failed, since it was last asked.
     pub(crate) fn take_login_failure(&self) -> Option<LoginFailure> {
-        self.login_failure.lock().unwrap_or_else(PoisonError::into_inner).take()
+        self.login_failure
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take()
     }
 
     /// Returns why the member left without the last commit, if it did.
     pub(crate) fn take_uncommitted(&self) -> Option<String> {
-        self.uncommitted.lock().unwrap_or_else(PoisonError::into_inner).take()
+        self.uncommitted
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take()
     }
 
-    /// Ends all epochs, because the client is no longer a member and gets no callback for it: other members own its
-    /// partitions, or will. It waits for nothing and commits nothing.
+    /// Ends all epochs, because the client is no longer a member and gets no callback for it: other
+    /// members own its partitions, or will. It waits for nothing and commits nothing.
     pub(crate) fn dropped(&self) {
         let revoked = self.assignments.end_all();
         self.buffer.purge_revoked();
         if revoked > 0 {
-            self.observer.observe(Event::Rebalanced { assigned: 0, revoked });
+            self.observer.observe(Event::Rebalanced {
+                assigned: 0,
+                revoked,
+            });
         }
     }
 
@@ -173,7 +190,8 @@ impl Member {
         self.start == Start::End
     }
 
-    /// Begins epochs. The commit thread decides where the `held` ones of these partitions begin, the client the others.
+    /// Begins epochs. The commit thread decides where the `held` ones of these partitions begin,
+    /// the client the others.
     pub(crate) fn assigned(&self, partitions: &[Partition], held: &PartitionMap<()>) {
         self.failures.succeeded(JOIN);
         if partitions.is_empty() {
@@ -181,16 +199,24 @@ impl Member {
         }
         let assigned = partitions.len();
         tracing::info!(partitions = %Names(partitions), "partitions assigned");
-        let (held, read): (Vec<_>, Vec<_>) =
-            partitions.iter().cloned().partition(|one| held.of(one).is_some());
+        let (held, read): (Vec<_>, Vec<_>) = partitions
+            .iter()
+            .cloned()
+            .partition(|one| held.of(one).is_some());
         self.assignments.assign(read, Begin::Begun);
         self.assignments.assign(held, Begin::Unresolved);
-        self.observer.observe(Event::Rebalanced { assigned, revoked: 0 });
+        self.observer.observe(Event::Rebalanced {
+            assigned,
+            revoked: 0,
+        });
     }
 
     /// Records whether the client is a member of the group that waits for nothing.
     pub(crate) fn settled(&self, is_settled: bool) {
-        let mut idle_since = self.idle_since.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut idle_since = self
+            .idle_since
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         if is_settled {
             self.failures.succeeded(JOIN);
         }
@@ -202,11 +228,11 @@ impl Member {
         }
     }
 
-    /// Gives up partitions: no further handler starts for them, running handlers may finish, their positions are
-    /// committed, and then their epochs end.
+    /// Gives up partitions: no further handler starts for them, running handlers may finish, their
+    /// positions are committed, and then their epochs end.
     ///
-    /// It runs on the poll thread, so it must not wait for anything that needs that thread. It waits for handlers and
-    /// for the commit thread, each with a time limit.
+    /// It runs on the poll thread, so it must not wait for anything that needs that thread. It
+    /// waits for handlers and for the commit thread, each with a time limit.
     pub(crate) fn revoked(
         &self,
         partitions: &[Partition],
@@ -229,7 +255,10 @@ impl Member {
             let took_ms = begun.elapsed().as_millis();
             tracing::info!(partitions = %Names(partitions), took_ms, "partitions revoked");
         }
-        self.observer.observe(Event::Rebalanced { assigned: 0, revoked: partitions.len() });
+        self.observer.observe(Event::Rebalanced {
+            assigned: 0,
+            revoked: partitions.len(),
+        });
     }
 
     fn drain_and_commit(
@@ -255,15 +284,22 @@ impl Member {
             // The commit thread may wait for the broker, to decide where other partitions begin.
             return;
         }
-        // `close` sets the time limit of a member's last commit: a rebalance may hold it back for longer than a revoke
-        // of a member that stays may wait.
-        let commit_by = self.leaving().unwrap_or_else(|| Instant::now() + self.commit_patience);
+        // `close` sets the time limit of a member's last commit: a rebalance may hold it back for
+        // longer than a revoke of a member that stays may wait.
+        let commit_by = self
+            .leaving()
+            .unwrap_or_else(|| Instant::now() + self.commit_patience);
         match commit(commit_by) {
             CommitOutcome::Committed => {}
-            CommitOutcome::NotOurs(error) | CommitOutcome::Busy(error) | CommitOutcome::Failed(error) => {
+            CommitOutcome::NotOurs(error)
+            | CommitOutcome::Busy(error)
+            | CommitOutcome::Failed(error) => {
                 tracing::warn!(error, "partitions were revoked without their last commit");
                 if self.leaving().is_some() {
-                    *self.uncommitted.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
+                    *self
+                        .uncommitted
+                        .lock()
+                        .unwrap_or_else(PoisonError::into_inner) = Some(error);
                 }
             }
         }
@@ -293,12 +329,23 @@ mod tests {
     fn member() -> Member {
         let buffer = Buffer::new(1, 1).expect("there are file descriptors");
         let (totals, observer) = (Arc::default(), Arc::new(Counters::default()));
-        Member::new(totals, observer, buffer, Start::Beginning, PATIENCE, PATIENCE, None)
+        Member::new(
+            totals,
+            observer,
+            buffer,
+            Start::Beginning,
+            PATIENCE,
+            PATIENCE,
+            None,
+        )
     }
 
     /// Assigns a partition, and finishes a message of it.
     fn finished(member: &Member) -> Partition {
-        let partition = Partition { topic: "orders".into(), number: 0 };
+        let partition = Partition {
+            topic: "orders".into(),
+            number: 0,
+        };
         member.assigned(std::slice::from_ref(&partition), &PartitionMap::default());
         let assignment = member.assignments.get(&partition).expect("it is ours");
         let received = assignment.receive(5).expect("it is ours");
@@ -321,7 +368,10 @@ mod tests {
     fn the_last_commit_of_a_member_that_leaves_may_take_as_long_as_close_allows() {
         let member = member();
         let far = Instant::now() + Duration::from_secs(3_600);
-        assert!(commit_deadline(&member) < far, "a revoke of a member that stays has a limit of its own");
+        assert!(
+            commit_deadline(&member) < far,
+            "a revoke of a member that stays has a limit of its own"
+        );
         member.leave(far);
         assert_eq!(commit_deadline(&member), far);
     }
@@ -332,8 +382,15 @@ mod tests {
         member.leave(Instant::now() + Duration::from_secs(3_600));
         let partition = finished(&member);
         member.assignments.committed(&member.assignments.due());
-        let never = |_| CommitOutcome::Failed("the broker did not answer a commit in time".to_owned());
+        let never =
+            |_| CommitOutcome::Failed("the broker did not answer a commit in time".to_owned());
         member.revoked(&[partition], false, never);
-        assert!(member.uncommitted.lock().unwrap_or_else(PoisonError::into_inner).is_none());
+        assert!(
+            member
+                .uncommitted
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .is_none()
+        );
     }
 }

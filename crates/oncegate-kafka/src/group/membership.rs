@@ -29,30 +29,33 @@ use oncegate_runtime::source::SourceError;
 /// How many clients may fail in a row without being assigned a partition.
 const FRUITLESS_MAX: u32 = 10;
 
-/// Delay before the first replacement client; doubled for each client that fails without a partition.
+/// Delay before the first replacement client; doubled for each client that fails without a
+/// partition.
 const REPLACE_AFTER: Duration = Duration::from_millis(100);
 
 /// The longest such delay.
 const REPLACE_AFTER_MAX: Duration = Duration::from_secs(5);
 
-/// A client that has worked for so long has not failed in vain, even if the group had no partition for it.
+/// A client that has worked for so long has not failed in vain, even if the group had no partition
+/// for it.
 const STANDBY_WORKS: Duration = Duration::from_secs(600);
 
-/// How long to wait while another member holds our static id: longer than a session, which is at most 60 s by a
-/// broker's default.
+/// How long to wait while another member holds our static id: longer than a session, which is at
+/// most 60 s by a broker's default.
 const HELD_MAX: Duration = Duration::from_secs(90);
 
 /// How many failed clients may be closing at the same time before the next one is delayed.
 const CLOSING_MAX: usize = 4;
 
-/// That delay: each client that never closes keeps its threads, connections and memory. It is shorter than the time
-/// without a poll that counts as a stall.
+/// That delay: each client that never closes keeps its threads, connections and memory. It is
+/// shorter than the time without a poll that counts as a stall.
 const CLOSING_DELAY: Duration = Duration::from_secs(30);
 
 /// How long a commit may take to end before the client is closed under it.
 const COMMIT_ENDS: Duration = Duration::from_secs(2);
 
-/// The name of the operation that fails while more clients are closing than expected, in metrics and in the status.
+/// The name of the operation that fails while more clients are closing than expected, in metrics
+/// and in the status.
 const CLOSE: &str = "close";
 
 /// How often a wait checks whether the source is closing.
@@ -64,8 +67,8 @@ struct Client {
     commits: JoinHandle<()>,
 }
 
-/// Joins the group, polls, joins again with another client when one has failed, and leaves. Answers `opened` when the
-/// first client has joined, and `left` with the result for `close`.
+/// Joins the group, polls, joins again with another client when one has failed, and leaves. Answers
+/// `opened` when the first client has joined, and `left` with the result for `close`.
 pub(crate) fn run(
     settings: &Settings,
     (mut config, mut contents): (ClientConfig, FileContents),
@@ -89,8 +92,13 @@ pub(crate) fn run(
         let watch = Watch::new(config.clone());
         let rotation = Rotation::new(settings.clone(), contents);
         let terms = terms(settings, &config, line.may_replace_unread());
-        let mut poller =
-            Poller::new(Arc::clone(&client.consumer), Arc::clone(member), terms, watch, rotation);
+        let mut poller = Poller::new(
+            Arc::clone(&client.consumer),
+            Arc::clone(member),
+            terms,
+            watch,
+            rotation,
+        );
         let trouble = match poller.run() {
             Some(Trouble::Hopeless(why)) => {
                 tracing::error!(why, "the Kafka consumer has failed");
@@ -115,9 +123,14 @@ pub(crate) fn run(
             Ok(made) => (config, contents) = made,
             Err(error) => tracing::warn!(%error, "continuing with the former properties"),
         }
-        line.note_failure(&trouble, !member.assignments.is_empty(), joined_at.elapsed());
-        let next =
-            line.follow(client, trouble, member).and_then(|()| Client::join(settings, &config, member));
+        line.note_failure(
+            &trouble,
+            !member.assignments.is_empty(),
+            joined_at.elapsed(),
+        );
+        let next = line
+            .follow(client, trouble, member)
+            .and_then(|()| Client::join(settings, &config, member));
         match next {
             Ok(next) => client = next,
             Err(error) => {
@@ -140,7 +153,8 @@ fn terms(settings: &Settings, config: &ClientConfig, may_replace_unread: bool) -
     }
 }
 
-/// Ends the source without a replacement client. Other members already own the failed client's partitions.
+/// Ends the source without a replacement client. Other members already own the failed client's
+/// partitions.
 fn give_up(member: &Member, error: &SourceError) -> Result<(), String> {
     if member.leaving().is_some() {
         return Err("the client failed before the last commit".to_owned());
@@ -152,7 +166,8 @@ fn give_up(member: &Member, error: &SourceError) -> Result<(), String> {
 }
 
 impl Client {
-    /// Joins the group, after a check that the brokers answer, the topics exist, and the user may consume them.
+    /// Joins the group, after a check that the brokers answer, the topics exist, and the user may
+    /// consume them.
     fn check_and_join(
         settings: &Settings,
         config: &ClientConfig,
@@ -163,26 +178,35 @@ impl Client {
         Self::join(settings, config, member)
     }
 
-    fn join(settings: &Settings, config: &ClientConfig, member: &Arc<Member>) -> Result<Self, SourceError> {
+    fn join(
+        settings: &Settings,
+        config: &ClientConfig,
+        member: &Arc<Member>,
+    ) -> Result<Self, SourceError> {
         Self::subscribe(make(config, member)?, settings)
     }
 
-    fn subscribe(consumer: BaseConsumer<MemberContext>, settings: &Settings) -> Result<Self, SourceError> {
+    fn subscribe(
+        consumer: BaseConsumer<MemberContext>,
+        settings: &Settings,
+    ) -> Result<Self, SourceError> {
         let names: Vec<_> = settings.topics.iter().map(String::as_str).collect();
         consumer
             .subscribe(&names)
             .map_err(|error| SourceError::caused("cannot subscribe to the topics", error))?;
         let consumer = Arc::new(consumer);
-        let commits = commit::spawn(Arc::clone(&consumer), settings.commit_interval)
-            .map_err(|error| SourceError::caused("cannot start the thread for Kafka commits", error))?;
+        let commits =
+            commit::spawn(Arc::clone(&consumer), settings.commit_interval).map_err(|error| {
+                SourceError::caused("cannot start the thread for Kafka commits", error)
+            })?;
         Ok(Self { consumer, commits })
     }
 
-    /// Ends the commit thread and drops the consumer. Either may take long or forever, so every wait for this has a
-    /// time limit.
+    /// Ends the commit thread and drops the consumer. Either may take long or forever, so every
+    /// wait for this has a time limit.
     ///
-    /// A commit that waits for a coordinator ends only when the client is closed: by itself, such a client would never
-    /// end.
+    /// A commit that waits for a coordinator ends only when the client is closed: by itself, such a
+    /// client would never end.
     fn dismantle(self) {
         self.consumer.context().desk().stop();
         let until = Instant::now() + COMMIT_ENDS;
@@ -206,7 +230,10 @@ impl Client {
     }
 }
 
-fn make(config: &ClientConfig, member: &Arc<Member>) -> Result<BaseConsumer<MemberContext>, SourceError> {
+fn make(
+    config: &ClientConfig,
+    member: &Arc<Member>,
+) -> Result<BaseConsumer<MemberContext>, SourceError> {
     let debug = config.get("debug") != Some(crate::client::notices::DEBUG_CONTEXT);
     let mut config = config.clone();
     let tokens = Tokens::take(&mut config)?;
@@ -218,7 +245,8 @@ fn make(config: &ClientConfig, member: &Arc<Member>) -> Result<BaseConsumer<Memb
 /// The earlier clients of this source.
 #[derive(Default)]
 struct Succession {
-    /// How many clients have failed since one was assigned a partition, or has worked for long without one.
+    /// How many clients have failed since one was assigned a partition, or has worked for long
+    /// without one.
     fruitless: u32,
     /// Whether the last client has failed because it did not begin to read a partition.
     was_unread: bool,
@@ -236,7 +264,10 @@ impl Succession {
 
     /// Returns how many failed clients are closing.
     fn closing(&self) -> usize {
-        self.retired.iter().filter(|thread| !thread.is_finished()).count()
+        self.retired
+            .iter()
+            .filter(|thread| !thread.is_finished())
+            .count()
     }
 
     /// Notes that a client has failed: why, after it had partitions or not, and after how long.
@@ -250,10 +281,17 @@ impl Succession {
         }
     }
 
-    /// Retires a failed client and waits until a replacement may join. Returns an error when none should.
-    fn follow(&mut self, client: Client, trouble: Trouble, member: &Member) -> Result<(), SourceError> {
+    /// Retires a failed client and waits until a replacement may join. Returns an error when none
+    /// should.
+    fn follow(
+        &mut self,
+        client: Client,
+        trouble: Trouble,
+        member: &Member,
+    ) -> Result<(), SourceError> {
         let context = Arc::clone(client.consumer.context());
-        // This comes first, so that the old client's threads and callbacks have no effect from here on.
+        // This comes first, so that the old client's threads and callbacks have no effect from here
+        // on.
         context.retire();
         member.dropped();
         member.connection.begin_anew();
@@ -273,7 +311,9 @@ impl Succession {
                 tracing::info!(
                     "the brokers accept the changed password or certificate; replacing this Kafka client"
                 );
-                member.observer.observe(Event::MemberReplaced { cause: "login" });
+                member
+                    .observer
+                    .observe(Event::MemberReplaced { cause: "login" });
                 return Ok(());
             }
             Trouble::Dropped { .. } if self.fruitless >= FRUITLESS_MAX => {
@@ -296,8 +336,9 @@ impl Succession {
         wait(member, doubled.min(REPLACE_AFTER_MAX))
     }
 
-    /// Closes a client on a thread of its own, because closing may hang. While many are closing, it delays the next
-    /// one: how fast clients that never close can add up has a limit, and how many may be needed has none.
+    /// Closes a client on a thread of its own, because closing may hang. While many are closing, it
+    /// delays the next one: how fast clients that never close can add up has a limit, and how many
+    /// may be needed has none.
     fn retire(&mut self, client: Client, member: &Member) -> Result<(), SourceError> {
         let thread = std::thread::Builder::new().name("oncegate-retired".to_owned());
         let thread = thread.spawn(move || client.dismantle());
@@ -339,7 +380,9 @@ fn wait(member: &Member, pause: Duration) -> Result<(), SourceError> {
     let until = Instant::now() + pause;
     while Instant::now() < until {
         if member.leaving().is_some() {
-            return Err(SourceError::new("the source was closed while it rejoined the group"));
+            return Err(SourceError::new(
+                "the source was closed while it rejoined the group",
+            ));
         }
         std::thread::sleep(LOOK_EVERY);
     }
@@ -351,7 +394,9 @@ struct EndOnDrop<'a>(&'a Member);
 
 impl Drop for EndOnDrop<'_> {
     fn drop(&mut self) {
-        self.0.buffer.end(End::Failed("the Kafka poll thread has ended".to_owned()));
+        self.0
+            .buffer
+            .end(End::Failed("the Kafka poll thread has ended".to_owned()));
     }
 }
 
@@ -363,7 +408,10 @@ mod tests {
     use crate::partitions::partition::Partition;
     use oncegate_runtime::observe::Counters;
 
-    const DROPPED: Trouble = Trouble::Dropped { cause: "dropped", why: String::new() };
+    const DROPPED: Trouble = Trouble::Dropped {
+        cause: "dropped",
+        why: String::new(),
+    };
 
     // invariant: standby-given-up
     #[test]
@@ -375,7 +423,10 @@ mod tests {
             line.fruitless += 1;
         }
         line.note_failure(&DROPPED, false, Duration::from_secs(1));
-        assert_eq!(line.fruitless, 1, "a client that fails at once has failed in vain");
+        assert_eq!(
+            line.fruitless, 1,
+            "a client that fails at once has failed in vain"
+        );
         line.note_failure(&DROPPED, true, Duration::from_secs(1));
         assert_eq!(line.fruitless, 0);
     }
@@ -385,10 +436,20 @@ mod tests {
     fn a_replacement_that_did_not_help_is_not_repeated() {
         let mut line = Succession::default();
         assert!(line.may_replace_unread());
-        line.note_failure(&Trouble::unread(Duration::from_secs(60)), true, Duration::from_secs(60));
-        assert!(!line.may_replace_unread(), "the next one shows whether it helped");
+        line.note_failure(
+            &Trouble::unread(Duration::from_secs(60)),
+            true,
+            Duration::from_secs(60),
+        );
+        assert!(
+            !line.may_replace_unread(),
+            "the next one shows whether it helped"
+        );
         line.note_failure(&DROPPED, true, Duration::from_secs(1));
-        assert!(line.may_replace_unread(), "this one had another reason to fail");
+        assert!(
+            line.may_replace_unread(),
+            "this one had another reason to fail"
+        );
     }
 
     // invariant: stall-unreported
@@ -400,7 +461,9 @@ mod tests {
         for _ in 0..CLOSING_MAX {
             assert!(line.may_replace_unread());
             let held = Arc::clone(&held);
-            line.retired.push(std::thread::spawn(move || drop(held.lock().map(|held| held.recv()))));
+            line.retired.push(std::thread::spawn(move || {
+                drop(held.lock().map(|held| held.recv()))
+            }));
         }
         assert!(!line.may_replace_unread());
         drop(hold);
@@ -412,10 +475,16 @@ mod tests {
     fn a_client_closes_though_its_commit_waits() {
         let source = KafkaSource::new("127.0.0.1:1", "group", ["orders"]);
         let (config, _) = source.settings.config().unwrap();
-        let member = source.settings.member(Arc::default(), Arc::new(Counters::default()), None).unwrap();
+        let member = source
+            .settings
+            .member(Arc::default(), Arc::new(Counters::default()), None)
+            .unwrap();
         let member = Arc::new(member);
         let client = Client::join(&source.settings, &config, &member).unwrap();
-        let partition = Partition { topic: "orders".into(), number: 0 };
+        let partition = Partition {
+            topic: "orders".into(),
+            number: 0,
+        };
         member.assignments.assign([partition.clone()], Begin::Begun);
         let assignment = member.assignments.get(&partition).unwrap();
         assignment.complete(assignment.receive(0).unwrap().receipt);
@@ -429,15 +498,27 @@ mod tests {
     fn a_commit_thread_that_has_ended_ends_the_source() {
         let source = KafkaSource::new("127.0.0.1:1", "group", ["orders"]);
         let (config, contents) = source.settings.config().unwrap();
-        let member = source.settings.member(Arc::default(), Arc::new(Counters::default()), None).unwrap();
+        let member = source
+            .settings
+            .member(Arc::default(), Arc::new(Counters::default()), None)
+            .unwrap();
         let member = Arc::new(member);
         let consumer = Arc::new(make(&config, &member).unwrap());
         // What the thread does when it panics.
         consumer.context().desk().stop();
         let terms = terms(&source.settings, &config, true);
         let rotation = Rotation::new(source.settings.clone(), contents);
-        let mut poller = Poller::new(consumer, Arc::clone(&member), terms, Watch::new(config), rotation);
+        let mut poller = Poller::new(
+            consumer,
+            Arc::clone(&member),
+            terms,
+            Watch::new(config),
+            rotation,
+        );
         let trouble = poller.run();
-        assert!(matches!(&trouble, Some(Trouble::Hopeless(why)) if why.contains("commits")), "{trouble:?}");
+        assert!(
+            matches!(&trouble, Some(Trouble::Hopeless(why)) if why.contains("commits")),
+            "{trouble:?}"
+        );
     }
 }

@@ -1,4 +1,5 @@
-//! A member of a consumer group: its poll thread, its commit thread, and its replacement when its client fails.
+//! A member of a consumer group: its poll thread, its commit thread, and its replacement when its
+//! client fails.
 
 pub(crate) mod begin;
 pub(crate) mod buffer;

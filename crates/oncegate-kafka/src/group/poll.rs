@@ -32,18 +32,20 @@ const BATCH_MAX: usize = 256;
 /// A batch ends at this many bytes, because 256 large messages would far exceed the buffer.
 const BATCH_BYTES: usize = 1 << 20;
 
-/// How long a poll waits for a message; a request to leave is noticed after this time at the latest.
+/// How long a poll waits for a message; a request to leave is noticed after this time at the
+/// latest.
 const IDLE_POLL: Duration = Duration::from_millis(100);
 
-/// The same while everything is paused, because nothing wakes the poll thread when the buffer has room again.
+/// The same while everything is paused, because nothing wakes the poll thread when the buffer has
+/// room again.
 const PAUSED_POLL: Duration = Duration::from_millis(20);
 
-/// How long to wait for room in the buffer, without polling, before the partitions are paused. A pause discards the
-/// prefetched messages, so it must be worth that.
+/// How long to wait for room in the buffer, without polling, before the partitions are paused. A
+/// pause discards the prefetched messages, so it must be worth that.
 const ROOM_PATIENCE: Duration = Duration::from_millis(250);
 
-/// Time limit for one seek. A seek that fails is retried, and no message of the partition is accepted before it
-/// succeeds.
+/// Time limit for one seek. A seek that fails is retried, and no message of the partition is
+/// accepted before it succeeds.
 const SEEK_PATIENCE: Duration = Duration::from_millis(500);
 
 /// The poll thread's state for one client.
@@ -58,13 +60,15 @@ pub(crate) struct Poller {
     generation: u64,
     /// Whether everything is paused until the buffer has room.
     held: bool,
-    /// Partitions that are paused because a crash would replay too many messages, or too many are not due.
+    /// Partitions that are paused because a crash would replay too many messages, or too many are
+    /// not due.
     crowded: PartitionMap<Arc<Assignment>>,
     /// Partitions that must seek to these offsets. Until then, their messages are dropped.
     seeking: PartitionMap<(Arc<Assignment>, Offset)>,
     /// Partitions that are not read yet, because the commit thread still decides where they begin.
     beginning: Vec<Arc<Assignment>>,
-    /// Positions whose messages were deleted, until the first remaining message of the partition arrives.
+    /// Positions whose messages were deleted, until the first remaining message of the partition
+    /// arrives.
     gone_from: PartitionMap<(Partition, i64)>,
     /// Watches whether the client is connected.
     watch: Watch,
@@ -82,7 +86,8 @@ pub(crate) struct Terms {
     pub(crate) routes: Routes,
     /// Whether the position is kept when a topic's id changes.
     pub(crate) keeps_positions: bool,
-    /// Whether the group uses the new protocol, in which a poll that comes too late ends the membership for good.
+    /// Whether the group uses the new protocol, in which a poll that comes too late ends the
+    /// membership for good.
     pub(crate) new_protocol: bool,
     /// What the member asks its group for.
     pub(crate) join: JoinTerms,
@@ -131,7 +136,10 @@ impl Poller {
             if let Err(trouble) = self.fill_batch() {
                 return Some(trouble);
             }
-            let looks = self.watch.look(&self.member).or_else(|| self.rotation.look());
+            let looks = self
+                .watch
+                .look(&self.member)
+                .or_else(|| self.rotation.look());
             if let Some(trouble) = looks.or_else(|| self.unread.look(&self.member)) {
                 return Some(trouble);
             }
@@ -153,7 +161,8 @@ impl Poller {
                     let patience = if self.held { PAUSED_POLL } else { IDLE_POLL };
                     match consumer.poll(patience) {
                         Some(Ok(message)) => self.take(&message),
-                        // While brokers are away, errors come without a pause: a stop must be noticed between them.
+                        // While brokers are away, errors come without a pause: a stop must be
+                        // noticed between them.
                         Some(Err(error)) => {
                             self.judge(&error)?;
                             break;
@@ -184,7 +193,12 @@ impl Poller {
             return;
         };
         if let Some((_, from)) = self.gone_from.remove(assignment.partition()) {
-            report_gone(&self.member, assignment.partition(), from, borrowed.offset());
+            report_gone(
+                &self.member,
+                assignment.partition(),
+                from,
+                borrowed.offset(),
+            );
         }
         if received.rewound {
             let (partition, offset) = (assignment.partition(), borrowed.offset());
@@ -193,17 +207,27 @@ impl Poller {
         let message = convert::message(&assignment.partition().topic, self.terms.routes, borrowed);
         let assignment = Arc::clone(assignment);
         if let Some(excess) = self.terms.limits.excess(assignment.backlog(received.span))
-            && self.crowded.insert(assignment.partition(), Arc::clone(&assignment)).is_none()
+            && self
+                .crowded
+                .insert(assignment.partition(), Arc::clone(&assignment))
+                .is_none()
         {
             self.pause([&assignment]);
             assignment.set_crowded(true);
             if excess == Excess::Span {
-                self.member.observer.observe(Event::SourcePaused { cause: "span" });
+                self.member
+                    .observer
+                    .observe(Event::SourcePaused { cause: "span" });
             }
         }
         let bytes = message.size_bytes();
         self.batch_bytes += bytes;
-        self.batch.push(Fetched { message, bytes, assignment, receipt: received.receipt });
+        self.batch.push(Fetched {
+            message,
+            bytes,
+            assignment,
+            receipt: received.receipt,
+        });
     }
 
     fn flush(&mut self) {
@@ -212,7 +236,8 @@ impl Poller {
             return;
         }
         if self.member.assignments.generation() != self.generation {
-            self.batch.retain(|fetched| !fetched.assignment.is_revoked());
+            self.batch
+                .retain(|fetched| !fetched.assignment.is_revoked());
         }
         self.member.buffer.push(&mut self.batch);
     }
@@ -222,7 +247,10 @@ impl Poller {
         for notice in self.member.notices.take() {
             match notice {
                 Notice::MadeAgain(topic) => self.made_again(&topic),
-                Notice::OutOfRange { partition, position } => self.out_of_range(partition, position),
+                Notice::OutOfRange {
+                    partition,
+                    position,
+                } => self.out_of_range(partition, position),
             }
         }
     }
@@ -230,7 +258,11 @@ impl Poller {
     /// Handles a recreated topic: positions in the deleted topic mean nothing in the new one.
     fn made_again(&mut self, topic: &str) {
         self.refresh();
-        let ours = self.owned.values().map(|one| one.partition()).filter(|one| &*one.topic == topic);
+        let ours = self
+            .owned
+            .values()
+            .map(|one| one.partition())
+            .filter(|one| &*one.topic == topic);
         let ours: Vec<Partition> = ours.cloned().collect();
         if self.terms.keeps_positions {
             tracing::warn!(
@@ -255,8 +287,10 @@ impl Poller {
     /// Handles a position without messages: they were deleted, or the log was truncated.
     fn out_of_range(&mut self, partition: Partition, position: i64) {
         self.refresh();
-        let Some(owned) =
-            self.owned.of(&partition).filter(|owned| owned.has_begun() && !self.is_sought(owned))
+        let Some(owned) = self
+            .owned
+            .of(&partition)
+            .filter(|owned| owned.has_begun() && !self.is_sought(owned))
         else {
             return;
         };
@@ -267,11 +301,14 @@ impl Poller {
             return;
         }
         tracing::warn!(%partition, position, "the log has no message at this position; continuing with its oldest one");
-        self.gone_from.insert(&partition.clone(), (partition, position));
+        self.gone_from
+            .insert(&partition.clone(), (partition, position));
     }
 
     fn is_sought(&self, assignment: &Arc<Assignment>) -> bool {
-        self.seeking.of(assignment.partition()).is_some_and(|(sought, _)| Arc::ptr_eq(sought, assignment))
+        self.seeking
+            .of(assignment.partition())
+            .is_some_and(|(sought, _)| Arc::ptr_eq(sought, assignment))
     }
 
     /// Begins another epoch of one of our partitions, from the beginning of its new log.
@@ -280,8 +317,8 @@ impl Poller {
             return;
         }
         if !self.held {
-            // The last epoch may have been paused because too many of its messages were unfinished, or it had not
-            // begun.
+            // The last epoch may have been paused because too many of its messages were unfinished,
+            // or it had not begun.
             let list = list_of(std::iter::once(&partition));
             if let Err(error) = self.consumer.resume(&list) {
                 tracing::warn!(%error, "cannot resume a partition that is read again from its beginning");
@@ -290,7 +327,8 @@ impl Poller {
         self.member.buffer.purge_revoked();
         self.refresh();
         if let Some(assignment) = self.owned.of(&partition).cloned() {
-            self.seeking.insert(&partition, (assignment, Offset::Beginning));
+            self.seeking
+                .insert(&partition, (assignment, Offset::Beginning));
         }
         self.seek();
     }
@@ -299,7 +337,9 @@ impl Poller {
     fn begin(&mut self) {
         let seeking = &mut self.seeking;
         self.beginning.retain(|assignment| {
-            let Some(position) = assignment.begins_at() else { return true };
+            let Some(position) = assignment.begins_at() else {
+                return true;
+            };
             let sought = (Arc::clone(assignment), Offset::Offset(position));
             seeking.insert(assignment.partition(), sought);
             false
@@ -312,8 +352,8 @@ impl Poller {
             return;
         }
         self.refresh();
-        let sought =
-            list_at(&self.seeking).and_then(|list| self.consumer.seek_partitions(list, SEEK_PATIENCE));
+        let sought = list_at(&self.seeking)
+            .and_then(|list| self.consumer.seek_partitions(list, SEEK_PATIENCE));
         match sought {
             // A seek that fails, for example because the leader is not known, is retried.
             Ok(sought) => {
@@ -337,12 +377,14 @@ impl Poller {
         }
     }
 
-    /// Moves the watermarks past offsets without a message. The client's positions are exact, transaction markers
-    /// included, because only this thread polls it.
+    /// Moves the watermarks past offsets without a message. The client's positions are exact,
+    /// transaction markers included, because only this thread polls it.
     fn pass(&self) {
         let positions = match self.consumer.position() {
             Ok(positions) => PartitionMap::of_list(&positions, |element| element.offset()),
-            Err(error) => return tracing::debug!(%error, "the client does not report its positions"),
+            Err(error) => {
+                return tracing::debug!(%error, "the client does not report its positions");
+            }
         };
         for assignment in self.owned.values().filter(|one| !self.is_sought(one)) {
             if let Some(Offset::Offset(position)) = positions.of(assignment.partition()) {
@@ -360,13 +402,16 @@ impl Poller {
         self.generation = generation;
         self.owned.clear();
         for assignment in self.member.assignments.all() {
-            self.owned.insert(&assignment.partition().clone(), assignment);
+            self.owned
+                .insert(&assignment.partition().clone(), assignment);
         }
         self.crowded.retain(|assignment| !assignment.is_revoked());
-        self.seeking.retain(|(assignment, _)| !assignment.is_revoked());
+        self.seeking
+            .retain(|(assignment, _)| !assignment.is_revoked());
         self.beginning = self.member.assignments.all();
         self.beginning.retain(|assignment| !assignment.has_begun());
-        self.batch.retain(|fetched| !fetched.assignment.is_revoked());
+        self.batch
+            .retain(|fetched| !fetched.assignment.is_revoked());
         let owned = &self.owned;
         self.gone_from.retain(|(gone, _)| owned.of(gone).is_some());
         if self.held {
@@ -381,14 +426,20 @@ impl Poller {
             if self.member.buffer.has_ample_room() {
                 self.held = false;
                 let crowded = |one: &Arc<Assignment>| self.crowded.of(one.partition()).is_some();
-                self.resume(self.owned.values().filter(|one| one.has_begun() && !crowded(one)));
+                self.resume(
+                    self.owned
+                        .values()
+                        .filter(|one| one.has_begun() && !crowded(one)),
+                );
                 tracing::debug!("the buffer has room again: partitions resumed");
             }
         } else if self.member.buffer.is_full() && !self.member.buffer.wait_for_room(ROOM_PATIENCE) {
             self.held = true;
             self.pause(self.owned.values());
             tracing::debug!("the buffer is full and no message is received: partitions paused");
-            self.member.observer.observe(Event::SourcePaused { cause: "full" });
+            self.member
+                .observer
+                .observe(Event::SourcePaused { cause: "full" });
         }
         if self.crowded.is_empty() {
             return;
@@ -429,23 +480,37 @@ impl Poller {
             KafkaError::MessageConsumptionFatal(code) => {
                 return Err(Trouble::of_fatal(*code, &code.to_string()));
             }
-            // A classic member joins again by itself. A member of the new protocol gets no further notification.
-            KafkaError::MessageConsumption(RDKafkaErrorCode::PollExceeded) if self.terms.new_protocol => {
+            // A classic member joins again by itself. A member of the new protocol gets no further
+            // notification.
+            KafkaError::MessageConsumption(RDKafkaErrorCode::PollExceeded)
+                if self.terms.new_protocol =>
+            {
                 return Err(Trouble::poll_interval());
             }
             // A changed password is not everywhere at the same time.
             KafkaError::MessageConsumption(code)
                 if Trouble::is_about_login(*code) && self.rotation.may_come() => {}
             KafkaError::MessageConsumption(code) if Trouble::forbidden(*code) => {
-                let change = || format!("Kafka denies access: {code}; check the credentials and the ACLs");
-                return Err(Trouble::Hopeless(login.map_or_else(change, |login| login.text)));
+                let change =
+                    || format!("Kafka denies access: {code}; check the credentials and the ACLs");
+                return Err(Trouble::Hopeless(
+                    login.map_or_else(change, |login| login.text),
+                ));
             }
             _ => {}
         }
         let refused = self.terms.join.refusal(error);
-        let operation = if refused.is_some() { JOIN } else { failed_operation(error, login.as_ref()) };
-        let error = refused.or(login.map(|login| login.text)).unwrap_or_else(|| error.to_string());
-        self.member.failures.failed(Instant::now(), operation, &error);
+        let operation = if refused.is_some() {
+            JOIN
+        } else {
+            failed_operation(error, login.as_ref())
+        };
+        let error = refused
+            .or(login.map(|login| login.text))
+            .unwrap_or_else(|| error.to_string());
+        self.member
+            .failures
+            .failed(Instant::now(), operation, &error);
         if let Some(left_out) = log::worth_logging(&format!("{operation}: {error}")) {
             tracing::warn!(
                 error,
@@ -454,16 +519,18 @@ impl Poller {
                 "the Kafka client reports an error; polling continues"
             );
         }
-        self.member.observer.observe(Event::SourceError { operation });
+        self.member
+            .observer
+            .observe(Event::SourceError { operation });
         Ok(())
     }
 
-    /// Gives up all partitions: running handlers may finish, and their offsets are committed. The client leaves the
-    /// group when it is dropped.
+    /// Gives up all partitions: running handlers may finish, and their offsets are committed. The
+    /// client leaves the group when it is dropped.
     ///
-    /// It does not unsubscribe. Unsubscribing takes time, and a client that is dropped meanwhile ends without leaving
-    /// its group, which then waits until the session is over (librdkafka 2.12). It would also make a static member
-    /// leave.
+    /// It does not unsubscribe. Unsubscribing takes time, and a client that is dropped meanwhile
+    /// ends without leaving its group, which then waits until the session is over (librdkafka
+    /// 2.12). It would also make a static member leave.
     ///
     /// Returns an error with the reason when the last commit did not reach the broker.
     pub(crate) fn leave(&mut self) -> Result<(), String> {
@@ -473,20 +540,26 @@ impl Poller {
         self.member.take_uncommitted().map_or(Ok(()), Err)
     }
 
-    /// Gives up all partitions, as in a rebalance: running handlers may finish, and their offsets are committed.
+    /// Gives up all partitions, as in a rebalance: running handlers may finish, and their offsets
+    /// are committed.
     pub(crate) fn give_back(&mut self) {
         self.refresh();
         self.pass();
-        self.consumer.context().give_back(|| self.consumer.assignment_lost());
+        self.consumer
+            .context()
+            .give_back(|| self.consumer.assignment_lost());
     }
 }
 
 /// Returns the partition list for one seek.
-fn list_at(sought: &PartitionMap<(Arc<Assignment>, Offset)>) -> Result<TopicPartitionList, KafkaError> {
+fn list_at(
+    sought: &PartitionMap<(Arc<Assignment>, Offset)>,
+) -> Result<TopicPartitionList, KafkaError> {
     let mut list = TopicPartitionList::with_capacity(sought.len());
     for (assignment, offset) in sought.values() {
         let partition = assignment.partition();
-        list.add_partition(&partition.topic, partition.number).set_offset(*offset)?;
+        list.add_partition(&partition.topic, partition.number)
+            .set_offset(*offset)?;
     }
     Ok(list)
 }
@@ -494,7 +567,9 @@ fn list_at(sought: &PartitionMap<(Arc<Assignment>, Offset)>) -> Result<TopicPart
 fn report_gone(member: &Member, partition: &Partition, from: i64, first: i64) {
     let count = first.saturating_sub(from);
     // If the log was truncated, there is nothing in between.
-    let Ok(count @ 1..) = u64::try_from(count) else { return };
+    let Ok(count @ 1..) = u64::try_from(count) else {
+        return;
+    };
     tracing::error!(
         %partition, from, first, count,
         "messages were deleted before they were received; check the topic's retention"

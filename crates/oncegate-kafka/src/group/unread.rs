@@ -1,9 +1,10 @@
 //! Watches whether the client begins to read the partitions that the group has given it.
 //!
-//! librdkafka 2.12 asks for committed offsets one assignment after the other, each after all commits and stops of
-//! partitions before it. If one of their answers never comes, as after a broker that came and went, the client sends
-//! heartbeats and reads nothing, or only the partitions that it had before. It raises no error. So it is replaced. If
-//! the next one does not begin either, the cause is elsewhere, and a third one would not mend it.
+//! librdkafka 2.12 asks for committed offsets one assignment after the other, each after all
+//! commits and stops of partitions before it. If one of their answers never comes, as after a
+//! broker that came and went, the client sends heartbeats and reads nothing, or only the partitions
+//! that it had before. It raises no error. So it is replaced. If the next one does not begin
+//! either, the cause is elsewhere, and a third one would not mend it.
 
 use std::time::{Duration, Instant};
 
@@ -12,7 +13,8 @@ use crate::client::trouble::{READ, Trouble};
 use crate::partitions::standing::ReadState;
 use oncegate_runtime::observe::Event;
 
-/// The time after which a partition that is not read is in the status. Shorter ones are in every rebalance.
+/// The time after which a partition that is not read is in the status. Shorter ones are in every
+/// rebalance.
 const REPORT_AFTER: Duration = Duration::from_secs(10);
 
 /// How long a client may take to begin to read a partition, while it is connected.
@@ -21,8 +23,8 @@ pub(crate) const UNREAD_LIMIT: Duration = Duration::from_secs(60);
 /// Watches one client, on its poll thread.
 #[derive(Debug)]
 pub(crate) struct UnreadWatch {
-    /// Whether another client may help: this one does not replace one that failed for the same reason, or it has read
-    /// every partition since.
+    /// Whether another client may help: this one does not replace one that failed for the same
+    /// reason, or it has read every partition since.
     may_replace: bool,
     /// Whether the failure was counted.
     is_counted: bool,
@@ -30,7 +32,10 @@ pub(crate) struct UnreadWatch {
 
 impl UnreadWatch {
     pub(crate) fn new(may_replace: bool) -> Self {
-        Self { may_replace, is_counted: false }
+        Self {
+            may_replace,
+            is_counted: false,
+        }
     }
 
     /// Returns the reason if the client should be replaced; never waits.
@@ -41,7 +46,11 @@ impl UnreadWatch {
                 member.failures.succeeded(READ);
                 return None;
             }
-            ReadState::Unread { partition, count, lasts } => (partition, count, lasts),
+            ReadState::Unread {
+                partition,
+                count,
+                lasts,
+            } => (partition, count, lasts),
         };
         // Without a connection, that is the reason.
         if lasts < REPORT_AFTER || member.connection.lost_for().is_some() {
@@ -58,11 +67,14 @@ impl UnreadWatch {
                  brokers' log"
             }
         };
-        let why = format!("the client has not begun to read {partition}{others} for {lasts:.0?}{help}");
+        let why =
+            format!("the client has not begun to read {partition}{others} for {lasts:.0?}{help}");
         member.failures.failed(Instant::now(), READ, &why);
         if !std::mem::replace(&mut self.is_counted, true) {
             tracing::warn!(why, "partitions wait");
-            member.observer.observe(Event::SourceError { operation: READ });
+            member
+                .observer
+                .observe(Event::SourceError { operation: READ });
         }
         (self.may_replace && lasts >= UNREAD_LIMIT).then(|| Trouble::unread(lasts))
     }

@@ -1,8 +1,10 @@
-//! Wakes a task of a tokio runtime from another thread, through the runtime's driver where that is possible.
+//! Wakes a task of a tokio runtime from another thread, through the runtime's driver where that is
+//! possible.
 //!
-//! A task that another thread wakes by tokio's own means (`Notify`, a channel) is put into a queue of the whole runtime. The
-//! thread that takes it from there wakes one more, to look for more work, which is rarely there at everyday rates. A task
-//! that a socket wakes is run by the thread that waits for the sockets, and wakes none (`scripts/bench rates`, context switches).
+//! A task that another thread wakes by tokio's own means (`Notify`, a channel) is put into a queue
+//! of the whole runtime. The thread that takes it from there wakes one more, to look for more work,
+//! which is rarely there at everyday rates. A task that a socket wakes is run by the thread that
+//! waits for the sockets, and wakes none (`scripts/bench rates`, context switches).
 
 #[cfg(unix)]
 pub(crate) use self::socket::Wake;
@@ -20,7 +22,8 @@ mod socket {
     use tokio::net;
     use tokio::sync::Mutex;
 
-    /// How long a task waits before it looks again, where the system has no room to watch another socket.
+    /// How long a task waits before it looks again, where the system has no room to watch another
+    /// socket.
     const UNWATCHED_PAUSE: Duration = Duration::from_millis(20);
 
     /// One wake-up is kept until a task waits for it.
@@ -40,7 +43,11 @@ mod socket {
             let (sender, receiver) = UnixStream::pair()?;
             sender.set_nonblocking(true)?;
             receiver.set_nonblocking(true)?;
-            Ok(Self { sender, receiver: Mutex::new(receiver), is_set: AtomicBool::new(false) })
+            Ok(Self {
+                sender,
+                receiver: Mutex::new(receiver),
+                is_set: AtomicBool::new(false),
+            })
         }
 
         /// Wakes a task that waits, or the next one that will.
@@ -51,8 +58,8 @@ mod socket {
             }
         }
 
-        /// Waits for a wake-up; it may come without one. What it is about is looked at afterwards. Dropping the future
-        /// leaves the wake-up to the next task.
+        /// Waits for a wake-up; it may come without one. What it is about is looked at afterwards.
+        /// Dropping the future leaves the wake-up to the next task.
         pub(crate) async fn woken(&self) {
             let receiver = self.receiver.lock().await;
             // Watched only while a task waits: the next one may be of another runtime.

@@ -1,7 +1,8 @@
-//! One partition of this member, from its assignment to its revocation: what it has received, and what may be committed.
+//! One partition of this member, from its assignment to its revocation: what it has received, and
+//! what may be committed.
 //!
-//! Offsets are received, finished and committed under one lock that knows the epoch, and anything from an epoch that
-//! is over is ignored.
+//! Offsets are received, finished and committed under one lock that knows the epoch, and anything
+//! from an epoch that is over is ignored.
 //!
 //! This file does not depend on a broker.
 
@@ -30,12 +31,18 @@ pub(super) struct Shared {
 
 impl Shared {
     pub(super) fn counted_in(totals: Arc<Totals>) -> Self {
-        Self { totals, ..Self::default() }
+        Self {
+            totals,
+            ..Self::default()
+        }
     }
 
     #[cfg(test)]
     pub(super) fn with_clock(clock: Clock) -> Self {
-        Self { clock, ..Self::default() }
+        Self {
+            clock,
+            ..Self::default()
+        }
     }
 
     fn next_epoch(&self) -> u64 {
@@ -46,11 +53,18 @@ impl Shared {
     pub(super) fn wait_drained(&self, running: impl Fn() -> u32, deadline: Instant) -> u32 {
         let mut draining = self.draining.lock().unwrap_or_else(PoisonError::into_inner);
         loop {
-            let (still, left) = (running(), deadline.saturating_duration_since(Instant::now()));
+            let (still, left) = (
+                running(),
+                deadline.saturating_duration_since(Instant::now()),
+            );
             if still == 0 || left.is_zero() {
                 return still;
             }
-            draining = self.drained.wait_timeout(draining, left).unwrap_or_else(PoisonError::into_inner).0;
+            draining = self
+                .drained
+                .wait_timeout(draining, left)
+                .unwrap_or_else(PoisonError::into_inner)
+                .0;
         }
     }
 }
@@ -59,8 +73,8 @@ impl Shared {
 #[derive(Debug)]
 pub(crate) struct Assignment {
     partition: Partition,
-    /// How many attempts run, and in the highest bit whether the partition is being revoked. One word, so that no
-    /// attempt can start between the check of the bit and the increment.
+    /// How many attempts run, and in the highest bit whether the partition is being revoked. One
+    /// word, so that no attempt can start between the check of the bit and the increment.
     attempts: AtomicU32,
     /// How many received messages wait until they are due, in a retry topic.
     waiting: AtomicUsize,
@@ -88,7 +102,8 @@ pub(crate) struct Received {
     pub(crate) receipt: Receipt,
     /// How many messages would be delivered again after a crash now.
     pub(crate) span: usize,
-    /// Whether the log went back, so that a new epoch has begun: it was truncated, or the topic was recreated.
+    /// Whether the log went back, so that a new epoch has begun: it was truncated, or the topic was
+    /// recreated.
     pub(crate) rewound: bool,
 }
 
@@ -118,8 +133,16 @@ impl Due {
 
 impl Assignment {
     /// Begins an epoch.
-    pub(super) fn new(partition: Partition, watermark: Watermark, begin: Begin, shared: Arc<Shared>) -> Self {
-        let mut ledger = Ledger { begin, ..Ledger::new(shared.next_epoch(), watermark) };
+    pub(super) fn new(
+        partition: Partition,
+        watermark: Watermark,
+        begin: Begin,
+        shared: Arc<Shared>,
+    ) -> Self {
+        let mut ledger = Ledger {
+            begin,
+            ..Ledger::new(shared.next_epoch(), watermark)
+        };
         ledger.mark_due(0);
         Self {
             partition,
@@ -147,7 +170,8 @@ impl Assignment {
                 Some(number) => (number, false),
                 None => {
                     epoch = self.shared.next_epoch();
-                    // The committed position is beyond this offset: the next owner would skip the messages in between.
+                    // The committed position is beyond this offset: the next owner would skip the
+                    // messages in between.
                     *ledger = Ledger::new(epoch, Watermark::starting_at(offset));
                     let number = ledger.watermark.receive(offset, now_ms)?;
                     ledger.mark_due(now_ms);
@@ -155,14 +179,20 @@ impl Assignment {
                 }
             };
             ledger.delivered_at_ms = now_ms;
-            Some(Received { receipt: Receipt { epoch, number }, span: ledger.watermark.span(), rewound })
+            Some(Received {
+                receipt: Receipt { epoch, number },
+                span: ledger.watermark.span(),
+                rewound,
+            })
         })
     }
 
-    /// Records that a message is finished; `false` when its epoch is over or it was finished already.
+    /// Records that a message is finished; `false` when its epoch is over or it was finished
+    /// already.
     pub(crate) fn complete(&self, receipt: Receipt) -> bool {
         self.change(|ledger| {
-            let news = ledger.epoch == Some(receipt.epoch) && ledger.watermark.complete(receipt.number);
+            let news =
+                ledger.epoch == Some(receipt.epoch) && ledger.watermark.complete(receipt.number);
             if news && ledger.due_at_ms.is_none() {
                 ledger.mark_due(self.now_ms());
             }
@@ -174,7 +204,11 @@ impl Assignment {
     pub(super) fn due(self: &Arc<Self>) -> Option<Due> {
         let ledger = self.ledger();
         let (epoch, position) = (ledger.epoch?, ledger.watermark.due()?);
-        Some(Due { assignment: Arc::clone(self), epoch, position })
+        Some(Due {
+            assignment: Arc::clone(self),
+            epoch,
+            position,
+        })
     }
 
     /// Whether the starting position is not known yet.
@@ -196,7 +230,8 @@ impl Assignment {
         ledger.mark_due(self.now_ms());
     }
 
-    /// Returns where the client must seek before the partition is read, once that position is committed.
+    /// Returns where the client must seek before the partition is read, once that position is
+    /// committed.
     pub(crate) fn begins_at(&self) -> Option<i64> {
         let ledger = self.ledger();
         match ledger.begin {
@@ -210,7 +245,8 @@ impl Assignment {
         self.ledger().begin == Begin::Begun
     }
 
-    /// Records that the client has sought to its starting position: from now on its position is from this epoch.
+    /// Records that the client has sought to its starting position: from now on its position is
+    /// from this epoch.
     pub(crate) fn begun(&self) {
         let mut ledger = self.ledger();
         if let Begin::At(position) = ledger.begin {
@@ -219,15 +255,18 @@ impl Assignment {
         (ledger.begin, ledger.is_position_ours) = (Begin::Begun, true);
     }
 
-    /// Returns where the client must seek again, if it has left this position for another one by itself.
+    /// Returns where the client must seek again, if it has left this position for another one by
+    /// itself.
     ///
-    /// A partition that is held is assigned with the position [`PLACEHOLDER`]. The client may have requested that before
-    /// it was paused; if the log no longer has it, the client goes to the log's beginning, even after it was sought
-    /// elsewhere (librdkafka 2.12).
+    /// A partition that is held is assigned with the position [`PLACEHOLDER`]. The client may have
+    /// requested that before it was paused; if the log no longer has it, the client goes to the
+    /// log's beginning, even after it was sought elsewhere (librdkafka 2.12).
     pub(crate) fn seeks_again_after(&self, left: i64) -> Option<i64> {
         let ledger = self.ledger();
         let is_untouched = ledger.epoch.is_some() && ledger.watermark.last_received().is_none();
-        ledger.sought.filter(|sought| is_untouched && left == PLACEHOLDER && *sought != PLACEHOLDER)
+        ledger
+            .sought
+            .filter(|sought| is_untouched && left == PLACEHOLDER && *sought != PLACEHOLDER)
     }
 
     /// Records that the client has no position in the partition: its next one is from this epoch.
@@ -246,13 +285,14 @@ impl Assignment {
         }
     }
 
-    /// Records whether the partition is paused because too many of its messages are unfinished, or not due.
+    /// Records whether the partition is paused because too many of its messages are unfinished, or
+    /// not due.
     pub(crate) fn set_crowded(&self, crowded: bool) {
         self.ledger().crowded = crowded;
     }
 
-    /// Records what the client reports of the partition. Whether there may be only offsets without messages after those
-    /// received.
+    /// Records what the client reports of the partition. Whether there may be only offsets without
+    /// messages after those received.
     pub(super) fn reported(&self, report: PartitionReport) -> bool {
         let mut ledger = self.ledger();
         ledger.end = report.end.or(ledger.end);
@@ -288,7 +328,9 @@ impl Assignment {
     /// Returns for how long the client has reported that it has not begun to read the partition.
     pub(super) fn unread_for(&self) -> Option<Duration> {
         let unread_at_ms = self.ledger().unread_at_ms?;
-        Some(Duration::from_millis(self.now_ms().saturating_sub(unread_at_ms)))
+        Some(Duration::from_millis(
+            self.now_ms().saturating_sub(unread_at_ms),
+        ))
     }
 
     /// Whether the client has reported that it reads the partition.
@@ -298,14 +340,20 @@ impl Assignment {
 
     /// Returns the milliseconds since the assignment.
     fn now_ms(&self) -> u64 {
-        let elapsed = self.shared.clock.now().saturating_duration_since(self.begun);
+        let elapsed = self
+            .shared
+            .clock
+            .now()
+            .saturating_duration_since(self.begun);
         u64::try_from(elapsed.as_millis()).unwrap_or(u64::MAX)
     }
 
     /// Counts an attempt. `false`, without counting, once the partition is being revoked.
     pub(crate) fn start(&self) -> bool {
         let count = |attempts: u32| (attempts & REVOKED == 0).then_some(attempts + 1);
-        self.attempts.fetch_update(Ordering::AcqRel, Ordering::Acquire, count).is_ok()
+        self.attempts
+            .fetch_update(Ordering::AcqRel, Ordering::Acquire, count)
+            .is_ok()
     }
 
     /// Ends the attempt that [`start`](Self::start) counted.
@@ -313,8 +361,14 @@ impl Assignment {
         let before = self.attempts.fetch_sub(1, Ordering::AcqRel);
         debug_assert_ne!(before & !REVOKED, 0, "stop without a start");
         if before == REVOKED | 1 {
-            // Taking the lock orders this after the drain's check of the count, so the drain cannot miss the wake-up.
-            drop(self.shared.draining.lock().unwrap_or_else(PoisonError::into_inner));
+            // Taking the lock orders this after the drain's check of the count, so the drain cannot
+            // miss the wake-up.
+            drop(
+                self.shared
+                    .draining
+                    .lock()
+                    .unwrap_or_else(PoisonError::into_inner),
+            );
             self.shared.drained.notify_all();
         }
     }
@@ -344,7 +398,8 @@ impl Assignment {
         self.ledger().watermark.span()
     }
 
-    /// Returns what has been received from this partition, whose span is known, and from all of them.
+    /// Returns what has been received from this partition, whose span is known, and from all of
+    /// them.
     pub(crate) fn backlog(&self, span: usize) -> Backlog {
         self.shared.totals.backlog(span, self.waiting())
     }
@@ -370,7 +425,9 @@ impl Assignment {
         let mut ledger = self.ledger();
         let before = ledger.watermark.span();
         let changed = change(&mut ledger);
-        self.shared.totals.span_changed(before, ledger.watermark.span());
+        self.shared
+            .totals
+            .span_changed(before, ledger.watermark.span());
         changed
     }
 

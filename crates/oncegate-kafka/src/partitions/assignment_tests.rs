@@ -23,8 +23,15 @@ fn every_order_of_completions_commits_the_first_incomplete_one() {
                 Some(first) => Some(OFFSETS[first]),
                 None => Some(OFFSETS[OFFSETS.len() - 1] + 1),
             };
-            assert_eq!(positions(&assignments).get(&0).copied(), expected, "{order:?} at {index}");
-            assert_eq!(assignment.span(), first.map_or(0, |first| OFFSETS.len() - first));
+            assert_eq!(
+                positions(&assignments).get(&0).copied(),
+                expected,
+                "{order:?} at {index}"
+            );
+            assert_eq!(
+                assignment.span(),
+                first.map_or(0, |first| OFFSETS.len() - first)
+            );
         }
     }
 }
@@ -40,7 +47,10 @@ fn permutations(length: usize) -> Vec<Vec<usize>> {
             longer
         })
     };
-    permutations(length - 1).into_iter().flat_map(insert).collect()
+    permutations(length - 1)
+        .into_iter()
+        .flat_map(insert)
+        .collect()
 }
 
 /// The simple model of one partition in one epoch.
@@ -55,7 +65,11 @@ struct Epoch {
 impl Epoch {
     fn due(&self) -> Option<i64> {
         let first = *self.received.first_key_value()?.0;
-        let incomplete = self.received.iter().find(|(_, done)| !**done).map(|(offset, _)| *offset);
+        let incomplete = self
+            .received
+            .iter()
+            .find(|(_, done)| !**done)
+            .map(|(offset, _)| *offset);
         let position = incomplete.or(self.received.last_key_value().map(|(last, _)| last + 1))?;
         let due = position > first || self.rewound;
         (due && self.committed.is_none_or(|committed| position > committed)).then_some(position)
@@ -106,8 +120,15 @@ impl Run {
 
     fn revoke(&mut self, number: i32) {
         let revoked = self.assignments.begin_revoke(&[partition(number)]);
-        assert_eq!(revoked.len(), usize::from(self.current.contains_key(&number)));
-        assert!(revoked.iter().all(|assignment| !assignment.start() && assignment.is_revoked()));
+        assert_eq!(
+            revoked.len(),
+            usize::from(self.current.contains_key(&number))
+        );
+        assert!(
+            revoked
+                .iter()
+                .all(|assignment| !assignment.start() && assignment.is_revoked())
+        );
         // A revoke that drains still commits; check() verifies that here.
         self.check();
         self.assignments.end(&revoked);
@@ -121,7 +142,10 @@ impl Run {
             return;
         };
         let mut epoch = self.current[&number];
-        let last = self.epochs[epoch].received.last_key_value().map(|(last, _)| *last);
+        let last = self.epochs[epoch]
+            .received
+            .last_key_value()
+            .map(|(last, _)| *last);
         let rewinds = last.is_some() && random.u8(..40) == 0;
         let offset = match last {
             Some(last) if rewinds => random.i64(0..=last),
@@ -129,15 +153,25 @@ impl Run {
             None => random.i64(0..100),
         };
         if rewinds {
-            self.epochs.push(Epoch { rewound: true, ..Epoch::default() });
+            self.epochs.push(Epoch {
+                rewound: true,
+                ..Epoch::default()
+            });
             epoch = self.epochs.len() - 1;
             self.current.insert(number, epoch);
         }
         let received = assignment.receive(offset).expect("ours");
         assert_eq!(received.rewound, rewinds);
         self.epochs[epoch].received.insert(offset, false);
-        let incomplete = self.epochs[epoch].received.iter().find(|(_, done)| !**done).expect("this one");
-        assert_eq!(received.span, self.epochs[epoch].received.range(incomplete.0..).count());
+        let incomplete = self.epochs[epoch]
+            .received
+            .iter()
+            .find(|(_, done)| !**done)
+            .expect("this one");
+        assert_eq!(
+            received.span,
+            self.epochs[epoch].received.range(incomplete.0..).count()
+        );
         let receipt = received.receipt;
         self.given.push(Given {
             assignment: Arc::clone(assignment),
@@ -161,7 +195,10 @@ impl Run {
         };
         let given = &self.given[index];
         let ours = self.current.get(&given.partition) == Some(&given.epoch);
-        let done = self.epochs[given.epoch].received.get_mut(&given.offset).expect("it was received");
+        let done = self.epochs[given.epoch]
+            .received
+            .get_mut(&given.offset)
+            .expect("it was received");
         let news = ours && !*done;
         assert_eq!(given.assignment.complete(given.receipt), news);
         if ours {
@@ -210,7 +247,10 @@ fn random_runs_commit_what_the_model_commits() {
         let run = std::panic::AssertUnwindSafe(|| {
             let mut run = Run::default();
             (0..STEPS).for_each(|_| run.step(&mut random));
-            run.epochs.iter().filter(|epoch| epoch.committed.is_some()).count()
+            run.epochs
+                .iter()
+                .filter(|epoch| epoch.committed.is_some())
+                .count()
         });
         match std::panic::catch_unwind(run) {
             Ok(count) => committed += count,
@@ -220,5 +260,8 @@ fn random_runs_commit_what_the_model_commits() {
             }
         }
     }
-    assert!(committed > 1_000, "the runs hardly commit anything: {committed}");
+    assert!(
+        committed > 1_000,
+        "the runs hardly commit anything: {committed}"
+    );
 }

@@ -1,7 +1,8 @@
 //! Tracks which partitions this member owns, in which epoch, and which offsets may be committed.
 //!
-//! Kafka does not check who commits: it accepts a commit for another member's partition, and right after a rejoin
-//! even a commit by a zombie. So ownership is decided here. Each assignment of a partition is an epoch of its own.
+//! Kafka does not check who commits: it accepts a commit for another member's partition, and right
+//! after a rejoin even a commit by a zombie. So ownership is decided here. Each assignment of a
+//! partition is an epoch of its own.
 //!
 //! This file does not depend on a broker.
 
@@ -34,35 +35,48 @@ pub(crate) struct Assignments {
 impl Assignments {
     /// Creates the assignments of a member that is counted in these totals.
     pub(crate) fn counted_in(totals: Arc<Totals>) -> Self {
-        Self { shared: Arc::new(Shared::counted_in(totals)), ..Self::default() }
+        Self {
+            shared: Arc::new(Shared::counted_in(totals)),
+            ..Self::default()
+        }
     }
 
     /// Creates the assignments of a member with this clock.
     #[cfg(test)]
     pub(super) fn with_clock(clock: impl Fn() -> Instant + Send + Sync + 'static) -> Self {
-        Self { shared: Arc::new(Shared::with_clock(Clock::new(clock))), ..Self::default() }
+        Self {
+            shared: Arc::new(Shared::with_clock(Clock::new(clock))),
+            ..Self::default()
+        }
     }
 
     /// Begins an epoch for each of these partitions, which are read from the position in `begin`.
     pub(crate) fn assign(&self, partitions: impl IntoIterator<Item = Partition>, begin: Begin) {
         let mut current = self.current();
         for partition in partitions {
-            // A partition that is already ours was assigned again without a revoke, so its state may be wrong.
+            // A partition that is already ours was assigned again without a revoke, so its state
+            // may be wrong.
             self.begin(&mut current, partition, Watermark::default(), begin);
         }
         self.generation.fetch_add(1, Ordering::Release);
     }
 
-    /// Begins another epoch of a partition whose log was replaced; `false` when the partition is not ours.
+    /// Begins another epoch of a partition whose log was replaced; `false` when the partition is
+    /// not ours.
     ///
-    /// A new log begins at 0. That position is committed until messages are finished, so that the last epoch's position
-    /// does not stay at the broker.
+    /// A new log begins at 0. That position is committed until messages are finished, so that the
+    /// last epoch's position does not stay at the broker.
     pub(crate) fn restart(&self, partition: &Partition) -> bool {
         let mut current = self.current();
         if current.of(partition).is_none() {
             return false;
         }
-        self.begin(&mut current, partition.clone(), Watermark::starting_at(0), Begin::Begun);
+        self.begin(
+            &mut current,
+            partition.clone(),
+            Watermark::starting_at(0),
+            Begin::Begun,
+        );
         self.generation.fetch_add(1, Ordering::Release);
         true
     }
@@ -74,7 +88,12 @@ impl Assignments {
         watermark: Watermark,
         begin: Begin,
     ) {
-        let assignment = Assignment::new(partition.clone(), watermark, begin, Arc::clone(&self.shared));
+        let assignment = Assignment::new(
+            partition.clone(),
+            watermark,
+            begin,
+            Arc::clone(&self.shared),
+        );
         match current.insert(&partition, Arc::new(assignment)) {
             Some(former) => {
                 former.forbid();
@@ -87,17 +106,24 @@ impl Assignments {
     /// Stops attempts from starting for these partitions. Running attempts may still finish.
     pub(crate) fn begin_revoke(&self, partitions: &[Partition]) -> Vec<Arc<Assignment>> {
         let current = self.current();
-        let revoked: Vec<_> = partitions.iter().filter_map(|one| current.of(one).cloned()).collect();
+        let revoked: Vec<_> = partitions
+            .iter()
+            .filter_map(|one| current.of(one).cloned())
+            .collect();
         revoked.iter().for_each(|assignment| assignment.forbid());
         revoked
     }
 
     /// Waits until no attempt runs, and returns how many still run at `deadline`.
     pub(crate) fn wait_drained(&self, revoked: &[Arc<Assignment>], deadline: Instant) -> u32 {
-        self.shared.wait_drained(|| revoked.iter().map(|assignment| assignment.running()).sum(), deadline)
+        self.shared.wait_drained(
+            || revoked.iter().map(|assignment| assignment.running()).sum(),
+            deadline,
+        )
     }
 
-    /// Ends all epochs at once, because we are no longer a member. Returns how many partitions there were.
+    /// Ends all epochs at once, because we are no longer a member. Returns how many partitions
+    /// there were.
     pub(crate) fn end_all(&self) -> usize {
         let ours = self.all();
         ours.iter().for_each(|assignment| assignment.forbid());
@@ -110,7 +136,10 @@ impl Assignments {
         let mut current = self.current();
         for assignment in revoked {
             assignment.end();
-            if current.of(assignment.partition()).is_some_and(|now| Arc::ptr_eq(now, assignment)) {
+            if current
+                .of(assignment.partition())
+                .is_some_and(|now| Arc::ptr_eq(now, assignment))
+            {
                 current.remove(assignment.partition());
                 self.shared.totals.partition_ended();
             }
@@ -120,7 +149,10 @@ impl Assignments {
 
     /// Returns the positions of our partitions that have moved since their last commit.
     pub(crate) fn due(&self) -> Vec<Due> {
-        self.current().values().filter_map(Assignment::due).collect()
+        self.current()
+            .values()
+            .filter_map(Assignment::due)
+            .collect()
     }
 
     /// Whether the position of one of these has moved since its last commit.
@@ -144,7 +176,8 @@ impl Assignments {
         }
     }
 
-    /// Returns what the client has reported since the last call; `None` when that is not enough to say anything.
+    /// Returns what the client has reported since the last call; `None` when that is not enough to
+    /// say anything.
     ///
     /// Partitions whose position the client must not decide do not count.
     pub(crate) fn reading(&self) -> Option<ReadState> {
@@ -152,11 +185,20 @@ impl Assignments {
             return None;
         }
         let current = self.current();
-        let ours: Vec<_> = current.values().filter(|one| !one.is_revoked() && one.has_begun()).collect();
-        let unread = ours.iter().filter_map(|one| Some((one.unread_for()?, one.partition())));
+        let ours: Vec<_> = current
+            .values()
+            .filter(|one| !one.is_revoked() && one.has_begun())
+            .collect();
+        let unread = ours
+            .iter()
+            .filter_map(|one| Some((one.unread_for()?, one.partition())));
         let count = unread.clone().count();
         if let Some((lasts, partition)) = unread.max_by_key(|(lasts, _)| *lasts) {
-            return Some(ReadState::Unread { partition: partition.clone(), count, lasts });
+            return Some(ReadState::Unread {
+                partition: partition.clone(),
+                count,
+                lasts,
+            });
         }
         let is_all = !ours.is_empty() && ours.iter().all(|one| one.is_read());
         is_all.then_some(ReadState::All)
@@ -169,7 +211,11 @@ impl Assignments {
 
     /// Returns the partitions whose starting position is not known yet.
     pub(crate) fn unresolved(&self) -> Vec<Arc<Assignment>> {
-        self.current().values().filter(|one| one.is_unresolved()).cloned().collect()
+        self.current()
+            .values()
+            .filter(|one| one.is_unresolved())
+            .cloned()
+            .collect()
     }
 
     /// Returns the partition's assignment, if it is ours.
@@ -179,7 +225,11 @@ impl Assignments {
 
     /// Returns the progress of each of our partitions, by topic and number.
     pub(crate) fn standings(&self) -> Vec<Standing> {
-        let mut standings: Vec<_> = self.all().iter().map(|assignment| assignment.standing()).collect();
+        let mut standings: Vec<_> = self
+            .all()
+            .iter()
+            .map(|assignment| assignment.standing())
+            .collect();
         standings.sort_by(|a, b| {
             (&a.partition.topic, a.partition.number).cmp(&(&b.partition.topic, b.partition.number))
         });

@@ -9,7 +9,10 @@ use crate::partitions::assignment::PLACEHOLDER;
 use crate::partitions::standing::LogEnd;
 
 pub(crate) fn partition(number: i32) -> Partition {
-    Partition { topic: "orders".into(), number }
+    Partition {
+        topic: "orders".into(),
+        number,
+    }
 }
 
 pub(crate) fn assigned(number: i32) -> (Assignments, Arc<Assignment>) {
@@ -20,12 +23,19 @@ pub(crate) fn assigned(number: i32) -> (Assignments, Arc<Assignment>) {
 }
 
 pub(crate) fn positions(assignments: &Assignments) -> BTreeMap<i32, i64> {
-    assignments.due().iter().map(|due| (due.partition().number, due.position)).collect()
+    assignments
+        .due()
+        .iter()
+        .map(|due| (due.partition().number, due.position))
+        .collect()
 }
 
 fn commit(assignments: &Assignments) -> BTreeMap<i32, i64> {
     let due = assignments.due();
-    let positions = due.iter().map(|due| (due.partition().number, due.position)).collect();
+    let positions = due
+        .iter()
+        .map(|due| (due.partition().number, due.position))
+        .collect();
     assignments.committed(&due);
     positions
 }
@@ -33,7 +43,14 @@ fn commit(assignments: &Assignments) -> BTreeMap<i32, i64> {
 /// Tells the end of a partition that the client reads.
 fn ends_at(assignments: &Assignments, partition: &str, stable: i64, next: i64, queued: u64) {
     let (topic, number) = partition.split_once('/').expect("topic/number");
-    let report = PartitionReport { end: Some(LogEnd { stable, next, queued }), has_begun: true };
+    let report = PartitionReport {
+        end: Some(LogEnd {
+            stable,
+            next,
+            queued,
+        }),
+        has_begun: true,
+    };
     assignments.reported(topic, number.parse().expect("a number"), report);
 }
 
@@ -46,11 +63,18 @@ fn nothing_of_a_revoked_partition_is_committed() {
     let late = assignments.due();
 
     let revoked = assignments.begin_revoke(&[partition(7)]);
-    assert_eq!(commit(&assignments), BTreeMap::from([(7, 11)]), "the revoke itself may commit");
+    assert_eq!(
+        commit(&assignments),
+        BTreeMap::from([(7, 11)]),
+        "the revoke itself may commit"
+    );
     assignments.end(&revoked);
 
     assert!(!assignment.complete(second), "its epoch is over");
-    assert!(assignment.receive(12).is_none(), "what comes late was not asked for");
+    assert!(
+        assignment.receive(12).is_none(),
+        "what comes late was not asked for"
+    );
     assert!(positions(&assignments).is_empty());
 
     assignments.assign([partition(7)], Begin::Begun);
@@ -58,20 +82,31 @@ fn nothing_of_a_revoked_partition_is_committed() {
     let again = assignments.all().remove(0);
     let receipt = again.receive(10).expect("ours").receipt;
     assert!(!assignment.complete(first) && again.complete(receipt));
-    assert_eq!(commit(&assignments), BTreeMap::from([(7, 11)]), "the old epoch's commit does not count");
-    assert!(commit(&assignments).is_empty(), "what has not moved is not committed again");
+    assert_eq!(
+        commit(&assignments),
+        BTreeMap::from([(7, 11)]),
+        "the old epoch's commit does not count"
+    );
+    assert!(
+        commit(&assignments).is_empty(),
+        "what has not moved is not committed again"
+    );
 }
 
 #[test]
 fn a_revoke_waits_for_what_has_started_and_for_nothing_else() {
-    // The waiting thread cannot report that it sleeps. So the race between its sleep and the last stop runs often
-    // enough to see both outcomes.
+    // The waiting thread cannot report that it sleeps. So the race between its sleep and the last
+    // stop runs often enough to see both outcomes.
     for round in 0..500_u32 {
         let (assignments, assignment) = assigned(0);
         assert!(assignment.start() && assignment.start());
         let revoked = assignments.begin_revoke(&[partition(0)]);
         assert!(!assignment.start(), "nothing starts any more");
-        assert_eq!(assignments.wait_drained(&revoked, Instant::now()), 2, "the deadline holds");
+        assert_eq!(
+            assignments.wait_drained(&revoked, Instant::now()),
+            2,
+            "the deadline holds"
+        );
 
         let (begun, far) = (AtomicU32::new(0), Instant::now() + Duration::from_secs(20));
         std::thread::scope(|scope| {
@@ -108,7 +143,11 @@ fn a_start_and_a_revoke_at_once_never_miss_each_other() {
             let revoked = assignments.begin_revoke(&[partition(0)]);
             let far = Instant::now() + Duration::from_secs(60);
             assert_eq!(assignments.wait_drained(&revoked, far), 0);
-            assert_eq!(running.load(Ordering::SeqCst), 0, "an attempt runs behind the drain");
+            assert_eq!(
+                running.load(Ordering::SeqCst),
+                0,
+                "an attempt runs behind the drain"
+            );
         });
     }
 }
@@ -125,7 +164,11 @@ fn a_partition_that_is_read_anew_tells_the_broker_where_it_begins() {
     assert!(assignments.restart(&partition(3)));
     assert!(former.is_revoked() && former.receive(101).is_none() && !former.complete(receipt));
     assignments.committed(&late);
-    assert_eq!(positions(&assignments), BTreeMap::from([(3, 0)]), "the old position must not stay");
+    assert_eq!(
+        positions(&assignments),
+        BTreeMap::from([(3, 0)]),
+        "the old position must not stay"
+    );
 
     let [anew] = assignments.all().try_into().expect("one");
     let [first, second] = [0, 1].map(|offset| anew.receive(offset).expect("ours").receipt);
@@ -154,7 +197,13 @@ fn what_stands_where_is_told_without_the_broker() {
     let standing = || assignments.standings().pop().expect("one");
     let fresh = standing();
     assert_eq!(
-        (fresh.received, fresh.watermark, fresh.committed, fresh.lag(), fresh.undelivered()),
+        (
+            fresh.received,
+            fresh.watermark,
+            fresh.committed,
+            fresh.lag(),
+            fresh.undelivered()
+        ),
         Default::default()
     );
 
@@ -162,13 +211,22 @@ fn what_stands_where_is_told_without_the_broker() {
     ends_at(&assignments, "orders/2", 20, 15, 3);
     ends_at(&assignments, "others/2", 99, 0, 0);
     let received = standing();
-    assert_eq!((received.received, received.watermark), (Some(11), Some(10)));
-    assert_eq!((received.lag(), received.undelivered()), (Some(10), Some(8)));
+    assert_eq!(
+        (received.received, received.watermark),
+        (Some(11), Some(10))
+    );
+    assert_eq!(
+        (received.lag(), received.undelivered()),
+        (Some(10), Some(8))
+    );
     assert!(received.oldest_unfinished.is_some() && received.uncommitted_for.is_none());
 
     assert!(assignment.complete(first));
     let half = standing();
-    assert_eq!((half.watermark, half.committed, half.lag()), (Some(11), None, Some(9)));
+    assert_eq!(
+        (half.watermark, half.committed, half.lag()),
+        (Some(11), None, Some(9))
+    );
     assert!(half.uncommitted_for.is_some() && half.oldest_unfinished.is_some());
 
     assert!(assignment.complete(second));
@@ -186,7 +244,11 @@ fn offsets_that_hold_no_message_are_committed_past_and_are_no_lag() {
     let (assignments, assignment) = assigned(1);
     let standing = || assignments.standings().pop().expect("one");
     ends_at(&assignments, "orders/1", 10, 0, 0);
-    assert_eq!(standing().lag(), Some(10), "it is known before anything has come");
+    assert_eq!(
+        standing().lag(),
+        Some(10),
+        "it is known before anything has come"
+    );
     assert!(assignments.may_pass(), "there may be nothing but markers");
 
     // It is not known yet that the client's position is from after the assignment.
@@ -194,18 +256,35 @@ fn offsets_that_hold_no_message_are_committed_past_and_are_no_lag() {
     assert!(positions(&assignments).is_empty());
     assignment.has_no_position();
     assignment.passes(5);
-    assert_eq!(commit(&assignments), BTreeMap::from([(1, 5)]), "nothing but markers so far");
+    assert_eq!(
+        commit(&assignments),
+        BTreeMap::from([(1, 5)]),
+        "nothing but markers so far"
+    );
 
     let [first, second] = [7, 8].map(|offset| assignment.receive(offset).expect("ours").receipt);
     assignment.passes(10);
     ends_at(&assignments, "orders/1", 10, 10, 0);
     assert!(!assignments.may_pass(), "messages are unfinished");
-    assert_eq!((standing().lag(), positions(&assignments)), (Some(2), BTreeMap::from([(1, 7)])));
+    assert_eq!(
+        (standing().lag(), positions(&assignments)),
+        (Some(2), BTreeMap::from([(1, 7)]))
+    );
     assert!(assignment.complete(second));
-    assert_eq!(positions(&assignments), BTreeMap::from([(1, 7)]), "never past an unfinished one");
+    assert_eq!(
+        positions(&assignments),
+        BTreeMap::from([(1, 7)]),
+        "never past an unfinished one"
+    );
     assert!(assignment.complete(first));
-    assert_eq!((standing().lag(), commit(&assignments)), (Some(0), BTreeMap::from([(1, 10)])));
-    assert!(assignment.receive(9).expect("ours").rewound, "the log went back behind the markers");
+    assert_eq!(
+        (standing().lag(), commit(&assignments)),
+        (Some(0), BTreeMap::from([(1, 10)]))
+    );
+    assert!(
+        assignment.receive(9).expect("ours").rewound,
+        "the log went back behind the markers"
+    );
 }
 
 #[test]
@@ -219,7 +298,10 @@ fn the_client_is_asked_for_its_position_when_a_log_may_end_without_messages() {
     end(9, 5);
     assert!(!assignments.may_pass(), "messages are to come");
     end(9, 0);
-    assert!(assignments.may_pass() && !assignments.may_pass(), "once is enough");
+    assert!(
+        assignments.may_pass() && !assignments.may_pass(),
+        "once is enough"
+    );
 }
 
 // invariant: begin-at-the-end
@@ -232,16 +314,26 @@ fn nothing_is_received_before_the_broker_has_where_a_partition_begins() {
     known.resolve(40, true);
     new.resolve(90, false);
     assert!(assignments.unresolved().is_empty() && !new.has_begun());
-    assert_eq!((known.begins_at(), new.begins_at()), (Some(40), None), "the broker does not have it");
+    assert_eq!(
+        (known.begins_at(), new.begins_at()),
+        (Some(40), None),
+        "the broker does not have it"
+    );
     known.passes(50);
-    assert!(new.receive(95).is_none() && known.receive(45).is_none(), "the client is somewhere else");
+    assert!(
+        new.receive(95).is_none() && known.receive(45).is_none(),
+        "the client is somewhere else"
+    );
     assert_eq!(commit(&assignments), BTreeMap::from([(0, 90)]));
     assert_eq!(new.begins_at(), Some(90));
 
     new.begun();
     known.begun();
     new.resolve(7, false);
-    assert!(new.has_begun() && positions(&assignments).is_empty(), "it is decided once");
+    assert!(
+        new.has_begun() && positions(&assignments).is_empty(),
+        "it is decided once"
+    );
     let receipt = new.receive(90).expect("ours").receipt;
     assert!(new.complete(receipt));
     assert_eq!(commit(&assignments), BTreeMap::from([(0, 91)]));
@@ -255,11 +347,23 @@ fn a_client_that_leaves_its_place_for_the_placeholder_is_sought_again() {
     assignments.assign([partition(1)], Begin::Begun);
     let [held, plain] = [0, 1].map(|number| assignments.get(&partition(number)).expect("ours"));
     held.resolve(40, true);
-    assert_eq!(held.seeks_again_after(PLACEHOLDER), None, "it will be sought anyway");
+    assert_eq!(
+        held.seeks_again_after(PLACEHOLDER),
+        None,
+        "it will be sought anyway"
+    );
     held.begun();
     assert_eq!(held.seeks_again_after(PLACEHOLDER), Some(40));
-    assert_eq!(held.seeks_again_after(40), None, "messages from its own position are gone");
-    assert_eq!(plain.seeks_again_after(PLACEHOLDER), None, "the client has decided");
+    assert_eq!(
+        held.seeks_again_after(40),
+        None,
+        "messages from its own position are gone"
+    );
+    assert_eq!(
+        plain.seeks_again_after(PLACEHOLDER),
+        None,
+        "the client has decided"
+    );
     held.receive(45).expect("ours");
     assert_eq!(held.seeks_again_after(PLACEHOLDER), None, "it is read");
 }
@@ -272,8 +376,16 @@ fn a_partition_is_unread_from_the_first_report_that_says_so_until_one_says_that_
     let assignments =
         Assignments::with_clock(move || start + Duration::from_secs(clock.load(Ordering::Relaxed)));
     assignments.assign([partition(0), partition(1)], Begin::Begun);
-    let report =
-        |number, has_begun| assignments.reported("orders", number, PartitionReport { end: None, has_begun });
+    let report = |number, has_begun| {
+        assignments.reported(
+            "orders",
+            number,
+            PartitionReport {
+                end: None,
+                has_begun,
+            },
+        )
+    };
     let unread_at = |second| {
         passed.store(second, Ordering::Relaxed);
         (0..2).for_each(|number| report(number, number == 0));
@@ -283,11 +395,18 @@ fn a_partition_is_unread_from_the_first_report_that_says_so_until_one_says_that_
         }
     };
     assert_eq!(assignments.reading(), None, "nothing is known");
-    assert_eq!((unread_at(5), unread_at(10), unread_at(65)), (Some(0), Some(5), Some(60)));
+    assert_eq!(
+        (unread_at(5), unread_at(10), unread_at(65)),
+        (Some(0), Some(5), Some(60))
+    );
     assert_eq!(assignments.reading(), None, "there is no new report");
     report(1, true);
     assert_eq!(assignments.reading(), Some(ReadState::All));
-    assert_eq!((unread_at(70), unread_at(75)), (Some(0), Some(5)), "it was read meanwhile");
+    assert_eq!(
+        (unread_at(70), unread_at(75)),
+        (Some(0), Some(5)),
+        "it was read meanwhile"
+    );
 
     let revoked = assignments.begin_revoke(&[partition(1)]);
     assert_eq!(unread_at(80), None, "it is about to go");
@@ -297,12 +416,19 @@ fn a_partition_is_unread_from_the_first_report_that_says_so_until_one_says_that_
     assert_eq!(unread_at(90), Some(0), "another epoch");
 }
 
-/// 2^32 milliseconds are 49.7 days. An assignment can live longer, and a stall must be detected then as well.
+/// 2^32 milliseconds are 49.7 days. An assignment can live longer, and a stall must be detected
+/// then as well.
 // invariant: stall-unreported
 #[test]
 fn ages_go_on_past_two_to_the_32_milliseconds_of_one_assignment() {
     const WRAP_MS: u64 = 1 << 32;
-    for assigned_for_ms in [WRAP_MS - 45_000, WRAP_MS - 1, WRAP_MS, WRAP_MS + 1, 3 * WRAP_MS + 7] {
+    for assigned_for_ms in [
+        WRAP_MS - 45_000,
+        WRAP_MS - 1,
+        WRAP_MS,
+        WRAP_MS + 1,
+        3 * WRAP_MS + 7,
+    ] {
         let (start, passed_ms) = (Instant::now(), Arc::new(AtomicU64::new(0)));
         let clock = Arc::clone(&passed_ms);
         let now = move || start + Duration::from_millis(clock.load(Ordering::Relaxed));
@@ -316,8 +442,19 @@ fn ages_go_on_past_two_to_the_32_milliseconds_of_one_assignment() {
         passed_ms.fetch_add(90_000, Ordering::Relaxed);
         let standing = assignments.standings().pop().expect("one");
         let age = Duration::from_secs(90);
-        assert_eq!(standing.delivered_ago, age, "delivered, after {assigned_for_ms} ms");
-        assert_eq!(standing.oldest_unfinished, Some(age), "unfinished, after {assigned_for_ms} ms");
-        assert_eq!(standing.uncommitted_for, Some(age), "uncommitted, after {assigned_for_ms} ms");
+        assert_eq!(
+            standing.delivered_ago, age,
+            "delivered, after {assigned_for_ms} ms"
+        );
+        assert_eq!(
+            standing.oldest_unfinished,
+            Some(age),
+            "unfinished, after {assigned_for_ms} ms"
+        );
+        assert_eq!(
+            standing.uncommitted_for,
+            Some(age),
+            "uncommitted, after {assigned_for_ms} ms"
+        );
     }
 }

@@ -8,11 +8,12 @@ use std::sync::atomic::Ordering::Relaxed;
 /// How many messages of a retry topic's partition wait in memory until they are due.
 const WAITING_MAX: usize = 64;
 
-/// How many partitions with as many unfinished messages as allowed there may be: the limit on the unfinished messages of
-/// all partitions together, as a multiple of the limit for one.
+/// How many partitions with as many unfinished messages as allowed there may be: the limit on the
+/// unfinished messages of all partitions together, as a multiple of the limit for one.
 const FULL_PARTITIONS_MAX: usize = 10;
 
-/// What the members of a source and of its retry topics have together: one limit applies to all of them.
+/// What the members of a source and of its retry topics have together: one limit applies to all of
+/// them.
 #[derive(Debug, Default)]
 pub(crate) struct Totals {
     /// How many messages have been received, counted from each partition's first unfinished one.
@@ -39,7 +40,12 @@ impl Totals {
 
     /// Returns the backlog of a partition with this span, in which so many messages are not due.
     pub(crate) fn backlog(&self, span: usize, waiting: usize) -> Backlog {
-        Backlog { span, total: self.span.load(Relaxed), partitions: self.partitions.load(Relaxed), waiting }
+        Backlog {
+            span,
+            total: self.span.load(Relaxed),
+            partitions: self.partitions.load(Relaxed),
+            waiting,
+        }
     }
 }
 
@@ -55,7 +61,8 @@ pub(crate) struct FetchLimits {
 /// What has been received from a partition, and from all of them.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Backlog {
-    /// How many messages have been received from the partition, counted from the first unfinished one.
+    /// How many messages have been received from the partition, counted from the first unfinished
+    /// one.
     pub(crate) span: usize,
     /// The same for all partitions together.
     pub(crate) total: usize,
@@ -73,18 +80,23 @@ pub(crate) enum Excess {
 }
 
 impl FetchLimits {
-    /// Limits a partition to `span` unfinished messages, and all partitions together to ten times as many.
+    /// Limits a partition to `span` unfinished messages, and all partitions together to ten times
+    /// as many.
     pub(crate) fn new(span: usize) -> Self {
         let span = span.max(1);
-        Self { span, total: span.saturating_mul(FULL_PARTITIONS_MAX) }
+        Self {
+            span,
+            total: span.saturating_mul(FULL_PARTITIONS_MAX),
+        }
     }
 
     /// Returns the limit that the partition has reached, so that it must be paused.
     ///
-    /// While all partitions together are over their limit, those with more than an equal share of it are paused. So one
-    /// partition whose messages do not finish does not stop the others.
+    /// While all partitions together are over their limit, those with more than an equal share of
+    /// it are paused. So one partition whose messages do not finish does not stop the others.
     pub(crate) fn excess(self, backlog: Backlog) -> Option<Excess> {
-        let over_share = backlog.total > self.total && backlog.span > self.share(backlog.partitions);
+        let over_share =
+            backlog.total > self.total && backlog.span > self.share(backlog.partitions);
         if backlog.span > self.span || over_share {
             Some(Excess::Span)
         } else {
@@ -92,7 +104,8 @@ impl FetchLimits {
         }
     }
 
-    /// Whether a paused partition may be resumed: it has half of what is allowed, so that it is not paused again at once.
+    /// Whether a paused partition may be resumed: it has half of what is allowed, so that it is not
+    /// paused again at once.
     pub(crate) fn has_room(self, backlog: Backlog) -> bool {
         let total_has_room =
             backlog.total <= self.total / 2 || backlog.span <= self.share(backlog.partitions) / 2;
@@ -114,14 +127,25 @@ mod tests {
     use crate::partitions::partition::Partition;
 
     fn partition(number: i32) -> Partition {
-        Partition { topic: "orders".into(), number }
+        Partition {
+            topic: "orders".into(),
+            number,
+        }
     }
 
-    const LIMITS: FetchLimits = FetchLimits { span: 100, total: 1_000 };
+    const LIMITS: FetchLimits = FetchLimits {
+        span: 100,
+        total: 1_000,
+    };
 
     #[test]
     fn a_partition_is_paused_over_its_limit_and_resumed_at_half_of_it() {
-        let one = |span| Backlog { span, total: span, partitions: 1, waiting: 0 };
+        let one = |span| Backlog {
+            span,
+            total: span,
+            partitions: 1,
+            waiting: 0,
+        };
         assert_eq!(LIMITS.excess(one(100)), None);
         assert_eq!(LIMITS.excess(one(101)), Some(Excess::Span));
         assert!(!LIMITS.has_room(one(51)) && LIMITS.has_room(one(50)));
@@ -129,7 +153,12 @@ mod tests {
 
     #[test]
     fn over_the_limit_of_all_partitions_those_with_more_than_their_share_are_paused() {
-        let of_fifty = |span, total| Backlog { span, total, partitions: 50, waiting: 0 };
+        let of_fifty = |span, total| Backlog {
+            span,
+            total,
+            partitions: 50,
+            waiting: 0,
+        };
         assert_eq!(LIMITS.excess(of_fifty(90, 1_000)), None);
         assert_eq!(LIMITS.excess(of_fifty(90, 1_001)), Some(Excess::Span));
         assert_eq!(LIMITS.excess(of_fifty(20, 1_001)), None, "its share");
@@ -139,7 +168,12 @@ mod tests {
 
     #[test]
     fn a_partition_of_a_retry_topic_is_paused_while_many_messages_are_not_due() {
-        let of = |waiting| Backlog { span: waiting, total: waiting, partitions: 1, waiting };
+        let of = |waiting| Backlog {
+            span: waiting,
+            total: waiting,
+            partitions: 1,
+            waiting,
+        };
         assert_eq!(LIMITS.excess(of(WAITING_MAX - 1)), None);
         assert_eq!(LIMITS.excess(of(WAITING_MAX)), Some(Excess::NotDue));
         assert!(!LIMITS.has_room(of(WAITING_MAX / 2 + 1)) && LIMITS.has_room(of(WAITING_MAX / 2)));
@@ -161,7 +195,11 @@ mod tests {
         };
         assert_eq!((known(&first), known(&second)), ((1, 4, 3), (3, 4, 3)));
         assert!(first.complete(receipt) && main.restart(&partition(1)));
-        assert_eq!(known(&second), (3, 3, 3), "a partition that begins again is the same one");
+        assert_eq!(
+            known(&second),
+            (3, 3, 3),
+            "a partition that begins again is the same one"
+        );
         assert_eq!(main.end_all(), 2);
         assert_eq!(known(&second), (3, 3, 1));
         retries.end_all();

@@ -35,7 +35,8 @@ pub(crate) enum Begin {
     Begun,
     /// The position is not known yet. Messages are dropped.
     Unresolved,
-    /// The partition begins at this offset. Messages are dropped until it is committed and the client has sought to it.
+    /// The partition begins at this offset. Messages are dropped until it is committed and the
+    /// client has sought to it.
     At(i64),
 }
 
@@ -59,7 +60,9 @@ impl Ledger {
     /// Whether the client may have moved past offsets without a message, after everything received.
     pub(super) fn may_pass(&self) -> bool {
         let next = self.end.filter(|end| end.queued == 0).map(|end| end.next);
-        self.begin == Begin::Begun && self.watermark.span() == 0 && next > self.watermark.first_unfinished()
+        self.begin == Begin::Begun
+            && self.watermark.span() == 0
+            && next > self.watermark.first_unfinished()
     }
 
     /// Updates since when a commit is due, after each change of the watermark.

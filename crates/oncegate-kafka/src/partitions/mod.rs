@@ -1,4 +1,5 @@
-//! The partitions of a member: epochs, watermarks, and what may be committed. Nothing here talks to a broker.
+//! The partitions of a member: epochs, watermarks, and what may be committed. Nothing here talks to
+//! a broker.
 
 pub(crate) mod assignment;
 pub(crate) mod assignments;

@@ -7,7 +7,8 @@ use rdkafka::topic_partition_list::{TopicPartitionList, TopicPartitionListElem};
 
 use super::partition::Partition;
 
-/// A map from partitions to values, in which a partition is found by the name of its topic and its number.
+/// A map from partitions to values, in which a partition is found by the name of its topic and its
+/// number.
 ///
 /// A member may own tens of thousands of partitions, and each message is looked up.
 #[derive(Debug)]
@@ -18,7 +19,10 @@ pub(crate) struct PartitionMap<T> {
 
 impl<T> Default for PartitionMap<T> {
     fn default() -> Self {
-        Self { topics: HashMap::new(), len: 0 }
+        Self {
+            topics: HashMap::new(),
+            len: 0,
+        }
     }
 }
 
@@ -49,8 +53,8 @@ impl<T> PartitionMap<T> {
 
     /// Returns the value that `read` finds in each element of a list of the client's.
     ///
-    /// The list's own search is linear, so that of each partition in its list would be quadratic: 1.1 s of the poll thread
-    /// for 20,000 partitions.
+    /// The list's own search is linear, so that of each partition in its list would be quadratic:
+    /// 1.1 s of the poll thread for 20,000 partitions.
     pub(crate) fn of_list(
         list: &TopicPartitionList,
         read: impl Fn(&TopicPartitionListElem<'_>) -> T,
@@ -61,7 +65,11 @@ impl<T> PartitionMap<T> {
             let number = element.partition();
             let former = match map.topics.get_mut(element.topic()) {
                 Some(of_topic) => of_topic.insert(number, value),
-                None => map.topics.entry(element.topic().into()).or_default().insert(number, value),
+                None => map
+                    .topics
+                    .entry(element.topic().into())
+                    .or_default()
+                    .insert(number, value),
             };
             map.len += usize::from(former.is_none());
         }
@@ -84,7 +92,9 @@ impl<T> PartitionMap<T> {
 
     /// Keeps the values for which `is_kept` returns `true`.
     pub(crate) fn retain(&mut self, mut is_kept: impl FnMut(&mut T) -> bool) {
-        self.topics.values_mut().for_each(|of_topic| of_topic.retain(|_, value| is_kept(value)));
+        self.topics
+            .values_mut()
+            .for_each(|of_topic| of_topic.retain(|_, value| is_kept(value)));
         self.topics.retain(|_, of_topic| !of_topic.is_empty());
         self.len = self.topics.values().map(HashMap::len).sum();
     }
@@ -94,7 +104,8 @@ impl<T> PartitionMap<T> {
     }
 }
 
-/// Returns a list for a single call. It must not outlive the call: a consumer whose lists are alive cannot be dropped.
+/// Returns a list for a single call. It must not outlive the call: a consumer whose lists are alive
+/// cannot be dropped.
 pub(crate) fn list_of<'a>(partitions: impl Iterator<Item = &'a Partition>) -> TopicPartitionList {
     let mut list = TopicPartitionList::new();
     for partition in partitions {
@@ -112,7 +123,10 @@ mod tests {
     use super::*;
 
     fn partition(topic: &str, number: i32) -> Partition {
-        Partition { topic: topic.into(), number }
+        Partition {
+            topic: topic.into(),
+            number,
+        }
     }
 
     /// `clippy.toml` forbids the list's own search.
@@ -133,7 +147,10 @@ mod tests {
         });
         assert_eq!((map.len(), reads.get()), (20_000, 20_000));
         for number in 0..PARTITIONS {
-            assert_eq!(map.get("orders", number), Some(&Offset::Offset(i64::from(number))));
+            assert_eq!(
+                map.get("orders", number),
+                Some(&Offset::Offset(i64::from(number)))
+            );
             assert_eq!(map.get("refunds", number), Some(&Offset::Invalid));
         }
         assert_eq!(map.get("orders", PARTITIONS), None);
@@ -144,7 +161,11 @@ mod tests {
         let mut map = PartitionMap::default();
         let (orders, refunds) = (partition("orders", 7), partition("refunds", 7));
         assert_eq!(
-            (map.insert(&orders, 1), map.insert(&refunds, 2), map.insert(&orders, 3)),
+            (
+                map.insert(&orders, 1),
+                map.insert(&refunds, 2),
+                map.insert(&orders, 3)
+            ),
             (None, None, Some(1))
         );
         assert_eq!(
@@ -152,7 +173,10 @@ mod tests {
             (Some(&3), Some(&2), None)
         );
         assert_eq!((map.len(), map.values().sum::<i32>()), (2, 5));
-        assert_eq!((map.remove(&orders), map.remove(&orders), map.len()), (Some(3), None, 1));
+        assert_eq!(
+            (map.remove(&orders), map.remove(&orders), map.len()),
+            (Some(3), None, 1)
+        );
         map.retain(|value| *value != 2);
         assert!(map.is_empty() && map.of(&refunds).is_none());
     }

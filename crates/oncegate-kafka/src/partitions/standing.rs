@@ -9,7 +9,8 @@ use super::partition::Partition;
 pub(crate) struct LogEnd {
     /// The offset after the last message that may be read.
     pub(crate) stable: i64,
-    /// The offset that the client fetches next. It moves past transaction markers, which are not messages.
+    /// The offset that the client fetches next. It moves past transaction markers, which are not
+    /// messages.
     pub(crate) next: i64,
     /// How many prefetched messages the client holds that have not been polled.
     pub(crate) queued: u64,
@@ -59,19 +60,26 @@ pub(crate) struct Standing {
 impl Standing {
     /// Returns how many messages are not finished, including those that are still at the broker.
     ///
-    /// Offsets without a message (transaction markers, aborted messages) count only until the client has fetched past
-    /// them.
+    /// Offsets without a message (transaction markers, aborted messages) count only until the
+    /// client has fetched past them.
     pub(crate) fn lag(&self) -> Option<u64> {
-        self.undelivered()?.checked_add(u64::try_from(self.span).ok()?)
+        self.undelivered()?
+            .checked_add(u64::try_from(self.span).ok()?)
     }
 
-    /// Returns how many messages the broker and the client have that we have not received. The client reports its
-    /// numbers every few seconds, so messages received since then are counted, too.
+    /// Returns how many messages the broker and the client have that we have not received. The
+    /// client reports its numbers every few seconds, so messages received since then are counted,
+    /// too.
     pub(crate) fn undelivered(&self) -> Option<u64> {
         let end = self.end?;
         let at_broker = u64::try_from(end.stable.saturating_sub(end.next).max(0)).ok()?;
         let known = at_broker.saturating_add(end.queued);
-        let left = self.received.map(|last| end.stable.saturating_sub(last + 1).max(0));
-        Some(left.and_then(|left| u64::try_from(left).ok()).map_or(known, |left| known.min(left)))
+        let left = self
+            .received
+            .map(|last| end.stable.saturating_sub(last + 1).max(0));
+        Some(
+            left.and_then(|left| u64::try_from(left).ok())
+                .map_or(known, |left| known.min(left)),
+        )
     }
 }

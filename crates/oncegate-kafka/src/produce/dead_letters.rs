@@ -17,19 +17,21 @@ use crate::client::producer::{self, DurableProducer, is_connection};
 use crate::client::properties::Properties;
 use crate::client::settings;
 use oncegate_core::reason::one_line;
-use oncegate_runtime::dead_letters::{DeadLetter, DeadLetterRefused, DeadLetters, millis_since_1970};
+use oncegate_runtime::dead_letters::{
+    DeadLetter, DeadLetterRefused, DeadLetters, millis_since_1970,
+};
 use oncegate_runtime::failure::BoxError;
 use oncegate_runtime::message::{Message, Origin};
 
 /// The longest `oncegate-reason`, in bytes.
 const REASON_MAX_BYTES: usize = 1024;
 
-/// Writes dead letters to a topic: payload, key and headers unchanged, and headers with their origin and cause (see
-/// [`kafka`](crate)).
+/// Writes dead letters to a topic: payload, key and headers unchanged, and headers with their
+/// origin and cause (see [`kafka`](crate)).
 ///
-/// A dead letter counts as written when all in-sync replicas have it. It is compressed (zstd), so that a message that fits
-/// into its topic fits into the dead-letter topic as well. A dead letter that the topic will never take, for example
-/// because it is too large, stops the consumer.
+/// A dead letter counts as written when all in-sync replicas have it. It is compressed (zstd), so
+/// that a message that fits into its topic fits into the dead-letter topic as well. A dead letter
+/// that the topic will never take, for example because it is too large, stops the consumer.
 pub struct KafkaDeadLetters {
     brokers: String,
     topic: String,
@@ -41,10 +43,11 @@ pub struct KafkaDeadLetters {
 }
 
 impl KafkaDeadLetters {
-    /// Creates dead letters that write to `topic` in the cluster at `brokers` (`"host:port,host:port"`).
+    /// Creates dead letters that write to `topic` in the cluster at `brokers`
+    /// (`"host:port,host:port"`).
     ///
-    /// [`KafkaSource::dead_letters`](crate::KafkaSource::dead_letters) takes both the brokers and the
-    /// connection properties from a source.
+    /// [`KafkaSource::dead_letters`](crate::KafkaSource::dead_letters) takes both the brokers and
+    /// the connection properties from a source.
     pub fn new(brokers: impl Into<String>, topic: impl Into<String>) -> Self {
         Self {
             brokers: brokers.into(),
@@ -56,8 +59,8 @@ impl KafkaDeadLetters {
         }
     }
 
-    /// Sets a property of the librdkafka producer, such as `compression.type`. Opening fails with the name of any
-    /// property that could lose dead letters.
+    /// Sets a property of the librdkafka producer, such as `compression.type`. Opening fails with
+    /// the name of any property that could lose dead letters.
     #[must_use]
     pub fn property(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
         self.properties.set(name, value);
@@ -72,8 +75,8 @@ impl KafkaDeadLetters {
         self
     }
 
-    /// Time limit for one attempt to open, in which the brokers must answer; default 10 s, or that of the
-    /// [source](crate::KafkaSource::open_timeout) that they are made of.
+    /// Time limit for one attempt to open, in which the brokers must answer; default 10 s, or that
+    /// of the [source](crate::KafkaSource::open_timeout) that they are made of.
     #[must_use]
     pub fn open_timeout(mut self, timeout: Duration) -> Self {
         self.open_timeout = timeout;
@@ -99,18 +102,24 @@ impl KafkaDeadLetters {
 
     fn producer(&self) -> Result<Arc<DurableProducer>, BoxError> {
         let producer = self.producer.lock().unwrap_or_else(PoisonError::into_inner);
-        producer.clone().ok_or_else(|| "the dead-letter topic has not been opened".into())
+        producer
+            .clone()
+            .ok_or_else(|| "the dead-letter topic has not been opened".into())
     }
 }
 
 #[async_trait]
 impl DeadLetters for KafkaDeadLetters {
-    /// Checks that the topic exists, that this user may write to it, and that no source consumes it.
+    /// Checks that the topic exists, that this user may write to it, and that no source consumes
+    /// it.
     async fn open(&self) -> Result<(), BoxError> {
         settings::check_topic(&self.topic)?;
-        self.consumed.iter().try_for_each(|consumed| self.refuse_loop(consumed))?;
+        self.consumed
+            .iter()
+            .try_for_each(|consumed| self.refuse_loop(consumed))?;
         let producer = DurableProducer::new(&self.brokers, self.properties.clone())?;
-        // A producer that requests a topic's metadata creates the topic where brokers allow that; a consumer does not.
+        // A producer that requests a topic's metadata creates the topic where brokers allow that; a
+        // consumer does not.
         let connection = self.properties.only(is_connection).read()?;
         let mut config = ClientConfig::new();
         config.extend(connection.iter().cloned());
@@ -122,7 +131,12 @@ impl DeadLetters for KafkaDeadLetters {
             topics::check(&client, &brokers, &[topic], timeout)
         });
         asking.await??;
-        let missing = rights::to_write(&self.brokers, std::slice::from_ref(&self.topic), &connection).await?;
+        let missing = rights::to_write(
+            &self.brokers,
+            std::slice::from_ref(&self.topic),
+            &connection,
+        )
+        .await?;
         rights::refuse(&self.brokers, &missing)?;
         *self.producer.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(producer));
         Ok(())
@@ -134,10 +148,15 @@ impl DeadLetters for KafkaDeadLetters {
             self.refuse_loop(topic)?;
         }
         let producer = self.producer()?;
-        let sent = producer.send(&self.topic, message.into(), headers(letter)).await;
+        let sent = producer
+            .send(&self.topic, message.into(), headers(letter))
+            .await;
         sent.map_err(|error| {
             let why = producer.explain(&error);
-            let what = format!("dead letter could not be written to topic {}: {why}", self.topic);
+            let what = format!(
+                "dead letter could not be written to topic {}: {why}",
+                self.topic
+            );
             match producer::remedy(&error) {
                 Some(remedy) => DeadLetterRefused::new(format!("{what}; {remedy}")).into(),
                 None => what.into(),
@@ -150,7 +169,10 @@ impl DeadLetters for KafkaDeadLetters {
 fn headers(letter: &DeadLetter) -> OwnedHeaders {
     let mut headers = own_headers(&letter.message);
     for (name, value) in provenance(letter) {
-        headers = headers.insert(Header { key: name, value: Some(value.as_bytes()) });
+        headers = headers.insert(Header {
+            key: name,
+            value: Some(value.as_bytes()),
+        });
     }
     headers
 }
@@ -160,17 +182,31 @@ pub(crate) fn own_headers(message: &Message) -> OwnedHeaders {
     /// The number of our headers that a dead letter gets.
     const OURS: usize = 16;
     let mut headers = OwnedHeaders::new_with_capacity(message.headers().len() + OURS);
-    for header in message.headers().iter().filter(|header| !header.name.starts_with(PREFIX)) {
-        headers = headers.insert(Header { key: &header.name, value: header.value.as_deref() });
+    for header in message
+        .headers()
+        .iter()
+        .filter(|header| !header.name.starts_with(PREFIX))
+    {
+        headers = headers.insert(Header {
+            key: &header.name,
+            value: header.value.as_deref(),
+        });
     }
     headers
 }
 
 fn provenance(letter: &DeadLetter) -> Vec<(&'static str, String)> {
     let message: &Message = &letter.message;
-    let mut ours = vec![(ID_HEADER, letter.id()), (ROUTE_HEADER, message.route().to_owned())];
+    let mut ours = vec![
+        (ID_HEADER, letter.id()),
+        (ROUTE_HEADER, message.route().to_owned()),
+    ];
     match message.origin() {
-        Origin::Kafka { topic, partition, offset } => ours.extend([
+        Origin::Kafka {
+            topic,
+            partition,
+            offset,
+        } => ours.extend([
             ("oncegate-origin-topic", topic.to_string()),
             ("oncegate-origin-partition", partition.to_string()),
             ("oncegate-origin-offset", offset.to_string()),
@@ -192,13 +228,18 @@ fn provenance(letter: &DeadLetter) -> Vec<(&'static str, String)> {
     if let Some(first) = letter.first_failed_at {
         ours.push((FIRST_FAILED_HEADER, millis_since_1970(first).to_string()));
     }
-    ours.push(("oncegate-failed-at", millis_since_1970(letter.failed_at).to_string()));
+    ours.push((
+        "oncegate-failed-at",
+        millis_since_1970(letter.failed_at).to_string(),
+    ));
     ours
 }
 
 /// Returns the beginning of the reason, cut between characters.
 fn truncated(reason: &str) -> &str {
-    let cut = (0..=REASON_MAX_BYTES.min(reason.len())).rev().find(|end| reason.is_char_boundary(*end));
+    let cut = (0..=REASON_MAX_BYTES.min(reason.len()))
+        .rev()
+        .find(|end| reason.is_char_boundary(*end));
     cut.and_then(|end| reason.get(..end)).unwrap_or_default()
 }
 

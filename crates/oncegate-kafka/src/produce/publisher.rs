@@ -12,13 +12,16 @@ use crate::client::settings;
 use oncegate_runtime::failure::BoxError;
 use oncegate_runtime::outbox::{ID_HEADER, OutboxMessage, PublishError, Publisher};
 
-/// Publishes an outbox to the topics of a Kafka cluster, for a [`Relay`](oncegate_runtime::outbox::Relay).
+/// Publishes an outbox to the topics of a Kafka cluster, for a
+/// [`Relay`](oncegate_runtime::outbox::Relay).
 ///
-/// Payload, key and headers are written unchanged, with the id in the header `outbox-id`. A message counts as published
-/// when all in-sync replicas have it. Its key decides the partition, as with Java clients (murmur2).
+/// Payload, key and headers are written unchanged, with the id in the header `outbox-id`. A message
+/// counts as published when all in-sync replicas have it. Its key decides the partition, as with
+/// Java clients (murmur2).
 ///
-/// The relay sends messages with one key one after another, so the producer does not wait for others to fill a batch:
-/// `linger.ms` is 1. A topic that the brokers do not know for two seconds is refused (`topic.metadata.propagation.max.ms`).
+/// The relay sends messages with one key one after another, so the producer does not wait for
+/// others to fill a batch: `linger.ms` is 1. A topic that the brokers do not know for two seconds
+/// is refused (`topic.metadata.propagation.max.ms`).
 pub struct KafkaPublisher {
     brokers: String,
     properties: Properties,
@@ -30,14 +33,18 @@ impl KafkaPublisher {
     pub fn new(brokers: impl Into<String>) -> Self {
         let mut properties = Properties::default();
         properties.set("linger.ms", "1");
-        // The relay tries again. The client's default of 30 s would occupy a batch with messages of a topic that there is
-        // not.
+        // The relay tries again. The client's default of 30 s would occupy a batch with messages of
+        // a topic that there is not.
         properties.set("topic.metadata.propagation.max.ms", "2000");
-        Self { brokers: brokers.into(), properties, producer: Mutex::default() }
+        Self {
+            brokers: brokers.into(),
+            properties,
+            producer: Mutex::default(),
+        }
     }
 
-    /// Sets a property of the librdkafka producer, such as `security.protocol`. Opening fails with the name of any
-    /// property that could lose messages.
+    /// Sets a property of the librdkafka producer, such as `security.protocol`. Opening fails with
+    /// the name of any property that could lose messages.
     #[must_use]
     pub fn property(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
         self.properties.set(name, value);
@@ -86,29 +93,45 @@ impl Publisher for KafkaPublisher {
 
     async fn publish(&self, message: &OutboxMessage) -> Result<(), PublishError> {
         let topic = message.topic();
-        settings::check_topic(topic).map_err(|error| PublishError::TopicRefused(error.to_string()))?;
-        let producer = self.producer().map_err(|error| PublishError::TopicRefused(error.to_string()))?;
+        settings::check_topic(topic)
+            .map_err(|error| PublishError::TopicRefused(error.to_string()))?;
+        let producer = self
+            .producer()
+            .map_err(|error| PublishError::TopicRefused(error.to_string()))?;
         let (key, payload) = (message.key_bytes(), message.payload());
         let payload = payload.map(|payload| &**payload);
-        let content = Content { partition: None, key: key.map(|key| &**key), payload };
-        let headers = producer::headers(message.own_headers(), ID_HEADER, message.message_id().as_bytes());
-        producer.send(topic, content, headers).await.map_err(|error| {
-            let why = producer.explain(&error);
-            match producer::remedy(&error) {
-                Some(remedy) if producer::is_about_the_topic(&error) => {
-                    PublishError::TopicRefused(format!("{why}; {remedy}"))
+        let content = Content {
+            partition: None,
+            key: key.map(|key| &**key),
+            payload,
+        };
+        let headers = producer::headers(
+            message.own_headers(),
+            ID_HEADER,
+            message.message_id().as_bytes(),
+        );
+        producer
+            .send(topic, content, headers)
+            .await
+            .map_err(|error| {
+                let why = producer.explain(&error);
+                match producer::remedy(&error) {
+                    Some(remedy) if producer::is_about_the_topic(&error) => {
+                        PublishError::TopicRefused(format!("{why}; {remedy}"))
+                    }
+                    Some(remedy) => PublishError::Refused(format!("{why}; {remedy}")),
+                    None => PublishError::Unconfirmed(why),
                 }
-                Some(remedy) => PublishError::Refused(format!("{why}; {remedy}")),
-                None => PublishError::Unconfirmed(why),
-            }
-        })
+            })
     }
 }
 
 impl fmt::Debug for KafkaPublisher {
     /// Shows no property values, because they may be passwords.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("KafkaPublisher").field("brokers", &self.brokers).finish_non_exhaustive()
+        f.debug_struct("KafkaPublisher")
+            .field("brokers", &self.brokers)
+            .finish_non_exhaustive()
     }
 }
 
@@ -118,9 +141,13 @@ mod tests {
 
     #[test]
     fn a_property_that_could_lose_messages_is_refused_before_anything_is_sent() {
-        let error = KafkaPublisher::new("localhost:1").property("acks", "1").check().unwrap_err();
+        let error = KafkaPublisher::new("localhost:1")
+            .property("acks", "1")
+            .check()
+            .unwrap_err();
         assert!(error.to_string().contains("acks"), "{error}");
-        let shows = KafkaPublisher::new("kafka.example.org:9092").property("sasl.password", "secret");
+        let shows =
+            KafkaPublisher::new("kafka.example.org:9092").property("sasl.password", "secret");
         assert!(!format!("{shows:?}").contains("secret"));
     }
 }

@@ -21,7 +21,9 @@ use crate::client::inquiry::{self, InquiryClient};
 use crate::client::producer::DurableProducer;
 use crate::client::settings::{self, Property};
 use crate::produce::dead_letters;
-use oncegate_runtime::admin::dead_letter_reader::{DeadLetterReader, Disposition, StoredDeadLetter};
+use oncegate_runtime::admin::dead_letter_reader::{
+    DeadLetterReader, Disposition, StoredDeadLetter,
+};
 use oncegate_runtime::dead_letters::{DeadLetter, time_of};
 use oncegate_runtime::failure::BoxError;
 use oncegate_runtime::message::{Header, Message, Origin};
@@ -30,8 +32,8 @@ use oncegate_runtime::source::SourceError;
 /// Reads the dead letters that a topic has when it is opened, in order within each partition.
 ///
 /// Dead letters stay in the topic, also after a redrive. If a consumer group is set with
-/// [`progress`](Self::progress), the settled positions are saved as its offsets, and the next reader with the same
-/// group continues there.
+/// [`progress`](Self::progress), the settled positions are saved as its offsets, and the next
+/// reader with the same group continues there.
 pub struct KafkaDeadLetterReader {
     brokers: String,
     topic: String,
@@ -59,7 +61,13 @@ impl KafkaDeadLetterReader {
     /// Creates a reader for `topic` in the cluster at `brokers` (`"host:port,host:port"`).
     pub fn new(brokers: impl Into<String>, topic: impl Into<String>) -> Self {
         let (brokers, topic) = (brokers.into(), topic.into());
-        Self { brokers, topic, properties: Vec::new(), group: None, open: None }
+        Self {
+            brokers,
+            topic,
+            properties: Vec::new(),
+            group: None,
+            open: None,
+        }
     }
 
     /// Sets a property of librdkafka, such as `security.protocol`, for reading and for sending.
@@ -69,10 +77,11 @@ impl KafkaDeadLetterReader {
         self
     }
 
-    /// Saves settled positions as the offsets of this consumer group, which has no members. Not set by default:
-    /// nothing is saved.
+    /// Saves settled positions as the offsets of this consumer group, which has no members. Not set
+    /// by default: nothing is saved.
     ///
-    /// It needs the right to read the group. Brokers delete the offsets of an unused group, after a week by default.
+    /// It needs the right to read the group. Brokers delete the offsets of an unused group, after a
+    /// week by default.
     #[must_use]
     pub fn progress(mut self, group: impl Into<String>) -> Self {
         self.group = Some(group.into());
@@ -80,7 +89,9 @@ impl KafkaDeadLetterReader {
     }
 
     fn opened(&mut self) -> Result<&mut OpenReader, SourceError> {
-        self.open.as_mut().ok_or_else(|| SourceError::new("the dead-letter reader has not been opened"))
+        self.open
+            .as_mut()
+            .ok_or_else(|| SourceError::new("the dead-letter reader has not been opened"))
     }
 }
 
@@ -92,7 +103,9 @@ impl DeadLetterReader for KafkaDeadLetterReader {
         let (mut progress, mut starts) = (None, BTreeMap::new());
         if let Some(group) = &self.group {
             let mut config = settings::client(&self.brokers, &self.properties)?;
-            config.set("group.id", group).set("enable.auto.commit", "false");
+            config
+                .set("group.id", group)
+                .set("enable.auto.commit", "false");
             let (brokers, topic) = (self.brokers.clone(), self.topic.clone());
             let asking = blocking(move || {
                 let client = inquiry::client(config)?;
@@ -102,20 +115,35 @@ impl DeadLetterReader for KafkaDeadLetterReader {
             let (client, committed) = asking.await?;
             starts = committed;
             let client = Arc::new(client);
-            progress = Some(Progress { client, moved: BTreeMap::new(), held: BTreeSet::new() });
+            progress = Some(Progress {
+                client,
+                moved: BTreeMap::new(),
+                held: BTreeSet::new(),
+            });
         }
         let (brokers, topic) = (self.brokers.clone(), self.topic.clone());
-        let reader =
-            TopicReader::open_window(brokers, topic, self.properties.clone(), TopicWindow::starting(starts))
-                .await?;
-        self.open = Some(OpenReader { reader, producer, progress });
+        let reader = TopicReader::open_window(
+            brokers,
+            topic,
+            self.properties.clone(),
+            TopicWindow::starting(starts),
+        )
+        .await?;
+        self.open = Some(OpenReader {
+            reader,
+            producer,
+            progress,
+        });
         Ok(())
     }
 
     async fn next_batch(&mut self) -> Result<Option<Vec<StoredDeadLetter>>, SourceError> {
         let batch = self.opened()?.reader.next_batch().await?;
         Ok(batch.map(|messages| {
-            messages.into_iter().map(|message| StoredDeadLetter::of(message, read)).collect()
+            messages
+                .into_iter()
+                .map(|message| StoredDeadLetter::of(message, read))
+                .collect()
         }))
     }
 
@@ -132,28 +160,51 @@ impl DeadLetterReader for KafkaDeadLetterReader {
             (None, _) => return Err("it has no origin: name a topic".to_owned()),
         };
         if topic == self.topic {
-            return Err(format!("{topic} is the dead-letter topic itself: name another topic"));
+            return Err(format!(
+                "{topic} is the dead-letter topic itself: name another topic"
+            ));
         }
         Ok(topic.to_owned())
     }
 
     async fn send(&self, stored: &StoredDeadLetter, destination: &str) -> Result<(), BoxError> {
-        let open = self.open.as_ref().ok_or("the dead-letter reader has not been opened")?;
+        let open = self
+            .open
+            .as_ref()
+            .ok_or("the dead-letter reader has not been opened")?;
         let message = stored.message();
         let mut headers = dead_letters::own_headers(message);
         // A message that oncegate did not write gets its route from the topic.
         if stored.letter().is_some() {
-            headers = headers.insert(OwnedHeader { key: ROUTE_HEADER, value: Some(message.route()) });
+            headers = headers.insert(OwnedHeader {
+                key: ROUTE_HEADER,
+                value: Some(message.route()),
+            });
         }
-        let sent = open.producer.send(destination, message.into(), headers).await;
+        let sent = open
+            .producer
+            .send(destination, message.into(), headers)
+            .await;
         sent.map_err(|error| {
-            format!("{} to {destination}: {}", stored.place, open.producer.explain(&error)).into()
+            format!(
+                "{} to {destination}: {}",
+                stored.place,
+                open.producer.explain(&error)
+            )
+            .into()
         })
     }
 
     fn settle(&mut self, stored: &StoredDeadLetter, settled: Disposition) {
-        let Origin::Kafka { partition, offset, .. } = stored.place else { return };
-        let Some(progress) = self.open.as_mut().and_then(|open| open.progress.as_mut()) else { return };
+        let Origin::Kafka {
+            partition, offset, ..
+        } = stored.place
+        else {
+            return;
+        };
+        let Some(progress) = self.open.as_mut().and_then(|open| open.progress.as_mut()) else {
+            return;
+        };
         match settled {
             Disposition::Left => {
                 progress.held.insert(partition);
@@ -167,7 +218,9 @@ impl DeadLetterReader for KafkaDeadLetterReader {
 
     async fn save(&mut self) -> Result<(), SourceError> {
         let topic = self.topic.clone();
-        let Some(progress) = self.opened()?.progress.as_mut() else { return Ok(()) };
+        let Some(progress) = self.opened()?.progress.as_mut() else {
+            return Ok(());
+        };
         let moved = std::mem::take(&mut progress.moved);
         if moved.is_empty() {
             return Ok(());
@@ -212,10 +265,15 @@ async fn blocking<T: Send + 'static>(
     done.map_err(|error| SourceError::caused("the Kafka client has panicked", error))?
 }
 
-fn commit(client: &InquiryClient, topic: &str, moved: &BTreeMap<i32, i64>) -> Result<(), KafkaError> {
+fn commit(
+    client: &InquiryClient,
+    topic: &str,
+    moved: &BTreeMap<i32, i64>,
+) -> Result<(), KafkaError> {
     let mut list = TopicPartitionList::new();
     for (partition, offset) in moved {
-        list.add_partition(topic, *partition).set_offset(Offset::Offset(*offset))?;
+        list.add_partition(topic, *partition)
+            .set_offset(Offset::Offset(*offset))?;
     }
     // A client asks for its next token in `poll`.
     while client.poll(Duration::ZERO).is_some() {}
@@ -249,7 +307,9 @@ fn read(kept: &Message) -> Option<DeadLetter> {
         key: word("key").map(str::to_owned),
         cause: word("cause")?.parse().ok()?,
         reason: word("reason").unwrap_or_default().to_owned(),
-        attempts: word("attempts").and_then(|count| count.parse().ok()).unwrap_or(0),
+        attempts: word("attempts")
+            .and_then(|count| count.parse().ok())
+            .unwrap_or(0),
         first_failed_at: time("first-failed-at"),
         failed_at: time("failed-at")?,
     })

@@ -33,18 +33,19 @@ const BATCHES_AHEAD: usize = 4;
 /// Time limit of each request to the brokers while opening.
 const OPEN_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How long to wait for the next message before the reader fails. The missing messages existed when it opened.
+/// How long to wait for the next message before the reader fails. The missing messages existed when
+/// it opened.
 const SILENCE_MAX: Duration = Duration::from_secs(60);
 
 /// How long one poll waits.
 const POLL: Duration = Duration::from_millis(100);
 
-/// Reads the messages of a topic, in order within each partition, up to the end that the topic has when the reader
-/// opens.
+/// Reads the messages of a topic, in order within each partition, up to the end that the topic has
+/// when the reader opens.
 ///
-/// It joins no group and commits nothing. Its memory is bounded for a topic of any length: a few batches of at most
-/// 1,000 messages and little more than 1 MiB each, and librdkafka's queue of 16 MiB. It does not return aborted
-/// messages. Dropping it stops the reading.
+/// It joins no group and commits nothing. Its memory is bounded for a topic of any length: a few
+/// batches of at most 1,000 messages and little more than 1 MiB each, and librdkafka's queue of 16
+/// MiB. It does not return aborted messages. Dropping it stops the reading.
 pub struct TopicReader {
     batches: mpsc::Receiver<Result<Batch, SourceError>>,
     offsets: BTreeMap<i32, ops::Range<i64>>,
@@ -92,7 +93,8 @@ impl TopicReader {
             .set("enable.auto.commit", "false")
             .set("enable.auto.offset.store", "false")
             .set("enable.partition.eof", "true")
-            // Retention may delete the first messages during the reading, so that the topic begins later.
+            // Retention may delete the first messages during the reading, so that the topic begins
+            // later.
             .set("auto.offset.reset", "earliest");
         let (batches, receiver) = mpsc::channel(BATCHES_AHEAD);
         let (opened, opening) = oneshot::channel();
@@ -105,20 +107,32 @@ impl TopicReader {
             Err(error) => drop(opened.send(Err(error))),
         };
         let thread = std::thread::Builder::new().name("oncegate-reader".to_owned());
-        thread
-            .spawn(body)
-            .map_err(|error| SourceError::caused("cannot start the thread that reads the topic", error))?;
-        let offsets = opening.await.map_err(|error| SourceError::caused("the reader has ended", error))??;
-        let total = offsets.values().map(|range| u64::try_from(range.end - range.start).unwrap_or(0)).sum();
-        Ok(Self { batches: receiver, offsets, total, position: 0 })
+        thread.spawn(body).map_err(|error| {
+            SourceError::caused("cannot start the thread that reads the topic", error)
+        })?;
+        let offsets = opening
+            .await
+            .map_err(|error| SourceError::caused("the reader has ended", error))??;
+        let total = offsets
+            .values()
+            .map(|range| u64::try_from(range.end - range.start).unwrap_or(0))
+            .sum();
+        Ok(Self {
+            batches: receiver,
+            offsets,
+            total,
+            position: 0,
+        })
     }
 
-    /// Returns the offsets that there are to read, by partition; partitions without any are left out.
+    /// Returns the offsets that there are to read, by partition; partitions without any are left
+    /// out.
     pub fn offsets(&self) -> &BTreeMap<i32, ops::Range<i64>> {
         &self.offsets
     }
 
-    /// Returns how many offsets there are to read. A compacted topic, or one with transactions, has fewer messages.
+    /// Returns how many offsets there are to read. A compacted topic, or one with transactions, has
+    /// fewer messages.
     pub fn total(&self) -> u64 {
         self.total
     }
@@ -128,14 +142,18 @@ impl TopicReader {
         self.position
     }
 
-    /// Returns the next messages, in order within each partition; `None` at the end. Dropping the future loses nothing.
+    /// Returns the next messages, in order within each partition; `None` at the end. Dropping the
+    /// future loses nothing.
     ///
     /// # Errors
-    /// When no message arrives for a minute, or the brokers deny access. The reading then ends incomplete.
+    /// When no message arrives for a minute, or the brokers deny access. The reading then ends
+    /// incomplete.
     pub async fn next_batch(&mut self) -> Result<Option<Vec<Message>>, SourceError> {
         while self.position < self.total {
             let Some(batch) = self.batches.recv().await else {
-                return Err(SourceError::new("the reader ended before the end of the topic"));
+                return Err(SourceError::new(
+                    "the reader ended before the end of the topic",
+                ));
             };
             let batch = batch?;
             self.position = batch.position;
@@ -198,9 +216,11 @@ impl Reading {
         topics::check(&consumer, brokers, &[topic.to_owned()], OPEN_TIMEOUT)?;
         let mut kept = BTreeMap::new();
         for partition in topics::partitions(&consumer, brokers, topic, OPEN_TIMEOUT)? {
-            let (first, end) =
-                consumer.fetch_watermarks(topic, partition, OPEN_TIMEOUT).map_err(|error| {
-                    let what = format!("cannot read the first and last offset of {topic}/{partition}");
+            let (first, end) = consumer
+                .fetch_watermarks(topic, partition, OPEN_TIMEOUT)
+                .map_err(|error| {
+                    let what =
+                        format!("cannot read the first and last offset of {topic}/{partition}");
                     SourceError::caused(what, error)
                 })?;
             kept.insert(partition, first..end);
@@ -210,22 +230,42 @@ impl Reading {
             window.apply(&consumer, topic, kept, OPEN_TIMEOUT)?
         {
             if first < end {
-                let added = assignment.add_partition(topic, partition).set_offset(Offset::Offset(first));
+                let added = assignment
+                    .add_partition(topic, partition)
+                    .set_offset(Offset::Offset(first));
                 added.map_err(|error| {
                     SourceError::caused(format!("cannot read {topic}/{partition}"), error)
                 })?;
-                left.insert(partition, Range { first, next: first, end });
+                left.insert(
+                    partition,
+                    Range {
+                        first,
+                        next: first,
+                        end,
+                    },
+                );
             }
         }
         let assigned = consumer.assign(&assignment);
         assigned.map_err(|error| SourceError::caused(format!("cannot read {topic}"), error))?;
         let topic = Arc::from(topic);
         let routes = window.routes;
-        Ok(Self { consumer, topic, routes, left, finished: 0, messages: Vec::new(), bytes: 0 })
+        Ok(Self {
+            consumer,
+            topic,
+            routes,
+            left,
+            finished: 0,
+            messages: Vec::new(),
+            bytes: 0,
+        })
     }
 
     fn offsets(&self) -> BTreeMap<i32, ops::Range<i64>> {
-        self.left.iter().map(|(partition, range)| (*partition, range.first..range.end)).collect()
+        self.left
+            .iter()
+            .map(|(partition, range)| (*partition, range.first..range.end))
+            .collect()
     }
 
     fn position(&self) -> u64 {
@@ -242,12 +282,20 @@ impl Reading {
                     }
                     let pause = !progress && !self.messages.is_empty();
                     let full = self.messages.len() >= BATCH_MAX || self.bytes >= BATCH_BYTES;
-                    if pause || full || self.left.is_empty() { Some(Ok(self.batch())) } else { None }
+                    if pause || full || self.left.is_empty() {
+                        Some(Ok(self.batch()))
+                    } else {
+                        None
+                    }
                 }
                 Err(error) => Some(Err(error)),
             };
             let silent = progressed_at.elapsed() > SILENCE_MAX;
-            let went = if silent { Some(Err(self.silence())) } else { went };
+            let went = if silent {
+                Some(Err(self.silence()))
+            } else {
+                went
+            };
             let Some(went) = went else {
                 continue;
             };
@@ -287,9 +335,10 @@ impl Reading {
                 self.finish(partition);
                 Ok(true)
             }
-            Some(Err(KafkaError::MessageConsumptionFatal(code))) => {
-                Err(SourceError::caused(format!("cannot read {}", self.topic), code))
-            }
+            Some(Err(KafkaError::MessageConsumptionFatal(code))) => Err(SourceError::caused(
+                format!("cannot read {}", self.topic),
+                code,
+            )),
             Some(Err(error)) => {
                 tracing::warn!(%error, "the Kafka client reports an error; reading continues");
                 Ok(false)
@@ -312,7 +361,10 @@ impl Reading {
 
     fn batch(&mut self) -> Batch {
         self.bytes = 0;
-        Batch { messages: std::mem::take(&mut self.messages), position: self.position() }
+        Batch {
+            messages: std::mem::take(&mut self.messages),
+            position: self.position(),
+        }
     }
 
     fn silence(&self) -> SourceError {

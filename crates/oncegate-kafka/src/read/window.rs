@@ -13,8 +13,8 @@ use crate::client::inquiry::InquiryClient;
 use oncegate_runtime::dead_letters::millis_since_1970;
 use oncegate_runtime::source::SourceError;
 
-/// Selects messages of a topic, by partition, offset and time, and where their routes are from. By default all of them, with the
-/// topic as route.
+/// Selects messages of a topic, by partition, offset and time, and where their routes are from. By
+/// default all of them, with the topic as route.
 #[derive(Clone, Debug, Default)]
 pub struct TopicWindow {
     /// `None` stands for all.
@@ -33,10 +33,15 @@ impl TopicWindow {
         Self::default()
     }
 
-    /// Only these offsets of these partitions, as [`TopicReader::offsets`](crate::TopicReader::offsets) returns them:
-    /// to read the same messages again.
+    /// Only these offsets of these partitions, as
+    /// [`TopicReader::offsets`](crate::TopicReader::offsets) returns them: to read the same
+    /// messages again.
     pub fn exactly(offsets: BTreeMap<i32, Range<i64>>) -> Self {
-        Self { partitions: Some(offsets.keys().copied().collect()), offsets, ..Self::default() }
+        Self {
+            partitions: Some(offsets.keys().copied().collect()),
+            offsets,
+            ..Self::default()
+        }
     }
 
     /// Only this partition, and others for which this is called.
@@ -60,8 +65,8 @@ impl TopicWindow {
         self
     }
 
-    /// Only messages from the first one of each partition on that has this timestamp or a later one. A later message with
-    /// an earlier timestamp is read, too.
+    /// Only messages from the first one of each partition on that has this timestamp or a later
+    /// one. A later message with an earlier timestamp is read, too.
     #[must_use]
     pub fn since(mut self, time: SystemTime) -> Self {
         self.since = Some(time);
@@ -76,7 +81,8 @@ impl TopicWindow {
     }
 
     /// Takes the route of each message from its header, as the consumer of the topic does with
-    /// [`KafkaSource::routes_from_headers`](crate::KafkaSource::routes_from_headers). By default the topic is the route.
+    /// [`KafkaSource::routes_from_headers`](crate::KafkaSource::routes_from_headers). By default
+    /// the topic is the route.
     #[must_use]
     pub fn routes_from_headers(mut self) -> Self {
         self.routes = Routes::Headers;
@@ -85,11 +91,17 @@ impl TopicWindow {
 
     /// Begins at these offsets; partitions without one begin at their first message.
     pub(crate) fn starting(starts: BTreeMap<i32, i64>) -> Self {
-        let offsets = starts.into_iter().map(|(partition, start)| (partition, start..i64::MAX));
-        Self { offsets: offsets.collect(), ..Self::default() }
+        let offsets = starts
+            .into_iter()
+            .map(|(partition, start)| (partition, start..i64::MAX));
+        Self {
+            offsets: offsets.collect(),
+            ..Self::default()
+        }
     }
 
-    /// The offsets to read of a topic that has `kept`, by partition. Blocks for at most twice `timeout`.
+    /// The offsets to read of a topic that has `kept`, by partition. Blocks for at most twice
+    /// `timeout`.
     ///
     /// # Errors
     /// When there is no such partition, or no broker answers about times.
@@ -100,12 +112,21 @@ impl TopicWindow {
         kept: BTreeMap<i32, Range<i64>>,
         timeout: Duration,
     ) -> Result<BTreeMap<i32, Range<i64>>, SourceError> {
-        if let Some(missing) =
-            self.partitions.iter().flatten().find(|partition| !kept.contains_key(partition))
+        if let Some(missing) = self
+            .partitions
+            .iter()
+            .flatten()
+            .find(|partition| !kept.contains_key(partition))
         {
-            return Err(SourceError::new(format!("topic {topic} has no partition {missing}")));
+            return Err(SourceError::new(format!(
+                "topic {topic} has no partition {missing}"
+            )));
         }
-        let chosen: Vec<i32> = kept.keys().copied().filter(|partition| self.chooses(*partition)).collect();
+        let chosen: Vec<i32> = kept
+            .keys()
+            .copied()
+            .filter(|partition| self.chooses(*partition))
+            .collect();
         let at = |time: Option<SystemTime>| match time {
             Some(time) => offsets_at(client, topic, &chosen, time, timeout).map(Some),
             None => Ok(None),
@@ -115,23 +136,36 @@ impl TopicWindow {
             let given = self.offsets.get(&partition);
             // A time after the last message has no offset.
             let found = |times: &Option<BTreeMap<i32, i64>>| {
-                times.as_ref().map(|times| times.get(&partition).copied().unwrap_or(kept.end))
+                times
+                    .as_ref()
+                    .map(|times| times.get(&partition).copied().unwrap_or(kept.end))
             };
-            let starts = [self.from_offset, given.map(|given| given.start), found(&since)];
+            let starts = [
+                self.from_offset,
+                given.map(|given| given.start),
+                found(&since),
+            ];
             let ends = [self.to_offset, given.map(|given| given.end), found(&until)];
             let start = starts.into_iter().flatten().fold(kept.start, i64::max);
             let end = ends.into_iter().flatten().fold(kept.end, i64::min);
             (partition, start..end.max(start))
         };
-        Ok(kept.into_iter().filter(|(partition, _)| self.chooses(*partition)).map(cut).collect())
+        Ok(kept
+            .into_iter()
+            .filter(|(partition, _)| self.chooses(*partition))
+            .map(cut)
+            .collect())
     }
 
     fn chooses(&self, partition: i32) -> bool {
-        self.partitions.as_ref().is_none_or(|chosen| chosen.contains(&partition))
+        self.partitions
+            .as_ref()
+            .is_none_or(|chosen| chosen.contains(&partition))
     }
 }
 
-/// The offset of the first message with this timestamp or a later one, for partitions that have one.
+/// The offset of the first message with this timestamp or a later one, for partitions that have
+/// one.
 fn offsets_at(
     client: &InquiryClient,
     topic: &str,
@@ -139,12 +173,19 @@ fn offsets_at(
     time: SystemTime,
     timeout: Duration,
 ) -> Result<BTreeMap<i32, i64>, SourceError> {
-    let failed =
-        |error| SourceError::caused(format!("cannot find the offsets of a time in topic {topic}"), error);
+    let failed = |error| {
+        SourceError::caused(
+            format!("cannot find the offsets of a time in topic {topic}"),
+            error,
+        )
+    };
     let millis = i64::try_from(millis_since_1970(time)).unwrap_or(i64::MAX);
     let mut asked = TopicPartitionList::new();
     for partition in partitions {
-        asked.add_partition(topic, *partition).set_offset(Offset::Offset(millis)).map_err(failed)?;
+        asked
+            .add_partition(topic, *partition)
+            .set_offset(Offset::Offset(millis))
+            .map_err(failed)?;
     }
     let found = client.offsets_for_times(asked, timeout).map_err(failed)?;
     let mut offsets = BTreeMap::new();

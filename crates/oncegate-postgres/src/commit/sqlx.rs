@@ -7,7 +7,9 @@ use sqlx::{AssertSqlSafe, Error, Row as _, Transaction};
 
 use super::super::errors;
 use super::super::row::{self, Fields};
-use super::{BoxError, Completing, PostgresStore, Record, SqlTransaction, limits, retention_ms, why_not};
+use super::{
+    BoxError, Completing, PostgresStore, Record, SqlTransaction, limits, retention_ms, why_not,
+};
 
 impl SqlTransaction<PostgresStore> for Transaction<'_, Postgres> {
     async fn complete_and_commit(mut self, completing: &Completing) -> Result<(), BoxError> {
@@ -17,21 +19,33 @@ impl SqlTransaction<PostgresStore> for Transaction<'_, Postgres> {
 }
 
 /// Completes the record; the transaction stays open.
-pub(crate) async fn complete(connection: &mut PgConnection, completing: &Completing) -> Result<(), BoxError> {
+pub(crate) async fn complete(
+    connection: &mut PgConnection,
+    completing: &Completing,
+) -> Result<(), BoxError> {
     // Only numbers are inserted into it.
     let limits = sqlx::raw_sql(AssertSqlSafe(limits(completing)));
-    limits.execute(&mut *connection).await.map_err(|error| not_executed(&error))?;
+    limits
+        .execute(&mut *connection)
+        .await
+        .map_err(|error| not_executed(&error))?;
     let complete = sqlx::query(row::COMPLETE)
         .bind(completing.key().as_str())
         .bind(completing.token().as_bytes().as_slice())
         .bind(completing.result().as_ref())
         .bind(retention_ms(completing));
-    let completed = complete.execute(&mut *connection).await.map_err(|error| not_executed(&error))?;
+    let completed = complete
+        .execute(&mut *connection)
+        .await
+        .map_err(|error| not_executed(&error))?;
     if completed.rows_affected() == 1 {
         return Ok(());
     }
     let read_one = sqlx::query(row::READ_ONE).bind(completing.key().as_str());
-    let row = read_one.fetch_optional(connection).await.map_err(|error| not_executed(&error))?;
+    let row = read_one
+        .fetch_optional(connection)
+        .await
+        .map_err(|error| not_executed(&error))?;
     Err(why_not(completing, row.as_ref().map(read)))
 }
 
@@ -50,14 +64,18 @@ fn read(row: &PgRow) -> Result<(StoreTime, Record), String> {
         reason: column(row, "reason")?,
         result: column(row, "result")?,
     };
-    Ok((StoreTime::from_micros(u64::try_from(now_us).unwrap_or_default()), fields.record()?))
+    Ok((
+        StoreTime::from_micros(u64::try_from(now_us).unwrap_or_default()),
+        fields.record()?,
+    ))
 }
 
 fn column<'r, T: sqlx::Decode<'r, Postgres> + sqlx::Type<Postgres>>(
     row: &'r PgRow,
     name: &str,
 ) -> Result<T, String> {
-    row.try_get(name).map_err(|_| format!("column {name} holds something else"))
+    row.try_get(name)
+        .map_err(|_| format!("column {name} holds something else"))
 }
 
 /// Converts an error from before a commit was sent.
@@ -74,7 +92,9 @@ pub(crate) fn in_doubt(error: &Error) -> StoreError {
         Some((state, message)) if !errors::is_about_the_session(&state) => {
             errors::answered_with(&state, message).error
         }
-        _ => StoreError::unknown("the connection was lost while the transaction was being committed"),
+        _ => {
+            StoreError::unknown("the connection was lost while the transaction was being committed")
+        }
     }
 }
 

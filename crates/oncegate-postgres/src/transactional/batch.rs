@@ -1,6 +1,7 @@
 //! A transaction for many keys at once.
 //!
-//! As for one key, the first round trip begins and writes the records, and the last one stores the results and commits.
+//! As for one key, the first round trip begins and writes the records, and the last one stores the
+//! results and commits.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -13,8 +14,8 @@ use oncegate_runtime::transactional::{BatchBegun, CommitError, KEY_WAIT};
 use tokio_postgres::types::{ToSql, Type};
 
 use super::{
-    GUARD, Hold, INTERFERES, Isolation, PostgresTransaction, PostgresTransactions, Waits, begin_sql,
-    not_committed, set_lock_timeout,
+    GUARD, Hold, INTERFERES, Isolation, PostgresTransaction, PostgresTransactions, Waits,
+    begin_sql, not_committed, set_lock_timeout,
 };
 use crate::errors::{self, Trouble};
 use crate::row::{self, Completions};
@@ -27,12 +28,14 @@ impl PostgresTransactions {
     ) -> Result<BatchBegun<PostgresTransaction, Hold>, Trouble> {
         let transaction = PostgresTransaction::on(self.client().await?);
         let begin = begin_batch_sql(self.isolation, limit);
-        let begun = tokio::time::timeout(limit, try_begin(&transaction, batch, &begin, limit)).await;
+        let begun =
+            tokio::time::timeout(limit, try_begin(&transaction, batch, &begin, limit)).await;
         transaction.begun(begun).await
     }
 }
 
-/// The statement that begins the transaction of a batch, which waits less long for its keys than for other rows.
+/// The statement that begins the transaction of a batch, which waits less long for its keys than
+/// for other rows.
 pub(super) fn begin_batch_sql(isolation: Isolation, limit: Duration) -> String {
     begin_sql(isolation, Some(limit)) + "; " + &set_lock_timeout(KEY_WAIT.min(limit / 2))
 }
@@ -45,12 +48,20 @@ async fn try_begin(
     limit: Duration,
 ) -> Result<Option<Vec<Option<Hold>>>, Trouble> {
     let not_executed = |error: tokio_postgres::Error| errors::not_executed(&error);
-    let insert = client.prepare_cached(row::COMPLETE_ALL_ABSENT).await.map_err(not_executed)?;
-    let Completions { keys, retentions_ms, tags, fingerprints } = Completions::of(batch);
+    let insert = client
+        .prepare_cached(row::COMPLETE_ALL_ABSENT)
+        .await
+        .map_err(not_executed)?;
+    let Completions {
+        keys,
+        retentions_ms,
+        tags,
+        fingerprints,
+    } = Completions::of(batch);
     let parameters: [&(dyn ToSql + Sync); 4] = [&keys, &retentions_ms, &tags, &fingerprints];
     let other_waits = set_lock_timeout(limit / 2);
-    // In this order on the wire, and in one round trip. Without its BEGIN the second one fails, and the third one does
-    // nothing.
+    // In this order on the wire, and in one round trip. Without its BEGIN the second one fails, and
+    // the third one does nothing.
     let begun = join3(
         client.batch_execute(begin),
         client.query_one(&insert, &parameters),
@@ -59,29 +70,51 @@ async fn try_begin(
     let (begun, inserted, set) = begun.await;
     let row = begun.and(inserted).map_err(not_executed)?;
     set.map_err(not_executed)?;
-    let read = |name| row.try_get::<_, Option<Vec<String>>>(name).map(Option::unwrap_or_default);
-    let (taken, places) = (read("keys").map_err(not_executed)?, read("places").map_err(not_executed)?);
-    let holds = holds(batch, row.try_get("xid").map_err(not_executed)?, taken.into_iter().zip(places));
+    let read = |name| {
+        row.try_get::<_, Option<Vec<String>>>(name)
+            .map(Option::unwrap_or_default)
+    };
+    let (taken, places) = (
+        read("keys").map_err(not_executed)?,
+        read("places").map_err(not_executed)?,
+    );
+    let holds = holds(
+        batch,
+        row.try_get("xid").map_err(not_executed)?,
+        taken.into_iter().zip(places),
+    );
     if holds.is_some() && row.try_get("asynchronous").unwrap_or(true) {
-        client.batch_execute("SET LOCAL synchronous_commit = on").await.map_err(not_executed)?;
+        client
+            .batch_execute("SET LOCAL synchronous_commit = on")
+            .await
+            .map_err(not_executed)?;
     }
     Ok(holds)
 }
 
-/// How the transaction of this number holds each key of the batch, given the keys that it has taken and their places.
-/// `None`: it has taken none.
+/// How the transaction of this number holds each key of the batch, given the keys that it has taken
+/// and their places. `None`: it has taken none.
 pub(super) fn holds(
     batch: &[Completing],
     xid: &str,
     taken: impl Iterator<Item = (String, String)>,
 ) -> Option<Vec<Option<Hold>>> {
     let mut places: HashMap<String, String> = taken.collect();
-    let hold = |ctid| Hold::Record { xid: xid.to_owned(), ctid };
+    let hold = |ctid| Hold::Record {
+        xid: xid.to_owned(),
+        ctid,
+    };
     let is_any = !places.is_empty();
-    is_any.then(|| batch.iter().map(|one| places.remove(one.key().as_str()).map(hold)).collect())
+    is_any.then(|| {
+        batch
+            .iter()
+            .map(|one| places.remove(one.key().as_str()).map(hold))
+            .collect()
+    })
 }
 
-/// The parameters of [`row::ADD_RESULTS`]: one array for each column, without results that are empty.
+/// The parameters of [`row::ADD_RESULTS`]: one array for each column, without results that are
+/// empty.
 #[derive(Default)]
 pub(super) struct Results<'a> {
     pub(super) places: Vec<&'a str>,
@@ -122,7 +155,9 @@ pub(super) fn xid(batch: &[(Hold, Completing)]) -> &str {
 
 /// One of the records that the transaction of a batch has written: all are in one commit.
 pub(super) fn written(batch: &[(Hold, Completing)]) -> Option<&Completing> {
-    batch.iter().find_map(|(hold, completing)| hold.written(completing))
+    batch
+        .iter()
+        .find_map(|(hold, completing)| hold.written(completing))
 }
 
 /// Stores the results and commits, in one round trip.
@@ -134,10 +169,14 @@ pub(super) async fn commit(
     let guard = client.prepare_cached(GUARD).await.map_err(failed)?;
     let (xid, results) = (xid(batch), Results::of(batch));
     let numbers: [&(dyn ToSql + Sync); 1] = [&xid];
-    // In this order on the wire. After a failed statement the server rolls back instead of committing.
+    // In this order on the wire. After a failed statement the server rolls back instead of
+    // committing.
     let (guarded, added, committed) = if results.count() == 0 {
-        let (guarded, committed) =
-            join(client.query_one(&guard, &numbers), client.batch_execute("COMMIT")).await;
+        let (guarded, committed) = join(
+            client.query_one(&guard, &numbers),
+            client.batch_execute("COMMIT"),
+        )
+        .await;
         (guarded, Ok(0), committed)
     } else {
         let rows: [(&(dyn ToSql + Sync), Type); 3] = [
@@ -146,7 +185,12 @@ pub(super) async fn commit(
             (&results.results, Type::BYTEA_ARRAY),
         ];
         let adding = client.execute_typed(row::ADD_RESULTS, &rows);
-        join3(client.query_one(&guard, &numbers), adding, client.batch_execute("COMMIT")).await
+        join3(
+            client.query_one(&guard, &numbers),
+            adding,
+            client.batch_execute("COMMIT"),
+        )
+        .await
     };
     let guarded = guarded.map_err(failed)?;
     let added = added.map_err(failed)?;

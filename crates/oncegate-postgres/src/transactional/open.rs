@@ -13,20 +13,23 @@ use crate::errors::Trouble;
 
 /// An open transaction, for a [`TransactionalHandler`](oncegate_runtime::TransactionalHandler).
 ///
-/// It is used like a client of tokio-postgres, which it dereferences to: `execute`, `query`, `prepare_cached`, `copy_in`
-/// and so on. Functions that work with clients and transactions take it as `impl GenericClient`. The runtime commits it:
-/// a handler that executes `COMMIT` or `ROLLBACK` itself has failed.
+/// It is used like a client of tokio-postgres, which it dereferences to: `execute`, `query`,
+/// `prepare_cached`, `copy_in` and so on. Functions that work with clients and transactions take it
+/// as `impl GenericClient`. The runtime commits it: a handler that executes `COMMIT` or `ROLLBACK`
+/// itself has failed.
 #[must_use = "it is rolled back when it is dropped"]
 pub struct PostgresTransaction {
-    /// `None` once it has ended. A connection goes back to its pool only after that is known: the next transaction on
-    /// it would commit what is left of this one.
+    /// `None` once it has ended. A connection goes back to its pool only after that is known: the
+    /// next transaction on it would commit what is left of this one.
     client: Option<Object>,
 }
 
 impl PostgresTransaction {
     /// The transaction that is begun on this connection.
     pub(super) fn on(client: Object) -> Self {
-        Self { client: Some(client) }
+        Self {
+            client: Some(client),
+        }
     }
 
     /// What has begun; without a hold, nothing stays open.
@@ -55,7 +58,8 @@ impl PostgresTransaction {
 
     /// Rolls back, and returns the connection to its pool; closes it if that fails.
     pub(super) async fn roll_back(self) {
-        let rolled_back = tokio::time::timeout(ROLLBACK_LIMIT, self.batch_execute("ROLLBACK")).await;
+        let rolled_back =
+            tokio::time::timeout(ROLLBACK_LIMIT, self.batch_execute("ROLLBACK")).await;
         if matches!(rolled_back, Ok(Ok(()))) {
             self.release();
         }
@@ -74,13 +78,16 @@ impl Deref for PostgresTransaction {
     type Target = ClientWrapper;
 
     fn deref(&self) -> &ClientWrapper {
-        self.client.as_ref().expect("the connection is taken only when the transaction ends")
+        self.client
+            .as_ref()
+            .expect("the connection is taken only when the transaction ends")
     }
 }
 
 impl fmt::Debug for PostgresTransaction {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PostgresTransaction").finish_non_exhaustive()
+        f.debug_struct("PostgresTransaction")
+            .finish_non_exhaustive()
     }
 }
 

@@ -20,15 +20,15 @@ use tokio::time::error::Elapsed;
 use super::super::commit::sqlx::{complete, in_doubt, not_executed, state};
 use super::batch::{Results, begin_batch_sql, holds, written, xid};
 use super::{
-    ASSIGN_NUMBER, ENDED_BY_HANDLER, GUARD, Hold, INTERFERES, Isolation, PostgresStore, Tries, Waits,
-    begin_sql, read_back, set_lock_timeout,
+    ASSIGN_NUMBER, ENDED_BY_HANDLER, GUARD, Hold, INTERFERES, Isolation, PostgresStore, Tries,
+    Waits, begin_sql, read_back, set_lock_timeout,
 };
 use crate::errors::{self, Trouble};
 use crate::row::{self, Completions};
 
 /// The transactions of a pool of sqlx, for
-/// [`TransactionalHandler`](oncegate_runtime::TransactionalHandler)s of `sqlx::Transaction<'static, Postgres>`; made by
-/// [`PostgresStore::sqlx_transactions`].
+/// [`TransactionalHandler`](oncegate_runtime::TransactionalHandler)s of `sqlx::Transaction<'static,
+/// Postgres>`; made by [`PostgresStore::sqlx_transactions`].
 #[derive(Clone)]
 pub struct SqlxTransactions {
     store: PostgresStore,
@@ -38,15 +38,20 @@ pub struct SqlxTransactions {
 
 impl PostgresStore {
     /// Returns the transactions of a pool of sqlx on this database, for a
-    /// [`TransactionalHandler`](oncegate_runtime::TransactionalHandler). A handler waits for a connection of the pool.
+    /// [`TransactionalHandler`](oncegate_runtime::TransactionalHandler). A handler waits for a
+    /// connection of the pool.
     pub fn sqlx_transactions(&self, pool: PgPool) -> SqlxTransactions {
-        SqlxTransactions { store: self.clone(), pool, isolation: Isolation::default() }
+        SqlxTransactions {
+            store: self.clone(),
+            pool,
+            isolation: Isolation::default(),
+        }
     }
 }
 
 impl SqlxTransactions {
-    /// The isolation of the transactions: READ COMMITTED by default. Serialisation failures are repeated, and cost no
-    /// attempt.
+    /// The isolation of the transactions: READ COMMITTED by default. Serialisation failures are
+    /// repeated, and cost no attempt.
     #[must_use]
     pub fn isolation(self, isolation: Isolation) -> Self {
         Self { isolation, ..self }
@@ -62,11 +67,15 @@ impl SqlxTransactions {
         let begin = AssertSqlSafe(begin_sql(self.isolation, Some(limit)));
         let mut transaction = self.pool.begin_with(begin).await?;
         if ground == Ground::Claimed {
-            let number = sqlx::query_scalar(ASSIGN_NUMBER).fetch_one(&mut *transaction).await?;
+            let number = sqlx::query_scalar(ASSIGN_NUMBER)
+                .fetch_one(&mut *transaction)
+                .await?;
             return Ok(Begun::Open(transaction, Hold::Claim { xid: number }));
         }
         let fingerprint = completing.fingerprint();
-        let fingerprint = fingerprint.as_ref().map(|fingerprint| fingerprint.as_bytes().as_slice());
+        let fingerprint = fingerprint
+            .as_ref()
+            .map(|fingerprint| fingerprint.as_bytes().as_slice());
         let insert = sqlx::query(row::COMPLETE_ABSENT)
             .bind(completing.key().as_str())
             .bind(row::retention_ms(completing))
@@ -75,9 +84,14 @@ impl SqlxTransactions {
         let Some(row) = insert.fetch_optional(&mut *transaction).await? else {
             return Ok(Begun::RecordExists);
         };
-        let hold = Hold::Record { xid: row.try_get("xid")?, ctid: row.try_get("ctid")? };
+        let hold = Hold::Record {
+            xid: row.try_get("xid")?,
+            ctid: row.try_get("ctid")?,
+        };
         if row.try_get("asynchronous")? {
-            sqlx::raw_sql("SET LOCAL synchronous_commit = on").execute(&mut *transaction).await?;
+            sqlx::raw_sql("SET LOCAL synchronous_commit = on")
+                .execute(&mut *transaction)
+                .await?;
         }
         Ok(Begun::Open(transaction, hold))
     }
@@ -91,23 +105,40 @@ impl SqlxTransactions {
         let begin = AssertSqlSafe(begin_batch_sql(self.isolation, limit));
         let other_waits = sqlx::raw_sql(AssertSqlSafe(set_lock_timeout(limit / 2)));
         let mut transaction = self.pool.begin_with(begin).await?;
-        let Completions { keys, retentions_ms, tags, fingerprints } = Completions::of(batch);
+        let Completions {
+            keys,
+            retentions_ms,
+            tags,
+            fingerprints,
+        } = Completions::of(batch);
         let insert = sqlx::query(row::COMPLETE_ALL_ABSENT);
-        let insert = insert.bind(keys).bind(retentions_ms).bind(tags).bind(fingerprints);
+        let insert = insert
+            .bind(keys)
+            .bind(retentions_ms)
+            .bind(tags)
+            .bind(fingerprints);
         let row = insert.fetch_one(&mut *transaction).await?;
         other_waits.execute(&mut *transaction).await?;
         let keys: Option<Vec<String>> = row.try_get("keys")?;
         let places: Option<Vec<String>> = row.try_get("places")?;
-        let taken = keys.unwrap_or_default().into_iter().zip(places.unwrap_or_default());
-        let Some(holds) = holds(batch, row.try_get("xid")?, taken) else { return Ok(Begun::RecordExists) };
+        let taken = keys
+            .unwrap_or_default()
+            .into_iter()
+            .zip(places.unwrap_or_default());
+        let Some(holds) = holds(batch, row.try_get("xid")?, taken) else {
+            return Ok(Begun::RecordExists);
+        };
         if row.try_get("asynchronous")? {
-            sqlx::raw_sql("SET LOCAL synchronous_commit = on").execute(&mut *transaction).await?;
+            sqlx::raw_sql("SET LOCAL synchronous_commit = on")
+                .execute(&mut *transaction)
+                .await?;
         }
         Ok(Begun::Open(transaction, holds))
     }
 
-    /// Confirms a commit that the server has reported. `written` is a record that it contains. sqlx does not return the
-    /// warning of a wait that was interrupted, so after every commit that waits for standbys the record is read back.
+    /// Confirms a commit that the server has reported. `written` is a record that it contains. sqlx
+    /// does not return the warning of a wait that was interrupted, so after every commit that waits
+    /// for standbys the record is read back.
     async fn finish(&self, waits: Waits, written: Option<&Completing>) -> Result<(), CommitError> {
         match (waits, written) {
             (Waits::ForStandbys, Some(written)) => read_back(&self.store, written).await,
@@ -127,12 +158,17 @@ fn after_try<H>(
         Ok(Ok(begun)) => return ControlFlow::Break(Ok(begun)),
         Ok(Err(error)) => error,
         Err(_) => {
-            return ControlFlow::Break(Err(StoreError::unavailable("the server did not answer in time")));
+            return ControlFlow::Break(Err(StoreError::unavailable(
+                "the server did not answer in time",
+            )));
         }
     };
     let trouble = match state(&error) {
         Some(state) => errors::answered_with(&state, ""),
-        None => Trouble { passing: true, ..not_executed(&error).into() },
+        None => Trouble {
+            passing: true,
+            ..not_executed(&error).into()
+        },
     };
     if trouble.row_held {
         return ControlFlow::Break(Ok(Begun::Held));
@@ -142,7 +178,9 @@ fn after_try<H>(
 
 impl fmt::Debug for SqlxTransactions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("SqlxTransactions").field("isolation", &self.isolation).finish_non_exhaustive()
+        f.debug_struct("SqlxTransactions")
+            .field("isolation", &self.isolation)
+            .finish_non_exhaustive()
     }
 }
 
@@ -151,7 +189,10 @@ impl Transactions for SqlxTransactions {
     type Hold = Hold;
 
     async fn descriptor(&self, scope: &Scope) -> Result<Option<String>, StoreError> {
-        let read = sqlx::query_as(row::DESCRIPTOR).bind(scope.as_str()).fetch_one(&self.pool).await;
+        let read = sqlx::query_as(row::DESCRIPTOR)
+            .bind(scope.as_str())
+            .fetch_one(&self.pool)
+            .await;
         match read.map_err(|error| not_executed(&error))? {
             (_, true) => Err(errors::standby()),
             (descriptor, false) => Ok(descriptor),
@@ -170,7 +211,8 @@ impl Transactions for SqlxTransactions {
     ) -> Result<Begun<Self::Transaction, Hold>, StoreError> {
         let mut tries = Tries::within(limit);
         loop {
-            let begun = tokio::time::timeout(limit, self.try_begin(completing, ground, limit)).await;
+            let begun =
+                tokio::time::timeout(limit, self.try_begin(completing, ground, limit)).await;
             if let ControlFlow::Break(begun) = after_try(begun, &mut tries) {
                 return begun;
             }
@@ -207,7 +249,9 @@ impl Transactions for SqlxTransactions {
         transaction: Self::Transaction,
         batch: Vec<(Hold, Completing)>,
     ) -> Result<(), CommitError> {
-        let limit = batch.first().map_or(Duration::ZERO, |(_, completing)| completing.limit());
+        let limit = batch
+            .first()
+            .map_or(Duration::ZERO, |(_, completing)| completing.limit());
         let waits = within(limit, commit_batch(transaction, &batch)).await?;
         self.finish(waits, written(&batch)).await
     }
@@ -237,7 +281,9 @@ async fn commit(
     let waits = guard(&mut transaction, xid).await?;
     match hold {
         Hold::Claim { .. } => {
-            complete(&mut transaction, completing).await.map_err(CommitError::RolledBack)?;
+            complete(&mut transaction, completing)
+                .await
+                .map_err(CommitError::RolledBack)?;
         }
         Hold::Record { .. } if completing.result().is_empty() => {}
         Hold::Record { ctid, .. } => {
@@ -245,7 +291,10 @@ async fn commit(
                 .bind(ctid)
                 .bind(completing.key().as_str())
                 .bind(completing.result().as_ref());
-            let added = add.execute(&mut *transaction).await.map_err(|error| rolled_back(&error))?;
+            let added = add
+                .execute(&mut *transaction)
+                .await
+                .map_err(|error| rolled_back(&error))?;
             if added.rows_affected() != 1 {
                 return Err(CommitError::RolledBack(INTERFERES.into()));
             }
@@ -264,9 +313,20 @@ async fn commit_batch(
     let results = Results::of(batch);
     let count = results.count();
     if count > 0 {
-        let Results { places, keys, results } = results;
-        let add = sqlx::query(row::ADD_RESULTS).bind(places).bind(keys).bind(results).persistent(false);
-        let added = add.execute(&mut *transaction).await.map_err(|error| rolled_back(&error))?;
+        let Results {
+            places,
+            keys,
+            results,
+        } = results;
+        let add = sqlx::query(row::ADD_RESULTS)
+            .bind(places)
+            .bind(keys)
+            .bind(results)
+            .persistent(false);
+        let added = add
+            .execute(&mut *transaction)
+            .await
+            .map_err(|error| rolled_back(&error))?;
         if added.rows_affected() != count {
             return Err(CommitError::RolledBack(INTERFERES.into()));
         }
@@ -276,8 +336,14 @@ async fn commit_batch(
 }
 
 /// Fails unless the transaction of this number is open and has not failed.
-async fn guard(transaction: &mut Transaction<'static, Postgres>, xid: &str) -> Result<Waits, CommitError> {
-    let guard = sqlx::query(GUARD).bind(xid).fetch_one(&mut **transaction).await;
+async fn guard(
+    transaction: &mut Transaction<'static, Postgres>,
+    xid: &str,
+) -> Result<Waits, CommitError> {
+    let guard = sqlx::query(GUARD)
+        .bind(xid)
+        .fetch_one(&mut **transaction)
+        .await;
     let row = guard.map_err(|error| rolled_back(&error))?;
     Ok(Waits::of(row.try_get("waits").unwrap_or(true)))
 }
@@ -287,21 +353,29 @@ async fn within(
     limit: Duration,
     committing: impl Future<Output = Result<Waits, CommitError>> + Send,
 ) -> Result<Waits, CommitError> {
-    let silence =
-        |_| CommitError::Unknown(StoreError::unknown("the server did not answer the commit in time"));
-    tokio::time::timeout(limit, committing).await.map_err(silence)?
+    let silence = |_| {
+        CommitError::Unknown(StoreError::unknown(
+            "the server did not answer the commit in time",
+        ))
+    };
+    tokio::time::timeout(limit, committing)
+        .await
+        .map_err(silence)?
 }
 
 async fn send_commit(transaction: Transaction<'static, Postgres>) -> Result<(), CommitError> {
-    transaction.commit().await.map_err(|error| match state(&error) {
-        Some(state) if errors::excuse(&state) == Some(Excuse::Conflict) => {
-            CommitError::Conflict(in_doubt(&error).into())
-        }
-        _ => match in_doubt(&error) {
-            unknown @ StoreError::Unknown { .. } => CommitError::Unknown(unknown),
-            error => CommitError::RolledBack(error.into()),
-        },
-    })
+    transaction
+        .commit()
+        .await
+        .map_err(|error| match state(&error) {
+            Some(state) if errors::excuse(&state) == Some(Excuse::Conflict) => {
+                CommitError::Conflict(in_doubt(&error).into())
+            }
+            _ => match in_doubt(&error) {
+                unknown @ StoreError::Unknown { .. } => CommitError::Unknown(unknown),
+                error => CommitError::RolledBack(error.into()),
+            },
+        })
 }
 
 /// Converts an error from before the commit.

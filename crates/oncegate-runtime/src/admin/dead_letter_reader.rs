@@ -1,6 +1,7 @@
 //! Reading and redriving the dead letters of a topic or queue.
 //!
-//! [`operate`](crate::admin) decides what to do with a dead letter; a reader knows a broker and no store.
+//! [`operate`](crate::admin) decides what to do with a dead letter; a reader knows a broker and no
+//! store.
 
 use std::fmt;
 
@@ -32,19 +33,23 @@ pub trait DeadLetterReader: Send + Sync + fmt::Debug {
     /// Names the reason why the message cannot be sent there.
     fn destination(&self, stored: &StoredDeadLetter, to: Option<&str>) -> Result<String, String>;
 
-    /// Sends the original message with its first route to `destination`. Returns only when it is durable there.
+    /// Sends the original message with its first route to `destination`. Returns only when it is
+    /// durable there.
     ///
     /// # Errors
-    /// When it may not be durable there. It may also have been written, so a retry may send it twice.
+    /// When it may not be durable there. It may also have been written, so a retry may send it
+    /// twice.
     async fn send(&self, stored: &StoredDeadLetter, destination: &str) -> Result<(), BoxError>;
 
-    /// Returns the order key: messages with equal order keys are sent one after another. `None` allows any order. The
-    /// default is the message's broker key, which is the group in a FIFO queue.
+    /// Returns the order key: messages with equal order keys are sent one after another. `None`
+    /// allows any order. The default is the message's broker key, which is the group in a FIFO
+    /// queue.
     fn order(&self, stored: &StoredDeadLetter) -> Option<Vec<u8>> {
         stored.message().key().map(<[u8]>::to_vec)
     }
 
-    /// Records the disposition of a dead letter. Dead letters of one partition are settled in their order.
+    /// Records the disposition of a dead letter. Dead letters of one partition are settled in their
+    /// order.
     fn settle(&mut self, stored: &StoredDeadLetter, settled: Disposition);
 
     /// Saves the dispositions recorded so far, so that they survive a crash.
@@ -63,8 +68,8 @@ pub trait DeadLetterReader: Send + Sync + fmt::Debug {
 /// The disposition of a dead letter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Disposition {
-    /// Its message was sent and is durable. A queue deletes the dead letter; a topic keeps it, and the progress moves
-    /// past it.
+    /// Its message was sent and is durable. A queue deletes the dead letter; a topic keeps it, and
+    /// the progress moves past it.
     Sent,
     /// It is not wanted, or needs no action: it stays, and the progress moves past it.
     Passed,
@@ -84,7 +89,8 @@ pub struct StoredDeadLetter {
 /// The content of a message in a dead-letter topic or queue.
 #[derive(Clone, Debug)]
 pub enum Letter {
-    /// A dead letter that oncegate wrote: the original message with its own headers and route, and the cause.
+    /// A dead letter that oncegate wrote: the original message with its own headers and route, and
+    /// the cause.
     Known(DeadLetter),
     /// A message from another writer, such as a queue's redrive policy, unchanged.
     Foreign(Message),
@@ -94,7 +100,10 @@ impl StoredDeadLetter {
     /// Creates it from the message read; `read` decodes the dead letter if oncegate wrote it.
     pub fn of(message: Message, read: impl FnOnce(&Message) -> Option<DeadLetter>) -> Self {
         let (place, letter) = (message.origin().clone(), read(&message));
-        Self { place, what: letter.map_or(Letter::Foreign(message), Letter::Known) }
+        Self {
+            place,
+            what: letter.map_or(Letter::Foreign(message), Letter::Known),
+        }
     }
 
     /// Returns the original message, as it was before it became a dead letter.

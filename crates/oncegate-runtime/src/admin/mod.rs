@@ -1,7 +1,8 @@
 //! Operator actions: reopen a record, redrive dead letters, and audit what has happened.
 //!
-//! Consumers do everything else. The rules are those of [`rules::apply`](oncegate_core::rules::apply): a record is
-//! reopened only if it is still the one that the operator saw.
+//! Consumers do everything else. The rules are those of
+//! [`rules::apply`](oncegate_core::rules::apply): a record is reopened only if it is still the one
+//! that the operator saw.
 
 use std::time::Duration;
 
@@ -33,35 +34,54 @@ const REPEAT_AFTER: Duration = Duration::from_millis(200);
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[must_use = "only an opened record runs again"]
 pub enum Reopened {
-    /// The record was reopened. The next delivery of the message runs its handler, as attempt 1, and is counted as
-    /// `extra_runs{reset}`.
+    /// The record was reopened. The next delivery of the message runs its handler, as attempt 1,
+    /// and is counted as `extra_runs{reset}`.
     Opened,
-    /// The record is not the one that was seen, and nothing was changed. The value is the current record; `None` when
-    /// there is none.
+    /// The record is not the one that was seen, and nothing was changed. The value is the current
+    /// record; `None` when there is none.
     Changed(Option<RecordSnapshot>),
 }
 
 /// Reopens a record in any state, if it is still the one that the caller has `seen`.
 ///
-/// A running owner loses its claim. The effect of an earlier attempt may happen again, so show the record to an
-/// operator first. If the answer is lost, the call is repeated, and the record shows the outcome.
+/// A running owner loses its claim. The effect of an earlier attempt may happen again, so show the
+/// record to an operator first. If the answer is lost, the call is repeated, and the record shows
+/// the outcome.
 ///
 /// # Errors
 /// When the store does not answer, or the record cannot be read.
-pub async fn reopen(store: &dyn Store, key: &StoreKey, seen: &Record) -> Result<Reopened, StoreError> {
+pub async fn reopen(
+    store: &dyn Store,
+    key: &StoreKey,
+    seen: &Record,
+) -> Result<Reopened, StoreError> {
     let mut repeats = 0;
     loop {
-        let operation = Operation::Reopen { expected: seen.clone() };
-        let command = Command { key: key.clone(), operation };
+        let operation = Operation::Reopen {
+            expected: seen.clone(),
+        };
+        let command = Command {
+            key: key.clone(),
+            operation,
+        };
         let mut replies = store.execute(vec![command]).await;
-        let reply = replies.pop().unwrap_or_else(|| Err(StoreError::unknown("no answer")));
+        let reply = replies
+            .pop()
+            .unwrap_or_else(|| Err(StoreError::unknown("no answer")));
         match reply {
             Ok(Reply::Applied { .. }) => return Ok(Reopened::Opened),
             Ok(Reply::NotOwner | Reply::Verdict { .. }) => {
                 let found = read(store, key).await?;
                 // Only a repeat can find the result of this call.
-                let ours = repeats > 0 && found.as_ref().is_some_and(|found| is_reopened(&found.record));
-                return Ok(if ours { Reopened::Opened } else { Reopened::Changed(found) });
+                let ours = repeats > 0
+                    && found
+                        .as_ref()
+                        .is_some_and(|found| is_reopened(&found.record));
+                return Ok(if ours {
+                    Reopened::Opened
+                } else {
+                    Reopened::Changed(found)
+                });
             }
             Err(StoreError::Unknown { .. }) if repeats < REPEATS => {
                 repeats += 1;
@@ -78,10 +98,19 @@ pub async fn reopen(store: &dyn Store, key: &StoreKey, seen: &Record) -> Result<
 /// When the store does not answer, or the record cannot be read.
 pub async fn read(store: &dyn Store, key: &StoreKey) -> Result<Option<RecordSnapshot>, StoreError> {
     let mut answers = store.read(vec![key.clone()]).await;
-    answers.pop().unwrap_or_else(|| Err(StoreError::unknown("no answer")))
+    answers
+        .pop()
+        .unwrap_or_else(|| Err(StoreError::unknown("no answer")))
 }
 
 /// Whether an operator has reopened the record, and no attempt has run since.
 pub fn is_reopened(record: &Record) -> bool {
-    matches!(record.state, State::Released { by: TokenTag::NONE, recovery: Recovery::None, .. })
+    matches!(
+        record.state,
+        State::Released {
+            by: TokenTag::NONE,
+            recovery: Recovery::None,
+            ..
+        }
+    )
 }

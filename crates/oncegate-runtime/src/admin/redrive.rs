@@ -1,7 +1,8 @@
 //! Redrive: sends the messages of dead letters back to their topic or queue.
 //!
-//! The steps for each dead letter are: read its record, decide, reopen the record, send the message, save the progress.
-//! In this order, an end between any two steps loses nothing: a message that is sent twice is answered by its record.
+//! The steps for each dead letter are: read its record, decide, reopen the record, send the
+//! message, save the progress. In this order, an end between any two steps loses nothing: a message
+//! that is sent twice is answered by its record.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -23,8 +24,8 @@ use crate::source::SourceError;
 /// How many dead letters are in flight at once.
 const AT_ONCE: usize = 64;
 
-/// How many keys a redrive remembers, so that two dead letters of one message are sent once. Beyond this number, a
-/// message may be sent twice, and its record answers the second one.
+/// How many keys a redrive remembers, so that two dead letters of one message are sent once. Beyond
+/// this number, a message may be sent twice, and its record answers the second one.
 const KEYS_REMEMBERED_MOST: usize = 1_000_000;
 
 /// Why a redrive ended early. Dead letters that were not sent are still in their topic or queue.
@@ -50,14 +51,16 @@ pub enum RedriveError {
 
 /// Sends the messages of dead letters back to their topic or queue.
 ///
-/// It skips a dead letter whose message was completed since, runs, or waits for a retry. It reopens the record of a
-/// failed message (attempts start again), if the record has not changed since it was read; then it sends the message,
-/// and waits until it is durable.
+/// It skips a dead letter whose message was completed since, runs, or waits for a retry. It reopens
+/// the record of a failed message (attempts start again), if the record has not changed since it
+/// was read; then it sends the message, and waits until it is durable.
 ///
-/// It may be stopped at any moment and started again. If the reader saves its progress, sent messages are not sent
-/// again. In the worst case those of the last batch are, and their records answer them.
+/// It may be stopped at any moment and started again. If the reader saves its progress, sent
+/// messages are not sent again. In the worst case those of the last batch are, and their records
+/// answer them.
 ///
-/// Messages with the same key (in a FIFO queue: the same group) are sent in the order of their dead letters.
+/// Messages with the same key (in a FIFO queue: the same group) are sent in the order of their dead
+/// letters.
 #[derive(Debug)]
 pub struct Redrive {
     store: Arc<dyn Store>,
@@ -70,13 +73,21 @@ pub struct Redrive {
 impl Redrive {
     /// Creates a redrive of dead letters whose records are in `store`.
     pub fn new(store: Arc<dyn Store>) -> Self {
-        Self { store, to: None, per_second: None, dry_run: false, without_records: false }
+        Self {
+            store,
+            to: None,
+            per_second: None,
+            dry_run: false,
+            without_records: false,
+        }
     }
 
-    /// Sends every message to this topic or queue. By default each goes back to the one where it was consumed.
+    /// Sends every message to this topic or queue. By default each goes back to the one where it
+    /// was consumed.
     ///
     /// Its consumer must take the route from the header; otherwise the keys differ:
-    /// `KafkaSource::routes_from_headers`, `SqsSource::routes_from_attributes`, `AmqpSource::routes_from_headers`.
+    /// `KafkaSource::routes_from_headers`, `SqsSource::routes_from_attributes`,
+    /// `AmqpSource::routes_from_headers`.
     #[must_use]
     pub fn to(mut self, to: impl Into<String>) -> Self {
         self.to = Some(to.into());
@@ -97,21 +108,23 @@ impl Redrive {
         self
     }
 
-    /// Sends messages whose records are missing from the store, too: the records have expired, or were lost.
+    /// Sends messages whose records are missing from the store, too: the records have expired, or
+    /// were lost.
     ///
-    /// If they are in another store, in which they still say "failed", its consumers acknowledge the messages without a
-    /// run.
+    /// If they are in another store, in which they still say "failed", its consumers acknowledge
+    /// the messages without a run.
     #[must_use]
     pub fn without_records(mut self) -> Self {
         self.without_records = true;
         self
     }
 
-    /// Redrives the dead letters of an opened reader, and reports each `wanted` one when it is settled.
+    /// Redrives the dead letters of an opened reader, and reports each `wanted` one when it is
+    /// settled.
     ///
     /// # Errors
-    /// When the broker, the store, or the destination does not answer, or the store is not that of the dead letters. The
-    /// progress until then is saved.
+    /// When the broker, the store, or the destination does not answer, or the store is not that of
+    /// the dead letters. The progress until then is saved.
     pub async fn run(
         &self,
         letters: &mut dyn DeadLetterReader,
@@ -126,8 +139,13 @@ impl Redrive {
         };
         while let Some(batch) = letters.next_batch().await? {
             for chunk in batch.chunks(self.at_once()) {
-                let chunk: Vec<_> = chunk.iter().map(|letter| (letter, wanted(letter))).collect();
-                let outcome = self.redrive_chunk(&mut run, letters, &chunk, &mut tell).await;
+                let chunk: Vec<_> = chunk
+                    .iter()
+                    .map(|letter| (letter, wanted(letter)))
+                    .collect();
+                let outcome = self
+                    .redrive_chunk(&mut run, letters, &chunk, &mut tell)
+                    .await;
                 if !self.dry_run {
                     // The progress of sent messages is saved after any error.
                     letters.save().await?;
@@ -140,7 +158,8 @@ impl Redrive {
 
     /// Returns how many messages to send at once: at most what the rate allows in a second.
     fn at_once(&self) -> usize {
-        self.per_second.map_or(AT_ONCE, |per_second| AT_ONCE.min(per_second as usize))
+        self.per_second
+            .map_or(AT_ONCE, |per_second| AT_ONCE.min(per_second as usize))
     }
 
     async fn redrive_chunk(
@@ -153,7 +172,11 @@ impl Redrive {
         let courses = self.courses(run, letters, chunk).await?;
         if let Some(per_second) = self.per_second.filter(|_| !self.dry_run) {
             sleep_until(run.next).await;
-            let sending = courses.iter().flatten().filter(|course| course.to().is_some()).count();
+            let sending = courses
+                .iter()
+                .flatten()
+                .filter(|course| course.to().is_some())
+                .count();
             let took = Duration::from_secs_f64(sending as f64 / f64::from(per_second));
             run.next = run.next.max(Instant::now()) + took;
         }
@@ -180,7 +203,10 @@ impl Redrive {
             run.redriven.wanted += 1;
             run.redriven.count(&course);
             letters.settle(letter, self.settled(&course));
-            tell(Step { letter, course: &course });
+            tell(Step {
+                letter,
+                course: &course,
+            });
         }
         failed.map_or(Ok(()), Err)
     }
@@ -201,7 +227,10 @@ impl Redrive {
         letters: &dyn DeadLetterReader,
         chunk: &[(&StoredDeadLetter, Wanted)],
     ) -> Result<Vec<Option<Planned>>, RedriveError> {
-        let keys: Vec<Option<StoreKey>> = chunk.iter().map(|(letter, wanted)| key(letter, *wanted)).collect();
+        let keys: Vec<Option<StoreKey>> = chunk
+            .iter()
+            .map(|(letter, wanted)| key(letter, *wanted))
+            .collect();
         let asked: Vec<StoreKey> = keys.iter().flatten().cloned().collect();
         let mut snapshots = self.store.read(asked).await.into_iter();
         let mut courses = Vec::with_capacity(chunk.len());
@@ -214,10 +243,15 @@ impl Redrive {
                 courses.push(Some(Planned::new(self.open_way(letters, letter))));
                 continue;
             };
-            let found = match snapshots.next().unwrap_or_else(|| Err(StoreError::unknown("no answer"))) {
+            let found = match snapshots
+                .next()
+                .unwrap_or_else(|| Err(StoreError::unknown("no answer")))
+            {
                 Ok(found) => found,
                 Err(StoreError::Unreadable { reason, .. }) => {
-                    courses.push(Some(Planned::new(RedriveAction::Unreadable(reason.to_string()))));
+                    courses.push(Some(Planned::new(RedriveAction::Unreadable(
+                        reason.to_string(),
+                    ))));
                     continue;
                 }
                 Err(error) => return Err(error.into()),
@@ -230,8 +264,15 @@ impl Redrive {
                 }
             }
             let again = course.to().is_some() && !run.first(&key);
-            let course = if again { RedriveAction::SentAlready } else { course };
-            courses.push(Some(Planned { course, record: found.map(|found| (key, found)) }));
+            let course = if again {
+                RedriveAction::SentAlready
+            } else {
+                course
+            };
+            courses.push(Some(Planned {
+                course,
+                record: found.map(|found| (key, found)),
+            }));
         }
         Ok(courses)
     }
@@ -242,7 +283,9 @@ impl Redrive {
         run: &mut RedriveState,
         letter: &StoredDeadLetter,
     ) -> Result<(), RedriveError> {
-        let Some(letter) = letter.letter() else { return Ok(()) };
+        let Some(letter) = letter.letter() else {
+            return Ok(());
+        };
         if run.scopes.contains(&letter.scope) {
             return Ok(());
         }
@@ -262,7 +305,9 @@ impl Redrive {
         letter: &StoredDeadLetter,
         found: Option<&RecordSnapshot>,
     ) -> RedriveAction {
-        let mismatch = letter.letter().is_some_and(|letter| letter.cause == DeadLetterCause::Mismatch);
+        let mismatch = letter
+            .letter()
+            .is_some_and(|letter| letter.cause == DeadLetterCause::Mismatch);
         let Some(RecordSnapshot { record, .. }) = found else {
             return self.open_way(letters, letter);
         };
@@ -285,8 +330,9 @@ impl Redrive {
         }
     }
 
-    /// Carries out the actions: one after another for the same [order key](DeadLetterReader::order), and concurrently
-    /// for others. After a failure, no later message with the same order key is sent.
+    /// Carries out the actions: one after another for the same [order
+    /// key](DeadLetterReader::order), and concurrently for others. After a failure, no later
+    /// message with the same order key is sent.
     async fn act_in_order(
         &self,
         letters: &dyn DeadLetterReader,
@@ -296,7 +342,9 @@ impl Redrive {
         let mut orders: Vec<Vec<usize>> = Vec::new();
         let mut known: HashMap<Vec<u8>, usize> = HashMap::new();
         for (place, (letter, _)) in chunk.iter().enumerate() {
-            let order = letters.order(letter).map(|order| *known.entry(order).or_insert(orders.len()));
+            let order = letters
+                .order(letter)
+                .map(|order| *known.entry(order).or_insert(orders.len()));
             match order.and_then(|order| orders.get_mut(order)) {
                 Some(order) => order.push(place),
                 None => orders.push(vec![place]),
@@ -305,7 +353,8 @@ impl Redrive {
         let act = async |places: Vec<usize>| {
             let (mut done, mut failed) = (Vec::with_capacity(places.len()), false);
             for place in places {
-                let (Some((letter, _)), Some(course)) = (chunk.get(place), courses.get(place)) else {
+                let (Some((letter, _)), Some(course)) = (chunk.get(place), courses.get(place))
+                else {
                     continue;
                 };
                 let acted = match failed {
@@ -319,7 +368,11 @@ impl Redrive {
             }
             done
         };
-        let mut done: Vec<_> = join_all(orders.into_iter().map(act)).await.into_iter().flatten().collect();
+        let mut done: Vec<_> = join_all(orders.into_iter().map(act))
+            .await
+            .into_iter()
+            .flatten()
+            .collect();
         done.sort_by_key(|(place, _)| *place);
         done.into_iter().map(|(_, acted)| acted).collect()
     }
@@ -331,15 +384,24 @@ impl Redrive {
         letter: &StoredDeadLetter,
         planned: Option<&Planned>,
     ) -> Result<Option<RedriveAction>, RedriveError> {
-        let Some(Planned { course, record }) = planned else { return Ok(None) };
-        let Some(to) = course.to().filter(|_| !self.dry_run) else { return Ok(Some(course.clone())) };
+        let Some(Planned { course, record }) = planned else {
+            return Ok(None);
+        };
+        let Some(to) = course.to().filter(|_| !self.dry_run) else {
+            return Ok(Some(course.clone()));
+        };
         if let (RedriveAction::Reopen { .. }, Some((key, seen))) = (course, record) {
             match reopen(&*self.store, key, &seen.record).await? {
                 Reopened::Opened => {}
                 Reopened::Changed(found) => {
                     let course = self.course(letters, letter, found.as_ref());
-                    // Another process has changed it: another redrive, or a consumer that has dead-lettered it again.
-                    return Ok(Some(if course.to().is_some() { RedriveAction::UnderWay } else { course }));
+                    // Another process has changed it: another redrive, or a consumer that has
+                    // dead-lettered it again.
+                    return Ok(Some(if course.to().is_some() {
+                        RedriveAction::UnderWay
+                    } else {
+                        course
+                    }));
                 }
             }
         }
@@ -348,8 +410,8 @@ impl Redrive {
     }
 }
 
-/// Whether a record of the dead letter's own says, or said, that its message has failed. A message without a key has no
-/// record, and that of a mismatch belongs to another message.
+/// Whether a record of the dead letter's own says, or said, that its message has failed. A message
+/// without a key has no record, and that of a mismatch belongs to another message.
 fn has_failed_in_a_store(letter: &StoredDeadLetter) -> bool {
     let cause = letter.letter().map(|letter| letter.cause);
     cause.is_some_and(|cause| !matches!(cause, DeadLetterCause::BadKey | DeadLetterCause::Mismatch))
@@ -375,7 +437,10 @@ struct Planned {
 
 impl Planned {
     fn new(course: RedriveAction) -> Self {
-        Self { course, record: None }
+        Self {
+            course,
+            record: None,
+        }
     }
 
     fn to(&self) -> Option<&str> {

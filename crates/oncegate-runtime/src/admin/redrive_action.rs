@@ -11,8 +11,8 @@ pub enum RedriveAction {
         /// Where to.
         to: String,
     },
-    /// Send its message to this topic or queue without a reopen: it has no record of its own, or the record was already
-    /// reopened by a redrive that did not finish.
+    /// Send its message to this topic or queue without a reopen: it has no record of its own, or
+    /// the record was already reopened by a redrive that did not finish.
     Send {
         /// Where to.
         to: String,
@@ -23,10 +23,12 @@ pub enum RedriveAction {
     UnderWay,
     /// Nothing: this redrive has sent another dead letter of the same message.
     SentAlready,
-    /// Nothing: the record belongs to a message with other content, and this one would fail again with a mismatch.
+    /// Nothing: the record belongs to a message with other content, and this one would fail again
+    /// with a mismatch.
     Mismatched,
-    /// Nothing: the store has no record of it, though it has failed there. It has expired, or this is another store, whose
-    /// records say nothing of the message; see [`Redrive::without_records`](crate::admin::Redrive::without_records).
+    /// Nothing: the store has no record of it, though it has failed there. It has expired, or this
+    /// is another store, whose records say nothing of the message; see
+    /// [`Redrive::without_records`](crate::admin::Redrive::without_records).
     RecordMissing,
     /// Nothing: its record cannot be read, for this reason.
     Unreadable(String),
@@ -60,7 +62,10 @@ impl RedriveAction {
 
     /// Whether an operator must handle the dead letter.
     pub const fn is_trouble(&self) -> bool {
-        matches!(self, Self::Mismatched | Self::RecordMissing | Self::Unreadable(_) | Self::NoWayBack(_))
+        matches!(
+            self,
+            Self::Mismatched | Self::RecordMissing | Self::Unreadable(_) | Self::NoWayBack(_)
+        )
     }
 }
 

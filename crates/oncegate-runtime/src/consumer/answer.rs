@@ -14,7 +14,8 @@ use crate::gate::Unfetched;
 use crate::health::WaitCause;
 use crate::observe::Event;
 
-/// How often `Handler::duplicate` is called before its failure is counted and the message acknowledged.
+/// How often `Handler::duplicate` is called before its failure is counted and the message
+/// acknowledged.
 const DUPLICATE_TRIES: u32 = 3;
 
 /// The delay before it is called again, times the number of its failures.
@@ -29,7 +30,10 @@ pub(super) async fn answer(item: &Item, stored: Bytes) -> End {
         Ok(result) => (result, None),
         Err(Unfetched::Lost(error)) => (stored, Some(error.to_string())),
         Err(Unfetched::NoAnswer(_)) => {
-            return End::NotNow { ask_again_in: RESULT_RECHECK, cause: WaitCause::Result };
+            return End::NotNow {
+                ask_again_in: RESULT_RECHECK,
+                cause: WaitCause::Result,
+            };
         }
     };
     let handler = &item.route.handler;
@@ -42,10 +46,14 @@ pub(super) async fn answer(item: &Item, stored: Bytes) -> End {
             Ok(Err(failure)) => {
                 warn!(origin = %item.delivery.message.origin(), %failure, "`Handler::duplicate` failed");
             }
-            Err(_panic) => warn!(origin = %item.delivery.message.origin(), "`Handler::duplicate` panicked"),
+            Err(_panic) => {
+                warn!(origin = %item.delivery.message.origin(), "`Handler::duplicate` panicked")
+            }
         }
         sleep(DUPLICATE_BACKOFF * failures).await;
     }
-    item.route.gate.observe(Event::DuplicateHookFailed { scope: item.route.gate.scope() });
+    item.route.gate.observe(Event::DuplicateHookFailed {
+        scope: item.route.gate.scope(),
+    });
     End::Duplicate
 }

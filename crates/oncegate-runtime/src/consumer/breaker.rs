@@ -1,14 +1,17 @@
-//! Circuit breaker: pauses a handler that fails for all messages alike, before they use up their attempts.
+//! Circuit breaker: pauses a handler that fails for all messages alike, before they use up their
+//! attempts.
 //!
-//! A dependency that is down fails every message in the same way. Each message would use up its attempts and become a
-//! dead letter. So the breaker counts the failures of *distinct keys*: when too many of the last ones failed, it opens,
-//! that handler starts no more messages, and after a pause one message probes (half-open). If the probe succeeds, the
-//! breaker closes; if not, the pause gets longer. Failures while it is not closed cost no attempt.
+//! A dependency that is down fails every message in the same way. Each message would use up its
+//! attempts and become a dead letter. So the breaker counts the failures of *distinct keys*: when
+//! too many of the last ones failed, it opens, that handler starts no more messages, and after a
+//! pause one message probes (half-open). If the probe succeeds, the breaker closes; if not, the
+//! pause gets longer. Failures while it is not closed cost no attempt.
 //!
-//! In an outage, each restart would let as many messages fail as it takes to open the breaker, the same ones each time,
-//! and a dozen restarts would use up their attempts. So the scope's descriptor has a mark while a breaker is open
-//! (`breaker_mark.rs`), and a process that finds it begins with an open breaker whose probe is due at once. The mark
-//! decides nothing else: a mark that is out of date costs one probe.
+//! In an outage, each restart would let as many messages fail as it takes to open the breaker, the
+//! same ones each time, and a dozen restarts would use up their attempts. So the scope's descriptor
+//! has a mark while a breaker is open (`breaker_mark.rs`), and a process that finds it begins with
+//! an open breaker whose probe is due at once. The mark decides nothing else: a mark that is out of
+//! date costs one probe.
 //!
 //! All rules are in [`apply`], which is pure: time and outcomes are parameters.
 
@@ -24,8 +27,8 @@ use crate::backoff::Backoff;
 use crate::gate::OpenGate;
 use crate::observe::{BreakerState, Event};
 
-/// The limits of the circuit breaker: when failures mean that a dependency of the handler is down, not that messages
-/// are bad.
+/// The limits of the circuit breaker: when failures mean that a dependency of the handler is down,
+/// not that messages are bad.
 ///
 /// ```
 /// use std::time::Duration;
@@ -36,33 +39,40 @@ use crate::observe::{BreakerState, Event};
 /// # let _ = patient;
 /// ```
 ///
-/// Failures before the breaker opens cost attempts: normally one for each of the [`keys`](Self::keys). A process that starts
-/// while the breaker of its scope is open begins with an open one.
+/// Failures before the breaker opens cost attempts: normally one for each of the
+/// [`keys`](Self::keys). A process that starts while the breaker of its scope is open begins with
+/// an open one.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Breaker {
-    /// How many of the last keys are counted; the breaker stays closed before it has seen that many. 20 by default, 2
-    /// to 1,000.
+    /// How many of the last keys are counted; the breaker stays closed before it has seen that
+    /// many. 20 by default, 2 to 1,000.
     ///
-    /// Failures of fewer keys are no evidence, however many they are: a few bad messages that are retried while no
-    /// others arrive must reach the dead letters. With a source that gives one message at a time, as a partition in
-    /// order does, up to this many messages are given up before the breaker opens.
+    /// Failures of fewer keys are no evidence, however many they are: a few bad messages that are
+    /// retried while no others arrive must reach the dead letters. With a source that gives one
+    /// message at a time, as a partition in order does, up to this many messages are given up
+    /// before the breaker opens.
     pub keys: u32,
-    /// The share of them that must have failed at their last run. 0.5 by default, more than 0 and up to 1.
+    /// The share of them that must have failed at their last run. 0.5 by default, more than 0 and
+    /// up to 1.
     pub share: f64,
-    /// How long to wait before a message probes: 1 s, doubling up to 30 s, by default. A handler that requests a delay
-    /// ([`Failure::retry_after`](crate::Failure::retry_after)) replaces the doubled wait, between these two limits.
+    /// How long to wait before a message probes: 1 s, doubling up to 30 s, by default. A handler
+    /// that requests a delay ([`Failure::retry_after`](crate::Failure::retry_after)) replaces the
+    /// doubled wait, between these two limits.
     pub pause: Backoff,
 }
 
 impl Breaker {
     /// Half of the last 20 keys; pauses of 1 s, doubling up to 30 s.
-    pub const DEFAULT: Self =
-        Self { keys: 20, share: 0.5, pause: Backoff::new(Duration::from_secs(1), Duration::from_secs(30)) };
+    pub const DEFAULT: Self = Self {
+        keys: 20,
+        share: 0.5,
+        pause: Backoff::new(Duration::from_secs(1), Duration::from_secs(30)),
+    };
     /// The most keys that can be counted.
     const MOST_KEYS: u32 = 1_000;
 
-    /// The time until a message probes: what the failed handler has requested, within the limits, or the pause of this
-    /// number.
+    /// The time until a message probes: what the failed handler has requested, within the limits,
+    /// or the pause of this number.
     fn wait(&self, requested: Option<Duration>, pauses: u32, fraction: f64) -> Duration {
         let within = |requested: Duration| requested.max(self.pause.first()).min(self.pause.most());
         requested.map_or_else(|| self.pause.wait(pauses, fraction), within)
@@ -129,9 +139,14 @@ pub(super) enum FailureCount {
 enum BreakerEvent {
     /// A message of this key is about to start.
     Asks { key: u64 },
-    /// The handler has run for this key. `pause` is the one that a failed handler has requested, `fraction` is random,
-    /// for the jitter of a pause.
-    Ran { key: u64, ran: RunResult, pause: Option<Duration>, fraction: f64 },
+    /// The handler has run for this key. `pause` is the one that a failed handler has requested,
+    /// `fraction` is random, for the jitter of a pause.
+    Ran {
+        key: u64,
+        ran: RunResult,
+        pause: Option<Duration>,
+        fraction: f64,
+    },
     /// The attempt for this key is over; its handler need not have run.
     Over { key: u64 },
 }
@@ -139,29 +154,57 @@ enum BreakerEvent {
 /// Returns the state after the event.
 fn apply(now: Instant, limits: &Breaker, mut state: State, event: BreakerEvent) -> State {
     match (state.phase, event) {
-        (CircuitPhase::Open { probe_at, pauses }, BreakerEvent::Asks { key }) if now >= probe_at => {
+        (CircuitPhase::Open { probe_at, pauses }, BreakerEvent::Asks { key })
+            if now >= probe_at =>
+        {
             state.phase = CircuitPhase::HalfOpen { probe: key, pauses };
         }
         (
             CircuitPhase::HalfOpen { probe, .. },
-            BreakerEvent::Ran { key, ran: RunResult::Success | RunResult::Answer, .. },
+            BreakerEvent::Ran {
+                key,
+                ran: RunResult::Success | RunResult::Answer,
+                ..
+            },
         ) if key == probe => return State::default(),
         (
             CircuitPhase::HalfOpen { probe, pauses },
-            BreakerEvent::Ran { key, ran: RunResult::Failure, pause, fraction },
+            BreakerEvent::Ran {
+                key,
+                ran: RunResult::Failure,
+                pause,
+                fraction,
+            },
         ) if key == probe => {
             let pauses = pauses.saturating_add(1);
-            state.phase = CircuitPhase::Open { probe_at: now + limits.wait(pause, pauses, fraction), pauses };
+            state.phase = CircuitPhase::Open {
+                probe_at: now + limits.wait(pause, pauses, fraction),
+                pauses,
+            };
         }
-        // A duplicate, or a key that is busy elsewhere: the probe found out nothing, so the next message may probe.
+        // A duplicate, or a key that is busy elsewhere: the probe found out nothing, so the next
+        // message may probe.
         (CircuitPhase::HalfOpen { probe, pauses }, BreakerEvent::Over { key }) if key == probe => {
-            state.phase = CircuitPhase::Open { probe_at: now, pauses };
+            state.phase = CircuitPhase::Open {
+                probe_at: now,
+                pauses,
+            };
         }
-        (CircuitPhase::Closed, BreakerEvent::Ran { key, ran, pause, fraction }) => {
+        (
+            CircuitPhase::Closed,
+            BreakerEvent::Ran {
+                key,
+                ran,
+                pause,
+                fraction,
+            },
+        ) => {
             state.note(limits, key, ran);
             if state.must_open(limits) {
-                state.phase =
-                    CircuitPhase::Open { probe_at: now + limits.wait(pause, 1, fraction), pauses: 1 };
+                state.phase = CircuitPhase::Open {
+                    probe_at: now + limits.wait(pause, 1, fraction),
+                    pauses: 1,
+                };
             }
         }
         _ => {}
@@ -172,7 +215,13 @@ fn apply(now: Instant, limits: &Breaker, mut state: State, event: BreakerEvent) 
 impl State {
     /// The state of a process that starts while the breaker is marked as open.
     fn marked_open(now: Instant) -> Self {
-        Self { phase: CircuitPhase::Open { probe_at: now, pauses: 0 }, ..Self::default() }
+        Self {
+            phase: CircuitPhase::Open {
+                probe_at: now,
+                pauses: 0,
+            },
+            ..Self::default()
+        }
     }
 
     fn note(&mut self, limits: &Breaker, key: u64, ran: RunResult) {
@@ -184,7 +233,11 @@ impl State {
     }
 
     fn must_open(&self, limits: &Breaker) -> bool {
-        let failed = self.last.iter().filter(|(_, ran)| *ran == RunResult::Failure).count();
+        let failed = self
+            .last
+            .iter()
+            .filter(|(_, ran)| *ran == RunResult::Failure)
+            .count();
         #[expect(clippy::cast_precision_loss, reason = "at most a thousand")]
         let share = failed as f64 / f64::from(limits.keys);
         self.last.len() >= limits.keys as usize && share >= limits.share
@@ -196,8 +249,8 @@ impl State {
 pub(super) struct Switch {
     limits: Option<Breaker>,
     state: Mutex<State>,
-    /// Whether it is open, for the mark. It is sent again with each probe that fails: another process may have removed
-    /// the mark.
+    /// Whether it is open, for the mark. It is sent again with each probe that fails: another
+    /// process may have removed the mark.
     is_open: watch::Sender<bool>,
 }
 
@@ -209,7 +262,8 @@ pub(super) enum Admission {
 }
 
 impl Switch {
-    /// The breaker of the handler behind this gate. It begins open if an earlier process has left it open.
+    /// The breaker of the handler behind this gate. It begins open if an earlier process has left
+    /// it open.
     pub(super) fn new(limits: Option<Breaker>, gate: &OpenGate) -> Self {
         let is_open = limits.is_some() && gate.is_breaker_marked_open();
         let state = match is_open {
@@ -222,9 +276,16 @@ impl Switch {
                 scope,
                 "the circuit breaker of an earlier process was open, so it is open: one message at a time probes"
             );
-            gate.observe(Event::BreakerChanged { scope, state: BreakerState::Open });
+            gate.observe(Event::BreakerChanged {
+                scope,
+                state: BreakerState::Open,
+            });
         }
-        Self { limits, state: Mutex::new(state), is_open: watch::Sender::new(is_open) }
+        Self {
+            limits,
+            state: Mutex::new(state),
+            is_open: watch::Sender::new(is_open),
+        }
     }
 
     /// Whether it is open, at each change of that and after each probe that fails.
@@ -232,8 +293,8 @@ impl Switch {
         self.is_open.subscribe()
     }
 
-    /// Called right before a message starts. After `Run` the caller must call [`over`](Self::over) when the attempt
-    /// ends.
+    /// Called right before a message starts. After `Run` the caller must call [`over`](Self::over)
+    /// when the attempt ends.
     pub(super) fn admit(&self, gate: &OpenGate, key: u64) -> Admission {
         match self.tell(gate, BreakerEvent::Asks { key }) {
             (CircuitPhase::Closed, _) => Admission::Run,
@@ -242,8 +303,8 @@ impl Switch {
         }
     }
 
-    /// Notes that the handler has run, and the pause that it has requested. Returns whether that run, if it failed, counts
-    /// as an attempt.
+    /// Notes that the handler has run, and the pause that it has requested. Returns whether that
+    /// run, if it failed, counts as an attempt.
     pub(super) fn ran(
         &self,
         gate: &OpenGate,
@@ -252,7 +313,15 @@ impl Switch {
         pause: Option<Duration>,
     ) -> FailureCount {
         let fraction = gate.fraction();
-        match self.tell(gate, BreakerEvent::Ran { key, ran, pause, fraction }) {
+        match self.tell(
+            gate,
+            BreakerEvent::Ran {
+                key,
+                ran,
+                pause,
+                fraction,
+            },
+        ) {
             (CircuitPhase::Closed, CircuitPhase::Closed) => FailureCount::Counted,
             _ => FailureCount::Uncounted,
         }
@@ -263,7 +332,8 @@ impl Switch {
         self.tell(gate, BreakerEvent::Over { key });
     }
 
-    /// How many waiting messages may ask again now: all when the breaker is closed, one when a probe is due.
+    /// How many waiting messages may ask again now: all when the breaker is closed, one when a
+    /// probe is due.
     pub(super) fn admits(&self) -> usize {
         match self.phase() {
             CircuitPhase::Closed => usize::MAX,
@@ -280,8 +350,8 @@ impl Switch {
         }
     }
 
-    /// Whether the last run has failed, which may be the beginning of an outage: a run of another key then says more than
-    /// another run of a key that has failed already.
+    /// Whether the last run has failed, which may be the beginning of an outage: a run of another
+    /// key then says more than another run of a key that has failed already.
     pub(super) fn is_in_doubt(&self) -> bool {
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let has_failed = matches!(state.last.back(), Some((_, RunResult::Failure)));
@@ -292,8 +362,8 @@ impl Switch {
         self.phase() == CircuitPhase::Closed
     }
 
-    /// Whether it keeps messages from running, for the status. An earlier process may have left it open, and no message
-    /// may have come since: then nothing waits.
+    /// Whether it keeps messages from running, for the status. An earlier process may have left it
+    /// open, and no message may have come since: then nothing waits.
     pub(super) fn has_paused(&self) -> bool {
         match self.phase() {
             CircuitPhase::Closed => false,
@@ -302,18 +372,24 @@ impl Switch {
     }
 
     fn phase(&self) -> CircuitPhase {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner).phase
+        self.state
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .phase
     }
 
     /// Applies an event, and returns the phases before and after it.
     fn tell(&self, gate: &OpenGate, event: BreakerEvent) -> (CircuitPhase, CircuitPhase) {
-        let Some(limits) = &self.limits else { return (CircuitPhase::Closed, CircuitPhase::Closed) };
+        let Some(limits) = &self.limits else {
+            return (CircuitPhase::Closed, CircuitPhase::Closed);
+        };
         let (before, after) = {
             let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
             let before = state.phase;
             *state = apply(Instant::now(), limits, std::mem::take(&mut *state), event);
             if state.phase != before && matches!(event, BreakerEvent::Ran { .. }) {
-                self.is_open.send_replace(state.phase != CircuitPhase::Closed);
+                self.is_open
+                    .send_replace(state.phase != CircuitPhase::Closed);
             }
             (before, state.phase)
         };
@@ -329,7 +405,10 @@ impl Switch {
             (CircuitPhase::Open { .. }, CircuitPhase::HalfOpen { .. }) => BreakerState::HalfOpen,
             (CircuitPhase::HalfOpen { .. }, CircuitPhase::Open { .. }) => BreakerState::Open,
             (CircuitPhase::HalfOpen { .. }, CircuitPhase::Closed) => {
-                info!(scope, "the circuit breaker is closed: the handler works again");
+                info!(
+                    scope,
+                    "the circuit breaker is closed: the handler works again"
+                );
                 BreakerState::Closed
             }
             _ => return (before, after),

@@ -1,7 +1,8 @@
-//! Keeps the mark of a circuit breaker in the scope's descriptor: it is there while the breaker is open.
+//! Keeps the mark of a circuit breaker in the scope's descriptor: it is there while the breaker is
+//! open.
 //!
-//! No message waits for it. Other processes of the scope have breakers of their own, and the last write wins: the mark
-//! only decides how a process starts.
+//! No message waits for it. Other processes of the scope have breakers of their own, and the last
+//! write wins: the mark only decides how a process starts.
 
 use std::future::pending;
 use std::sync::Arc;
@@ -18,9 +19,13 @@ use crate::backoff::Backoff;
 /// The delays between tries to write the mark.
 const WRITE_BACKOFF: Backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(10));
 
-/// Writes the mark at each of the `changes` of the route's breaker, until `ended`. What the store did not answer is tried
-/// again with what is true by then, after `ended` once.
-pub(super) async fn keep(route: Arc<Route>, mut changes: watch::Receiver<bool>, ended: CancellationToken) {
+/// Writes the mark at each of the `changes` of the route's breaker, until `ended`. What the store
+/// did not answer is tried again with what is true by then, after `ended` once.
+pub(super) async fn keep(
+    route: Arc<Route>,
+    mut changes: watch::Receiver<bool>,
+    ended: CancellationToken,
+) {
     let (gate, mut failures) = (&route.gate, 0_u32);
     loop {
         let retry = async move {
@@ -45,7 +50,11 @@ pub(super) async fn keep(route: Arc<Route>, mut changes: watch::Receiver<bool>, 
                 let scope = gate.scope();
                 warn!(scope, is_open, %error, "the mark of the circuit breaker could not be written");
                 // What refuses needs an operator; the next change tries again.
-                if error.is_away() { failures.saturating_add(1) } else { 0 }
+                if error.is_away() {
+                    failures.saturating_add(1)
+                } else {
+                    0
+                }
             }
         };
         if is_ending {

@@ -27,18 +27,39 @@ pub(super) enum End {
     /// The message must go to the dead letters.
     ///
     /// `attempts` is how many attempts ran.
-    GiveUp { lease: Option<Box<Lease>>, cause: DeadLetterCause, reason: String, attempts: u32 },
+    GiveUp {
+        lease: Option<Box<Lease>>,
+        cause: DeadLetterCause,
+        reason: String,
+        attempts: u32,
+    },
     /// FAILED is in the store, but no dead letter has been written.
     NotHandedOver { reason: String, by: TokenTag },
     /// The handler failed; another attempt may follow.
-    Retry { lease: Box<Lease>, delay: Duration, count: FailureCount, reason: String },
+    Retry {
+        lease: Box<Lease>,
+        delay: Duration,
+        count: FailureCount,
+        reason: String,
+    },
     /// The message cannot be done yet: its handler wants it after the delay.
-    Later { lease: Box<Lease>, delay: Duration, reason: String },
-    /// The outcome of this attempt is unknown: its effect may have happened, and may still be in progress. Its lease
-    /// must be over before another attempt begins.
-    Lapsing { attempt: u32, lasts: Duration, reason: String },
+    Later {
+        lease: Box<Lease>,
+        delay: Duration,
+        reason: String,
+    },
+    /// The outcome of this attempt is unknown: its effect may have happened, and may still be in
+    /// progress. Its lease must be over before another attempt begins.
+    Lapsing {
+        attempt: u32,
+        lasts: Duration,
+        reason: String,
+    },
     /// Another owner holds the key, or held it and may come back, or the message is not due.
-    NotNow { ask_again_in: Duration, cause: WaitCause },
+    NotNow {
+        ask_again_in: Duration,
+        cause: WaitCause,
+    },
     /// The retry is not due, and the wait is longer than a claim can last.
     NotDue { due_in: Duration },
     /// The store did not answer the claim.
@@ -47,16 +68,25 @@ pub(super) enum End {
 
 impl End {
     /// Another owner took over. Its outcome counts, so the key is claimed again to learn it.
-    pub(super) const TAKEN_OVER: Self = Self::NotNow { ask_again_in: Duration::ZERO, cause: WaitCause::Busy };
+    pub(super) const TAKEN_OVER: Self = Self::NotNow {
+        ask_again_in: Duration::ZERO,
+        cause: WaitCause::Busy,
+    };
 
     /// The end without a write: the lease lapses, and the next attempt is flagged as recovered.
     pub(super) fn lapsing(lease: &Lease, reason: String) -> Self {
-        Self::Lapsing { attempt: lease.attempt().number(), lasts: lease.remaining(), reason }
+        Self::Lapsing {
+            attempt: lease.attempt().number(),
+            lasts: lease.remaining(),
+            reason,
+        }
     }
 }
 
-/// The delays before a busy key is claimed again: its run elsewhere may end long before the lease does.
-pub(super) const BUSY_BACKOFF: Backoff = Backoff::new(Duration::from_millis(50), Duration::from_secs(10));
+/// The delays before a busy key is claimed again: its run elsewhere may end long before the lease
+/// does.
+pub(super) const BUSY_BACKOFF: Backoff =
+    Backoff::new(Duration::from_millis(50), Duration::from_secs(10));
 
 /// The reason of a handler that panicked.
 pub(super) const PANICKED: &str = "the handler panicked";

@@ -1,5 +1,5 @@
-//! The loop that starts attempts and notes their ends. What starts when is decided by the [`Schedule`]; this module has
-//! the clock, the permits, the tasks, and the log.
+//! The loop that starts attempts and notes their ends. What starts when is decided by the
+//! [`Schedule`]; this module has the clock, the permits, the tasks, and the log.
 
 use std::sync::Arc;
 use std::task::Poll;
@@ -61,7 +61,8 @@ impl Engine {
         let (tasks, ended_early) = Tasks::new(Arc::clone(&shared));
         let (probe_answers, probes_answered) = mpsc::unbounded_channel();
         Self {
-            schedule: Schedule::new(settings.tenant_limit, settings.fail_open_after).with_batches(limits),
+            schedule: Schedule::new(settings.tenant_limit, settings.fail_open_after)
+                .with_batches(limits),
             shared,
             tasks,
             ended_early,
@@ -134,7 +135,9 @@ impl Engine {
     fn publish(&mut self) {
         let admitted = std::mem::take(&mut self.admitted);
         let is_paused = self.schedule.is_every_store_away();
-        self.shared.in_flight.publish(self.schedule.counts(), admitted, is_paused);
+        self.shared
+            .in_flight
+            .publish(self.schedule.counts(), admitted, is_paused);
     }
 
     /// Starts everything that may start.
@@ -142,9 +145,13 @@ impl Engine {
         let now = now();
         self.bypass_outages(now);
         let shared = &self.shared;
-        self.schedule.note_doubt(shared.routes().any(|route| route.breaker.is_in_doubt()));
         self.schedule
-            .resume_handlers(|route| shared.breaker(route).map_or(usize::MAX, |breaker| breaker.admits()));
+            .note_doubt(shared.routes().any(|route| route.breaker.is_in_doubt()));
+        self.schedule.resume_handlers(|route| {
+            shared
+                .breaker(route)
+                .map_or(usize::MAX, |breaker| breaker.admits())
+        });
         self.schedule.advance(now);
         let mut starts = Starts::new(&self.tasks);
         while self.schedule.can_start(now)
@@ -163,7 +170,9 @@ impl Engine {
                     }
                 }
                 Some(NextStart::Batch(places)) => {
-                    let members = places.into_iter().filter_map(|place| self.admit_start(place, now));
+                    let members = places
+                        .into_iter()
+                        .filter_map(|place| self.admit_start(place, now));
                     starts.batch(members.collect(), permit);
                 }
             }
@@ -174,8 +183,13 @@ impl Engine {
     /// Makes a message ready for its unit; `None` if it waits for something.
     fn admit_start(&mut self, place: PlaceId, now: std::time::Instant) -> Option<Member> {
         let shard = self.schedule.content(place).and_then(|item| item.shard());
-        let Starting { place, content: mut item, asks, is_probe, without_store } =
-            self.schedule.offer(place, shard, now)?;
+        let Starting {
+            place,
+            content: mut item,
+            asks,
+            is_probe,
+            without_store,
+        } = self.schedule.offer(place, shard, now)?;
         if let Some(key) = item.breaker_key() {
             if item.route.breaker.admit(&item.route.gate, key) == Admission::Wait {
                 self.schedule.refuse(place, item);
@@ -185,9 +199,17 @@ impl Engine {
         }
         item.without_store = without_store;
         let answered = &self.probe_answers;
-        item.probe =
-            asks.filter(|_| is_probe).map(|shard| Probe { answered: answered.clone(), place, shard });
-        Some(Member { place, item, asks, permit: None })
+        item.probe = asks.filter(|_| is_probe).map(|shard| Probe {
+            answered: answered.clone(),
+            place,
+            shard,
+        });
+        Some(Member {
+            place,
+            item,
+            asks,
+            permit: None,
+        })
     }
 
     /// When the loop must wake even if nothing else happens.
@@ -196,8 +218,15 @@ impl Engine {
     fn next_wake(&self) -> Option<Instant> {
         let now = now();
         let paused = self.schedule.paused_routes();
-        let probes = paused.filter_map(|route| self.shared.breaker(route)?.probe_at()).filter(|at| *at > now);
-        self.schedule.next_wake(now).into_iter().chain(probes).min().map(Instant::from_std)
+        let probes = paused
+            .filter_map(|route| self.shared.breaker(route)?.probe_at())
+            .filter(|at| *at > now);
+        self.schedule
+            .next_wake(now)
+            .into_iter()
+            .chain(probes)
+            .min()
+            .map(Instant::from_std)
     }
 
     /// Notes the end of a task.
@@ -215,14 +244,17 @@ impl Engine {
         }
     }
 
-    /// Ends an outage when that shard of the store has answered, not when a message ended that never asked it. A probe
-    /// whose claim was answered has ended it already.
+    /// Ends an outage when that shard of the store has answered, not when a message ended that
+    /// never asked it. A probe whose claim was answered has ended it already.
     fn note_answer(&mut self, place: PlaceId, asked: Option<Shard>, next: &Next) {
         let Some(shard) = asked else { return };
         let Next::NoAnswer { error, .. } = next else {
             return self.note_store_answered(place, shard);
         };
-        if !self.schedule.no_answer(shard, place, error, now(), self.shared.random()) {
+        if !self
+            .schedule
+            .no_answer(shard, place, error, now(), self.shared.random())
+        {
             return;
         }
         match error {
@@ -234,13 +266,17 @@ impl Engine {
                 warn!(reason = %error, "operations of the store fail; nothing is dispatched until one succeeds");
             }
         }
-        self.shared.observer.observe(Event::StorePaused { paused: true });
+        self.shared
+            .observer
+            .observe(Event::StorePaused { paused: true });
     }
 
     fn note_store_answered(&mut self, place: PlaceId, shard: Shard) {
         if self.schedule.answered(shard, place, now()) {
             info!("operations of the store succeed again");
-            self.shared.observer.observe(Event::StorePaused { paused: false });
+            self.shared
+                .observer
+                .observe(Event::StorePaused { paused: false });
         }
     }
 
@@ -252,7 +288,11 @@ impl Engine {
                 if item.past.runs_alone {
                     self.schedule.keep_out_of_batches(place);
                 }
-                AttemptEnd::TryAgain { content: item, after, cause }
+                AttemptEnd::TryAgain {
+                    content: item,
+                    after,
+                    cause,
+                }
             }
             Next::Stop(error) => return self.fail(*error),
         };
@@ -263,7 +303,11 @@ impl Engine {
     fn bypass_outages(&mut self, now: std::time::Instant) {
         for outage in self.schedule.bypass_outages(now) {
             let away_for = now.saturating_duration_since(outage.since);
-            error!(?away_for, error = &*outage.error, "messages run without their store until it answers");
+            error!(
+                ?away_for,
+                error = &*outage.error,
+                "messages run without their store until it answers"
+            );
         }
     }
 
@@ -286,8 +330,8 @@ fn now() -> std::time::Instant {
     Instant::now().into_std()
 }
 
-/// Lets the tasks run that are ready now. Unlike after `tokio::task::yield_now`, another thread of the runtime can take this
-/// task over when one of them blocks its own.
+/// Lets the tasks run that are ready now. Unlike after `tokio::task::yield_now`, another thread of
+/// the runtime can take this task over when one of them blocks its own.
 async fn after_ready_tasks() {
     let mut has_yielded = false;
     std::future::poll_fn(|context| {

@@ -1,4 +1,5 @@
-//! Transactional handlers with their types erased: how they are run, and how a run in a transaction ends.
+//! Transactional handlers with their types erased: how they are run, and how a run in a transaction
+//! ends.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -38,7 +39,10 @@ pub(super) enum TransactionEnd {
     /// It was rolled back because of another transaction, or because its connection was lost.
     Excused { excuse: Excuse, reason: String },
     /// The handler has failed, and its transaction is rolled back.
-    Failed { failure: Failure, outcome: RunOutcome },
+    Failed {
+        failure: Failure,
+        outcome: RunOutcome,
+    },
     /// The run was ended from outside, and its transaction is rolled back.
     Discarded,
     /// The commit was sent and not answered.
@@ -48,7 +52,8 @@ pub(super) enum TransactionEnd {
 /// A [`Transactional::batched`](crate::Transactional::batched) with its types erased.
 pub(super) trait ErasedTransactionalBatches: Send + Sync {
     /// Runs first attempts, which make no claims, in one transaction.
-    fn run_batch(&self, runs: Vec<Arc<TransactionRun>>, call: BatchCall) -> BoxFuture<'_, BatchEnd>;
+    fn run_batch(&self, runs: Vec<Arc<TransactionRun>>, call: BatchCall)
+    -> BoxFuture<'_, BatchEnd>;
 }
 
 /// How one transaction of a batch ended.
@@ -71,25 +76,45 @@ pub(super) enum Rest {
     /// Another transaction was in the way, or the connection was lost.
     Excused { excuse: Excuse, reason: String },
     /// The handler, or the commit, has failed for all of them.
-    Failed { failure: Failure, outcome: RunOutcome },
+    Failed {
+        failure: Failure,
+        outcome: RunOutcome,
+    },
 }
 
 impl BatchEnd {
     pub(super) fn all(count: usize, end: impl Fn() -> TransactionEnd) -> Self {
         let ends = std::iter::repeat_with(|| Some(end())).take(count).collect();
-        Self { ends, rest: Rest::RunAgain, took: Duration::ZERO }
+        Self {
+            ends,
+            rest: Rest::RunAgain,
+            took: Duration::ZERO,
+        }
     }
 
     pub(super) fn none(count: usize, rest: Rest) -> Self {
         let ends = std::iter::repeat_with(|| None).take(count).collect();
-        Self { ends, rest, took: Duration::ZERO }
+        Self {
+            ends,
+            rest,
+            took: Duration::ZERO,
+        }
     }
 
-    /// Adds the messages that the transaction has not taken, because there is a record of their keys.
+    /// Adds the messages that the transaction has not taken, because there is a record of their
+    /// keys.
     pub(super) fn with_left_out(self, is_taken: &[bool]) -> Self {
         let mut ends = self.ends.into_iter();
-        let end =
-            |taken: &bool| if *taken { ends.next().flatten() } else { Some(TransactionEnd::RecordExists) };
-        Self { ends: is_taken.iter().map(end).collect(), ..self }
+        let end = |taken: &bool| {
+            if *taken {
+                ends.next().flatten()
+            } else {
+                Some(TransactionEnd::RecordExists)
+            }
+        };
+        Self {
+            ends: is_taken.iter().map(end).collect(),
+            ..self
+        }
     }
 }

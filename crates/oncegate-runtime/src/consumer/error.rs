@@ -22,7 +22,9 @@ pub enum ConsumerError {
     #[error("dead letters: {0}")]
     DeadLetters(#[source] BoxError),
     /// A message has to be given up, and no dead letters are configured.
-    #[error("{origin} must be given up ({reason}), and there is nowhere to put it: set `dead_letters`")]
+    #[error(
+        "{origin} must be given up ({reason}), and there is nowhere to put it: set `dead_letters`"
+    )]
     NoDeadLetters {
         /// The message's origin.
         origin: Origin,
@@ -37,7 +39,8 @@ pub enum ConsumerError {
         /// Why, and what to change.
         reason: String,
     },
-    /// No key can be made of a message, and [`bad_keys`](super::Consumer::bad_keys) refuses such messages.
+    /// No key can be made of a message, and [`bad_keys`](super::Consumer::bad_keys) refuses such
+    /// messages.
     #[error(
         "{origin} has no key ({reason}), and `bad_keys` refuses such messages: mend the key or the message"
     )]
@@ -49,7 +52,8 @@ pub enum ConsumerError {
     },
     /// So many messages were given up that the consumer must be at fault, not the messages.
     ///
-    /// A restart does not change that: see [`dead_letter_limit`](super::Consumer::dead_letter_limit).
+    /// A restart does not change that: see
+    /// [`dead_letter_limit`](super::Consumer::dead_letter_limit).
     #[error(
         "{what}, the last one because: {last_reason}. Mend that; or raise `dead_letter_limit`, or let as many be given up \
          again with `oncegate accept-dead-letters`: until a message succeeds, a restart stops at the next one"

@@ -15,7 +15,8 @@ const RECEIVE_MOST: usize = 512;
 pub(super) struct InFlight {
     most_messages: usize,
     most_bytes: usize,
-    /// How many messages that are not waiting may be in flight, when the source gives messages on demand.
+    /// How many messages that are not waiting may be in flight, when the source gives messages on
+    /// demand.
     most_at_once: Option<usize>,
     load: Mutex<Load>,
     /// Messages whose dead letter cannot be written at the moment.
@@ -36,7 +37,10 @@ struct Load {
 
 impl Load {
     fn held(&self) -> (usize, usize) {
-        (self.received.0 + self.engine.messages, self.received.1 + self.engine.bytes)
+        (
+            self.received.0 + self.engine.messages,
+            self.received.1 + self.engine.bytes,
+        )
     }
 }
 
@@ -79,7 +83,8 @@ impl InFlight {
         load.received.1 += bytes;
     }
 
-    /// Takes over the engine's counts. `admitted` are the messages and bytes that have come to it since the last time.
+    /// Takes over the engine's counts. `admitted` are the messages and bytes that have come to it
+    /// since the last time.
     pub(super) fn publish(&self, engine: MessageCounts, admitted: (usize, usize), is_paused: bool) {
         let mut load = self.load();
         let before = *load;
@@ -100,8 +105,8 @@ impl InFlight {
         UnwrittenLetter(self)
     }
 
-    /// Whether messages may still come to the engine before others have ended. `admitted` are those that have come
-    /// since the last counts were published.
+    /// Whether messages may still come to the engine before others have ended. `admitted` are those
+    /// that have come since the last counts were published.
     pub(super) fn may_bring_more(&self, admitted: usize) -> bool {
         self.room(1) > 0 || self.load().received.0 > admitted
     }
@@ -113,11 +118,22 @@ impl InFlight {
         let load = *self.load();
         let (messages, bytes) = load.held();
         let free_bytes = self.most_bytes.saturating_sub(bytes) / typical_bytes.max(1);
-        let room = self.most_messages.saturating_sub(messages).min(free_bytes).min(RECEIVE_MOST);
+        let room = self
+            .most_messages
+            .saturating_sub(messages)
+            .min(free_bytes)
+            .min(RECEIVE_MOST);
         let room = if messages == 0 { room.max(1) } else { room };
-        let Some(most) = self.most_at_once else { return room };
-        // While paused, one message is received when none is in flight, to find out whether the store is back.
-        let most = if load.is_paused { 1 } else { most + load.engine.held_back };
+        let Some(most) = self.most_at_once else {
+            return room;
+        };
+        // While paused, one message is received when none is in flight, to find out whether the
+        // store is back.
+        let most = if load.is_paused {
+            1
+        } else {
+            most + load.engine.held_back
+        };
         let waiting = load.engine.waiting + self.unwritten.load(Relaxed);
         room.min((most + waiting).saturating_sub(messages))
     }

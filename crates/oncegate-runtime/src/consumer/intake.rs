@@ -1,4 +1,5 @@
-//! From the source to the engine: limits what is in flight, receives, derives keys, and prefetches records.
+//! From the source to the engine: limits what is in flight, receives, derives keys, and prefetches
+//! records.
 
 use std::sync::Arc;
 
@@ -36,7 +37,9 @@ async fn receive_all(
     source: &dyn Source,
     engine: mpsc::Sender<Vec<Box<Item>>>,
 ) -> Result<(), SourceError> {
-    let batches = received(shared, source).map(|batch| prefetch(shared, batch)).buffered(PREFETCHES);
+    let batches = received(shared, source)
+        .map(|batch| prefetch(shared, batch))
+        .buffered(PREFETCHES);
     let mut batches = std::pin::pin!(batches);
     loop {
         let batch = tokio::select! {
@@ -67,11 +70,14 @@ fn received<'a>(
             Err(error) => Some((Err(error), None)),
             Ok(Some(deliveries)) => {
                 shared.watch.delivered(deliveries.len());
-                // Schemas of registries: from here on, keys are derived without waiting for anything.
+                // Schemas of registries: from here on, keys are derived without waiting for
+                // anything.
                 prepare(shared, &deliveries).await;
                 let now = Instant::now();
-                let items: Vec<Box<Item>> =
-                    deliveries.into_iter().map(|delivery| identify(shared, delivery, now)).collect();
+                let items: Vec<Box<Item>> = deliveries
+                    .into_iter()
+                    .map(|delivery| identify(shared, delivery, now))
+                    .collect();
                 let bytes = items.iter().map(|item| item.bytes).sum::<usize>();
                 let typical_bytes = bytes / items.len().max(1);
                 Some((Ok(items), Some(typical_bytes)))
@@ -80,7 +86,8 @@ fn received<'a>(
     })
 }
 
-/// Receives as many messages as the limits allow. With a source on demand, the request follows the free capacity.
+/// Receives as many messages as the limits allow. With a source on demand, the request follows the
+/// free capacity.
 async fn receive(
     in_flight: &InFlight,
     source: &dyn Source,
@@ -128,7 +135,8 @@ fn identify(shared: &Shared, delivery: Delivery, received_at: Instant) -> Box<It
     })
 }
 
-/// In a replay, asks the store in bulk which keys are completed. It only reads: every other key is claimed.
+/// In a replay, asks the store in bulk which keys are completed. It only reads: every other key is
+/// claimed.
 async fn prefetch(
     shared: &Shared,
     batch: Result<Vec<Box<Item>>, SourceError>,
@@ -138,8 +146,12 @@ async fn prefetch(
         return Ok(items);
     }
     for route in shared.routes() {
-        let of_route = items.iter().enumerate().filter(|(_, item)| Arc::ptr_eq(&item.route, route));
-        let identified = of_route.filter_map(|(n, item)| Some((n, item.identity.as_ref().ok()?.clone())));
+        let of_route = items
+            .iter()
+            .enumerate()
+            .filter(|(_, item)| Arc::ptr_eq(&item.route, route));
+        let identified =
+            of_route.filter_map(|(n, item)| Some((n, item.identity.as_ref().ok()?.clone())));
         let (places, identities): (Vec<usize>, Vec<Identity>) = identified.unzip();
         if places.is_empty() {
             continue;
@@ -149,7 +161,10 @@ async fn prefetch(
             if let Some(stored) = stored
                 && let Some(item) = items.get_mut(place)
             {
-                route.gate.observe(Event::Claimed { scope: route.gate.scope(), verdict: "completed" });
+                route.gate.observe(Event::Claimed {
+                    scope: route.gate.scope(),
+                    verdict: "completed",
+                });
                 item.found = Some(stored);
             }
         }

@@ -30,7 +30,8 @@ pub(super) struct Item {
     pub(super) identity: Result<Identity, KeyError>,
     /// Equal for messages of one tenant, if the tenant is part of the key.
     pub(super) tenant: Option<u64>,
-    /// A claim whose answer was lost: the next attempt must repeat it. It is released with the message.
+    /// A claim whose answer was lost: the next attempt must repeat it. It is released with the
+    /// message.
     pub(super) claim: Option<OpenClaim>,
     /// Its size, as counted against the limit on bytes.
     pub(super) bytes: usize,
@@ -47,7 +48,8 @@ pub(super) struct Item {
     pub(super) entry: Option<SessionEntry>,
     /// The monitor's note of its attempt, while one is in progress.
     pub(super) attempt: Option<AttemptNote>,
-    /// The key by which the breaker of its handler has admitted its attempt, while one is in progress.
+    /// The key by which the breaker of its handler has admitted its attempt, while one is in
+    /// progress.
     pub(super) admitted: Option<u64>,
     /// Its ack handle has begun an attempt.
     pub(super) is_started: bool,
@@ -59,8 +61,8 @@ impl Drop for Item {
     }
 }
 
-/// Tells the engine that a shard answers again as soon as the attempt that asks it knows. The attempt's handler may run
-/// for a long time after that.
+/// Tells the engine that a shard answers again as soon as the attempt that asks it knows. The
+/// attempt's handler may run for a long time after that.
 #[derive(Clone, Debug)]
 pub(super) struct Probe {
     pub(super) answered: mpsc::UnboundedSender<(PlaceId, Shard)>,
@@ -88,8 +90,8 @@ impl Item {
         self
     }
 
-    /// Tells its source and the breaker of its handler that the attempt is over, whatever its outcome and whether or not
-    /// the handler has run.
+    /// Tells its source and the breaker of its handler that the attempt is over, whatever its
+    /// outcome and whether or not the handler has run.
     fn end_attempt(&mut self) {
         if std::mem::take(&mut self.is_started) {
             self.delivery.ack_handle.stop();
@@ -107,8 +109,8 @@ impl Item {
         }
     }
 
-    /// Reports the run to the breaker, and returns whether it counts if it failed. A run cut short by an outage or a stop is
-    /// no evidence about the handler, and costs no attempt.
+    /// Reports the run to the breaker, and returns whether it counts if it failed. A run cut short
+    /// by an outage or a stop is no evidence about the handler, and costs no attempt.
     pub(super) fn tell_breaker(
         &self,
         was_cut_short: bool,
@@ -121,8 +123,15 @@ impl Item {
             _ if was_cut_short => return FailureCount::Uncounted,
             _ => RunResult::Failure,
         };
-        let Some(key) = self.breaker_key() else { return FailureCount::Counted };
-        self.route.breaker.ran(&self.route.gate, key, result, failure.and_then(Failure::requested_delay))
+        let Some(key) = self.breaker_key() else {
+            return FailureCount::Counted;
+        };
+        self.route.breaker.ran(
+            &self.route.gate,
+            key,
+            result,
+            failure.and_then(Failure::requested_delay),
+        )
     }
 
     /// What the schedule must know of it.
@@ -136,7 +145,8 @@ impl Item {
         }
     }
 
-    /// The lane of its order, and the lane of its idempotency key: two deliveries of one key run one after the other.
+    /// The lane of its order, and the lane of its idempotency key: two deliveries of one key run
+    /// one after the other.
     fn lanes(&self, ordering: Ordering) -> [Option<LaneId>; 2] {
         let message = &self.delivery.message;
         // In a queue, order is kept by the group, which is the message's key, not by the queue.
@@ -146,12 +156,20 @@ impl Item {
         };
         let order = match (ordering, message.key()) {
             (Ordering::Unordered, _) => None,
-            _ if let Some(number) = self.delivery.ack_handle.order() => Some(lane("source", &number)),
+            _ if let Some(number) = self.delivery.ack_handle.order() => {
+                Some(lane("source", &number))
+            }
             (Ordering::Partition, _) => Some(lane("partition", &message.origin().partition())),
             (Ordering::Key, Some(key)) => Some(lane("key", &(message.origin().partition(), key))),
             (Ordering::Key, None) => None,
         };
-        [order, self.identity.as_ref().ok().map(|identity| lane("identity", &identity.key))]
+        [
+            order,
+            self.identity
+                .as_ref()
+                .ok()
+                .map(|identity| lane("identity", &identity.key)),
+        ]
     }
 
     /// The shard of the store that its attempt will ask.
@@ -159,7 +177,10 @@ impl Item {
     /// A bad key needs no store, and neither does a key that the prefetch found completed.
     pub(super) fn shard(&self) -> Option<Shard> {
         let identity = self.unanswered()?;
-        Some(Shard { route: self.route.number, number: self.route.gate.shard(&identity.key) })
+        Some(Shard {
+            route: self.route.number,
+            number: self.route.gate.shard(&identity.key),
+        })
     }
 
     /// The key by which the handler's breaker counts it; `None` if no handler will run for it.

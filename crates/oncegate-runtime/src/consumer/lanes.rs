@@ -1,16 +1,17 @@
 //! The order of messages: which ones are before which.
 //!
-//! Pure bookkeeping: no broker, no store, no clock. A message joins one or two lanes (that of its order and that of its
-//! idempotency key), and may run when it is first in each. All messages join their lanes in the order of
-//! arrival, so two messages can never wait for each other.
+//! Pure bookkeeping: no broker, no store, no clock. A message joins one or two lanes (that of its
+//! order and that of its idempotency key), and may run when it is first in each. All messages join
+//! their lanes in the order of arrival, so two messages can never wait for each other.
 //!
-//! The lanes link each message to the next one of each lane. How many messages are still before a message is part of
-//! its state, which this module does not know.
+//! The lanes link each message to the next one of each lane. How many messages are still before a
+//! message is part of its state, which this module does not know.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 
-/// A lane's name: a hash of what it stands for. If two lanes share one by accident, their messages merely wait longer.
+/// A lane's name: a hash of what it stands for. If two lanes share one by accident, their messages
+/// merely wait longer.
 pub(super) type LaneId = u64;
 
 /// The most lanes that one message joins.
@@ -43,21 +44,41 @@ struct LaneLink {
 
 impl<T> Lanes<T> {
     pub(super) fn new() -> Self {
-        Self { places: Vec::new(), free: Vec::new(), last: HashMap::default() }
+        Self {
+            places: Vec::new(),
+            free: Vec::new(),
+            last: HashMap::default(),
+        }
     }
 
-    /// How many lanes another message is in. A message that joined these lanes now would wait for as many.
+    /// How many lanes another message is in. A message that joined these lanes now would wait for
+    /// as many.
     pub(super) fn occupied(&self, lanes: [Option<LaneId>; LANES_PER_MESSAGE]) -> usize {
-        distinct(lanes).into_iter().flatten().filter(|lane| self.last.contains_key(lane)).count()
+        distinct(lanes)
+            .into_iter()
+            .flatten()
+            .filter(|lane| self.last.contains_key(lane))
+            .count()
     }
 
-    /// Puts a message at the end of its lanes. It may run when as many messages have left as lanes were
-    /// [occupied](Self::occupied).
-    pub(super) fn join(&mut self, content: T, lanes: [Option<LaneId>; LANES_PER_MESSAGE]) -> PlaceId {
+    /// Puts a message at the end of its lanes. It may run when as many messages have left as lanes
+    /// were [occupied](Self::occupied).
+    pub(super) fn join(
+        &mut self,
+        content: T,
+        lanes: [Option<LaneId>; LANES_PER_MESSAGE],
+    ) -> PlaceId {
         let lanes = distinct(lanes);
         let links = lanes.map(|lane| lane.map(|lane| LaneLink { lane, next: None }));
-        let place = LanePlace { content, lanes: links };
-        let id = if let Some(free) = self.free.pop() { PlaceId(free) } else { PlaceId(self.places.len()) };
+        let place = LanePlace {
+            content,
+            lanes: links,
+        };
+        let id = if let Some(free) = self.free.pop() {
+            PlaceId(free)
+        } else {
+            PlaceId(self.places.len())
+        };
         match self.places.get_mut(id.0) {
             Some(slot) => *slot = Some(place),
             None => self.places.push(Some(place)),
@@ -71,9 +92,19 @@ impl<T> Lanes<T> {
     }
 
     fn link(&mut self, from: PlaceId, lane: LaneId, to: PlaceId) {
-        let Some(Some(place)) = self.places.get_mut(from.0) else { return };
-        for link in place.lanes.iter_mut().flatten().filter(|link| link.lane == lane) {
-            debug_assert!(link.next.is_none(), "only the last in a lane gets a follower");
+        let Some(Some(place)) = self.places.get_mut(from.0) else {
+            return;
+        };
+        for link in place
+            .lanes
+            .iter_mut()
+            .flatten()
+            .filter(|link| link.lane == lane)
+        {
+            debug_assert!(
+                link.next.is_none(),
+                "only the last in a lane gets a follower"
+            );
             link.next = Some(to);
         }
     }
@@ -92,8 +123,8 @@ impl<T> Lanes<T> {
         places.filter_map(|(n, place)| Some((PlaceId(n), &place.as_ref()?.content)))
     }
 
-    /// Removes a message that is first in each of its lanes. Returns the next message of each lane: for each of them
-    /// one message less is ahead.
+    /// Removes a message that is first in each of its lanes. Returns the next message of each lane:
+    /// for each of them one message less is ahead.
     pub(super) fn leave(&mut self, id: PlaceId) -> [Option<PlaceId>; LANES_PER_MESSAGE] {
         let Some(place) = self.places.get_mut(id.0).and_then(Option::take) else {
             return [None; LANES_PER_MESSAGE];
@@ -111,7 +142,11 @@ impl<T> Lanes<T> {
 
 /// A message that is in one lane twice is in it once.
 fn distinct(lanes: [Option<LaneId>; LANES_PER_MESSAGE]) -> [Option<LaneId>; LANES_PER_MESSAGE] {
-    if lanes[0] == lanes[1] { [lanes[0], None] } else { lanes }
+    if lanes[0] == lanes[1] {
+        [lanes[0], None]
+    } else {
+        lanes
+    }
 }
 
 /// The keys of the map are hashes already.
@@ -150,7 +185,11 @@ mod tests {
 
         /// Leaves the lanes, and returns the messages that may run now.
         fn leave(&mut self, id: PlaceId) -> Vec<PlaceId> {
-            assert_eq!(self.0.get(id), Some(&0), "only a message that is first leaves");
+            assert_eq!(
+                self.0.get(id),
+                Some(&0),
+                "only a message that is first leaves"
+            );
             let mut ready = Vec::new();
             for next in self.0.leave(id).into_iter().flatten() {
                 let ahead = self.0.get_mut(next).unwrap();
@@ -186,7 +225,8 @@ mod tests {
         assert_eq!(lanes.leave(a), [b]);
     }
 
-    /// Against the plainest model there is: a list, in which a message may run when no earlier one shares a lane.
+    /// Against the plainest model there is: a list, in which a message may run when no earlier one
+    /// shares a lane.
     // invariant: messages-wait-for-each-other
     #[test]
     fn it_agrees_with_a_plain_list() {
@@ -197,7 +237,10 @@ mod tests {
         let mut ready: Vec<PlaceId> = Vec::new();
         for step in 0..20_000 {
             if list.len() < 30 && rng.bool() {
-                let joined = [rng.bool().then(|| rng.u64(..5)), rng.bool().then(|| rng.u64(10..15))];
+                let joined = [
+                    rng.bool().then(|| rng.u64(..5)),
+                    rng.bool().then(|| rng.u64(10..15)),
+                ];
                 let (id, runs) = lanes.join(joined);
                 list.push((id, joined));
                 if runs {

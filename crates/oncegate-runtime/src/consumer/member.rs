@@ -48,7 +48,11 @@ pub(super) enum Next {
     /// Nothing: it was acknowledged, or no longer belongs to this consumer.
     Finished,
     /// Another attempt after a delay. The message keeps its place, so none behind it overtakes.
-    Again { item: Box<Item>, after: Duration, cause: WaitCause },
+    Again {
+        item: Box<Item>,
+        after: Duration,
+        cause: WaitCause,
+    },
     /// Another attempt as soon as the store answers again.
     NoAnswer { item: Box<Item>, error: StoreError },
     /// The consumer cannot go on. The message was not acknowledged.
@@ -62,6 +66,10 @@ impl Member {
 
     /// The end of a member that has not started.
     pub(super) fn not_ours(self) -> Ended {
-        Ended { place: self.place, asked: None, next: Next::Finished }
+        Ended {
+            place: self.place,
+            asked: None,
+            next: Next::Finished,
+        }
     }
 }

@@ -1,11 +1,14 @@
-//! The runtime: receives messages from a source, claims their keys, runs handlers, and acknowledges.
+//! The runtime: receives messages from a source, claims their keys, runs handlers, and
+//! acknowledges.
 //!
-//! A message's way through the files of this module: `intake` (limits, key, prefetch) → `schedule` (order, and what
-//! starts next) → `engine` (permits, `breaker`, stop) → `unit` (claim, call, finish) → `settle` (ack, retry, dead letter).
-//! Three tables decide everything, and are pure: `schedule::state` (when a message starts), `split` (what runs next after
-//! a part of a batch has failed) and `progress` (what its earlier attempts have left behind).
+//! A message's way through the files of this module: `intake` (limits, key, prefetch) → `schedule`
+//! (order, and what starts next) → `engine` (permits, `breaker`, stop) → `unit` (claim, call,
+//! finish) → `settle` (ack, retry, dead letter). Three tables decide everything, and are pure:
+//! `schedule::state` (when a message starts), `split` (what runs next after a part of a batch has
+//! failed) and `progress` (what its earlier attempts have left behind).
 //!
-//! The files form layers. A file imports files of lower layers, and of its own layer those to its right:
+//! The files form layers. A file imports files of lower layers, and of its own layer those to its
+//! right:
 //!
 //! | layer | files |
 //! |---|---|
@@ -14,29 +17,36 @@
 //! | what they share | `member`, `item`, `progress`, `shared`, `session`, `transactional`, `work`, `erased`, `end`, `trace`, `in_flight` |
 //! | without I/O: rules and records | `split`, `settings`, `error`, `positions`, `watch`, `breaker`, `dead_letter_limit`, `retry_writes`, `schedule`, `lanes` |
 //!
-//! A message in the engine is in exactly one `MessageState`; only `schedule` changes it, and all counts follow from that.
+//! A message in the engine is in exactly one `MessageState`; only `schedule` changes it, and all
+//! counts follow from that.
 //!
 //! # Not obvious
 //!
 //! Implementation notes: facts about the runtime that this code depends on.
 //!
-//! - While the store is away, nothing is requested from a queue, except one message when none is in hand: an outage
-//!   ends when a claim is answered, and a queue may have taken back every message that could claim.
-//! - After `complete` has returned NotOwner, the verdict of the new owner counts: the message claims again at once.
-//! - Two suspects in quarantine would wait for each other if each kept its own permit: the permit is given back first.
-//!   So is the claim: a message that waits beside one that kills the process would otherwise lose an attempt at each
-//!   death.
-//! - The engine's timer must not fire for a probe that is due and waits for a permit: the engine would spin.
+//! - While the store is away, nothing is requested from a queue, except one message when none is in
+//!   hand: an outage ends when a claim is answered, and a queue may have taken back every message
+//!   that could claim.
+//! - After `complete` has returned NotOwner, the verdict of the new owner counts: the message
+//!   claims again at once.
+//! - Two suspects in quarantine would wait for each other if each kept its own permit: the permit
+//!   is given back first. So is the claim: a message that waits beside one that kills the process
+//!   would otherwise lose an attempt at each death.
+//! - The engine's timer must not fire for a probe that is due and waits for a permit: the engine
+//!   would spin.
 //! - A lane is a hash. Two messages that share one by accident only wait for each other.
-//! - A prefetch does not answer with a reference to a large result: what it finds cannot be postponed, and a result
-//!   store may not answer.
-//! - An attempt that returns an error or panics is not "recovered"; one that ended without reporting anything is.
-//! - A circuit breaker's half-open message may never run its handler: it can be a duplicate, or busy elsewhere.
-//!   `BreakerEvent::Over` comes at the end of every attempt, so the next message can then be the probe at once.
-//! - While a circuit breaker is not closed, no message is given up for too many attempts, not even one whose attempts
-//!   were used up by takeovers: each pause costs one message a lapse.
-//! - `Failure::unknown` lets the lease lapse and does not release it. A release would state that nothing has happened,
-//!   and another attempt could run beside the old one. A worker that does not answer ends this way.
+//! - A prefetch does not answer with a reference to a large result: what it finds cannot be
+//!   postponed, and a result store may not answer.
+//! - An attempt that returns an error or panics is not "recovered"; one that ended without
+//!   reporting anything is.
+//! - A circuit breaker's half-open message may never run its handler: it can be a duplicate, or
+//!   busy elsewhere. `BreakerEvent::Over` comes at the end of every attempt, so the next message
+//!   can then be the probe at once.
+//! - While a circuit breaker is not closed, no message is given up for too many attempts, not even
+//!   one whose attempts were used up by takeovers: each pause costs one message a lapse.
+//! - `Failure::unknown` lets the lease lapse and does not release it. A release would state that
+//!   nothing has happened, and another attempt could run beside the old one. A worker that does not
+//!   answer ends this way.
 
 mod answer;
 mod breaker;

@@ -15,7 +15,8 @@ use crate::health::{
 };
 use crate::source::Source;
 
-/// Reports a consumer's status and health, at any time, from any thread. It is cheap to clone and keeps nothing alive.
+/// Reports a consumer's status and health, at any time, from any thread. It is cheap to clone and
+/// keeps nothing alive.
 ///
 /// ```no_run
 /// # use oncegate::{Attempt, Consumer, Gate, Key, MemoryStore, Message};
@@ -37,14 +38,21 @@ pub struct Monitor {
 
 impl Monitor {
     pub(super) fn new(name: &str, life: Arc<Life>) -> Self {
-        Self { name: name.into(), life }
+        Self {
+            name: name.into(),
+            life,
+        }
     }
 
-    /// Returns the consumer's status. What waits in its lanes is counted every second, the rest at the moment of the
-    /// call.
+    /// Returns the consumer's status. What waits in its lanes is counted every second, the rest at
+    /// the moment of the call.
     pub fn status(&self) -> Status {
         let worker = self.life.worker.get().map(|WorkerReport(report)| report());
-        Status { name: self.name.to_string(), worker, ..self.look() }
+        Status {
+            name: self.name.to_string(),
+            worker,
+            ..self.look()
+        }
     }
 
     /// Everything but the name and the worker.
@@ -52,15 +60,30 @@ impl Monitor {
         let (phase, error) = self.life.phase();
         if matches!(phase, Phase::Starting | Phase::Stopped) {
             let failures = self.life.opening.at(Instant::now().into_std());
-            let source = SourceStatus { failures, ..SourceStatus::default() };
-            return Status { phase, error, source, ..Status::default() };
+            let source = SourceStatus {
+                failures,
+                ..SourceStatus::default()
+            };
+            return Status {
+                phase,
+                error,
+                source,
+                ..Status::default()
+            };
         }
         let running = self.life.running.get().and_then(Running::upgrade);
         let Some((shared, source)) = running else {
             let error = error.or_else(|| Some("the future of `run_until` was dropped".to_owned()));
-            return Status { phase: Phase::Stopped, error, ..Status::default() };
+            return Status {
+                phase: Phase::Stopped,
+                error,
+                ..Status::default()
+            };
         };
-        Status { phase, ..shared.status(source.status()) }
+        Status {
+            phase,
+            ..shared.status(source.status())
+        }
     }
 
     /// Returns whether the consumer is healthy: [`Health::of`] its [`status`](Self::status).
@@ -116,7 +139,10 @@ impl Life {
     }
 
     pub(super) fn begin(&self, shared: &Arc<Shared>, source: &Arc<dyn Source>) {
-        let running = Running { shared: Arc::downgrade(shared), source: Arc::downgrade(source) };
+        let running = Running {
+            shared: Arc::downgrade(shared),
+            source: Arc::downgrade(source),
+        };
         // A consumer runs once: `run_until` takes it.
         _ = self.running.set(running);
         self.enter(Phase::Running);
@@ -135,7 +161,11 @@ impl Life {
 impl Shared {
     /// Everything but the phase.
     fn status(&self, mut source: SourceStatus) -> Status {
-        let (now, look, underway) = (Instant::now(), self.watch.last_look(), self.watch.underway());
+        let (now, look, underway) = (
+            Instant::now(),
+            self.watch.last_look(),
+            self.watch.underway(),
+        );
         let routes: Vec<&Arc<Route>> = self.routes().collect();
         let mut messages = look.messages;
         (messages.in_flight, messages.bytes) = self.in_flight.held();
@@ -165,9 +195,16 @@ impl Shared {
             overdue: u32::try_from(overdue).unwrap_or(u32::MAX),
             letters_waiting: u32::try_from(letters_waiting).unwrap_or(u32::MAX),
             refusals: self.dead_letter_guard().refusals(),
-            waiting: look.waiting.iter().filter_map(|seen| unfinished(now, seen, &routes)).collect(),
+            waiting: look
+                .waiting
+                .iter()
+                .filter_map(|seen| unfinished(now, seen, &routes))
+                .collect(),
             delivered_ago: self.watch.delivered_ago(),
-            nothing_started_for: look.ready_since.map(|since| now.duration_since(since)).unwrap_or_default(),
+            nothing_started_for: look
+                .ready_since
+                .map(|since| now.duration_since(since))
+                .unwrap_or_default(),
             looked_ago: self.watch.looked_ago(),
             source,
             ..Status::default()
@@ -178,7 +215,10 @@ impl Shared {
 
     fn permits_now(&self) -> Permits {
         let free = u32::try_from(self.permits.available_permits()).unwrap_or(u32::MAX);
-        Permits { total: self.settings.concurrency, free }
+        Permits {
+            total: self.settings.concurrency,
+            free,
+        }
     }
 
     fn scopes(&self, now: Instant, look: &Look) -> Vec<ScopeStatus> {
@@ -187,7 +227,10 @@ impl Shared {
         });
         let scope = |(name, route): &(Option<String>, Arc<Route>)| {
             let (settings, checkup) = (route.gate.settings(), route.gate.checkup());
-            let outages = look.outages.iter().filter(|outage| outage.route == route.number);
+            let outages = look
+                .outages
+                .iter()
+                .filter(|outage| outage.route == route.number);
             let outage = |outage: &super::watch::SeenOutage| StoreOutage {
                 shard: outage.shard,
                 lasts: now.duration_since(outage.since),
@@ -206,7 +249,12 @@ impl Shared {
                 store: checkup.store.clone(),
                 promise: promise.name.to_owned(),
                 holds: promise.holds.to_owned(),
-                warnings: checkup.warnings.iter().cloned().chain(fails_open.clone()).collect(),
+                warnings: checkup
+                    .warnings
+                    .iter()
+                    .cloned()
+                    .chain(fails_open.clone())
+                    .collect(),
                 lease: settings.lease,
                 lease_remaining: route.gate.least_lease_remaining(),
                 retention: settings.retention,
@@ -216,7 +264,8 @@ impl Shared {
                 log_bytes: upkeep.log_bytes,
                 memory_bytes: upkeep.memory.map(|memory| memory.used_bytes),
                 max_memory_bytes: upkeep.memory.and_then(|memory| memory.max_bytes),
-                shards: u32::try_from(look.shards_of(route.number, &outages, now)).unwrap_or(u32::MAX),
+                shards: u32::try_from(look.shards_of(route.number, &outages, now))
+                    .unwrap_or(u32::MAX),
                 outages,
                 handler_paused: route.breaker.has_paused(),
             }
@@ -224,23 +273,49 @@ impl Shared {
         self.routes.iter().map(scope).collect()
     }
 
-    /// The outage of a store that no message has found: the gate's own checks have failed for a while.
+    /// The outage of a store that no message has found: the gate's own checks have failed for a
+    /// while.
     fn idle_outage(&self, now: Instant, route: &Route) -> Option<StoreOutage> {
-        let (lasts, error) = route.gate.unanswered_checks(now).filter(|(lasts, _)| *lasts > STORE_LIMIT)?;
-        let open = self.settings.fail_open_after.is_some_and(|patience| lasts >= patience);
-        Some(StoreOutage { shard: 0, lasts, error, waiting: 0, open })
+        let (lasts, error) = route
+            .gate
+            .unanswered_checks(now)
+            .filter(|(lasts, _)| *lasts > STORE_LIMIT)?;
+        let open = self
+            .settings
+            .fail_open_after
+            .is_some_and(|patience| lasts >= patience);
+        Some(StoreOutage {
+            shard: 0,
+            lasts,
+            error,
+            waiting: 0,
+            open,
+        })
     }
 
     fn pauses(&self, status: &Status) -> Vec<PauseCause> {
-        let of_source = status.source.partitions.iter().filter_map(|partition| partition.paused);
+        let of_source = status
+            .source
+            .partitions
+            .iter()
+            .filter_map(|partition| partition.paused);
         let mut paused: Vec<PauseCause> = of_source.collect();
-        if status.scopes.iter().flat_map(|scope| &scope.outages).any(|outage| !outage.open) {
+        if status
+            .scopes
+            .iter()
+            .flat_map(|scope| &scope.outages)
+            .any(|outage| !outage.open)
+        {
             paused.push(PauseCause::StoreAway);
         }
         if !status.has_room() {
             paused.push(PauseCause::Full);
         }
-        if self.routes.iter().any(|(_, route)| route.breaker.has_paused()) {
+        if self
+            .routes
+            .iter()
+            .any(|(_, route)| route.breaker.has_paused())
+        {
             paused.push(PauseCause::Breaker);
         }
         if self.stopping.is_cancelled() {
@@ -255,7 +330,13 @@ impl Shared {
 /// The outage of a scope that is halted, which no message has found yet.
 fn halted(route: &Route) -> Option<StoreOutage> {
     let error = route.gate.refusal()?.to_string();
-    Some(StoreOutage { shard: 0, lasts: Duration::ZERO, error, waiting: 0, open: false })
+    Some(StoreOutage {
+        shard: 0,
+        lasts: Duration::ZERO,
+        error,
+        waiting: 0,
+        open: false,
+    })
 }
 
 fn run(now: Instant, underway: &Underway) -> Run {
@@ -296,13 +377,19 @@ fn add_to(
     routes: &[&Arc<Route>],
 ) {
     for ((topic, number), seen) in seen {
-        let known =
-            source.partitions.iter().position(|one| *one.topic == **topic && one.partition == *number);
+        let known = source
+            .partitions
+            .iter()
+            .position(|one| *one.topic == **topic && one.partition == *number);
         let known = known.unwrap_or_else(|| {
-            source.partitions.push(PartitionStatus::new(&**topic, *number));
+            source
+                .partitions
+                .push(PartitionStatus::new(&**topic, *number));
             source.partitions.len() - 1
         });
-        let Some(partition) = source.partitions.get_mut(known) else { continue };
+        let Some(partition) = source.partitions.get_mut(known) else {
+            continue;
+        };
         partition.in_flight += seen.in_flight;
         partition.first = unfinished(now, &seen.first, routes);
         let age = partition.first.as_ref().map(|first| first.age);

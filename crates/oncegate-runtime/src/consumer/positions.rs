@@ -1,7 +1,8 @@
-//! The generation of its store that each scope has reached, kept at the broker with each committed position.
+//! The generation of its store that each scope has reached, kept at the broker with each committed
+//! position.
 //!
-//! A loss of the store does not affect the broker, so a process that starts afterwards can detect the loss there when
-//! no store can report it.
+//! A loss of the store does not affect the broker, so a process that starts afterwards can detect
+//! the loss there when no store can report it.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -15,21 +16,31 @@ use crate::source::{CommitAnnotation, Source};
 /// The first word: the marker and the version of the format.
 const FORMAT: &str = "oncegate=1";
 
-/// Compares each gate's store with what the source's broker holds, and annotates commits from now on.
+/// Compares each gate's store with what the source's broker holds, and annotates commits from now
+/// on.
 ///
 /// # Errors
-/// A [`SourceError`](crate::source::SourceError) or a [`GateError`], when the broker or a store does not answer.
-pub(super) async fn compare_and_keep(gates: Vec<Arc<OpenGate>>, source: &dyn Source) -> Result<(), BoxError> {
-    let lasting = gates.into_iter().filter(|gate| gate.store_position().is_some());
-    let lasting: BTreeMap<String, Arc<OpenGate>> =
-        lasting.map(|gate| (gate.scope().to_owned(), gate)).collect();
+/// A [`SourceError`](crate::source::SourceError) or a [`GateError`], when the broker or a store
+/// does not answer.
+pub(super) async fn compare_and_keep(
+    gates: Vec<Arc<OpenGate>>,
+    source: &dyn Source,
+) -> Result<(), BoxError> {
+    let lasting = gates
+        .into_iter()
+        .filter(|gate| gate.store_position().is_some());
+    let lasting: BTreeMap<String, Arc<OpenGate>> = lasting
+        .map(|gate| (gate.scope().to_owned(), gate))
+        .collect();
     if lasting.is_empty() {
         return Ok(());
     }
     let annotations = source.commit_annotations().await?;
     for (scope, gate) in &lasting {
-        let kept: Vec<StorePosition> =
-            annotations.iter().filter_map(|annotation| position_in(annotation, scope)).collect();
+        let kept: Vec<StorePosition> = annotations
+            .iter()
+            .filter_map(|annotation| position_in(annotation, scope))
+            .collect();
         gate.compare_with(&kept).await.map_err(GateError::from)?;
     }
     if text(&lasting).len() > CommitAnnotation::MAX_BYTES {
@@ -38,18 +49,22 @@ pub(super) async fn compare_and_keep(gates: Vec<Arc<OpenGate>>, source: &dyn Sou
             "too many scopes for the metadata of one commit: a loss of the last ones is noticed only by running processes"
         );
     }
-    source
-        .annotate_commits(CommitAnnotation::new(move || text_within(&lasting, CommitAnnotation::MAX_BYTES)));
+    source.annotate_commits(CommitAnnotation::new(move || {
+        text_within(&lasting, CommitAnnotation::MAX_BYTES)
+    }));
     Ok(())
 }
 
-/// The position of `scope` in an annotation; `None` when it is not there, or the annotation is not ours.
+/// The position of `scope` in an annotation; `None` when it is not there, or the annotation is not
+/// ours.
 fn position_in(annotation: &str, scope: &str) -> Option<StorePosition> {
     let mut words = annotation.split(' ');
     if words.next() != Some(FORMAT) {
         return None;
     }
-    let of_scope = words.filter_map(|word| word.split_once('=')).find(|(name, _)| *name == scope);
+    let of_scope = words
+        .filter_map(|word| word.split_once('='))
+        .find(|(name, _)| *name == scope);
     StorePosition::parse(of_scope?.1)
 }
 
@@ -61,7 +76,9 @@ fn text(gates: &BTreeMap<String, Arc<OpenGate>>) -> String {
 fn text_within(gates: &BTreeMap<String, Arc<OpenGate>>, most_bytes: usize) -> String {
     let mut text = FORMAT.to_owned();
     for (scope, gate) in gates {
-        let Some(position) = gate.store_position() else { continue };
+        let Some(position) = gate.store_position() else {
+            continue;
+        };
         let word = format!(" {scope}={position}");
         if text.len() + word.len() > most_bytes {
             break;
@@ -79,7 +96,10 @@ mod tests {
     fn a_scope_finds_its_own_position_and_foreign_text_says_nothing() {
         let position = format!("{:032x}:42", 7);
         let ours = format!("{FORMAT} a.b={position} billing={:032x}:1 c=garbage", 8);
-        assert_eq!(position_in(&ours, "a.b").map(|found| found.to_string()), Some(position));
+        assert_eq!(
+            position_in(&ours, "a.b").map(|found| found.to_string()),
+            Some(position)
+        );
         for scope in ["b", "c", "oncegate", ""] {
             assert_eq!(position_in(&ours, scope), None, "{scope}");
         }

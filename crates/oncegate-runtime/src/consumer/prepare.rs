@@ -1,7 +1,7 @@
 //! Gets what the formats of keys need from elsewhere, such as schemas, before keys are derived.
 //!
-//! A registry that is away is an outage: the messages wait, nothing more is received, and health says why. It never makes a
-//! message a bad one.
+//! A registry that is away is an outage: the messages wait, nothing more is received, and health
+//! says why. It never makes a message a bad one.
 
 use std::time::Duration;
 
@@ -40,7 +40,9 @@ async fn wait_for(shared: &Shared, gate: &OpenGate, message: &Message, mut error
     let mut failures = 1;
     loop {
         warn!(scope = gate.scope(), origin = %message.origin(), %error, failures, "messages wait");
-        shared.failures.failed(Instant::now().into_std(), SCHEMA, &error);
+        shared
+            .failures
+            .failed(Instant::now().into_std(), SCHEMA, &error);
         tokio::time::sleep(PATIENCE.wait(failures, gate.fraction())).await;
         match gate.prepare(message).await {
             Ok(()) => break,

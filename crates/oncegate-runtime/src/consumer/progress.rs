@@ -15,13 +15,16 @@ pub(super) enum Progress {
     /// Nothing: a transactional handler may run without a claim.
     #[default]
     New,
-    /// The key must be claimed before its handler runs: there is a record, or a process may have died with it.
+    /// The key must be claimed before its handler runs: there is a record, or a process may have
+    /// died with it.
     NeedsClaim,
-    /// The transaction was rolled back because its handler has failed. The next claim records the failure.
+    /// The transaction was rolled back because its handler has failed. The next claim records the
+    /// failure.
     RolledBack(RolledBack),
     /// The commit of the transaction with this tag was not answered. The record decides.
     CommitUnanswered(TokenTag),
-    /// The effect of an attempt may have happened. The record holds this too, unless it was lost since.
+    /// The effect of an attempt may have happened. The record holds this too, unless it was lost
+    /// since.
     EffectUnknown,
 }
 
@@ -48,8 +51,8 @@ pub(super) fn next(before: Progress, end: &End) -> Progress {
     }
 }
 
-/// Returns what is known after a transaction without a claim that ended so. A failure that is to be recorded is no part of
-/// this: see [`Progress::RolledBack`].
+/// Returns what is known after a transaction without a claim that ended so. A failure that is to be
+/// recorded is no part of this: see [`Progress::RolledBack`].
 pub(super) fn after_transaction(end: &TransactionEnd, tag: TokenTag) -> Progress {
     match end {
         TransactionEnd::RecordExists
@@ -66,7 +69,8 @@ pub(super) fn after_transaction(end: &TransactionEnd, tag: TokenTag) -> Progress
 }
 
 impl Progress {
-    /// What is known once the key was claimed: the store has granted it, so no commit is in progress.
+    /// What is known once the key was claimed: the store has granted it, so no commit is in
+    /// progress.
     pub(super) fn claimed(self) -> Self {
         match self {
             Self::EffectUnknown => Self::EffectUnknown,
@@ -104,7 +108,8 @@ pub(super) struct Past {
 }
 
 impl Past {
-    /// Notes that the store has granted the key. Returns the failure that must be recorded before its handler runs.
+    /// Notes that the store has granted the key. Returns the failure that must be recorded before
+    /// its handler runs.
     pub(super) fn granted(&mut self) -> Option<RolledBack> {
         self.busy = 0;
         match std::mem::take(&mut self.progress) {
@@ -149,7 +154,10 @@ mod tests {
     }
 
     fn all() -> [Progress; 5] {
-        let rolled_back = RolledBack { failure: Failure::retry("no"), count: FailureCount::Counted };
+        let rolled_back = RolledBack {
+            failure: Failure::retry("no"),
+            count: FailureCount::Counted,
+        };
         [
             Progress::New,
             Progress::NeedsClaim,
@@ -169,18 +177,33 @@ mod tests {
         }
     }
 
-    /// The ends of attempts after which the message may come again, and what they make of each state.
+    /// The ends of attempts after which the message may come again, and what they make of each
+    /// state.
     #[test]
     fn each_end_leads_where_the_table_says() {
         let unchanged = all().map(|progress| name(&progress));
-        let wait = || End::NotNow { ask_again_in: Duration::ZERO, cause: WaitCause::Busy };
-        let unknown = || End::Lapsing { attempt: 1, lasts: Duration::ZERO, reason: String::new() };
-        let no_answer = || End::NoAnswer { error: StoreError::unavailable("away") };
+        let wait = || End::NotNow {
+            ask_again_in: Duration::ZERO,
+            cause: WaitCause::Busy,
+        };
+        let unknown = || End::Lapsing {
+            attempt: 1,
+            lasts: Duration::ZERO,
+            reason: String::new(),
+        };
+        let no_answer = || End::NoAnswer {
+            error: StoreError::unavailable("away"),
+        };
         type Row = (fn() -> End, [&'static str; 5]);
         let rows: [Row; 4] = [
             (wait, unchanged),
             (no_answer, unchanged),
-            (|| End::NotDue { due_in: Duration::ZERO }, unchanged),
+            (
+                || End::NotDue {
+                    due_in: Duration::ZERO,
+                },
+                unchanged,
+            ),
             (unknown, ["effect unknown"; 5]),
         ];
         for (end, expected) in rows {
@@ -192,29 +215,54 @@ mod tests {
     #[test]
     fn a_grant_takes_the_failure_and_keeps_an_unknown_effect() {
         let granted = all().map(|progress| {
-            let mut past = Past { progress, busy: 3, ..Past::default() };
+            let mut past = Past {
+                progress,
+                busy: 3,
+                ..Past::default()
+            };
             let failure = past.granted();
             assert_eq!(past.busy, 0);
             (name(&past.progress), failure.is_some())
         });
         let claimed = ("needs claim", false);
-        assert_eq!(granted, [claimed, claimed, ("needs claim", true), claimed, ("effect unknown", false)]);
+        assert_eq!(
+            granted,
+            [
+                claimed,
+                claimed,
+                ("needs claim", true),
+                claimed,
+                ("effect unknown", false)
+            ]
+        );
     }
 
     #[test]
     fn only_a_transaction_that_left_nothing_may_be_repeated_without_a_claim() {
-        let excused = |excuse| TransactionEnd::Excused { excuse, reason: String::new() };
-        let failed = TransactionEnd::Failed { failure: Failure::retry("no"), outcome: RunOutcome::Failed };
+        let excused = |excuse| TransactionEnd::Excused {
+            excuse,
+            reason: String::new(),
+        };
+        let failed = TransactionEnd::Failed {
+            failure: Failure::retry("no"),
+            outcome: RunOutcome::Failed,
+        };
         let rows = [
             (TransactionEnd::Committed, "new"),
             (TransactionEnd::RecordExists, "needs claim"),
             (TransactionEnd::Held, "new"),
-            (TransactionEnd::NotBegun(StoreError::unavailable("away")), "new"),
+            (
+                TransactionEnd::NotBegun(StoreError::unavailable("away")),
+                "new",
+            ),
             (excused(Excuse::Conflict), "new"),
             (excused(Excuse::ConnectionLost), "needs claim"),
             (failed, "new"),
             (TransactionEnd::Discarded, "new"),
-            (TransactionEnd::Unknown(StoreError::unknown("no answer")), "commit unanswered"),
+            (
+                TransactionEnd::Unknown(StoreError::unknown("no answer")),
+                "commit unanswered",
+            ),
         ];
         for (end, expected) in rows {
             assert_eq!(name(&after_transaction(&end, tag())), expected, "{end:?}");

@@ -1,8 +1,8 @@
 //! Records which writes to retry topics fail, for the status.
 //!
-//! A message whose copy cannot be written waits in this process instead, and is written again only if its next attempt
-//! fails, which may be hours later or never. So the failure ends not only with the next write to the topic, but also
-//! when no message waits here because of it.
+//! A message whose copy cannot be written waits in this process instead, and is written again only
+//! if its next attempt fails, which may be hours later or never. So the failure ends not only with
+//! the next write to the topic, but also when no message waits here because of it.
 
 use std::collections::BTreeSet;
 use std::fmt::Display;
@@ -29,7 +29,8 @@ struct Unwritten {
     last_number: u64,
 }
 
-/// A message that waits here because its copy could not be written. It is counted until this is dropped.
+/// A message that waits here because its copy could not be written. It is counted until this is
+/// dropped.
 #[derive(Debug)]
 pub(super) struct UnwrittenRetry {
     writes: Arc<RetryWrites>,
@@ -37,14 +38,18 @@ pub(super) struct UnwrittenRetry {
 }
 
 impl RetryWrites {
-    /// Notes that the topic with this wait could not be written. The message keeps what is returned while it waits here.
+    /// Notes that the topic with this wait could not be written. The message keeps what is returned
+    /// while it waits here.
     pub(super) fn failed(self: &Arc<Self>, wait: Duration, error: &dyn Display) -> UnwrittenRetry {
         let mut unwritten = self.unwritten();
         unwritten.last_number += 1;
         let entry = (wait, unwritten.last_number);
         unwritten.messages.insert(entry);
         self.failures.failed(Instant::now(), RETRY, error);
-        UnwrittenRetry { writes: Arc::clone(self), entry }
+        UnwrittenRetry {
+            writes: Arc::clone(self),
+            entry,
+        }
     }
 
     /// Notes that the topic with this wait was written.
@@ -69,7 +74,9 @@ impl RetryWrites {
     }
 
     fn unwritten(&self) -> MutexGuard<'_, Unwritten> {
-        self.unwritten.lock().unwrap_or_else(PoisonError::into_inner)
+        self.unwritten
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -90,7 +97,12 @@ mod tests {
     #[test]
     fn a_failure_lasts_until_its_own_topic_is_written_or_no_message_waits_because_of_it() {
         let writes = Arc::new(RetryWrites::default());
-        let count = || writes.at(Instant::now()).first().map_or(0, |failure| failure.failures);
+        let count = || {
+            writes
+                .at(Instant::now())
+                .first()
+                .map_or(0, |failure| failure.failures)
+        };
         let first = writes.failed(SHORT, &"denied");
         let second = writes.failed(SHORT, &"denied");
         writes.succeeded(LONG);
@@ -101,7 +113,11 @@ mod tests {
         assert_eq!(count(), 0);
         let third = writes.failed(LONG, &"denied");
         drop(second);
-        assert_eq!(count(), 1, "a message of before does not end a later failure");
+        assert_eq!(
+            count(),
+            1,
+            "a message of before does not end a later failure"
+        );
         drop(third);
         assert_eq!(count(), 0, "no message waits");
     }

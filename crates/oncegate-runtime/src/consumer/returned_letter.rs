@@ -1,4 +1,5 @@
-//! A dead letter of the consumer's own that is delivered again while its record says that the message has failed.
+//! A dead letter of the consumer's own that is delivered again while its record says that the
+//! message has failed.
 
 use std::time::Duration;
 
@@ -16,7 +17,8 @@ pub(super) fn is_own(item: &Item) -> bool {
     item.delivery.message.dead_letter_of() == Some(item.route.gate.scope())
 }
 
-/// The record says that the message has failed, and the delivery is its dead letter: an ack would lose the message.
+/// The record says that the message has failed, and the delivery is its dead letter: an ack would
+/// lose the message.
 pub(super) async fn follow(shared: &Shared, item: &Item, (reason, by): (String, TokenTag)) -> End {
     let gate = &item.route.gate;
     let (scope, origin) = (gate.scope(), item.delivery.message.origin());
@@ -25,10 +27,15 @@ pub(super) async fn follow(shared: &Shared, item: &Item, (reason, by): (String, 
         return End::NotHandedOver { reason, by };
     }
     warn!(scope, %origin, "a dead letter has come back; its record is reopened, and its message runs again");
-    let Ok(identity) = &item.identity else { return End::NotHandedOver { reason, by } };
+    let Ok(identity) = &item.identity else {
+        return End::NotHandedOver { reason, by };
+    };
     match gate.reopen_failed(&identity.key).await {
         // The next claim is granted, or finds what has changed the record meanwhile.
-        Ok(()) => End::NotNow { ask_again_in: Duration::ZERO, cause: WaitCause::Retry },
+        Ok(()) => End::NotNow {
+            ask_again_in: Duration::ZERO,
+            cause: WaitCause::Retry,
+        },
         Err(error) => End::NoAnswer { error },
     }
 }

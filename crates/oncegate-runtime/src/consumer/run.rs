@@ -1,4 +1,5 @@
-//! From the first receive to the last ack: starts the parts of a consumer, begins the stop, and waits for its end.
+//! From the first receive to the last ack: starts the parts of a consumer, begins the stop, and
+//! waits for its end.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -24,14 +25,14 @@ use crate::source::{Source, SourceError};
 const CLOSE_AT_LEAST: Duration = Duration::from_secs(5);
 /// The same for a stop that ends at once.
 const CLOSE_AT_ONCE: Duration = Duration::from_secs(1);
-/// Requests to stop that come closer together are one: `timeout`, a shell with its job, and systemd with `SendSIGHUP`
-/// send two signals for one stop.
+/// Requests to stop that come closer together are one: `timeout`, a shell with its job, and systemd
+/// with `SendSIGHUP` send two signals for one stop.
 const ONE_REQUEST: Duration = Duration::from_secs(1);
 /// How many batches wait between intake and engine.
 const INTAKE_DEPTH: usize = 4;
 
-/// Consumes from an open source until `shutdown` resolves, the source ends or a part fails. `at_once` is polled only
-/// from a second after that on, and ends the stop.
+/// Consumes from an open source until `shutdown` resolves, the source ends or a part fails.
+/// `at_once` is polled only from a second after that on, and ends the stop.
 pub(super) async fn run(
     shared: Arc<Shared>,
     source: Arc<dyn Source>,
@@ -75,14 +76,17 @@ pub(super) async fn run(
             None => break,
             Some(Ok(Ok(()))) => {}
             Some(failed) => {
-                let error = failed.map_or_else(|bug| Some(ConsumerError::Bug(bug.to_string())), Result::err);
+                let error = failed
+                    .map_or_else(|bug| Some(ConsumerError::Bug(bug.to_string())), Result::err);
                 result = result.and(error.map_or(Ok(()), Err));
                 life.enter(Phase::Stopping);
                 shared.stopping.cancel();
             }
         }
     }
-    let left = stop_by.map_or(stop_deadline, |stop_by| stop_by.saturating_duration_since(Instant::now()));
+    let left = stop_by.map_or(stop_deadline, |stop_by| {
+        stop_by.saturating_duration_since(Instant::now())
+    });
     let closed = close(&shared, &*source, marks, left, at_once).await;
     if let Err(error) = &closed {
         warn!(%error, "the source did not close cleanly");
@@ -100,7 +104,11 @@ impl BreakerMarks {
     fn begin(shared: &Shared) -> Self {
         let (mut tasks, ended) = (JoinSet::new(), CancellationToken::new());
         for route in shared.routes() {
-            tasks.spawn(breaker_mark::keep(Arc::clone(route), route.breaker.changes(), ended.clone()));
+            tasks.spawn(breaker_mark::keep(
+                Arc::clone(route),
+                route.breaker.changes(),
+                ended.clone(),
+            ));
         }
         Self { tasks, ended }
     }
@@ -112,8 +120,9 @@ impl BreakerMarks {
     }
 }
 
-/// Commits what is finished, and leaves. Meanwhile the gates release the claims that were abandoned: otherwise their
-/// messages would lose an attempt each. Those whose handlers were dropped are released too: they are no crash.
+/// Commits what is finished, and leaves. Meanwhile the gates release the claims that were
+/// abandoned: otherwise their messages would lose an attempt each. Those whose handlers were
+/// dropped are released too: they are no crash.
 async fn close(
     shared: &Shared,
     source: &dyn Source,
@@ -125,7 +134,8 @@ async fn close(
         let releasing = timeout(CLOSE_AT_ONCE, shared.operations_finished());
         return tokio::join!(source.close(CLOSE_AT_ONCE), releasing).0;
     }
-    // Also after a stop that has dropped handlers when its deadline was over: their claims are released now.
+    // Also after a stop that has dropped handlers when its deadline was over: their claims are
+    // released now.
     let left = left.max(CLOSE_AT_LEAST);
     let mut closed = None;
     {

@@ -1,8 +1,8 @@
-//! What this process has received for a transactional handler and not finished, written down so that others find it
-//! when the process ends without a word.
+//! What this process has received for a transactional handler and not finished, written down so
+//! that others find it when the process ends without a word.
 //!
-//! A list is written when a message is to start that is on none yet, and then it has everything received so far. With a
-//! backlog that is one write for thousands of messages.
+//! A list is written when a message is to start that is on none yet, and then it has everything
+//! received so far. With a backlog that is one write for thousands of messages.
 
 use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -21,8 +21,8 @@ const MOST_DIGESTS: usize = 4_096;
 /// The longest time between two beats of a session that starts messages.
 const BEAT_INTERVAL: Duration = Duration::from_secs(1);
 
-/// A session that has not beaten for this long may have ended without a word. Brokers deliver its messages to another
-/// process later than that.
+/// A session that has not beaten for this long may have ended without a word. Brokers deliver its
+/// messages to another process later than that.
 const SILENCE: Duration = Duration::from_secs(3);
 
 /// The session of a route whose handler is transactional.
@@ -31,7 +31,8 @@ pub(super) struct Session {
     began: Instant,
     sessions: Arc<dyn Sessions>,
     received: Mutex<Received>,
-    /// The number of the last list. Locked while one is written: a message that has waited for the lock may be on it.
+    /// The number of the last list. Locked while one is written: a message that has waited for the
+    /// lock may be on it.
     last_list: tokio::sync::Mutex<i64>,
 }
 
@@ -65,8 +66,18 @@ pub(super) struct SessionEntry {
 
 impl Session {
     pub(super) fn new(scope: Scope, number: i64, sessions: Arc<dyn Sessions>) -> Arc<Self> {
-        let (id, received, last_list) = (SessionId { scope, number }, Mutex::default(), Default::default());
-        Arc::new(Self { id, began: Instant::now(), sessions, received, last_list })
+        let (id, received, last_list) = (
+            SessionId { scope, number },
+            Mutex::default(),
+            Default::default(),
+        );
+        Arc::new(Self {
+            id,
+            began: Instant::now(),
+            sessions,
+            received,
+            last_list,
+        })
     }
 
     /// Notes a message that was received.
@@ -76,7 +87,11 @@ impl Session {
         let mut received = self.lock();
         received.unlisted.push_back(Some(digest));
         let number = received.listed + received.unlisted.len() as u64;
-        SessionEntry { session: Arc::clone(self), number, digest }
+        SessionEntry {
+            session: Arc::clone(self),
+            number,
+            digest,
+        }
     }
 
     /// Removes what is written down: every handler of this run has ended.
@@ -92,8 +107,13 @@ impl Session {
     /// # Errors
     /// The database did not answer, or refuses.
     pub(super) async fn beat(&self) -> Result<(), StoreError> {
-        // This process may follow one that has ended a moment ago: at first every other session counts as silent.
-        let silent_for = if self.began.elapsed() < SILENCE * 2 { Duration::ZERO } else { SILENCE };
+        // This process may follow one that has ended a moment ago: at first every other session
+        // counts as silent.
+        let silent_for = if self.began.elapsed() < SILENCE * 2 {
+            Duration::ZERO
+        } else {
+            SILENCE
+        };
         let suspects = self.sessions.beat(self.id.clone(), silent_for).await?;
         let mut received = self.lock();
         received.suspects = suspects.into_iter().collect();
@@ -111,7 +131,15 @@ impl Session {
             let digests = next.copied().flatten().collect();
             let finished = received.lists.values().filter(|list| list.unfinished == 0);
             let finished = finished.map(|list| list.number).collect();
-            (NewList { session: self.id.clone(), number: *last_list, digests, finished }, last)
+            (
+                NewList {
+                    session: self.id.clone(),
+                    number: *last_list,
+                    digests,
+                    finished,
+                },
+                last,
+            )
         };
         let (number, finished) = (list.number, list.finished.clone());
         self.sessions.add(list).await?;
@@ -122,7 +150,9 @@ impl Session {
             unfinished += usize::from(matches!(received.unlisted.pop_front(), Some(Some(_))));
             received.listed += 1;
         }
-        received.lists.retain(|_, list| !finished.contains(&list.number));
+        received
+            .lists
+            .retain(|_, list| !finished.contains(&list.number));
         received.lists.insert(last, List { number, unfinished });
         Ok(())
     }
@@ -144,8 +174,9 @@ pub(super) struct UnitListing {
 }
 
 impl UnitListing {
-    /// Lists a message as [`SessionEntry::list`] does. Once the database has not answered, it is not asked for the other
-    /// messages of the unit: a unit would wait for it as many times as it has messages.
+    /// Lists a message as [`SessionEntry::list`] does. Once the database has not answered, it is
+    /// not asked for the other messages of the unit: a unit would wait for it as many times as it
+    /// has messages.
     ///
     /// # Errors
     /// Those of [`SessionEntry::list`], or that of an earlier message.
@@ -153,13 +184,16 @@ impl UnitListing {
         if let Some(error) = &self.unanswered {
             return Err(error.clone());
         }
-        entry.list().await.inspect_err(|error| self.unanswered = Some(error.clone()))
+        entry
+            .list()
+            .await
+            .inspect_err(|error| self.unanswered = Some(error.clone()))
     }
 }
 
 impl SessionEntry {
-    /// Waits until the message is on a list that others can read. Returns whether its key is on the list of a session
-    /// that may have ended without a word.
+    /// Waits until the message is on a list that others can read. Returns whether its key is on the
+    /// list of a session that may have ended without a word.
     ///
     /// # Errors
     /// The database did not answer: do not start the message.
@@ -181,7 +215,8 @@ impl SessionEntry {
         }
     }
 
-    /// Whether the key is suspect; `None` if the message is on no list yet, or the suspects were read too long ago.
+    /// Whether the key is suspect; `None` if the message is on no list yet, or the suspects were
+    /// read too long ago.
     fn listed(&self) -> Option<bool> {
         let received = self.session.lock();
         let is_listed = self.number <= received.listed && is_fresh(received.beaten_at);
@@ -194,7 +229,9 @@ impl Drop for SessionEntry {
         let mut received = self.session.lock();
         match self.number.checked_sub(received.listed + 1) {
             Some(ahead) => {
-                let place = usize::try_from(ahead).ok().and_then(|ahead| received.unlisted.get_mut(ahead));
+                let place = usize::try_from(ahead)
+                    .ok()
+                    .and_then(|ahead| received.unlisted.get_mut(ahead));
                 place.into_iter().for_each(|place| *place = None);
                 // A replay finishes messages that never start.
                 while received.unlisted.front() == Some(&None) {
@@ -204,7 +241,8 @@ impl Drop for SessionEntry {
             }
             None => {
                 let list = received.lists.range_mut(self.number..).next();
-                list.into_iter().for_each(|(_, list)| list.unfinished = list.unfinished.saturating_sub(1));
+                list.into_iter()
+                    .for_each(|(_, list)| list.unfinished = list.unfinished.saturating_sub(1));
             }
         }
     }
@@ -268,11 +306,17 @@ mod tests {
     fn session() -> (Arc<Session>, Arc<Written>) {
         let written = Arc::new(Written::default());
         let sessions = Arc::clone(&written) as Arc<dyn Sessions>;
-        (Session::new(Scope::new("billing").unwrap(), 1, sessions), written)
+        (
+            Session::new(Scope::new("billing").unwrap(), 1, sessions),
+            written,
+        )
     }
 
     fn key(number: u8) -> StoreKey {
-        StoreKey::new(&Scope::new("billing").unwrap(), Digest::from_bytes([number; 16]))
+        StoreKey::new(
+            &Scope::new("billing").unwrap(),
+            Digest::from_bytes([number; 16]),
+        )
     }
 
     fn digest(number: u8) -> i64 {
@@ -283,11 +327,21 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn nothing_starts_before_it_is_on_a_list_and_a_backlog_is_one_list() {
         let (session, written) = session();
-        let backlog: Vec<_> = (1..=100).map(|number| session.receive(&key(number))).collect();
-        assert_eq!(written.sizes(), [0; 0], "what has not started is not written");
-        written.is_away.store(true, std::sync::atomic::Ordering::SeqCst);
+        let backlog: Vec<_> = (1..=100)
+            .map(|number| session.receive(&key(number)))
+            .collect();
+        assert_eq!(
+            written.sizes(),
+            [0; 0],
+            "what has not started is not written"
+        );
+        written
+            .is_away
+            .store(true, std::sync::atomic::Ordering::SeqCst);
         assert!(backlog[0].list().await.is_err(), "it may not start");
-        written.is_away.store(false, std::sync::atomic::Ordering::SeqCst);
+        written
+            .is_away
+            .store(false, std::sync::atomic::Ordering::SeqCst);
         for entry in &backlog {
             assert!(!entry.list().await.unwrap());
         }
@@ -307,14 +361,20 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_unit_asks_a_database_that_is_away_once() {
         let (session, written) = session();
-        let unit: Vec<_> = (1..=20).map(|number| session.receive(&key(number))).collect();
-        written.is_away.store(true, std::sync::atomic::Ordering::SeqCst);
+        let unit: Vec<_> = (1..=20)
+            .map(|number| session.receive(&key(number)))
+            .collect();
+        written
+            .is_away
+            .store(true, std::sync::atomic::Ordering::SeqCst);
         let mut listing = UnitListing::default();
         for entry in &unit {
             assert!(listing.list(entry).await.is_err(), "it may not start");
         }
         assert_eq!(written.asked.load(std::sync::atomic::Ordering::SeqCst), 1);
-        written.is_away.store(false, std::sync::atomic::Ordering::SeqCst);
+        written
+            .is_away
+            .store(false, std::sync::atomic::Ordering::SeqCst);
         let mut listing = UnitListing::default();
         for entry in &unit {
             assert!(!listing.list(entry).await.unwrap());
@@ -325,20 +385,39 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn messages_that_finish_without_a_start_are_on_no_list() {
         let (session, written) = session();
-        let (first, second, third) =
-            (session.receive(&key(1)), session.receive(&key(2)), session.receive(&key(3)));
+        let (first, second, third) = (
+            session.receive(&key(1)),
+            session.receive(&key(2)),
+            session.receive(&key(3)),
+        );
         drop((first, second));
         assert!(!third.list().await.unwrap());
         assert_eq!(
-            written.lists.lock().unwrap().values().flatten().copied().collect::<Vec<_>>(),
+            written
+                .lists
+                .lock()
+                .unwrap()
+                .values()
+                .flatten()
+                .copied()
+                .collect::<Vec<_>>(),
             [digest(3)]
         );
         for number in 4..=250 {
             drop(session.receive(&key(number)));
         }
-        assert!(session.lock().unlisted.is_empty(), "a replay leaves nothing behind");
+        assert!(
+            session.lock().unlisted.is_empty(),
+            "a replay leaves nothing behind"
+        );
         drop(third);
-        assert!(session.lock().lists.values().all(|list| list.unfinished == 0));
+        assert!(
+            session
+                .lock()
+                .lists
+                .values()
+                .all(|list| list.unfinished == 0)
+        );
     }
 
     #[tokio::test(start_paused = true)]
@@ -352,6 +431,9 @@ mod tests {
         tokio::time::advance(SILENCE * 2).await;
         *written.suspects.lock().unwrap() = vec![digest(8)];
         assert!(!seven.list().await.unwrap() && eight.list().await.unwrap());
-        assert_eq!(*written.silent_for.lock().unwrap(), [Duration::ZERO, SILENCE]);
+        assert_eq!(
+            *written.silent_for.lock().unwrap(),
+            [Duration::ZERO, SILENCE]
+        );
     }
 }

@@ -1,4 +1,5 @@
-//! The settings of a consumer, and their check: a setting that makes no sense is refused by its name.
+//! The settings of a consumer, and their check: a setting that makes no sense is refused by its
+//! name.
 
 use std::time::Duration;
 
@@ -11,7 +12,8 @@ use crate::source::Terms;
 /// The shortest limit of a transaction of a transactional handler.
 const SHORTEST_TRANSACTION: Duration = Duration::from_millis(100);
 
-/// The longest limit of such a transaction: while it is open, the database cannot remove old versions of rows.
+/// The longest limit of such a transaction: while it is open, the database cannot remove old
+/// versions of rows.
 const LONGEST_TRANSACTION: Duration = Duration::from_secs(3_600);
 
 /// In which order messages run.
@@ -38,26 +40,28 @@ pub enum BadKeys {
     Refuse,
 }
 
-/// What happens to a dead letter of this consumer's own scope that is delivered to it again, unchanged, while the
-/// message's record says that it has failed.
+/// What happens to a dead letter of this consumer's own scope that is delivered to it again,
+/// unchanged, while the message's record says that it has failed.
 ///
-/// An operator who moves dead letters back with the tools of the broker (the redrive of an SQS console,
-/// `StartMessageMoveTask`) wants them to run. The record says that the message is in the dead letters, and this delivery
-/// is that letter: to acknowledge it would lose the message.
+/// An operator who moves dead letters back with the tools of the broker (the redrive of an SQS
+/// console, `StartMessageMoveTask`) wants them to run. The record says that the message is in the
+/// dead letters, and this delivery is that letter: to acknowledge it would lose the message.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ReturnedLetters {
-    /// Its record is reopened, and the message runs again as attempt 1, counted as `extra_runs{reset}`. The default.
+    /// Its record is reopened, and the message runs again as attempt 1, counted as
+    /// `extra_runs{reset}`. The default.
     #[default]
     Reopen,
-    /// It is written to the dead letters again, with the reason that its record has. Only a redrive of oncegate's makes
-    /// it run.
+    /// It is written to the dead letters again, with the reason that its record has. Only a redrive
+    /// of oncegate's makes it run.
     WriteBack,
 }
 
 /// How the span of a run relates to the trace of the message's producer.
 ///
-/// The program's propagator defines which headers carry that trace: `opentelemetry::global::set_text_map_propagator`.
+/// The program's propagator defines which headers carry that trace:
+/// `opentelemetry::global::set_text_map_propagator`.
 #[cfg(feature = "otel")]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
@@ -65,8 +69,8 @@ pub enum TraceParent {
     /// The span is a child of the producer's span. The default.
     #[default]
     Child,
-    /// The span begins a new trace, which is linked to the producer's: for traces that must not last as long as
-    /// messages wait.
+    /// The span begins a new trace, which is linked to the producer's: for traces that must not
+    /// last as long as messages wait.
     Link,
 }
 
@@ -117,20 +121,25 @@ impl ConsumerSettings {
     pub(super) const CONCURRENCY: u32 = 64;
     pub(super) const IN_FLIGHT_MESSAGES: usize = 10_000;
     pub(super) const IN_FLIGHT_BYTES: usize = 64 * 1024 * 1024;
-    pub(super) const BACKOFF: Backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(30));
+    pub(super) const BACKOFF: Backoff =
+        Backoff::new(Duration::from_millis(100), Duration::from_secs(30));
     pub(super) const MAX_ATTEMPTS: u32 = 10;
     pub(super) const STOP_DEADLINE: Duration = Duration::from_secs(20);
     pub(super) const START_PATIENCE: Duration = Duration::from_secs(300);
 
-    /// Returns the first setting that makes no sense, for these routes and their gates, and a source that has retry
-    /// topics or not.
+    /// Returns the first setting that makes no sense, for these routes and their gates, and a
+    /// source that has retry topics or not.
     pub(super) fn check(
         &self,
         routes: &[(Option<&str>, &Gate)],
         has_retry_topics: bool,
     ) -> Result<(), ConsumerError> {
         let refuse = |what: &str| Err(ConsumerError::Settings(what.to_owned()));
-        let ConsumerSettings { concurrency, max_attempts, .. } = *self;
+        let ConsumerSettings {
+            concurrency,
+            max_attempts,
+            ..
+        } = *self;
         if concurrency == 0 || concurrency > 100_000 {
             return refuse("`concurrency` must be between 1 and 100,000");
         }
@@ -142,7 +151,12 @@ impl ConsumerSettings {
             ("start_patience", self.start_patience),
             ("fail_open_after", self.fail_open_after.unwrap_or_default()),
             ("backoff", self.backoff.most()),
-            ("breaker.pause", self.breaker.map(|breaker| breaker.pause.most()).unwrap_or_default()),
+            (
+                "breaker.pause",
+                self.breaker
+                    .map(|breaker| breaker.pause.most())
+                    .unwrap_or_default(),
+            ),
         ];
         if let Some((name, _)) = longest.iter().find(|(_, time)| *time > LONGEST_TIME) {
             return refuse(&format!("`{name}` must be at most 365 days"));
@@ -184,9 +198,10 @@ impl ConsumerSettings {
         let mut names: Vec<&str> = routes.iter().filter_map(|(name, _)| *name).collect();
         names.sort_unstable();
         match names.windows(2).find(|pair| pair.first() == pair.last()) {
-            Some(pair) => {
-                refuse(&format!("the route `{}` is given twice", pair.first().copied().unwrap_or_default()))
-            }
+            Some(pair) => refuse(&format!(
+                "the route `{}` is given twice",
+                pair.first().copied().unwrap_or_default()
+            )),
             None => Ok(()),
         }
     }
@@ -197,7 +212,12 @@ impl ConsumerSettings {
         routes: impl Iterator<Item = TransactionalTerms<'a>>,
     ) -> Result<(), ConsumerError> {
         let refuse = |what: String| Err(ConsumerError::Settings(what));
-        for TransactionalTerms { gate, limit, is_batched } in routes {
+        for TransactionalTerms {
+            gate,
+            limit,
+            is_batched,
+        } in routes
+        {
             let (scope, retention) = (gate.scope(), gate.settings().retention);
             if self.fail_open_after.is_some() {
                 return refuse(format!(

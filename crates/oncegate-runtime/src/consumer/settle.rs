@@ -1,8 +1,9 @@
 //! The one place where an [`End`] becomes an ack, a retry, a dead letter or a wait.
 //!
-//! To check that the ack comes after COMPLETED, read this file alone: `ack` is called once, in [`settle`], when
-//! [`after`] says that nothing is left to do; and every path to that goes through [`End::Completed`],
-//! [`End::Duplicate`], [`End::HandedOver`], or an awaited write of a dead letter or of a copy in a retry topic.
+//! To check that the ack comes after COMPLETED, read this file alone: `ack` is called once, in
+//! [`settle`], when [`after`] says that nothing is left to do; and every path to that goes through
+//! [`End::Completed`], [`End::Duplicate`], [`End::HandedOver`], or an awaited write of a dead
+//! letter or of a copy in a retry topic.
 
 use std::time::{Duration, SystemTime};
 
@@ -20,35 +21,60 @@ use super::retry_writes::RETRY;
 use super::settings::BadKeys;
 use super::shared::Shared;
 use crate::backoff::Backoff;
-use crate::dead_letters::{DeadLetter, DeadLetterCause, DeadLetterRefused, DeadLetters, millis_since_1970};
+use crate::dead_letters::{
+    DeadLetter, DeadLetterCause, DeadLetterRefused, DeadLetters, millis_since_1970,
+};
 use crate::gate::{Completion, Identity, Lease};
 use crate::health::{Stage, WaitCause};
 use crate::observe::Event;
 
 /// The delays between tries to write a dead letter.
-const DEAD_LETTER_BACKOFF: Backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(10));
+const DEAD_LETTER_BACKOFF: Backoff =
+    Backoff::new(Duration::from_millis(100), Duration::from_secs(10));
 
 /// The delays between tries to mark a record as handed over.
 const MARK_BACKOFF: Backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(2));
 
 /// Settles a member whose attempt has ended. Its permit is free for others.
 pub(super) async fn settle(shared: &Shared, member: Member, end: End) -> Ended {
-    let Member { place, mut item, asks, permit } = member;
+    let Member {
+        place,
+        mut item,
+        asks,
+        permit,
+    } = member;
     drop(permit);
-    let age = matches!(end, End::Completed).then(|| item.delivery.message.age()).flatten();
+    let age = matches!(end, End::Completed)
+        .then(|| item.delivery.message.age())
+        .flatten();
     let next = match after(shared, &mut item, end).await {
         After::Ack => {
             item.delivery.ack_handle.ack();
             shared.watch.ended();
-            shared.observer.observe(Event::Acked { scope: item.route.gate.scope(), count: 1, age });
+            shared.observer.observe(Event::Acked {
+                scope: item.route.gate.scope(),
+                count: 1,
+                age,
+            });
             Next::Finished
         }
         After::Drop => Next::Finished,
-        After::Again { after, cause } => Next::Again { item: item.given_back(), after, cause },
-        After::NoAnswer { error } => Next::NoAnswer { item: item.given_back(), error },
+        After::Again { after, cause } => Next::Again {
+            item: item.given_back(),
+            after,
+            cause,
+        },
+        After::NoAnswer { error } => Next::NoAnswer {
+            item: item.given_back(),
+            error,
+        },
         After::Stop(error) => Next::Stop(error),
     };
-    Ended { place, asked: asks, next }
+    Ended {
+        place,
+        asked: asks,
+        next,
+    }
 }
 
 /// What is left to do for a message.
@@ -83,13 +109,19 @@ async fn after(shared: &Shared, item: &mut Item, end: End) -> After {
             After::Ack
         }
         End::HandedOver => After::Ack,
-        End::GiveUp { lease, cause, reason, attempts } => {
-            match give_up(shared, item, lease, cause, reason, attempts).await {
-                Ok(Completion::Applied) => After::Ack,
-                Ok(Completion::NotOwner) => After::Again { after: Duration::ZERO, cause: WaitCause::Busy },
-                Err(error) => After::Stop(Box::new(error)),
-            }
-        }
+        End::GiveUp {
+            lease,
+            cause,
+            reason,
+            attempts,
+        } => match give_up(shared, item, lease, cause, reason, attempts).await {
+            Ok(Completion::Applied) => After::Ack,
+            Ok(Completion::NotOwner) => After::Again {
+                after: Duration::ZERO,
+                cause: WaitCause::Busy,
+            },
+            Err(error) => After::Stop(Box::new(error)),
+        },
         End::NotHandedOver { reason, by } => {
             let cause = DeadLetterCause::NotHandedOver;
             match hand_over(shared, item, cause, reason, 0, Some(by)).await {
@@ -97,26 +129,51 @@ async fn after(shared: &Shared, item: &mut Item, end: End) -> After {
                 Err(error) => After::Stop(Box::new(error)),
             }
         }
-        End::Retry { lease, delay, count, reason } => {
+        End::Retry {
+            lease,
+            delay,
+            count,
+            reason,
+        } => {
             let waits = retry(shared, item, *lease, delay, count, reason).await;
             waits.after(delay, WaitCause::Retry)
         }
-        End::Later { lease, delay, reason } => {
-            later(shared, item, *lease, delay, &reason).await.after(delay, WaitCause::Later)
-        }
-        End::Lapsing { attempt, lasts, reason } => {
+        End::Later {
+            lease,
+            delay,
+            reason,
+        } => later(shared, item, *lease, delay, &reason)
+            .await
+            .after(delay, WaitCause::Later),
+        End::Lapsing {
+            attempt,
+            lasts,
+            reason,
+        } => {
             let (scope, origin) = (item.route.gate.scope(), item.delivery.message.origin());
             warn!(scope, %origin, attempt, reason, ?lasts, "the outcome of an attempt is unknown; the message is tried again when the lease of the attempt is over");
             item.past.last_failure = Some(reason.into());
-            After::Again { after: lasts, cause: WaitCause::Lapse }
+            After::Again {
+                after: lasts,
+                cause: WaitCause::Lapse,
+            }
         }
-        End::NotNow { ask_again_in, cause } => After::Again { after: ask_again_in, cause },
+        End::NotNow {
+            ask_again_in,
+            cause,
+        } => After::Again {
+            after: ask_again_in,
+            cause,
+        },
         End::NotDue { due_in } => match hand_on(shared, item, due_in).await {
             Some(_) => After::Ack,
             // A clock that jumped must not block a key: ask again after at most one lease.
             None => {
                 let after = due_in.min(item.route.gate.settings().lease);
-                After::Again { after, cause: WaitCause::Retry }
+                After::Again {
+                    after,
+                    cause: WaitCause::Retry,
+                }
             }
         },
         End::NoAnswer { error } => After::NoAnswer { error },
@@ -135,7 +192,10 @@ impl Waits {
         match self {
             Self::InRetryTopic => After::Ack,
             Self::AtBroker => After::Drop,
-            Self::Here => After::Again { after: delay, cause },
+            Self::Here => After::Again {
+                after: delay,
+                cause,
+            },
         }
     }
 }
@@ -160,15 +220,27 @@ async fn retry(
         item.delivery.message = message.with_first_failed_at(SystemTime::now());
     }
     let next = wait(shared, item, lease, delay, is_counted, &reason).await;
-    item.route.gate.observe(Event::Retried { scope: item.route.gate.scope() });
-    item.past.uncounted = if is_counted { 0 } else { item.past.uncounted.saturating_add(1) };
+    item.route.gate.observe(Event::Retried {
+        scope: item.route.gate.scope(),
+    });
+    item.past.uncounted = if is_counted {
+        0
+    } else {
+        item.past.uncounted.saturating_add(1)
+    };
     item.past.last_failure = Some(reason.into());
     next
 }
 
-/// Releases the claim of a message that cannot be done yet, and puts the message where it waits. That is no attempt and
-/// no failure: a handler may want a message later any number of times.
-async fn later(shared: &Shared, item: &mut Item, lease: Lease, delay: Duration, reason: &str) -> Waits {
+/// Releases the claim of a message that cannot be done yet, and puts the message where it waits.
+/// That is no attempt and no failure: a handler may want a message later any number of times.
+async fn later(
+    shared: &Shared,
+    item: &mut Item,
+    lease: Lease,
+    delay: Duration,
+    reason: &str,
+) -> Waits {
     let (scope, origin) = (item.route.gate.scope(), item.delivery.message.origin());
     debug!(scope, %origin, ?delay, reason, "the handler wants the message later");
     wait(shared, item, lease, delay, NOT_COUNTED, reason).await
@@ -177,7 +249,8 @@ async fn later(shared: &Shared, item: &mut Item, lease: Lease, delay: Duration, 
 /// A release that takes the attempt back.
 const NOT_COUNTED: bool = false;
 
-/// Releases a claim, and puts its message where it waits for as long as `delay`, or a little longer.
+/// Releases a claim, and puts its message where it waits for as long as `delay`, or a little
+/// longer.
 async fn wait(
     shared: &Shared,
     item: &mut Item,
@@ -187,7 +260,9 @@ async fn wait(
     reason: &str,
 ) -> Waits {
     let handed_on = hand_on(shared, item, delay).await;
-    lease.release(handed_on.unwrap_or(delay), counted, reason).await;
+    lease
+        .release(handed_on.unwrap_or(delay), counted, reason)
+        .await;
     match handed_on {
         Some(_) => Waits::InRetryTopic,
         None if item.delivery.ack_handle.nack_after(delay) => Waits::AtBroker,
@@ -195,10 +270,12 @@ async fn wait(
     }
 }
 
-/// Sends the message to a retry topic if the delay is long enough, and returns how long it waits there. `None`: it
-/// stays here, because its delay is short, there is no retry topic, or the retry topic cannot be written.
+/// Sends the message to a retry topic if the delay is long enough, and returns how long it waits
+/// there. `None`: it stays here, because its delay is short, there is no retry topic, or the retry
+/// topic cannot be written.
 ///
-/// A crash after this leaves two copies of the message, one here and one there: the record answers the second.
+/// A crash after this leaves two copies of the message, one here and one there: the record answers
+/// the second.
 async fn hand_on(shared: &Shared, item: &mut Item, wait: Duration) -> Option<Duration> {
     let queue = shared.retry_queue.as_ref()?;
     let wait = queue.wait(wait)?;
@@ -212,7 +289,9 @@ async fn hand_on(shared: &Shared, item: &mut Item, wait: Duration) -> Option<Dur
             let origin = item.delivery.message.origin();
             warn!(%origin, error, "the retry topic could not be written; the message waits in this process");
             item.past.unwritten = Some(shared.retry_writes.failed(wait, &error));
-            shared.observer.observe(Event::SourceError { operation: RETRY });
+            shared
+                .observer
+                .observe(Event::SourceError { operation: RETRY });
             None
         }
     }
@@ -229,7 +308,9 @@ async fn give_up(
 ) -> Result<Completion, ConsumerError> {
     if let Err(error) = may_give_up(shared, item, cause, &reason).await {
         if let Some(lease) = lease {
-            lease.release(Duration::ZERO, false, "the consumer stops").await;
+            lease
+                .release(Duration::ZERO, false, "the consumer stops")
+                .await;
         }
         return Err(error);
     }
@@ -243,7 +324,8 @@ async fn give_up(
     Ok(Completion::Applied)
 }
 
-/// Checks that a message may be given up: dead letters are configured, and the dead-letter limit is not reached.
+/// Checks that a message may be given up: dead letters are configured, and the dead-letter limit is
+/// not reached.
 async fn may_give_up(
     shared: &Shared,
     item: &Item,
@@ -252,22 +334,33 @@ async fn may_give_up(
 ) -> Result<(), ConsumerError> {
     if cause == DeadLetterCause::BadKey && shared.settings.bad_keys == BadKeys::Refuse {
         let origin = item.delivery.message.origin().clone();
-        return Err(ConsumerError::BadKey { origin, reason: reason.to_owned() });
+        return Err(ConsumerError::BadKey {
+            origin,
+            reason: reason.to_owned(),
+        });
     }
     if shared.dead_letters.is_none() {
         let origin = item.delivery.message.origin().clone();
-        return Err(ConsumerError::NoDeadLetters { origin, reason: reason.to_owned() });
+        return Err(ConsumerError::NoDeadLetters {
+            origin,
+            reason: reason.to_owned(),
+        });
     }
-    let counted = shared.dead_letter_guard().giving_up(millis_since_1970(SystemTime::now()));
+    let counted = shared
+        .dead_letter_guard()
+        .giving_up(millis_since_1970(SystemTime::now()));
     let Err(refusal) = counted else { return Ok(()) };
     if let Some(stop) = &refusal.stop {
         keep_stop(shared, item, stop).await;
     }
-    Err(ConsumerError::TooManyDeadLetters { what: refusal.what, last_reason: reason.to_owned() })
+    Err(ConsumerError::TooManyDeadLetters {
+        what: refusal.what,
+        last_reason: reason.to_owned(),
+    })
 }
 
-/// Keeps the stop at the dead-letter limit in the store, so that a restart does not forget it. If the store does not
-/// answer within the stop deadline, the consumer ends without that.
+/// Keeps the stop at the dead-letter limit in the store, so that a restart does not forget it. If
+/// the store does not answer within the stop deadline, the consumer ends without that.
 async fn keep_stop(shared: &Shared, item: &Item, stop: &DeadLetterStop) {
     let gate = &item.route.gate;
     let (began, mut failures) = (Instant::now(), 0_u32);
@@ -287,7 +380,10 @@ async fn end_stop(shared: &Shared) {
     for route in shared.routes() {
         let scope = route.gate.scope();
         match route.gate.set_dead_letter_stop(None).await {
-            Ok(Some(_)) => info!(scope, "messages succeed again: the stop at the dead-letter limit is over"),
+            Ok(Some(_)) => info!(
+                scope,
+                "messages succeed again: the stop at the dead-letter limit is over"
+            ),
             Ok(None) => {}
             Err(error) => {
                 warn!(scope, %error, "the stop at the dead-letter limit could not be removed");
@@ -297,8 +393,8 @@ async fn end_stop(shared: &Shared) {
     }
 }
 
-/// Writes the dead letter, awaits it, and marks the record, which the owner `failed_by` has failed, so that no other
-/// worker writes it again.
+/// Writes the dead letter, awaits it, and marks the record, which the owner `failed_by` has failed,
+/// so that no other worker writes it again.
 async fn hand_over(
     shared: &Shared,
     item: &Item,
@@ -309,10 +405,17 @@ async fn hand_over(
 ) -> Result<(), ConsumerError> {
     let message = item.delivery.message.clone();
     let Some(dead_letters) = &shared.dead_letters else {
-        return Err(ConsumerError::NoDeadLetters { origin: message.origin().clone(), reason });
+        return Err(ConsumerError::NoDeadLetters {
+            origin: message.origin().clone(),
+            reason,
+        });
     };
     let scope = item.route.gate.scope();
-    let key = item.identity.as_ref().ok().map(|identity| identity.key.to_string());
+    let key = item
+        .identity
+        .as_ref()
+        .ok()
+        .map(|identity| identity.key.to_string());
     warn!(scope, origin = %message.origin(), cause = cause.as_str(), reason, attempts, "writing the dead letter");
     let failed_at = SystemTime::now();
     let first_failed_at = match cause {
@@ -335,7 +438,12 @@ async fn hand_over(
     item.enter(Stage::Burying, Instant::now());
     send(shared, item, &**dead_letters, &letter).await?;
     let (origin, reason) = (letter.message.origin(), letter.reason.as_str());
-    item.route.gate.observe(Event::DeadLettered { scope, cause, origin, reason });
+    item.route.gate.observe(Event::DeadLettered {
+        scope,
+        cause,
+        origin,
+        reason,
+    });
     // Only records hold "handed over"; a bad key and a mismatch have no record of their own.
     if let (Ok(identity), Some(by)) = (&item.identity, failed_by) {
         mark_handed_over(shared, item, identity, by).await;
@@ -343,18 +451,26 @@ async fn hand_over(
     Ok(())
 }
 
-/// Marks the record, so that a duplicate writes no second dead letter. Repeats while the store does not answer, until
-/// the stop deadline: the dead letter is written, so the ack may follow without the mark.
+/// Marks the record, so that a duplicate writes no second dead letter. Repeats while the store does
+/// not answer, until the stop deadline: the dead letter is written, so the ack may follow without
+/// the mark.
 async fn mark_handed_over(shared: &Shared, item: &Item, identity: &Identity, by: TokenTag) {
     let gate = &item.route.gate;
     let mut stopped = std::pin::pin!(async {
         shared.stopping.cancelled().await;
         tokio::time::sleep(shared.settings.stop_deadline).await;
     });
-    let patience = if item.without_store { Some(Duration::ZERO) } else { shared.settings.fail_open_after };
+    let patience = if item.without_store {
+        Some(Duration::ZERO)
+    } else {
+        shared.settings.fail_open_after
+    };
     let (began, mut failures) = (Instant::now(), 0_u32);
     while let Err(error) = gate.hand_over(&identity.key, by).await {
-        gate.observe(Event::StoreError { scope: gate.scope(), class: error.class() });
+        gate.observe(Event::StoreError {
+            scope: gate.scope(),
+            class: error.class(),
+        });
         failures = failures.saturating_add(1);
         let origin = item.delivery.message.origin();
         warn!(%origin, %error, failures, "the dead letter is written, and its record could not be marked");
@@ -370,8 +486,8 @@ async fn mark_handed_over(shared: &Shared, item: &Item, identity: &Identity, by:
     }
 }
 
-/// Retries until the dead letter is written; returns an error if it never will be. From the first failure on the message
-/// counts as waiting, so that from a queue one more message is received.
+/// Retries until the dead letter is written; returns an error if it never will be. From the first
+/// failure on the message counts as waiting, so that from a queue one more message is received.
 async fn send(
     shared: &Shared,
     item: &Item,
@@ -382,9 +498,13 @@ async fn send(
     while let Err(error) = dead_letters.send(letter).await {
         failures = failures.saturating_add(1);
         waits.get_or_insert_with(|| shared.in_flight.waits_for_dead_letter());
-        shared.failures.failed(Instant::now().into_std(), LETTER, &error);
+        shared
+            .failures
+            .failed(Instant::now().into_std(), LETTER, &error);
         warn!(origin = %letter.message.origin(), error, failures, "the dead letter could not be written; trying again");
-        shared.observer.observe(Event::SourceError { operation: LETTER });
+        shared
+            .observer
+            .observe(Event::SourceError { operation: LETTER });
         if let Some(refused) = error.downcast_ref::<DeadLetterRefused>() {
             let (origin, reason) = (letter.message.origin().clone(), refused.to_string());
             return Err(ConsumerError::DeadLetterRefused { origin, reason });

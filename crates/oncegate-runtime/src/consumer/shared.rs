@@ -54,8 +54,16 @@ impl TransactionalRoute {
         batches: Option<Arc<dyn ErasedTransactionalBatches>>,
         gate: &OpenGate,
     ) -> Self {
-        let session = Session::new(gate.scope_name().clone(), gate.random_number(), work.sessions());
-        Self { work, batches, session }
+        let session = Session::new(
+            gate.scope_name().clone(),
+            gate.random_number(),
+            work.sessions(),
+        );
+        Self {
+            work,
+            batches,
+            session,
+        }
     }
 
     /// Checks that its transactions are those of the gate's store, and begins the session.
@@ -84,7 +92,9 @@ impl Route {
 
 impl std::fmt::Debug for Route {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Route").field("gate", &self.gate).finish_non_exhaustive()
+        f.debug_struct("Route")
+            .field("gate", &self.gate)
+            .finish_non_exhaustive()
     }
 }
 
@@ -135,42 +145,77 @@ impl Shared {
     }
 
     pub(super) fn terms(&self) -> Terms {
-        let lease = self.routes().map(|route| route.gate.settings().lease).max().unwrap_or_default();
-        let retention = self.routes().map(|route| route.gate.settings().retention).min().unwrap_or_default();
-        let max_run = self.routes().map(|route| route.gate.settings().max_run).max().unwrap_or_default();
-        let ConsumerSettings { max_attempts, stop_deadline, .. } = self.settings;
-        Terms { max_attempts, lease, retention, stop_deadline, max_run }
+        let lease = self
+            .routes()
+            .map(|route| route.gate.settings().lease)
+            .max()
+            .unwrap_or_default();
+        let retention = self
+            .routes()
+            .map(|route| route.gate.settings().retention)
+            .min()
+            .unwrap_or_default();
+        let max_run = self
+            .routes()
+            .map(|route| route.gate.settings().max_run)
+            .max()
+            .unwrap_or_default();
+        let ConsumerSettings {
+            max_attempts,
+            stop_deadline,
+            ..
+        } = self.settings;
+        Terms {
+            max_attempts,
+            lease,
+            retention,
+            stop_deadline,
+            max_run,
+        }
     }
 
     pub(super) fn route(&self, name: &str) -> Arc<Route> {
-        let named = self.routes.iter().find(|(route, _)| route.as_deref() == Some(name));
+        let named = self
+            .routes
+            .iter()
+            .find(|(route, _)| route.as_deref() == Some(name));
         let unnamed = || self.routes.iter().find(|(route, _)| route.is_none());
-        let (_, route) = named.or_else(unnamed).expect("a consumer is made with a route that has no name");
+        let (_, route) = named
+            .or_else(unnamed)
+            .expect("a consumer is made with a route that has no name");
         Arc::clone(route)
     }
 
-    /// Counts a message that its handler accepted, or that was a duplicate. Returns whether the stop at the dead-letter
-    /// limit that the store keeps is to be removed.
+    /// Counts a message that its handler accepted, or that was a duplicate. Returns whether the
+    /// stop at the dead-letter limit that the store keeps is to be removed.
     pub(super) fn noted(&self, duplicate: bool) -> bool {
         let is_stop_over = self.dead_letter_guard().passed(duplicate);
         // Two threads may overwrite each other's update; the average is a hint, not a count.
         let average = self.duplicates.load(Relaxed);
-        let up = if duplicate { Self::ALL / Self::SHARE_OF_ONE } else { 0 };
-        self.duplicates.store(average - average / Self::SHARE_OF_ONE + up, Relaxed);
+        let up = if duplicate {
+            Self::ALL / Self::SHARE_OF_ONE
+        } else {
+            0
+        };
+        self.duplicates
+            .store(average - average / Self::SHARE_OF_ONE + up, Relaxed);
         is_stop_over
     }
 
     pub(super) fn dead_letter_guard(&self) -> MutexGuard<'_, DeadLetterGuard> {
-        self.dead_letter_guard.lock().unwrap_or_else(PoisonError::into_inner)
+        self.dead_letter_guard
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether the prefetch pays: it costs a read for each message that is not completed, and saves more than that for
-    /// each one that is.
+    /// Whether the prefetch pays: it costs a read for each message that is not completed, and saves
+    /// more than that for each one that is.
     pub(super) fn mostly_duplicates(&self) -> bool {
         self.duplicates.load(Relaxed) > Self::ALL / 2
     }
 
-    /// Waits until no operation of a gate is left whose caller is gone, such as the release of an abandoned claim.
+    /// Waits until no operation of a gate is left whose caller is gone, such as the release of an
+    /// abandoned claim.
     pub(super) async fn operations_finished(&self) {
         for (_, route) in &self.routes {
             route.gate.operations_finished().await;
@@ -182,13 +227,18 @@ impl Shared {
 
     /// Removes the sessions of transactional handlers: every handler has ended.
     pub(super) async fn end_sessions(&self) {
-        for route in self.routes().filter_map(|route| route.transactional.as_ref()) {
+        for route in self
+            .routes()
+            .filter_map(|route| route.transactional.as_ref())
+        {
             route.session.end().await;
         }
     }
 
     /// A random number from 0 up to 1, for jitter.
     pub(super) fn random(&self) -> f64 {
-        self.routes().next().map_or(0.0, |route| route.gate.fraction())
+        self.routes()
+            .next()
+            .map_or(0.0, |route| route.gate.fraction())
     }
 }

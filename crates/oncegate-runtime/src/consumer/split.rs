@@ -1,17 +1,18 @@
 //! What runs next after a part of a batch has failed.
 //!
-//! A batch that fails as a whole is halved until the message is found that makes it fail: so it gets its own reason, and
-//! costs the others no attempt. The algorithm is pure: it has no handler, no store and no clock.
+//! A batch that fails as a whole is halved until the message is found that makes it fail: so it
+//! gets its own reason, and costs the others no attempt. The algorithm is pure: it has no handler,
+//! no store and no clock.
 
 use crate::failure::{Advice, Failure};
 use crate::observe::BatchCall;
 
-/// How many messages must fail alone, one after another and without a call that succeeds, until the cause is taken to be
-/// what all of them need.
+/// How many messages must fail alone, one after another and without a call that succeeds, until the
+/// cause is taken to be what all of them need.
 const OUTAGE_AFTER: u32 = 3;
 
-/// How often the same messages are tried again together after a conflict with another transaction. Then they are split:
-/// a shorter transaction has fewer conflicts.
+/// How often the same messages are tried again together after a conflict with another transaction.
+/// Then they are split: a shorter transaction has fewer conflicts.
 const MOST_CONFLICTS: u32 = 3;
 
 /// A batch while it runs: its parts that have not run yet.
@@ -43,7 +44,8 @@ pub(super) enum Blame {
     Others,
     /// Another transaction was in the way of all of them.
     Conflict,
-    /// What one of them needs was in the way, which is no failure of it: a key that is held, or a lost connection.
+    /// What one of them needs was in the way, which is no failure of it: a key that is held, or a
+    /// lost connection.
     InTheWay,
 }
 
@@ -54,26 +56,42 @@ pub(super) enum NextStep<T> {
     GoOn,
     /// The next part runs after a back-off for this many conflicts.
     BackOff(u32),
-    /// The failure is that of these messages. `is_cause`: the message was found by splitting its batch.
+    /// The failure is that of these messages. `is_cause`: the message was found by splitting its
+    /// batch.
     Fail { members: Vec<T>, is_cause: bool },
     /// The same, and what all messages need seems to be down: the rest is not tried.
-    Outage { members: Vec<T>, is_cause: bool, rest: Vec<T> },
+    Outage {
+        members: Vec<T>,
+        is_cause: bool,
+        rest: Vec<T>,
+    },
 }
 
 impl<T> Part<T> {
     fn of(members: Vec<T>) -> Self {
-        Self { members, conflicts: 0 }
+        Self {
+            members,
+            conflicts: 0,
+        }
     }
 }
 
 impl<T> Split<T> {
     /// A batch of these messages, and of others that are called alone, after it.
     pub(super) fn new(together: Vec<T>, alone: Vec<T>) -> Self {
-        let mut parts: Vec<Part<T>> = alone.into_iter().rev().map(|member| Part::of(vec![member])).collect();
+        let mut parts: Vec<Part<T>> = alone
+            .into_iter()
+            .rev()
+            .map(|member| Part::of(vec![member]))
+            .collect();
         if !together.is_empty() {
             parts.push(Part::of(together));
         }
-        Self { parts, call: BatchCall::Gathered, failed_alone: 0 }
+        Self {
+            parts,
+            call: BatchCall::Gathered,
+            failed_alone: 0,
+        }
     }
 
     /// The messages of the next call, and what the call is for.
@@ -87,7 +105,14 @@ impl<T> Split<T> {
     }
 
     /// Decides what follows after a call that has left these messages without an end.
-    pub(super) fn failed(&mut self, Part { mut members, conflicts }: Part<T>, blame: Blame) -> NextStep<T> {
+    pub(super) fn failed(
+        &mut self,
+        Part {
+            mut members,
+            conflicts,
+        }: Part<T>,
+        blame: Blame,
+    ) -> NextStep<T> {
         let is_alone = members.len() <= 1;
         match blame {
             Blame::Others => {
@@ -114,8 +139,17 @@ impl<T> Split<T> {
                 if self.failed_alone < OUTAGE_AFTER {
                     return NextStep::Fail { members, is_cause };
                 }
-                let rest = self.parts.drain(..).rev().flat_map(|part| part.members).collect();
-                NextStep::Outage { members, is_cause, rest }
+                let rest = self
+                    .parts
+                    .drain(..)
+                    .rev()
+                    .flat_map(|part| part.members)
+                    .collect();
+                NextStep::Outage {
+                    members,
+                    is_cause,
+                    rest,
+                }
             }
         }
     }
@@ -125,9 +159,10 @@ impl<T> Split<T> {
 pub(super) fn blame(failure: &Failure) -> Blame {
     match failure.advice() {
         Advice::GiveUp | Advice::Retry { after: None } => Blame::One,
-        Advice::Retry { after: Some(_) } | Advice::Later { .. } | Advice::Unknown | Advice::NotRun => {
-            Blame::None
-        }
+        Advice::Retry { after: Some(_) }
+        | Advice::Later { .. }
+        | Advice::Unknown
+        | Advice::NotRun => Blame::None,
     }
 }
 
@@ -144,7 +179,8 @@ mod tests {
     #[test]
     fn the_message_that_fails_its_batch_is_found_in_a_logarithm_of_calls() {
         for poison in 0..100 {
-            let (mut split, mut calls, mut succeeded) = (Split::new((0..100).collect(), vec![]), 0, 0);
+            let (mut split, mut calls, mut succeeded) =
+                (Split::new((0..100).collect(), vec![]), 0, 0);
             while let Some((part, _)) = split.next_part() {
                 calls += 1;
                 if !part.members.contains(&poison) {
@@ -188,7 +224,13 @@ mod tests {
     fn what_no_message_has_caused_is_not_split() {
         let mut split = Split::new(vec![1, 2], vec![3]);
         let (part, _) = split.next_part().unwrap();
-        assert_eq!(split.failed(part, Blame::None), NextStep::Fail { members: vec![1, 2], is_cause: false });
+        assert_eq!(
+            split.failed(part, Blame::None),
+            NextStep::Fail {
+                members: vec![1, 2],
+                is_cause: false
+            }
+        );
         assert_eq!(next(&mut split), Some((vec![3], BatchCall::Gathered)));
     }
 
@@ -196,14 +238,23 @@ mod tests {
     fn a_message_that_began_alone_is_not_found_by_a_split() {
         let mut split = Split::new(vec![], vec![3]);
         let (part, _) = split.next_part().unwrap();
-        assert_eq!(split.failed(part, Blame::One), NextStep::Fail { members: vec![3], is_cause: false });
+        assert_eq!(
+            split.failed(part, Blame::One),
+            NextStep::Fail {
+                members: vec![3],
+                is_cause: false
+            }
+        );
     }
 
     #[test]
     fn the_rest_runs_again_without_those_that_failed() {
         let mut split = Split::new(vec![1, 2, 3], vec![]);
         let (part, _) = split.next_part().unwrap();
-        let rest = Part { members: vec![1, 3], ..part };
+        let rest = Part {
+            members: vec![1, 3],
+            ..part
+        };
         assert_eq!(split.failed(rest, Blame::Others), NextStep::GoOn);
         assert_eq!(next(&mut split), Some((vec![1, 3], BatchCall::Split)));
     }
@@ -213,11 +264,20 @@ mod tests {
         let mut split = Split::new(vec![1, 2], vec![]);
         for conflicts in 1..=MOST_CONFLICTS {
             let (part, _) = split.next_part().unwrap();
-            assert_eq!(split.failed(part, Blame::Conflict), NextStep::BackOff(conflicts));
+            assert_eq!(
+                split.failed(part, Blame::Conflict),
+                NextStep::BackOff(conflicts)
+            );
         }
         let (part, _) = split.next_part().unwrap();
         assert_eq!(split.failed(part, Blame::Conflict), NextStep::GoOn);
         let halves = [next(&mut split), next(&mut split)];
-        assert_eq!(halves, [Some((vec![1], BatchCall::Split)), Some((vec![2], BatchCall::Split))]);
+        assert_eq!(
+            halves,
+            [
+                Some((vec![1], BatchCall::Split)),
+                Some((vec![2], BatchCall::Split))
+            ]
+        );
     }
 }

@@ -1,4 +1,5 @@
-//! How a consumer starts: its gates, its dead letters, its source. It waits for a server that is away.
+//! How a consumer starts: its gates, its dead letters, its source. It waits for a server that is
+//! away.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -36,7 +37,8 @@ pub(super) enum Opened {
     No,
 }
 
-/// Opens the dead letters and the source, and consumes until `shutdown` resolves. `at_once` ends the stop.
+/// Opens the dead letters and the source, and consumes until `shutdown` resolves. `at_once` ends
+/// the stop.
 pub(super) async fn consume_until(
     mut shared: Shared,
     source: Arc<dyn Source>,
@@ -49,10 +51,16 @@ pub(super) async fn consume_until(
         life: Arc::clone(life),
         observer: Arc::clone(&shared.observer),
         patience: shared.settings.start_patience,
-        entropy: shared.routes().next().map(|route| route.gate.entropy()).unwrap_or_default(),
+        entropy: shared
+            .routes()
+            .next()
+            .map(|route| route.gate.entropy())
+            .unwrap_or_default(),
     };
     if let Some(dead_letters) = &shared.dead_letters {
-        let opened = waiting.until_open("dead letters", &|| dead_letters.open(), shutdown.as_mut()).await;
+        let opened = waiting
+            .until_open("dead letters", &|| dead_letters.open(), shutdown.as_mut())
+            .await;
         if matches!(opened.map_err(ConsumerError::DeadLetters)?, Opened::No) {
             return Ok(());
         }
@@ -61,14 +69,21 @@ pub(super) async fn consume_until(
         let most = shared.most_at_once();
         shared.in_flight.on_demand(most);
     }
-    // Before anything is received: a store that has lost records since the last commit must not be trusted.
+    // Before anything is received: a store that has lost records since the last commit must not be
+    // trusted.
     let compare = || -> BoxFuture<'_, Result<(), BoxError>> {
-        let gates: Vec<_> = shared.routes().map(|route| Arc::clone(&route.gate)).collect();
+        let gates: Vec<_> = shared
+            .routes()
+            .map(|route| Arc::clone(&route.gate))
+            .collect();
         let source = Arc::clone(&source);
         Box::pin(async move { positions::compare_and_keep(gates, &*source).await })
     };
     if matches!(
-        waiting.until_open("source", &compare, shutdown.as_mut()).await.map_err(of_source)?,
+        waiting
+            .until_open("source", &compare, shutdown.as_mut())
+            .await
+            .map_err(of_source)?,
         Opened::No
     ) {
         return Ok(());
@@ -77,8 +92,13 @@ pub(super) async fn consume_until(
         let opening = source.open(Arc::clone(&waiting.observer));
         Box::pin(async move { Ok(opening.await?) })
     };
-    if matches!(waiting.until_open("source", &open, shutdown.as_mut()).await.map_err(of_source)?, Opened::No)
-    {
+    if matches!(
+        waiting
+            .until_open("source", &open, shutdown.as_mut())
+            .await
+            .map_err(of_source)?,
+        Opened::No
+    ) {
         return Ok(());
     }
     let shared = Arc::new(shared);
@@ -108,15 +128,17 @@ impl Waiting {
         self.until_store_answers(&open, shutdown).await
     }
 
-    /// Begins the session of transactional handlers; while their database is away, tries again until the patience is over.
+    /// Begins the session of transactional handlers; while their database is away, tries again
+    /// until the patience is over.
     pub(super) async fn until_session_begins(
         &self,
         route: &TransactionalRoute,
         gate: &OpenGate,
         shutdown: Pin<&mut (impl Future<Output = ()> + Send)>,
     ) -> Result<Opened, ConsumerError> {
-        let open =
-            || -> BoxFuture<'_, Result<(), BoxError>> { Box::pin(async { Ok(route.open(gate).await?) }) };
+        let open = || -> BoxFuture<'_, Result<(), BoxError>> {
+            Box::pin(async { Ok(route.open(gate).await?) })
+        };
         self.until_store_answers(&open, shutdown).await
     }
 
@@ -125,10 +147,12 @@ impl Waiting {
         open: &Open<'_>,
         shutdown: Pin<&mut (impl Future<Output = ()> + Send)>,
     ) -> Result<Opened, ConsumerError> {
-        self.until_open("store", open, shutdown).await.map_err(|error| match error.downcast::<GateError>() {
-            Ok(error) => ConsumerError::Gate(*error),
-            Err(other) => ConsumerError::Bug(other.to_string()),
-        })
+        self.until_open("store", open, shutdown)
+            .await
+            .map_err(|error| match error.downcast::<GateError>() {
+                Ok(error) => ConsumerError::Gate(*error),
+                Err(other) => ConsumerError::Bug(other.to_string()),
+            })
     }
 
     /// Opens it; while its server is away, tries again until the patience is over.
@@ -145,8 +169,11 @@ impl Waiting {
                 return Err(error);
             }
             failures = failures.saturating_add(1);
-            self.life.opening.failed(Instant::now().into_std(), OPEN, &error);
-            self.observer.observe(Event::SourceError { operation: OPEN });
+            self.life
+                .opening
+                .failed(Instant::now().into_std(), OPEN, &error);
+            self.observer
+                .observe(Event::SourceError { operation: OPEN });
             warn!(what, %error, failures, ?patience, "the server is away; trying again until `start_patience` is over");
             tokio::select! {
                 biased;
@@ -161,9 +188,11 @@ impl Waiting {
 
 /// Whether the server may come back.
 fn is_away(error: &BoxError) -> bool {
-    let is_store_away =
-        matches!(error.downcast_ref::<GateError>(), Some(GateError::Store(error)) if error.is_away());
-    is_store_away || error.downcast_ref::<SourceError>().is_some_and(SourceError::is_away)
+    let is_store_away = matches!(error.downcast_ref::<GateError>(), Some(GateError::Store(error)) if error.is_away());
+    is_store_away
+        || error
+            .downcast_ref::<SourceError>()
+            .is_some_and(SourceError::is_away)
 }
 
 fn of_source(error: BoxError) -> ConsumerError {

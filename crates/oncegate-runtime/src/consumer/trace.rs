@@ -1,5 +1,6 @@
-//! A span for each run of a handler and for each answered duplicate, named by OpenTelemetry's conventions for messaging
-//! (1.44). It costs nothing without a subscriber, and contains no payloads and no business fields of keys.
+//! A span for each run of a handler and for each answered duplicate, named by OpenTelemetry's
+//! conventions for messaging (1.44). It costs nothing without a subscriber, and contains no
+//! payloads and no business fields of keys.
 
 use oncegate_core::key::StoreKey;
 use tracing::field::{Empty, display};
@@ -86,9 +87,14 @@ impl Spans {
             return span;
         }
         let digest = key.digest().to_string();
-        span.record("oncegate.key", digest.get(..DIGEST_DIGITS).unwrap_or(&digest));
+        span.record(
+            "oncegate.key",
+            digest.get(..DIGEST_DIGITS).unwrap_or(&digest),
+        );
         match message.origin() {
-            Origin::Kafka { partition, offset, .. } => {
+            Origin::Kafka {
+                partition, offset, ..
+            } => {
                 span.record("messaging.destination.partition.id", display(partition));
                 span.record("messaging.kafka.offset", offset);
                 if message.is_tombstone() {
@@ -106,10 +112,13 @@ impl Spans {
     }
 }
 
-/// The span of one call of a batch handler, linked to the producers of its messages. Each of them has a span of its own.
+/// The span of one call of a batch handler, linked to the producers of its messages. Each of them
+/// has a span of its own.
 pub(super) fn batch(scope: &str, batch: &[BatchMessage]) -> Span {
     let first = batch.first().map(BatchMessage::message);
-    let destination = first.map(destination).filter(|name| has_one_destination(batch, name));
+    let destination = first
+        .map(destination)
+        .filter(|name| has_one_destination(batch, name));
     let span = info_span!(
         target: TARGET,
         "process batch",
@@ -127,7 +136,9 @@ pub(super) fn batch(scope: &str, batch: &[BatchMessage]) -> Span {
     );
     #[cfg(feature = "otel")]
     if !span.is_disabled() {
-        batch.iter().for_each(|one| join(&span, one.message(), TraceParent::Link));
+        batch
+            .iter()
+            .for_each(|one| join(&span, one.message(), TraceParent::Link));
     }
     span
 }
@@ -193,11 +204,17 @@ struct Carrier<'a>(&'a Message);
 #[cfg(feature = "otel")]
 impl opentelemetry::propagation::Extractor for Carrier<'_> {
     fn get(&self, key: &str) -> Option<&str> {
-        self.0.header(key).and_then(|value| std::str::from_utf8(value).ok())
+        self.0
+            .header(key)
+            .and_then(|value| std::str::from_utf8(value).ok())
     }
 
     fn keys(&self) -> Vec<&str> {
-        self.0.headers().iter().map(|header| &*header.name).collect()
+        self.0
+            .headers()
+            .iter()
+            .map(|header| &*header.name)
+            .collect()
     }
 }
 
@@ -208,14 +225,26 @@ mod tests {
 
     #[test]
     fn each_broker_has_its_name_in_the_conventions() {
-        static QUEUES: Broker = Broker { name: "queues", system: "some_queues" };
+        static QUEUES: Broker = Broker {
+            name: "queues",
+            system: "some_queues",
+        };
         let of = |origin| Message::new("orders", origin, None);
-        let queue = || of(Origin::Queue { queue: "orders".into(), id: "1".into() });
+        let queue = || {
+            of(Origin::Queue {
+                queue: "orders".into(),
+                id: "1".into(),
+            })
+        };
         assert_eq!(system(&queue()), None);
         assert_eq!(system(&queue().with_broker(&QUEUES)), Some("some_queues"));
         let other = || of(Origin::Other("without an id".into()));
         assert_eq!(system(&other().with_broker(&QUEUES)), Some("some_queues"));
-        let kafka = Origin::Kafka { topic: "orders".into(), partition: 0, offset: 0 };
+        let kafka = Origin::Kafka {
+            topic: "orders".into(),
+            partition: 0,
+            offset: 0,
+        };
         assert_eq!(system(&of(kafka)), Some("kafka"));
     }
 }

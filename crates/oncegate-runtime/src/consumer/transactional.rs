@@ -14,10 +14,11 @@ use batches::OfOne;
 use single::{Erased, Pair};
 
 /// A [`TransactionalHandler`] with the database that opens its transactions; pass it to
-/// [`Consumer::new`](crate::Consumer::new) or [`route`](crate::Consumer::route) in the place of a handler.
+/// [`Consumer::new`](crate::Consumer::new) or [`route`](crate::Consumer::route) in the place of a
+/// handler.
 ///
-/// The database is that of the gate's store: `store.transactions()` of `PostgresStore` and `SqliteStore`, or
-/// `store.sqlx_transactions(pool)`. The consumer does not start with another one.
+/// The database is that of the gate's store: `store.transactions()` of `PostgresStore` and
+/// `SqliteStore`, or `store.sqlx_transactions(pool)`. The consumer does not start with another one.
 ///
 /// ```no_run
 /// # #[cfg(all(feature = "postgres", feature = "kafka"))] mod example {
@@ -61,10 +62,19 @@ impl Transactional {
     pub const DEFAULT_LIMIT: Duration = Duration::from_secs(30);
 
     /// The handler, in transactions of this database.
-    pub fn new<D: Transactions>(database: D, handler: impl TransactionalHandler<D::Transaction>) -> Self {
+    pub fn new<D: Transactions>(
+        database: D,
+        handler: impl TransactionalHandler<D::Transaction>,
+    ) -> Self {
         Self::of(move |limit| {
-            let work = Arc::new(Erased { pair: Arc::new(Pair { database, handler }), limit });
-            Work { transactional: Some(Arc::clone(&work) as _), ..Work::of(work) }
+            let work = Arc::new(Erased {
+                pair: Arc::new(Pair { database, handler }),
+                limit,
+            });
+            Work {
+                transactional: Some(Arc::clone(&work) as _),
+                ..Work::of(work)
+            }
         })
     }
 
@@ -103,7 +113,10 @@ impl Transactional {
         handler: impl TransactionalBatchHandler<D::Transaction>,
     ) -> Self {
         Self::of(move |limit| {
-            let pair = Arc::new(Pair { database, handler: OfOne(handler) });
+            let pair = Arc::new(Pair {
+                database,
+                handler: OfOne(handler),
+            });
             let work = Arc::new(Erased { pair, limit });
             Work {
                 limits: Some(limits),
@@ -115,15 +128,18 @@ impl Transactional {
     }
 
     fn of(make: impl FnOnce(Duration) -> Work + Send + Sync + 'static) -> Self {
-        Self { limit: Self::DEFAULT_LIMIT, make: Box::new(make) }
+        Self {
+            limit: Self::DEFAULT_LIMIT,
+            make: Box::new(make),
+        }
     }
 
-    /// The longest time that a transaction is open: 30 s by default, 100 ms to an hour. Then it is rolled back, on the
-    /// server too, and the attempt counts as failed; a batch is split.
+    /// The longest time that a transaction is open: 30 s by default, 100 ms to an hour. Then it is
+    /// rolled back, on the server too, and the attempt counts as failed; a batch is split.
     ///
     /// Work that takes longer belongs in a [`Handler`](crate::Handler) that ends by
-    /// [`Attempt::commit_with`](crate::Attempt::commit_with): its claim is kept by heartbeats, and no transaction is open
-    /// while it works.
+    /// [`Attempt::commit_with`](crate::Attempt::commit_with): its claim is kept by heartbeats, and
+    /// no transaction is open while it works.
     #[must_use]
     pub fn limit(mut self, limit: Duration) -> Self {
         self.limit = limit;
@@ -133,7 +149,9 @@ impl Transactional {
 
 impl std::fmt::Debug for Transactional {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Transactional").field("limit", &self.limit).finish_non_exhaustive()
+        f.debug_struct("Transactional")
+            .field("limit", &self.limit)
+            .finish_non_exhaustive()
     }
 }
 

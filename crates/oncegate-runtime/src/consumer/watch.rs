@@ -1,5 +1,5 @@
-//! What a running consumer records about itself for its [`Monitor`](super::Monitor): cheap for each message, complete
-//! when the monitor asks.
+//! What a running consumer records about itself for its [`Monitor`](super::Monitor): cheap for each
+//! message, complete when the monitor asks.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
@@ -73,8 +73,8 @@ pub(super) struct Look {
 }
 
 impl Look {
-    /// How many shards the store of this route has, as far as is known. A shard that was not asked since the first of
-    /// these outages began is not known to answer, and does not count.
+    /// How many shards the store of this route has, as far as is known. A shard that was not asked
+    /// since the first of these outages began is not known to answer, and does not count.
     pub(super) fn shards_of(&self, route: usize, outages: &[StoreOutage], now: Instant) -> usize {
         let longest = outages.iter().map(|outage| outage.lasts).max();
         let answers = |shard: Shard, asked_at: Instant| {
@@ -82,7 +82,12 @@ impl Look {
             let was_asked = longest.is_none_or(|longest| now.duration_since(asked_at) <= longest);
             shard.route == route && !is_away && was_asked
         };
-        outages.len() + self.asked.iter().filter(|(shard, asked_at)| answers(*shard, *asked_at)).count()
+        outages.len()
+            + self
+                .asked
+                .iter()
+                .filter(|(shard, asked_at)| answers(*shard, *asked_at))
+                .count()
     }
 }
 
@@ -125,13 +130,18 @@ impl Seen {
 /// Adds a message to the summary of its partition.
 pub(super) fn see(partitions: &mut BTreeMap<PartitionName, SeenPartition>, seen: Seen) {
     let (topic, number) = match &seen.origin {
-        Origin::Kafka { topic, partition, .. } => (Arc::clone(topic), *partition),
+        Origin::Kafka {
+            topic, partition, ..
+        } => (Arc::clone(topic), *partition),
         Origin::Queue { queue, .. } => (Arc::clone(queue), 0),
         Origin::Other(_) => return,
     };
     match partitions.entry((topic, number)) {
         std::collections::btree_map::Entry::Vacant(vacant) => {
-            vacant.insert(SeenPartition { in_flight: 1, first: seen });
+            vacant.insert(SeenPartition {
+                in_flight: 1,
+                first: seen,
+            });
         }
         std::collections::btree_map::Entry::Occupied(mut occupied) => {
             let partition = occupied.get_mut();
@@ -189,7 +199,8 @@ impl Watch {
 
     /// Keeps the engine's count, and updates what spans several counts: rates and `ready_since`.
     pub(super) fn looked(&self, mut look: Look, free_permits: usize) {
-        let since = Duration::from_millis(self.millis().saturating_sub(self.looked_at.load(Relaxed)));
+        let since =
+            Duration::from_millis(self.millis().saturating_sub(self.looked_at.load(Relaxed)));
         self.looked_at.store(self.millis(), Relaxed);
         look.totals = (self.delivered.load(Relaxed), self.ended.load(Relaxed));
         let mut last = self.look();
@@ -199,13 +210,20 @@ impl Watch {
         let seconds = since.as_secs_f64();
         if seconds > 0.0 {
             let rate = |now: u64, before: u64, rate: f64| {
-                #[expect(clippy::cast_precision_loss, reason = "a rate that is shown needs no 53 bits")]
+                #[expect(
+                    clippy::cast_precision_loss,
+                    reason = "a rate that is shown needs no 53 bits"
+                )]
                 let newest = now.saturating_sub(before) as f64 / seconds;
                 rate * (1.0 - NEWEST) + newest * NEWEST
             };
-            look.rates.delivered_per_second =
-                rate(look.totals.0, last.totals.0, last.rates.delivered_per_second);
-            look.rates.ended_per_second = rate(look.totals.1, last.totals.1, last.rates.ended_per_second);
+            look.rates.delivered_per_second = rate(
+                look.totals.0,
+                last.totals.0,
+                last.rates.delivered_per_second,
+            );
+            look.rates.ended_per_second =
+                rate(look.totals.1, last.totals.1, last.rates.ended_per_second);
         }
         *last = look;
     }
@@ -218,9 +236,18 @@ impl Watch {
     pub(super) fn begin(self: &Arc<Self>, gate: &Arc<OpenGate>, route: usize) -> UnitNote {
         let number = self.next_unit.fetch_add(1, Relaxed);
         let (watch, gate) = (Arc::clone(self), Arc::clone(gate));
-        let unit = Arc::new(UnitInProgress { watch, number, gate, route, attempts: Mutex::default() });
+        let unit = Arc::new(UnitInProgress {
+            watch,
+            number,
+            gate,
+            route,
+            attempts: Mutex::default(),
+        });
         self.units().insert(number, Arc::clone(&unit));
-        UnitNote { unit, began: Instant::now() }
+        UnitNote {
+            unit,
+            began: Instant::now(),
+        }
     }
 
     pub(super) fn underway(&self) -> Vec<Underway> {
@@ -233,7 +260,12 @@ impl Watch {
         let mut underway = self.underway();
         underway.sort_by_key(|underway| underway.since);
         let name = |underway: &Underway| {
-            let Underway { gate, origin, stage, .. } = underway;
+            let Underway {
+                gate,
+                origin,
+                stage,
+                ..
+            } = underway;
             format!("{origin} in `{}` {stage}", gate.scope())
         };
         underway.iter().take(MOST_NAMED).map(name).collect()
@@ -286,11 +318,18 @@ impl UnitNote {
     /// Records an attempt until the returned note is dropped.
     pub(super) fn begin(&self, message: &Message, received_at: Instant) -> AttemptNote {
         let mut attempts = self.unit.attempts();
-        let note =
-            NotedAttempt { message: message.clone(), received_at, stage: Stage::Claiming, since: self.began };
+        let note = NotedAttempt {
+            message: message.clone(),
+            received_at,
+            stage: Stage::Claiming,
+            since: self.began,
+        };
         attempts.notes.push(Some(note));
         attempts.left += 1;
-        AttemptNote { unit: Arc::clone(&self.unit), position: attempts.notes.len() - 1 }
+        AttemptNote {
+            unit: Arc::clone(&self.unit),
+            position: attempts.notes.len() - 1,
+        }
     }
 }
 
@@ -304,7 +343,12 @@ impl UnitInProgress {
             stage: note.stage,
             since: note.since,
         };
-        self.attempts().notes.iter().flatten().map(underway).collect()
+        self.attempts()
+            .notes
+            .iter()
+            .flatten()
+            .map(underway)
+            .collect()
     }
 
     fn attempts(&self) -> MutexGuard<'_, Attempts> {
@@ -332,7 +376,12 @@ impl Drop for AttemptNote {
     fn drop(&mut self) {
         let left = {
             let mut attempts = self.unit.attempts();
-            attempts.left -= attempts.notes.get_mut(self.position).and_then(Option::take).iter().len();
+            attempts.left -= attempts
+                .notes
+                .get_mut(self.position)
+                .and_then(Option::take)
+                .iter()
+                .len();
             attempts.left
         };
         if left == 0 {
@@ -341,7 +390,8 @@ impl Drop for AttemptNote {
     }
 }
 
-/// How long handlers take: a histogram of powers of two and their midpoints, in microseconds, that fades over time.
+/// How long handlers take: a histogram of powers of two and their midpoints, in microseconds, that
+/// fades over time.
 #[derive(Debug)]
 pub(super) struct HandlerTimes([AtomicU32; BUCKETS]);
 
@@ -362,10 +412,14 @@ impl HandlerTimes {
         }
     }
 
-    /// The 99th percentile, rounded up to the next power of two or its midpoint; `None` while too few handlers have
-    /// run.
+    /// The 99th percentile, rounded up to the next power of two or its midpoint; `None` while too
+    /// few handlers have run.
     pub(super) fn p99(&self) -> Option<Duration> {
-        let counts: Vec<u64> = self.0.iter().map(|count| u64::from(count.load(Relaxed))).collect();
+        let counts: Vec<u64> = self
+            .0
+            .iter()
+            .map(|count| u64::from(count.load(Relaxed)))
+            .collect();
         let all: u64 = counts.iter().sum();
         if all < ENOUGH_RUNS {
             return None;
@@ -376,7 +430,9 @@ impl HandlerTimes {
             above * 100 > all
         })?;
         let half = 1_u64.checked_shl(u32::try_from(bucket / 2).ok()?.saturating_sub(1))?;
-        Some(Duration::from_micros(half.saturating_mul(3 + (bucket % 2) as u64)))
+        Some(Duration::from_micros(
+            half.saturating_mul(3 + (bucket % 2) as u64),
+        ))
     }
 
     /// Halves the counts so far, so that the last minutes weigh most.
@@ -404,12 +460,32 @@ mod tests {
             open: false,
         };
         let asked = |route, number, ago| (Shard { route, number }, now - Duration::from_secs(ago));
-        let asked = vec![asked(0, 1, 40), asked(0, 2, 20), asked(0, 3, 60), asked(1, 4, 0)];
-        let look = Look { asked, ..Look::default() };
+        let asked = vec![
+            asked(0, 1, 40),
+            asked(0, 2, 20),
+            asked(0, 3, 60),
+            asked(1, 4, 0),
+        ];
+        let look = Look {
+            asked,
+            ..Look::default()
+        };
         assert_eq!(look.shards_of(0, &[], now), 3);
-        assert_eq!(look.shards_of(0, &[outage(1, 10)], now), 1, "nothing was asked since");
-        assert_eq!(look.shards_of(0, &[outage(0, 0)], now), 1, "the scope is halted");
-        assert_eq!(look.shards_of(0, &[outage(1, 20)], now), 2, "the second one was asked since");
+        assert_eq!(
+            look.shards_of(0, &[outage(1, 10)], now),
+            1,
+            "nothing was asked since"
+        );
+        assert_eq!(
+            look.shards_of(0, &[outage(0, 0)], now),
+            1,
+            "the scope is halted"
+        );
+        assert_eq!(
+            look.shards_of(0, &[outage(1, 20)], now),
+            2,
+            "the second one was asked since"
+        );
         assert_eq!(look.shards_of(0, &[outage(1, 10), outage(2, 20)], now), 2);
         assert_eq!(
             look.shards_of(0, &[outage(1, 10), outage(2, 70)], now),
@@ -420,7 +496,9 @@ mod tests {
 
     fn times(millis: impl IntoIterator<Item = u64>) -> HandlerTimes {
         let times = HandlerTimes::default();
-        millis.into_iter().for_each(|millis| times.note(Duration::from_millis(millis)));
+        millis
+            .into_iter()
+            .for_each(|millis| times.note(Duration::from_millis(millis)));
         times
     }
 
@@ -430,7 +508,9 @@ mod tests {
         let seed = fastrand::u64(..);
         let mut rng = fastrand::Rng::with_seed(seed);
         for _ in 0..100 {
-            let mut taken: Vec<u64> = (0..rng.u64(100..2_000)).map(|_| rng.u64(1..100_000)).collect();
+            let mut taken: Vec<u64> = (0..rng.u64(100..2_000))
+                .map(|_| rng.u64(1..100_000))
+                .collect();
             let found = times(taken.iter().copied()).p99().unwrap().as_millis();
             taken.sort_unstable();
             let exact = u128::from(taken[taken.len() - 1 - taken.len() / 100]);

@@ -7,8 +7,8 @@ use super::erased::{ErasedTransactional, ErasedTransactionalBatches};
 use crate::batch::{BatchHandler, BatchLimits, ErasedBatchHandler, ErasedBatches};
 use crate::handler::{ErasedHandler, Handler};
 
-/// What a consumer runs for the messages of a route: a [`Handler`], a [`Batched`](crate::Batched) or a
-/// [`Transactional`](crate::Transactional).
+/// What a consumer runs for the messages of a route: a [`Handler`], a [`Batched`](crate::Batched)
+/// or a [`Transactional`](crate::Transactional).
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is no handler",
     note = "implement `Handler` for it, or wrap a `TransactionalHandler` by `Transactional::new`, a `BatchHandler` by \
@@ -48,14 +48,22 @@ pub struct Work {
 
 impl std::fmt::Debug for Work {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Work").field("limit", &self.limit()).finish_non_exhaustive()
+        f.debug_struct("Work")
+            .field("limit", &self.limit())
+            .finish_non_exhaustive()
     }
 }
 
 impl Work {
     /// A handler for one message at a time, which runs under claims.
     pub(super) fn of(handler: Arc<dyn ErasedHandler>) -> Self {
-        Self { handler, limits: None, batches: None, transactional: None, transactional_batches: None }
+        Self {
+            handler,
+            limits: None,
+            batches: None,
+            transactional: None,
+            transactional_batches: None,
+        }
     }
 
     /// The limit of its transactions, if it is transactional.
@@ -64,8 +72,9 @@ impl Work {
     }
 }
 
-/// A [`BatchHandler`] with the limits of its batches; pass it to [`Consumer::new`](crate::Consumer::new) or
-/// [`route`](crate::Consumer::route) in the place of a handler.
+/// A [`BatchHandler`] with the limits of its batches; pass it to
+/// [`Consumer::new`](crate::Consumer::new) or [`route`](crate::Consumer::route) in the place of a
+/// handler.
 ///
 /// ```
 /// use oncegate::{BatchHandler, BatchLimits, BatchMessage, Batched, Failure};
@@ -91,15 +100,20 @@ impl Batched {
     /// The handler, with batches within these limits.
     pub fn new(limits: BatchLimits, handler: impl BatchHandler) -> Self {
         let handler = Arc::new(ErasedBatches(handler));
-        let work =
-            Work { limits: Some(limits), batches: Some(Arc::clone(&handler) as _), ..Work::of(handler) };
+        let work = Work {
+            limits: Some(limits),
+            batches: Some(Arc::clone(&handler) as _),
+            ..Work::of(handler)
+        };
         Self { limits, work }
     }
 }
 
 impl std::fmt::Debug for Batched {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Batched").field("limits", &self.limits).finish_non_exhaustive()
+        f.debug_struct("Batched")
+            .field("limits", &self.limits)
+            .finish_non_exhaustive()
     }
 }
 

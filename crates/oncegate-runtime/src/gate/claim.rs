@@ -13,10 +13,12 @@ use super::{Identity, Lease, OpenGate};
 use crate::message::Message;
 use crate::observe::{Event, ExtraRunCause};
 
-/// One claim, however often it is sent. After an error it is sent again with the same token: it may have been granted.
+/// One claim, however often it is sent. After an error it is sent again with the same token: it may
+/// have been granted.
 ///
-/// When it is dropped without an answer, the gate releases in the background whatever its token was or will be
-/// granted. So a future that is dropped, or a message that is given back, leaves no unknown lease behind.
+/// When it is dropped without an answer, the gate releases in the background whatever its token was
+/// or will be granted. So a future that is dropped, or a message that is given back, leaves no
+/// unknown lease behind.
 #[derive(Debug)]
 pub(crate) struct OpenClaim {
     gate: Arc<OpenGate>,
@@ -36,7 +38,11 @@ pub(crate) enum Claimed {
     Granted(Lease),
     Completed(Bytes),
     Busy(Duration),
-    Failed { reason: String, handed_over: bool, by: TokenTag },
+    Failed {
+        reason: String,
+        handed_over: bool,
+        by: TokenTag,
+    },
     Mismatch,
 }
 
@@ -53,12 +59,22 @@ impl OpenClaim {
         self.end(message, reply)
     }
 
-    /// Sends the claims of these messages in one call of the store, and returns the answers in their order.
-    pub(crate) async fn send_all(claims: &mut [(&mut Self, &Message)]) -> Vec<Result<Claimed, StoreError>> {
-        let Some(gate) = claims.first().map(|(claim, _)| Arc::clone(&claim.gate)) else { return Vec::new() };
+    /// Sends the claims of these messages in one call of the store, and returns the answers in
+    /// their order.
+    pub(crate) async fn send_all(
+        claims: &mut [(&mut Self, &Message)],
+    ) -> Vec<Result<Claimed, StoreError>> {
+        let Some(gate) = claims.first().map(|(claim, _)| Arc::clone(&claim.gate)) else {
+            return Vec::new();
+        };
         let begun: Result<Vec<Command>, StoreError> = claims
             .iter_mut()
-            .map(|(claim, _)| Ok(Command { operation: claim.begin()?, key: claim.identity.key.clone() }))
+            .map(|(claim, _)| {
+                Ok(Command {
+                    operation: claim.begin()?,
+                    key: claim.identity.key.clone(),
+                })
+            })
             .collect();
         let replies = match begun {
             Ok(commands) => gate.execute_all(commands).await,
@@ -66,14 +82,19 @@ impl OpenClaim {
             Err(refused) => return claims.iter().map(|_| Err(refused.clone())).collect(),
         };
         let answered = claims.iter_mut().zip(replies);
-        answered.map(|((claim, message), reply)| claim.end(message, reply)).collect()
+        answered
+            .map(|((claim, message), reply)| claim.end(message, reply))
+            .collect()
     }
 
     /// The operation to send. From here on the store may grant the claim.
     fn begin(&mut self) -> Result<Operation, StoreError> {
         let gate = &self.gate;
         if let Some(refused) = gate.refusal() {
-            gate.observe(Event::StoreError { scope: gate.scope(), class: refused.class() });
+            gate.observe(Event::StoreError {
+                scope: gate.scope(),
+                class: refused.class(),
+            });
             return Err(refused);
         }
         self.was_in_doubt = std::mem::replace(&mut self.is_in_doubt, true);
@@ -87,29 +108,44 @@ impl OpenClaim {
     }
 
     /// Turns the store's reply into the answer to the claim.
-    fn end(&mut self, message: &Message, reply: Result<Reply, StoreError>) -> Result<Claimed, StoreError> {
+    fn end(
+        &mut self,
+        message: &Message,
+        reply: Result<Reply, StoreError>,
+    ) -> Result<Claimed, StoreError> {
         let gate = Arc::clone(&self.gate);
         let scope = gate.scope();
         let verdict = match reply {
-            Ok(Reply::Verdict { verdict, uncompared }) => {
+            Ok(Reply::Verdict {
+                verdict,
+                uncompared,
+            }) => {
                 if uncompared {
                     gate.observe(Event::FingerprintUncompared { scope });
                 }
                 Ok(verdict)
             }
-            Ok(Reply::Applied { .. } | Reply::NotOwner) => {
-                Err(StoreError::unknown("the store answered a claim with something else"))
-            }
+            Ok(Reply::Applied { .. } | Reply::NotOwner) => Err(StoreError::unknown(
+                "the store answered a claim with something else",
+            )),
             Err(error) => {
-                gate.observe(Event::StoreError { scope, class: error.class() });
+                gate.observe(Event::StoreError {
+                    scope,
+                    class: error.class(),
+                });
                 Err(error)
             }
         };
         if matches!(verdict, Ok(Verdict::Granted(_))) && gate.is_grant_in_doubt() {
             // The grant is released, and the next one has a token of its own.
             *self = gate.new_claim(&self.identity);
-            let refused = gate.refusal().unwrap_or_else(|| StoreError::refused("the store has lost records"));
-            gate.observe(Event::StoreError { scope, class: refused.class() });
+            let refused = gate
+                .refusal()
+                .unwrap_or_else(|| StoreError::refused("the store has lost records"));
+            gate.observe(Event::StoreError {
+                scope,
+                class: refused.class(),
+            });
             return Err(refused);
         }
         self.is_in_doubt = match &verdict {
@@ -124,7 +160,9 @@ impl OpenClaim {
 impl Drop for OpenClaim {
     fn drop(&mut self) {
         if self.is_in_doubt {
-            self.gate.lease_renewer.release_later(self.identity.key.clone(), self.token);
+            self.gate
+                .lease_renewer
+                .release_later(self.identity.key.clone(), self.token);
         }
     }
 }
@@ -143,8 +181,18 @@ impl OpenGate {
     }
 
     /// Turns the verdict into the answer to the claim, and tells the observer.
-    fn note_verdict(self: &Arc<Self>, message: &Message, claim: &OpenClaim, verdict: Verdict) -> Claimed {
-        let OpenClaim { identity, token, first_sent_at, .. } = claim;
+    fn note_verdict(
+        self: &Arc<Self>,
+        message: &Message,
+        claim: &OpenClaim,
+        verdict: Verdict,
+    ) -> Claimed {
+        let OpenClaim {
+            identity,
+            token,
+            first_sent_at,
+            ..
+        } = claim;
         let scope = self.scope();
         let (word, claimed) = match verdict {
             Verdict::Granted(grant) => {
@@ -162,20 +210,39 @@ impl OpenGate {
                 ("completed", Claimed::Completed(result))
             }
             Verdict::Busy { retry_in } => ("busy", Claimed::Busy(retry_in)),
-            Verdict::Failed { reason, handed_over, by } => {
-                ("failed", Claimed::Failed { reason, handed_over, by })
-            }
+            Verdict::Failed {
+                reason,
+                handed_over,
+                by,
+            } => (
+                "failed",
+                Claimed::Failed {
+                    reason,
+                    handed_over,
+                    by,
+                },
+            ),
             Verdict::Mismatch => ("mismatch", Claimed::Mismatch),
         };
         if !self.is_fail_open {
-            self.observe(Event::Claimed { scope, verdict: word });
+            self.observe(Event::Claimed {
+                scope,
+                verdict: word,
+            });
         }
         claimed
     }
 
     /// Why the message may have run before; `None` if it cannot have.
-    pub(super) fn cause_of_extra_run(&self, message: &Message, grant: &Grant) -> Option<ExtraRunCause> {
-        let is_lost = || self.lost_at().is_some_and(|lost_at| is_produced_before(message, lost_at));
+    pub(super) fn cause_of_extra_run(
+        &self,
+        message: &Message,
+        grant: &Grant,
+    ) -> Option<ExtraRunCause> {
+        let is_lost = || {
+            self.lost_at()
+                .is_some_and(|lost_at| is_produced_before(message, lost_at))
+        };
         if self.is_fail_open {
             Some(ExtraRunCause::FailOpen)
         } else if grant.reopened {
@@ -201,7 +268,8 @@ impl OpenGate {
     }
 }
 
-/// Whether the message was produced so long ago that its record may have been completed and expired since.
+/// Whether the message was produced so long ago that its record may have been completed and expired
+/// since.
 ///
 /// The wall clock decides only a count here.
 fn is_older_than(message: &Message, retention: Duration) -> bool {
@@ -212,7 +280,9 @@ fn is_older_than(message: &Message, retention: Duration) -> bool {
 
 /// Whether the message was produced before `time`; `false` for a message without a timestamp.
 fn is_produced_before(message: &Message, time: SystemTime) -> bool {
-    message.produced_at().is_some_and(|produced_at| produced_at < time)
+    message
+        .produced_at()
+        .is_some_and(|produced_at| produced_at < time)
 }
 
 #[cfg(test)]
@@ -222,7 +292,9 @@ mod tests {
 
     #[test]
     fn only_messages_older_than_the_retention_may_have_been_forgotten() {
-        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap();
+        let now = SystemTime::now()
+            .duration_since(SystemTime::UNIX_EPOCH)
+            .unwrap();
         let hour = Duration::from_secs(3_600);
         let message = |age: Duration| {
             let millis = i64::try_from((now - age).as_millis()).unwrap();
@@ -230,7 +302,13 @@ mod tests {
         };
         assert!(is_older_than(&message(hour * 2), hour));
         assert!(!is_older_than(&message(hour / 2), hour));
-        assert!(!is_older_than(&Message::new("orders", Origin::Other("test".into()), None), hour));
-        assert!(!is_older_than(&message(now), hour), "a timestamp of 0 is none");
+        assert!(!is_older_than(
+            &Message::new("orders", Origin::Other("test".into()), None),
+            hour
+        ));
+        assert!(
+            !is_older_than(&message(now), hour),
+            "a timestamp of 0 is none"
+        );
     }
 }

@@ -28,7 +28,8 @@ pub(crate) enum Committed {
 
 /// The reason why a lease's transaction was not committed, and the lease, which is still valid.
 ///
-/// [`Lease::release`] or [`Lease::fail`] it. If it is dropped, it lapses like that of a crashed process.
+/// [`Lease::release`] or [`Lease::fail`] it. If it is dropped, it lapses like that of a crashed
+/// process.
 #[derive(Debug)]
 pub struct NotCommitted {
     lease: Box<Lease>,
@@ -54,11 +55,12 @@ impl Lease {
     /// Completes the message inside `transaction`, commits it, and reads the record back; see
     /// [`Attempt::commit_with`](crate::Attempt::commit_with).
     ///
-    /// Repeats the read until the store has answered. If this future is dropped before, do not acknowledge,
-    /// and ask the gate again.
+    /// Repeats the read until the store has answered. If this future is dropped before, do not
+    /// acknowledge, and ask the gate again.
     ///
     /// # Errors
-    /// Returns an error when the transaction was not committed, and will not be: nothing of it has happened.
+    /// Returns an error when the transaction was not committed, and will not be: nothing of it has
+    /// happened.
     pub fn commit_with<S, Tx: SqlTransaction<S>, T: ToStored + ?Sized>(
         self,
         transaction: Tx,
@@ -85,7 +87,10 @@ impl Lease {
             Committed::NotOwner => Ok(Completion::NotOwner),
             Committed::No => {
                 let reason = self.not_committed().reason();
-                Err(NotCommitted { lease: Box::new(self), reason })
+                Err(NotCommitted {
+                    lease: Box::new(self),
+                    reason,
+                })
             }
         }
     }
@@ -114,7 +119,10 @@ impl Lease {
                 Ok(committed) => break committed,
                 Err(error) => {
                     self.kept.completing();
-                    self.gate.observe(Event::StoreError { scope, class: error.class() });
+                    self.gate.observe(Event::StoreError {
+                        scope,
+                        class: error.class(),
+                    });
                 }
             }
             failures += 1;
@@ -123,8 +131,12 @@ impl Lease {
         match committed {
             Committed::Yes => {
                 self.tell_if_not_kept();
-                self.gate.observe(Event::Completed { scope, result_bytes: self.result_bytes() });
-                self.gate.note_completed(&self.identity.key, &self.token, self.granted_at);
+                self.gate.observe(Event::Completed {
+                    scope,
+                    result_bytes: self.result_bytes(),
+                });
+                self.gate
+                    .note_completed(&self.identity.key, &self.token, self.granted_at);
                 self.note_ended("completed", "");
             }
             Committed::NotOwner => {
@@ -141,17 +153,28 @@ impl Lease {
         if committed != Committed::No {
             return Ok(committed);
         }
-        // A commit whose answer was lost may still be in progress at the server, and locks the record until it
-        // is decided. A read does not wait for that lock, a write does; this write adds no time to the lease.
-        let extend = Operation::Extend { token: self.token, lease: Duration::ZERO };
+        // A commit whose answer was lost may still be in progress at the server, and locks the
+        // record until it is decided. A read does not wait for that lock, a write does; this write
+        // adds no time to the lease.
+        let extend = Operation::Extend {
+            token: self.token,
+            lease: Duration::ZERO,
+        };
         self.gate.execute(&self.identity.key, extend).await?;
         self.look().await
     }
 
     /// Returns what the record holds at this moment.
     async fn look(&self) -> Result<Committed, StoreError> {
-        let snapshot = self.gate.store.read(vec![self.identity.key.clone()]).await.into_iter().next();
-        let snapshot = snapshot.unwrap_or_else(|| Err(StoreError::unknown("the store gave no answer")))?;
+        let snapshot = self
+            .gate
+            .store
+            .read(vec![self.identity.key.clone()])
+            .await
+            .into_iter()
+            .next();
+        let snapshot =
+            snapshot.unwrap_or_else(|| Err(StoreError::unknown("the store gave no answer")))?;
         Ok(match snapshot.map(|snapshot| snapshot.record.state) {
             Some(State::Completed { by, .. }) if by == self.token.tag() => Committed::Yes,
             Some(State::Pending { token, .. }) if token == self.token => Committed::No,
@@ -160,7 +183,12 @@ impl Lease {
     }
 
     fn tell_if_not_kept(&self) {
-        let not_kept = self.attempt.unit().lock().as_mut().and_then(|attempted| attempted.not_kept.take());
+        let not_kept = self
+            .attempt
+            .unit()
+            .lock()
+            .as_mut()
+            .and_then(|attempted| attempted.not_kept.take());
         if let Some(error) = not_kept {
             let scope = self.gate.scope();
             self.gate.observe(Event::ResultNotKept { scope });
@@ -170,6 +198,10 @@ impl Lease {
 
     /// The size of the result that a transaction has stored.
     fn result_bytes(&self) -> u64 {
-        self.attempt.unit().lock().as_ref().map_or(0, |attempted| attempted.result_bytes)
+        self.attempt
+            .unit()
+            .lock()
+            .as_ref()
+            .map_or(0, |attempted| attempted.result_bytes)
     }
 }

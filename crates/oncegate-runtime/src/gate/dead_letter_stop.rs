@@ -12,7 +12,8 @@ impl OpenGate {
         self.losses.as_ref()?.dead_letter_stop()
     }
 
-    /// Writes a stop into the descriptor, or removes the one that is there. Returns the one that was there.
+    /// Writes a stop into the descriptor, or removes the one that is there. Returns the one that
+    /// was there.
     ///
     /// # Errors
     /// When the store does not answer, or other processes keep changing the descriptor.
@@ -24,13 +25,18 @@ impl OpenGate {
     }
 }
 
-/// Replaces the stop in the scope's descriptor, and returns the one that was there. A scope that was never opened has no
-/// descriptor, and stays as it is.
+/// Replaces the stop in the scope's descriptor, and returns the one that was there. A scope that
+/// was never opened has no descriptor, and stays as it is.
 pub(crate) async fn replace_dead_letter_stop(
     store: &dyn Store,
     scope: &Scope,
     stop: Option<&DeadLetterStop>,
 ) -> Result<Option<DeadLetterStop>, StoreError> {
-    let with_stop = |held| ScopeDescriptor { dead_letter_stop: stop.cloned(), ..held };
-    Ok(change(store, scope, with_stop).await?.and_then(|before| before.dead_letter_stop))
+    let with_stop = |held| ScopeDescriptor {
+        dead_letter_stop: stop.cloned(),
+        ..held
+    };
+    Ok(change(store, scope, with_stop)
+        .await?
+        .and_then(|before| before.dead_letter_stop))
 }

@@ -22,7 +22,8 @@ pub enum GateError {
     Key(#[from] KeySpecError),
     /// The records of this scope were made by another specification of key or fingerprint.
     ///
-    /// With the new specification none of them would match, and every message of a replay would run again.
+    /// With the new specification none of them would match, and every message of a replay would run
+    /// again.
     #[error(
         "the records of scope `{scope}` were made by another key specification: go back to it, or use a new scope \
          and know that messages completed under the old one will run again.\n  the store has: {held}\n  this gate:     {ours}"

@@ -13,8 +13,8 @@ use tokio::time::Instant;
 /// The most messages whose attempts are remembered while they wait for their retry.
 const REMEMBERED_MOST: usize = 100_000;
 
-/// The rules applied to what this process runs now. It forgets a message as soon as it has ended, so it holds only
-/// what runs and what waits for a retry, and answers no repetition.
+/// The rules applied to what this process runs now. It forgets a message as soon as it has ended,
+/// so it holds only what runs and what waits for a retry, and answers no repetition.
 #[derive(Debug)]
 pub(super) struct FailOpenStore {
     began: Instant,
@@ -23,11 +23,18 @@ pub(super) struct FailOpenStore {
 
 impl FailOpenStore {
     pub(super) fn new() -> Self {
-        Self { began: Instant::now(), records: Mutex::default() }
+        Self {
+            began: Instant::now(),
+            records: Mutex::default(),
+        }
     }
 
     pub(super) fn checkup() -> Checkup {
-        Checkup { store: "none".to_owned(), survives: Survives::Process, warnings: Vec::new() }
+        Checkup {
+            store: "none".to_owned(),
+            survives: Survives::Process,
+            warnings: Vec::new(),
+        }
     }
 
     fn now(&self) -> StoreTime {
@@ -43,8 +50,9 @@ impl Store for FailOpenStore {
         let mut records = self.records.lock().unwrap_or_else(PoisonError::into_inner);
         let execute = |Command { key, operation }| {
             let (record, reply) = apply(now, records.remove(&key), &operation);
-            let goes_on =
-                |record: &Record| matches!(record.state, State::Pending { .. } | State::Released { .. });
+            let goes_on = |record: &Record| {
+                matches!(record.state, State::Pending { .. } | State::Released { .. })
+            };
             if let Some(record) = record.filter(goes_on) {
                 if records.len() >= REMEMBERED_MOST {
                     // Their next attempts are numbered from one again.
@@ -60,11 +68,21 @@ impl Store for FailOpenStore {
     async fn read(&self, keys: Vec<StoreKey>) -> Vec<Result<Option<RecordSnapshot>, StoreError>> {
         let now = self.now();
         let records = self.records.lock().unwrap_or_else(PoisonError::into_inner);
-        let look = |key| Ok(records.get(&key).map(|record| RecordSnapshot { now, record: record.clone() }));
+        let look = |key| {
+            Ok(records.get(&key).map(|record| RecordSnapshot {
+                now,
+                record: record.clone(),
+            }))
+        };
         keys.into_iter().map(look).collect()
     }
 
-    async fn describe(&self, _: &Scope, _: Option<&str>, proposed: &str) -> Result<String, StoreError> {
+    async fn describe(
+        &self,
+        _: &Scope,
+        _: Option<&str>,
+        proposed: &str,
+    ) -> Result<String, StoreError> {
         Ok(proposed.to_owned())
     }
 

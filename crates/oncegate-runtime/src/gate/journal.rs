@@ -15,13 +15,15 @@ use crate::observe::{Event, Observer};
 pub(super) const FAIL_OPEN: &str = "without the store, which was away";
 
 impl Gate {
-    /// Writes down what happens to each key: `claimed`, `completed`, `released`, `failed`, `handed_over`, and `lost`
-    /// for an attempt whose claim another owner had taken over. No journal by default.
+    /// Writes down what happens to each key: `claimed`, `completed`, `released`, `failed`,
+    /// `handed_over`, and `lost` for an attempt whose claim another owner had taken over. No
+    /// journal by default.
     ///
-    /// It is a best effort, and each entry is marked so. The entry is made after the store has answered, so a crash
-    /// between the two loses the entry and never the record. The gate does not wait for the journal. Entries that the
-    /// journal drops are counted. The SQL stores can do better: see `SqliteBuilder::journaled` and
-    /// `PostgresBuilder::journaled`, whose entries are written in the transaction of the change.
+    /// It is a best effort, and each entry is marked so. The entry is made after the store has
+    /// answered, so a crash between the two loses the entry and never the record. The gate does not
+    /// wait for the journal. Entries that the journal drops are counted. The SQL stores can do
+    /// better: see `SqliteBuilder::journaled` and `PostgresBuilder::journaled`, whose entries are
+    /// written in the transaction of the change.
     pub fn journal(mut self, journal: impl Journal + 'static) -> Self {
         self.journal = Some(Arc::new(journal));
         self
@@ -40,9 +42,15 @@ impl Notes {
     /// Makes an entry, if there is a journal.
     pub(super) fn note(&self, entry: impl FnOnce() -> JournalEntry) {
         let Some(journal) = &self.journal else { return };
-        let entries = journal.note(JournalEntry { best_effort: true, ..entry() });
+        let entries = journal.note(JournalEntry {
+            best_effort: true,
+            ..entry()
+        });
         if entries > 0 {
-            self.observer.observe(Event::JournalDropped { scope: &self.scope, entries });
+            self.observer.observe(Event::JournalDropped {
+                scope: &self.scope,
+                entries,
+            });
         }
     }
 
@@ -56,7 +64,12 @@ impl Notes {
         };
         // `NotOwner`: there was nothing to end, or another process has noted it.
         if matches!(reply, Reply::Applied { .. }) {
-            self.note(|| JournalEntry::now(event).key(&command.key).run(token.tag()).why(reason));
+            self.note(|| {
+                JournalEntry::now(event)
+                    .key(&command.key)
+                    .run(token.tag())
+                    .why(reason)
+            });
         }
     }
 }
@@ -74,19 +87,28 @@ impl Lease {
 
     /// Notes how the lease ended.
     pub(super) fn note_ended(&self, event: &str, reason: &str) {
-        let took =
-            |entry: JournalEntry| JournalEntry { took_ms: Some(millis(self.granted_at.elapsed())), ..entry };
+        let took = |entry: JournalEntry| JournalEntry {
+            took_ms: Some(millis(self.granted_at.elapsed())),
+            ..entry
+        };
         self.gate.notes.note(|| took(self.entry(event, reason)));
     }
 
     fn entry(&self, event: &str, reason: &str) -> JournalEntry {
         let fencing_token = self.attempt.fencing_token();
-        let reason = if self.gate.is_fail_open && reason.is_empty() { FAIL_OPEN } else { reason };
+        let reason = if self.gate.is_fail_open && reason.is_empty() {
+            FAIL_OPEN
+        } else {
+            reason
+        };
         let entry = JournalEntry::now(event)
             .key(&self.identity.key)
             .attempt(self.attempt.number())
             .origin(self.message.origin());
-        JournalEntry { fencing_token, ..entry.run(self.token.tag()).why(reason) }
+        JournalEntry {
+            fencing_token,
+            ..entry.run(self.token.tag()).why(reason)
+        }
     }
 }
 
@@ -96,7 +118,11 @@ fn millis(time: Duration) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test that cannot go on has failed")]
+    #![allow(
+        clippy::unwrap_used,
+        clippy::indexing_slicing,
+        reason = "a test that cannot go on has failed"
+    )]
 
     use std::sync::Mutex;
     use std::time::Duration;
@@ -125,7 +151,11 @@ mod tests {
     }
 
     async fn granted(gate: &Gate) -> Lease {
-        let message = Message::new("orders", Origin::Other("here".into()), Some(r#"{"id":1}"#.into()));
+        let message = Message::new(
+            "orders",
+            Origin::Other("here".into()),
+            Some(r#"{"id":1}"#.into()),
+        );
         loop {
             match gate.enter(&message).await.unwrap() {
                 Entered::Granted(lease) => return lease,
@@ -138,32 +168,60 @@ mod tests {
 
     #[tokio::test]
     async fn each_end_of_a_run_is_noted_as_what_it_was_and_what_is_dropped_is_counted() {
-        let (kept, counters, store) =
-            (Arc::new(Kept::default()), Arc::new(Counters::default()), MemoryStore::new());
+        let (kept, counters, store) = (
+            Arc::new(Kept::default()),
+            Arc::new(Counters::default()),
+            MemoryStore::new(),
+        );
         let store = Arc::new(store);
         let gate = Gate::new("billing", Key::json(["id"]), Arc::clone(&store)).fenced();
-        let gate = gate.journal(Arc::clone(&kept)).observer(Arc::clone(&counters) as _);
+        let gate = gate
+            .journal(Arc::clone(&kept))
+            .observer(Arc::clone(&counters) as _);
 
-        granted(&gate).await.release(Duration::ZERO, true, "closed").await;
+        granted(&gate)
+            .await
+            .release(Duration::ZERO, true, "closed")
+            .await;
         let late = granted(&gate).await;
         let key = late.store_key().clone();
-        let expected = store.read(vec![key.clone()]).await.remove(0).unwrap().unwrap().record;
-        let reopen = Command { key: key.clone(), operation: Operation::Reopen { expected } };
+        let expected = store
+            .read(vec![key.clone()])
+            .await
+            .remove(0)
+            .unwrap()
+            .unwrap()
+            .record;
+        let reopen = Command {
+            key: key.clone(),
+            operation: Operation::Reopen { expected },
+        };
         store.execute(vec![reopen]).await.remove(0).unwrap();
         let owner = granted(&gate).await;
         late.release(Duration::ZERO, true, "too late").await;
         let by = owner.tag();
         assert_eq!(owner.fail("never").await, Completion::Applied);
-        gate.opened().await.unwrap().hand_over(&key, by).await.unwrap();
+        gate.opened()
+            .await
+            .unwrap()
+            .hand_over(&key, by)
+            .await
+            .unwrap();
         // It is marked already, so there is no entry.
         store
-            .execute(vec![Command { key: key.clone(), operation: Operation::HandOver { by } }])
+            .execute(vec![Command {
+                key: key.clone(),
+                operation: Operation::HandOver { by },
+            }])
             .await
             .remove(0)
             .unwrap();
 
         let entries = kept.0.lock().unwrap().clone();
-        let noted: Vec<_> = entries.iter().map(|entry| (&*entry.event, entry.reason.as_deref())).collect();
+        let noted: Vec<_> = entries
+            .iter()
+            .map(|entry| (&*entry.event, entry.reason.as_deref()))
+            .collect();
         assert_eq!(
             noted,
             [
@@ -176,8 +234,15 @@ mod tests {
                 ("handed_over", None),
             ]
         );
-        assert!(entries.iter().all(|entry| entry.best_effort && entry.key == Some(key.to_string())));
-        let runs: Vec<_> = entries[..6].iter().map(|entry| entry.run.as_deref().unwrap()).collect();
+        assert!(
+            entries
+                .iter()
+                .all(|entry| entry.best_effort && entry.key == Some(key.to_string()))
+        );
+        let runs: Vec<_> = entries[..6]
+            .iter()
+            .map(|entry| entry.run.as_deref().unwrap())
+            .collect();
         assert!(
             runs[0] == runs[1] && runs[2] == runs[4] && runs[3] == runs[5] && runs[2] != runs[3],
             "{runs:?}"
@@ -185,7 +250,8 @@ mod tests {
         assert!(
             entries[..6]
                 .iter()
-                .all(|entry| entry.fencing_token.is_some() && entry.origin.as_deref() == Some("here"))
+                .all(|entry| entry.fencing_token.is_some()
+                    && entry.origin.as_deref() == Some("here"))
         );
         assert_eq!(counters.get("journal_dropped", ""), 2);
     }
@@ -193,19 +259,26 @@ mod tests {
     #[tokio::test]
     async fn an_end_that_its_lease_left_behind_is_noted_by_whoever_brings_it_about() {
         let kept = Arc::new(Kept::default());
-        let gate = Gate::new("billing", Key::json(["id"]), MemoryStore::new()).journal(Arc::clone(&kept));
+        let gate =
+            Gate::new("billing", Key::json(["id"]), MemoryStore::new()).journal(Arc::clone(&kept));
         let lease = granted(&gate).await;
         let key = lease.store_key().clone();
         let open = Arc::clone(gate.opened().await.unwrap());
-        open.lease_renewer.finish_later(key, lease.completion(bytes::Bytes::new()));
+        open.lease_renewer
+            .finish_later(key, lease.completion(bytes::Bytes::new()));
         let completed = async {
             while kept.0.lock().unwrap().len() < 2 {
                 kept.1.notified().await;
             }
         };
-        tokio::time::timeout(Duration::from_secs(60), completed).await.expect("in time");
+        tokio::time::timeout(Duration::from_secs(60), completed)
+            .await
+            .expect("in time");
         let entries = kept.0.lock().unwrap().clone();
-        assert_eq!((&*entries[1].event, &entries[1].key), ("completed", &entries[0].key));
+        assert_eq!(
+            (&*entries[1].event, &entries[1].key),
+            ("completed", &entries[0].key)
+        );
         assert_eq!(entries[1].run, entries[0].run);
     }
 }

@@ -61,8 +61,8 @@ impl Stored {
     /// Decodes the result.
     ///
     /// # Errors
-    /// Returns an error when the result is of another type, was not kept, or is missing or damaged in the gate's
-    /// [`large_results`](Gate::large_results).
+    /// Returns an error when the result is of another type, was not kept, or is missing or damaged
+    /// in the gate's [`large_results`](Gate::large_results).
     pub fn decode<T: FromStored>(&self) -> Result<T, BoxError> {
         match &self.lost {
             Some(why) => Err(why.to_string().into()),
@@ -90,12 +90,12 @@ pub enum Completion {
 impl Gate {
     /// Claims the key of `message`.
     ///
-    /// While an answer of the store is unknown, the claim is sent again with the same token, for up to a lease. A
-    /// dropped future releases what it may have been granted.
+    /// While an answer of the store is unknown, the claim is sent again with the same token, for up
+    /// to a lease. A dropped future releases what it may have been granted.
     ///
     /// # Errors
-    /// Returns an error when the gate cannot be opened, no key can be made, or the store, the result store or the schema
-    /// registry is unavailable: do not acknowledge.
+    /// Returns an error when the gate cannot be opened, no key can be made, or the store, the
+    /// result store or the schema registry is unavailable: do not acknowledge.
     pub async fn enter(&self, message: &Message) -> Result<Entry, GateError> {
         let gate = self.opened().await?;
         if gate.has_format() {
@@ -119,13 +119,21 @@ impl Gate {
             Claimed::Granted(lease) => Entry::Granted(lease),
             Claimed::Completed(stored) => match gate.fetch(&stored).await {
                 Ok(bytes) => Entry::Completed(Stored { bytes, lost: None }),
-                Err(Unfetched::Lost(why)) => {
-                    Entry::Completed(Stored { bytes: stored, lost: Some(why.to_string().into()) })
-                }
+                Err(Unfetched::Lost(why)) => Entry::Completed(Stored {
+                    bytes: stored,
+                    lost: Some(why.to_string().into()),
+                }),
                 Err(Unfetched::NoAnswer(error)) => return Err(error.into()),
             },
             Claimed::Busy(retry_in) => Entry::Busy { retry_in },
-            Claimed::Failed { reason, handed_over, .. } => Entry::Failed { reason, handed_over },
+            Claimed::Failed {
+                reason,
+                handed_over,
+                ..
+            } => Entry::Failed {
+                reason,
+                handed_over,
+            },
             Claimed::Mismatch => Entry::Mismatch,
         })
     }
@@ -133,9 +141,10 @@ impl Gate {
 
 /// The right to run the handler once. Heartbeats renew it while it is held.
 ///
-/// Dropping a lease counts as a run that ended without an outcome, like a crash: nothing is written, the lease
-/// lapses, and the next attempt is flagged as recovered, because this one may have had its effect. After
-/// [`discarded`](Self::discarded) it is [`discard`](Self::discard), in the background.
+/// Dropping a lease counts as a run that ended without an outcome, like a crash: nothing is
+/// written, the lease lapses, and the next attempt is flagged as recovered, because this one may
+/// have had its effect. After [`discarded`](Self::discarded) it is [`discard`](Self::discard), in
+/// the background.
 #[derive(Debug)]
 pub struct Lease {
     pub(super) gate: Arc<OpenGate>,
@@ -194,7 +203,8 @@ impl Lease {
         &self.attempt
     }
 
-    /// The record's key in the store: scope and digest. It contains nothing of the message, so it may be logged.
+    /// The record's key in the store: scope and digest. It contains nothing of the message, so it
+    /// may be logged.
     pub fn store_key(&self) -> &StoreKey {
         &self.identity.key
     }
@@ -208,14 +218,15 @@ impl Lease {
         &self.token
     }
 
-    /// Whether earlier attempts have ended without an outcome more than once, as far as the record shows.
+    /// Whether earlier attempts have ended without an outcome more than once, as far as the record
+    /// shows.
     pub(crate) fn is_suspect(&self) -> bool {
         const FIRST_SUSPECT_ATTEMPT: u8 = 3;
         self.grant.recovery != Recovery::None && self.grant.attempt >= FIRST_SUSPECT_ATTEMPT
     }
 
-    /// Flags the attempt as recovered: an earlier attempt of this process may have had its effect, although the record,
-    /// which was lost since, does not hold this.
+    /// Flags the attempt as recovered: an earlier attempt of this process may have had its effect,
+    /// although the record, which was lost since, does not hold this.
     pub(crate) fn mark_recovered(&self) {
         self.attempt.mark_recovered();
     }
@@ -225,14 +236,16 @@ impl Lease {
         self.kept.remaining()
     }
 
-    /// Whether so much of the lease has passed without a heartbeat that a handler must no longer begin.
+    /// Whether so much of the lease has passed without a heartbeat that a handler must no longer
+    /// begin.
     pub(crate) fn is_over(&self) -> bool {
         self.kept.is_over()
     }
 
     /// Whether the run was cancelled for an external reason: an outage of the store, or a stop.
     pub fn was_cut_short(&self) -> bool {
-        self.attempt.cancellation().is_cancelled() && self.granted_at.elapsed() < self.gate.settings.max_run
+        self.attempt.cancellation().is_cancelled()
+            && self.granted_at.elapsed() < self.gate.settings.max_run
     }
 
     /// Fires when the run should stop.
@@ -240,20 +253,22 @@ impl Lease {
         self.attempt.cancellation().cancelled()
     }
 
-    /// Fires when the run should stop and its result would not be used: another process owns the record, the run has
-    /// taken too long, or its consumer stops. Then [`cancelled`](Self::cancelled) has fired, too. While the store gives no
-    /// answer, that fires alone: the result is recorded later, unless another process has taken over.
+    /// Fires when the run should stop and its result would not be used: another process owns the
+    /// record, the run has taken too long, or its consumer stops. Then
+    /// [`cancelled`](Self::cancelled) has fired, too. While the store gives no answer, that fires
+    /// alone: the result is recorded later, unless another process has taken over.
     pub fn discarded(&self) -> &CancellationToken {
         self.attempt.cancellation().discarded()
     }
 
-    /// Stores the result and completes the record. Repeats until the store has answered. If this future is dropped
-    /// before, the gate continues in the background, and the caller must not acknowledge.
+    /// Stores the result and completes the record. Repeats until the store has answered. If this
+    /// future is dropped before, the gate continues in the background, and the caller must not
+    /// acknowledge.
     ///
     /// # Errors
-    /// Returns an error when the result is larger than the gate keeps, cannot be encoded, or the gate's
-    /// [`large_results`](Gate::large_results) did not take it. The work is then recorded as done without its
-    /// result: acknowledge all the same.
+    /// Returns an error when the result is larger than the gate keeps, cannot be encoded, or the
+    /// gate's [`large_results`](Gate::large_results) did not take it. The work is then recorded as
+    /// done without its result: acknowledge all the same.
     pub fn complete<T: ToStored + ?Sized>(
         self,
         result: &T,
@@ -268,23 +283,30 @@ impl Lease {
         }
     }
 
-    /// Completes the record with what [`storable`](Self::storable) returned. It is the last operation of a lease: drop
-    /// it then.
+    /// Completes the record with what [`storable`](Self::storable) returned. It is the last
+    /// operation of a lease: drop it then.
     pub(crate) async fn record_result(&self, result: Bytes) -> Completion {
         let result_bytes = result.len() as u64;
         let finished = self.finish(self.completion(result)).await;
         self.note_recorded(finished, result_bytes)
     }
 
-    /// Completes the records of these leases of one gate in one call of the store. A lease whose completion has no answer
-    /// comes back with the error: [`record_again`](Self::record_again) must follow.
-    pub(crate) async fn record_results(leases: &[(&Self, &Bytes)]) -> Vec<Result<Completion, StoreError>> {
+    /// Completes the records of these leases of one gate in one call of the store. A lease whose
+    /// completion has no answer comes back with the error: [`record_again`](Self::record_again)
+    /// must follow.
+    pub(crate) async fn record_results(
+        leases: &[(&Self, &Bytes)],
+    ) -> Vec<Result<Completion, StoreError>> {
         let guards: Vec<OperationGuard<'_>> = leases
             .iter()
             .map(|(lease, result)| lease.ending(lease.completion(Bytes::clone(result))))
             .collect();
-        let Some(gate) = leases.first().map(|(lease, _)| &lease.gate) else { return Vec::new() };
-        let replies = gate.execute_all(guards.iter().map(OperationGuard::command).collect()).await;
+        let Some(gate) = leases.first().map(|(lease, _)| &lease.gate) else {
+            return Vec::new();
+        };
+        let replies = gate
+            .execute_all(guards.iter().map(OperationGuard::command).collect())
+            .await;
         guards
             .into_iter()
             .zip(leases.iter().zip(replies))
@@ -296,7 +318,12 @@ impl Lease {
     }
 
     /// Completes the record after a completion, sent at `began`, that had no answer but this error.
-    pub(crate) async fn record_again(&self, result: Bytes, began: Instant, error: StoreError) -> Completion {
+    pub(crate) async fn record_again(
+        &self,
+        result: Bytes,
+        began: Instant,
+        error: StoreError,
+    ) -> Completion {
         let result_bytes = result.len() as u64;
         let unfinished = self.ending(self.completion(result));
         let finished = self.repeat(&unfinished, began, error).await;
@@ -311,10 +338,17 @@ impl Lease {
         match finished {
             Some(Reply::Applied { recreated }) => {
                 if recreated {
-                    self.gate.observe(Event::ExtraRun { scope, cause: ExtraRunCause::StoreLoss });
+                    self.gate.observe(Event::ExtraRun {
+                        scope,
+                        cause: ExtraRunCause::StoreLoss,
+                    });
                 }
-                self.gate.observe(Event::Completed { scope, result_bytes });
-                self.gate.note_completed(&self.identity.key, &self.token, self.granted_at);
+                self.gate.observe(Event::Completed {
+                    scope,
+                    result_bytes,
+                });
+                self.gate
+                    .note_completed(&self.identity.key, &self.token, self.granted_at);
                 self.note_ended("completed", "");
                 Completion::Applied
             }
@@ -328,7 +362,10 @@ impl Lease {
             }
             // The work is done, and the consumer has chosen not to wait for its record.
             None => {
-                self.gate.observe(Event::ExtraRun { scope, cause: ExtraRunCause::FailOpen });
+                self.gate.observe(Event::ExtraRun {
+                    scope,
+                    cause: ExtraRunCause::FailOpen,
+                });
                 self.note_ended("completed", FAIL_OPEN);
                 Completion::Applied
             }
@@ -344,34 +381,54 @@ impl Lease {
         }
     }
 
-    /// Releases the claim: no other owner can claim the key before `delay` has passed. `counted` tells whether the
-    /// attempt counts: a failure does, a stop or an outage does not.
+    /// Releases the claim: no other owner can claim the key before `delay` has passed. `counted`
+    /// tells whether the attempt counts: a failure does, a stop or an outage does not.
     ///
     /// It is tried once; if the store does not answer, the gate continues in the background.
     pub async fn release(self, delay: Duration, counted: bool, reason: &str) {
-        let end = if counted { ReleaseCause::Failed } else { ReleaseCause::Interrupted };
-        let operation = Operation::Release { token: self.token, delay, end, reason: reason.to_owned() };
+        let end = if counted {
+            ReleaseCause::Failed
+        } else {
+            ReleaseCause::Interrupted
+        };
+        let operation = Operation::Release {
+            token: self.token,
+            delay,
+            end,
+            reason: reason.to_owned(),
+        };
         let unfinished = self.ending(operation);
         if let Ok(reply) = unfinished.ask().await {
             unfinished.finished();
-            self.note_ended(if matches!(reply, Reply::Applied { .. }) { "released" } else { "lost" }, reason);
+            self.note_ended(
+                if matches!(reply, Reply::Applied { .. }) {
+                    "released"
+                } else {
+                    "lost"
+                },
+                reason,
+            );
         }
     }
 
-    /// Ends the lease of a run that this process has thrown away: it took too long, or a stop or a rebalance did not wait for
-    /// it. Its effect may have happened, so the next attempt is flagged as recovered, and what it has begun may go on, so no
-    /// other owner can claim the key before the lease would have been over. The attempt counts.
+    /// Ends the lease of a run that this process has thrown away: it took too long, or a stop or a
+    /// rebalance did not wait for it. Its effect may have happened, so the next attempt is flagged
+    /// as recovered, and what it has begun may go on, so no other owner can claim the key before
+    /// the lease would have been over. The attempt counts.
     ///
-    /// It is tried once; if the store does not answer, the gate continues in the background. If this process ends before, the
-    /// lease lapses, and the next attempt is counted as one after a crash.
+    /// It is tried once; if the store does not answer, the gate continues in the background. If
+    /// this process ends before, the lease lapses, and the next attempt is counted as one after a
+    /// crash.
     pub async fn discard(self, reason: &str) {
         let unfinished = self.ending(self.discarding(reason));
         if let Ok(reply) = unfinished.ask().await {
             unfinished.finished();
             let is_applied = matches!(reply, Reply::Applied { .. });
             if is_applied {
-                self.gate
-                    .observe(Event::ExtraRun { scope: self.gate.scope(), cause: ExtraRunCause::Discarded });
+                self.gate.observe(Event::ExtraRun {
+                    scope: self.gate.scope(),
+                    cause: ExtraRunCause::Discarded,
+                });
             }
             self.note_ended(if is_applied { "released" } else { "lost" }, reason);
         }
@@ -396,7 +453,11 @@ impl Lease {
     /// Repeats until the store has answered.
     pub async fn fail(self, reason: &str) -> Completion {
         let retention = self.gate.settings.retention;
-        let operation = Operation::Fail { token: self.token, reason: reason.to_owned(), retention };
+        let operation = Operation::Fail {
+            token: self.token,
+            reason: reason.to_owned(),
+            retention,
+        };
         let (event, completion) = match self.finish(operation).await {
             Some(Reply::Applied { .. }) | None => ("failed", Completion::Applied),
             Some(Reply::NotOwner | Reply::Verdict { .. }) => ("lost", Completion::NotOwner),
@@ -436,7 +497,10 @@ impl Lease {
             if let Operation::Complete { .. } = unfinished.operation() {
                 self.kept.completing();
             }
-            self.gate.observe(Event::StoreError { scope: self.gate.scope(), class: error.class() });
+            self.gate.observe(Event::StoreError {
+                scope: self.gate.scope(),
+                class: error.class(),
+            });
             if self.gate.fails_open(began, &error) {
                 return None;
             }
@@ -456,7 +520,9 @@ impl Drop for Lease {
         let is_discarded = self.attempt.cancellation().is_discarded();
         if is_discarded && !self.is_ended.load(Relaxed) && !self.gate.is_fail_open {
             let operation = self.discarding(DROPPED);
-            self.gate.lease_renewer.finish_later(self.identity.key.clone(), operation);
+            self.gate
+                .lease_renewer
+                .finish_later(self.identity.key.clone(), operation);
         }
     }
 }
@@ -478,18 +544,28 @@ mod tests {
     use crate::message::Origin;
     use oncegate_core::key::Key;
 
-    /// Every message's task contains these futures, and a thousand of them have to fit in a core's cache: rare code
-    /// belongs in a box.
+    /// Every message's task contains these futures, and a thousand of them have to fit in a core's
+    /// cache: rare code belongs in a box.
     #[tokio::test]
     async fn what_every_message_s_task_carries_is_small() {
         const MOST_BYTES: usize = 768;
         let gate = Gate::new("billing", Key::message_key(), MemoryStore::new());
         let message = Message::new("orders", Origin::Other("one".into()), None).with_key("4711");
         let entering = gate.enter(&message);
-        assert!(size_of_val(&entering) <= MOST_BYTES, "`enter` has {} bytes", size_of_val(&entering));
-        let Entry::Granted(lease) = entering.await.unwrap() else { panic!("the key is new") };
+        assert!(
+            size_of_val(&entering) <= MOST_BYTES,
+            "`enter` has {} bytes",
+            size_of_val(&entering)
+        );
+        let Entry::Granted(lease) = entering.await.unwrap() else {
+            panic!("the key is new")
+        };
         let completing = lease.complete(&());
-        assert!(size_of_val(&completing) <= MOST_BYTES, "`complete` has {} bytes", size_of_val(&completing));
+        assert!(
+            size_of_val(&completing) <= MOST_BYTES,
+            "`complete` has {} bytes",
+            size_of_val(&completing)
+        );
         assert_eq!(completing.await.unwrap(), Completion::Applied);
     }
 }

@@ -1,7 +1,7 @@
 //! Renews leases, and finishes operations whose callers are gone.
 //!
-//! Each gate has one lease renewer, on its own thread: a handler that blocks its runtime's threads must not
-//! stop its own heartbeats, nor those of others.
+//! Each gate has one lease renewer, on its own thread: a handler that blocks its runtime's threads
+//! must not stop its own heartbeats, nor those of others.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -38,13 +38,17 @@ const LONGEST_TICK: Duration = Duration::from_secs(1);
 const EXTENDS_PER_CALL: usize = 256;
 
 /// The delays between repeats of an operation whose outcome is unknown.
-pub(super) const REPEAT_BACKOFF: Backoff = Backoff::new(Duration::from_millis(20), Duration::from_secs(2));
+pub(super) const REPEAT_BACKOFF: Backoff =
+    Backoff::new(Duration::from_millis(20), Duration::from_secs(2));
 
 /// Where the lease renewer runs.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum RenewerThread {
     OwnThread,
-    #[cfg_attr(not(feature = "testing"), expect(dead_code, reason = "only simulations share a runtime"))]
+    #[cfg_attr(
+        not(feature = "testing"),
+        expect(dead_code, reason = "only simulations share a runtime")
+    )]
     CallersRuntime,
 }
 
@@ -99,16 +103,31 @@ impl LeaseRenewer {
                     scope,
                     what: format!("cannot start a thread: {error}"),
                 };
-                let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
+                let runtime = match tokio::runtime::Builder::new_current_thread()
+                    .enable_all()
+                    .build()
+                {
                     Ok(runtime) => runtime,
                     Err(error) => return Err(refuse(error)),
                 };
                 let named = std::thread::Builder::new().name("oncegate-leases".to_owned());
-                Some(named.spawn(move || runtime.block_on(rounds.run())).map_err(refuse)?)
+                Some(
+                    named
+                        .spawn(move || runtime.block_on(rounds.run()))
+                        .map_err(refuse)?,
+                )
             }
         };
         let unfinished = Arc::new(watch::Sender::new(0));
-        Ok(Self { leases, pending, unfinished, closed, thread, lease, max_run })
+        Ok(Self {
+            leases,
+            pending,
+            unfinished,
+            closed,
+            thread,
+            lease,
+            max_run,
+        })
     }
 
     /// Renews a lease, whose claim was sent at `sent_at`, until the returned guard is dropped.
@@ -137,32 +156,63 @@ impl LeaseRenewer {
     pub(super) fn release_later(&self, key: StoreKey, token: Token) {
         let reason = "the claim was abandoned".to_owned();
         let end = ReleaseCause::NotStarted;
-        self.finish_later(key, Operation::Release { token, delay: Duration::ZERO, end, reason });
+        self.finish_later(
+            key,
+            Operation::Release {
+                token,
+                delay: Duration::ZERO,
+                end,
+                reason,
+            },
+        );
     }
 
     /// Repeats an operation until its outcome is known.
     pub(super) fn finish_later(&self, key: StoreKey, operation: Operation) {
         // The inbox is closed only when the gate is dropped: then the lease lapses by itself.
-        _ = self.pending.send(PendingOperation::new(Command { key, operation }, &self.unfinished));
+        _ = self.pending.send(PendingOperation::new(
+            Command { key, operation },
+            &self.unfinished,
+        ));
     }
 
     /// Waits until no operation is pending.
     pub(super) async fn operations_finished(&self) {
         // The sender is in `self`, so the wait cannot end in an error.
-        _ = self.unfinished.subscribe().wait_for(|unfinished| *unfinished == 0).await;
+        _ = self
+            .unfinished
+            .subscribe()
+            .wait_for(|unfinished| *unfinished == 0)
+            .await;
     }
 
     /// The least time that is left of a lease; the whole lease when there is none.
     pub(super) fn least_remaining(&self) -> Duration {
-        let ends = self.leases.lock().iter().flatten().map(|held| held.valid_until).min();
-        ends.map_or(self.lease, |end| end.saturating_duration_since(Instant::now()))
+        let ends = self
+            .leases
+            .lock()
+            .iter()
+            .flatten()
+            .map(|held| held.valid_until)
+            .min();
+        ends.map_or(self.lease, |end| {
+            end.saturating_duration_since(Instant::now())
+        })
     }
 
-    /// The least time that a running handler has left until `max_run`; the whole of it when none runs.
+    /// The least time that a running handler has left until `max_run`; the whole of it when none
+    /// runs.
     pub(super) fn least_run_remaining(&self) -> Duration {
         let leases = self.leases.lock();
-        let ends = leases.iter().flatten().filter(|held| !held.completing).map(|held| held.run_until).min();
-        ends.map_or(self.max_run, |end| end.saturating_duration_since(Instant::now()))
+        let ends = leases
+            .iter()
+            .flatten()
+            .filter(|held| !held.completing)
+            .map(|held| held.run_until)
+            .min();
+        ends.map_or(self.max_run, |end| {
+            end.saturating_duration_since(Instant::now())
+        })
     }
 
     pub(super) fn cancel_all(&self) {
@@ -182,13 +232,17 @@ struct PendingOperation {
 impl PendingOperation {
     fn new(command: Command, unfinished: &Arc<watch::Sender<usize>>) -> Self {
         unfinished.send_modify(|unfinished| *unfinished += 1);
-        Self { command, unfinished: Arc::clone(unfinished) }
+        Self {
+            command,
+            unfinished: Arc::clone(unfinished),
+        }
     }
 }
 
 impl Drop for PendingOperation {
     fn drop(&mut self) {
-        self.unfinished.send_modify(|unfinished| *unfinished = unfinished.saturating_sub(1));
+        self.unfinished
+            .send_modify(|unfinished| *unfinished = unfinished.saturating_sub(1));
     }
 }
 
@@ -196,8 +250,10 @@ impl Drop for LeaseRenewer {
     fn drop(&mut self) {
         self.closed.cancel();
         // The lease renewer itself may drop the last gate, and a thread must not join itself.
-        if let Some(thread) =
-            self.thread.take().filter(|thread| thread.thread().id() != std::thread::current().id())
+        if let Some(thread) = self
+            .thread
+            .take()
+            .filter(|thread| thread.thread().id() != std::thread::current().id())
             && thread.join().is_err()
         {
             warn!("the lease renewer's thread has panicked");
@@ -220,8 +276,9 @@ struct Rounds {
 enum Cause {
     /// It has run for `max_run`.
     TooLong,
-    /// The lease is nearly over, and no heartbeat was answered. Another process may take over. If none does, the record
-    /// still has this token when the store answers again, and takes the completion.
+    /// The lease is nearly over, and no heartbeat was answered. Another process may take over. If
+    /// none does, the record still has this token when the store answers again, and takes the
+    /// completion.
     Unconfirmed,
     /// A heartbeat was answered: the record is gone, or belongs to another claim.
     NotOwner,
@@ -264,10 +321,12 @@ impl Rounds {
         }
     }
 
-    /// Starts a check for a loss of records when it is due, one at a time: between half and one and a half intervals
-    /// after the last, so that the processes of a fleet do not all ask at once.
+    /// Starts a check for a loss of records when it is due, one at a time: between half and one and
+    /// a half intervals after the last, so that the processes of a fleet do not all ask at once.
     fn look_for_loss(&mut self, looks: &mut JoinSet<()>) {
-        let Some(losses) = self.duty.losses.as_ref().filter(|_| looks.is_empty()) else { return };
+        let Some(losses) = self.duty.losses.as_ref().filter(|_| looks.is_empty()) else {
+            return;
+        };
         let now = Instant::now();
         // A loss that the store itself has noticed holds up claims until it was checked.
         if now < self.next_look && !losses.is_behind() {
@@ -286,7 +345,14 @@ impl Rounds {
             let Some(held) = held else { continue };
             let too_long = now >= held.run_until;
             if too_long || now + self.duty.lease / MARGIN_OF_LEASE >= held.valid_until {
-                self.cancel(held, if too_long { Cause::TooLong } else { Cause::Unconfirmed });
+                self.cancel(
+                    held,
+                    if too_long {
+                        Cause::TooLong
+                    } else {
+                        Cause::Unconfirmed
+                    },
+                );
             }
             if !too_long && !held.waiting && now >= held.extend_at {
                 held.waiting = true;
@@ -301,8 +367,14 @@ impl Rounds {
             let leases = due.iter().map(|(slot, token, _)| (*slot, *token)).collect();
             let lease = self.duty.lease;
             let command = |(_, token, key): &(usize, Token, StoreKey)| {
-                let operation = Operation::Extend { token: *token, lease };
-                Command { key: key.clone(), operation }
+                let operation = Operation::Extend {
+                    token: *token,
+                    lease,
+                };
+                Command {
+                    key: key.clone(),
+                    operation,
+                }
             };
             let commands = due.iter().map(command).collect();
             let duty = Arc::clone(&self.duty);
@@ -310,8 +382,16 @@ impl Rounds {
                 let sent_at = Instant::now();
                 let replies = duty.store.execute(commands).await;
                 let (scope, took) = (duty.scope.as_str(), sent_at.elapsed());
-                duty.observer.observe(Event::StoreCalled { scope, operation: "extend", took });
-                Extended { sent_at, leases, replies }
+                duty.observer.observe(Event::StoreCalled {
+                    scope,
+                    operation: "extend",
+                    took,
+                });
+                Extended {
+                    sent_at,
+                    leases,
+                    replies,
+                }
             });
         }
     }
@@ -346,13 +426,20 @@ impl Rounds {
                 warn!(scope, %key, completing, "the store reports that this process no longer owns the record: it was deleted, or another process has claimed it; the handler is cancelled");
             }
         }
-        self.duty.observer.observe(Event::ExtraRun { scope, cause: held.cause() });
+        self.duty.observer.observe(Event::ExtraRun {
+            scope,
+            cause: held.cause(),
+        });
     }
 
     /// A store that panicked has answered no extend: all that wait for an answer are due again.
     fn note_panic(&self, panic: &JoinError) {
         error!(scope = self.duty.scope.as_str(), %panic, "the store has panicked in a heartbeat");
-        self.leases.lock().iter_mut().flatten().for_each(|held| held.waiting = false);
+        self.leases
+            .lock()
+            .iter_mut()
+            .flatten()
+            .for_each(|held| held.waiting = false);
     }
 
     fn note(&self, extended: Extended) {
@@ -360,7 +447,9 @@ impl Rounds {
         let scope = self.duty.scope.as_str();
         let mut slots = self.leases.lock();
         for ((slot, token), reply) in extended.leases.into_iter().zip(extended.replies) {
-            let Some(held) = slots.get_mut(slot, token) else { continue };
+            let Some(held) = slots.get_mut(slot, token) else {
+                continue;
+            };
             held.waiting = false;
             match reply {
                 Ok(Reply::Applied { .. }) => {
@@ -374,7 +463,10 @@ impl Rounds {
                 }
                 Err(error) => {
                     held.extend_at = now + self.duty.lease / REPEATS_PER_LEASE;
-                    self.duty.observer.observe(Event::StoreError { scope, class: error.class() });
+                    self.duty.observer.observe(Event::StoreError {
+                        scope,
+                        class: error.class(),
+                    });
                 }
             }
         }
@@ -383,7 +475,13 @@ impl Rounds {
 
 /// Whether it ends a run that this process has thrown away.
 fn is_discard(operation: &Operation) -> bool {
-    matches!(operation, Operation::Release { end: ReleaseCause::Discarded, .. })
+    matches!(
+        operation,
+        Operation::Release {
+            end: ReleaseCause::Discarded,
+            ..
+        }
+    )
 }
 
 /// Repeats until the outcome is known. The caller is gone, so no answer is returned.
@@ -394,13 +492,18 @@ async fn finish(duty: Arc<Duty>, pending: PendingOperation) {
             Ok(reply) => break reply,
             Err(error) => error,
         };
-        duty.observer.observe(Event::StoreError { scope: duty.scope.as_str(), class: error.class() });
+        duty.observer.observe(Event::StoreError {
+            scope: duty.scope.as_str(),
+            class: error.class(),
+        });
         failures += 1;
         tokio::time::sleep(REPEAT_BACKOFF.wait(failures, duty.entropy.fraction())).await;
     };
     if is_discard(&command.operation) && matches!(reply, Reply::Applied { .. }) {
-        duty.observer
-            .observe(Event::ExtraRun { scope: duty.scope.as_str(), cause: ExtraRunCause::Discarded });
+        duty.observer.observe(Event::ExtraRun {
+            scope: duty.scope.as_str(),
+            cause: ExtraRunCause::Discarded,
+        });
     }
     duty.notes.note_ended(command, &reply);
 }

@@ -1,4 +1,5 @@
-//! The table of a gate's leases, by the owner's clock, and the guard that an owner holds of one of them.
+//! The table of a gate's leases, by the owner's clock, and the guard that an owner holds of one of
+//! them.
 //!
 //! The lease renewer extends what stands in the table; the guard's drop takes its lease out.
 
@@ -36,7 +37,10 @@ impl Slots {
 
     /// The lease in this slot, if it is still the one of this token.
     pub(super) fn get_mut(&mut self, slot: usize, token: Token) -> Option<&mut Held> {
-        self.held.get_mut(slot)?.as_mut().filter(|held| held.token() == token)
+        self.held
+            .get_mut(slot)?
+            .as_mut()
+            .filter(|held| held.token() == token)
     }
 }
 
@@ -79,7 +83,8 @@ pub(super) struct Held {
     pub(super) waiting: bool,
     /// The handler has ended, and the store did not answer its completion.
     pub(super) completing: bool,
-    /// The lease ran out while no heartbeat was answered: the cause of another run, if another process takes over.
+    /// The lease ran out while no heartbeat was answered: the cause of another run, if another
+    /// process takes over.
     pub(super) ran_out: Option<ExtraRunCause>,
 }
 
@@ -94,7 +99,11 @@ impl Held {
 
     /// The cause of another run, if another process owns the record.
     pub(super) fn cause(&self) -> ExtraRunCause {
-        let now = if self.completing { ExtraRunCause::CompleteUnknown } else { ExtraRunCause::LeaseLost };
+        let now = if self.completing {
+            ExtraRunCause::CompleteUnknown
+        } else {
+            ExtraRunCause::LeaseLost
+        };
         self.ran_out.unwrap_or(now)
     }
 }
@@ -126,12 +135,16 @@ impl LeaseGuard {
     /// How long the lease lasts without another heartbeat. In the store it may end a little later.
     pub(super) fn remaining(&self) -> Duration {
         let mut slots = self.leases.lock();
-        let valid_until = slots.get_mut(self.slot, self.token).map(|held| held.valid_until);
-        valid_until.map_or(Duration::ZERO, |end| end.saturating_duration_since(Instant::now()))
+        let valid_until = slots
+            .get_mut(self.slot, self.token)
+            .map(|held| held.valid_until);
+        valid_until.map_or(Duration::ZERO, |end| {
+            end.saturating_duration_since(Instant::now())
+        })
     }
 
-    /// Notes that the completion was refused, because another process owns the record. Returns the cause of the other
-    /// run, unless the run had to end before or a heartbeat was refused as well.
+    /// Notes that the completion was refused, because another process owns the record. Returns the
+    /// cause of the other run, unless the run had to end before or a heartbeat was refused as well.
     pub(super) fn refused(&self) -> Option<ExtraRunCause> {
         let mut slots = self.leases.lock();
         let held = slots.get_mut(self.slot, self.token)?;
@@ -143,8 +156,8 @@ impl LeaseGuard {
         Some(held.cause())
     }
 
-    /// Notes that the handler has ended and the outcome of its completion is unknown: a lease lost from now on is not
-    /// that of a running handler.
+    /// Notes that the handler has ended and the outcome of its completion is unknown: a lease lost
+    /// from now on is not that of a running handler.
     pub(super) fn completing(&self) {
         if let Some(held) = self.leases.lock().get_mut(self.slot, self.token) {
             held.completing = true;

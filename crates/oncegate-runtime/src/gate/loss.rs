@@ -1,12 +1,15 @@
-//! Detects that the store has lost records of a scope, and refuses claims until the loss is accepted.
+//! Detects that the store has lost records of a scope, and refuses claims until the loss is
+//! accepted.
 //!
-//! There are four kinds of evidence, each for losses that the others cannot show. The scope's descriptor: it is gone,
-//! or another one, when the store was emptied, and its sequence number is lower when an earlier state was restored.
-//! Marker records, one in each shard of a store that has several. Records that this process has completed, or has found
-//! completed. And the position that a broker stores with its commits, where a loss of the store has no effect.
+//! There are four kinds of evidence, each for losses that the others cannot show. The scope's
+//! descriptor: it is gone, or another one, when the store was emptied, and its sequence number is
+//! lower when an earlier state was restored. Marker records, one in each shard of a store that has
+//! several. Records that this process has completed, or has found completed. And the position that
+//! a broker stores with its commits, where a loss of the store has no effect.
 //!
-//! A halt is stored in the descriptor, so that every process of the scope obeys it, whenever it starts. Before it is
-//! stored, another look must show the same loss: the first answer may have come from a copy of the store that lags.
+//! A halt is stored in the descriptor, so that every process of the scope obeys it, whenever it
+//! starts. Before it is stored, another look must show the same loss: the first answer may have
+//! come from a copy of the store that lags.
 //!
 //! Checks overlap: an answer is judged only when it was asked for after what is known now.
 
@@ -45,12 +48,12 @@ const LOOKS_PER_SHARD_COUNT: u32 = 64;
 #[non_exhaustive]
 pub enum OnStoreLoss {
     /// Refuse every claim of the scope, in every process, until `oncegate accept-loss` (or
-    /// [`accept_loss`](crate::admin::accept_loss)) permits the messages to run again. Running handlers may end, and
-    /// their outcomes are recorded. The default.
+    /// [`accept_loss`](crate::admin::accept_loss)) permits the messages to run again. Running
+    /// handlers may end, and their outcomes are recorded. The default.
     #[default]
     Halt,
-    /// Report the loss and continue: messages whose records are lost run again when they are delivered again. Choose
-    /// the same for every process of a scope.
+    /// Report the loss and continue: messages whose records are lost run again when they are
+    /// delivered again. Choose the same for every process of a scope.
     Continue,
 }
 
@@ -100,9 +103,11 @@ const CHECK: &str = "check";
 struct LossState {
     /// The descriptor that was last read from the store, or that this process wrote.
     known: ScopeDescriptor,
-    /// The sequence number of the previous check: a store that shows a lower one was restored to an earlier state.
+    /// The sequence number of the previous check: a store that shows a lower one was restored to an
+    /// earlier state.
     confirmed_sequence: u64,
-    /// How often `known` has changed: an answer that was asked for before a change is not judged by it.
+    /// How often `known` has changed: an answer that was asked for before a change is not judged by
+    /// it.
     changes: u64,
     /// Why no claim is granted.
     halt: Option<Arc<str>>,
@@ -111,7 +116,8 @@ struct LossState {
     unwritten: Option<Loss>,
     /// The last loss that the store itself has reported.
     reported: Option<SystemTime>,
-    /// The broker's position when it contradicted the store: kept at the broker until the loss is accepted.
+    /// The broker's position when it contradicted the store: kept at the broker until the loss is
+    /// accepted.
     evidence: Option<StorePosition>,
     /// The checks of records.
     looks: u32,
@@ -120,10 +126,12 @@ struct LossState {
 }
 
 impl LossWatch {
-    /// Reads the scope's descriptor, or writes the first one. Afterwards its longest lease is at least `lease`.
+    /// Reads the scope's descriptor, or writes the first one. Afterwards its longest lease is at
+    /// least `lease`.
     ///
     /// # Errors
-    /// Returns an error when the store does not answer, or holds the records of another key specification.
+    /// Returns an error when the store does not answer, or holds the records of another key
+    /// specification.
     pub(super) async fn open(
         scope: Scope,
         store: Arc<dyn Store>,
@@ -140,9 +148,12 @@ impl LossWatch {
         };
         let noticed = store.loss();
         let known = at_start(&*store, &scope, &first).await?;
-        let settled = noticed.filter(|loss| is_settled(loss.at, &known, &first)).map(|loss| loss.at);
+        let settled = noticed
+            .filter(|loss| is_settled(loss.at, &known, &first))
+            .map(|loss| loss.at);
         if settled.is_some() {
-            // The gate that would have said so is gone. Every other gate of the store refuses claims by itself.
+            // The gate that would have said so is gone. Every other gate of the store refuses
+            // claims by itself.
             store.accept_loss();
         }
         let state = LossState {
@@ -150,7 +161,10 @@ impl LossWatch {
             changes: 0,
             lost_at: known.lost_at_ms.map(time_of),
             // The first look finds the halt, and reports it.
-            known: ScopeDescriptor { halt: None, ..known },
+            known: ScopeDescriptor {
+                halt: None,
+                ..known
+            },
             halt: None,
             unwritten: None,
             reported: settled,
@@ -182,8 +196,8 @@ impl LossWatch {
 
     /// The longest lease of any gate in the scope.
     ///
-    /// A gate with a longer one may have opened the scope since the last check. Until the next one, what is left of its
-    /// leases may be cut, and its next heartbeat extends them again.
+    /// A gate with a longer one may have opened the scope since the last check. Until the next one,
+    /// what is left of its leases may be cut, and its next heartbeat extends them again.
     pub(super) fn longest_lease(&self) -> Duration {
         Duration::from_millis(self.longest_lease_ms.load(Ordering::Relaxed))
     }
@@ -221,13 +235,17 @@ impl LossWatch {
     /// The position that a broker is to store with its commits.
     pub(super) fn position(&self) -> StorePosition {
         let state = self.lock();
-        let confirmed = StorePosition { epoch: state.known.epoch, sequence: state.confirmed_sequence };
+        let confirmed = StorePosition {
+            epoch: state.known.epoch,
+            sequence: state.confirmed_sequence,
+        };
         state.evidence.unwrap_or(confirmed)
     }
 
     /// Compares the store with the positions that a broker has stored.
     ///
-    /// The store is read after them: since it was read last, other processes may have completed messages and committed.
+    /// The store is read after them: since it was read last, other processes may have completed
+    /// messages and committed.
     ///
     /// # Errors
     /// When the store does not answer. Nothing was compared then.
@@ -237,9 +255,14 @@ impl LossWatch {
         }
         self.try_look().await?;
         let known = self.lock().known.clone();
-        let ahead: Vec<StorePosition> =
-            kept.iter().filter(|kept| kept.is_ahead_of(&known)).copied().collect();
-        let Some(first) = ahead.first() else { return Ok(()) };
+        let ahead: Vec<StorePosition> = kept
+            .iter()
+            .filter(|kept| kept.is_ahead_of(&known))
+            .copied()
+            .collect();
+        let Some(first) = ahead.first() else {
+            return Ok(());
+        };
         self.lock().evidence = Some(*first);
         let mut epochs: Vec<Epoch> = Vec::new();
         for kept in ahead.iter().filter(|kept| kept.epoch != known.epoch) {
@@ -252,15 +275,22 @@ impl LossWatch {
         } else {
             "the consumer group has committed offsets with another store, or before this one was emptied"
         };
-        self.lost(known.epoch, Loss::new(reason, epochs, Evidence::Positions(ahead))).await;
+        self.lost(
+            known.epoch,
+            Loss::new(reason, epochs, Evidence::Positions(ahead)),
+        )
+        .await;
         Ok(())
     }
 
-    /// Checks for a loss once. If the store does not answer, this is noted, and the next check asks again.
+    /// Checks for a loss once. If the store does not answer, this is noted, and the next check asks
+    /// again.
     pub(super) async fn look(&self) {
         match self.try_look().await {
             Ok(()) => self.unanswered.succeeded(CHECK),
-            Err(error) => self.unanswered.failed(Instant::now().into_std(), CHECK, &error),
+            Err(error) => self
+                .unanswered
+                .failed(Instant::now().into_std(), CHECK, &error),
         }
     }
 
@@ -277,13 +307,17 @@ impl LossWatch {
         }
         if let Some(told) = self.store.loss().filter(|loss| self.is_news(loss.at)) {
             let epoch = self.lock().known.epoch;
-            self.lost(epoch, Loss::new(&told.reason, Vec::new(), Evidence::Told)).await;
+            self.lost(epoch, Loss::new(&told.reason, Vec::new(), Evidence::Told))
+                .await;
             return Ok(());
         }
         for _ in 0..MAX_QUESTIONS {
             let AskedAt { changes, epoch } = self.asked_at();
             let held = self.store.descriptor(&self.scope).await?;
-            let held = held.as_deref().map(|held| ScopeDescriptor::parse(&self.scope, held)).transpose();
+            let held = held
+                .as_deref()
+                .map(|held| ScopeDescriptor::parse(&self.scope, held))
+                .transpose();
             let lost = match held {
                 Ok(held) => match self.take(changes, held) {
                     Taken::Overtaken => continue,
@@ -295,19 +329,28 @@ impl LossWatch {
                     }
                     Taken::Accepted => self.missing_record().await,
                 },
-                Err(unreadable) => Some(Loss::new(&unreadable.to_string(), Vec::new(), Evidence::Descriptor)),
+                Err(unreadable) => Some(Loss::new(
+                    &unreadable.to_string(),
+                    Vec::new(),
+                    Evidence::Descriptor,
+                )),
             };
             if let Some(loss) = lost {
                 self.lost(epoch, loss).await;
             }
             return Ok(());
         }
-        Err(StoreError::unavailable("the checks of this process keep overtaking each other"))
+        Err(StoreError::unavailable(
+            "the checks of this process keep overtaking each other",
+        ))
     }
 
     fn asked_at(&self) -> AskedAt {
         let state = self.lock();
-        AskedAt { changes: state.changes, epoch: state.known.epoch }
+        AskedAt {
+            changes: state.changes,
+            epoch: state.known.epoch,
+        }
     }
 
     /// Judges an answer that was asked for at `changes`, and takes over what it shows.
@@ -321,7 +364,11 @@ impl LossWatch {
             Comparison::Adopt(held) => {
                 let is_halted = held.halt.is_some();
                 self.adopt(state, held, Noticed::Elsewhere);
-                if is_halted { Taken::Halted } else { Taken::Accepted }
+                if is_halted {
+                    Taken::Halted
+                } else {
+                    Taken::Accepted
+                }
             }
             Comparison::Same(held) => {
                 let is_raised = held.sequence > state.known.sequence;
@@ -337,12 +384,18 @@ impl LossWatch {
     fn is_news(&self, at: SystemTime) -> bool {
         let mut state = self.lock();
         let is_reported = state.reported.replace(at) == Some(at);
-        !is_reported && state.known.lost_at_ms.is_none_or(|known| known < millis_of(at))
+        !is_reported
+            && state
+                .known
+                .lost_at_ms
+                .is_none_or(|known| known < millis_of(at))
     }
 
     /// Whether the store itself has noticed a loss that this gate has not checked yet.
     pub(super) fn is_behind(&self) -> bool {
-        self.store.loss().is_some_and(|loss| self.lock().reported != Some(loss.at))
+        self.store
+            .loss()
+            .is_some_and(|loss| self.lock().reported != Some(loss.at))
     }
 
     /// Takes over the descriptor from the store: halts with it, or continues with it.
@@ -381,21 +434,32 @@ impl LossWatch {
         state.learn(held);
         drop(state);
         if is_news {
-            self.observer.observe(Event::StoreLost { scope: self.scope.as_str() });
+            self.observer.observe(Event::StoreLost {
+                scope: self.scope.as_str(),
+            });
         }
     }
 
     fn note_longest_lease(&self, held: &ScopeDescriptor) {
-        self.longest_lease_ms.fetch_max(held.longest_lease_ms, Ordering::Relaxed);
+        self.longest_lease_ms
+            .fetch_max(held.longest_lease_ms, Ordering::Relaxed);
     }
 
-    /// Raises the sequence number when a message was completed since, unless another process has raised it.
+    /// Raises the sequence number when a message was completed since, unless another process has
+    /// raised it.
     async fn advance(&self, held: ScopeDescriptor, is_raised: bool) {
         if is_raised || !self.completed.swap(false, Ordering::Relaxed) {
             return;
         }
-        let next = ScopeDescriptor { sequence: held.sequence.saturating_add(1), ..held.clone() };
-        if self.replace(Some(&held), &next).await.is_ok_and(|replaced| replaced) {
+        let next = ScopeDescriptor {
+            sequence: held.sequence.saturating_add(1),
+            ..held.clone()
+        };
+        if self
+            .replace(Some(&held), &next)
+            .await
+            .is_ok_and(|replaced| replaced)
+        {
             self.lock().follow(&held, next);
         } else {
             self.note_completed();
@@ -410,11 +474,16 @@ impl LossWatch {
     ) -> Result<bool, StoreError> {
         let expected = expected.map(ScopeDescriptor::to_text).transpose()?;
         let next = next.to_text()?;
-        Ok(self.store.describe(&self.scope, expected.as_deref(), &next).await? == next)
+        Ok(self
+            .store
+            .describe(&self.scope, expected.as_deref(), &next)
+            .await?
+            == next)
     }
 
-    /// Reads the records that must be there, and returns what is missing. With many processes on a store, few checks do
-    /// so; each reads the scope's descriptor, so that a halt reaches every process soon.
+    /// Reads the records that must be there, and returns what is missing. With many processes on a
+    /// store, few checks do so; each reads the scope's descriptor, so that a halt reaches every
+    /// process soon.
     async fn missing_record(&self) -> Option<Loss> {
         let (known, looks) = {
             let mut state = self.lock();
@@ -427,7 +496,11 @@ impl LossWatch {
             (state.known.clone(), state.looks)
         };
         if shard_markers::is_one_missing(&*self.store, &self.scope, &known).await {
-            return Some(Loss::new("a shard of the store was emptied", Vec::new(), Evidence::Marker));
+            return Some(Loss::new(
+                "a shard of the store was emptied",
+                Vec::new(),
+                Evidence::Marker,
+            ));
         }
         if looks % LOOKS_PER_SHARD_COUNT == 1 {
             self.mark_shards(&known).await;
@@ -444,18 +517,31 @@ impl LossWatch {
             return None;
         }
         let missing = self.witnesses.check(asked, found);
-        let lost =
-            || Loss::new("a completed record is missing", Vec::new(), Evidence::Records(missing.clone()));
+        let lost = || {
+            Loss::new(
+                "a completed record is missing",
+                Vec::new(),
+                Evidence::Records(missing.clone()),
+            )
+        };
         (!missing.is_empty()).then(lost)
     }
 
-    /// Notes new markers in the descriptor. A shard that gets none now gets one at the next count; until then the other
-    /// evidence covers it.
+    /// Notes new markers in the descriptor. A shard that gets none now gets one at the next count;
+    /// until then the other evidence covers it.
     async fn mark_shards(&self, known: &ScopeDescriptor) {
-        let markers = shard_markers::write_missing(&*self.store, &self.scope, known, &self.entropy).await;
+        let markers =
+            shard_markers::write_missing(&*self.store, &self.scope, known, &self.entropy).await;
         let Ok(Some(markers)) = markers else { return };
-        let next = ScopeDescriptor { markers, ..known.clone() };
-        if self.replace(Some(known), &next).await.is_ok_and(|replaced| replaced) {
+        let next = ScopeDescriptor {
+            markers,
+            ..known.clone()
+        };
+        if self
+            .replace(Some(known), &next)
+            .await
+            .is_ok_and(|replaced| replaced)
+        {
             self.lock().follow(known, next);
         }
     }
@@ -470,7 +556,8 @@ impl LossState {
         }
     }
 
-    /// Notes that the store holds `next` in place of `before`, unless another check has learned of a later one.
+    /// Notes that the store holds `next` in place of `before`, unless another check has learned of
+    /// a later one.
     fn follow(&mut self, before: &ScopeDescriptor, next: ScopeDescriptor) {
         if self.known == *before {
             self.learn(next);
@@ -479,12 +566,16 @@ impl LossState {
 }
 
 fn millis_of(time: SystemTime) -> u64 {
-    let since = time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    let since = time
+        .duration_since(SystemTime::UNIX_EPOCH)
+        .unwrap_or_default();
     u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
 }
 
 fn time_of(millis: u64) -> SystemTime {
-    SystemTime::UNIX_EPOCH.checked_add(Duration::from_millis(millis)).unwrap_or(SystemTime::UNIX_EPOCH)
+    SystemTime::UNIX_EPOCH
+        .checked_add(Duration::from_millis(millis))
+        .unwrap_or(SystemTime::UNIX_EPOCH)
 }
 
 #[cfg(test)]

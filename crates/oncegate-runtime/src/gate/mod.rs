@@ -6,8 +6,9 @@
 //!
 //! Implementation notes: facts about claims and leases that this code depends on.
 //!
-//! - A claim whose answer was lost may have been granted. The next claim uses the same token. A dropped future leaves
-//!   a pending operation to the lease renewer, which releases whatever that token was granted.
+//! - A claim whose answer was lost may have been granted. The next claim uses the same token. A
+//!   dropped future leaves a pending operation to the lease renewer, which releases whatever that
+//!   token was granted.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -61,8 +62,9 @@ use loss::LossWatch;
 
 /// Decides for each message whether its handler runs.
 ///
-/// It is made from a scope (the namespace of keys, one per logical consumer), a [`Key`] and a [`Store`]. The settings
-/// are checked when the gate opens: by a `Consumer`, by [`open`](Self::open), or at the first message.
+/// It is made from a scope (the namespace of keys, one per logical consumer), a [`Key`] and a
+/// [`Store`]. The settings are checked when the gate opens: by a `Consumer`, by
+/// [`open`](Self::open), or at the first message.
 ///
 /// ```
 /// use std::time::Duration;
@@ -139,13 +141,14 @@ impl Gate {
     const MAX_LEASE: Duration = Duration::from_secs(86_400);
     /// The longest retention: ten years.
     const MAX_RETENTION: Duration = Duration::from_secs(10 * 365 * 86_400);
-    /// The largest result that is requested from a result store, whichever process stored it: 1 GiB.
+    /// The largest result that is requested from a result store, whichever process stored it: 1
+    /// GiB.
     const MOST_LARGE_RESULT_BYTES: usize = 1024 * 1024 * 1024;
 
     /// Creates a gate for the keys of `scope`, derived by `key`, with records in `store`.
     ///
-    /// The scope is 1 to 64 characters out of `A-Z a-z 0-9 . _ -`. Consumers with the same scope and store
-    /// share their keys. With another scope, all completed records are unknown.
+    /// The scope is 1 to 64 characters out of `A-Z a-z 0-9 . _ -`. Consumers with the same scope
+    /// and store share their keys. With another scope, all completed records are unknown.
     pub fn new(scope: impl Into<String>, key: Key, store: impl Store + 'static) -> Self {
         Self {
             scope: scope.into(),
@@ -175,8 +178,8 @@ impl Gate {
 
     /// How long a claim protects its owner without a heartbeat: 30 s by default, 100 ms to a day.
     ///
-    /// After a worker was killed, its messages wait this long. Heartbeats, sent from a separate thread, renew the lease
-    /// for handlers that take longer.
+    /// After a worker was killed, its messages wait this long. Heartbeats, sent from a separate
+    /// thread, renew the lease for handlers that take longer.
     pub fn lease(mut self, lease: Duration) -> Self {
         self.settings.lease = lease;
         self
@@ -184,7 +187,8 @@ impl Gate {
 
     /// How long a completed record is kept: 7 days by default, up to ten years.
     ///
-    /// It must cover the longest replay: a message that is delivered again after its record has expired runs again.
+    /// It must cover the longest replay: a message that is delivered again after its record has
+    /// expired runs again.
     pub fn retention(mut self, retention: Duration) -> Self {
         self.settings.retention = retention;
         self
@@ -199,8 +203,8 @@ impl Gate {
     }
 
     /// Gives each attempt a fencing token, a number that only grows per key:
-    /// [`Attempt::fencing_token`](crate::Attempt::fencing_token). Off by default: it costs about a tenth of the store's
-    /// throughput.
+    /// [`Attempt::fencing_token`](crate::Attempt::fencing_token). Off by default: it costs about a
+    /// tenth of the store's throughput.
     pub fn fenced(mut self) -> Self {
         self.settings.fenced = true;
         self
@@ -209,8 +213,9 @@ impl Gate {
     /// Requires every handler to finish by [`Attempt::commit_with`](crate::Attempt::commit_with) or
     /// [`Attempt::completing`](crate::Attempt::completing). Off by default.
     ///
-    /// A handler that returns `Ok` without either has then failed, and its message is tried again: the handler may have
-    /// rolled its transaction back or forgotten it, and a plain completion would lose the effect.
+    /// A handler that returns `Ok` without either has then failed, and its message is tried again:
+    /// the handler may have rolled its transaction back or forgotten it, and a plain completion
+    /// would lose the effect.
     pub fn transactional(mut self) -> Self {
         self.settings.transactional = true;
         self
@@ -218,19 +223,21 @@ impl Gate {
 
     /// What happens when the store has lost records: [`OnStoreLoss::Halt`] by default.
     ///
-    /// Every process that has opened the scope notices a loss within seconds, whether or not it has written the lost
-    /// records: the scope's descriptor in the store is gone or was created again, an earlier state of the store was
-    /// restored, a shard was emptied, or a record that this process has completed or found completed is missing. A
-    /// process that starts later notices it by what Kafka holds with the group's commits. With SQS, HTTP and your own
-    /// loops, a process that starts after the loss cannot notice it, unless another process runs that knew the store
+    /// Every process that has opened the scope notices a loss within seconds, whether or not it has
+    /// written the lost records: the scope's descriptor in the store is gone or was created again,
+    /// an earlier state of the store was restored, a shard was emptied, or a record that this
+    /// process has completed or found completed is missing. A process that starts later notices it
+    /// by what Kafka holds with the group's commits. With SQS, HTTP and your own loops, a process
+    /// that starts after the loss cannot notice it, unless another process runs that knew the store
     /// before.
     pub fn on_store_loss(mut self, on_store_loss: OnStoreLoss) -> Self {
         self.settings.on_store_loss = on_store_loss;
         self
     }
 
-    /// Compares the rest of the payload as well: the same key with other content is then a mismatch, and goes to the
-    /// dead letters instead of being answered with another message's result. Off by default.
+    /// Compares the rest of the payload as well: the same key with other content is then a
+    /// mismatch, and goes to the dead letters instead of being answered with another message's
+    /// result. Off by default.
     pub fn fingerprint(mut self, fingerprint: FingerprintSpec) -> Self {
         self.fingerprint = Some(fingerprint);
         self
@@ -244,30 +251,33 @@ impl Gate {
 
     /// The most bytes of a result that a record keeps: 64 KiB by default.
     ///
-    /// A larger result is stored in the [`large_results`](Self::large_results). Without them it is not kept: the record
-    /// holds that the work is done, and duplicates go to
+    /// A larger result is stored in the [`large_results`](Self::large_results). Without them it is
+    /// not kept: the record holds that the work is done, and duplicates go to
     /// [`Handler::undecodable_duplicate`](crate::Handler::undecodable_duplicate).
     pub fn max_result_bytes(mut self, bytes: usize) -> Self {
         self.settings.max_result_bytes = bytes;
         self
     }
 
-    /// The store of results that are larger than a record keeps; the record keeps a reference. None by default.
+    /// The store of results that are larger than a record keeps; the record keeps a reference. None
+    /// by default.
     ///
-    /// The result is stored before the record is completed. The effect has happened by then. So while the result store
-    /// does not answer, the write is repeated for up to 30 s, under heartbeats; then the record is completed without
-    /// its result, and this is counted. Duplicates read the result from there and verify its digest. A duplicate
-    /// waits while the result store does not answer; a missing or damaged result goes to
+    /// The result is stored before the record is completed. The effect has happened by then. So
+    /// while the result store does not answer, the write is repeated for up to 30 s, under
+    /// heartbeats; then the record is completed without its result, and this is counted. Duplicates
+    /// read the result from there and verify its digest. A duplicate waits while the result store
+    /// does not answer; a missing or damaged result goes to
     /// [`Handler::undecodable_duplicate`](crate::Handler::undecodable_duplicate).
     ///
-    /// Results whose records have expired are deleted only by [`sweep_results`](Self::sweep_results).
+    /// Results whose records have expired are deleted only by
+    /// [`sweep_results`](Self::sweep_results).
     pub fn large_results(mut self, results: impl ResultStore + 'static) -> Self {
         self.results = Some(Arc::new(results));
         self
     }
 
-    /// The most bytes of a result that is stored in the [`large_results`](Self::large_results): 8 MiB by default, up to
-    /// 1 GiB. It is held in memory as a whole. A larger one is not kept.
+    /// The most bytes of a result that is stored in the [`large_results`](Self::large_results): 8
+    /// MiB by default, up to 1 GiB. It is held in memory as a whole. A larger one is not kept.
     pub fn max_large_result_bytes(mut self, bytes: usize) -> Self {
         self.settings.max_large_result_bytes = bytes;
         self
@@ -299,13 +309,23 @@ impl Gate {
         self.settings.retention
     }
 
-    /// The most bytes of a result that it keeps: in the record, or in its [`large_results`](Self::large_results).
+    /// The most bytes of a result that it keeps: in the record, or in its
+    /// [`large_results`](Self::large_results).
     pub fn largest_result_bytes(&self) -> usize {
-        let GateSettings { max_result_bytes, max_large_result_bytes, .. } = self.settings;
-        if self.results.is_some() { max_result_bytes.max(max_large_result_bytes) } else { max_result_bytes }
+        let GateSettings {
+            max_result_bytes,
+            max_large_result_bytes,
+            ..
+        } = self.settings;
+        if self.results.is_some() {
+            max_result_bytes.max(max_large_result_bytes)
+        } else {
+            max_result_bytes
+        }
     }
 
-    /// The most bytes of a result in a record, and so of one that a transaction of the user completes.
+    /// The most bytes of a result in a record, and so of one that a transaction of the user
+    /// completes.
     pub fn recorded_result_bytes(&self) -> usize {
         self.settings.max_result_bytes
     }
@@ -315,7 +335,8 @@ impl Gate {
         self.observer.observe(event);
     }
 
-    /// Sets the observer. A gate that is open will be opened again, because its lease renewer has the old observer.
+    /// Sets the observer. A gate that is open will be opened again, because its lease renewer has
+    /// the old observer.
     pub(crate) fn set_observer(&mut self, observer: Arc<dyn Observer>) {
         self.observer = observer;
         self.opened = OnceCell::new();
@@ -336,29 +357,34 @@ impl Gate {
         Arc::clone(&self.entropy)
     }
 
-    /// Takes tokens and jitter from a seed and sends heartbeats from the caller's runtime, so that a test on
-    /// paused time runs the same way every time.
+    /// Takes tokens and jitter from a seed and sends heartbeats from the caller's runtime, so that
+    /// a test on paused time runs the same way every time.
     #[cfg(feature = "testing")]
     pub fn simulated(mut self, seed: u64) -> Self {
-        self.entropy = Arc::new(Entropy::Seeded(std::sync::Mutex::new(fastrand::Rng::with_seed(seed))));
+        self.entropy = Arc::new(Entropy::Seeded(std::sync::Mutex::new(
+            fastrand::Rng::with_seed(seed),
+        )));
         self.heartbeats = lease_renewer::RenewerThread::CallersRuntime;
         self
     }
 
-    /// Checks the settings, the scope, the key and the fingerprint, as [`open`](Self::open) does first. It does not
-    /// access the store.
+    /// Checks the settings, the scope, the key and the fingerprint, as [`open`](Self::open) does
+    /// first. It does not access the store.
     ///
     /// # Errors
     /// Returns the first defect found; the error names what to change.
     pub fn check(&self) -> Result<(), GateError> {
         self.check_settings()?;
         self.key.compile(&Scope::new(&self.scope)?)?;
-        self.fingerprint.as_ref().map(|spec| spec.compile(&self.key)).transpose()?;
+        self.fingerprint
+            .as_ref()
+            .map(|spec| spec.compile(&self.key))
+            .transpose()?;
         Ok(())
     }
 
-    /// Checks the settings and the store, and compares the key specification with the one that the scope's records
-    /// were made with.
+    /// Checks the settings and the store, and compares the key specification with the one that the
+    /// scope's records were made with.
     ///
     /// # Errors
     /// [`GateError`] names what to change. In that case nothing has been claimed.
@@ -368,14 +394,20 @@ impl Gate {
 
     pub(crate) async fn opened(&self) -> Result<&Arc<OpenGate>, GateError> {
         // Boxed: it happens once, and otherwise every message's future would be larger.
-        self.opened.get_or_try_init(|| Box::pin(self.try_open())).await
+        self.opened
+            .get_or_try_init(|| Box::pin(self.try_open()))
+            .await
     }
 
     async fn try_open(&self) -> Result<Arc<OpenGate>, GateError> {
         self.check_settings()?;
         let scope = Scope::new(&self.scope)?;
         let key = self.key.compile(&scope)?;
-        let fingerprint = self.fingerprint.as_ref().map(|spec| spec.compile(&self.key)).transpose()?;
+        let fingerprint = self
+            .fingerprint
+            .as_ref()
+            .map(|spec| spec.compile(&self.key))
+            .transpose()?;
         let checkup = self.store.check().await?;
         let descriptor = Descriptor::new(&self.key, self.fingerprint.as_ref())?;
         let losses = LossWatch::open(
@@ -389,8 +421,12 @@ impl Gate {
         );
         let losses = Arc::new(losses.await?);
         let notes = self.notes(&scope, Arc::clone(&self.observer));
-        let lease_renewer =
-            self.lease_renewer(&scope, Arc::clone(&self.store), notes.clone(), Some(Arc::clone(&losses)))?;
+        let lease_renewer = self.lease_renewer(
+            &scope,
+            Arc::clone(&self.store),
+            notes.clone(),
+            Some(Arc::clone(&losses)),
+        )?;
         let gate = OpenGate {
             scope,
             key,
@@ -411,8 +447,8 @@ impl Gate {
         Ok(Arc::new(gate))
     }
 
-    /// A gate with the same settings that uses no store: it admits every key that does not already run in this process,
-    /// and counts it. `None` unless the consumer fails open.
+    /// A gate with the same settings that uses no store: it admits every key that does not already
+    /// run in this process, and counts it. `None` unless the consumer fails open.
     pub(crate) fn fail_open(&self) -> Result<Option<Arc<OpenGate>>, GateError> {
         if self.settings.fail_open_after.is_none() {
             return Ok(None);
@@ -425,9 +461,16 @@ impl Gate {
         let notes = self.notes(&scope, Arc::clone(&self.observer));
         Ok(Some(Arc::new(OpenGate {
             key: self.key.compile(&scope)?,
-            fingerprint: self.fingerprint.as_ref().map(|spec| spec.compile(&self.key)).transpose()?,
+            fingerprint: self
+                .fingerprint
+                .as_ref()
+                .map(|spec| spec.compile(&self.key))
+                .transpose()?,
             scope,
-            settings: GateSettings { fail_open_after: None, ..self.settings },
+            settings: GateSettings {
+                fail_open_after: None,
+                ..self.settings
+            },
             store,
             results: None,
             notes,
@@ -442,10 +485,15 @@ impl Gate {
     }
 
     fn notes(&self, scope: &Scope, observer: Arc<dyn Observer>) -> Notes {
-        Notes { scope: scope.as_str().into(), journal: self.journal.clone(), observer }
+        Notes {
+            scope: scope.as_str().into(),
+            journal: self.journal.clone(),
+            observer,
+        }
     }
 
-    /// Starts the lease renewer: heartbeats, operations whose callers are gone, and checks for losses.
+    /// Starts the lease renewer: heartbeats, operations whose callers are gone, and checks for
+    /// losses.
     fn lease_renewer(
         &self,
         scope: &Scope,
@@ -467,10 +515,23 @@ impl Gate {
     }
 
     fn check_settings(&self) -> Result<(), GateError> {
-        let GateSettings { lease, retention, max_run, max_large_result_bytes, .. } = self.settings;
-        let refuse = |what: String| Err(GateError::Settings { scope: self.scope.clone(), what });
+        let GateSettings {
+            lease,
+            retention,
+            max_run,
+            max_large_result_bytes,
+            ..
+        } = self.settings;
+        let refuse = |what: String| {
+            Err(GateError::Settings {
+                scope: self.scope.clone(),
+                what,
+            })
+        };
         if lease < Self::MIN_LEASE || lease > Self::MAX_LEASE {
-            return refuse(format!("`lease` is {lease:?}; it must be between 100 ms and a day"));
+            return refuse(format!(
+                "`lease` is {lease:?}; it must be between 100 ms and a day"
+            ));
         }
         if retention < lease || retention > Self::MAX_RETENTION {
             return refuse(format!(

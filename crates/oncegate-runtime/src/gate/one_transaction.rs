@@ -20,9 +20,15 @@ use crate::observe::Event;
 use crate::transaction::Unit;
 
 /// What the transaction of a key without a record grants: the first attempt.
-const FIRST: Grant = Grant { attempt: 1, recovery: Recovery::None, fencing_token: None, reopened: false };
+const FIRST: Grant = Grant {
+    attempt: 1,
+    recovery: Recovery::None,
+    fencing_token: None,
+    reopened: false,
+};
 
-/// The right to run a handler in a transaction that holds its key. There is no lease: the transaction protects the key.
+/// The right to run a handler in a transaction that holds its key. There is no lease: the
+/// transaction protects the key.
 #[derive(Debug)]
 pub(crate) struct TransactionRun {
     gate: Arc<OpenGate>,
@@ -34,7 +40,8 @@ pub(crate) struct TransactionRun {
     began: Instant,
 }
 
-/// What is told that a transaction holds its key: the store answers, however long the handler takes.
+/// What is told that a transaction holds its key: the store answers, however long the handler
+/// takes.
 pub(crate) struct OnGrant(Box<dyn Fn() + Send + Sync>);
 
 impl OnGrant {
@@ -62,7 +69,10 @@ impl OpenGate {
         on_grant: Option<OnGrant>,
     ) -> Result<TransactionRun, StoreError> {
         if let Some(refused) = self.refusal() {
-            self.observe(Event::StoreError { scope: self.scope(), class: refused.class() });
+            self.observe(Event::StoreError {
+                scope: self.scope(),
+                class: refused.class(),
+            });
             return Err(refused);
         }
         let token = self.entropy.token();
@@ -99,11 +109,17 @@ impl OpenGate {
         i64::from_be_bytes([a, b, c, d, e, f, g, h])
     }
 
-    /// Whether a descriptor that was read in another way is the scope's in the gate's store. Its epoch is random, so
-    /// another database has another one.
-    pub(crate) async fn is_described_by(&self, descriptor: Option<&str>) -> Result<bool, GateError> {
+    /// Whether a descriptor that was read in another way is the scope's in the gate's store. Its
+    /// epoch is random, so another database has another one.
+    pub(crate) async fn is_described_by(
+        &self,
+        descriptor: Option<&str>,
+    ) -> Result<bool, GateError> {
         let epoch_of = |text: Option<&str>| -> Result<_, StoreError> {
-            Ok(text.map(|text| ScopeDescriptor::parse(&self.scope, text)).transpose()?.map(|held| held.epoch))
+            Ok(text
+                .map(|text| ScopeDescriptor::parse(&self.scope, text))
+                .transpose()?
+                .map(|held| held.epoch))
         };
         let ours = self.store.descriptor(&self.scope).await?;
         Ok(ours.is_some() && epoch_of(ours.as_deref())? == epoch_of(descriptor)?)
@@ -115,27 +131,46 @@ impl OpenGate {
         identity: &Identity,
         tag: TokenTag,
     ) -> Result<bool, StoreError> {
-        let found = self.store.read(vec![identity.key.clone()]).await.into_iter().next();
-        let found = found.unwrap_or_else(|| Err(StoreError::unknown("the store gave no answer")))?;
+        let found = self
+            .store
+            .read(vec![identity.key.clone()])
+            .await
+            .into_iter()
+            .next();
+        let found =
+            found.unwrap_or_else(|| Err(StoreError::unknown("the store gave no answer")))?;
         let state = found.map(|found| found.record.state);
         Ok(matches!(state, Some(State::Completed { by, .. }) if by == tag))
     }
 
     /// Counts the committed run of a message as an extra one, if there may have been one before.
     ///
-    /// It is counted with the commit: a transaction that is rolled back, and repeated, leaves nothing, and a claim that
-    /// follows it counts its own grant.
+    /// It is counted with the commit: a transaction that is rolled back, and repeated, leaves
+    /// nothing, and a claim that follows it counts its own grant.
     fn note_extra_run(&self, message: &Message) {
         if let Some(cause) = self.cause_of_extra_run(message, &FIRST) {
-            self.observe(Event::ExtraRun { scope: self.scope(), cause });
+            self.observe(Event::ExtraRun {
+                scope: self.scope(),
+                cause,
+            });
         }
     }
 
-    /// Notes that the transaction of this message, which was not answered, turned out to be committed.
-    pub(crate) fn note_transaction_completed(&self, message: &Message, identity: &Identity, tag: TokenTag) {
+    /// Notes that the transaction of this message, which was not answered, turned out to be
+    /// committed.
+    pub(crate) fn note_transaction_completed(
+        &self,
+        message: &Message,
+        identity: &Identity,
+        tag: TokenTag,
+    ) {
         self.note_extra_run(message);
-        self.observe(Event::Completed { scope: self.scope(), result_bytes: 0 });
-        self.notes.note(|| JournalEntry::now("completed").key(&identity.key).run(tag));
+        self.observe(Event::Completed {
+            scope: self.scope(),
+            result_bytes: 0,
+        });
+        self.notes
+            .note(|| JournalEntry::now("completed").key(&identity.key).run(tag));
     }
 }
 
@@ -174,12 +209,24 @@ impl TransactionRun {
         let (gate, scope) = (&self.gate, self.gate.scope());
         self.on_grant.iter().for_each(|OnGrant(tell)| tell());
         if gate.is_grant_in_doubt() {
-            let refused = gate.refusal().unwrap_or_else(|| StoreError::refused("the store has lost records"));
-            gate.observe(Event::StoreError { scope, class: refused.class() });
+            let refused = gate
+                .refusal()
+                .unwrap_or_else(|| StoreError::refused("the store has lost records"));
+            gate.observe(Event::StoreError {
+                scope,
+                class: refused.class(),
+            });
             return Err(refused);
         }
-        gate.observe(Event::StoreCalled { scope, operation: "claim", took: self.began.elapsed() });
-        gate.observe(Event::Claimed { scope, verdict: "granted" });
+        gate.observe(Event::StoreCalled {
+            scope,
+            operation: "claim",
+            took: self.began.elapsed(),
+        });
+        gate.observe(Event::Claimed {
+            scope,
+            verdict: "granted",
+        });
         gate.notes.note(|| self.entry("claimed", ""));
         Ok(())
     }
@@ -193,8 +240,15 @@ impl TransactionRun {
             warn!(scope, origin = %self.message.origin(), %error, "the work is recorded without its result");
         }
         gate.note_extra_run(&self.message);
-        gate.observe(Event::StoreCalled { scope, operation: "complete", took });
-        gate.observe(Event::Completed { scope, result_bytes: attempted.result_bytes });
+        gate.observe(Event::StoreCalled {
+            scope,
+            operation: "complete",
+            took,
+        });
+        gate.observe(Event::Completed {
+            scope,
+            result_bytes: attempted.result_bytes,
+        });
         gate.note_completed(&self.identity.key, &self.token, self.began);
         gate.notes.note(|| self.entry("completed", ""));
     }
@@ -212,6 +266,9 @@ impl TransactionRun {
             .origin(self.message.origin())
             .run(self.token.tag())
             .why(reason);
-        JournalEntry { took_ms: (event != "claimed").then_some(took_ms), ..entry }
+        JournalEntry {
+            took_ms: (event != "claimed").then_some(took_ms),
+            ..entry
+        }
     }
 }

@@ -9,7 +9,9 @@ use oncegate_core::key::{
 };
 use oncegate_core::record::{State, Token, TokenTag};
 use oncegate_core::rules::{Operation, Reply};
-use oncegate_core::store::{Checkup, Command, Completed, Promise, Store, StoreError, Survives, Upkeep};
+use oncegate_core::store::{
+    Checkup, Command, Completed, Promise, Store, StoreError, Survives, Upkeep,
+};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
@@ -108,8 +110,11 @@ impl OpenGate {
             return Err(KeyError::BadInput { what });
         }
         let (key, tenant) = self.key.derive_with_tenant(message.route(), message)?;
-        let fingerprint =
-            self.fingerprint.as_ref().map(|fingerprint| fingerprint.derive(message)).transpose()?;
+        let fingerprint = self
+            .fingerprint
+            .as_ref()
+            .map(|fingerprint| fingerprint.derive(message))
+            .transpose()?;
         Ok((Identity { key, fingerprint }, tenant))
     }
 
@@ -123,12 +128,16 @@ impl OpenGate {
         self.entropy.fraction()
     }
 
-    /// The stored results of the keys that are completed with the same fingerprint. It claims nothing.
+    /// The stored results of the keys that are completed with the same fingerprint. It claims
+    /// nothing.
     ///
-    /// An error counts as "not completed", and so does a result that must be fetched first: such a key is claimed
-    /// afterwards.
+    /// An error counts as "not completed", and so does a result that must be fetched first: such a
+    /// key is claimed afterwards.
     pub(crate) async fn completed(&self, identities: &[Identity]) -> Vec<Option<Bytes>> {
-        let keys = identities.iter().map(|identity| identity.key.clone()).collect();
+        let keys = identities
+            .iter()
+            .map(|identity| identity.key.clone())
+            .collect();
         let found = self.store.prefetch(keys).await.into_iter().zip(identities);
         // In a replay, nearly all duplicates are answered here, and no claim finds them.
         let note = |identity: &Identity| {
@@ -147,36 +156,50 @@ impl OpenGate {
 
     /// Marks a record that the owner with this tag has failed as handed over to the dead letters.
     pub(crate) async fn hand_over(&self, key: &StoreKey, by: TokenTag) -> Result<(), StoreError> {
-        // `NotOwner` means that the record is gone or was reopened in the meantime: nothing is left to mark.
+        // `NotOwner` means that the record is gone or was reopened in the meantime: nothing is left
+        // to mark.
         if let Reply::Applied { .. } = self.execute(key, Operation::HandOver { by }).await? {
-            self.notes.note(|| JournalEntry::now("handed_over").key(key));
+            self.notes
+                .note(|| JournalEntry::now("handed_over").key(key));
         }
         Ok(())
     }
 
-    /// Reopens the record of a failed key, so that its message runs again. A record that has changed meanwhile stays: the
-    /// next claim finds out what it is.
+    /// Reopens the record of a failed key, so that its message runs again. A record that has
+    /// changed meanwhile stays: the next claim finds out what it is.
     pub(crate) async fn reopen_failed(&self, key: &StoreKey) -> Result<(), StoreError> {
         let found = self.store.read(vec![key.clone()]).await.into_iter().next();
-        let found = found.unwrap_or_else(|| Err(StoreError::unknown("the store gave no answer")))?;
-        let Some(expected) = found.map(|found| found.record) else { return Ok(()) };
+        let found =
+            found.unwrap_or_else(|| Err(StoreError::unknown("the store gave no answer")))?;
+        let Some(expected) = found.map(|found| found.record) else {
+            return Ok(());
+        };
         if !matches!(expected.state, State::Failed { .. }) {
             return Ok(());
         }
         if let Reply::Applied { .. } = self.execute(key, Operation::Reopen { expected }).await? {
-            self.notes.note(|| JournalEntry::now("reopened").key(key).why("its dead letter has come back"));
+            self.notes.note(|| {
+                JournalEntry::now("reopened")
+                    .key(key)
+                    .why("its dead letter has come back")
+            });
         }
         Ok(())
     }
 
-    /// The position that a broker stores with its commits, where a loss of the store has no effect. `None`: the store
-    /// does not outlive this process, so a stored position could only raise false alarms.
+    /// The position that a broker stores with its commits, where a loss of the store has no effect.
+    /// `None`: the store does not outlive this process, so a stored position could only raise false
+    /// alarms.
     pub(crate) fn store_position(&self) -> Option<StorePosition> {
-        let losses = self.losses.as_ref().filter(|_| self.checkup.survives != Survives::Process)?;
+        let losses = self
+            .losses
+            .as_ref()
+            .filter(|_| self.checkup.survives != Survives::Process)?;
         Some(losses.position())
     }
 
-    /// Compares the store with what a broker has stored: a store that is older, or another one, has lost records.
+    /// Compares the store with what a broker has stored: a store that is older, or another one, has
+    /// lost records.
     ///
     /// # Errors
     /// When the store does not answer. Nothing was compared then.
@@ -191,7 +214,9 @@ impl OpenGate {
     pub(super) fn note_completed(&self, key: &StoreKey, token: &Token, begun: Instant) {
         if let Some(losses) = &self.losses {
             losses.note_completed();
-            losses.witnesses.note_completed(key, token, begun, self.settings.retention);
+            losses
+                .witnesses
+                .note_completed(key, token, begun, self.settings.retention);
         }
     }
 
@@ -202,7 +227,9 @@ impl OpenGate {
 
     /// Whether a grant came from a store that has noticed a loss in the meantime.
     pub(super) fn is_grant_in_doubt(&self) -> bool {
-        self.losses.as_ref().is_some_and(|losses| losses.refusal().is_some() || losses.is_behind())
+        self.losses
+            .as_ref()
+            .is_some_and(|losses| losses.refusal().is_some() || losses.is_behind())
     }
 
     /// Returns the shard of the store that holds `key`.
@@ -212,11 +239,17 @@ impl OpenGate {
 
     /// Whether the store has not answered since `began` for so long that the gate fails open.
     pub(super) fn fails_open(&self, began: Instant, error: &StoreError) -> bool {
-        // A record that cannot be read still exists, and a refusal requires a change by an operator.
-        error.is_away() && self.settings.fail_open_after.is_some_and(|patience| began.elapsed() >= patience)
+        // A record that cannot be read still exists, and a refusal requires a change by an
+        // operator.
+        error.is_away()
+            && self
+                .settings
+                .fail_open_after
+                .is_some_and(|patience| began.elapsed() >= patience)
     }
 
-    /// Since when the store has answered none of the gate's own checks, with its last error; `None` while it answers.
+    /// Since when the store has answered none of the gate's own checks, with its last error; `None`
+    /// while it answers.
     pub(crate) fn unanswered_checks(&self, now: Instant) -> Option<(Duration, String)> {
         self.losses.as_ref()?.unanswered(now)
     }
@@ -231,13 +264,14 @@ impl OpenGate {
         self.lease_renewer.least_remaining()
     }
 
-    /// The least time that a running handler has left until `max_run`; the whole of it when none runs.
+    /// The least time that a running handler has left until `max_run`; the whole of it when none
+    /// runs.
     pub(crate) fn least_run_remaining(&self) -> Duration {
         self.lease_renewer.least_run_remaining()
     }
 
-    /// Waits until no operation is left whose caller is gone, such as the release of an abandoned claim, and no loss of
-    /// records that only this process knows.
+    /// Waits until no operation is left whose caller is gone, such as the release of an abandoned
+    /// claim, and no loss of records that only this process knows.
     pub(crate) async fn operations_finished(&self) {
         self.lease_renewer.operations_finished().await;
         if let Some(losses) = &self.losses {
@@ -252,7 +286,10 @@ impl OpenGate {
     }
 
     /// Sends operations of one kind to the store in one call. Returns the replies in their order.
-    pub(super) async fn execute_all(&self, commands: Vec<Command>) -> Vec<Result<Reply, StoreError>> {
+    pub(super) async fn execute_all(
+        &self,
+        commands: Vec<Command>,
+    ) -> Vec<Result<Reply, StoreError>> {
         let count = commands.len();
         let Some(called) = commands.first().map(|command| command.operation.as_str()) else {
             return Vec::new();
@@ -260,10 +297,16 @@ impl OpenGate {
         let sent_at = Instant::now();
         let mut replies = self.store.execute(commands).await;
         // A store answers every command; one that does not has not answered this one.
-        replies.resize_with(count, || Err(StoreError::unknown("the store gave no answer")));
+        replies.resize_with(count, || {
+            Err(StoreError::unknown("the store gave no answer"))
+        });
         if !self.is_fail_open {
             let took = sent_at.elapsed();
-            self.observe(Event::StoreCalled { scope: self.scope(), operation: called, took });
+            self.observe(Event::StoreCalled {
+                scope: self.scope(),
+                operation: called,
+                took,
+            });
         }
         replies
     }
@@ -275,21 +318,38 @@ impl OpenGate {
         operation: Operation,
     ) -> impl Future<Output = Result<Reply, StoreError>> + Send {
         let (called, sent_at) = (operation.as_str(), Instant::now());
-        // Not through the pointer's own `Store`, which would wrap the store's future in another one.
-        let asked = self.store.as_ref().execute_one(Command { key: key.clone(), operation });
+        // Not through the pointer's own `Store`, which would wrap the store's future in another
+        // one.
+        let asked = self.store.as_ref().execute_one(Command {
+            key: key.clone(),
+            operation,
+        });
         async move {
             let reply = asked.await;
             if !self.is_fail_open {
                 let took = sent_at.elapsed();
-                self.observe(Event::StoreCalled { scope: self.scope(), operation: called, took });
+                self.observe(Event::StoreCalled {
+                    scope: self.scope(),
+                    operation: called,
+                    took,
+                });
             }
             reply
         }
     }
 
     /// Returns the operation as one whose outcome must become known.
-    pub(super) fn guard<'a>(&'a self, key: &'a StoreKey, operation: Operation) -> OperationGuard<'a> {
-        OperationGuard { gate: self, key, operation, finished: false }
+    pub(super) fn guard<'a>(
+        &'a self,
+        key: &'a StoreKey,
+        operation: Operation,
+    ) -> OperationGuard<'a> {
+        OperationGuard {
+            gate: self,
+            key,
+            operation,
+            finished: false,
+        }
     }
 }
 
@@ -312,7 +372,10 @@ impl OperationGuard<'_> {
     }
 
     pub(super) fn command(&self) -> Command {
-        Command { key: self.key.clone(), operation: self.operation.clone() }
+        Command {
+            key: self.key.clone(),
+            operation: self.operation.clone(),
+        }
     }
 
     pub(super) fn finished(mut self) {
@@ -323,7 +386,9 @@ impl OperationGuard<'_> {
 impl Drop for OperationGuard<'_> {
     fn drop(&mut self) {
         if !self.finished {
-            self.gate.lease_renewer.finish_later(self.key.clone(), self.operation.clone());
+            self.gate
+                .lease_renewer
+                .finish_later(self.key.clone(), self.operation.clone());
         }
     }
 }

@@ -18,11 +18,12 @@ use crate::results::{self, Reference, ResultStore, ResultStoreError, Sweep, Swep
 /// How long one call to the result store may take.
 const ANSWER_LIMIT: Duration = Duration::from_secs(15);
 
-/// How long a write to a result store that does not answer is repeated, before the work is recorded without its result.
+/// How long a write to a result store that does not answer is repeated, before the work is recorded
+/// without its result.
 const PUT_PATIENCE: Duration = Duration::from_secs(30);
 
-/// How much longer than the retention a sweep keeps objects: a result is stored before its record is completed, and
-/// the completion may have to wait for the end of an outage.
+/// How much longer than the retention a sweep keeps objects: a result is stored before its record
+/// is completed, and the completion may have to wait for the end of an outage.
 const SWEEP_MARGIN: Duration = Duration::from_secs(2 * 86_400);
 
 /// A result in the form that a record will hold.
@@ -34,7 +35,10 @@ pub(crate) struct Storable {
 
 impl Storable {
     fn without(trouble: BoxError) -> Self {
-        Self { stored: not_kept(), trouble: Some(trouble) }
+        Self {
+            stored: not_kept(),
+            trouble: Some(trouble),
+        }
     }
 }
 
@@ -48,37 +52,50 @@ pub(crate) enum Unfetched {
 }
 
 impl Gate {
-    /// Deletes the large results of this scope whose records are over: those older than the retention and two days.
+    /// Deletes the large results of this scope whose records are over: those older than the
+    /// retention and two days.
     ///
-    /// Call it from a timer, once a day for example, in one process. It lists every object of the scope. It also
-    /// deletes results of processes that were killed before they could complete. If the scope had a longer retention
-    /// before, some records outlive their results: their duplicates then go to
+    /// Call it from a timer, once a day for example, in one process. It lists every object of the
+    /// scope. It also deletes results of processes that were killed before they could complete. If
+    /// the scope had a longer retention before, some records outlive their results: their
+    /// duplicates then go to
     /// [`Handler::undecodable_duplicate`](crate::Handler::undecodable_duplicate).
     ///
     /// # Errors
-    /// Returns an error when the gate cannot be opened, has no [`large_results`](Self::large_results), or the result
-    /// store does not answer. It may be called again at any time.
+    /// Returns an error when the gate cannot be opened, has no
+    /// [`large_results`](Self::large_results), or the result store does not answer. It may be
+    /// called again at any time.
     pub async fn sweep_results(&self) -> Result<Swept, GateError> {
         let gate = self.opened().await?;
         let Some(results) = &gate.results else {
             let what = "there is nothing to sweep: set `large_results`".to_owned();
-            return Err(GateError::Settings { scope: gate.scope().to_owned(), what });
+            return Err(GateError::Settings {
+                scope: gate.scope().to_owned(),
+                what,
+            });
         };
         let older_than = gate.settings.retention + SWEEP_MARGIN;
-        Ok(results.sweep(&gate.scope, older_than, Sweep::Delete).await?)
+        Ok(results
+            .sweep(&gate.scope, older_than, Sweep::Delete)
+            .await?)
     }
 }
 
 impl Lease {
-    /// Returns the bytes to store for an encoded result: the result, a reference once the result store has it, or a
-    /// "not kept" marker. The effect has happened, so it always returns one of them.
+    /// Returns the bytes to store for an encoded result: the result, a reference once the result
+    /// store has it, or a "not kept" marker. The effect has happened, so it always returns one of
+    /// them.
     ///
-    /// Heartbeats continue in the meantime. If this future is dropped, the work is recorded as done without its result.
+    /// Heartbeats continue in the meantime. If this future is dropped, the work is recorded as done
+    /// without its result.
     pub(crate) async fn storable(&self, encoded: Result<Bytes, BoxError>) -> Storable {
         let settings = self.gate.settings();
         let storable = match encoded {
             Ok(stored) if stored.len() <= settings.max_result_bytes => {
-                return Storable { stored, trouble: None };
+                return Storable {
+                    stored,
+                    trouble: None,
+                };
             }
             Ok(stored) => {
                 let unfinished = self.ending(self.completion(not_kept()));
@@ -123,7 +140,10 @@ impl Lease {
             }
         };
         match put {
-            Ok(()) => Storable { stored: reference.encode(), trouble: None },
+            Ok(()) => Storable {
+                stored: reference.encode(),
+                trouble: None,
+            },
             Err(error) => Storable::without(error),
         }
     }
@@ -138,8 +158,13 @@ impl Lease {
         let give_up_at = Instant::now() + PUT_PATIENCE;
         let mut failures = 0;
         loop {
-            let Err(error) = within_limit(results.put(name, object.clone())).await else { return Ok(()) };
-            self.gate.observe(Event::ResultStoreError { scope: self.gate.scope(), operation: "put" });
+            let Err(error) = within_limit(results.put(name, object.clone())).await else {
+                return Ok(());
+            };
+            self.gate.observe(Event::ResultStoreError {
+                scope: self.gate.scope(),
+                operation: "put",
+            });
             failures += 1;
             let wait = REPEAT_BACKOFF.wait(failures, self.gate.fraction());
             if Instant::now() + wait >= give_up_at {
@@ -166,7 +191,10 @@ impl OpenGate {
             }
             Err(Unfetched::NoAnswer(error)) => {
                 warn!(scope, %error, "the result store does not answer; the duplicate waits");
-                self.observe(Event::ResultStoreError { scope, operation: "get" });
+                self.observe(Event::ResultStoreError {
+                    scope,
+                    operation: "get",
+                });
             }
         }
         fetched
@@ -175,7 +203,9 @@ impl OpenGate {
     async fn fetch_referred(&self, stored: &[u8]) -> Result<Bytes, Unfetched> {
         let lost = |what: String| Unfetched::Lost(what.into());
         let Some(reference) = Reference::decode(stored) else {
-            return Err(lost("the record's reference to the result store is damaged".to_owned()));
+            return Err(lost(
+                "the record's reference to the result store is damaged".to_owned(),
+            ));
         };
         let name = &reference.name;
         let Some(results) = &self.results else {
@@ -185,24 +215,37 @@ impl OpenGate {
         };
         if reference.size_bytes > Gate::MOST_LARGE_RESULT_BYTES as u64 {
             let size = reference.size_bytes;
-            return Err(lost(format!("the result {name} should have {size} bytes, which is over the limit")));
+            return Err(lost(format!(
+                "the result {name} should have {size} bytes, which is over the limit"
+            )));
         }
         match within_limit(results.get(name, reference.size_bytes)).await {
             Ok(Some(object)) if reference.fits(&object) => Ok(object),
-            Ok(Some(_)) => Err(lost(format!("the result {name} is damaged: its digest is another one"))),
-            Ok(None) => Err(lost(format!("the result {name} is not in the result store"))),
+            Ok(Some(_)) => Err(lost(format!(
+                "the result {name} is damaged: its digest is another one"
+            ))),
+            Ok(None) => Err(lost(format!(
+                "the result {name} is not in the result store"
+            ))),
             Err(error) => Err(Unfetched::NoAnswer(error)),
         }
     }
 
     /// Checks that the result store can be written and read, before the first message is received.
     pub(super) async fn check_results(&self) -> Result<(), ResultStoreError> {
-        let Some(results) = &self.results else { return Ok(()) };
-        let (name, bytes) = (format!("{}/opened", self.scope), Bytes::from_static(b"a gate was opened"));
+        let Some(results) = &self.results else {
+            return Ok(());
+        };
+        let (name, bytes) = (
+            format!("{}/opened", self.scope),
+            Bytes::from_static(b"a gate was opened"),
+        );
         within_limit(results.put(&name, bytes.clone())).await?;
         match within_limit(results.get(&name, bytes.len() as u64)).await? {
             Some(found) if found == bytes => Ok(()),
-            _ => Err(ResultStoreError::new(format!("{name} is not what was just put there"))),
+            _ => Err(ResultStoreError::new(format!(
+                "{name} is not what was just put there"
+            ))),
         }
     }
 }
@@ -211,6 +254,10 @@ impl OpenGate {
 async fn within_limit<T>(
     answer: impl Future<Output = Result<T, ResultStoreError>>,
 ) -> Result<T, ResultStoreError> {
-    let late = |_| Err(ResultStoreError::new(format!("no answer within {ANSWER_LIMIT:?}")));
+    let late = |_| {
+        Err(ResultStoreError::new(format!(
+            "no answer within {ANSWER_LIMIT:?}"
+        )))
+    };
     timeout(ANSWER_LIMIT, answer).await.unwrap_or_else(late)
 }

@@ -1,4 +1,5 @@
-//! The scope's descriptor as a gate finds it, when it opens and at each check for a loss; and its changes.
+//! The scope's descriptor as a gate finds it, when it opens and at each check for a loss; and its
+//! changes.
 
 use std::sync::Arc;
 
@@ -7,11 +8,12 @@ use oncegate_core::store::{ScopeDescriptor, Store, StoreError};
 
 use super::GateError;
 
-/// How often the write of a descriptor is repeated when another process has changed it in the meantime.
+/// How often the write of a descriptor is repeated when another process has changed it in the
+/// meantime.
 pub(super) const MAX_WRITES: u32 = 8;
 
-/// Returns the descriptor that the store holds, after writing `first` if there was none, or raising the longest lease to
-/// that of `first`.
+/// Returns the descriptor that the store holds, after writing `first` if there was none, or raising
+/// the longest lease to that of `first`.
 pub(super) async fn at_start(
     store: &dyn Store,
     scope: &Scope,
@@ -22,28 +24,41 @@ pub(super) async fn at_start(
         let known = ScopeDescriptor::parse(scope, &held)?;
         if known.keys != first.keys {
             let (scope, ours) = (scope.as_str().to_owned(), first.keys.clone());
-            return Err(GateError::OtherDescriptor { scope, held: known.keys, ours });
+            return Err(GateError::OtherDescriptor {
+                scope,
+                held: known.keys,
+                ours,
+            });
         }
         if known.longest_lease_ms >= first.longest_lease_ms {
             return Ok(known);
         }
-        let raised = ScopeDescriptor { longest_lease_ms: first.longest_lease_ms, ..known };
-        held = store.describe(scope, Some(&held), &raised.to_text()?).await?;
+        let raised = ScopeDescriptor {
+            longest_lease_ms: first.longest_lease_ms,
+            ..known
+        };
+        held = store
+            .describe(scope, Some(&held), &raised.to_text()?)
+            .await?;
     }
     Err(other_processes_change_it().into())
 }
 
-/// Changes the scope's descriptor, and returns it as it was before. `None`: the scope was never opened, and stays so.
+/// Changes the scope's descriptor, and returns it as it was before. `None`: the scope was never
+/// opened, and stays so.
 ///
 /// # Errors
-/// When the store does not answer, the descriptor cannot be read, or other processes keep changing it.
+/// When the store does not answer, the descriptor cannot be read, or other processes keep changing
+/// it.
 pub(super) async fn change(
     store: &dyn Store,
     scope: &Scope,
     change: impl Fn(ScopeDescriptor) -> ScopeDescriptor + Send,
 ) -> Result<Option<ScopeDescriptor>, StoreError> {
     for _ in 0..MAX_WRITES {
-        let Some(text) = store.descriptor(scope).await? else { return Ok(None) };
+        let Some(text) = store.descriptor(scope).await? else {
+            return Ok(None);
+        };
         let before = ScopeDescriptor::parse(scope, &text)?;
         let next = change(before.clone());
         if next == before {
@@ -88,7 +103,9 @@ pub(super) fn compare(
     confirmed_sequence: u64,
     held: Option<ScopeDescriptor>,
 ) -> Comparison {
-    let Some(held) = held else { return Comparison::Lost("the scope's descriptor is gone") };
+    let Some(held) = held else {
+        return Comparison::Lost("the scope's descriptor is gone");
+    };
     match (held.halt.is_some(), held.epoch == known.epoch) {
         (true, _) => Comparison::Adopt(held),
         (false, true) if known.halt.is_some() => {
@@ -113,41 +130,81 @@ mod tests {
     // invariant: clock-goes-back
     #[tokio::test]
     async fn the_descriptor_has_the_longest_lease_of_all_gates_whichever_comes_first() {
-        let (store, scope) = (MemoryStore::with_clock(StoreTime::default), Scope::new("billing").unwrap());
+        let (store, scope) = (
+            MemoryStore::with_clock(StoreTime::default),
+            Scope::new("billing").unwrap(),
+        );
         let open = async |epoch, keys: &str, longest_lease_ms| {
-            let first =
-                ScopeDescriptor { longest_lease_ms, ..ScopeDescriptor::new(keys, Epoch::from_bits(epoch)) };
+            let first = ScopeDescriptor {
+                longest_lease_ms,
+                ..ScopeDescriptor::new(keys, Epoch::from_bits(epoch))
+            };
             at_start(&store, &scope, &first).await
         };
-        for (epoch, lease_ms, longest_ms) in [(1, 5_000, 5_000), (2, 60_000, 60_000), (3, 1_000, 60_000)] {
+        for (epoch, lease_ms, longest_ms) in
+            [(1, 5_000, 5_000), (2, 60_000, 60_000), (3, 1_000, 60_000)]
+        {
             let held = open(epoch, "{}", lease_ms).await.unwrap();
-            assert_eq!((held.longest_lease_ms, held.epoch), (longest_ms, Epoch::from_bits(1)));
+            assert_eq!(
+                (held.longest_lease_ms, held.epoch),
+                (longest_ms, Epoch::from_bits(1))
+            );
             let text = store.descriptor(&scope).await.unwrap().unwrap();
             assert_eq!(ScopeDescriptor::parse(&scope, &text).unwrap(), held);
         }
         let other = open(4, r#"{"key":1}"#, 90_000).await.unwrap_err();
-        assert!(matches!(other, GateError::OtherDescriptor { .. }), "{other:?}");
+        assert!(
+            matches!(other, GateError::OtherDescriptor { .. }),
+            "{other:?}"
+        );
     }
 
     #[test]
     fn each_difference_of_two_descriptors_has_its_finding() {
-        let known = ScopeDescriptor { sequence: 7, ..ScopeDescriptor::new("{}", Epoch::from_bits(1)) };
-        let halted = ScopeDescriptor { halt: Some(Halt::new(1, "gone", Vec::new())), ..known.clone() };
+        let known = ScopeDescriptor {
+            sequence: 7,
+            ..ScopeDescriptor::new("{}", Epoch::from_bits(1))
+        };
+        let halted = ScopeDescriptor {
+            halt: Some(Halt::new(1, "gone", Vec::new())),
+            ..known.clone()
+        };
         let remade = ScopeDescriptor::new("{}", Epoch::from_bits(2));
         let accepted = known.succeed(Epoch::from_bits(2), &[], 1);
-        let at = |sequence| ScopeDescriptor { sequence, ..known.clone() };
+        let at = |sequence| ScopeDescriptor {
+            sequence,
+            ..known.clone()
+        };
         let is_lost = |finding| matches!(finding, Comparison::Lost(_));
-        assert!(is_lost(compare(&known, 6, None)), "an absent descriptor is never new");
+        assert!(
+            is_lost(compare(&known, 6, None)),
+            "an absent descriptor is never new"
+        );
         assert!(is_lost(compare(&known, 6, Some(remade))));
-        assert!(is_lost(compare(&known, 6, Some(at(5)))), "restored to an earlier state");
-        assert!(is_lost(compare(&halted, 6, Some(known.clone()))), "a halt ends by acceptance alone");
+        assert!(
+            is_lost(compare(&known, 6, Some(at(5)))),
+            "restored to an earlier state"
+        );
+        assert!(
+            is_lost(compare(&halted, 6, Some(known.clone()))),
+            "a halt ends by acceptance alone"
+        );
         // The last number may be lost with a replica that lagged behind nothing else.
         for later in [6, 7, 8] {
-            assert_eq!(compare(&known, 6, Some(at(later))), Comparison::Same(at(later)));
+            assert_eq!(
+                compare(&known, 6, Some(at(later))),
+                Comparison::Same(at(later))
+            );
         }
         for adopted in [halted.clone(), accepted.clone()] {
-            assert_eq!(compare(&known, 6, Some(adopted.clone())), Comparison::Adopt(adopted));
+            assert_eq!(
+                compare(&known, 6, Some(adopted.clone())),
+                Comparison::Adopt(adopted)
+            );
         }
-        assert_eq!(compare(&halted, 6, Some(accepted.clone())), Comparison::Adopt(accepted));
+        assert_eq!(
+            compare(&halted, 6, Some(accepted.clone())),
+            Comparison::Adopt(accepted)
+        );
     }
 }

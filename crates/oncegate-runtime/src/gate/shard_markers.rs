@@ -1,4 +1,5 @@
-//! Marker records: one in each shard of a store that has several, so that an emptied shard is noticed.
+//! Marker records: one in each shard of a store that has several, so that an emptied shard is
+//! noticed.
 
 use std::collections::{BTreeSet, HashMap};
 use std::time::Duration;
@@ -18,14 +19,27 @@ const NUMBERS_WITHOUT_A_NEW_SHARD: u16 = 512;
 const MARKER_RETENTION: Duration = Duration::from_secs(10 * 365 * 86_400);
 
 /// Whether a marker that the descriptor names is gone.
-pub(super) async fn is_one_missing(store: &dyn Store, scope: &Scope, known: &ScopeDescriptor) -> bool {
-    let keys: Vec<StoreKey> = known.markers.iter().map(|number| known.marker(scope, *number)).collect();
+pub(super) async fn is_one_missing(
+    store: &dyn Store,
+    scope: &Scope,
+    known: &ScopeDescriptor,
+) -> bool {
+    let keys: Vec<StoreKey> = known
+        .markers
+        .iter()
+        .map(|number| known.marker(scope, *number))
+        .collect();
     // Most stores have one shard, and no markers.
-    !keys.is_empty() && store.read(keys).await.iter().any(|found| matches!(found, Ok(None)))
+    !keys.is_empty()
+        && store
+            .read(keys)
+            .await
+            .iter()
+            .any(|found| matches!(found, Ok(None)))
 }
 
-/// Writes a marker into each shard that has none, and returns all markers; `None` if none was missing. A store with one
-/// shard needs none: its descriptor serves as one.
+/// Writes a marker into each shard that has none, and returns all markers; `None` if none was
+/// missing. A store with one shard needs none: its descriptor serves as one.
 pub(super) async fn write_missing(
     store: &dyn Store,
     scope: &Scope,
@@ -66,5 +80,8 @@ async fn write(store: &dyn Store, key: StoreKey, entropy: &Entropy) -> Result<()
         result: Bytes::new(),
         retention: MARKER_RETENTION,
     };
-    store.execute_one(Command { key, operation }).await.map(drop)
+    store
+        .execute_one(Command { key, operation })
+        .await
+        .map(drop)
 }

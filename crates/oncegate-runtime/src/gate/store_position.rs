@@ -4,7 +4,8 @@ use std::fmt;
 
 use oncegate_core::store::{Epoch, ScopeDescriptor};
 
-/// A position of the store that a broker stores with its commits: an epoch, and a sequence number reached in it.
+/// A position of the store that a broker stores with its commits: an epoch, and a sequence number
+/// reached in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct StorePosition {
     pub(super) epoch: Epoch,
@@ -15,12 +16,19 @@ impl StorePosition {
     /// Reads `epoch:sequence`.
     pub(crate) fn parse(text: &str) -> Option<Self> {
         let (epoch, sequence) = text.split_once(':')?;
-        Some(Self { epoch: epoch.parse().ok()?, sequence: sequence.parse().ok()? })
+        Some(Self {
+            epoch: epoch.parse().ok()?,
+            sequence: sequence.parse().ok()?,
+        })
     }
 
     /// Whether a store that holds this descriptor is older than the position, or another one.
     pub(super) fn is_ahead_of(&self, held: &ScopeDescriptor) -> bool {
-        if self.epoch == held.epoch { self.sequence > held.sequence } else { !held.knows(self.epoch) }
+        if self.epoch == held.epoch {
+            self.sequence > held.sequence
+        } else {
+            !held.knows(self.epoch)
+        }
     }
 }
 

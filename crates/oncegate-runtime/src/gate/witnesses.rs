@@ -1,5 +1,5 @@
-//! Records that a store must still hold: the last one that this process has completed, a sample of those that it has
-//! completed since the last check, and some that it has read before.
+//! Records that a store must still hold: the last one that this process has completed, a sample of
+//! those that it has completed since the last check, and some that it has read before.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,7 +15,8 @@ use tokio::time::Instant;
 const MAX_EARLIER: usize = 8;
 /// How much time lies between two completions in the sample, at least.
 const SAMPLE_SPACING: Duration = Duration::from_millis(100);
-/// The most completions in the sample. When it is full, every other one is dropped, and the spacing doubled.
+/// The most completions in the sample. When it is full, every other one is dropped, and the spacing
+/// doubled.
 const MAX_SAMPLE: usize = 32;
 
 /// A completed record that must be in the store for a while.
@@ -24,7 +25,8 @@ pub(super) struct Witness {
     pub(super) key: StoreKey,
     /// The token that completed it; `None` when another process may have done it.
     by: Option<TokenTag>,
-    /// Until then it cannot have expired, whatever the clocks show; `None` while its expiry is unknown.
+    /// Until then it cannot have expired, whatever the clocks show; `None` while its expiry is
+    /// unknown.
     until: Option<Instant>,
 }
 
@@ -38,20 +40,20 @@ pub(super) struct Witnesses {
 
 #[derive(Debug, Default)]
 struct Kept {
-    /// The last completion: if the store has lost the end of its log, it has lost this one, unless it was completed after
-    /// the loss.
+    /// The last completion: if the store has lost the end of its log, it has lost this one, unless
+    /// it was completed after the loss.
     last: Option<Witness>,
     /// Completions since the last check that the store has answered.
     sample: Sample,
     /// A record that answered a duplicate since the last check.
     duplicate: Option<Witness>,
-    /// Those found at earlier checks, the newest first: on a busy store the last completion is always younger than
-    /// the loss.
+    /// Those found at earlier checks, the newest first: on a busy store the last completion is
+    /// always younger than the loss.
     earlier: VecDeque<Witness>,
 }
 
-/// Completions at intervals. A copy of the store that takes over on a busy process lacks some of them, although the
-/// process has completed others on it since.
+/// Completions at intervals. A copy of the store that takes over on a busy process lacks some of
+/// them, although the process has completed others on it since.
 #[derive(Debug)]
 struct Sample {
     /// The oldest first.
@@ -62,7 +64,11 @@ struct Sample {
 
 impl Default for Sample {
     fn default() -> Self {
-        Self { taken: VecDeque::new(), spacing: SAMPLE_SPACING, next_at: None }
+        Self {
+            taken: VecDeque::new(),
+            spacing: SAMPLE_SPACING,
+            next_at: None,
+        }
     }
 }
 
@@ -99,12 +105,23 @@ impl Witnesses {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Notes that the store has confirmed this completion of an attempt that began at `begun`. Only half of the retention
-    /// is relied on, from then on: the completion may have been executed long before it was confirmed.
-    pub(super) fn note_completed(&self, key: &StoreKey, token: &Token, begun: Instant, retention: Duration) {
+    /// Notes that the store has confirmed this completion of an attempt that began at `begun`. Only
+    /// half of the retention is relied on, from then on: the completion may have been executed long
+    /// before it was confirmed.
+    pub(super) fn note_completed(
+        &self,
+        key: &StoreKey,
+        token: &Token,
+        begun: Instant,
+        retention: Duration,
+    ) {
         let now = Instant::now();
         let until = begun.checked_add(retention / 2);
-        let witness = Witness { key: key.clone(), by: Some(token.tag()), until };
+        let witness = Witness {
+            key: key.clone(),
+            by: Some(token.tag()),
+            until,
+        };
         let mut kept = self.lock();
         kept.sample.note(now, &witness);
         kept.last = Some(witness);
@@ -112,9 +129,14 @@ impl Witnesses {
 
     /// Notes that the record has answered a duplicate.
     pub(super) fn note_duplicate(&self, key: &StoreKey) {
-        if self.wants_duplicate.load(Ordering::Relaxed) && self.wants_duplicate.swap(false, Ordering::Relaxed)
+        if self.wants_duplicate.load(Ordering::Relaxed)
+            && self.wants_duplicate.swap(false, Ordering::Relaxed)
         {
-            self.lock().duplicate = Some(Witness { key: key.clone(), by: None, until: None });
+            self.lock().duplicate = Some(Witness {
+                key: key.clone(),
+                by: None,
+                until: None,
+            });
         }
     }
 
@@ -143,7 +165,8 @@ impl Witnesses {
         asked
     }
 
-    /// Returns the witnesses that what the store holds contradicts. Each contradiction is reported once.
+    /// Returns the witnesses that what the store holds contradicts. Each contradiction is reported
+    /// once.
     pub(super) fn check(
         &self,
         asked: Vec<Witness>,
@@ -155,10 +178,12 @@ impl Witnesses {
         let newest = asked.first().cloned();
         for (witness, found) in asked.into_iter().zip(found) {
             let Ok(found) = found else { continue };
-            let is_sampled = kept.sample.taken.contains(&witness) && newest.as_ref() != Some(&witness);
+            let is_sampled =
+                kept.sample.taken.contains(&witness) && newest.as_ref() != Some(&witness);
             kept.sample.drop_answered(&witness);
             if witness.is_contradicted_by(found.as_ref()) {
-                kept.last.take_if(|last| last.key == witness.key && last.by == witness.by);
+                kept.last
+                    .take_if(|last| last.key == witness.key && last.by == witness.by);
                 kept.earlier.retain(|earlier| earlier.key != witness.key);
                 contradicted.push(witness);
             } else if let Some(found) = found.filter(|_| !is_sampled) {
@@ -193,11 +218,20 @@ impl Kept {
     /// Keeps the record as a witness for later checks, because it was found.
     fn confirm(&mut self, witness: Witness, found: &RecordSnapshot) {
         let is_completed = matches!(found.record.state, State::Completed { .. });
-        if !is_completed || self.earlier.iter().any(|earlier| earlier.key == witness.key) {
+        if !is_completed
+            || self
+                .earlier
+                .iter()
+                .any(|earlier| earlier.key == witness.key)
+        {
             return;
         }
         let until = witness.until.or_else(|| {
-            let left = found.record.expires_at.micros().saturating_sub(found.now.micros());
+            let left = found
+                .record
+                .expires_at
+                .micros()
+                .saturating_sub(found.now.micros());
             Instant::now().checked_add(Duration::from_micros(left / 2))
         });
         self.earlier.push_front(Witness { until, ..witness });
@@ -215,7 +249,12 @@ impl Witness {
         // It is this process's own claim: what came after it is lost.
         match (&found.record.state, self.by) {
             (State::Pending { token, .. }, Some(by)) => token.tag() == by,
-            (State::Released { by: released_by, .. }, Some(by)) => *released_by == by,
+            (
+                State::Released {
+                    by: released_by, ..
+                },
+                Some(by),
+            ) => *released_by == by,
             _ => false,
         }
     }
@@ -233,7 +272,10 @@ mod tests {
     const RETENTION: Duration = Duration::from_secs(3_600);
 
     fn key(number: u128) -> StoreKey {
-        StoreKey::new(&Scope::new("billing").unwrap(), Digest::from_bytes(number.to_be_bytes()))
+        StoreKey::new(
+            &Scope::new("billing").unwrap(),
+            Digest::from_bytes(number.to_be_bytes()),
+        )
     }
 
     fn token(number: u128) -> Token {
@@ -246,20 +288,41 @@ mod tests {
 
     impl Held {
         fn complete(&mut self, number: u128) {
-            let state = State::Completed { by: token(number).tag(), result: bytes::Bytes::new() };
-            let record = Record { expires_at: StoreTime::from_millis(3_600_000), fingerprint: None, state };
-            self.0.insert(key(number), RecordSnapshot { now: StoreTime::default(), record });
+            let state = State::Completed {
+                by: token(number).tag(),
+                result: bytes::Bytes::new(),
+            };
+            let record = Record {
+                expires_at: StoreTime::from_millis(3_600_000),
+                fingerprint: None,
+                state,
+            };
+            self.0.insert(
+                key(number),
+                RecordSnapshot {
+                    now: StoreTime::default(),
+                    record,
+                },
+            );
         }
 
         fn check(&self, witnesses: &Witnesses) -> bool {
             let asked = witnesses.ask();
-            let found = asked.iter().map(|asked| Ok(self.0.get(&asked.key).cloned())).collect();
+            let found = asked
+                .iter()
+                .map(|asked| Ok(self.0.get(&asked.key).cloned()))
+                .collect();
             !witnesses.check(asked, found).is_empty()
         }
     }
 
     /// Completes a record every 10 ms for this long, and returns the number of the next one.
-    async fn complete_for(witnesses: &Witnesses, held: &mut Held, first: u128, time: Duration) -> u128 {
+    async fn complete_for(
+        witnesses: &Witnesses,
+        held: &mut Held,
+        first: u128,
+        time: Duration,
+    ) -> u128 {
         let until = Instant::now() + time;
         let mut number = first;
         while Instant::now() < until {
@@ -298,7 +361,10 @@ mod tests {
         for seconds in [1, 3, 30, 600, 1] {
             next = complete_for(&witnesses, &mut held, next, Duration::from_secs(seconds)).await;
             let asked = witnesses.ask().len();
-            assert!((2..=MAX_SAMPLE + MAX_EARLIER + 2).contains(&asked), "{asked} after {seconds} s");
+            assert!(
+                (2..=MAX_SAMPLE + MAX_EARLIER + 2).contains(&asked),
+                "{asked} after {seconds} s"
+            );
             assert!(!held.check(&witnesses));
         }
         // Without new completions, only those of earlier checks are read again, and the last one.
@@ -310,7 +376,10 @@ mod tests {
         let (witnesses, mut held) = (Witnesses::default(), Held::default());
         let next = complete_for(&witnesses, &mut held, 0, Duration::from_secs(1)).await;
         let asked = witnesses.ask();
-        let away = asked.iter().map(|_| Err(StoreError::unavailable("away"))).collect();
+        let away = asked
+            .iter()
+            .map(|_| Err(StoreError::unavailable("away")))
+            .collect();
         assert!(witnesses.check(asked, away).is_empty());
         let mut copy = Held::default();
         complete_for(&witnesses, &mut copy, next, Duration::from_millis(10)).await;

@@ -12,14 +12,16 @@ use super::{Phase, Reason, SOURCE_LIMIT, SourceFailure, Status};
 const ERROR_MAX_BYTES: usize = 500;
 
 /// Operations without which messages are not delivered, those of some partitions at least.
-const DELIVERING: [&str; 10] =
-    ["open", "receive", "broker", "fetch", "login", "join", "offset", "read", "schema", "payload"];
+const DELIVERING: [&str; 10] = [
+    "open", "receive", "broker", "fetch", "login", "join", "offset", "read", "schema", "payload",
+];
 
-/// The operations that have failed and not succeeded since. Shared by the code that calls a broker and the code that
-/// reads a status.
+/// The operations that have failed and not succeeded since. Shared by the code that calls a broker
+/// and the code that reads a status.
 #[derive(Debug, Default)]
 pub struct FailureLog {
-    /// Whether `failing` is not empty: a success, which may occur for each message, then costs one load.
+    /// Whether `failing` is not empty: a success, which may occur for each message, then costs one
+    /// load.
     any: AtomicBool,
     failing: Mutex<BTreeMap<&'static str, Failing>>,
 }
@@ -36,7 +38,9 @@ impl FailureLog {
     /// Notes that an operation failed at `now`.
     pub fn failed(&self, now: Instant, operation: &'static str, error: &dyn Display) {
         let mut error = error.to_string();
-        let end = (0..=ERROR_MAX_BYTES.min(error.len())).rev().find(|end| error.is_char_boundary(*end));
+        let end = (0..=ERROR_MAX_BYTES.min(error.len()))
+            .rev()
+            .find(|end| error.is_char_boundary(*end));
         error.truncate(end.unwrap_or_default());
         let mut failing = self.lock();
         let entry = failing.entry(operation).or_insert_with(|| Failing {
@@ -78,19 +82,28 @@ impl FailureLog {
     }
 }
 
-/// Returns the reasons for a source's failures. While the consumer starts, the first failure counts at once; while it
-/// stops, failures to receive do not count.
+/// Returns the reasons for a source's failures. While the consumer starts, the first failure counts
+/// at once; while it stops, failures to receive do not count.
 pub(super) fn reasons(status: &Status) -> impl Iterator<Item = Reason> {
-    let limit = if status.phase == Phase::Starting { Duration::ZERO } else { SOURCE_LIMIT };
+    let limit = if status.phase == Phase::Starting {
+        Duration::ZERO
+    } else {
+        SOURCE_LIMIT
+    };
     let counts = move |failure: &&SourceFailure| {
         failure.lasts >= limit && !(failure.stops_delivery && status.phase == Phase::Stopping)
     };
-    status.source.failures.iter().filter(counts).map(|failure| Reason::SourceFails {
-        operation: failure.operation.clone(),
-        error: failure.error.clone(),
-        lasts: failure.lasts,
-        stops_delivery: failure.stops_delivery,
-    })
+    status
+        .source
+        .failures
+        .iter()
+        .filter(counts)
+        .map(|failure| Reason::SourceFails {
+            operation: failure.operation.clone(),
+            error: failure.error.clone(),
+            lasts: failure.lasts,
+            stops_delivery: failure.stops_delivery,
+        })
 }
 
 #[cfg(test)]
@@ -105,15 +118,28 @@ mod tests {
         log.failed(at(5), "receive", &"AccessDenied");
         log.failed(at(6), "delete", &"é".repeat(400));
         let [delete, receive] = log.at(at(65)).try_into().expect("two operations fail");
-        assert_eq!((receive.operation.as_str(), receive.error.as_str()), ("receive", "AccessDenied"));
-        assert_eq!((receive.lasts, receive.failed_ago), (Duration::from_secs(65), Duration::from_secs(60)));
+        assert_eq!(
+            (receive.operation.as_str(), receive.error.as_str()),
+            ("receive", "AccessDenied")
+        );
+        assert_eq!(
+            (receive.lasts, receive.failed_ago),
+            (Duration::from_secs(65), Duration::from_secs(60))
+        );
         assert_eq!((receive.failures, receive.stops_delivery), (2, true));
-        assert_eq!((delete.error.len(), delete.stops_delivery), (ERROR_MAX_BYTES, false));
+        assert_eq!(
+            (delete.error.len(), delete.stops_delivery),
+            (ERROR_MAX_BYTES, false)
+        );
         log.succeeded("receive");
         assert_eq!(log.at(at(66)).len(), 1);
         log.succeeded("delete");
         assert_eq!(log.at(at(66)), []);
         log.failed(at(70), "receive", &"again");
-        assert_eq!(log.at(at(70))[0].lasts, Duration::ZERO, "a new failure has a new beginning");
+        assert_eq!(
+            log.at(at(70))[0].lasts,
+            Duration::ZERO,
+            "a new failure has a new beginning"
+        );
     }
 }

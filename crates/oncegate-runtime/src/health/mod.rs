@@ -1,23 +1,25 @@
 //! The health of a running consumer: what it does now, and whether that is well.
 //!
-//! [`Consumer::monitor`](crate::Consumer::monitor) returns a [`Monitor`](crate::consumer::Monitor), which reports a
-//! [`Status`] (facts) and a [`Health`] (what they mean, in words). The facts come from the consumer and its source; one
-//! pure function, [`Health::of`], decides what they mean.
+//! [`Consumer::monitor`](crate::Consumer::monitor) returns a [`Monitor`](crate::consumer::Monitor),
+//! which reports a [`Status`] (facts) and a [`Health`] (what they mean, in words). The facts come
+//! from the consumer and its source; one pure function, [`Health::of`], decides what they mean.
 //!
 //! There are two questions, for two kinds of probes:
 //!
 //! - [`Health::is_live`], for `/healthz`: `false` only when a restart would help.
-//! - [`Health::is_ready`], for `/readyz`: `false` also while it starts or stops, while no shard of its store is
-//!   known to answer (also when no message has asked it, after [`STORE_LIMIT`]), while its source delivers no messages
-//!   because its calls fail ([`SOURCE_LIMIT`]), while nothing proceeds because dead letters cannot be written, and while
-//!   the processes of its worker are not ready or end without an outcome.
+//! - [`Health::is_ready`], for `/readyz`: `false` also while it starts or stops, while no shard of
+//!   its store is known to answer (also when no message has asked it, after [`STORE_LIMIT`]), while
+//!   its source delivers no messages because its calls fail ([`SOURCE_LIMIT`]), while nothing
+//!   proceeds because dead letters cannot be written, and while the processes of its worker are not
+//!   ready or end without an outcome.
 //!
 //! # What counts as a stall
 //!
-//! An old message alone is no stall: behind a backlog every message is old. A message that waits for a reason is none
-//! either: its retry is not due, another worker has its key, it is behind such a message, or it waits for a permit
-//! while others run. Nor is a handler that runs within its `max_run`: it is reported as slow when it takes longer than
-//! its lease and longer than three times the 99th percentile. A stall is a consumer that has work and does none:
+//! An old message alone is no stall: behind a backlog every message is old. A message that waits
+//! for a reason is none either: its retry is not due, another worker has its key, it is behind such
+//! a message, or it waits for a permit while others run. Nor is a handler that runs within its
+//! `max_run`: it is reported as slow when it takes longer than its lease and longer than three
+//! times the 99th percentile. A stall is a consumer that has work and does none:
 //!
 //! | sign | limit |
 //! |---|---|
@@ -40,23 +42,26 @@ use serde::{Deserialize, Serialize};
 
 pub use failures::FailureLog;
 pub use status::{
-    Messages, PartitionStatus, PauseCause, Permits, Phase, Rates, Refusals, Run, ScopeStatus, SourceFailure,
-    SourceStatus, Stage, Status, StoreOutage, Unfinished, WaitCause, WorkerStatus,
+    Messages, PartitionStatus, PauseCause, Permits, Phase, Rates, Refusals, Run, ScopeStatus,
+    SourceFailure, SourceStatus, Stage, Status, StoreOutage, Unfinished, WaitCause, WorkerStatus,
 };
 
-/// The shortest time without any delivery or end, although there is work, that counts as a stall: 30 s.
+/// The shortest time without any delivery or end, although there is work, that counts as a stall:
+/// 30 s.
 pub const QUIET_LIMIT: Duration = Duration::from_secs(30);
-/// How long a broker's client may go without a poll: 60 s. A revoke that waits for handlers takes less.
+/// How long a broker's client may go without a poll: 60 s. A revoke that waits for handlers takes
+/// less.
 pub const POLL_LIMIT: Duration = Duration::from_secs(60);
-/// How long a broker's client may be without any connection: 30 s. While no broker answers another client either, the
-/// consumer is not ready, but a restart would not help.
+/// How long a broker's client may be without any connection: 30 s. While no broker answers another
+/// client either, the consumer is not ready, but a restart would not help.
 pub const CONNECTION_LIMIT: Duration = Duration::from_secs(30);
 /// How long the consumer's loop may go without running: 10 s. It is scheduled every second.
 pub const LOOP_LIMIT: Duration = Duration::from_secs(10);
-/// How long an operation of the source may fail before it counts: 10 s. Shorter failures are retried and pass.
+/// How long an operation of the source may fail before it counts: 10 s. Shorter failures are
+/// retried and pass.
 pub const SOURCE_LIMIT: Duration = Duration::from_secs(10);
-/// How long the checks of a store may fail before it counts as away though no message has found it so: 10 s. A store that
-/// gives a message no answer counts at once.
+/// How long the checks of a store may fail before it counts as away though no message has found it
+/// so: 10 s. A store that gives a message no answer counts at once.
 pub const STORE_LIMIT: Duration = Duration::from_secs(10);
 /// How long commits may lag behind the finished messages: 30 s.
 pub const COMMIT_LIMIT: Duration = Duration::from_secs(30);
@@ -107,9 +112,13 @@ impl Health {
         !self.reasons().iter().any(Reason::is_stall)
     }
 
-    /// Whether it receives and handles messages: for `/readyz`. `false` also while it starts or stops.
+    /// Whether it receives and handles messages: for `/readyz`. `false` also while it starts or
+    /// stops.
     pub fn is_ready(&self) -> bool {
-        !self.reasons().iter().any(|reason| reason.is_stall() || reason.is_standstill())
+        !self
+            .reasons()
+            .iter()
+            .any(|reason| reason.is_stall() || reason.is_standstill())
     }
 }
 
@@ -142,7 +151,8 @@ pub enum Reason {
         /// Why it ended by itself; `None` when it was asked to stop.
         error: Option<String>,
     },
-    /// A shard of a scope's store does not answer: no message with a key there runs, and none is acknowledged.
+    /// A shard of a scope's store does not answer: no message with a key there runs, and none is
+    /// acknowledged.
     StoreAway {
         /// The scope.
         scope: String,
@@ -151,14 +161,15 @@ pub enum Reason {
         /// For how long.
         #[serde(rename = "for_seconds", with = "seconds")]
         lasts: Duration,
-        /// Whether no shard is known to answer, so that nothing runs at all: each is away, or was not asked since the
-        /// first outage began.
+        /// Whether no shard is known to answer, so that nothing runs at all: each is away, or was
+        /// not asked since the first outage began.
         all: bool,
     },
-    /// An operation of the source fails repeatedly: the broker is away, does not answer, or refuses.
+    /// An operation of the source fails repeatedly: the broker is away, does not answer, or
+    /// refuses.
     SourceFails {
-        /// Which: `receive`, `delete`, `visibility`, `broker`, `fetch`, `join`, `offset`, `read`, `dead_letter`, or `open`
-        /// at the start.
+        /// Which: `receive`, `delete`, `visibility`, `broker`, `fetch`, `join`, `offset`, `read`,
+        /// `dead_letter`, or `open` at the start.
         operation: String,
         /// The last error.
         error: String,
@@ -168,7 +179,8 @@ pub enum Reason {
         /// Whether messages are not delivered because of it, those of some partitions at least.
         stops_delivery: bool,
     },
-    /// A handler fails for all messages alike: its circuit breaker is open, and one message at a time probes.
+    /// A handler fails for all messages alike: its circuit breaker is open, and one message at a
+    /// time probes.
     HandlerPaused {
         /// The scope.
         scope: String,
@@ -201,7 +213,8 @@ pub enum Reason {
         #[serde(rename = "for_seconds", with = "seconds")]
         lasts: Duration,
     },
-    /// The outcome of a handler that has ended cannot be stored, so its message is not acknowledged.
+    /// The outcome of a handler that has ended cannot be stored, so its message is not
+    /// acknowledged.
     NotStored {
         /// Which.
         run: Run,
@@ -248,7 +261,8 @@ pub enum Reason {
         #[serde(rename = "for_seconds", with = "seconds")]
         lasts: Duration,
     },
-    /// So much of a partition waits behind its first unfinished message that its fetching is paused.
+    /// So much of a partition waits behind its first unfinished message that its fetching is
+    /// paused.
     SpanFull {
         /// The topic.
         topic: String,
@@ -270,13 +284,14 @@ pub enum Reason {
         /// The message that waits.
         message: Unfinished,
     },
-    /// A dead letter cannot be written. Its message is not acknowledged, and holds no permit in the meantime.
+    /// A dead letter cannot be written. Its message is not acknowledged, and holds no permit in the
+    /// meantime.
     LetterNotWritten {
         /// Which.
         run: Run,
     },
-    /// No message proceeds: each one that could is waiting for its dead letter to be written, or is behind such a
-    /// message.
+    /// No message proceeds: each one that could is waiting for its dead letter to be written, or is
+    /// behind such a message.
     OnlyLettersLeft {
         /// How many dead letters cannot be written.
         letters: u32,
@@ -308,7 +323,10 @@ impl Reason {
                 | Self::NothingStarts { .. }
                 | Self::NothingDelivered { .. }
                 | Self::NotPolled { .. }
-                | Self::NotConnected { others_connect: true, .. }
+                | Self::NotConnected {
+                    others_connect: true,
+                    ..
+                }
                 | Self::Blocked { .. }
                 | Self::Stopped { error: Some(_) }
         )
@@ -321,10 +339,16 @@ impl Reason {
             Self::Starting
                 | Self::Stopping
                 | Self::Stopped { error: None }
-                | Self::NotConnected { others_connect: false, .. }
+                | Self::NotConnected {
+                    others_connect: false,
+                    ..
+                }
                 | Self::StoreAway { all: true, .. }
                 | Self::HandlerPaused { all: true, .. }
-                | Self::SourceFails { stops_delivery: true, .. }
+                | Self::SourceFails {
+                    stops_delivery: true,
+                    ..
+                }
                 | Self::OnlyLettersLeft { .. }
                 | Self::WorkerNotReady { .. }
                 | Self::WorkerEnds { all: true, .. }
@@ -363,30 +387,61 @@ impl Reason {
 }
 
 impl fmt::Display for Reason {
-    #[expect(clippy::too_many_lines, reason = "one sentence for each reason, and nothing else")]
+    #[expect(
+        clippy::too_many_lines,
+        reason = "one sentence for each reason, and nothing else"
+    )]
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Starting => f.write_str("it is starting"),
             Self::Stopping => f.write_str("it is stopping"),
             Self::Stopped { error: None } => f.write_str("it was stopped"),
             Self::Stopped { error: Some(error) } => write!(f, "it has ended: {error}"),
-            Self::StoreAway { scope, error, lasts, .. } => {
-                write!(f, "the store of `{scope}` has been failing for {}: {error}", Words(*lasts))
+            Self::StoreAway {
+                scope,
+                error,
+                lasts,
+                ..
+            } => {
+                write!(
+                    f,
+                    "the store of `{scope}` has been failing for {}: {error}",
+                    Words(*lasts)
+                )
             }
-            Self::SourceFails { operation, error, lasts, .. } => {
-                write!(f, "the source's operation `{operation}` has failed for {}: {error}", Words(*lasts))
+            Self::SourceFails {
+                operation,
+                error,
+                lasts,
+                ..
+            } => {
+                write!(
+                    f,
+                    "the source's operation `{operation}` has failed for {}: {error}",
+                    Words(*lasts)
+                )
             }
             Self::HandlerPaused { scope, .. } => {
-                write!(f, "the handler of `{scope}` fails for all alike, and is paused")
+                write!(
+                    f,
+                    "the handler of `{scope}` fails for all alike, and is paused"
+                )
             }
             Self::SlowHandler { run, usual } => {
                 write!(f, "{run}; 99 of 100 take no more than {}", Words(*usual))
             }
             Self::OverdueHandler { run } => {
-                write!(f, "{run}, longer than `max_run` ({}), and does not return", Words(run.max_run))
+                write!(
+                    f,
+                    "{run}, longer than `max_run` ({}), and does not return",
+                    Words(run.max_run)
+                )
             }
             Self::NoPermitLeft { permits } => {
-                write!(f, "all {permits} permits are with handlers that have run for longer than they may")
+                write!(
+                    f,
+                    "all {permits} permits are with handlers that have run for longer than they may"
+                )
             }
             Self::NothingStarts { ready, lasts } => {
                 write!(
@@ -396,22 +451,42 @@ impl fmt::Display for Reason {
                 )
             }
             Self::NotStored { run } => {
-                write!(f, "{}: its outcome cannot be stored, for {}", run.origin, Words(run.in_stage_for))
+                write!(
+                    f,
+                    "{}: its outcome cannot be stored, for {}",
+                    run.origin,
+                    Words(run.in_stage_for)
+                )
             }
-            Self::NothingDelivered { topic, partition, undelivered, lasts } => write!(
+            Self::NothingDelivered {
+                topic,
+                partition,
+                undelivered,
+                lasts,
+            } => write!(
                 f,
                 "{topic}/{partition} has {undelivered} messages and has delivered none for {}",
                 Words(*lasts)
             ),
             Self::NotPolled { lasts } => {
-                write!(f, "the broker's client has not been polled for {}", Words(*lasts))
+                write!(
+                    f,
+                    "the broker's client has not been polled for {}",
+                    Words(*lasts)
+                )
             }
-            Self::NotConnected { lasts, others_connect: true } => write!(
+            Self::NotConnected {
+                lasts,
+                others_connect: true,
+            } => write!(
                 f,
                 "the broker's client has had no connection for {}, though the brokers answer another one",
                 Words(*lasts)
             ),
-            Self::NotConnected { lasts, others_connect: false } => {
+            Self::NotConnected {
+                lasts,
+                others_connect: false,
+            } => {
                 write!(f, "no broker has been reachable for {}", Words(*lasts))
             }
             Self::Blocked { lasts } => write!(
@@ -419,24 +494,51 @@ impl fmt::Display for Reason {
                 "the consumer has had no turn for {}: handlers block the threads of its runtime",
                 Words(*lasts)
             ),
-            Self::NotCommitted { topic, partition, lasts } => {
+            Self::NotCommitted {
+                topic,
+                partition,
+                lasts,
+            } => {
                 write!(
                     f,
                     "what is finished of {topic}/{partition} has not been committed for {}",
                     Words(*lasts)
                 )
             }
-            Self::SpanFull { topic, partition, first: None } => {
-                write!(f, "{topic}/{partition} is paused: too much waits behind its first unfinished message")
+            Self::SpanFull {
+                topic,
+                partition,
+                first: None,
+            } => {
+                write!(
+                    f,
+                    "{topic}/{partition} is paused: too much waits behind its first unfinished message"
+                )
             }
-            Self::SpanFull { topic, partition, first: Some(first) } => {
-                write!(f, "{topic}/{partition} is paused: too much waits behind {first}")
+            Self::SpanFull {
+                topic,
+                partition,
+                first: Some(first),
+            } => {
+                write!(
+                    f,
+                    "{topic}/{partition} is paused: too much waits behind {first}"
+                )
             }
             Self::BusyElsewhere { message, lasts } => {
-                write!(f, "{}: another worker has had its key for {}", message.origin, Words(*lasts))
+                write!(
+                    f,
+                    "{}: another worker has had its key for {}",
+                    message.origin,
+                    Words(*lasts)
+                )
             }
             Self::Unreadable { message } => {
-                write!(f, "{}: its record cannot be read, see the log", message.origin)
+                write!(
+                    f,
+                    "{}: its record cannot be read, see the log",
+                    message.origin
+                )
             }
             Self::LetterNotWritten { run } => {
                 write!(
@@ -452,7 +554,10 @@ impl fmt::Display for Reason {
             ),
             Self::WorkerNotReady { why } => write!(f, "the worker is not ready: {why}"),
             Self::WorkerEnds { in_a_row, why, .. } => {
-                write!(f, "the worker has ended {in_a_row} times in a row without an outcome: {why}")
+                write!(
+                    f,
+                    "the worker has ended {in_a_row} times in a row without an outcome: {why}"
+                )
             }
             Self::Flood(refusals) => write!(
                 f,

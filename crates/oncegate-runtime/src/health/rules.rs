@@ -5,7 +5,9 @@ use std::time::Duration;
 use super::status::{
     PartitionStatus, PauseCause, Phase, Run, ScopeStatus, Stage, Status, Unfinished, WaitCause,
 };
-use super::{COMMIT_LIMIT, CONNECTION_LIMIT, LOOP_LIMIT, POLL_LIMIT, QUIET_LIMIT, Reason, failures};
+use super::{
+    COMMIT_LIMIT, CONNECTION_LIMIT, LOOP_LIMIT, POLL_LIMIT, QUIET_LIMIT, Reason, failures,
+};
 
 /// A handler is slow when it takes this many times the 99th percentile …
 const SLOW_FACTOR: u32 = 3;
@@ -32,9 +34,21 @@ pub(super) fn reasons(status: &Status) -> Vec<Reason> {
         reasons.extend(only_letters_left(status));
         reasons.extend(breakers(status));
         reasons.extend(runs(status));
-        reasons.extend(status.source.partitions.iter().flat_map(partition).take(MOST_OF_A_KIND * 2));
-        reasons
-            .extend(status.waiting.iter().filter_map(|message| waits(status, message)).take(MOST_OF_A_KIND));
+        reasons.extend(
+            status
+                .source
+                .partitions
+                .iter()
+                .flat_map(partition)
+                .take(MOST_OF_A_KIND * 2),
+        );
+        reasons.extend(
+            status
+                .waiting
+                .iter()
+                .filter_map(|message| waits(status, message))
+                .take(MOST_OF_A_KIND),
+        );
         let refusals = status.refusals;
         if refusals.in_a_row > 0 && refusals.in_a_row >= refusals.most_in_a_row / REPORT_DIVISOR {
             reasons.push(Reason::Flood(refusals));
@@ -49,17 +63,26 @@ fn life(status: &Status) -> Option<Reason> {
         Phase::Starting => Some(Reason::Starting),
         Phase::Running => None,
         Phase::Stopping => Some(Reason::Stopping),
-        Phase::Stopped => Some(Reason::Stopped { error: status.error.clone() }),
+        Phase::Stopped => Some(Reason::Stopped {
+            error: status.error.clone(),
+        }),
     }
 }
 
 /// Processes of a worker that end while the consumer stops are no news.
 fn worker(status: &Status) -> Option<Reason> {
-    let worker = status.worker.as_ref().filter(|_| status.phase != Phase::Stopping)?;
+    let worker = status
+        .worker
+        .as_ref()
+        .filter(|_| status.phase != Phase::Stopping)?;
     let in_a_row = worker.ends_in_a_row;
     if in_a_row >= ENDS_REPORTED && status.phase == Phase::Running {
         let why = worker.last_end.clone().unwrap_or_default();
-        return Some(Reason::WorkerEnds { in_a_row, why, all: in_a_row >= ENDS_OF_ALL });
+        return Some(Reason::WorkerEnds {
+            in_a_row,
+            why,
+            all: in_a_row >= ENDS_OF_ALL,
+        });
     }
     let why = worker.not_ready.clone()?;
     Some(Reason::WorkerNotReady { why })
@@ -73,13 +96,22 @@ fn stalls(status: &Status) -> Vec<Reason> {
         stalls.push(Reason::NoPermitLeft { permits });
     }
     if status.looked_ago > LOOP_LIMIT {
-        stalls.push(Reason::Blocked { lasts: status.looked_ago });
+        stalls.push(Reason::Blocked {
+            lasts: status.looked_ago,
+        });
     }
     if let Some(lasts) = status.source.polled_ago.filter(|ago| *ago > POLL_LIMIT) {
         stalls.push(Reason::NotPolled { lasts });
     }
-    if let Some(lasts) = status.source.disconnected_for.filter(|lasts| *lasts > CONNECTION_LIMIT) {
-        stalls.push(Reason::NotConnected { lasts, others_connect: status.source.others_connect });
+    if let Some(lasts) = status
+        .source
+        .disconnected_for
+        .filter(|lasts| *lasts > CONNECTION_LIMIT)
+    {
+        stalls.push(Reason::NotConnected {
+            lasts,
+            others_connect: status.source.others_connect,
+        });
     }
     if status.phase != Phase::Running {
         return stalls;
@@ -88,15 +120,25 @@ fn stalls(status: &Status) -> Vec<Reason> {
         let (ready, lasts) = (status.messages.ready, status.nothing_started_for);
         stalls.push(Reason::NothingStarts { ready, lasts });
     }
-    // While the consumer is at its limits, or its store is away, the source is not the cause of missing deliveries.
+    // While the consumer is at its limits, or its store is away, the source is not the cause of
+    // missing deliveries.
     if status.has_room() && !status.paused.contains(&PauseCause::StoreAway) {
-        stalls.extend(status.source.partitions.iter().filter_map(delivers_nothing).take(MOST_OF_A_KIND));
+        stalls.extend(
+            status
+                .source
+                .partitions
+                .iter()
+                .filter_map(delivers_nothing)
+                .take(MOST_OF_A_KIND),
+        );
     }
     stalls
 }
 
 fn delivers_nothing(partition: &PartitionStatus) -> Option<Reason> {
-    let undelivered = partition.undelivered.filter(|undelivered| *undelivered > 0)?;
+    let undelivered = partition
+        .undelivered
+        .filter(|undelivered| *undelivered > 0)?;
     let lasts = partition.delivered_ago.filter(|ago| *ago > QUIET_LIMIT)?;
     let reason = Reason::NothingDelivered {
         topic: partition.topic.clone(),
@@ -110,21 +152,28 @@ fn delivers_nothing(partition: &PartitionStatus) -> Option<Reason> {
 fn stores(status: &Status) -> Vec<Reason> {
     let mut reasons = Vec::new();
     // A scope that runs without its store is not held up by it.
-    let waits =
-        |scope: &ScopeStatus| scope.is_store_away() && scope.outages.iter().all(|outage| !outage.open);
+    let waits = |scope: &ScopeStatus| {
+        scope.is_store_away() && scope.outages.iter().all(|outage| !outage.open)
+    };
     let all = !status.scopes.is_empty() && status.scopes.iter().all(waits);
     for scope in &status.scopes {
-        // Of a cluster with many shards down, only the one that has been down for longest is reported.
+        // Of a cluster with many shards down, only the one that has been down for longest is
+        // reported.
         if let Some(outage) = scope.outages.iter().max_by_key(|outage| outage.lasts) {
             let (scope, error) = (scope.scope.clone(), outage.error.clone());
-            reasons.push(Reason::StoreAway { scope, error, lasts: outage.lasts, all });
+            reasons.push(Reason::StoreAway {
+                scope,
+                error,
+                lasts: outage.lasts,
+                all,
+            });
         }
     }
     reasons
 }
 
-/// Only messages whose dead letters cannot be written are in progress, ready or waiting, and no other message can be
-/// received or start before they are written.
+/// Only messages whose dead letters cannot be written are in progress, ready or waiting, and no
+/// other message can be received or start before they are written.
 fn only_letters_left(status: &Status) -> Option<Reason> {
     let (letters, messages) = (status.letters_waiting, status.messages);
     let waiting = letters as usize;
@@ -137,11 +186,18 @@ fn only_letters_left(status: &Status) -> Option<Reason> {
 fn breakers(status: &Status) -> impl Iterator<Item = Reason> {
     let all = status.scopes.iter().all(|scope| scope.handler_paused);
     let paused = status.scopes.iter().filter(|scope| scope.handler_paused);
-    paused.map(move |scope| Reason::HandlerPaused { scope: scope.scope.clone(), all })
+    paused.map(move |scope| Reason::HandlerPaused {
+        scope: scope.scope.clone(),
+        all,
+    })
 }
 
 fn runs(status: &Status) -> impl Iterator<Item = Reason> {
-    status.runs.iter().filter_map(|run| judge_run(status, run)).take(MOST_OF_A_KIND)
+    status
+        .runs
+        .iter()
+        .filter_map(|run| judge_run(status, run))
+        .take(MOST_OF_A_KIND)
 }
 
 fn judge_run(status: &Status, run: &Run) -> Option<Reason> {
@@ -152,7 +208,10 @@ fn judge_run(status: &Status, run: &Run) -> Option<Reason> {
         Stage::Running => {
             let usual = status.handler_p99?;
             let slow = run.in_stage_for > lease.max(usual * SLOW_FACTOR);
-            slow.then(|| Reason::SlowHandler { run: run_clone(), usual })
+            slow.then(|| Reason::SlowHandler {
+                run: run_clone(),
+                usual,
+            })
         }
         Stage::Ending if run.in_stage_for > lease => Some(Reason::NotStored { run: run_clone() }),
         Stage::Burying if run.in_stage_for > QUIET_LIMIT => {
@@ -165,22 +224,42 @@ fn judge_run(status: &Status, run: &Run) -> Option<Reason> {
 fn partition(partition: &PartitionStatus) -> Vec<Reason> {
     let (topic, number) = (|| partition.topic.clone(), partition.partition);
     let mut reasons = Vec::new();
-    if let Some(lasts) = partition.uncommitted_for.filter(|lasts| *lasts > COMMIT_LIMIT) {
-        reasons.push(Reason::NotCommitted { topic: topic(), partition: number, lasts });
+    if let Some(lasts) = partition
+        .uncommitted_for
+        .filter(|lasts| *lasts > COMMIT_LIMIT)
+    {
+        reasons.push(Reason::NotCommitted {
+            topic: topic(),
+            partition: number,
+            lasts,
+        });
     }
     if partition.paused == Some(PauseCause::Span) {
-        reasons.push(Reason::SpanFull { topic: topic(), partition: number, first: partition.first.clone() });
+        reasons.push(Reason::SpanFull {
+            topic: topic(),
+            partition: number,
+            first: partition.first.clone(),
+        });
     }
     reasons
 }
 
 fn waits(status: &Status, message: &Unfinished) -> Option<Reason> {
     match message.stage {
-        Stage::Parked(WaitCause::Unreadable) => Some(Reason::Unreadable { message: message.clone() }),
+        Stage::Parked(WaitCause::Unreadable) => Some(Reason::Unreadable {
+            message: message.clone(),
+        }),
         Stage::Parked(WaitCause::Busy) => {
             let lasts = message.in_stage_for;
-            let longest = status.scopes.iter().find(|scope| scope.scope == message.scope)?.max_run;
-            (lasts > longest).then(|| Reason::BusyElsewhere { message: message.clone(), lasts })
+            let longest = status
+                .scopes
+                .iter()
+                .find(|scope| scope.scope == message.scope)?
+                .max_run;
+            (lasts > longest).then(|| Reason::BusyElsewhere {
+                message: message.clone(),
+                lasts,
+            })
         }
         _ => None,
     }

@@ -1,5 +1,5 @@
-//! What a consumer does now, as plain data. Every duration is serialised as a number of seconds, under a name that ends
-//! in `_seconds`.
+//! What a consumer does now, as plain data. Every duration is serialised as a number of seconds,
+//! under a name that ends in `_seconds`.
 
 use std::fmt;
 use std::time::Duration;
@@ -38,18 +38,20 @@ pub struct Status {
     pub runs: Vec<Run>,
     /// How many handlers have run for longer than allowed.
     pub overdue: u32,
-    /// How many dead letters could not be written for longer than [`QUIET_LIMIT`](super::QUIET_LIMIT).
+    /// How many dead letters could not be written for longer than
+    /// [`QUIET_LIMIT`](super::QUIET_LIMIT).
     #[serde(default)]
     pub letters_waiting: u32,
     /// The messages given up recently.
     pub refusals: Refusals,
-    /// The messages that wait for a cause worth knowing (another worker holds the key, the record cannot be read), the
-    /// oldest of each partition.
+    /// The messages that wait for a cause worth knowing (another worker holds the key, the record
+    /// cannot be read), the oldest of each partition.
     pub waiting: Vec<Unfinished>,
     /// Time since the source last delivered anything, or since the start.
     #[serde(rename = "delivered_seconds_ago", with = "seconds")]
     pub delivered_ago: Duration,
-    /// How long messages have been ready, with permits free, while none has started. Zero when that is not the case.
+    /// How long messages have been ready, with permits free, while none has started. Zero when that
+    /// is not the case.
     #[serde(rename = "nothing_started_for_seconds", with = "seconds")]
     pub nothing_started_for: Duration,
     /// Time since the consumer's own loop last ran.
@@ -87,7 +89,8 @@ impl Status {
 
     /// Whether another message could be received now.
     pub fn has_room(&self) -> bool {
-        self.messages.in_flight < self.messages.most && self.messages.bytes < self.messages.most_bytes
+        self.messages.in_flight < self.messages.most
+            && self.messages.bytes < self.messages.most_bytes
     }
 }
 
@@ -135,24 +138,27 @@ pub struct ScopeStatus {
     /// How long one run may take.
     #[serde(rename = "max_run_seconds", with = "seconds")]
     pub max_run: Duration,
-    /// The least time that a running handler has left until `max_run`; the whole of it when none runs.
+    /// The least time that a running handler has left until `max_run`; the whole of it when none
+    /// runs.
     #[serde(rename = "run_remaining_seconds", with = "seconds", default)]
     pub run_remaining: Duration,
-    /// How long ago the oldest expired record that its store may still hold expired; zero when there is none, and
-    /// `None` where the server removes them by itself, or another process does.
+    /// How long ago the oldest expired record that its store may still hold expired; zero when
+    /// there is none, and `None` where the server removes them by itself, or another process does.
     #[serde(rename = "oldest_expired_seconds", with = "seconds::optional", default)]
     pub oldest_expired: Option<Duration>,
     /// The size of the write-ahead log of an embedded store, in bytes.
     #[serde(default)]
     pub log_bytes: Option<u64>,
-    /// The memory that the server of its store uses, in bytes; of several servers, of the one with the least room.
+    /// The memory that the server of its store uses, in bytes; of several servers, of the one with
+    /// the least room.
     #[serde(default)]
     pub memory_bytes: Option<u64>,
     /// The limit of that memory, in bytes; `None` when the server has none.
     #[serde(default)]
     pub max_memory_bytes: Option<u64>,
-    /// How many shards of its store are known: those that do not answer, and the others that were asked in the last ten
-    /// minutes, or since the first outage began. A store that is not sharded has one.
+    /// How many shards of its store are known: those that do not answer, and the others that were
+    /// asked in the last ten minutes, or since the first outage began. A store that is not sharded
+    /// has one.
     pub shards: u32,
     /// The shards that do not answer.
     pub outages: Vec<StoreOutage>,
@@ -306,7 +312,11 @@ impl Run {
 impl fmt::Display for Run {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { scope, origin, .. } = self;
-        write!(f, "the handler of {origin} in `{scope}` has run for {}", Words(self.in_stage_for))
+        write!(
+            f,
+            "the handler of {origin} in `{scope}` has run for {}",
+            Words(self.in_stage_for)
+        )
     }
 }
 
@@ -401,27 +411,41 @@ pub struct Unfinished {
 
 impl fmt::Display for Unfinished {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}, which {} for {}", self.origin, self.stage, Words(self.in_stage_for))
+        write!(
+            f,
+            "{}, which {} for {}",
+            self.origin,
+            self.stage,
+            Words(self.in_stage_for)
+        )
     }
 }
 
-/// A source's own status. Created by [`Source::status`](crate::source::Source::status) from [`Default`].
+/// A source's own status. Created by [`Source::status`](crate::source::Source::status) from
+/// [`Default`].
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct SourceStatus {
     /// The consumer group, where the broker has groups.
     #[serde(default)]
     pub group: Option<String>,
-    /// Time since the broker's client was last polled, or last called; `None` when that does not apply.
+    /// Time since the broker's client was last polled, or last called; `None` when that does not
+    /// apply.
     #[serde(rename = "polled_seconds_ago", with = "seconds::optional")]
     pub polled_ago: Option<Duration>,
-    /// How long the broker's client has had no connection to any broker; `None` when it has one, or that is unknown.
-    #[serde(default, rename = "disconnected_for_seconds", with = "seconds::optional")]
+    /// How long the broker's client has had no connection to any broker; `None` when it has one, or
+    /// that is unknown.
+    #[serde(
+        default,
+        rename = "disconnected_for_seconds",
+        with = "seconds::optional"
+    )]
     pub disconnected_for: Option<Duration>,
-    /// Whether the brokers have answered another client of this process for so long that this one should have
-    /// connected.
+    /// Whether the brokers have answered another client of this process for so long that this one
+    /// should have connected.
     #[serde(default)]
     pub others_connect: bool,
-    /// What it consumes now: partitions, or a queue. The consumer adds what it has in flight of each.
+    /// What it consumes now: partitions, or a queue. The consumer adds what it has in flight of
+    /// each.
     pub partitions: Vec<PartitionStatus>,
     /// Operations that fail now. Empty when each one succeeded the last time, or was never called.
     #[serde(default)]
@@ -432,8 +456,8 @@ pub struct SourceStatus {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct SourceFailure {
-    /// Which: `receive`, `delete` or `visibility` of a queue, `broker`, `fetch`, `join`, `offset` or `read` of Kafka,
-    /// `dead_letter`, or `open` at the start.
+    /// Which: `receive`, `delete` or `visibility` of a queue, `broker`, `fetch`, `join`, `offset`
+    /// or `read` of Kafka, `dead_letter`, or `open` at the start.
     pub operation: String,
     /// The last error.
     pub error: String,
@@ -456,10 +480,11 @@ pub struct PartitionStatus {
     pub topic: String,
     /// The partition; 0 for a queue.
     pub partition: i32,
-    /// How many messages are not finished, including those still at the broker; `None` when that is unknown.
+    /// How many messages are not finished, including those still at the broker; `None` when that is
+    /// unknown.
     pub lag: Option<u64>,
-    /// How many messages at the broker were not delivered to this consumer. 0 once everything deliverable was
-    /// delivered, not counting transaction markers; `None` when that is unknown.
+    /// How many messages at the broker were not delivered to this consumer. 0 once everything
+    /// deliverable was delivered, not counting transaction markers; `None` when that is unknown.
     pub undelivered: Option<u64>,
     /// The last offset that was received.
     pub received: Option<i64>,
@@ -473,8 +498,8 @@ pub struct PartitionStatus {
     /// Time since its last message was delivered, or since it was assigned.
     #[serde(rename = "delivered_seconds_ago", with = "seconds::optional")]
     pub delivered_ago: Option<Duration>,
-    /// Time since the first unfinished message was received. A fact, not a judgement: the message may wait for a
-    /// reason.
+    /// Time since the first unfinished message was received. A fact, not a judgement: the message
+    /// may wait for a reason.
     #[serde(rename = "oldest_unfinished_seconds", with = "seconds::optional")]
     pub oldest_unfinished: Option<Duration>,
     /// Why its fetching is paused; `None` when it is not.
@@ -488,6 +513,10 @@ pub struct PartitionStatus {
 impl PartitionStatus {
     /// A partition of which only the name is known.
     pub fn new(topic: impl Into<String>, partition: i32) -> Self {
-        Self { topic: topic.into(), partition, ..Self::default() }
+        Self {
+            topic: topic.into(),
+            partition,
+            ..Self::default()
+        }
     }
 }

@@ -1,6 +1,7 @@
 //! What oncegate publishes, and under which names: the one place that names a metric.
 //!
-//! The table in `docs/OBSERVABILITY.md`, the dashboard and the alert rules in `monitoring/` are compared with it by tests.
+//! The table in `docs/OBSERVABILITY.md`, the dashboard and the alert rules in `monitoring/` are
+//! compared with it by tests.
 
 /// A metric that oncegate publishes.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -11,7 +12,8 @@ pub struct Metric {
     pub kind: Kind,
     /// The names of its labels.
     pub labels: &'static [&'static str],
-    /// Every value of the last label, where there are no others; of a counter, each is there from the start, as zero.
+    /// Every value of the last label, where there are no others; of a counter, each is there from
+    /// the start, as zero.
     pub values: &'static [&'static str],
     /// What it says.
     pub help: &'static str,
@@ -31,12 +33,32 @@ pub enum Kind {
 }
 
 impl Metric {
-    const fn counter(name: &'static str, labels: &'static [&'static str], help: &'static str) -> Self {
-        Self { name, kind: Kind::Counter, labels, values: &[], help }
+    const fn counter(
+        name: &'static str,
+        labels: &'static [&'static str],
+        help: &'static str,
+    ) -> Self {
+        Self {
+            name,
+            kind: Kind::Counter,
+            labels,
+            values: &[],
+            help,
+        }
     }
 
-    const fn gauge(name: &'static str, labels: &'static [&'static str], help: &'static str) -> Self {
-        Self { name, kind: Kind::Gauge, labels, values: &[], help }
+    const fn gauge(
+        name: &'static str,
+        labels: &'static [&'static str],
+        help: &'static str,
+    ) -> Self {
+        Self {
+            name,
+            kind: Kind::Gauge,
+            labels,
+            values: &[],
+            help,
+        }
     }
 
     const fn seconds(
@@ -45,7 +67,13 @@ impl Metric {
         bounds: &'static [f64],
         help: &'static str,
     ) -> Self {
-        Self { name, kind: Kind::Seconds(bounds), labels, values: &[], help }
+        Self {
+            name,
+            kind: Kind::Seconds(bounds),
+            labels,
+            values: &[],
+            help,
+        }
     }
 
     const fn bytes(
@@ -54,7 +82,13 @@ impl Metric {
         bounds: &'static [f64],
         help: &'static str,
     ) -> Self {
-        Self { name, kind: Kind::Bytes(bounds), labels, values: &[], help }
+        Self {
+            name,
+            kind: Kind::Bytes(bounds),
+            labels,
+            values: &[],
+            help,
+        }
     }
 
     const fn of(self, values: &'static [&'static str]) -> Self {
@@ -89,20 +123,42 @@ impl Metric {
 }
 
 /// The bounds of what handlers take: a millisecond to a minute.
-const HANDLER_BOUNDS: &[f64] =
-    &[0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0];
+const HANDLER_BOUNDS: &[f64] = &[
+    0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0,
+];
 /// The bounds of what stores take: 50 microseconds to a second.
-const STORE_BOUNDS: &[f64] =
-    &[0.000_05, 0.000_1, 0.000_25, 0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0];
-/// The bounds of how old messages become: ten milliseconds to an hour. The alert rules count those up to 60.
-const AGE_BOUNDS: &[f64] =
-    &[0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 900.0, 3_600.0];
+const STORE_BOUNDS: &[f64] = &[
+    0.000_05, 0.000_1, 0.000_25, 0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5,
+    1.0,
+];
+/// The bounds of how old messages become: ten milliseconds to an hour. The alert rules count those
+/// up to 60.
+const AGE_BOUNDS: &[f64] = &[
+    0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 900.0, 3_600.0,
+];
 
 /// The bounds of results: from 64 bytes to a mebibyte.
-const RESULT_BOUNDS: &[f64] = &[64.0, 256.0, 1_024.0, 4_096.0, 16_384.0, 65_536.0, 262_144.0, 1_048_576.0];
+const RESULT_BOUNDS: &[f64] = &[
+    64.0,
+    256.0,
+    1_024.0,
+    4_096.0,
+    16_384.0,
+    65_536.0,
+    262_144.0,
+    1_048_576.0,
+];
 
 /// What a store is asked.
-const OPERATIONS: &[&str] = &["claim", "extend", "complete", "release", "fail", "hand_over", "reopen"];
+const OPERATIONS: &[&str] = &[
+    "claim",
+    "extend",
+    "complete",
+    "release",
+    "fail",
+    "hand_over",
+    "reopen",
+];
 
 const SCOPE: &[&str] = &["scope"];
 const OPERATION: &[&str] = &["operation"];
@@ -112,7 +168,8 @@ const PARTITION: &[&str] = &["consumer", "topic", "partition"];
 
 /// Every metric that there is. Durations are in seconds, sizes in bytes.
 ///
-/// Gauges say how things were when the status was last asked for. Those of a partition that was given away are zero.
+/// Gauges say how things were when the status was last asked for. Those of a partition that was
+/// given away are zero.
 pub const CATALOGUE: &[Metric] = &[
     // The promise.
     Metric::counter("extra_runs", &["scope", "cause"], "handler runs beyond the first, by what caused them")

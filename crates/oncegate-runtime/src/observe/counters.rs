@@ -26,19 +26,32 @@ pub struct Counters {
 impl Counters {
     /// How often `name` was counted with `label`, such as `("extra_runs", "crash_takeover")`.
     pub fn get(&self, name: &str, label: &str) -> u64 {
-        self.snapshot().iter().find(|((n, l), _)| *n == name && *l == label).map_or(0, |(_, count)| *count)
+        self.snapshot()
+            .iter()
+            .find(|((n, l), _)| *n == name && *l == label)
+            .map_or(0, |(_, count)| *count)
     }
 
     /// How often `name` was counted with any label.
     pub fn total(&self, name: &str) -> u64 {
-        self.snapshot().iter().filter(|((n, _), _)| *n == name).map(|(_, count)| count).sum()
+        self.snapshot()
+            .iter()
+            .filter(|((n, _), _)| *n == name)
+            .map(|(_, count)| count)
+            .sum()
     }
 
     /// Every count so far that is not zero, by name and label.
     pub fn snapshot(&self) -> BTreeMap<(&'static str, &'static str), u64> {
-        let mut counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        let frequent =
-            FREQUENT.into_iter().zip(&self.frequent).map(|(metric, count)| (metric, count.load(Relaxed)));
+        let mut counts = self
+            .counts
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone();
+        let frequent = FREQUENT
+            .into_iter()
+            .zip(&self.frequent)
+            .map(|(metric, count)| (metric, count.load(Relaxed)));
         counts.extend(frequent.filter(|(_, count)| *count > 0));
         counts
     }
@@ -47,12 +60,19 @@ impl Counters {
 impl Observer for Counters {
     fn observe(&self, event: Event<'_>) {
         let (name, label, count) = event.metric();
-        let frequent = FREQUENT.into_iter().zip(&self.frequent).find(|(metric, _)| *metric == (name, label));
+        let frequent = FREQUENT
+            .into_iter()
+            .zip(&self.frequent)
+            .find(|(metric, _)| *metric == (name, label));
         if let Some((_, counter)) = frequent {
             counter.fetch_add(count, Relaxed);
             return;
         }
-        *self.counts.lock().unwrap_or_else(PoisonError::into_inner).entry((name, label)).or_default() +=
-            count;
+        *self
+            .counts
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .entry((name, label))
+            .or_default() += count;
     }
 }

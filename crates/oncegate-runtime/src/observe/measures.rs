@@ -5,8 +5,8 @@ use std::time::Duration;
 use super::Event;
 
 impl Event<'_> {
-    /// The short name and the label under which the event is counted, and how much it counts. The label is empty
-    /// where the event has no kinds.
+    /// The short name and the label under which the event is counted, and how much it counts. The
+    /// label is empty where the event has no kinds.
     pub const fn metric(&self) -> (&'static str, &'static str, u64) {
         match *self {
             Self::Claimed { verdict, .. } => ("claims", verdict, 1),
@@ -56,7 +56,9 @@ impl Event<'_> {
     pub const fn duration(&self) -> Option<(&'static str, &'static str, Duration)> {
         match *self {
             Self::HandlerRan { took, .. } => Some(("handler_seconds", "", took)),
-            Self::StoreCalled { operation, took, .. } => Some(("gate_seconds", operation, took)),
+            Self::StoreCalled {
+                operation, took, ..
+            } => Some(("gate_seconds", operation, took)),
             Self::Acked { age: Some(age), .. } => Some(("message_age_seconds", "", age)),
             Self::OutboxPublished { age } => Some(("outbox_age_seconds", "", age)),
             _ => None,
@@ -71,7 +73,8 @@ impl Event<'_> {
         }
     }
 
-    /// The scope of the gate that it belongs to; `None` for what a source or an engine does for all of them.
+    /// The scope of the gate that it belongs to; `None` for what a source or an engine does for all
+    /// of them.
     pub const fn scope(&self) -> Option<&str> {
         match *self {
             Self::Claimed { scope, .. }

@@ -19,8 +19,8 @@ pub trait Observer: Send + Sync + fmt::Debug {
     fn observe(&self, event: Event<'_>);
 }
 
-/// Something that happened. No event contains payload or key material, except that the reason of a dead letter is the
-/// handler's own text.
+/// Something that happened. No event contains payload or key material, except that the reason of a
+/// dead letter is the handler's own text.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum Event<'a> {
@@ -75,13 +75,14 @@ pub enum Event<'a> {
         /// The gate's scope.
         scope: &'a str,
     },
-    /// The records of key and claim carry fingerprints of different specifications, so they were not compared.
+    /// The records of key and claim carry fingerprints of different specifications, so they were
+    /// not compared.
     FingerprintUncompared {
         /// The gate's scope.
         scope: &'a str,
     },
-    /// A result was too large, could not be encoded, or was not taken by the result store: the record holds that the
-    /// work is done, without the result.
+    /// A result was too large, could not be encoded, or was not taken by the result store: the
+    /// record holds that the work is done, without the result.
     ResultNotKept {
         /// The gate's scope.
         scope: &'a str,
@@ -98,7 +99,8 @@ pub enum Event<'a> {
         /// `put` or `get`.
         operation: &'static str,
     },
-    /// The gate's journal has dropped entries: they came faster than it writes them, or it cannot be written.
+    /// The gate's journal has dropped entries: they came faster than it writes them, or it cannot
+    /// be written.
     JournalDropped {
         /// The gate's scope.
         scope: &'a str,
@@ -110,7 +112,8 @@ pub enum Event<'a> {
         /// The gate's scope.
         scope: &'a str,
     },
-    /// A failed message waits for its next attempt. One that its handler wants later has not failed.
+    /// A failed message waits for its next attempt. One that its handler wants later has not
+    /// failed.
     Retried {
         /// The gate's scope.
         scope: &'a str,
@@ -139,8 +142,9 @@ pub enum Event<'a> {
         scope: &'a str,
         /// How many.
         count: u64,
-        /// How long ago the broker received the message, by this machine's clock, if its handler has just succeeded and
-        /// the broker gives a timestamp. Zero if this clock is behind the broker's.
+        /// How long ago the broker received the message, by this machine's clock, if its handler
+        /// has just succeeded and the broker gives a timestamp. Zero if this clock is behind the
+        /// broker's.
         age: Option<Duration>,
     },
     /// The store did not answer for a key.
@@ -181,20 +185,23 @@ pub enum Event<'a> {
     },
     /// Partitions are no longer fetched, and what was prefetched of them is discarded.
     SourcePaused {
-        /// `full` (a limit in flight is reached), or `span` (too much of a partition is unfinished).
+        /// `full` (a limit in flight is reached), or `span` (too much of a partition is
+        /// unfinished).
         cause: &'static str,
     },
-    /// The client is no longer a member of its Kafka group, and another client joins in its place: what was received
-    /// and not committed is delivered again.
+    /// The client is no longer a member of its Kafka group, and another client joins in its place:
+    /// what was received and not committed is delivered again.
     MemberReplaced {
-        /// `poll_interval`, `dropped`, `disconnected` (no connection, though the brokers answer another client), `unread` (it
-        /// is connected, and does not begin to read a partition), `login` (a changed password or certificate is used from
-        /// now on), or `static_member` (its id is still held).
+        /// `poll_interval`, `dropped`, `disconnected` (no connection, though the brokers answer
+        /// another client), `unread` (it is connected, and does not begin to read a partition),
+        /// `login` (a changed password or certificate is used from now on), or `static_member` (its
+        /// id is still held).
         cause: &'static str,
     },
     /// A topic was deleted and created again: it is read from its beginning.
     TopicMadeAgain,
-    /// Messages were deleted from their topic before they were received, by its retention for example.
+    /// Messages were deleted from their topic before they were received, by its retention for
+    /// example.
     MessagesGone {
         /// How many offsets were skipped, at most: a compacted topic has fewer messages.
         count: u64,
@@ -206,8 +213,8 @@ pub enum Event<'a> {
     },
     /// An operation of the source failed, or a dead letter could not be written; it is tried again.
     SourceError {
-        /// `commit`, `fetch`, `broker`, `receive`, `delete`, `visibility`, `dead_letter`, `retry`, or `open` at the
-        /// start.
+        /// `commit`, `fetch`, `broker`, `receive`, `delete`, `visibility`, `dead_letter`, `retry`,
+        /// or `open` at the start.
         operation: &'static str,
     },
     /// An SQS queue was called: these are the requests that SQS charges for.
@@ -220,8 +227,8 @@ pub enum Event<'a> {
         /// How many.
         count: u64,
     },
-    /// The visibility timeout of messages has ended, or may end at any moment: their handlers are cancelled, and they
-    /// are not deleted.
+    /// The visibility timeout of messages has ended, or may end at any moment: their handlers are
+    /// cancelled, and they are not deleted.
     SqsVisibilityLost {
         /// How many.
         count: u64,
@@ -231,8 +238,8 @@ pub enum Event<'a> {
         /// How many.
         count: u64,
     },
-    /// Finished messages could not be deleted before the queue delivers them again; their records answer the
-    /// duplicates.
+    /// Finished messages could not be deleted before the queue delivers them again; their records
+    /// answer the duplicates.
     SqsDeleteFailed {
         /// How many.
         count: u64,
@@ -328,23 +335,25 @@ impl BreakerState {
 pub enum ExtraRunCause {
     /// A claim was taken over whose owner had ended without an outcome.
     CrashTakeover,
-    /// This process has dropped a handler that had not ended in time after its cancellation: it took longer than `max_run`,
-    /// or a stop or a rebalance did not wait for it. The run that follows, here or in another process, is no takeover.
+    /// This process has dropped a handler that had not ended in time after its cancellation: it
+    /// took longer than `max_run`, or a stop or a rebalance did not wait for it. The run that
+    /// follows, here or in another process, is no takeover.
     Discarded,
-    /// This process lost its lease while its handler ran: the record was deleted, or another process has taken over.
-    LeaseLost,
-    /// A handler had ended, the store did not answer its completion, its lease ran out in the meantime, and another
+    /// This process lost its lease while its handler ran: the record was deleted, or another
     /// process has taken over.
+    LeaseLost,
+    /// A handler had ended, the store did not answer its completion, its lease ran out in the
+    /// meantime, and another process has taken over.
     CompleteUnknown,
-    /// The store has lost data: a completion found no record, or a message that existed before the loss runs for
-    /// the first time as far as the store knows.
+    /// The store has lost data: a completion found no record, or a message that existed before the
+    /// loss runs for the first time as far as the store knows.
     StoreLoss,
     /// The message is older than the retention, so its completed record may have expired.
     Retention,
     /// An operator reopened the record.
     Reset,
-    /// The store was away, and the consumer or the layer fails open: the handler ran without it, or did not wait for
-    /// its completion.
+    /// The store was away, and the consumer or the layer fails open: the handler ran without it, or
+    /// did not wait for its completion.
     FailOpen,
 }
 

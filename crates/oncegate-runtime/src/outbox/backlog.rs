@@ -12,7 +12,8 @@ use super::OutboxStore;
 /// The time between two measurements.
 const MEASURE_EVERY: Duration = Duration::from_secs(10);
 
-/// The most messages that a measurement counts. Counting them reads an index, for some milliseconds.
+/// The most messages that a measurement counts. Counting them reads an index, for some
+/// milliseconds.
 const COUNTED_MOST: u32 = 10_000;
 
 /// Messages of an outbox that are not sent yet.
@@ -26,7 +27,8 @@ pub struct OutboxBacklog {
 
 /// Reads what waits in the outbox of a relay; made by [`Relay::monitor`](super::Relay::monitor).
 ///
-/// Every relay that runs measures it each 10 seconds, whether it leads or not: so it is also known while no relay leads.
+/// Every relay that runs measures it each 10 seconds, whether it leads or not: so it is also known
+/// while no relay leads.
 #[derive(Clone, Debug)]
 pub struct RelayMonitor {
     outbox: Arc<str>,
@@ -35,7 +37,10 @@ pub struct RelayMonitor {
 
 impl RelayMonitor {
     pub(super) fn of(outbox: &str) -> Self {
-        Self { outbox: outbox.into(), measured: Arc::default() }
+        Self {
+            outbox: outbox.into(),
+            measured: Arc::default(),
+        }
     }
 
     /// The name of the outbox.
@@ -43,14 +48,17 @@ impl RelayMonitor {
         &self.outbox
     }
 
-    /// Returns what waited at the last measurement, which counts up to 10,000 messages; `None` before the first one, and
-    /// after the relay has ended.
+    /// Returns what waited at the last measurement, which counts up to 10,000 messages; `None`
+    /// before the first one, and after the relay has ended.
     ///
-    /// The age of the oldest message grows until the next measurement, so it is too high rather than too low. It also
-    /// grows while the database does not answer.
+    /// The age of the oldest message grows until the next measurement, so it is too high rather
+    /// than too low. It also grows while the database does not answer.
     pub fn backlog(&self) -> Option<OutboxBacklog> {
         let (backlog, at) = (*self.measured())?;
-        Some(OutboxBacklog { oldest: backlog.oldest.map(|oldest| oldest + at.elapsed()), ..backlog })
+        Some(OutboxBacklog {
+            oldest: backlog.oldest.map(|oldest| oldest + at.elapsed()),
+            ..backlog
+        })
     }
 
     fn measured(&self) -> MutexGuard<'_, Option<(OutboxBacklog, Instant)>> {
@@ -65,7 +73,9 @@ impl RelayMonitor {
                 match store.backlog(COUNTED_MOST).await {
                     Ok(backlog) => *self.measured() = Some((backlog, Instant::now())),
                     // The relay itself reports an outbox that cannot be reached.
-                    Err(error) => debug!(outbox = &*self.outbox, %error, "the backlog was not measured"),
+                    Err(error) => {
+                        debug!(outbox = &*self.outbox, %error, "the backlog was not measured")
+                    }
                 }
                 tokio::time::sleep(MEASURE_EVERY).await;
             }
@@ -74,7 +84,8 @@ impl RelayMonitor {
     }
 }
 
-/// A backlog that is shown until this is dropped: that of a relay that has ended would stay for ever.
+/// A backlog that is shown until this is dropped: that of a relay that has ended would stay for
+/// ever.
 struct ShownBacklog<'a>(&'a RelayMonitor);
 
 impl Drop for ShownBacklog<'_> {

@@ -18,7 +18,9 @@ pub(super) struct OrderSize {
 
 impl OrderSize {
     pub(super) fn of(messages: &[UnsentMessage]) -> Self {
-        let bytes = messages.iter().filter_map(|unsent| unsent.message.payload());
+        let bytes = messages
+            .iter()
+            .filter_map(|unsent| unsent.message.payload());
         Self {
             messages: u32::try_from(messages.len()).unwrap_or(u32::MAX),
             bytes: bytes.map(|payload| payload.len() as u64).sum(),
@@ -37,9 +39,15 @@ pub(super) struct Flight<'a> {
 
 impl<'a> Flight<'a> {
     /// Adds an order, of which nothing is in flight.
-    pub(super) fn add(&mut self, order: OrderOf, size: OrderSize, sending: BoxFuture<'a, Published>) {
+    pub(super) fn add(
+        &mut self,
+        order: OrderOf,
+        size: OrderSize,
+        sending: BoxFuture<'a, Published>,
+    ) {
         self.sizes.insert(order.clone(), size);
-        self.sending.push(sending.map(|outcome| (order, outcome)).boxed());
+        self.sending
+            .push(sending.map(|outcome| (order, outcome)).boxed());
     }
 
     /// The next order that has ended, and how.
@@ -78,23 +86,49 @@ mod tests {
 
     fn unsent(sequence: i64) -> UnsentMessage {
         let message = OutboxMessage::new("shipments", vec![0; 10]);
-        UnsentMessage { sequence, message, age: std::time::Duration::ZERO }
+        UnsentMessage {
+            sequence,
+            message,
+            age: std::time::Duration::ZERO,
+        }
     }
 
     #[tokio::test]
     async fn a_flight_is_at_most_one_batch() {
-        let most = ReadLimits { messages: 3, bytes: 100 };
+        let most = ReadLimits {
+            messages: 3,
+            bytes: 100,
+        };
         let mut flight = Flight::default();
         assert_eq!(flight.room(most), Some(most));
         let two = [unsent(1), unsent(2)];
         let first = OrderOf::of(&two[0]);
-        flight.add(first.clone(), OrderSize::of(&two), std::future::ready(Ok(())).boxed());
-        assert_eq!(flight.room(most), Some(ReadLimits { messages: 1, bytes: 80 }));
-        assert_eq!(flight.room(ReadLimits { messages: 2, ..most }), None);
+        flight.add(
+            first.clone(),
+            OrderSize::of(&two),
+            std::future::ready(Ok(())).boxed(),
+        );
+        assert_eq!(
+            flight.room(most),
+            Some(ReadLimits {
+                messages: 1,
+                bytes: 80
+            })
+        );
+        assert_eq!(
+            flight.room(ReadLimits {
+                messages: 2,
+                ..most
+            }),
+            None
+        );
         assert_eq!(flight.room(ReadLimits { bytes: 20, ..most }), None);
         assert_eq!(flight.and(HeldBack::default()).sequences, [1]);
         let (order, outcome) = flight.next().await.unwrap();
-        assert_eq!((order, outcome.is_ok(), flight.is_empty()), (first, true, true));
+        assert_eq!(
+            (order, outcome.is_ok(), flight.is_empty()),
+            (first, true, true)
+        );
         assert_eq!(flight.room(most), Some(most));
     }
 }

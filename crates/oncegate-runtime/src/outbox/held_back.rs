@@ -1,7 +1,8 @@
-//! Messages that are not tried again yet, because the broker has not taken them or an earlier one of their key.
+//! Messages that are not tried again yet, because the broker has not taken them or an earlier one
+//! of their key.
 //!
-//! A broker that takes nothing of a topic costs only that topic: it is held back as a whole, and a few of its messages
-//! are tried from time to time.
+//! A broker that takes nothing of a topic costs only that topic: it is held back as a whole, and a
+//! few of its messages are tried from time to time.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -25,11 +26,12 @@ const UNCONFIRMED_MOST: usize = 256;
 /// The most topics that are held back. When so many wait, everything waits.
 pub(super) const TOPICS_MOST: usize = 256;
 
-/// How many orders of a topic are tried at once that is held back because of many of its orders. Some of them may be in
-/// partitions that are written.
+/// How many orders of a topic are tried at once that is held back because of many of its orders.
+/// Some of them may be in partitions that are written.
 const PROBES: usize = 16;
 
-/// What keeps its order: the messages with one key in one topic. A message without a key is an order of its own.
+/// What keeps its order: the messages with one key in one topic. A message without a key is an
+/// order of its own.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) enum OrderOf {
     Key { topic: Arc<str>, key: Bytes },
@@ -40,8 +42,14 @@ impl OrderOf {
     pub(super) fn of(unsent: &UnsentMessage) -> Self {
         let topic = unsent.message.topic().into();
         match unsent.message.key_bytes() {
-            Some(key) => Self::Key { topic, key: key.clone() },
-            None => Self::Alone { topic, sequence: unsent.sequence },
+            Some(key) => Self::Key {
+                topic,
+                key: key.clone(),
+            },
+            None => Self::Alone {
+                topic,
+                sequence: unsent.sequence,
+            },
         }
     }
 
@@ -96,11 +104,20 @@ struct HeldTopic {
 }
 
 impl HeldOrders {
-    /// Holds an order back, or its topic, after its first message was not published. `fraction` is random, from 0 up to 1.
-    pub(super) fn failed(&mut self, order: OrderOf, failure: &PublishError, now: Instant, fraction: f64) {
+    /// Holds an order back, or its topic, after its first message was not published. `fraction` is
+    /// random, from 0 up to 1.
+    pub(super) fn failed(
+        &mut self,
+        order: OrderOf,
+        failure: &PublishError,
+        now: Instant,
+        fraction: f64,
+    ) {
         // What was not tried again for so long has no messages any more.
-        self.orders.retain(|_, held| held.until + BACKOFF.most() > now);
-        self.topics.retain(|_, held| held.until + BACKOFF.most() > now);
+        self.orders
+            .retain(|_, held| held.until + BACKOFF.most() > now);
+        self.topics
+            .retain(|_, held| held.until + BACKOFF.most() > now);
         let topic = Arc::clone(order.topic());
         match failure {
             PublishError::TopicRefused(_) => return self.hold_topic(topic, 1, now, fraction),
@@ -112,12 +129,18 @@ impl HeldOrders {
             PublishError::Unconfirmed(_) => {}
         }
         let is_confirmed = !matches!(failure, PublishError::Unconfirmed(_));
-        let held = self.orders.entry(order).or_insert(HeldOrder { failures: 0, until: now, is_confirmed });
+        let held = self.orders.entry(order).or_insert(HeldOrder {
+            failures: 0,
+            until: now,
+            is_confirmed,
+        });
         held.failures += 1;
         held.until = now + BACKOFF.wait(held.failures, fraction);
         held.is_confirmed = is_confirmed;
-        let unconfirmed =
-            self.orders.iter().filter(|(order, held)| !held.is_confirmed && *order.topic() == topic);
+        let unconfirmed = self
+            .orders
+            .iter()
+            .filter(|(order, held)| !held.is_confirmed && *order.topic() == topic);
         if unconfirmed.count() >= UNCONFIRMED_MOST {
             self.hold_topic(topic, PROBES, now, fraction);
         } else if self.orders.len() > ORDERS_MOST
@@ -132,13 +155,21 @@ impl HeldOrders {
         for order in self.orders.keys() {
             *counts.entry(order.topic()).or_default() += 1;
         }
-        counts.into_iter().max_by_key(|(_, count)| *count).map(|(topic, _)| Arc::clone(topic))
+        counts
+            .into_iter()
+            .max_by_key(|(_, count)| *count)
+            .map(|(topic, _)| Arc::clone(topic))
     }
 
     /// Holds a topic back, unless it is already and was not tried since.
     fn hold_topic(&mut self, topic: Arc<str>, probes: usize, now: Instant, fraction: f64) {
         self.orders.retain(|order, _| *order.topic() != topic);
-        let new = HeldTopic { failures: 0, until: now, probes, is_probed: true };
+        let new = HeldTopic {
+            failures: 0,
+            until: now,
+            probes,
+            is_probed: true,
+        };
         let held = self.topics.entry(topic).or_insert(new);
         if held.is_probed {
             held.failures += 1;
@@ -157,7 +188,10 @@ impl HeldOrders {
     pub(super) fn at(&self, now: Instant) -> HeldBack {
         let topics = self.topics.iter().filter(|(_, held)| held.until > now);
         let topics = topics.map(|(topic, _)| Arc::clone(topic)).collect();
-        let mut held_back = HeldBack { topics, ..HeldBack::default() };
+        let mut held_back = HeldBack {
+            topics,
+            ..HeldBack::default()
+        };
         for (order, _) in self.orders.iter().filter(|(_, held)| held.until > now) {
             held_back.add(order);
         }
@@ -165,10 +199,16 @@ impl HeldOrders {
     }
 
     /// Takes the orders that may be tried now: of a topic that was held back, only a few.
-    pub(super) fn take<T>(&mut self, mut orders: Vec<(OrderOf, T)>, now: Instant) -> Vec<(OrderOf, T)> {
+    pub(super) fn take<T>(
+        &mut self,
+        mut orders: Vec<(OrderOf, T)>,
+        now: Instant,
+    ) -> Vec<(OrderOf, T)> {
         let mut taken: HashMap<Arc<str>, usize> = HashMap::new();
         orders.retain(|(order, _)| {
-            let Some(held) = self.topics.get_mut(order.topic()) else { return true };
+            let Some(held) = self.topics.get_mut(order.topic()) else {
+                return true;
+            };
             let taken = taken.entry(Arc::clone(order.topic())).or_default();
             *taken += 1;
             // Until there is an outcome, no more are read.
@@ -179,7 +219,8 @@ impl HeldOrders {
         orders
     }
 
-    /// When the next topic may be tried again, if so many are held back that nothing else may be tried.
+    /// When the next topic may be tried again, if so many are held back that nothing else may be
+    /// tried.
     pub(super) fn full_until(&self, now: Instant) -> Option<Instant> {
         let waiting = || self.topics.values().filter(|held| held.until > now);
         (waiting().count() >= TOPICS_MOST).then(|| waiting().map(|held| held.until).min())?
@@ -191,7 +232,10 @@ mod tests {
     use super::*;
 
     fn order(topic: &str, key: usize) -> OrderOf {
-        OrderOf::Key { topic: topic.into(), key: key.to_string().into() }
+        OrderOf::Key {
+            topic: topic.into(),
+            key: key.to_string().into(),
+        }
     }
 
     fn unconfirmed() -> PublishError {
@@ -221,13 +265,21 @@ mod tests {
         for key in 0..750 {
             held.failed(order("denied", key), &refused, now, 0.0);
         }
-        let topics = HeldBack { topics: vec!["denied".into()], ..HeldBack::default() };
+        let topics = HeldBack {
+            topics: vec!["denied".into()],
+            ..HeldBack::default()
+        };
         assert_eq!((held.at(now), held.full_until(now)), (topics.clone(), None));
         // The failures of one try count once.
         let free = now + Duration::from_millis(250);
         assert_eq!(held.at(free), HeldBack::default());
-        let read = [order("denied", 1), order("denied", 2), order("other", 1)].map(|order| (order, ()));
-        let taken: Vec<OrderOf> = held.take(read.into(), free).into_iter().map(|(order, ())| order).collect();
+        let read =
+            [order("denied", 1), order("denied", 2), order("other", 1)].map(|order| (order, ()));
+        let taken: Vec<OrderOf> = held
+            .take(read.into(), free)
+            .into_iter()
+            .map(|(order, ())| order)
+            .collect();
         assert_eq!(taken, [order("denied", 1), order("other", 1)]);
         assert_eq!(held.at(free), topics, "it is tried twice");
         held.failed(order("denied", 1), &refused, free, 0.0);
@@ -246,7 +298,10 @@ mod tests {
         }
         assert_eq!((held.at(now).topics.len(), held.at(now).keys.len()), (1, 0));
         let all: Vec<_> = (0..100).map(|key| (order("away", key), ())).collect();
-        assert_eq!(held.take(all, now + Duration::from_millis(250)).len(), PROBES);
+        assert_eq!(
+            held.take(all, now + Duration::from_millis(250)).len(),
+            PROBES
+        );
     }
 
     #[test]
@@ -257,9 +312,16 @@ mod tests {
         for key in 0..ORDERS_MOST {
             held.failed(order("small", key), &refused, now, 0.0);
         }
-        assert_eq!((held.at(now).topics.len(), held.at(now).keys.len()), (0, ORDERS_MOST));
+        assert_eq!(
+            (held.at(now).topics.len(), held.at(now).keys.len()),
+            (0, ORDERS_MOST)
+        );
         held.failed(order("small", ORDERS_MOST), &refused, now, 0.0);
-        assert_eq!((held.at(now).topics.len(), held.at(now).keys.len()), (1, 0), "it has a limit");
+        assert_eq!(
+            (held.at(now).topics.len(), held.at(now).keys.len()),
+            (1, 0),
+            "it has a limit"
+        );
     }
 
     #[test]
@@ -272,6 +334,9 @@ mod tests {
             held.failed(order(&topic.to_string(), 1), &refused, now, 0.0);
         }
         let free = now + Duration::from_millis(250);
-        assert_eq!((held.full_until(now), held.full_until(free)), (Some(free), None));
+        assert_eq!(
+            (held.full_until(now), held.full_until(free)),
+            (Some(free), None)
+        );
     }
 }

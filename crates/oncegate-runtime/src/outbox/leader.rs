@@ -4,13 +4,13 @@
 //!
 //! Implementation notes: facts that this code depends on.
 //!
-//! - Order does not depend on the leader's lease. A relay sends a message only after the broker has confirmed the one
-//!   before it with the same key, so the first copies are in order even while two relays send the same rows. The lease
-//!   keeps them from sending everything twice.
-//! - Sequences are given before a commit, so a row with a smaller one may become visible later than others. The relay
-//!   reads what is not marked, and not what follows a position.
-//! - A producer may deliver a message that it has reported as failed, or fail one and deliver the next. Waiting for each
-//!   confirmation is what makes a gap impossible.
+//! - Order does not depend on the leader's lease. A relay sends a message only after the broker has
+//!   confirmed the one before it with the same key, so the first copies are in order even while two
+//!   relays send the same rows. The lease keeps them from sending everything twice.
+//! - Sequences are given before a commit, so a row with a smaller one may become visible later than
+//!   others. The relay reads what is not marked, and not what follows a position.
+//! - A producer may deliver a message that it has reported as failed, or fail one and deliver the
+//!   next. Waiting for each confirmation is what makes a gap impossible.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
@@ -36,14 +36,15 @@ const STORE_BACKOFF: Backoff = Backoff::new(Duration::from_millis(100), Duration
 /// Of a lease, the part between two renewals.
 const RENEWALS_PER_LEASE: u32 = 3;
 
-/// How long a batch is waited for. What takes longer stays in flight beside the next one. It is also the longest time
-/// between a confirmation and the mark of its message.
+/// How long a batch is waited for. What takes longer stays in flight beside the next one. It is
+/// also the longest time between a confirmation and the mark of its message.
 const SLOW_AFTER: Duration = Duration::from_secs(1);
 
 /// The time between two purges when the last one has found little.
 const PURGE_EVERY: Duration = Duration::from_secs(10);
 
-/// A purge removes up to this many messages for each one of a batch, so that it keeps up with what is sent.
+/// A purge removes up to this many messages for each one of a batch, so that it keeps up with what
+/// is sent.
 const PURGED_PER_SENT: u32 = 2;
 
 /// A running relay, which leads or waits for the lead.
@@ -58,15 +59,25 @@ impl Leader {
     pub(super) async fn work(&self) -> Result<(), RelayError> {
         let name = || self.relay.outbox.name().to_owned();
         let opened = self.relay.publisher.open().await;
-        opened.map_err(|error| RelayError::Publisher { outbox: name(), error })?;
+        opened.map_err(|error| RelayError::Publisher {
+            outbox: name(),
+            error,
+        })?;
         let ended = CancellationToken::new();
         let leading = async {
             let led = self.lead_in_turns().await;
             ended.cancel();
             led
         };
-        let (led, ()) = join(leading, self.relay.monitor.measure(&*self.relay.outbox, &ended)).await;
-        led.map_err(|error| RelayError::Store { outbox: name(), error })
+        let (led, ()) = join(
+            leading,
+            self.relay.monitor.measure(&*self.relay.outbox, &ended),
+        )
+        .await;
+        led.map_err(|error| RelayError::Store {
+            outbox: name(),
+            error,
+        })
     }
 
     async fn lead_in_turns(&self) -> Result<(), StoreError> {
@@ -86,12 +97,15 @@ impl Leader {
                         self.lead().await?;
                     } else {
                         // Jitter, so that relays that started together do not ask together.
-                        let wait =
-                            (self.relay.lease / RENEWALS_PER_LEASE).mul_f64(1.0 - fastrand::f64() / 2.0);
+                        let wait = (self.relay.lease / RENEWALS_PER_LEASE)
+                            .mul_f64(1.0 - fastrand::f64() / 2.0);
                         pause(&self.stopping, wait).await;
                     }
                 }
-                Err(error) => self.wait_after(error, &mut failures, &self.stopping).await?,
+                Err(error) => {
+                    self.wait_after(error, &mut failures, &self.stopping)
+                        .await?
+                }
             }
         }
         Ok(())
@@ -121,7 +135,8 @@ impl Leader {
         published
     }
 
-    /// Renews the lease until `ended`, which it cancels when the lead is lost. Returns whether it is lost.
+    /// Renews the lease until `ended`, which it cancels when the lead is lost. Returns whether it
+    /// is lost.
     async fn renew_until(&self, ended: &CancellationToken) -> bool {
         let lease = self.relay.lease;
         let mut renewed_at = Instant::now();
@@ -150,7 +165,12 @@ impl Leader {
     ///
     /// An order that takes long stays in flight beside the next batches: it holds up no other.
     async fn publish_until(&self, ended: &CancellationToken) -> Result<(), StoreError> {
-        let Relay { outbox, limits, poll_interval, .. } = &self.relay;
+        let Relay {
+            outbox,
+            limits,
+            poll_interval,
+            ..
+        } = &self.relay;
         let sent = Mutex::new(Vec::new());
         let mut held = HeldOrders::default();
         let mut flight = Flight::default();
@@ -163,7 +183,8 @@ impl Leader {
                 continue;
             }
             let Some(room) = flight.room(*limits) else {
-                self.land(&mut flight, &mut held, &sent, now + SLOW_AFTER).await?;
+                self.land(&mut flight, &mut held, &sent, now + SLOW_AFTER)
+                    .await?;
                 continue;
             };
             let batch = match outbox.read(&flight.and(held.at(now)), room).await {
@@ -178,14 +199,23 @@ impl Leader {
             let read_at = Instant::now();
             for (order, messages) in held.take(in_orders(batch), now) {
                 let size = OrderSize::of(&messages);
-                flight.add(order, size, self.send_in_order(messages, read_at, &sent, ended).boxed());
+                flight.add(
+                    order,
+                    size,
+                    self.send_in_order(messages, read_at, &sent, ended).boxed(),
+                );
             }
             let until = read_at + if is_idle { *poll_interval } else { SLOW_AFTER };
             self.land(&mut flight, &mut held, &sent, until).await?;
             let mut is_purged = true;
             if purge_at <= Instant::now() {
                 is_purged = self.purge().await;
-                purge_at = Instant::now() + if is_purged { PURGE_EVERY } else { Duration::ZERO };
+                purge_at = Instant::now()
+                    + if is_purged {
+                        PURGE_EVERY
+                    } else {
+                        Duration::ZERO
+                    };
             }
             if is_idle && is_purged {
                 let rest = *poll_interval;
@@ -194,7 +224,8 @@ impl Leader {
         }
         // What was sent has an outcome. The stop deadline ends this as well.
         while !flight.is_empty() {
-            self.land(&mut flight, &mut held, &sent, Instant::now() + SLOW_AFTER).await?;
+            self.land(&mut flight, &mut held, &sent, Instant::now() + SLOW_AFTER)
+                .await?;
         }
         Ok(())
     }
@@ -229,18 +260,29 @@ impl Leader {
         sent: &Mutex<Vec<i64>>,
         ended: &CancellationToken,
     ) -> Result<(), PublishError> {
-        for UnsentMessage { sequence, message, age } in messages {
+        for UnsentMessage {
+            sequence,
+            message,
+            age,
+        } in messages
+        {
             // Another relay may lead by now, or this one stops.
             if ended.is_cancelled() {
                 return Ok(());
             }
             match self.relay.publisher.publish(&message).await {
                 Ok(()) => {
-                    self.observe(Event::OutboxPublished { age: age + read_at.elapsed() });
-                    sent.lock().unwrap_or_else(PoisonError::into_inner).push(sequence);
+                    self.observe(Event::OutboxPublished {
+                        age: age + read_at.elapsed(),
+                    });
+                    sent.lock()
+                        .unwrap_or_else(PoisonError::into_inner)
+                        .push(sequence);
                 }
                 Err(failure) => {
-                    self.observe(Event::OutboxFailed { class: failure.class() });
+                    self.observe(Event::OutboxFailed {
+                        class: failure.class(),
+                    });
                     self.report(&message, &failure);
                     return Err(failure);
                 }
@@ -263,11 +305,17 @@ impl Leader {
             PublishError::TopicRefused(why) => {
                 error!(
                     outbox,
-                    id, topic, why, "a topic is refused; its messages wait, and one is tried at a time"
+                    id,
+                    topic,
+                    why,
+                    "a topic is refused; its messages wait, and one is tried at a time"
                 );
             }
             PublishError::Unconfirmed(why) => {
-                warn!(outbox, id, topic, why, "a message was not confirmed; it is published again");
+                warn!(
+                    outbox,
+                    id, topic, why, "a message was not confirmed; it is published again"
+                );
             }
         }
     }
@@ -289,7 +337,12 @@ impl Leader {
 
     /// Removes what was sent long ago. Returns whether nothing more is to be removed now.
     async fn purge(&self) -> bool {
-        let Relay { outbox, limits, retention, .. } = &self.relay;
+        let Relay {
+            outbox,
+            limits,
+            retention,
+            ..
+        } = &self.relay;
         let most = limits.messages.saturating_mul(PURGED_PER_SENT);
         match outbox.purge(*retention, most).await {
             Ok(count) => {
@@ -335,7 +388,8 @@ impl Leader {
     }
 }
 
-/// The messages by their orders, each in the order of the batch; the order with the oldest message first.
+/// The messages by their orders, each in the order of the batch; the order with the oldest message
+/// first.
 fn in_orders(batch: Vec<UnsentMessage>) -> Vec<(OrderOf, Vec<UnsentMessage>)> {
     let mut orders: Vec<(OrderOf, Vec<UnsentMessage>)> = Vec::new();
     let mut places = HashMap::new();

@@ -1,17 +1,22 @@
-//! The outbox: messages that are written in the transaction of an effect, and published by a relay after its commit.
+//! The outbox: messages that are written in the transaction of an effect, and published by a relay
+//! after its commit.
 //!
-//! A transaction that changes rows and publishes a message would need both a database and a broker to commit. Instead it
-//! writes the message into a table of its own database ([`OutboxMessage`]; `PostgresOutbox` and `SqliteOutbox` write it).
-//! A [`Relay`] reads the table and publishes. A rolled-back transaction publishes nothing.
+//! A transaction that changes rows and publishes a message would need both a database and a broker
+//! to commit. Instead it writes the message into a table of its own database ([`OutboxMessage`];
+//! `PostgresOutbox` and `SqliteOutbox` write it). A [`Relay`] reads the table and publishes. A
+//! rolled-back transaction publishes nothing.
 //!
-//! - **Nothing is lost.** A row counts as sent only after the broker has confirmed the message durably.
-//! - **At least once.** A relay that ends between the confirmation and the mark publishes again. Each message has an id in
-//!   the header [`ID_HEADER`], the same each time: with [`Key::header`](oncegate_core::key::Key::header)`("outbox-id")` the
-//!   next consumer's gate answers the repeats.
-//! - **Order per key.** Of the messages with one key in one topic, the relay sends the next one only after the broker has
-//!   confirmed the last one. So their first copies arrive in the order in which they were written, whatever fails, and
-//!   even while two relays run. Transactions that write at the same time have no order; those of one key are one after
-//!   another when a consumer handles its messages in order.
+//! - **Nothing is lost.** A row counts as sent only after the broker has confirmed the message
+//!   durably.
+//! - **At least once.** A relay that ends between the confirmation and the mark publishes again.
+//!   Each message has an id in the header [`ID_HEADER`], the same each time: with
+//!   [`Key::header`](oncegate_core::key::Key::header)`("outbox-id")` the next consumer's gate
+//!   answers the repeats.
+//! - **Order per key.** Of the messages with one key in one topic, the relay sends the next one
+//!   only after the broker has confirmed the last one. So their first copies arrive in the order in
+//!   which they were written, whatever fails, and even while two relays run. Transactions that
+//!   write at the same time have no order; those of one key are one after another when a consumer
+//!   handles its messages in order.
 //! - **Back-pressure.** At most one batch is in memory and in flight.
 //!
 //! [`OutboxStore`] is the port of the table, [`Publisher`] that of the broker.
@@ -37,10 +42,11 @@ pub use self::backlog::{OutboxBacklog, RelayMonitor};
 pub use self::held_back::HeldBack;
 pub use self::relay::{Relay, RelayError};
 
-/// The header with the id of a published message. The next consumer's key is `Key::header("outbox-id")`.
+/// The header with the id of a published message. The next consumer's key is
+/// `Key::header("outbox-id")`.
 ///
-/// It does not begin with `oncegate-`: headers that do are taken off by retry topics and dead letters, and this one must
-/// come back with its message.
+/// It does not begin with `oncegate-`: headers that do are taken off by retry topics and dead
+/// letters, and this one must come back with its message.
 pub const ID_HEADER: &str = "outbox-id";
 
 /// The longest id, in bytes.
@@ -75,26 +81,41 @@ pub struct OutboxMessage {
 impl OutboxMessage {
     /// Creates a message for `topic` with this payload. It has a random id, no key and no headers.
     pub fn new(topic: impl Into<String>, payload: impl Into<Bytes>) -> Self {
-        Self { payload: Some(payload.into()), ..Self::tombstone(topic) }
+        Self {
+            payload: Some(payload.into()),
+            ..Self::tombstone(topic)
+        }
     }
 
     /// Creates a message without a payload, which deletes its key in a compacted topic.
     pub fn tombstone(topic: impl Into<String>) -> Self {
         let id = format!("{:032x}", rand::random::<u128>());
-        Self { id, topic: topic.into(), key: None, payload: None, headers: Vec::new() }
+        Self {
+            id,
+            topic: topic.into(),
+            key: None,
+            payload: None,
+            headers: Vec::new(),
+        }
     }
 
-    /// Sets the broker's key. It decides the partition, as with other clients, and messages with the same key keep their
-    /// order. Default: none; the message then has no order.
+    /// Sets the broker's key. It decides the partition, as with other clients, and messages with
+    /// the same key keep their order. Default: none; the message then has no order.
     #[must_use]
     pub fn key(self, key: impl Into<Bytes>) -> Self {
-        Self { key: Some(key.into()), ..self }
+        Self {
+            key: Some(key.into()),
+            ..self
+        }
     }
 
     /// Adds a header. It is published unchanged.
     #[must_use]
     pub fn header(mut self, name: impl Into<Box<str>>, value: impl Into<Bytes>) -> Self {
-        self.headers.push(Header { name: name.into(), value: Some(value.into()) });
+        self.headers.push(Header {
+            name: name.into(),
+            value: Some(value.into()),
+        });
         self
     }
 
@@ -106,11 +127,15 @@ impl OutboxMessage {
 
     /// Sets the id. Default: 128 random bits.
     ///
-    /// With [`Attempt::idempotency_key`](crate::Attempt::idempotency_key) it is the same for all attempts of a message, so
-    /// that a gate also answers repeats of an effect outside of the store's transaction.
+    /// With [`Attempt::idempotency_key`](crate::Attempt::idempotency_key) it is the same for all
+    /// attempts of a message, so that a gate also answers repeats of an effect outside of the
+    /// store's transaction.
     #[must_use]
     pub fn id(self, id: impl Into<String>) -> Self {
-        Self { id: id.into(), ..self }
+        Self {
+            id: id.into(),
+            ..self
+        }
     }
 
     /// The topic or queue.
@@ -141,7 +166,10 @@ impl OutboxMessage {
     /// The bytes of payload, key and headers.
     pub fn size_bytes(&self) -> usize {
         let length = |bytes: &Option<Bytes>| bytes.as_ref().map_or(0, Bytes::len);
-        let headers = self.headers.iter().map(|header| header.name.len() + length(&header.value));
+        let headers = self
+            .headers
+            .iter()
+            .map(|header| header.name.len() + length(&header.value));
         length(&self.payload) + length(&self.key) + headers.sum::<usize>()
     }
 
@@ -150,16 +178,26 @@ impl OutboxMessage {
     /// # Errors
     /// Names the limit or the header. It contains nothing of the payload.
     pub fn check(&self) -> Result<(), BoxError> {
-        let Self { id, topic, headers, .. } = self;
+        let Self {
+            id, topic, headers, ..
+        } = self;
         let bytes = self.size_bytes();
         let why = if topic.is_empty() || topic.len() > TOPIC_MAX_BYTES {
-            format!("its topic has {} bytes; give it 1 to {TOPIC_MAX_BYTES}", topic.len())
+            format!(
+                "its topic has {} bytes; give it 1 to {TOPIC_MAX_BYTES}",
+                topic.len()
+            )
         } else if id.is_empty() || id.len() > ID_MAX_BYTES {
             format!("its id has {} bytes; give it 1 to {ID_MAX_BYTES}", id.len())
         } else if headers.len() > HEADERS_MAX {
-            format!("it has {} headers, and the most are {HEADERS_MAX}", headers.len())
+            format!(
+                "it has {} headers, and the most are {HEADERS_MAX}",
+                headers.len()
+            )
         } else if headers.iter().any(|header| &*header.name == ID_HEADER) {
-            format!("it has a header {ID_HEADER}, which the relay sets; set OutboxMessage::id instead")
+            format!(
+                "it has a header {ID_HEADER}, which the relay sets; set OutboxMessage::id instead"
+            )
         } else if bytes > MESSAGE_MAX_BYTES {
             format!("it has {bytes} bytes, and the most are {MESSAGE_MAX_BYTES}")
         } else {
@@ -213,7 +251,8 @@ pub struct OutboxStatus {
     pub led: bool,
 }
 
-/// An outbox in a database: the port of the SQL adapters, implemented by `PostgresOutbox` and `SqliteOutbox`.
+/// An outbox in a database: the port of the SQL adapters, implemented by `PostgresOutbox` and
+/// `SqliteOutbox`.
 ///
 /// All times are the database's.
 #[async_trait]
@@ -227,7 +266,8 @@ pub trait OutboxStore: Send + Sync + fmt::Debug {
     /// [`StoreError::Refused`] says what to run or to grant.
     async fn check(&self) -> Result<(), StoreError>;
 
-    /// Makes `relay` the leader for `lease` from now on, if it is the leader or there is none. Returns whether it is.
+    /// Makes `relay` the leader for `lease` from now on, if it is the leader or there is none.
+    /// Returns whether it is.
     ///
     /// # Errors
     /// The database did not answer or refuses.
@@ -239,11 +279,16 @@ pub trait OutboxStore: Send + Sync + fmt::Debug {
     /// The database did not answer. The leadership then ends with its lease.
     async fn resign(&self, relay: Token) -> Result<(), StoreError>;
 
-    /// Reads the oldest messages that are not sent, in the order of their sequence, without those that are held back.
+    /// Reads the oldest messages that are not sent, in the order of their sequence, without those
+    /// that are held back.
     ///
     /// # Errors
     /// The database did not answer or refuses.
-    async fn read(&self, held_back: &HeldBack, most: ReadLimits) -> Result<Vec<UnsentMessage>, StoreError>;
+    async fn read(
+        &self,
+        held_back: &HeldBack,
+        most: ReadLimits,
+    ) -> Result<Vec<UnsentMessage>, StoreError>;
 
     /// Notes that these messages were sent. It can be repeated.
     ///
@@ -251,14 +296,15 @@ pub trait OutboxStore: Send + Sync + fmt::Debug {
     /// After an unknown outcome the caller repeats it.
     async fn mark_sent(&self, sequences: Vec<i64>) -> Result<(), StoreError>;
 
-    /// Removes messages that were sent longer ago than `retention`, at most `most` of them. Returns how many.
+    /// Removes messages that were sent longer ago than `retention`, at most `most` of them. Returns
+    /// how many.
     ///
     /// # Errors
     /// The database did not answer or refuses.
     async fn purge(&self, retention: Duration, most: u32) -> Result<u64, StoreError>;
 
-    /// Counts the messages that are not sent, up to `most`, and says how old the first one is. It is called every few
-    /// seconds, by each relay: it must not read all of them.
+    /// Counts the messages that are not sent, up to `most`, and says how old the first one is. It
+    /// is called every few seconds, by each relay: it must not read all of them.
     ///
     /// # Errors
     /// The database did not answer or refuses.
@@ -283,8 +329,8 @@ pub trait Publisher: Send + Sync + fmt::Debug {
         Ok(())
     }
 
-    /// Publishes the message with its id in [`ID_HEADER`]. Returns only when it is durable: it is marked as sent right
-    /// after.
+    /// Publishes the message with its id in [`ID_HEADER`]. Returns only when it is durable: it is
+    /// marked as sent right after.
     ///
     /// # Errors
     /// When it may not be durable. The relay publishes it again, so it may arrive twice.
@@ -332,7 +378,10 @@ mod tests {
             (message().id(""), "id"),
             (message().header(ID_HEADER, "mine"), ID_HEADER),
             (many, "headers"),
-            (OutboxMessage::new("t", vec![0; MESSAGE_MAX_BYTES + 1]), "bytes"),
+            (
+                OutboxMessage::new("t", vec![0; MESSAGE_MAX_BYTES + 1]),
+                "bytes",
+            ),
         ] {
             let error = bad.check().unwrap_err().to_string();
             assert!(error.contains(named), "{error}");
@@ -341,8 +390,11 @@ mod tests {
 
     #[test]
     fn ids_are_random_and_no_content_is_shown() {
-        let message =
-            || OutboxMessage::new("shipments", "a secret").key("secret key").header("h", "secret value");
+        let message = || {
+            OutboxMessage::new("shipments", "a secret")
+                .key("secret key")
+                .header("h", "secret value")
+        };
         assert_ne!(message().message_id(), message().message_id());
         assert!(!format!("{:?}", message()).contains("secret"));
     }

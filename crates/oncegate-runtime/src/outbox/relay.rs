@@ -19,10 +19,11 @@ use crate::observe::Observer;
 /// How long the last call of a relay may take.
 const RESIGN_LIMIT: Duration = Duration::from_secs(1);
 
-/// Publishes an outbox: reads what was committed, sends it, and marks what the broker has confirmed.
+/// Publishes an outbox: reads what was committed, sends it, and marks what the broker has
+/// confirmed.
 ///
-/// Any number of relays may run for one outbox. One of them leads, by a lease in the database; when it ends, another
-/// takes over, at the latest when the lease is over.
+/// Any number of relays may run for one outbox. One of them leads, by a lease in the database; when
+/// it ends, another takes over, at the latest when the lease is over.
 ///
 /// ```no_run
 /// # #[cfg(all(feature = "kafka", feature = "postgres"))]
@@ -94,7 +95,10 @@ impl Relay {
             outbox: Arc::new(outbox),
             publisher: Arc::new(publisher),
             observer: None,
-            limits: ReadLimits { messages: Self::DEFAULT_BATCH, bytes: Self::DEFAULT_BATCH_BYTES },
+            limits: ReadLimits {
+                messages: Self::DEFAULT_BATCH,
+                bytes: Self::DEFAULT_BATCH_BYTES,
+            },
             poll_interval: Self::DEFAULT_POLL_INTERVAL,
             lease: Self::DEFAULT_LEASE,
             retention: Self::DEFAULT_RETENTION,
@@ -116,29 +120,39 @@ impl Relay {
 
     /// How long the relay waits before it reads an empty outbox again: 100 ms by default.
     pub fn poll_interval(self, poll_interval: Duration) -> Self {
-        Self { poll_interval, ..self }
+        Self {
+            poll_interval,
+            ..self
+        }
     }
 
-    /// How long another relay waits after the leader was killed: 10 s by default. The leader renews it three times in
-    /// that time.
+    /// How long another relay waits after the leader was killed: 10 s by default. The leader renews
+    /// it three times in that time.
     pub fn lease(self, lease: Duration) -> Self {
         Self { lease, ..self }
     }
 
-    /// How long sent messages are kept in the table, to look at: one day by default. They are removed in small steps.
+    /// How long sent messages are kept in the table, to look at: one day by default. They are
+    /// removed in small steps.
     pub fn retention(self, retention: Duration) -> Self {
         Self { retention, ..self }
     }
 
-    /// How long messages in flight may be waited for after a stop: 10 s by default. Those that are not confirmed by then
-    /// are published again by the next relay.
+    /// How long messages in flight may be waited for after a stop: 10 s by default. Those that are
+    /// not confirmed by then are published again by the next relay.
     pub fn stop_deadline(self, stop_deadline: Duration) -> Self {
-        Self { stop_deadline, ..self }
+        Self {
+            stop_deadline,
+            ..self
+        }
     }
 
     /// The observer that gets the events. Default: none.
     pub fn observer(self, observer: Arc<dyn Observer>) -> Self {
-        Self { observer: Some(observer), ..self }
+        Self {
+            observer: Some(observer),
+            ..self
+        }
     }
 
     /// Returns a monitor, which shows what waits in the outbox while the relay runs.
@@ -146,12 +160,15 @@ impl Relay {
         self.monitor.clone()
     }
 
-    /// Publishes until `stop` resolves. Then it sends nothing more, waits for what is in flight, and gives the lead away.
+    /// Publishes until `stop` resolves. Then it sends nothing more, waits for what is in flight,
+    /// and gives the lead away.
     ///
-    /// A database or broker that is away is waited for. A message that the broker refuses, for example because it is too
-    /// large, is logged as an error and tried again, at last every 30 s; the later messages with its key wait behind it,
-    /// and all others go on. So it is with a topic that the broker refuses, of which one message is tried at a time. If this future is **dropped**, or the process ends, another relay takes over when the lease
-    /// is over, and publishes again what was not marked.
+    /// A database or broker that is away is waited for. A message that the broker refuses, for
+    /// example because it is too large, is logged as an error and tried again, at last every 30 s;
+    /// the later messages with its key wait behind it, and all others go on. So it is with a topic
+    /// that the broker refuses, of which one message is tried at a time. If this future is
+    /// **dropped**, or the process ends, another relay takes over when the lease is over, and
+    /// publishes again what was not marked.
     ///
     /// # Errors
     /// When a setting or a right must be changed.
@@ -159,7 +176,11 @@ impl Relay {
         let stopping = CancellationToken::new();
         let (stop_deadline, outbox) = (self.stop_deadline, Arc::clone(&self.outbox));
         let token = Token::from_bits(rand::random());
-        let leader = Leader { relay: self, token, stopping: stopping.clone() };
+        let leader = Leader {
+            relay: self,
+            token,
+            stopping: stopping.clone(),
+        };
         let mut work = pin!(leader.work());
         tokio::select! {
             biased;

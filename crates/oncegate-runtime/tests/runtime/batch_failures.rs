@@ -54,14 +54,25 @@ async fn a_message_that_fails_its_batch_is_found_and_costs_the_others_nothing() 
         assert_eq!(bench.letters.causes(), [cause], "{poison:?}");
         assert_eq!(bench.counters.total("completions"), MESSAGES as u64 - 1);
         let attempts = attempts.lock().unwrap().clone();
-        assert!(attempts.iter().all(|(id, number)| *id == 37 || *number == 1), "{attempts:?}");
+        assert!(
+            attempts
+                .iter()
+                .all(|(id, number)| *id == 37 || *number == 1),
+            "{attempts:?}"
+        );
         // 100, 50 and 50, then one more pair for each of six halvings.
         let failed_alone = seen.calls().iter().filter(|call| **call == [37]).count();
         let others = seen.calls().len() - failed_alone;
         assert!(others <= 14, "{poison:?}: {others} calls");
-        let after = seen.calls().into_iter().skip_while(|call| *call != [37]).skip(1);
+        let after = seen
+            .calls()
+            .into_iter()
+            .skip_while(|call| *call != [37])
+            .skip(1);
         assert!(
-            after.filter(|call| call.contains(&37)).all(|call| call == [37]),
+            after
+                .filter(|call| call.contains(&37))
+                .all(|call| call == [37]),
             "it runs alone from then on"
         );
     }
@@ -80,14 +91,24 @@ async fn the_reason_of_a_split_is_that_of_the_message_alone() {
             Ok(())
         }
     }
-    let (bench, seen, reasons) = (Bench::of(numbered(20)), Seen::default(), Arc::new(Reasons::default()));
+    let (bench, seen, reasons) = (
+        Bench::of(numbered(20)),
+        Seen::default(),
+        Arc::new(Reasons::default()),
+    );
     let consumer = seen.consumer(&bench, limits(20), async |batch| {
         match ids(&batch).into_iter().find(|id| id % 10 == 3) {
-            Some(id) => Err(Failure::permanent(format!("{id} of {} is bad", batch.len()))),
+            Some(id) => Err(Failure::permanent(format!(
+                "{id} of {} is bad",
+                batch.len()
+            ))),
             None => succeed(&batch),
         }
     });
-    bench.run(consumer.dead_letters(Arc::clone(&reasons)), 20).await.unwrap();
+    bench
+        .run(consumer.dead_letters(Arc::clone(&reasons)), 20)
+        .await
+        .unwrap();
     let expected = [3, 13].map(|id| (format!("orders/0@{id}"), format!("{id} of 1 is bad")));
     let mut reasons = reasons.0.lock().unwrap().clone();
     reasons.sort();
@@ -108,11 +129,26 @@ async fn a_failure_that_no_message_can_have_caused_is_not_split() {
         let failed = Arc::new(AtomicBool::new(false));
         let consumer = seen.consumer(&bench, limits(10), move |batch| {
             let is_first = !failed.swap(true, SeqCst);
-            async move { if is_first { Err(failure()) } else { succeed(&batch) } }
+            async move {
+                if is_first {
+                    Err(failure())
+                } else {
+                    succeed(&batch)
+                }
+            }
         });
         bench.run(consumer, 10).await.unwrap();
-        assert_eq!(bench.counters.get("batch_calls", "split"), 0, "{:?}", failure());
-        assert!(seen.runs().values().all(|runs| *runs == 2), "{:?}", seen.calls());
+        assert_eq!(
+            bench.counters.get("batch_calls", "split"),
+            0,
+            "{:?}",
+            failure()
+        );
+        assert!(
+            seen.runs().values().all(|runs| *runs == 2),
+            "{:?}",
+            seen.calls()
+        );
     }
 }
 
@@ -133,9 +169,19 @@ async fn an_outage_of_what_all_need_is_not_searched_for_in_the_messages() {
             noted.lock().unwrap().extend(batch.iter().map(attempt_of));
         }
         tell.notify_one();
-        async move { if is_down { Err("the database is down".into()) } else { succeed(&batch) } }
+        async move {
+            if is_down {
+                Err("the database is down".into())
+            } else {
+                succeed(&batch)
+            }
+        }
     });
-    let (list, counters, calls) = (Arc::clone(&bench.list), Arc::clone(&bench.counters), seen.clone());
+    let (list, counters, calls) = (
+        Arc::clone(&bench.list),
+        Arc::clone(&bench.counters),
+        seen.clone(),
+    );
     let until = async move {
         while counters.total("retries") < MESSAGES as u64 {
             first_batch.notified().await;
@@ -149,8 +195,15 @@ async fn an_outage_of_what_all_need_is_not_searched_for_in_the_messages() {
     };
     consumer.run_until(until).await.unwrap();
     let highest = highest.lock().unwrap().clone();
-    let burnt: Vec<u64> = highest.iter().filter(|(_, number)| **number > 1).map(|(id, _)| *id).collect();
-    assert!(burnt.len() <= 8, "the outage cost these an attempt: {burnt:?}");
+    let burnt: Vec<u64> = highest
+        .iter()
+        .filter(|(_, number)| **number > 1)
+        .map(|(id, _)| *id)
+        .collect();
+    assert!(
+        burnt.len() <= 8,
+        "the outage cost these an attempt: {burnt:?}"
+    );
     assert_eq!(bench.letters.causes(), [""; 0]);
 }
 
@@ -161,12 +214,24 @@ async fn a_batch_whose_outcomes_do_not_match_its_messages_has_an_unknown_outcome
     let recovered = Arc::new(Mutex::new(Vec::new()));
     let noted = Arc::clone(&recovered);
     let consumer = seen.consumer(&bench, limits(3), move |batch| {
-        noted.lock().unwrap().extend(batch.iter().map(|one| one.attempt().recovered()));
+        noted
+            .lock()
+            .unwrap()
+            .extend(batch.iter().map(|one| one.attempt().recovered()));
         let is_first = batch.iter().all(|one| one.attempt().number() == 1);
-        async move { if is_first { Ok(vec![Ok("one".to_owned())]) } else { succeed(&batch) } }
+        async move {
+            if is_first {
+                Ok(vec![Ok("one".to_owned())])
+            } else {
+                succeed(&batch)
+            }
+        }
     });
     bench.run(consumer, 3).await.unwrap();
-    assert_eq!(*recovered.lock().unwrap(), [false, false, false, true, true, true]);
+    assert_eq!(
+        *recovered.lock().unwrap(),
+        [false, false, false, true, true, true]
+    );
     assert_eq!(bench.counters.get("extra_runs", "crash_takeover"), 3);
 }
 
@@ -204,7 +269,11 @@ async fn after_a_crash_in_a_batch_each_of_its_messages_is_told() {
 async fn a_message_that_ended_its_process_twice_is_a_batch_of_its_own() {
     let (bench, seen) = (Bench::of(numbered(6)), Seen::default());
     let gate = bench.gate("runtime");
-    let suspect = Message::new("orders", Origin::Other("earlier".into()), Some(r#"{"id":3}"#.into()));
+    let suspect = Message::new(
+        "orders",
+        Origin::Other("earlier".into()),
+        Some(r#"{"id":3}"#.into()),
+    );
     for _ in 0..2 {
         drop(gate.enter(&suspect).await.unwrap());
         sleep(LEASE * 2).await;
@@ -238,7 +307,11 @@ async fn a_dead_letter_that_cannot_be_written_holds_up_only_its_own_message() {
     });
     let consumer = consumer.dead_letters(Unwritable).stop_deadline(LEASE);
     bench.run(consumer, 2).await.unwrap();
-    assert_eq!(seen.calls(), [vec![0, 1], vec![3]], "2 waits behind 0, and 3 does not");
+    assert_eq!(
+        seen.calls(),
+        [vec![0, 1], vec![3]],
+        "2 waits behind 0, and 3 does not"
+    );
     assert_eq!(bench.list.acked(), [1, 3]);
 }
 
@@ -266,6 +339,9 @@ async fn a_cancelled_batch_is_dropped_and_its_messages_are_told_in_the_next_atte
         }
     });
     bench.run(consumer, 3).await.unwrap();
-    assert!(dropped.load(SeqCst), "the call that takes too long does not go on for ever");
+    assert!(
+        dropped.load(SeqCst),
+        "the call that takes too long does not go on for ever"
+    );
     assert_eq!(bench.counters.get("handler_runs", "cancelled"), 3);
 }

@@ -8,8 +8,8 @@ use std::time::Duration;
 use oncegate::consumer::DeadLetterLimit;
 use oncegate::core::record::State;
 use oncegate::{
-    BatchHandler, BatchLimits, BatchMessage, Batched, Consumer, Entry, Failure, Gate, Message, Ordering,
-    Origin,
+    BatchHandler, BatchLimits, BatchMessage, Batched, Consumer, Entry, Failure, Gate, Message,
+    Ordering, Origin,
 };
 use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep};
@@ -42,7 +42,10 @@ pub(super) fn ids(batch: &[BatchMessage]) -> Vec<u64> {
 }
 
 pub(super) fn succeed(batch: &[BatchMessage]) -> Outcomes {
-    Ok(ids(batch).into_iter().map(|id| Ok(format!("done {id}"))).collect())
+    Ok(ids(batch)
+        .into_iter()
+        .map(|id| Ok(format!("done {id}")))
+        .collect())
 }
 
 impl<F: Fn(Vec<BatchMessage>) -> Fut + Send + Sync + 'static, Fut: Future<Output = Outcomes> + Send>
@@ -69,7 +72,12 @@ pub(super) struct Seen {
 }
 
 impl Seen {
-    pub(super) fn consumer<F, Fut>(&self, bench: &Bench, limits: BatchLimits, outcomes: F) -> Consumer
+    pub(super) fn consumer<F, Fut>(
+        &self,
+        bench: &Bench,
+        limits: BatchLimits,
+        outcomes: F,
+    ) -> Consumer
     where
         F: Fn(Vec<BatchMessage>) -> Fut + Send + Sync + 'static,
         Fut: Future<Output = Outcomes> + Send + 'static,
@@ -89,10 +97,18 @@ impl Seen {
         Fut: Future<Output = Outcomes> + Send + 'static,
     {
         let (calls, duplicates) = (Arc::clone(&self.calls), Arc::clone(&self.duplicates));
-        let handler = Calls { outcomes, calls, duplicates };
-        Consumer::new(Listed(Arc::clone(&bench.list)), gate, Batched::new(limits, handler))
-            .dead_letters(Arc::clone(&bench.letters))
-            .observer(Arc::clone(&bench.counters) as _)
+        let handler = Calls {
+            outcomes,
+            calls,
+            duplicates,
+        };
+        Consumer::new(
+            Listed(Arc::clone(&bench.list)),
+            gate,
+            Batched::new(limits, handler),
+        )
+        .dead_letters(Arc::clone(&bench.letters))
+        .observer(Arc::clone(&bench.counters) as _)
     }
 
     pub(super) fn calls(&self) -> Vec<Vec<u64>> {
@@ -106,7 +122,10 @@ impl Seen {
     /// How often the handler was called with each message.
     pub(super) fn runs(&self) -> BTreeMap<u64, usize> {
         let mut runs = BTreeMap::new();
-        self.calls().into_iter().flatten().for_each(|id| *runs.entry(id).or_default() += 1);
+        self.calls()
+            .into_iter()
+            .flatten()
+            .for_each(|id| *runs.entry(id).or_default() += 1);
         runs
     }
 }
@@ -120,7 +139,14 @@ async fn a_batch_has_up_to_its_limit_of_messages_in_their_order_and_each_is_comp
     let (bench, seen) = (Bench::of(numbered(250)), Seen::default());
     let consumer = seen.consumer(&bench, limits(100), async |batch| succeed(&batch));
     bench.run(consumer, 250).await.unwrap();
-    assert_eq!(seen.calls(), [(0..100).collect::<Vec<u64>>(), (100..200).collect(), (200..250).collect()]);
+    assert_eq!(
+        seen.calls(),
+        [
+            (0..100).collect::<Vec<u64>>(),
+            (100..200).collect(),
+            (200..250).collect()
+        ]
+    );
     assert_eq!(bench.counters.total("completions"), 250);
     assert_eq!(bench.counters.get("batch_calls", "gathered"), 3);
     assert_eq!(bench.counters.get("handler_runs", "succeeded"), 250);
@@ -157,8 +183,15 @@ async fn each_message_of_a_batch_has_its_own_outcome() {
     assert_eq!(seen.calls(), [vec![0, 1, 2, 3, 4, 5], vec![2]]);
     assert_eq!(bench.letters.causes(), ["permanent"]);
     let counters = &bench.counters;
-    assert_eq!((counters.total("completions"), counters.total("retries")), (5, 1));
-    assert_eq!(counters.get("batch_calls", "split"), 0, "an outcome for each needs no split");
+    assert_eq!(
+        (counters.total("completions"), counters.total("retries")),
+        (5, 1)
+    );
+    assert_eq!(
+        counters.get("batch_calls", "split"),
+        0,
+        "an outcome for each needs no split"
+    );
 }
 
 // invariant: batch-order
@@ -177,8 +210,14 @@ async fn a_key_is_in_a_batch_once_and_its_other_messages_get_the_result() {
 #[tokio::test(start_paused = true)]
 async fn a_key_that_is_held_elsewhere_is_left_out_and_runs_later() {
     let (bench, seen) = (Bench::of(numbered(4)), Seen::default());
-    let elsewhere = Message::new("orders", Origin::Other("elsewhere".into()), Some(r#"{"id":2}"#.into()));
-    let Entry::Granted(lease) = bench.gate("runtime").enter(&elsewhere).await.unwrap() else { panic!() };
+    let elsewhere = Message::new(
+        "orders",
+        Origin::Other("elsewhere".into()),
+        Some(r#"{"id":2}"#.into()),
+    );
+    let Entry::Granted(lease) = bench.gate("runtime").enter(&elsewhere).await.unwrap() else {
+        panic!()
+    };
     let list = Arc::clone(&bench.list);
     let consumer = seen.consumer(&bench, limits(4), async |batch| succeed(&batch));
     let until = async move {
@@ -219,7 +258,11 @@ async fn concurrency_counts_calls_and_what_is_claimed_runs() {
         async move {
             gauge.through(sleep(Duration::from_millis(20))).await;
             let is_pending = |state: &State| matches!(state, State::Pending { .. });
-            let claimed = store.records().iter().filter(|(_, record)| is_pending(&record.state)).count();
+            let claimed = store
+                .records()
+                .iter()
+                .filter(|(_, record)| is_pending(&record.state))
+                .count();
             assert!(claimed <= 10, "{claimed} are claimed, and two calls run");
             succeed(&batch)
         }
@@ -236,11 +279,9 @@ async fn routes_with_and_without_batches_run_beside_each_other() {
         bench.list.push("refunds", "", format!(r#"{{"id":{id}}}"#));
     }
     let one_by_one = async |_: Message, _: oncegate::Attempt| Ok(());
-    let consumer = seen.consumer(&bench, limits(10), async |batch| succeed(&batch)).route(
-        "refunds",
-        bench.gate("refunds"),
-        one_by_one,
-    );
+    let consumer = seen
+        .consumer(&bench, limits(10), async |batch| succeed(&batch))
+        .route("refunds", bench.gate("refunds"), one_by_one);
     bench.run(consumer, 20).await.unwrap();
     assert_eq!(seen.sizes(), [10]);
     assert_eq!(bench.counters.get("handler_runs", "succeeded"), 20);
@@ -260,9 +301,17 @@ async fn a_stop_lets_a_running_batch_end() {
             succeed(&batch)
         }
     });
-    consumer.concurrency(1).run_until(async { begun.await.unwrap() }).await.unwrap();
+    consumer
+        .concurrency(1)
+        .run_until(async { begun.await.unwrap() })
+        .await
+        .unwrap();
     assert_eq!(bench.list.acked(), [0, 1, 2, 3, 4]);
-    assert_eq!(bench.counters.get("claims", "granted"), 5, "nothing else was claimed");
+    assert_eq!(
+        bench.counters.get("claims", "granted"),
+        5,
+        "nothing else was claimed"
+    );
 }
 
 #[tokio::test(start_paused = true)]
@@ -270,13 +319,29 @@ async fn limits_that_make_no_sense_are_refused_by_name() {
     let bench = Bench::of([]);
     let refused = async |limits: BatchLimits| {
         let consumer = Seen::default().consumer(&bench, limits, async |batch| succeed(&batch));
-        let error = consumer.in_flight(50, 1 << 20).run_until(std::future::pending()).await.unwrap_err();
+        let error = consumer
+            .in_flight(50, 1 << 20)
+            .run_until(std::future::pending())
+            .await
+            .unwrap_err();
         error.to_string()
     };
-    assert!(refused(BatchLimits::new(0)).await.contains("`batch.messages`"));
+    assert!(
+        refused(BatchLimits::new(0))
+            .await
+            .contains("`batch.messages`")
+    );
     assert!(refused(BatchLimits::new(51)).await.contains("`in_flight`"));
-    assert!(refused(BatchLimits::new(5).bytes(0)).await.contains("`batch.bytes`"));
-    assert!(refused(BatchLimits::new(5).wait(LEASE * 6)).await.contains("`batch.wait`"));
+    assert!(
+        refused(BatchLimits::new(5).bytes(0))
+            .await
+            .contains("`batch.bytes`")
+    );
+    assert!(
+        refused(BatchLimits::new(5).wait(LEASE * 6))
+            .await
+            .contains("`batch.wait`")
+    );
 }
 
 #[tokio::test(start_paused = true)]
@@ -285,7 +350,10 @@ async fn bad_keys_in_a_batch_are_dead_letters_of_their_own() {
     let messages = numbered(3).into_iter().chain([bad.clone(), bad]);
     let (bench, seen) = (Bench::of(messages), Seen::default());
     let consumer = seen.consumer(&bench, limits(5), async |batch| succeed(&batch));
-    let consumer = consumer.dead_letter_limit(DeadLetterLimit { in_a_row: 10, ..DeadLetterLimit::default() });
+    let consumer = consumer.dead_letter_limit(DeadLetterLimit {
+        in_a_row: 10,
+        ..DeadLetterLimit::default()
+    });
     bench.run(consumer, 5).await.unwrap();
     assert_eq!(seen.calls(), [vec![0, 1, 2]]);
     assert_eq!(bench.letters.causes(), ["bad_key"; 2]);
@@ -297,13 +365,22 @@ async fn messages_that_wait_for_their_batch_are_no_stall() {
     let limits = BatchLimits::new(10_000).wait(BatchLimits::LONGEST_WAIT);
     let consumer = seen.consumer(&bench, limits, async |batch| succeed(&batch));
     let (calls, duplicates) = (Arc::clone(&others.calls), Arc::clone(&others.duplicates));
-    let refunds = Calls { outcomes: async |batch: Vec<BatchMessage>| succeed(&batch), calls, duplicates };
-    let consumer = consumer.route("refunds", bench.gate("refunds"), Batched::new(limits, refunds));
+    let refunds = Calls {
+        outcomes: async |batch: Vec<BatchMessage>| succeed(&batch),
+        calls,
+        duplicates,
+    };
+    let consumer = consumer.route(
+        "refunds",
+        bench.gate("refunds"),
+        Batched::new(limits, refunds),
+    );
     let (monitor, list) = (consumer.monitor(), Arc::clone(&bench.list));
     let trickle = async move {
         let mut pushed = 0;
-        // The batches of one route start while those of the other have waited for half of their time: at any moment some
-        // message waits, and permits are free, for much longer than a stall may last.
+        // The batches of one route start while those of the other have waited for half of their
+        // time: at any moment some message waits, and permits are free, for much longer than a
+        // stall may last.
         for tick in 0..600_u64 {
             list.push("orders", "", format!(r#"{{"id":{tick}}}"#));
             pushed += 1;
@@ -312,7 +389,11 @@ async fn messages_that_wait_for_their_batch_are_no_stall() {
                 pushed += 1;
             }
             sleep(BatchLimits::LONGEST_WAIT / 25).await;
-            assert!(tick < 25 || monitor.health().is_ready(), "{tick}: {:?}", monitor.health());
+            assert!(
+                tick < 25 || monitor.health().is_ready(),
+                "{tick}: {:?}",
+                monitor.health()
+            );
         }
         list.until_acked(pushed).await;
     };
@@ -320,8 +401,8 @@ async fn messages_that_wait_for_their_batch_are_no_stall() {
     assert!(seen.calls().len() > 20 && others.calls().len() > 20);
 }
 
-/// The handler answers its first two messages and ends only when they are recorded; the outcome that it returns for them
-/// is another one.
+/// The handler answers its first two messages and ends only when they are recorded; the outcome
+/// that it returns for them is another one.
 // invariant: batch-early-answer
 #[tokio::test(start_paused = true)]
 async fn an_answer_of_a_batch_is_recorded_before_the_others_come() {
@@ -354,7 +435,10 @@ async fn an_error_of_a_batch_concerns_what_is_not_answered() {
         if batch.len() == 1 {
             return succeed(&batch);
         }
-        batch.iter().take(2).for_each(|one| one.answer(Ok("done".to_owned())));
+        batch
+            .iter()
+            .take(2)
+            .for_each(|one| one.answer(Ok("done".to_owned())));
         Err(Failure::retry("the rest is rolled back"))
     });
     bench.run(consumer, 3).await.unwrap();
@@ -368,13 +452,17 @@ async fn an_error_of_a_batch_concerns_what_is_not_answered() {
 async fn a_batch_that_is_cut_off_repeats_only_what_is_not_answered() {
     let (bench, seen) = (Bench::of(numbered(3)), Seen::default());
     let gate = bench.gate("runtime").max_run(LEASE * 2);
-    let consumer = seen.consumer_behind(&bench, gate, limits(3), async |batch: Vec<BatchMessage>| {
-        if batch.len() == 1 {
-            return succeed(&batch);
-        }
-        batch.iter().take(2).for_each(|one| one.answer(Ok("done".to_owned())));
-        std::future::pending().await
-    });
+    let consumer =
+        seen.consumer_behind(&bench, gate, limits(3), async |batch: Vec<BatchMessage>| {
+            if batch.len() == 1 {
+                return succeed(&batch);
+            }
+            batch
+                .iter()
+                .take(2)
+                .for_each(|one| one.answer(Ok("done".to_owned())));
+            std::future::pending().await
+        });
     bench.run(consumer, 3).await.unwrap();
     assert_eq!(seen.runs(), BTreeMap::from([(0, 1), (1, 1), (2, 2)]));
 }

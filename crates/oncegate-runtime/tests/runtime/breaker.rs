@@ -28,7 +28,10 @@ struct Dependency {
 
 impl Dependency {
     fn down_for(time: Duration) -> Arc<Self> {
-        Arc::new(Self { down_until: Instant::now() + time, asked_in_vain: AtomicUsize::new(0) })
+        Arc::new(Self {
+            down_until: Instant::now() + time,
+            asked_in_vain: AtomicUsize::new(0),
+        })
     }
 
     async fn call(&self) -> Result<(), Failure> {
@@ -51,7 +54,11 @@ async fn survives(messages: usize, ordering: Ordering, in_vain_at_most: usize) -
         let dependency = Arc::clone(&down);
         async move { dependency.call().await }
     };
-    let consumer = bench.consumer(handler).concurrency(8).ordering(ordering).max_attempts(5);
+    let consumer = bench
+        .consumer(handler)
+        .concurrency(8)
+        .ordering(ordering)
+        .max_attempts(5);
     bench.run(consumer, messages).await.unwrap();
     let in_vain = dependency.asked_in_vain.load(SeqCst);
     assert!(in_vain <= in_vain_at_most, "asked {in_vain} times in vain");
@@ -66,7 +73,8 @@ async fn a_dependency_that_is_down_for_half_an_hour_sends_nothing_to_the_dead_le
     assert_eq!(survives(500, Ordering::Key, 200).await, 0);
 }
 
-/// Retries that are due again and again would use up the attempts of a few keys before others have failed.
+/// Retries that are due again and again would use up the attempts of a few keys before others have
+/// failed.
 // invariant: dependency-down
 #[tokio::test(start_paused = true)]
 async fn a_dependency_that_is_down_sends_nothing_to_the_dead_letters_however_quick_the_retries() {
@@ -79,7 +87,11 @@ async fn a_dependency_that_is_down_sends_nothing_to_the_dead_letters_however_qui
         async move { dependency.call().await }
     };
     let quick = Backoff::new(Duration::from_millis(1), Duration::from_millis(2));
-    let consumer = bench.consumer(handler).concurrency(4).max_attempts(2).backoff(quick);
+    let consumer = bench
+        .consumer(handler)
+        .concurrency(4)
+        .max_attempts(2)
+        .backoff(quick);
     bench.run(consumer, MESSAGES).await.unwrap();
     assert_eq!(bench.letters.causes(), [""; 0]);
 }
@@ -93,8 +105,12 @@ async fn of_a_partition_in_order_no_more_is_given_up_than_the_breaker_must_see()
 #[tokio::test(start_paused = true)]
 async fn without_a_breaker_the_topic_ends_with_the_dead_letters() {
     let bench = Bench::of(numbered(90));
-    let consumer = bench.consumer(async |_: Message, _: Attempt| Err::<(), _>(Failure::retry("it is down")));
-    bench.run(consumer.max_attempts(3).without_breaker(), 90).await.unwrap();
+    let consumer =
+        bench.consumer(async |_: Message, _: Attempt| Err::<(), _>(Failure::retry("it is down")));
+    bench
+        .run(consumer.max_attempts(3).without_breaker(), 90)
+        .await
+        .unwrap();
     assert_eq!(bench.letters.causes(), ["attempts_used_up"; 90]);
 }
 
@@ -110,20 +126,33 @@ async fn failures_while_it_is_open_cost_no_attempt() {
         if is_up {
             *seen.lock().unwrap().entry(attempt.number()).or_default() += 1;
         }
-        async move { if is_up { Ok(()) } else { Err(Failure::retry("it is down")) } }
+        async move {
+            if is_up {
+                Ok(())
+            } else {
+                Err(Failure::retry("it is down"))
+            }
+        }
     };
     let consumer = bench.consumer(handler).concurrency(4);
     let consumer = consumer.backoff(Backoff::new(Duration::from_secs(1), Duration::from_secs(1)));
     bench.run(consumer, 60).await.unwrap();
     let attempts = attempts.lock().unwrap();
     assert!(attempts.keys().all(|attempt| *attempt <= 2), "{attempts:?}");
-    assert!(attempts[&2] < 20, "only those before it opened were counted: {attempts:?}");
+    assert!(
+        attempts[&2] < 20,
+        "only those before it opened were counted: {attempts:?}"
+    );
 }
 
 /// Whether the scope's descriptor says that a breaker is open.
 async fn is_marked(store: &MemoryStore) -> bool {
     let scope = Scope::new("runtime").unwrap();
-    let text = store.descriptor(&scope).await.unwrap().expect("a consumer has opened the scope");
+    let text = store
+        .descriptor(&scope)
+        .await
+        .unwrap()
+        .expect("a consumer has opened the scope");
     ScopeDescriptor::parse(&scope, &text).unwrap().breaker_open
 }
 
@@ -140,16 +169,30 @@ async fn thirteen_restarts_in_an_outage_send_nothing_to_the_dead_letters() {
             if is_up {
                 *seen.lock().unwrap().entry(attempt.number()).or_default() += 1;
             }
-            async move { if is_up { Ok(()) } else { Err(Failure::retry("it is down")) } }
+            async move {
+                if is_up {
+                    Ok(())
+                } else {
+                    Err(Failure::retry("it is down"))
+                }
+            }
         };
         let list = List::of("orders", numbered(200));
         let (store, letters) = (Arc::clone(&store), Arc::clone(&letters));
-        let bench = Bench { list, store, letters, counters: Arc::default() };
+        let bench = Bench {
+            list,
+            store,
+            letters,
+            counters: Arc::default(),
+        };
         let gate = bench.gate("runtime").simulated(process);
         let consumer = bench.consumer_behind(gate, handler).max_attempts(3);
         match is_up {
             true => bench.run(consumer, 200).await.unwrap(),
-            false => consumer.run_until(sleep(Duration::from_secs(6))).await.unwrap(),
+            false => consumer
+                .run_until(sleep(Duration::from_secs(6)))
+                .await
+                .unwrap(),
         }
         assert_eq!(is_marked(&bench.store).await, !is_up, "process {process}");
     }
@@ -171,8 +214,17 @@ async fn a_mark_that_is_out_of_date_costs_one_probe_and_pauses_nothing_while_no_
     let scope = Scope::new("runtime").unwrap();
     let text = bench.store.descriptor(&scope).await.unwrap().unwrap();
     let held = ScopeDescriptor::parse(&scope, &text).unwrap();
-    let marked = ScopeDescriptor { breaker_open: true, ..held }.to_text().unwrap();
-    bench.store.describe(&scope, Some(&text), &marked).await.unwrap();
+    let marked = ScopeDescriptor {
+        breaker_open: true,
+        ..held
+    }
+    .to_text()
+    .unwrap();
+    bench
+        .store
+        .describe(&scope, Some(&text), &marked)
+        .await
+        .unwrap();
 
     let (gauge, most) = (Arc::new(Gauge::default()), Arc::new(Mutex::new(Vec::new())));
     let (counted, seen) = (Arc::clone(&gauge), Arc::clone(&most));
@@ -188,10 +240,15 @@ async fn a_mark_that_is_out_of_date_costs_one_probe_and_pauses_nothing_while_no_
     let (list, monitor) = (Arc::clone(&bench.list), consumer.monitor());
     let counters = Arc::clone(&bench.counters);
     let messages = async move {
-        while counters.get("breaker_changes", "open") == 0 || monitor.status().phase != Phase::Running {
+        while counters.get("breaker_changes", "open") == 0
+            || monitor.status().phase != Phase::Running
+        {
             sleep(Duration::from_millis(10)).await;
         }
-        assert_eq!((monitor.status().paused, monitor.health().is_ready()), (Vec::new(), true));
+        assert_eq!(
+            (monitor.status().paused, monitor.health().is_ready()),
+            (Vec::new(), true)
+        );
         (0..50).for_each(|id| list.push("orders", "", format!(r#"{{"id":{id}}}"#)));
         list.until_acked(50).await;
     };
@@ -206,8 +263,14 @@ async fn a_mark_that_is_out_of_date_costs_one_probe_and_pauses_nothing_while_no_
 #[tokio::test(start_paused = true)]
 async fn the_mark_of_a_breaker_is_written_as_soon_as_the_store_answers() {
     let bench = Bench::of(numbered(20));
-    let store = Arc::new(FaultStore::new(Arc::clone(&bench.store) as _, Faults::default(), 1));
-    let gate = Gate::new("runtime", Key::json(["id"]), Arc::clone(&store)).lease(LEASE).simulated(7);
+    let store = Arc::new(FaultStore::new(
+        Arc::clone(&bench.store) as _,
+        Faults::default(),
+        1,
+    ));
+    let gate = Gate::new("runtime", Key::json(["id"]), Arc::clone(&store))
+        .lease(LEASE)
+        .simulated(7);
     let (together, down) = (Arc::new(Barrier::new(20)), Arc::clone(&store));
     let handler = move |_: Message, _: Attempt| {
         let (together, down) = (Arc::clone(&together), Arc::clone(&down));
@@ -220,7 +283,10 @@ async fn the_mark_of_a_breaker_is_written_as_soon_as_the_store_answers() {
     };
     let consumer = bench.consumer_behind(gate, handler).concurrency(20);
     // No probe is due in this test: what is written is the opening.
-    let patient = Breaker { pause: Backoff::new(HOUR, HOUR), ..Breaker::default() };
+    let patient = Breaker {
+        pause: Backoff::new(HOUR, HOUR),
+        ..Breaker::default()
+    };
     let (counters, memory) = (Arc::clone(&bench.counters), Arc::clone(&bench.store));
     let outage = async move {
         while counters.get("breaker_changes", "open") == 0 {
@@ -239,7 +305,8 @@ async fn the_mark_of_a_breaker_is_written_as_soon_as_the_store_answers() {
         .unwrap();
 }
 
-/// With doubled pauses, a limit that is lifted right after a probe would be noticed up to half a minute later.
+/// With doubled pauses, a limit that is lifted right after a probe would be noticed up to half a
+/// minute later.
 #[tokio::test(start_paused = true)]
 async fn work_resumes_when_the_handler_has_asked_for_it() {
     const AGAIN_IN: Duration = Duration::from_secs(2);
@@ -252,9 +319,15 @@ async fn work_resumes_when_the_handler_has_asked_for_it() {
                 false => Ok(()),
             }
         };
-        bench.run(bench.consumer(handler).concurrency(4), 60).await.unwrap();
+        bench
+            .run(bench.consumer(handler).concurrency(4), 60)
+            .await
+            .unwrap();
         let late = lifted.elapsed();
-        assert!(late <= AGAIN_IN * 2, "limited for {limited_s} s: it resumed {late:?} late");
+        assert!(
+            late <= AGAIN_IN * 2,
+            "limited for {limited_s} s: it resumed {late:?} late"
+        );
         assert_eq!(bench.counters.get("breaker_changes", "closed"), 1);
     }
 }
@@ -265,9 +338,14 @@ async fn one_message_at_a_time_probes_and_a_duplicate_is_no_probe() {
     let dependency = Dependency::down_for(Duration::from_secs(60));
     let running = Arc::new(AtomicUsize::new(0));
     let opened_at: Arc<Mutex<Option<Instant>>> = Arc::default();
-    let (down, count, opened) = (Arc::clone(&dependency), Arc::clone(&running), Arc::clone(&opened_at));
+    let (down, count, opened) = (
+        Arc::clone(&dependency),
+        Arc::clone(&running),
+        Arc::clone(&opened_at),
+    );
     let handler = move |_: Message, _: Attempt| {
-        let (dependency, count, opened) = (Arc::clone(&down), Arc::clone(&count), Arc::clone(&opened));
+        let (dependency, count, opened) =
+            (Arc::clone(&down), Arc::clone(&count), Arc::clone(&opened));
         async move {
             let beside = count.fetch_add(1, SeqCst);
             let answer = dependency.call().await;
@@ -280,8 +358,15 @@ async fn one_message_at_a_time_probes_and_a_duplicate_is_no_probe() {
             answer
         }
     };
-    bench.run(bench.consumer(handler).concurrency(40), 80).await.unwrap();
-    assert_eq!(bench.counters.get("handler_runs", "panicked"), 0, "a probe ran beside others");
+    bench
+        .run(bench.consumer(handler).concurrency(40), 80)
+        .await
+        .unwrap();
+    assert_eq!(
+        bench.counters.get("handler_runs", "panicked"),
+        0,
+        "a probe ran beside others"
+    );
     assert_eq!(bench.counters.get("claims", "completed"), 40);
     assert_eq!(bench.letters.causes(), [""; 0]);
 }
@@ -289,8 +374,8 @@ async fn one_message_at_a_time_probes_and_a_duplicate_is_no_probe() {
 #[tokio::test(start_paused = true)]
 async fn giving_up_is_an_answer_and_opens_nothing() {
     let bench = Bench::of(numbered(60));
-    let consumer =
-        bench.consumer(async |_: Message, _: Attempt| Err::<(), _>(Failure::permanent("bad order")));
+    let consumer = bench
+        .consumer(async |_: Message, _: Attempt| Err::<(), _>(Failure::permanent("bad order")));
     bench.run(consumer, 60).await.unwrap();
     assert_eq!(bench.counters.total("breaker_changes"), 0);
     assert_eq!(bench.letters.causes(), ["permanent"; 60]);
@@ -300,11 +385,16 @@ async fn giving_up_is_an_answer_and_opens_nothing() {
 async fn each_route_has_a_breaker_of_its_own() {
     let bench = Bench::of(numbered(30));
     (0..30).for_each(|id| bench.list.push("refunds", "", format!(r#"{{"id":{id}}}"#)));
-    let consumer = bench.consumer(async |_: Message, _: Attempt| Err::<(), _>(Failure::retry("it is down")));
+    let consumer =
+        bench.consumer(async |_: Message, _: Attempt| Err::<(), _>(Failure::retry("it is down")));
     let refund = async |_: Message, _: Attempt| Ok(());
     let consumer = consumer.route("refunds", bench.gate("refunds"), refund);
     bench.run(consumer, 30).await.unwrap();
-    assert_eq!(bench.counters.get("handler_runs", "succeeded"), 30, "refunds go on while orders wait");
+    assert_eq!(
+        bench.counters.get("handler_runs", "succeeded"),
+        30,
+        "refunds go on while orders wait"
+    );
     assert_eq!(bench.letters.causes(), [""; 0]);
 }
 
@@ -312,8 +402,14 @@ async fn each_route_has_a_breaker_of_its_own() {
 async fn limits_that_make_no_sense_are_refused() {
     let bench = Bench::of([]);
     let consumer = bench.consumer(async |_: Message, _: Attempt| Ok(()));
-    let consumer = consumer.breaker(Breaker { keys: 0, ..Breaker::default() });
-    let error = consumer.run_until(std::future::pending()).await.unwrap_err();
+    let consumer = consumer.breaker(Breaker {
+        keys: 0,
+        ..Breaker::default()
+    });
+    let error = consumer
+        .run_until(std::future::pending())
+        .await
+        .unwrap_err();
     assert!(error.to_string().contains("`breaker.keys`"), "{error}");
 }
 
@@ -331,15 +427,22 @@ async fn what_nobody_knows_waits_for_its_lease_and_the_next_attempt_is_told() {
                 return Err(Failure::unknown("no answer in time"));
             }
             let waited = at.lock().unwrap().map(|at| at.elapsed());
-            let pending = store.records().iter().any(|(_, r)| matches!(r.state, State::Pending { .. }));
+            let pending = store
+                .records()
+                .iter()
+                .any(|(_, r)| matches!(r.state, State::Pending { .. }));
             Ok((attempt.recovered(), pending, waited >= Some(LEASE / 2)))
         }
     };
     bench.run(bench.consumer(handler), 1).await.unwrap();
-    let stored = bench.store.records().into_iter().find_map(|(_, record)| match record.state {
-        State::Completed { result, .. } => Some(result),
-        _ => None,
-    });
+    let stored = bench
+        .store
+        .records()
+        .into_iter()
+        .find_map(|(_, record)| match record.state {
+            State::Completed { result, .. } => Some(result),
+            _ => None,
+        });
     assert_eq!(&stored.unwrap()[1..], b"[true,true,true]");
     assert_eq!(bench.counters.get("extra_runs", "crash_takeover"), 1);
 }

@@ -6,7 +6,9 @@ use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 use oncegate::admin;
 use oncegate::consumer::{BadKeys, DeadLetterLimit, ReturnedLetters};
 use oncegate::core::key::Scope;
-use oncegate::{Attempt, Consumer, ConsumerError, Failure, FingerprintSpec, MemoryStore, Message, Origin};
+use oncegate::{
+    Attempt, Consumer, ConsumerError, Failure, FingerprintSpec, MemoryStore, Message, Origin,
+};
 
 use super::list::{Letters, List, Listed};
 use super::{Bench, numbered};
@@ -15,22 +17,42 @@ use super::{Bench, numbered};
 async fn without_dead_letters_the_first_hopeless_message_stops_the_consumer() {
     let bench = Bench::of([("", "{not json".to_owned())]);
     let gate = bench.gate("runtime");
-    let consumer =
-        Consumer::new(Listed(Arc::clone(&bench.list)), gate, async |_: Message, _: Attempt| Ok(()));
-    let error = consumer.run_until(std::future::pending()).await.unwrap_err();
-    assert!(matches!(error, ConsumerError::NoDeadLetters { .. }), "{error}");
-    assert!(error.to_string().contains("dead_letters"), "the error names the setting: {error}");
+    let consumer = Consumer::new(
+        Listed(Arc::clone(&bench.list)),
+        gate,
+        async |_: Message, _: Attempt| Ok(()),
+    );
+    let error = consumer
+        .run_until(std::future::pending())
+        .await
+        .unwrap_err();
+    assert!(
+        matches!(error, ConsumerError::NoDeadLetters { .. }),
+        "{error}"
+    );
+    assert!(
+        error.to_string().contains("dead_letters"),
+        "the error names the setting: {error}"
+    );
     assert_eq!(bench.list.acked(), [0_i64; 0]);
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_message_without_a_key_stops_a_consumer_that_refuses_such() {
     let bench = Bench::of([("", "{not json".to_owned())]);
-    let consumer = bench.consumer(async |_: Message, _: Attempt| Ok(())).bad_keys(BadKeys::Refuse);
-    let error = consumer.run_until(std::future::pending()).await.unwrap_err();
+    let consumer = bench
+        .consumer(async |_: Message, _: Attempt| Ok(()))
+        .bad_keys(BadKeys::Refuse);
+    let error = consumer
+        .run_until(std::future::pending())
+        .await
+        .unwrap_err();
     assert!(matches!(error, ConsumerError::BadKey { .. }), "{error}");
     assert!(error.to_string().contains("`bad_keys`"), "{error}");
-    assert_eq!((bench.letters.causes().len(), bench.list.acked().len()), (0, 0));
+    assert_eq!(
+        (bench.letters.causes().len(), bench.list.acked().len()),
+        (0, 0)
+    );
 }
 
 // invariant: topic-drained
@@ -38,13 +60,28 @@ async fn a_message_without_a_key_stops_a_consumer_that_refuses_such() {
 async fn a_flood_stops_the_consumer_instead_of_draining_the_topic() {
     let typo = (0..100).map(|id| ("", format!(r#"{{"identity":{id}}}"#)));
     let bench = Bench::of(typo);
-    let limit = DeadLetterLimit { in_a_row: 10, ..DeadLetterLimit::default() };
-    let consumer =
-        bench.consumer(async |_: Message, _: Attempt| Ok(())).dead_letter_limit(limit).concurrency(1);
-    let error = consumer.run_until(std::future::pending()).await.unwrap_err();
-    assert!(matches!(error, ConsumerError::TooManyDeadLetters { .. }), "{error}");
+    let limit = DeadLetterLimit {
+        in_a_row: 10,
+        ..DeadLetterLimit::default()
+    };
+    let consumer = bench
+        .consumer(async |_: Message, _: Attempt| Ok(()))
+        .dead_letter_limit(limit)
+        .concurrency(1);
+    let error = consumer
+        .run_until(std::future::pending())
+        .await
+        .unwrap_err();
+    assert!(
+        matches!(error, ConsumerError::TooManyDeadLetters { .. }),
+        "{error}"
+    );
     assert_eq!(bench.letters.causes(), ["bad_key"; 10]);
-    assert_eq!(bench.list.acked().len(), 10, "only what is in the dead letters is acknowledged");
+    assert_eq!(
+        bench.list.acked().len(),
+        10,
+        "only what is in the dead letters is acknowledged"
+    );
 }
 
 /// As a supervisor does that starts the consumer again and again.
@@ -60,16 +97,31 @@ async fn a_consumer_that_stopped_at_its_dead_letter_limit_gives_up_nothing_after
             letters: Arc::clone(&letters),
             counters: Arc::default(),
         };
-        let limit = DeadLetterLimit { in_a_row: 10, ..DeadLetterLimit::default() };
+        let limit = DeadLetterLimit {
+            in_a_row: 10,
+            ..DeadLetterLimit::default()
+        };
         let gate = bench.gate("runtime").simulated(seed);
         let consumer = bench.consumer_behind(gate, async |_: Message, _: Attempt| Ok(()));
         (bench, consumer.dead_letter_limit(limit).concurrency(1))
     };
-    let typos = |from: u32| (from..from + 50).map(|id| ("", format!(r#"{{"identity":{id}}}"#))).collect();
+    let typos = |from: u32| {
+        (from..from + 50)
+            .map(|id| ("", format!(r#"{{"identity":{id}}}"#)))
+            .collect()
+    };
     let stops = async |seed: u64, from: u32| {
         let (_bench, consumer) = start(seed, typos(from));
-        let error = consumer.run_until(std::future::pending()).await.unwrap_err();
-        assert!(error.to_string().contains("10 messages in a row were given up"), "{error}");
+        let error = consumer
+            .run_until(std::future::pending())
+            .await
+            .unwrap_err();
+        assert!(
+            error
+                .to_string()
+                .contains("10 messages in a row were given up"),
+            "{error}"
+        );
         letters.causes().len()
     };
     assert_eq!(stops(1, 0).await, 10);
@@ -78,28 +130,57 @@ async fn a_consumer_that_stopped_at_its_dead_letter_limit_gives_up_nothing_after
     }
 
     let scope = Scope::new("runtime").unwrap();
-    let accepted = admin::accept_dead_letters(&*store, &scope).await.unwrap().expect("it has stopped");
+    let accepted = admin::accept_dead_letters(&*store, &scope)
+        .await
+        .unwrap()
+        .expect("it has stopped");
     assert_eq!(accepted.what, "10 messages in a row were given up");
-    assert_eq!(stops(5, 10).await, 20, "an operator has accepted as many again");
+    assert_eq!(
+        stops(5, 10).await,
+        20,
+        "an operator has accepted as many again"
+    );
     assert_eq!(stops(6, 20).await, 20);
 
     // The cause is gone: one success, and the limit counts from the beginning.
-    let mixed = numbered(1).into_iter().chain(typos(20).into_iter().take(5)).collect();
+    let mixed = numbered(1)
+        .into_iter()
+        .chain(typos(20).into_iter().take(5))
+        .collect();
     let (bench, consumer) = start(7, mixed);
     bench.run(consumer, 6).await.unwrap();
     assert_eq!(letters.causes().len(), 25);
-    assert_eq!(admin::dead_letter_stop_of(&*store, &scope).await.unwrap(), None);
+    assert_eq!(
+        admin::dead_letter_stop_of(&*store, &scope).await.unwrap(),
+        None
+    );
 }
 
 #[tokio::test(start_paused = true)]
 async fn the_same_key_with_other_content_is_buried_and_never_answered() {
     let bench = Bench::of(
-        [r#"{"id":1,"amount":10}"#, r#"{"amount":10.0,"id":1}"#, r#"{"id":1,"amount":11}"#]
-            .map(|payload| ("", payload.to_owned())),
+        [
+            r#"{"id":1,"amount":10}"#,
+            r#"{"amount":10.0,"id":1}"#,
+            r#"{"id":1,"amount":11}"#,
+        ]
+        .map(|payload| ("", payload.to_owned())),
     );
-    let gate = bench.gate("runtime").fingerprint(FingerprintSpec::payload());
-    bench.run(bench.consumer_behind(gate, async |_: Message, _: Attempt| Ok(())), 3).await.unwrap();
-    assert_eq!(bench.counters.get("claims", "completed"), 1, "other spelling, same content");
+    let gate = bench
+        .gate("runtime")
+        .fingerprint(FingerprintSpec::payload());
+    bench
+        .run(
+            bench.consumer_behind(gate, async |_: Message, _: Attempt| Ok(())),
+            3,
+        )
+        .await
+        .unwrap();
+    assert_eq!(
+        bench.counters.get("claims", "completed"),
+        1,
+        "other spelling, same content"
+    );
     assert_eq!(bench.letters.causes(), ["mismatch"]);
 }
 
@@ -109,13 +190,23 @@ async fn return_a_letter(scope: &str, returned: ReturnedLetters) -> Bench {
     let runs = Arc::new(AtomicU32::new(0));
     let handler = move |_: Message, _: Attempt| {
         let first = runs.fetch_add(1, SeqCst) == 0;
-        async move { if first { Err(Failure::permanent("closed")) } else { Ok(()) } }
+        async move {
+            if first {
+                Err(Failure::permanent("closed"))
+            } else {
+                Ok(())
+            }
+        }
     };
     let consumer = bench.consumer(handler).returned_letters(returned);
     let list = Arc::clone(&bench.list);
     let watched = async {
         list.until_acked(1).await;
-        let letter = Message::new("orders", Origin::Other("0".into()), Some(numbered(1)[0].1.clone().into()));
+        let letter = Message::new(
+            "orders",
+            Origin::Other("0".into()),
+            Some(numbered(1)[0].1.clone().into()),
+        );
         list.push_again(&letter.with_dead_letter_of(scope));
         list.until_acked(2).await;
     };

@@ -29,7 +29,10 @@ impl Away {
     fn of(messages: usize) -> Self {
         let bench = Bench::of(numbered(messages));
         let store = FaultStore::new(Arc::clone(&bench.store) as _, Faults::default(), 1);
-        Self { bench, store: Arc::new(store) }
+        Self {
+            bench,
+            store: Arc::new(store),
+        }
     }
 
     fn gate(&self) -> Gate {
@@ -41,11 +44,15 @@ impl Away {
     }
 
     fn consumer(&self, handler: impl Handler) -> Consumer {
-        self.bench.consumer_behind(self.gate(), handler).fail_open_after(PATIENCE)
+        self.bench
+            .consumer_behind(self.gate(), handler)
+            .fail_open_after(PATIENCE)
     }
 
     fn push(&self, id: u64) {
-        self.bench.list.push("orders", "", format!(r#"{{"id":{id}}}"#));
+        self.bench
+            .list
+            .push("orders", "", format!(r#"{{"id":{id}}}"#));
     }
 
     fn fail_open(&self) -> u64 {
@@ -53,7 +60,11 @@ impl Away {
     }
 
     fn is_completed(&self) -> bool {
-        self.bench.store.records().iter().any(|(_, record)| matches!(record.state, State::Completed { .. }))
+        self.bench
+            .store
+            .records()
+            .iter()
+            .any(|(_, record)| matches!(record.state, State::Completed { .. }))
     }
 }
 
@@ -64,7 +75,9 @@ async fn until(what: &str, mut is_so: impl FnMut() -> bool) {
             sleep(Duration::from_millis(100)).await;
         }
     };
-    timeout(Duration::from_secs(3_600), so).await.unwrap_or_else(|_| panic!("never {what}"));
+    timeout(Duration::from_secs(3_600), so)
+        .await
+        .unwrap_or_else(|_| panic!("never {what}"));
 }
 
 // invariant: fail-open
@@ -74,7 +87,11 @@ async fn messages_run_without_a_store_that_stays_away_and_through_it_when_it_is_
     let told = Arc::new(Mutex::new(Vec::new()));
     let seen = Arc::clone(&told);
     let handler = move |_: Message, attempt: Attempt| {
-        let told = (attempt.is_fail_open(), attempt.recovered(), attempt.number());
+        let told = (
+            attempt.is_fail_open(),
+            attempt.recovered(),
+            attempt.number(),
+        );
         seen.lock().unwrap().push(told);
         std::future::ready(Ok(()))
     };
@@ -87,20 +104,40 @@ async fn messages_run_without_a_store_that_stays_away_and_through_it_when_it_is_
         let began = Instant::now();
         (10..40).for_each(|id| away.push(id));
         list.until_acked(31).await;
-        assert!(began.elapsed() >= PATIENCE, "they waited for {:?} only", began.elapsed());
+        assert!(
+            began.elapsed() >= PATIENCE,
+            "they waited for {:?} only",
+            began.elapsed()
+        );
         assert_eq!(away.fail_open(), 30);
         until("the report", || {
             let scopes = monitor.status().scopes;
-            scopes[0].outages.first().is_some_and(|outage| outage.open && outage.waiting <= 1)
+            scopes[0]
+                .outages
+                .first()
+                .is_some_and(|outage| outage.open && outage.waiting <= 1)
         })
         .await;
-        assert!(monitor.health().is_ready(), "it handles messages: {}", monitor.health());
-        assert!(monitor.status().scopes[0].warnings.iter().any(|warning| warning.contains("fails open")));
+        assert!(
+            monitor.health().is_ready(),
+            "it handles messages: {}",
+            monitor.health()
+        );
+        assert!(
+            monitor.status().scopes[0]
+                .warnings
+                .iter()
+                .any(|warning| warning.contains("fails open"))
+        );
         // What comes later need not wait any more.
         let began = Instant::now();
         away.push(50);
         list.until_acked(32).await;
-        assert!(began.elapsed() < PATIENCE, "it waited for {:?}", began.elapsed());
+        assert!(
+            began.elapsed() < PATIENCE,
+            "it waited for {:?}",
+            began.elapsed()
+        );
         away.store.end_outage();
         until("the store is back", || {
             monitor.status().scopes[0].is_store_up() || {
@@ -117,8 +154,14 @@ async fn messages_run_without_a_store_that_stays_away_and_through_it_when_it_is_
     };
     consumer.run_until(watched).await.unwrap();
     let told = told.lock().unwrap();
-    assert_eq!((told[0], *told.last().unwrap()), ((false, false, 1), (false, false, 1)));
-    assert!(told[1..31].iter().all(|told| *told == (true, true, 1)), "{told:?}");
+    assert_eq!(
+        (told[0], *told.last().unwrap()),
+        ((false, false, 1), (false, false, 1))
+    );
+    assert!(
+        told[1..31].iter().all(|told| *told == (true, true, 1)),
+        "{told:?}"
+    );
 }
 
 // invariant: fail-open
@@ -136,7 +179,13 @@ async fn an_outage_that_ends_in_time_lets_nothing_run_without_the_store() {
         list.until_acked(11).await;
     };
     consumer.run_until(watched).await.unwrap();
-    assert_eq!((away.fail_open(), away.bench.counters.get("claims", "granted")), (0, 11));
+    assert_eq!(
+        (
+            away.fail_open(),
+            away.bench.counters.get("claims", "granted")
+        ),
+        (0, 11)
+    );
 }
 
 #[tokio::test(start_paused = true)]
@@ -151,8 +200,10 @@ async fn what_fails_without_the_store_is_tried_again_and_what_is_hopeless_is_bur
             id: u64,
         }
         let id = message.json::<Payload>().map(|payload| payload.id);
-        let (run, before) =
-            (counted.fetch_add(u32::from(attempt.is_fail_open()), SeqCst), acked.acked().len());
+        let (run, before) = (
+            counted.fetch_add(u32::from(attempt.is_fail_open()), SeqCst),
+            acked.acked().len(),
+        );
         async move {
             match id? {
                 10 if run < 2 => {
@@ -216,7 +267,10 @@ impl StoreWrapper for Refusing {
 
     async fn execute(&self, commands: Vec<Command>) -> Vec<Result<Reply, StoreError>> {
         match self.refuses.load(SeqCst) {
-            true => commands.iter().map(|_| Err(StoreError::refused("a setting must change"))).collect(),
+            true => commands
+                .iter()
+                .map(|_| Err(StoreError::refused("a setting must change")))
+                .collect(),
             false => self.inner.execute(commands).await,
         }
     }
@@ -226,10 +280,16 @@ impl StoreWrapper for Refusing {
 #[tokio::test(start_paused = true)]
 async fn a_store_that_refuses_is_not_away() {
     let bench = Bench::of(numbered(2));
-    let store = Arc::new(Refusing { inner: MemoryStore::new(), refuses: AtomicBool::new(true) });
-    let gate = Gate::new("runtime", Key::json(["id"]), Arc::clone(&store)).lease(LEASE).simulated(7);
-    let consumer =
-        bench.consumer_behind(gate, async |_: Message, _: Attempt| Ok(())).fail_open_after(PATIENCE);
+    let store = Arc::new(Refusing {
+        inner: MemoryStore::new(),
+        refuses: AtomicBool::new(true),
+    });
+    let gate = Gate::new("runtime", Key::json(["id"]), Arc::clone(&store))
+        .lease(LEASE)
+        .simulated(7);
+    let consumer = bench
+        .consumer_behind(gate, async |_: Message, _: Attempt| Ok(()))
+        .fail_open_after(PATIENCE);
     let list = Arc::clone(&bench.list);
     let watched = async {
         sleep(PATIENCE * 20).await;
@@ -245,8 +305,9 @@ async fn a_store_that_refuses_is_not_away() {
 async fn what_needs_its_store_refuses_to_fail_open() {
     let bench = Bench::of([]);
     for gate in [bench.gate("a").transactional(), bench.gate("a").fenced()] {
-        let consumer =
-            bench.consumer_behind(gate, async |_: Message, _: Attempt| Ok(())).fail_open_after(PATIENCE);
+        let consumer = bench
+            .consumer_behind(gate, async |_: Message, _: Attempt| Ok(()))
+            .fail_open_after(PATIENCE);
         let refused = consumer.check().unwrap_err().to_string();
         assert!(refused.contains("`fail_open_after`"), "{refused}");
     }

@@ -29,8 +29,12 @@ pub(crate) struct List {
 }
 
 impl List {
-    /// Messages of `topic`, partition 0, with these payloads; the first field of a pair is the broker's key.
-    pub(crate) fn of(topic: &str, messages: impl IntoIterator<Item = (&'static str, String)>) -> Arc<Self> {
+    /// Messages of `topic`, partition 0, with these payloads; the first field of a pair is the
+    /// broker's key.
+    pub(crate) fn of(
+        topic: &str,
+        messages: impl IntoIterator<Item = (&'static str, String)>,
+    ) -> Arc<Self> {
         let list = Self {
             waiting: Mutex::default(),
             pushed: Notify::new(),
@@ -47,33 +51,51 @@ impl List {
 
     pub(crate) fn push(&self, topic: &str, key: &'static str, payload: String) {
         let message = Message::new(topic, self.next_origin(topic), Some(payload.into()));
-        self.deliver(if key.is_empty() { message } else { message.with_key(key) });
+        self.deliver(if key.is_empty() {
+            message
+        } else {
+            message.with_key(key)
+        });
     }
 
     /// Delivers a message that its broker has had since 1970: longer than any record is kept.
     #[allow(dead_code, reason = "for the tests of transactions")]
     pub(crate) fn push_old(&self, topic: &str, payload: String) {
         // Long ago: a timestamp of 0 is none.
-        self.deliver(Message::new(topic, self.next_origin(topic), Some(payload.into())).with_timestamp_ms(1));
+        self.deliver(
+            Message::new(topic, self.next_origin(topic), Some(payload.into())).with_timestamp_ms(1),
+        );
     }
 
     /// Delivers a message once more.
     pub(crate) fn push_again(&self, message: &Message) {
-        let again = Message::new(message.route(), self.next_origin("again"), message.payload_bytes());
+        let again = Message::new(
+            message.route(),
+            self.next_origin("again"),
+            message.payload_bytes(),
+        );
         self.deliver(match message.dead_letter_of() {
             Some(scope) => again.with_dead_letter_of(scope),
             None => again,
         });
     }
 
-    /// Takes a message away from the consumer, as a broker does that gives its partition to another one.
+    /// Takes a message away from the consumer, as a broker does that gives its partition to another
+    /// one.
     pub(crate) fn take_away(&self, message: &Message) {
-        let Origin::Kafka { offset, .. } = *message.origin() else { panic!("a list gives offsets") };
-        self.taken_away.send_modify(|taken_away| taken_away.push(offset));
+        let Origin::Kafka { offset, .. } = *message.origin() else {
+            panic!("a list gives offsets")
+        };
+        self.taken_away
+            .send_modify(|taken_away| taken_away.push(offset));
     }
 
     fn next_origin(&self, topic: &str) -> Origin {
-        Origin::Kafka { topic: topic.into(), partition: 0, offset: self.next_offset.fetch_add(1, Relaxed) }
+        Origin::Kafka {
+            topic: topic.into(),
+            partition: 0,
+            offset: self.next_offset.fetch_add(1, Relaxed),
+        }
     }
 
     fn deliver(&self, message: Message) {
@@ -89,8 +111,11 @@ impl List {
     pub(crate) async fn until_acked(&self, count: usize) {
         let mut acked = self.acked.subscribe();
         let limit = Duration::from_secs(3_600);
-        let reached = tokio::time::timeout(limit, acked.wait_for(|acked| acked.len() >= count)).await;
-        reached.unwrap_or_else(|_| panic!("only {:?} are acknowledged", self.acked())).unwrap();
+        let reached =
+            tokio::time::timeout(limit, acked.wait_for(|acked| acked.len() >= count)).await;
+        reached
+            .unwrap_or_else(|_| panic!("only {:?} are acknowledged", self.acked()))
+            .unwrap();
     }
 }
 
@@ -118,8 +143,16 @@ impl Source for Listed {
             pushed.await;
         };
         let deliver = |message: Message| {
-            let Origin::Kafka { offset, .. } = *message.origin() else { panic!("a list gives offsets") };
-            Delivery { message, ack_handle: Arc::new(Receipt { offset, list: Arc::clone(&self.0) }) }
+            let Origin::Kafka { offset, .. } = *message.origin() else {
+                panic!("a list gives offsets")
+            };
+            Delivery {
+                message,
+                ack_handle: Arc::new(Receipt {
+                    offset,
+                    list: Arc::clone(&self.0),
+                }),
+            }
         };
         Ok(Some(messages.into_iter().map(deliver).collect()))
     }
@@ -157,7 +190,10 @@ impl AckHandle for Receipt {
     fn lost(&self) -> Option<Pin<Box<dyn Future<Output = ()> + Send + '_>>> {
         let (mut taken_away, offset) = (self.list.taken_away.subscribe(), self.offset);
         Some(Box::pin(async move {
-            taken_away.wait_for(|taken_away| taken_away.contains(&offset)).await.expect("the list lives");
+            taken_away
+                .wait_for(|taken_away| taken_away.contains(&offset))
+                .await
+                .expect("the list lives");
         }))
     }
 }
@@ -168,14 +204,22 @@ pub(crate) struct Letters(Mutex<Vec<(String, &'static str)>>);
 
 impl Letters {
     pub(crate) fn causes(&self) -> Vec<&'static str> {
-        self.0.lock().unwrap().iter().map(|(_, cause)| *cause).collect()
+        self.0
+            .lock()
+            .unwrap()
+            .iter()
+            .map(|(_, cause)| *cause)
+            .collect()
     }
 }
 
 #[async_trait]
 impl DeadLetters for Letters {
     async fn send(&self, letter: &DeadLetter) -> Result<(), BoxError> {
-        self.0.lock().unwrap().push((letter.message.origin().to_string(), letter.cause.as_str()));
+        self.0
+            .lock()
+            .unwrap()
+            .push((letter.message.origin().to_string(), letter.cause.as_str()));
         Ok(())
     }
 }

@@ -1,6 +1,11 @@
-//! What the consumer runtime does with messages, one behaviour a test, on paused time and a store in memory.
+//! What the consumer runtime does with messages, one behaviour a test, on paused time and a store
+//! in memory.
 
-#![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test that cannot go on has failed")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::indexing_slicing,
+    reason = "a test that cannot go on has failed"
+)]
 
 mod batch_failures;
 mod batches;
@@ -31,8 +36,8 @@ use oncegate::core::rules::{Operation, Reply, Verdict};
 use oncegate::core::store::{Command, Store};
 use oncegate::core::testing::fault::{FaultStore, Faults};
 use oncegate::{
-    Attempt, BoxError, Consumer, ConsumerError, Counters, Failure, Gate, Handler, Key, MemoryStore, Message,
-    Ordering,
+    Attempt, BoxError, Consumer, ConsumerError, Counters, Failure, Gate, Handler, Key, MemoryStore,
+    Message, Ordering,
 };
 use tokio::sync::{Notify, oneshot};
 use tokio::time::sleep;
@@ -58,7 +63,9 @@ impl Bench {
     }
 
     fn gate(&self, scope: &str) -> Gate {
-        Gate::new(scope, Key::json(["id"]), Arc::clone(&self.store)).lease(LEASE).simulated(7)
+        Gate::new(scope, Key::json(["id"]), Arc::clone(&self.store))
+            .lease(LEASE)
+            .simulated(7)
     }
 
     fn consumer(&self, handler: impl Handler) -> Consumer {
@@ -74,14 +81,33 @@ impl Bench {
     /// Another process claims the only record when its lease is over, and completes it.
     async fn complete_elsewhere(&self) {
         sleep(LEASE).await;
-        let [(key, _)] = &self.store.records()[..] else { panic!("one record") };
+        let [(key, _)] = &self.store.records()[..] else {
+            panic!("one record")
+        };
         let token = Token::from_bits(7);
-        let claim =
-            Operation::Claim { token, lease: LEASE, fingerprint: None, fenced: false, longest_lease: LEASE };
+        let claim = Operation::Claim {
+            token,
+            lease: LEASE,
+            fingerprint: None,
+            fenced: false,
+            longest_lease: LEASE,
+        };
         let (result, retention) = (Bytes::new(), Duration::from_secs(3_600));
-        let complete = Operation::Complete { token, fingerprint: None, result, retention };
+        let complete = Operation::Complete {
+            token,
+            fingerprint: None,
+            result,
+            retention,
+        };
         for operation in [claim, complete] {
-            let reply = self.store.execute_one(Command { key: key.clone(), operation }).await.unwrap();
+            let reply = self
+                .store
+                .execute_one(Command {
+                    key: key.clone(),
+                    operation,
+                })
+                .await
+                .unwrap();
             let taken_over = match &reply {
                 Reply::Verdict { verdict, .. } => matches!(verdict, Verdict::Granted(_)),
                 reply => matches!(reply, Reply::Applied { .. }),
@@ -93,12 +119,16 @@ impl Bench {
     /// Runs the consumer until this many messages are acknowledged, and stops it.
     async fn run(&self, consumer: Consumer, acks: usize) -> Result<(), ConsumerError> {
         let list = Arc::clone(&self.list);
-        consumer.run_until(async move { list.until_acked(acks).await }).await
+        consumer
+            .run_until(async move { list.until_acked(acks).await })
+            .await
     }
 }
 
 fn numbered(count: usize) -> Vec<(&'static str, String)> {
-    (0..count).map(|id| ("", format!(r#"{{"id":{id}}}"#))).collect()
+    (0..count)
+        .map(|id| ("", format!(r#"{{"id":{id}}}"#)))
+        .collect()
 }
 
 /// Counts how many run at a time.
@@ -125,7 +155,9 @@ async fn the_same_id_by_another_route_is_another_message() {
     bench.list.push("refunds", "", r#"{"id":1}"#.to_owned());
     let order = async |_: Message, _: Attempt| Ok("order".to_owned());
     let refund = async |_: Message, _: Attempt| Ok("refund".to_owned());
-    let consumer = bench.consumer(order).route("refunds", bench.gate("runtime"), refund);
+    let consumer = bench
+        .consumer(order)
+        .route("refunds", bench.gate("runtime"), refund);
     bench.run(consumer, 2).await.unwrap();
     assert_eq!(bench.counters.get("claims", "granted"), 2);
     assert_eq!(bench.counters.get("claims", "completed"), 0);
@@ -139,24 +171,42 @@ async fn a_claim_is_made_only_with_a_permit_in_hand() {
     let most_pending = Arc::new(AtomicUsize::new(0));
     let (counted, pending) = (Arc::clone(&gauge), Arc::clone(&most_pending));
     let handler = move |_: Message, _: Attempt| {
-        let (gauge, store, pending) = (Arc::clone(&counted), Arc::clone(&store), Arc::clone(&pending));
+        let (gauge, store, pending) = (
+            Arc::clone(&counted),
+            Arc::clone(&store),
+            Arc::clone(&pending),
+        );
         async move {
             let is_pending = |state: &State| matches!(state, State::Pending { .. });
-            let claimed = store.records().iter().filter(|(_, record)| is_pending(&record.state)).count();
+            let claimed = store
+                .records()
+                .iter()
+                .filter(|(_, record)| is_pending(&record.state))
+                .count();
             pending.fetch_max(claimed, SeqCst);
             gauge.through(sleep(Duration::from_millis(20))).await;
             Ok(())
         }
     };
-    bench.run(bench.consumer(handler).concurrency(4), 50).await.unwrap();
+    bench
+        .run(bench.consumer(handler).concurrency(4), 50)
+        .await
+        .unwrap();
     assert_eq!(gauge.most.load(SeqCst), 4, "as many handlers as permits");
-    assert!(most_pending.load(SeqCst) <= 4, "no claim waits for a permit");
+    assert!(
+        most_pending.load(SeqCst) <= 4,
+        "no claim waits for a permit"
+    );
 }
 
 /// Records the order in which the handlers of these messages begin and end.
 async fn order_of(ordering: Ordering, messages: &[(&'static str, u64, u64)]) -> Vec<String> {
     let payload = |id: u64, ms: u64| format!(r#"{{"id":{id},"ms":{ms}}}"#);
-    let bench = Bench::of(messages.iter().map(|(key, id, ms)| (*key, payload(*id, *ms))));
+    let bench = Bench::of(
+        messages
+            .iter()
+            .map(|(key, id, ms)| (*key, payload(*id, *ms))),
+    );
     let log = Arc::new(Mutex::new(Vec::new()));
     let written = Arc::clone(&log);
     #[derive(serde::Deserialize)]
@@ -174,30 +224,52 @@ async fn order_of(ordering: Ordering, messages: &[(&'static str, u64, u64)]) -> 
             Ok(())
         }
     };
-    bench.run(bench.consumer(handler).ordering(ordering), messages.len()).await.unwrap();
+    bench
+        .run(bench.consumer(handler).ordering(ordering), messages.len())
+        .await
+        .unwrap();
     Arc::into_inner(log).unwrap().into_inner().unwrap()
 }
 
 #[tokio::test(start_paused = true)]
 async fn orders_are_kept_within_a_partition_a_key_or_not_at_all() {
     let messages = [("a", 1, 30), ("a", 2, 10), ("b", 3, 20)];
-    assert_eq!(order_of(Ordering::Partition, &messages).await, ["+1", "-1", "+2", "-2", "+3", "-3"]);
-    assert_eq!(order_of(Ordering::Key, &messages).await, ["+1", "+3", "-3", "-1", "+2", "-2"]);
-    assert_eq!(order_of(Ordering::Unordered, &messages).await, ["+1", "+2", "+3", "-2", "-3", "-1"]);
+    assert_eq!(
+        order_of(Ordering::Partition, &messages).await,
+        ["+1", "-1", "+2", "-2", "+3", "-3"]
+    );
+    assert_eq!(
+        order_of(Ordering::Key, &messages).await,
+        ["+1", "+3", "-3", "-1", "+2", "-2"]
+    );
+    assert_eq!(
+        order_of(Ordering::Unordered, &messages).await,
+        ["+1", "+2", "+3", "-2", "-3", "-1"]
+    );
 }
 
 #[tokio::test(start_paused = true)]
 async fn two_deliveries_of_one_key_wait_for_each_other_locally() {
     let log = order_of(Ordering::Unordered, &[("a", 1, 30), ("b", 1, 10)]).await;
-    assert_eq!(log, ["+1", "-1"], "the second is answered with the first one's result");
+    assert_eq!(
+        log,
+        ["+1", "-1"],
+        "the second is answered with the first one's result"
+    );
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_result_that_is_too_large_is_not_kept_and_the_work_does_not_run_again() {
-    let bench = Bench::of([("", r#"{"id":1}"#.to_owned()), ("", r#"{"id":1}"#.to_owned())]);
+    let bench = Bench::of([
+        ("", r#"{"id":1}"#.to_owned()),
+        ("", r#"{"id":1}"#.to_owned()),
+    ]);
     let gate = bench.gate("runtime").max_result_bytes(100);
     bench
-        .run(bench.consumer_behind(gate, async |_: Message, _: Attempt| Ok("x".repeat(200))), 2)
+        .run(
+            bench.consumer_behind(gate, async |_: Message, _: Attempt| Ok("x".repeat(200))),
+            2,
+        )
         .await
         .unwrap();
     assert_eq!(bench.counters.get("handler_runs", "succeeded"), 1);
@@ -225,9 +297,20 @@ impl Handler for Answering {
 
 #[tokio::test(start_paused = true)]
 async fn a_duplicate_that_cannot_be_answered_is_acknowledged_all_the_same() {
-    let bench = Bench::of([("", r#"{"id":1}"#.to_owned()), ("", r#"{"id":1}"#.to_owned())]);
+    let bench = Bench::of([
+        ("", r#"{"id":1}"#.to_owned()),
+        ("", r#"{"id":1}"#.to_owned()),
+    ]);
     let asked = Arc::new(AtomicUsize::new(0));
-    bench.run(bench.consumer(Answering { asked: Arc::clone(&asked) }), 2).await.unwrap();
+    bench
+        .run(
+            bench.consumer(Answering {
+                asked: Arc::clone(&asked),
+            }),
+            2,
+        )
+        .await
+        .unwrap();
     assert_eq!(asked.load(SeqCst), 3, "three tries");
     assert_eq!(bench.counters.total("duplicate_hooks_failed"), 1);
     assert_eq!(bench.letters.causes(), [""; 0]);
@@ -259,17 +342,31 @@ async fn a_message_that_ended_its_process_twice_runs_alone_and_claims_nothing_be
                         seen.store(gauge.now.load(SeqCst), SeqCst);
                     }
                     let is_pending = |state: &State| matches!(state, State::Pending { .. });
-                    let claimed =
-                        store.records().iter().filter(|(_, record)| is_pending(&record.state)).count();
+                    let claimed = store
+                        .records()
+                        .iter()
+                        .filter(|(_, record)| is_pending(&record.state))
+                        .count();
                     pending.fetch_max(claimed, SeqCst);
                 })
                 .await;
             Ok(())
         }
     };
-    bench.run(bench.consumer(handler).concurrency(6), 6).await.unwrap();
-    assert_eq!(alone.load(SeqCst), 1, "no other handler ran at the same time");
-    assert_eq!(most_pending.load(SeqCst), 5, "a death of the five others would cost it no attempt");
+    bench
+        .run(bench.consumer(handler).concurrency(6), 6)
+        .await
+        .unwrap();
+    assert_eq!(
+        alone.load(SeqCst),
+        1,
+        "no other handler ran at the same time"
+    );
+    assert_eq!(
+        most_pending.load(SeqCst),
+        5,
+        "a death of the five others would cost it no attempt"
+    );
     assert_eq!(bench.counters.total("quarantined"), 1);
     assert!(gauge.most.load(SeqCst) > 1, "the others ran side by side");
 }
@@ -291,11 +388,18 @@ async fn a_run_that_takes_too_long_is_cancelled_and_told_so() {
         }
     };
     let gate = bench.gate("runtime").max_run(LEASE * 5);
-    bench.run(bench.consumer_behind(gate, handler), 1).await.unwrap();
+    bench
+        .run(bench.consumer_behind(gate, handler), 1)
+        .await
+        .unwrap();
     told.notified().await;
     assert_eq!(bench.counters.get("handler_runs", "cancelled"), 1);
     assert_eq!(bench.counters.get("extra_runs", "discarded"), 1);
-    assert_eq!(bench.counters.get("extra_runs", "crash_takeover"), 0, "no process has died");
+    assert_eq!(
+        bench.counters.get("extra_runs", "crash_takeover"),
+        0,
+        "no process has died"
+    );
 }
 
 #[tokio::test(start_paused = true)]
@@ -313,9 +417,16 @@ async fn a_stop_lets_running_handlers_end_and_starts_no_other() {
         }
     };
     let consumer = bench.consumer(handler).concurrency(2);
-    consumer.run_until(async { begun.await.unwrap() }).await.unwrap();
+    consumer
+        .run_until(async { begun.await.unwrap() })
+        .await
+        .unwrap();
     assert_eq!(bench.list.acked(), [0, 1], "what had started has ended");
-    assert_eq!(bench.counters.get("claims", "granted"), 2, "nothing else was claimed");
+    assert_eq!(
+        bench.counters.get("claims", "granted"),
+        2,
+        "nothing else was claimed"
+    );
 }
 
 // invariant: stop-without-end
@@ -330,10 +441,19 @@ async fn the_stop_deadline_holds_when_a_handler_does_not_return() {
         }
         std::future::pending::<Result<(), Failure>>()
     };
-    let consumer = bench.consumer(handler).stop_deadline(Duration::from_secs(10));
+    let consumer = bench
+        .consumer(handler)
+        .stop_deadline(Duration::from_secs(10));
     let started = tokio::time::Instant::now();
-    consumer.run_until(async { begun.await.unwrap() }).await.unwrap();
-    assert!(started.elapsed() < Duration::from_secs(12), "{:?}", started.elapsed());
+    consumer
+        .run_until(async { begun.await.unwrap() })
+        .await
+        .unwrap();
+    assert!(
+        started.elapsed() < Duration::from_secs(12),
+        "{:?}",
+        started.elapsed()
+    );
     assert_eq!(bench.list.acked(), [0_i64; 0]);
 }
 
@@ -341,37 +461,73 @@ async fn the_stop_deadline_holds_when_a_handler_does_not_return() {
 #[tokio::test(start_paused = true)]
 async fn another_key_specification_is_refused_with_both_in_the_error() {
     let bench = Bench::of(numbered(1));
-    bench.run(bench.consumer(async |_: Message, _: Attempt| Ok(())), 1).await.unwrap();
+    bench
+        .run(bench.consumer(async |_: Message, _: Attempt| Ok(())), 1)
+        .await
+        .unwrap();
     let gate = Gate::new("runtime", Key::json(["order_id"]), Arc::clone(&bench.store)).simulated(7);
     let error: BoxError = gate.open().await.unwrap_err().into();
     let text = error.to_string();
-    assert!(text.contains("order_id") && text.contains("\"id\"") && text.contains("`runtime`"), "{text}");
+    assert!(
+        text.contains("order_id") && text.contains("\"id\"") && text.contains("`runtime`"),
+        "{text}"
+    );
 }
 
 #[tokio::test(start_paused = true)]
 async fn settings_that_make_no_sense_are_refused_by_name() {
     let bench = Bench::of([]);
     let refused = async |gate: Gate| gate.open().await.unwrap_err().to_string();
-    assert!(refused(bench.gate("a").lease(Duration::ZERO)).await.contains("`lease`"));
-    assert!(refused(bench.gate("a").retention(LEASE / 2)).await.contains("`retention`"));
-    assert!(refused(bench.gate("a").max_run(LEASE / 2)).await.contains("`max_run`"));
+    assert!(
+        refused(bench.gate("a").lease(Duration::ZERO))
+            .await
+            .contains("`lease`")
+    );
+    assert!(
+        refused(bench.gate("a").retention(LEASE / 2))
+            .await
+            .contains("`retention`")
+    );
+    assert!(
+        refused(bench.gate("a").max_run(LEASE / 2))
+            .await
+            .contains("`max_run`")
+    );
     assert!(refused(bench.gate("a b")).await.contains("scope"));
-    let consumer = bench.consumer(async |_: Message, _: Attempt| Ok(())).concurrency(0);
-    let error = consumer.run_until(std::future::pending()).await.unwrap_err();
+    let consumer = bench
+        .consumer(async |_: Message, _: Attempt| Ok(()))
+        .concurrency(0);
+    let error = consumer
+        .run_until(std::future::pending())
+        .await
+        .unwrap_err();
     assert!(error.to_string().contains("`concurrency`"), "{error}");
 }
 
 #[tokio::test(start_paused = true)]
 async fn the_idempotency_key_of_a_step_is_the_same_in_every_attempt_of_every_delivery() {
-    let bench = Bench::of([("", r#"{"id":1}"#.to_owned()), ("", r#"{"id":1.0}"#.to_owned())]);
+    let bench = Bench::of([
+        ("", r#"{"id":1}"#.to_owned()),
+        ("", r#"{"id":1.0}"#.to_owned()),
+    ]);
     let keys: Arc<Mutex<Vec<String>>> = Arc::default();
     let seen = Arc::clone(&keys);
     let handler = move |_: Message, attempt: Attempt| {
         let mut seen = seen.lock().unwrap();
         seen.push(attempt.idempotency_key("charge"));
-        assert_ne!(attempt.idempotency_key("refund"), seen[0], "another step has another key");
+        assert_ne!(
+            attempt.idempotency_key("refund"),
+            seen[0],
+            "another step has another key"
+        );
         let runs = seen.len();
-        async move { if runs < 3 { Err(Failure::retry("not yet")) } else { Ok(()) } }
+        async move {
+            if runs < 3 {
+                Err(Failure::retry("not yet"))
+            } else {
+                Ok(())
+            }
+        }
     };
     bench.run(bench.consumer(handler), 2).await.unwrap();
     let keys = keys.lock().unwrap();
@@ -384,19 +540,32 @@ async fn a_gate_that_was_opened_before_tells_the_consumers_observer() {
     let bench = Bench::of(numbered(3));
     let gate = bench.gate("runtime");
     gate.open().await.unwrap();
-    bench.run(bench.consumer_behind(gate, async |_: Message, _: Attempt| Ok(())), 3).await.unwrap();
+    bench
+        .run(
+            bench.consumer_behind(gate, async |_: Message, _: Attempt| Ok(())),
+            3,
+        )
+        .await
+        .unwrap();
     assert_eq!(bench.counters.get("claims", "granted"), 3);
 }
 
 #[tokio::test(start_paused = true)]
 async fn an_outage_is_not_over_because_a_bad_key_was_buried() {
     const CONCURRENCY: u32 = 32;
-    // A unit has a quarter of the permits, and its keys are claimed together: one message more is claimed after them.
+    // A unit has a quarter of the permits, and its keys are claimed together: one message more is
+    // claimed after them.
     const GOOD: usize = CONCURRENCY as usize / 4 + 1;
     let bad = (0..20).map(|_| ("", "{not json".to_owned()));
     let bench = Bench::of(numbered(GOOD).into_iter().chain(bad));
-    let store = Arc::new(FaultStore::new(Arc::clone(&bench.store) as _, Faults::default(), 1));
-    let gate = Gate::new("runtime", Key::json(["id"]), Arc::clone(&store)).lease(LEASE * 60).simulated(7);
+    let store = Arc::new(FaultStore::new(
+        Arc::clone(&bench.store) as _,
+        Faults::default(),
+        1,
+    ));
+    let gate = Gate::new("runtime", Key::json(["id"]), Arc::clone(&store))
+        .lease(LEASE * 60)
+        .simulated(7);
     let down = Arc::clone(&store);
     // The first handler sees the store go, while all the others have started.
     let handler = move |message: Message, _: Attempt| {
@@ -405,34 +574,54 @@ async fn an_outage_is_not_over_because_a_bad_key_was_buried() {
         }
         std::future::ready(Ok(()))
     };
-    let consumer = bench.consumer_behind(gate, handler).concurrency(CONCURRENCY);
+    let consumer = bench
+        .consumer_behind(gate, handler)
+        .concurrency(CONCURRENCY);
     let (list, counters) = (Arc::clone(&bench.list), Arc::clone(&bench.counters));
     let outage = async move {
         list.until_acked(20).await;
-        assert_eq!(counters.get("store_paused", "resumed"), 0, "the store has not answered once");
+        assert_eq!(
+            counters.get("store_paused", "resumed"),
+            0,
+            "the store has not answered once"
+        );
         store.end_outage();
         list.until_acked(20 + GOOD).await;
     };
     consumer.run_until(outage).await.unwrap();
-    let paused =
-        (bench.counters.get("store_paused", "paused"), bench.counters.get("store_paused", "resumed"));
+    let paused = (
+        bench.counters.get("store_paused", "paused"),
+        bench.counters.get("store_paused", "resumed"),
+    );
     assert_eq!(paused, (1, 1), "one outage");
 }
 
 #[tokio::test(start_paused = true)]
 async fn no_handler_begins_on_a_lease_that_is_over() {
     let bench = Bench::of(numbered(60));
-    let faults = Faults { slow_reply: 0.7, max_delay: LEASE * 3, ..Faults::default() };
+    let faults = Faults {
+        slow_reply: 0.7,
+        max_delay: LEASE * 3,
+        ..Faults::default()
+    };
     let store = FaultStore::new(Arc::clone(&bench.store) as _, faults, 3).sleep_with(sleep);
-    let gate = Gate::new("runtime", Key::json(["id"]), store).lease(LEASE).simulated(7);
+    let gate = Gate::new("runtime", Key::json(["id"]), store)
+        .lease(LEASE)
+        .simulated(7);
     let memory = Arc::clone(&bench.store);
-    let key = Key::json(["id"]).compile(&Scope::new("runtime").unwrap()).unwrap();
+    let key = Key::json(["id"])
+        .compile(&Scope::new("runtime").unwrap())
+        .unwrap();
     let handler = move |message: Message, _: Attempt| {
         let store_key = key.derive(message.route(), &message).unwrap();
         let memory = Arc::clone(&memory);
         async move {
-            let snapshot =
-                memory.read(vec![store_key]).await.remove(0).unwrap().expect("a record of its own");
+            let snapshot = memory
+                .read(vec![store_key])
+                .await
+                .remove(0)
+                .unwrap()
+                .expect("a record of its own");
             assert!(
                 snapshot.record.protected_for(snapshot.now).is_some(),
                 "the lease was over when the handler began"
@@ -440,6 +629,9 @@ async fn no_handler_begins_on_a_lease_that_is_over() {
             Ok(())
         }
     };
-    bench.run(bench.consumer_behind(gate, handler), 60).await.unwrap();
+    bench
+        .run(bench.consumer_behind(gate, handler), 60)
+        .await
+        .unwrap();
     assert_eq!(bench.counters.get("handler_runs", "panicked"), 0);
 }

@@ -32,11 +32,16 @@ async fn until(
         }
     };
     let limit = Duration::from_secs(3_600);
-    timeout(limit, asked).await.unwrap_or_else(|_| panic!("never {what}: {:#?}", monitor.status()))
+    timeout(limit, asked)
+        .await
+        .unwrap_or_else(|_| panic!("never {what}: {:#?}", monitor.status()))
 }
 
 fn has(health: &Health, word: &str) -> bool {
-    health.reasons().iter().any(|reason| reason.as_str() == word)
+    health
+        .reasons()
+        .iter()
+        .any(|reason| reason.as_str() == word)
 }
 
 /// A handler that waits for this, and then returns.
@@ -61,28 +66,54 @@ async fn it_says_where_it_is_in_its_life_and_what_it_has_in_hand() {
     let (bench, go_on) = (Bench::of(numbered(3)), Arc::new(Notify::new()));
     let consumer = bench.consumer(waiting_for(&go_on)).concurrency(2);
     let monitor = consumer.monitor();
-    assert_eq!((monitor.status().phase, monitor.health().is_ready()), (Phase::Starting, false));
+    assert_eq!(
+        (monitor.status().phase, monitor.health().is_ready()),
+        (Phase::Starting, false)
+    );
     let asked = async {
         let (status, health) = until(&monitor, "two run", |status, _| {
             status.messages.running == 2 && status.messages.ready == 1
         })
         .await;
         assert_eq!((status.phase, &health), (Phase::Running, &Health::Healthy));
-        assert_eq!((status.permits.total, status.permits.free, status.messages.in_flight), (2, 0, 3));
+        assert_eq!(
+            (
+                status.permits.total,
+                status.permits.free,
+                status.messages.in_flight
+            ),
+            (2, 0, 3)
+        );
         assert_eq!(status.scopes[0].promise, "process");
         let partition = &status.source.partitions[0];
-        assert_eq!((&*partition.topic, partition.partition, partition.in_flight), ("orders", 0, 3));
+        assert_eq!(
+            (&*partition.topic, partition.partition, partition.in_flight),
+            ("orders", 0, 3)
+        );
         let first = partition.first.as_ref().unwrap();
-        assert_eq!((&*first.origin, first.stage), ("orders/0@0", Stage::Running));
+        assert_eq!(
+            (&*first.origin, first.stage),
+            ("orders/0@0", Stage::Running)
+        );
         go_on.notify_waiters();
-        until(&monitor, "the third runs", |status, _| status.messages.running == 1).await;
+        until(&monitor, "the third runs", |status, _| {
+            status.messages.running == 1
+        })
+        .await;
         go_on.notify_waiters();
         bench.list.until_acked(3).await;
         let (status, _) = until(&monitor, "empty", |status, _| {
             status.source.partitions.is_empty() && status.messages.in_flight == 0
         })
         .await;
-        assert_eq!((status.messages.in_flight, status.permits.free, status.runs.len()), (0, 2, 0));
+        assert_eq!(
+            (
+                status.messages.in_flight,
+                status.permits.free,
+                status.runs.len()
+            ),
+            (0, 2, 0)
+        );
         assert!(status.rates.ended_per_second > 0.0, "{:?}", status.rates);
     };
     run_while(consumer, asked).await;
@@ -94,11 +125,22 @@ async fn it_says_where_it_is_in_its_life_and_what_it_has_in_hand() {
 async fn a_consumer_that_ends_by_itself_says_why() {
     let bench = Bench::of([("", "{not json".to_owned())]);
     let source = super::Listed(Arc::clone(&bench.list));
-    let consumer = Consumer::new(source, bench.gate("runtime"), async |_: Message, _: Attempt| Ok(()));
+    let consumer = Consumer::new(
+        source,
+        bench.gate("runtime"),
+        async |_: Message, _: Attempt| Ok(()),
+    );
     let monitor = consumer.monitor();
-    consumer.run_until(std::future::pending()).await.unwrap_err();
+    consumer
+        .run_until(std::future::pending())
+        .await
+        .unwrap_err();
     assert!(!monitor.health().is_live());
-    assert!(monitor.health().to_string().contains("`dead_letters`"), "{}", monitor.health());
+    assert!(
+        monitor.health().to_string().contains("`dead_letters`"),
+        "{}",
+        monitor.health()
+    );
 }
 
 #[tokio::test(start_paused = true)]
@@ -107,21 +149,32 @@ async fn a_consumer_whose_future_was_dropped_has_ended() {
     let consumer = bench.consumer(waiting_for(&Arc::default()));
     let monitor = consumer.monitor();
     let running = consumer.run_until(std::future::pending());
-    let begun = until(&monitor, "it runs", |status, _| status.phase == Phase::Running);
+    let begun = until(&monitor, "it runs", |status, _| {
+        status.phase == Phase::Running
+    });
     tokio::select! {
         ended = running => ended.unwrap(),
         _ = begun => {}
     }
     // Its tasks end at their next turn.
-    let (_, health) = until(&monitor, "ended", |status, _| status.phase == Phase::Stopped).await;
+    let (_, health) = until(&monitor, "ended", |status, _| {
+        status.phase == Phase::Stopped
+    })
+    .await;
     assert!(health.to_string().contains("dropped"), "{health}");
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_store_that_is_away_makes_it_unready_and_a_restart_would_not_help() {
     let bench = Bench::of(numbered(2));
-    let store = Arc::new(FaultStore::new(Arc::clone(&bench.store) as _, Faults::default(), 1));
-    let gate = Gate::new("runtime", Key::json(["id"]), Arc::clone(&store)).lease(LEASE * 60).simulated(7);
+    let store = Arc::new(FaultStore::new(
+        Arc::clone(&bench.store) as _,
+        Faults::default(),
+        1,
+    ));
+    let gate = Gate::new("runtime", Key::json(["id"]), Arc::clone(&store))
+        .lease(LEASE * 60)
+        .simulated(7);
     let consumer = bench.consumer_behind(gate, async |_: Message, _: Attempt| Ok(()));
     let monitor = consumer.monitor();
     let asked = async {
@@ -132,7 +185,10 @@ async fn a_store_that_is_away_makes_it_unready_and_a_restart_would_not_help() {
         assert!(health.is_live() && !health.is_ready(), "{health}");
         assert!(status.paused.contains(&PauseCause::StoreAway) && status.scopes[0].is_store_away());
         let later = |status: &Status, _: &Health| {
-            status.scopes[0].outages.first().is_some_and(|outage| outage.lasts > Duration::from_secs(60))
+            status.scopes[0]
+                .outages
+                .first()
+                .is_some_and(|outage| outage.lasts > Duration::from_secs(60))
         };
         until(&monitor, "away for a minute", later).await;
         store.end_outage();
@@ -146,8 +202,14 @@ async fn a_store_that_is_away_makes_it_unready_and_a_restart_would_not_help() {
 async fn a_lease_that_runs_out_while_its_completion_is_unknown_was_not_lost_by_a_running_handler() {
     for ends_before in [true, false] {
         let bench = Bench::of(numbered(1));
-        let store = Arc::new(FaultStore::new(Arc::clone(&bench.store) as _, Faults::default(), 1));
-        let gate = Gate::new("runtime", Key::json(["id"]), Arc::clone(&store)).lease(LEASE).simulated(7);
+        let store = Arc::new(FaultStore::new(
+            Arc::clone(&bench.store) as _,
+            Faults::default(),
+            1,
+        ));
+        let gate = Gate::new("runtime", Key::json(["id"]), Arc::clone(&store))
+            .lease(LEASE)
+            .simulated(7);
         let outage = Arc::clone(&store);
         let handler = move |_: Message, attempt: Attempt| {
             outage.begin_outage();
@@ -161,17 +223,32 @@ async fn a_lease_that_runs_out_while_its_completion_is_unknown_was_not_lost_by_a
         let consumer = bench.consumer_behind(gate, handler);
         let monitor = consumer.monitor();
         let asked = async {
-            until(&monitor, "over", |status, _| status.scopes[0].lease_remaining.is_zero()).await;
+            until(&monitor, "over", |status, _| {
+                status.scopes[0].lease_remaining.is_zero()
+            })
+            .await;
             bench.complete_elsewhere().await;
             store.end_outage();
             bench.list.until_acked(1).await;
-            until(&monitor, "idle", |status, _| status.scopes[0].lease_remaining == LEASE).await;
+            until(&monitor, "idle", |status, _| {
+                status.scopes[0].lease_remaining == LEASE
+            })
+            .await;
         };
         run_while(consumer, asked).await;
         let count = |name, label| bench.counters.get(name, label);
-        let (unknown, lost) = (count("extra_runs", "complete_unknown"), count("extra_runs", "lease_lost"));
-        assert_eq!((unknown, lost), (u64::from(ends_before), u64::from(!ends_before)));
-        assert_eq!((count("completions", ""), count("complete_lost", "")), (0, 1));
+        let (unknown, lost) = (
+            count("extra_runs", "complete_unknown"),
+            count("extra_runs", "lease_lost"),
+        );
+        assert_eq!(
+            (unknown, lost),
+            (u64::from(ends_before), u64::from(!ends_before))
+        );
+        assert_eq!(
+            (count("completions", ""), count("complete_lost", "")),
+            (0, 1)
+        );
     }
 }
 
@@ -180,8 +257,16 @@ async fn a_lease_that_runs_out_while_its_completion_is_unknown_was_not_lost_by_a
 async fn a_store_that_is_away_holds_back_only_the_routes_that_use_it() {
     let bench = Bench::of(numbered(3));
     (0..3).for_each(|id| bench.list.push("refunds", "", format!(r#"{{"id":{id}}}"#)));
-    let down = Arc::new(FaultStore::new(Arc::new(MemoryStore::new()), Faults::default(), 1));
-    let gate = |scope: &str| Gate::new(scope, Key::json(["id"]), Arc::clone(&down)).lease(LEASE).simulated(7);
+    let down = Arc::new(FaultStore::new(
+        Arc::new(MemoryStore::new()),
+        Faults::default(),
+        1,
+    ));
+    let gate = |scope: &str| {
+        Gate::new(scope, Key::json(["id"]), Arc::clone(&down))
+            .lease(LEASE)
+            .simulated(7)
+    };
     let refunds = gate("refunds");
     refunds.open().await.unwrap();
     let outage = Arc::clone(&down);
@@ -190,8 +275,11 @@ async fn a_store_that_is_away_holds_back_only_the_routes_that_use_it() {
         outage.begin_outage();
         std::future::ready(Ok(()))
     };
-    let consumer =
-        bench.consumer(order).concurrency(1).route("refunds", refunds, async |_: Message, _: Attempt| Ok(()));
+    let consumer = bench.consumer(order).concurrency(1).route(
+        "refunds",
+        refunds,
+        async |_: Message, _: Attempt| Ok(()),
+    );
     let monitor = consumer.monitor();
     let asked = async {
         let (status, health) = until(&monitor, "away", |_, health| has(health, "store_away")).await;
@@ -216,17 +304,27 @@ async fn a_handler_that_is_paused_makes_it_unready_and_is_no_stall() {
     let is_up = Arc::new(AtomicBool::new(false));
     let seen = Arc::clone(&is_up);
     let handler = move |_: Message, _: Attempt| {
-        let outcome = if seen.load(SeqCst) { Ok(()) } else { Err(Failure::retry("the dependency is down")) };
+        let outcome = if seen.load(SeqCst) {
+            Ok(())
+        } else {
+            Err(Failure::retry("the dependency is down"))
+        };
         std::future::ready(outcome)
     };
     let consumer = bench.consumer(handler);
     let monitor = consumer.monitor();
     let asked = async {
-        until(&monitor, "paused", |_, health| has(health, "handler_paused")).await;
+        until(&monitor, "paused", |_, health| {
+            has(health, "handler_paused")
+        })
+        .await;
         sleep(Duration::from_secs(300)).await;
         let (status, health) = (monitor.status(), monitor.health());
         assert!(health.is_live() && !health.is_ready(), "{health}");
-        assert!(status.paused.contains(&PauseCause::Breaker) && status.messages.ready <= 1, "{status:#?}");
+        assert!(
+            status.paused.contains(&PauseCause::Breaker) && status.messages.ready <= 1,
+            "{status:#?}"
+        );
         is_up.store(true, SeqCst);
         bench.list.until_acked(60).await;
         until(&monitor, "well", |_, health| *health == Health::Healthy).await;
@@ -238,13 +336,20 @@ async fn a_handler_that_is_paused_makes_it_unready_and_is_no_stall() {
 #[tokio::test(start_paused = true)]
 async fn a_handler_that_runs_for_too_long_is_named() {
     let bench = Bench::of(numbered(1));
-    let (max_run, handler) =
-        (LEASE * 20, |_: Message, _: Attempt| std::future::pending::<Result<(), oncegate::Failure>>());
+    let (max_run, handler) = (LEASE * 20, |_: Message, _: Attempt| {
+        std::future::pending::<Result<(), oncegate::Failure>>()
+    });
     let gate = bench.gate("runtime").max_run(max_run);
-    let consumer = bench.consumer_behind(gate, handler).concurrency(1).stop_deadline(Duration::ZERO);
+    let consumer = bench
+        .consumer_behind(gate, handler)
+        .concurrency(1)
+        .stop_deadline(Duration::ZERO);
     let monitor = consumer.monitor();
     let asked = async {
-        let (status, health) = until(&monitor, "overdue", |_, health| has(health, "overdue_handler")).await;
+        let (status, health) = until(&monitor, "overdue", |_, health| {
+            has(health, "overdue_handler")
+        })
+        .await;
         assert_eq!(status.overdue, 1);
         assert!(
             health.to_string().contains("orders/0@0") && health.to_string().contains("`runtime`"),
@@ -261,7 +366,11 @@ async fn a_handler_that_runs_for_too_long_is_named() {
 async fn a_message_that_another_worker_has_for_ever_is_named_and_is_no_stall() {
     let bench = Bench::of(numbered(1));
     let gate = || bench.gate("runtime").max_run(LEASE * 4);
-    let elsewhere = Message::new("orders", Origin::Other("elsewhere".into()), Some(r#"{"id":0}"#.into()));
+    let elsewhere = Message::new(
+        "orders",
+        Origin::Other("elsewhere".into()),
+        Some(r#"{"id":0}"#.into()),
+    );
     let (consumer, other) = (
         bench.consumer_behind(gate(), async |_: Message, _: Attempt| Ok(())),
         bench.gate("runtime").simulated(8),
@@ -270,12 +379,21 @@ async fn a_message_that_another_worker_has_for_ever_is_named_and_is_no_stall() {
     let monitor = consumer.monitor();
     let asked = async {
         let parked = |status: &Status, _: &Health| {
-            status.waiting.first().is_some_and(|first| first.stage == Stage::Parked(WaitCause::Busy))
+            status
+                .waiting
+                .first()
+                .is_some_and(|first| first.stage == Stage::Parked(WaitCause::Busy))
         };
         let (_, health) = until(&monitor, "parked", parked).await;
         assert_eq!(health, Health::Healthy, "a run may take that long");
-        let (_, health) = until(&monitor, "busy for ever", |_, health| has(health, "busy_elsewhere")).await;
-        assert!(health.is_ready() && health.to_string().contains("orders/0@0"), "{health}");
+        let (_, health) = until(&monitor, "busy for ever", |_, health| {
+            has(health, "busy_elsewhere")
+        })
+        .await;
+        assert!(
+            health.is_ready() && health.to_string().contains("orders/0@0"),
+            "{health}"
+        );
         drop(lease);
         bench.list.until_acked(1).await;
         until(&monitor, "well", |_, health| *health == Health::Healthy).await;
@@ -291,11 +409,18 @@ async fn a_source_that_has_messages_and_delivers_none_is_a_stall_with_its_name()
     let asked = async {
         bench.list.until_acked(1).await;
         let mut partition = PartitionStatus::new("orders", 5);
-        (partition.undelivered, partition.delivered_ago) = (Some(12), Some(Duration::from_secs(45)));
+        (partition.undelivered, partition.delivered_ago) =
+            (Some(12), Some(Duration::from_secs(45)));
         bench.list.status.lock().unwrap().partitions = vec![partition];
         let health = monitor.health();
-        assert!(matches!(health, Health::Stalled { .. }) && !health.is_live(), "{health}");
-        assert!(health.to_string().contains("orders/5 has 12 messages"), "{health}");
+        assert!(
+            matches!(health, Health::Stalled { .. }) && !health.is_live(),
+            "{health}"
+        );
+        assert!(
+            health.to_string().contains("orders/5 has 12 messages"),
+            "{health}"
+        );
         assert!(health.reasons().iter().any(Reason::is_stall));
     };
     run_while(consumer, asked).await;
@@ -304,13 +429,21 @@ async fn a_source_that_has_messages_and_delivers_none_is_a_stall_with_its_name()
 #[tokio::test(start_paused = true)]
 async fn a_long_stop_is_live() {
     let (bench, go_on) = (Bench::of(numbered(1)), Arc::new(Notify::new()));
-    let consumer = bench.consumer(waiting_for(&go_on)).stop_deadline(Duration::from_secs(60));
+    let consumer = bench
+        .consumer(waiting_for(&go_on))
+        .stop_deadline(Duration::from_secs(60));
     let (monitor, stop) = (consumer.monitor(), Arc::new(Notify::new()));
     let stopped = Arc::clone(&stop);
     let running = tokio::spawn(consumer.run_until(async move { stopped.notified().await }));
-    until(&monitor, "it runs", |status, _| status.messages.running == 1).await;
+    until(&monitor, "it runs", |status, _| {
+        status.messages.running == 1
+    })
+    .await;
     stop.notify_one();
-    let (status, _) = until(&monitor, "it stops", |status, _| status.phase == Phase::Stopping).await;
+    let (status, _) = until(&monitor, "it stops", |status, _| {
+        status.phase == Phase::Stopping
+    })
+    .await;
     assert_eq!(status.messages.running, 1);
     sleep(3 * oncegate::health::LOOP_LIMIT).await;
     assert!(monitor.health().is_live(), "{}", monitor.health());

@@ -27,11 +27,14 @@ impl StoreWrapper for Moving {
     async fn execute(&self, commands: Vec<Command>) -> Vec<Result<Reply, StoreError>> {
         let mut replies = Vec::new();
         for command in commands {
-            let is_moving =
-                self.moves.load(SeqCst) && *self.key.get_or_init(|| command.key.clone()) == command.key;
+            let is_moving = self.moves.load(SeqCst)
+                && *self.key.get_or_init(|| command.key.clone()) == command.key;
             replies.push(if is_moving {
                 let reason = "the key is being moved between nodes".into();
-                Err(StoreError::KeyUnavailable { key: command.key, reason })
+                Err(StoreError::KeyUnavailable {
+                    key: command.key,
+                    reason,
+                })
             } else {
                 self.inner.execute_one(command).await
             });
@@ -44,9 +47,14 @@ impl StoreWrapper for Moving {
 #[tokio::test(start_paused = true)]
 async fn a_key_that_is_being_moved_holds_up_no_other() {
     let bench = Bench::of(numbered(20));
-    let store =
-        Arc::new(Moving { inner: MemoryStore::new(), moves: AtomicBool::new(true), key: OnceLock::new() });
-    let gate = Gate::new("runtime", Key::json(["id"]), Arc::clone(&store)).lease(LEASE).simulated(7);
+    let store = Arc::new(Moving {
+        inner: MemoryStore::new(),
+        moves: AtomicBool::new(true),
+        key: OnceLock::new(),
+    });
+    let gate = Gate::new("runtime", Key::json(["id"]), Arc::clone(&store))
+        .lease(LEASE)
+        .simulated(7);
     let consumer = bench.consumer_behind(gate, async |_: Message, _: Attempt| Ok(()));
     let monitor = consumer.monitor();
     let list = Arc::clone(&bench.list);

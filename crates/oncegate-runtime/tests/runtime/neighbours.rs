@@ -1,4 +1,5 @@
-//! What a handler that blocks, computes, panics or never ends costs the other members of its unit: nothing.
+//! What a handler that blocks, computes, panics or never ends costs the other members of its unit:
+//! nothing.
 
 use std::sync::atomic::AtomicBool;
 use std::sync::mpsc;
@@ -40,14 +41,21 @@ impl StoreWrapper for ClaimSizes {
         &*self.inner
     }
 
-    async fn execute(&self, commands: Vec<Command>) -> Vec<Result<Reply, oncegate::core::store::StoreError>> {
-        let claims = commands.iter().filter(|one| matches!(one.operation, Operation::Claim { .. })).count();
+    async fn execute(
+        &self,
+        commands: Vec<Command>,
+    ) -> Vec<Result<Reply, oncegate::core::store::StoreError>> {
+        let claims = commands
+            .iter()
+            .filter(|one| matches!(one.operation, Operation::Claim { .. }))
+            .count();
         self.sizes.lock().unwrap().push(claims);
         self.inner.execute(commands).await
     }
 }
 
-/// Runs one unit whose first member behaves so. Returns when all its other members are acknowledged.
+/// Runs one unit whose first member behaves so. Returns when all its other members are
+/// acknowledged.
 async fn others_end_beside(manner: Manner) {
     let bench = Bench::of(numbered(MEMBERS));
     let (others_have_ended, ended) = mpsc::channel::<()>();
@@ -65,10 +73,16 @@ async fn others_end_beside(manner: Manner) {
                 Manner::Panics if attempt.number() == 1 => panic!("a handler panics"),
                 Manner::Panics => {}
                 Manner::NeverEnds => std::future::pending().await,
-                Manner::Blocks => waits.store(ended.lock().unwrap().recv_timeout(PATIENCE).is_err(), SeqCst),
+                Manner::Blocks => waits.store(
+                    ended.lock().unwrap().recv_timeout(PATIENCE).is_err(),
+                    SeqCst,
+                ),
                 Manner::BlocksAfterAWait => {
                     tokio::task::yield_now().await;
-                    waits.store(ended.lock().unwrap().recv_timeout(PATIENCE).is_err(), SeqCst);
+                    waits.store(
+                        ended.lock().unwrap().recv_timeout(PATIENCE).is_err(),
+                        SeqCst,
+                    );
                 }
                 Manner::Computes => {
                     let began = std::time::Instant::now();
@@ -81,9 +95,14 @@ async fn others_end_beside(manner: Manner) {
             Ok(())
         }
     };
-    let store = Arc::new(ClaimSizes { inner: Arc::clone(&bench.store), sizes: Mutex::default() });
+    let store = Arc::new(ClaimSizes {
+        inner: Arc::clone(&bench.store),
+        sizes: Mutex::default(),
+    });
     let gate = Gate::new("runtime", Key::json(["id"]), Arc::clone(&store));
-    let consumer = bench.consumer_behind(gate, handler).stop_deadline(Duration::from_millis(100));
+    let consumer = bench
+        .consumer_behind(gate, handler)
+        .stop_deadline(Duration::from_millis(100));
     let list = Arc::clone(&bench.list);
     let stop = async move {
         list.until_acked(MEMBERS - 1).await;
@@ -96,9 +115,15 @@ async fn others_end_beside(manner: Manner) {
         list.until_acked(MEMBERS).await;
     };
     consumer.run_until(stop).await.unwrap();
-    assert!(!others_wait.load(SeqCst), "{manner:?}: the others have waited for the first");
+    assert!(
+        !others_wait.load(SeqCst),
+        "{manner:?}: the others have waited for the first"
+    );
     let sizes = store.sizes.lock().unwrap().clone();
-    assert!(sizes.contains(&MEMBERS), "{manner:?}: no unit had all messages: {sizes:?}");
+    assert!(
+        sizes.contains(&MEMBERS),
+        "{manner:?}: no unit had all messages: {sizes:?}"
+    );
 }
 
 // invariant: neighbour-held-up

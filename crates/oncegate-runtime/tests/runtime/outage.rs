@@ -30,18 +30,35 @@ struct Outage {
 impl Outage {
     fn new() -> Self {
         let bench = Bench::of(numbered(1));
-        let faulty = Arc::new(FaultStore::new(Arc::clone(&bench.store) as _, Faults::default(), 1));
-        Self { bench, faulty, runs: Arc::default(), began: Arc::default(), ended: Arc::default() }
+        let faulty = Arc::new(FaultStore::new(
+            Arc::clone(&bench.store) as _,
+            Faults::default(),
+            1,
+        ));
+        Self {
+            bench,
+            faulty,
+            runs: Arc::default(),
+            began: Arc::default(),
+            ended: Arc::default(),
+        }
     }
 
-    /// Runs a handler that goes on for a long time after its cancellation in the first run, until one message is
-    /// acknowledged.
+    /// Runs a handler that goes on for a long time after its cancellation in the first run, until
+    /// one message is acknowledged.
     async fn run(&self, meanwhile: impl Future<Output = ()> + Send) {
         let gate = Gate::new("runtime", Key::json(["id"]), Arc::clone(&self.faulty));
-        let (runs, began, ended) = (Arc::clone(&self.runs), Arc::clone(&self.began), Arc::clone(&self.ended));
+        let (runs, began, ended) = (
+            Arc::clone(&self.runs),
+            Arc::clone(&self.began),
+            Arc::clone(&self.ended),
+        );
         let handler = move |_: Message, attempt: Attempt| {
-            let (first, began, ended) =
-                (runs.fetch_add(1, SeqCst) == 0, Arc::clone(&began), Arc::clone(&ended));
+            let (first, began, ended) = (
+                runs.fetch_add(1, SeqCst) == 0,
+                Arc::clone(&began),
+                Arc::clone(&ended),
+            );
             async move {
                 began.notify_one();
                 if first {
@@ -52,14 +69,18 @@ impl Outage {
                 Ok(())
             }
         };
-        let consumer = self.bench.consumer_behind(gate.lease(LEASE).simulated(7), handler);
+        let consumer = self
+            .bench
+            .consumer_behind(gate.lease(LEASE).simulated(7), handler);
         let list = Arc::clone(&self.bench.list);
         let watched = async {
             meanwhile.await;
             list.until_acked(1).await;
         };
         let ended = timeout(LIMIT, consumer.run_until(watched)).await;
-        ended.expect("the first run ends, and its message is acknowledged").unwrap();
+        ended
+            .expect("the first run ends, and its message is acknowledged")
+            .unwrap();
     }
 }
 
@@ -71,14 +92,30 @@ async fn a_consumer_waits_for_a_store_that_is_away_at_the_start() {
     let gate = || Gate::new("runtime", Key::json(["id"]), Arc::clone(&outage.faulty)).simulated(7);
     let handler = async |_: Message, _: Attempt| Ok(());
 
-    let impatient = outage.bench.consumer_behind(gate(), handler).start_patience(Duration::from_secs(10));
+    let impatient = outage
+        .bench
+        .consumer_behind(gate(), handler)
+        .start_patience(Duration::from_secs(10));
     let began = Instant::now();
-    let error = impatient.run_until(std::future::pending()).await.unwrap_err();
-    assert!(matches!(error, ConsumerError::Gate(GateError::Store(_))), "{error}");
-    assert!(began.elapsed() >= Duration::from_secs(10), "it ended after {:?}", began.elapsed());
+    let error = impatient
+        .run_until(std::future::pending())
+        .await
+        .unwrap_err();
+    assert!(
+        matches!(error, ConsumerError::Gate(GateError::Store(_))),
+        "{error}"
+    );
+    assert!(
+        began.elapsed() >= Duration::from_secs(10),
+        "it ended after {:?}",
+        began.elapsed()
+    );
 
     let stopped = outage.bench.consumer_behind(gate(), handler);
-    timeout(LIMIT, stopped.run_until(sleep(LEASE))).await.expect("it stops while it waits").unwrap();
+    timeout(LIMIT, stopped.run_until(sleep(LEASE)))
+        .await
+        .expect("it stops while it waits")
+        .unwrap();
 
     let patient = outage.bench.consumer_behind(gate(), handler);
     let monitor = patient.monitor();
@@ -86,10 +123,20 @@ async fn a_consumer_waits_for_a_store_that_is_away_at_the_start() {
         sleep(Duration::from_secs(60)).await;
         let status = monitor.status();
         assert_eq!(status.phase, Phase::Starting);
-        assert_eq!(status.source.failures.first().map(|failure| failure.operation.as_str()), Some("open"));
+        assert_eq!(
+            status
+                .source
+                .failures
+                .first()
+                .map(|failure| failure.operation.as_str()),
+            Some("open")
+        );
         outage.faulty.end_outage();
     };
-    tokio::join!(async { outage.bench.run(patient, 1).await.unwrap() }, meanwhile);
+    tokio::join!(
+        async { outage.bench.run(patient, 1).await.unwrap() },
+        meanwhile
+    );
 }
 
 #[tokio::test(start_paused = true)]
@@ -100,13 +147,20 @@ async fn what_a_handler_returns_during_an_outage_is_recorded_after_it() {
         outage.faulty.begin_outage();
         outage.ended.notified().await;
         sleep(LONG).await;
-        assert_eq!(outage.bench.list.acked(), [0_i64; 0], "nothing is acknowledged before");
+        assert_eq!(
+            outage.bench.list.acked(),
+            [0_i64; 0],
+            "nothing is acknowledged before"
+        );
         outage.faulty.end_outage();
     };
     outage.run(meanwhile).await;
     assert_eq!(outage.runs.load(SeqCst), 1);
     assert_eq!(outage.bench.counters.get("extra_runs", "lease_lost"), 0);
-    assert_eq!(outage.bench.counters.get("extra_runs", "complete_unknown"), 0);
+    assert_eq!(
+        outage.bench.counters.get("extra_runs", "complete_unknown"),
+        0
+    );
 }
 
 // invariant: result-of-an-outage
@@ -123,7 +177,11 @@ async fn what_a_handler_returns_after_another_process_has_taken_over_is_discarde
         outage.faulty.end_outage();
     };
     outage.run(meanwhile).await;
-    assert_eq!(outage.runs.load(SeqCst), 1, "the other process's result counts");
+    assert_eq!(
+        outage.runs.load(SeqCst),
+        1,
+        "the other process's result counts"
+    );
     assert_eq!(outage.bench.counters.get("complete_lost", ""), 1);
     assert_eq!(outage.bench.counters.get("extra_runs", "lease_lost"), 1);
     assert_eq!(outage.bench.counters.get("acks", ""), 1);
@@ -132,7 +190,11 @@ async fn what_a_handler_returns_after_another_process_has_taken_over_is_discarde
 /// Runs `count` messages that come in an outage and whose handlers wait for each other.
 async fn run_all_after_an_outage(count: usize) {
     let bench = Bench::of(numbered(1));
-    let faulty = Arc::new(FaultStore::new(Arc::clone(&bench.store) as _, Faults::default(), 1));
+    let faulty = Arc::new(FaultStore::new(
+        Arc::clone(&bench.store) as _,
+        Faults::default(),
+        1,
+    ));
     let met = Arc::new(Barrier::new(count));
     let handler = move |message: Message, _: Attempt| {
         let met = Arc::clone(&met);
@@ -143,20 +205,30 @@ async fn run_all_after_an_outage(count: usize) {
             Ok(())
         }
     };
-    let gate = Gate::new("runtime", Key::json(["id"]), Arc::clone(&faulty)).lease(LEASE).simulated(7);
+    let gate = Gate::new("runtime", Key::json(["id"]), Arc::clone(&faulty))
+        .lease(LEASE)
+        .simulated(7);
     let consumer = bench.consumer_behind(gate, handler);
     let list = Arc::clone(&bench.list);
     let watched = async {
         list.until_acked(1).await;
         faulty.begin_outage();
-        numbered(count + 1).drain(1..).for_each(|(key, payload)| list.push("orders", key, payload));
+        numbered(count + 1)
+            .drain(1..)
+            .for_each(|(key, payload)| list.push("orders", key, payload));
         sleep(LEASE).await;
         faulty.end_outage();
         list.until_acked(count + 1).await;
     };
     let ended = timeout(LIMIT, consumer.run_until(watched)).await;
-    ended.expect("all handlers run at once when the store answers").unwrap();
-    assert_eq!(bench.counters.get("handler_runs", "succeeded"), count as u64 + 1, "one run each");
+    ended
+        .expect("all handlers run at once when the store answers")
+        .unwrap();
+    assert_eq!(
+        bench.counters.get("handler_runs", "succeeded"),
+        count as u64 + 1,
+        "one run each"
+    );
 }
 
 // invariant: outage-ends-with-a-handler
@@ -169,11 +241,23 @@ async fn an_outage_ends_with_a_claim_and_not_with_its_handler() {
 #[tokio::test(start_paused = true)]
 async fn bad_keys_between_messages_that_wait_are_no_row() {
     let bench = Bench::of(numbered(1));
-    let faulty = Arc::new(FaultStore::new(Arc::clone(&bench.store) as _, Faults::default(), 1));
-    let gate = Gate::new("runtime", Key::json(["id"]), Arc::clone(&faulty)).lease(LEASE).simulated(7);
-    let limit = DeadLetterLimit { in_a_row: 10, share: 1.0 };
+    let faulty = Arc::new(FaultStore::new(
+        Arc::clone(&bench.store) as _,
+        Faults::default(),
+        1,
+    ));
+    let gate = Gate::new("runtime", Key::json(["id"]), Arc::clone(&faulty))
+        .lease(LEASE)
+        .simulated(7);
+    let limit = DeadLetterLimit {
+        in_a_row: 10,
+        share: 1.0,
+    };
     let handler = async |_: Message, _: Attempt| Ok(());
-    let consumer = bench.consumer_behind(gate, handler).dead_letter_limit(limit).concurrency(4);
+    let consumer = bench
+        .consumer_behind(gate, handler)
+        .dead_letter_limit(limit)
+        .concurrency(4);
     let list = Arc::clone(&bench.list);
     let watched = async {
         list.until_acked(1).await;
@@ -183,11 +267,16 @@ async fn bad_keys_between_messages_that_wait_are_no_row() {
             list.push("orders", "", format!(r#"{{"{field}":{id}}}"#));
         }
         sleep(Duration::from_secs(8)).await;
-        assert!(bench.letters.causes().len() < 10, "they wait with the messages before them");
+        assert!(
+            bench.letters.causes().len() < 10,
+            "they wait with the messages before them"
+        );
         faulty.end_outage();
         list.until_acked(301).await;
     };
     let ended = timeout(LIMIT, consumer.run_until(watched)).await;
-    ended.expect("everything ends").expect("the limit is not reached");
+    ended
+        .expect("everything ends")
+        .expect("the limit is not reached");
     assert_eq!(bench.letters.causes(), ["bad_key"; 30]);
 }

@@ -78,7 +78,10 @@ impl Bench {
             is_away: AtomicBool::new(false),
             waiting: Mutex::default(),
         });
-        let source = Retrying { list: Listed(Arc::clone(&self.list)), queue: Arc::clone(&queue) };
+        let source = Retrying {
+            list: Listed(Arc::clone(&self.list)),
+            queue: Arc::clone(&queue),
+        };
         let consumer = Consumer::new(source, self.gate("runtime"), handler)
             .dead_letters(Arc::clone(&self.letters))
             .observer(Arc::clone(&self.counters) as _);
@@ -94,7 +97,9 @@ fn fails_once() -> (impl Handler, Runs) {
     let runs = Arc::new(Mutex::new(Vec::new()));
     let seen = Arc::clone(&runs);
     let handler = move |_: Message, attempt: Attempt| {
-        seen.lock().unwrap().push((attempt.number(), Instant::now()));
+        seen.lock()
+            .unwrap()
+            .push((attempt.number(), Instant::now()));
         let outcome = match attempt.number() {
             1 => Err(Failure::retry_after(WAIT / 2, "the dependency is down")),
             _ => Ok(()),
@@ -109,8 +114,15 @@ fn fails_once() -> (impl Handler, Runs) {
 async fn that_they_are_overtaken_must_be_accepted() {
     for ordering in [Ordering::Key, Ordering::Partition] {
         let (consumer, _) = Bench::of(numbered(1)).retrying(async |_: Message, _: Attempt| Ok(()));
-        let error = consumer.ordering(ordering).run_until(std::future::pending()).await.unwrap_err();
-        assert!(error.to_string().contains("`overtaking_retries`"), "{error}");
+        let error = consumer
+            .ordering(ordering)
+            .run_until(std::future::pending())
+            .await
+            .unwrap_err();
+        assert!(
+            error.to_string().contains("`overtaking_retries`"),
+            "{error}"
+        );
     }
     let bench = Bench::of(numbered(1));
     let (consumer, _) = bench.retrying(async |_: Message, _: Attempt| Ok(()));
@@ -125,13 +137,27 @@ async fn they_are_acknowledged_here_and_run_again_when_due() {
     let seen = Arc::clone(&runs);
     let watch = async move {
         list.until_acked(3).await;
-        assert_eq!(seen.lock().unwrap().len(), 3, "all are acknowledged, and none has run twice");
+        assert_eq!(
+            seen.lock().unwrap().len(),
+            3,
+            "all are acknowledged, and none has run twice"
+        );
         list.until_acked(6).await;
     };
-    consumer.ordering(Ordering::Unordered).run_until(watch).await.unwrap();
+    consumer
+        .ordering(Ordering::Unordered)
+        .run_until(watch)
+        .await
+        .unwrap();
     let runs = runs.lock().unwrap();
-    assert_eq!(runs.iter().map(|(attempt, _)| *attempt).collect::<Vec<_>>(), [1, 1, 1, 2, 2, 2]);
-    assert!(runs[3..].iter().all(|(_, at)| *at - runs[2].1 >= WAIT), "{runs:?}");
+    assert_eq!(
+        runs.iter().map(|(attempt, _)| *attempt).collect::<Vec<_>>(),
+        [1, 1, 1, 2, 2, 2]
+    );
+    assert!(
+        runs[3..].iter().all(|(_, at)| *at - runs[2].1 >= WAIT),
+        "{runs:?}"
+    );
     assert_eq!(bench.counters.total("extra_runs"), 0);
     assert_eq!(bench.letters.causes(), [""; 0]);
 }
@@ -141,9 +167,16 @@ async fn they_wait_in_their_place_while_there_is_no_other() {
     let (bench, (handler, runs)) = (Bench::of(numbered(1)), fails_once());
     let (consumer, queue) = bench.retrying(handler);
     queue.is_away.store(true, SeqCst);
-    bench.run(consumer.ordering(Ordering::Unordered), 1).await.unwrap();
+    bench
+        .run(consumer.ordering(Ordering::Unordered), 1)
+        .await
+        .unwrap();
     assert_eq!(runs.lock().unwrap().len(), 2);
-    assert_eq!(bench.list.acked(), [0], "acknowledged once, when it was done");
+    assert_eq!(
+        bench.list.acked(),
+        [0],
+        "acknowledged once, when it was done"
+    );
     assert_eq!(bench.counters.get("source_errors", "retry"), 1);
 }
 
@@ -159,7 +192,15 @@ async fn their_duplicates_do_not_hold_up_anything_either() {
         assert_eq!(seen.lock().unwrap().len(), 1, "the retry is not due");
         list.until_acked(4).await;
     };
-    consumer.ordering(Ordering::Unordered).run_until(watch).await.unwrap();
+    consumer
+        .ordering(Ordering::Unordered)
+        .run_until(watch)
+        .await
+        .unwrap();
     assert_eq!(runs.lock().unwrap().len(), 2);
-    assert_eq!(bench.counters.get("claims", "completed"), 1, "the duplicate is answered");
+    assert_eq!(
+        bench.counters.get("claims", "completed"),
+        1,
+        "the duplicate is answered"
+    );
 }

@@ -37,16 +37,22 @@ async fn a_second_signal_ends_the_stop_at_once() {
         std::future::pending::<Result<(), Failure>>()
     };
     let (hour, again) = (Duration::from_secs(3_600), Duration::from_secs(10));
-    let consumer = bench.consumer(handler).stop_deadline(hour).stop_at_once_on(sleep(again));
+    let consumer = bench
+        .consumer(handler)
+        .stop_deadline(hour)
+        .stop_at_once_on(sleep(again));
     let started = Instant::now();
-    consumer.run_until(async { begun.await.unwrap() }).await.unwrap();
+    consumer
+        .run_until(async { begun.await.unwrap() })
+        .await
+        .unwrap();
     let took = started.elapsed();
     assert!(took >= again && took < again * 2, "{took:?}");
     assert_eq!(bench.list.acked(), [0_i64; 0]);
 }
 
-/// What runs the message next counts no crash, and waits as long as the lease would have lasted: what the dropped handler has
-/// begun elsewhere may go on.
+/// What runs the message next counts no crash, and waits as long as the lease would have lasted:
+/// what the dropped handler has begun elsewhere may go on.
 #[tokio::test(start_paused = true)]
 async fn a_handler_that_a_stop_drops_is_no_crash() {
     let day = Duration::from_secs(86_400);
@@ -57,19 +63,38 @@ async fn a_handler_that_a_stop_drops_is_no_crash() {
             tell();
             std::future::pending::<Result<(), Failure>>()
         };
-        let consumer = bench.consumer(handler).stop_deadline(deadline).stop_at_once_on(sleep(again));
-        consumer.run_until(async { begun.await.unwrap() }).await.unwrap();
+        let consumer = bench
+            .consumer(handler)
+            .stop_deadline(deadline)
+            .stop_at_once_on(sleep(again));
+        consumer
+            .run_until(async { begun.await.unwrap() })
+            .await
+            .unwrap();
         assert_eq!(bench.counters.get("extra_runs", "discarded"), 1);
-        let [(_, record)] = &bench.store.records()[..] else { panic!("one record") };
-        let is_flagged =
-            matches!(record.state, State::Released { attempt: 1, recovery: Recovery::Earlier, .. });
+        let [(_, record)] = &bench.store.records()[..] else {
+            panic!("one record")
+        };
+        let is_flagged = matches!(
+            record.state,
+            State::Released {
+                attempt: 1,
+                recovery: Recovery::Earlier,
+                ..
+            }
+        );
         assert!(is_flagged, "{:?}", record.state);
 
-        let next = Bench { store: Arc::clone(&bench.store), ..Bench::of(numbered(1)) };
+        let next = Bench {
+            store: Arc::clone(&bench.store),
+            ..Bench::of(numbered(1))
+        };
         let seen: Arc<Mutex<Vec<(u32, bool)>>> = Arc::default();
         let told = Arc::clone(&seen);
         let handler = move |_: Message, attempt: Attempt| {
-            told.lock().unwrap().push((attempt.number(), attempt.recovered()));
+            told.lock()
+                .unwrap()
+                .push((attempt.number(), attempt.recovered()));
             std::future::ready(Ok::<(), Failure>(()))
         };
         next.run(next.consumer(handler), 1).await.unwrap();
@@ -91,7 +116,10 @@ async fn two_signals_at_once_are_one_stop() {
         }
     };
     let consumer = bench.consumer(handler).stop_at_once_on(async {});
-    consumer.run_until(async { begun.await.unwrap() }).await.unwrap();
+    consumer
+        .run_until(async { begun.await.unwrap() })
+        .await
+        .unwrap();
     assert_eq!(bench.list.acked(), [0_i64], "its handler may end");
 }
 
@@ -100,9 +128,11 @@ async fn a_second_signal_counts_only_after_the_first() {
     let bench = Bench::of(numbered(100));
     let asked = Arc::new(AtomicBool::new(false));
     let seen = Arc::clone(&asked);
-    let consumer = bench.consumer(async |_: Message, _: Attempt| Ok(())).stop_at_once_on(async move {
-        seen.store(true, SeqCst);
-    });
+    let consumer = bench
+        .consumer(async |_: Message, _: Attempt| Ok(()))
+        .stop_at_once_on(async move {
+            seen.store(true, SeqCst);
+        });
     let list = Arc::clone(&bench.list);
     let first = async move {
         list.until_acked(100).await;
@@ -125,32 +155,53 @@ async fn a_handler_that_blocks_its_thread_for_ever_is_named_and_nobody_waits_for
         }
         async move {
             if blocks {
-                // The fault itself: a thread of the runtime that never comes back, as far as the consumer can see.
+                // The fault itself: a thread of the runtime that never comes back, as far as the
+                // consumer can see.
                 released.lock().unwrap().recv().unwrap_err();
             }
             Ok(())
         }
     };
-    let gate = oncegate::Gate::new("runtime", oncegate::Key::json(["id"]), Arc::clone(&bench.store));
-    let consumer = bench.consumer_behind(gate, handler).stop_deadline(Duration::from_millis(100));
+    let gate = oncegate::Gate::new(
+        "runtime",
+        oncegate::Key::json(["id"]),
+        Arc::clone(&bench.store),
+    );
+    let consumer = bench
+        .consumer_behind(gate, handler)
+        .stop_deadline(Duration::from_millis(100));
     let list = Arc::clone(&bench.list);
     let stop = async move {
         begun.await.unwrap();
         list.until_acked(1).await;
     };
     let limit = Duration::from_secs(60);
-    let ended = tokio::time::timeout(limit, consumer.run_until(stop)).await.expect("it returns");
+    let ended = tokio::time::timeout(limit, consumer.run_until(stop))
+        .await
+        .expect("it returns");
     let error = ended.unwrap_err();
-    assert!(matches!(error, ConsumerError::StillRunning { .. }), "{error}");
-    assert!(error.to_string().contains("orders/0@0 in `runtime`"), "{error}");
+    assert!(
+        matches!(error, ConsumerError::StillRunning { .. }),
+        "{error}"
+    );
+    assert!(
+        error.to_string().contains("orders/0@0 in `runtime`"),
+        "{error}"
+    );
     assert_eq!(bench.list.acked(), [1], "the other one has ended");
     let pending = |state: &State| matches!(state, State::Pending { .. });
-    let held = bench.store.records().iter().filter(|(_, record)| pending(&record.state)).count();
+    let held = bench
+        .store
+        .records()
+        .iter()
+        .filter(|(_, record)| pending(&record.state))
+        .count();
     assert_eq!(held, 1, "the running attempt keeps its claim");
     drop(release);
 }
 
-/// A store that loses its records. It shows that once, and then does not answer what is asked about the scope.
+/// A store that loses its records. It shows that once, and then does not answer what is asked about
+/// the scope.
 #[derive(Debug)]
 struct Losing {
     inner: Arc<MemoryStore>,
@@ -185,8 +236,14 @@ impl StoreWrapper for Losing {
 async fn a_loss_that_was_noticed_is_in_the_store_before_a_stop_ends() {
     let bench = Bench::of(numbered(1));
     let (inner, no) = (Arc::clone(&bench.store), || AtomicBool::new(false));
-    let store = Arc::new(Losing { inner, has_lost: no(), is_away: no() });
-    let gate = Gate::new("runtime", Key::json(["id"]), Arc::clone(&store)).lease(LEASE).simulated(7);
+    let store = Arc::new(Losing {
+        inner,
+        has_lost: no(),
+        is_away: no(),
+    });
+    let gate = Gate::new("runtime", Key::json(["id"]), Arc::clone(&store))
+        .lease(LEASE)
+        .simulated(7);
     let consumer = bench.consumer_behind(gate, async |_: Message, _: Attempt| Ok(()));
     let (list, counters) = (Arc::clone(&bench.list), Arc::clone(&bench.counters));
     let losing = Arc::clone(&store);
@@ -203,6 +260,13 @@ async fn a_loss_that_was_noticed_is_in_the_store_before_a_stop_ends() {
         });
     };
     consumer.run_until(noticed).await.unwrap();
-    let held = bench.store.descriptor(&Scope::new("runtime").unwrap()).await.unwrap();
-    assert!(held.as_ref().is_some_and(|held| held.contains("halt")), "{held:?}");
+    let held = bench
+        .store
+        .descriptor(&Scope::new("runtime").unwrap())
+        .await
+        .unwrap();
+    assert!(
+        held.as_ref().is_some_and(|held| held.contains("halt")),
+        "{held:?}"
+    );
 }

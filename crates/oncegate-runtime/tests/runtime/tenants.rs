@@ -11,7 +11,9 @@ use super::list::Listed;
 use super::{Bench, Gauge};
 
 fn messages(tenant: &str, count: usize) -> Vec<(&'static str, String)> {
-    (0..count).map(|id| ("", format!(r#"{{"id":{id},"tenant":"{tenant}"}}"#))).collect()
+    (0..count)
+        .map(|id| ("", format!(r#"{{"id":{id},"tenant":"{tenant}"}}"#)))
+        .collect()
 }
 
 #[derive(serde::Deserialize)]
@@ -47,7 +49,10 @@ async fn run(bench: &Bench, limit: Option<u32>) -> (BTreeMap<String, usize>, Vec
     bench.run(consumer, 44).await.unwrap();
     let (gauges, ended) = &*seen.lock().unwrap();
     let most = |(tenant, gauge): (&String, &Arc<Gauge>)| {
-        (tenant.clone(), gauge.most.load(std::sync::atomic::Ordering::SeqCst))
+        (
+            tenant.clone(),
+            gauge.most.load(std::sync::atomic::Ordering::SeqCst),
+        )
     };
     (gauges.iter().map(most).collect(), ended.clone())
 }
@@ -62,7 +67,10 @@ async fn a_tenant_has_no_more_handlers_than_its_limit_and_the_others_go_on() {
     let (most, ended) = run(&crowd(), Some(3)).await;
     assert_eq!(most["big"], 3);
     let last_small = ended.iter().rposition(|tenant| tenant == "small").unwrap();
-    assert!(last_small < 20, "the small tenant waited for the big one: {ended:?}");
+    assert!(
+        last_small < 20,
+        "the small tenant waited for the big one: {ended:?}"
+    );
     assert_eq!(ended.len(), 44, "every message of every tenant is handled");
 }
 
@@ -70,14 +78,22 @@ async fn a_tenant_has_no_more_handlers_than_its_limit_and_the_others_go_on() {
 async fn without_a_limit_the_first_come_have_everything() {
     let (most, ended) = run(&crowd(), None).await;
     assert_eq!(most["big"], 4);
-    assert!(ended[..36].iter().all(|tenant| tenant == "big"), "{ended:?}");
+    assert!(
+        ended[..36].iter().all(|tenant| tenant == "big"),
+        "{ended:?}"
+    );
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_limit_for_tenants_that_nobody_names_is_refused() {
     let bench = Bench::of([]);
-    let consumer = bench.consumer(async |_: Message, _: Attempt| Ok(())).tenant_limit(1);
-    let error = consumer.run_until(std::future::pending()).await.unwrap_err();
+    let consumer = bench
+        .consumer(async |_: Message, _: Attempt| Ok(()))
+        .tenant_limit(1);
+    let error = consumer
+        .run_until(std::future::pending())
+        .await
+        .unwrap_err();
     assert!(
         error.to_string().contains("`tenant_limit`") && error.to_string().contains("Key::tenant"),
         "{error}"

@@ -14,8 +14,8 @@ use oncegate::core::testing::fault::{FaultStore, Faults};
 use oncegate::dead_letters::{DeadLetter, DeadLetters};
 use oncegate::health::{Health, Stage, WaitCause};
 use oncegate::{
-    Attempt, Backoff, BoxError, Consumer, Entry, Failure, Field, Gate, Key, MemoryStore, Message, Ordering,
-    Origin, TenantSource,
+    Attempt, Backoff, BoxError, Consumer, Entry, Failure, Field, Gate, Key, MemoryStore, Message,
+    Ordering, Origin, TenantSource,
 };
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep};
@@ -58,7 +58,16 @@ async fn a_retry_that_is_due_starts_before_messages_that_came_later() {
             Ok(())
         }
     };
-    bench.run(bench.consumer(handler).ordering(Ordering::Unordered).concurrency(1), 100).await.unwrap();
+    bench
+        .run(
+            bench
+                .consumer(handler)
+                .ordering(Ordering::Unordered)
+                .concurrency(1),
+            100,
+        )
+        .await
+        .unwrap();
     assert_eq!(runs.lock().unwrap()[..4], [0, 1, 0, 2]);
 }
 
@@ -84,10 +93,20 @@ async fn a_retry_without_a_delay_leaves_the_permits_to_others_meanwhile() {
             }
         }
     };
-    let consumer = bench.consumer(handler).ordering(Ordering::Unordered).concurrency(4).max_attempts(100);
-    bench.run(consumer.without_breaker(), LAST as usize + 1).await.unwrap();
+    let consumer = bench
+        .consumer(handler)
+        .ordering(Ordering::Unordered)
+        .concurrency(4)
+        .max_attempts(100);
+    bench
+        .run(consumer.without_breaker(), LAST as usize + 1)
+        .await
+        .unwrap();
     let most = attempts.lock().unwrap().expect("the last message ran");
-    assert!(most < 10, "another message had {most} attempts before the last one had its first");
+    assert!(
+        most < 10,
+        "another message had {most} attempts before the last one had its first"
+    );
 }
 
 /// Each is wanted later more often than it may fail, by twice as many keys as the breaker counts.
@@ -106,9 +125,18 @@ async fn what_a_handler_wants_later_has_not_failed_however_often() {
         let polled = polls.entry(id_of(&message)).or_default();
         *polled += 1;
         let is_done = *polled > POLLS;
-        async move { if is_done { Ok(()) } else { Err(Failure::later(DELAY, "the job is not done")) } }
+        async move {
+            if is_done {
+                Ok(())
+            } else {
+                Err(Failure::later(DELAY, "the job is not done"))
+            }
+        }
     };
-    let consumer = bench.consumer(handler).ordering(Ordering::Unordered).max_attempts(2);
+    let consumer = bench
+        .consumer(handler)
+        .ordering(Ordering::Unordered)
+        .max_attempts(2);
     let monitor = consumer.monitor();
     let began = Instant::now();
     let waiting = async {
@@ -120,9 +148,19 @@ async fn what_a_handler_wants_later_has_not_failed_however_often() {
     assert_eq!(status.messages.parked, 40);
     let health = Health::of(&status);
     assert_eq!(health, Health::Healthy);
-    assert!(began.elapsed() >= DELAY * POLLS, "each waited for its delay");
-    assert_eq!(attempts.load(SeqCst), 1, "the attempt is the first one each time");
-    assert_eq!(bench.counters.get("handler_runs", "later"), u64::from(POLLS) * 40);
+    assert!(
+        began.elapsed() >= DELAY * POLLS,
+        "each waited for its delay"
+    );
+    assert_eq!(
+        attempts.load(SeqCst),
+        1,
+        "the attempt is the first one each time"
+    );
+    assert_eq!(
+        bench.counters.get("handler_runs", "later"),
+        u64::from(POLLS) * 40
+    );
     assert_eq!(bench.counters.total("retries"), 0);
     assert_eq!(bench.counters.total("breaker_changes"), 0);
     assert_eq!(bench.letters.causes(), [""; 0]);
@@ -132,13 +170,15 @@ async fn what_a_handler_wants_later_has_not_failed_however_often() {
 async fn the_status_lists_what_a_handler_wants_later() {
     const DELAY: Duration = Duration::from_secs(5);
     let bench = Bench::of(numbered(1));
-    let consumer =
-        bench.consumer(async |_: Message, _: Attempt| Err::<(), _>(Failure::later(DELAY, "not ready")));
+    let consumer = bench
+        .consumer(async |_: Message, _: Attempt| Err::<(), _>(Failure::later(DELAY, "not ready")));
     let monitor = consumer.monitor();
     let stop = async {
         sleep(DELAY / 2).await;
         let status = monitor.status();
-        let [message] = &status.waiting[..] else { panic!("{status:?}") };
+        let [message] = &status.waiting[..] else {
+            panic!("{status:?}")
+        };
         assert_eq!(message.stage, Stage::Parked(WaitCause::Later));
     };
     consumer.run_until(stop).await.unwrap();
@@ -150,15 +190,26 @@ async fn the_status_lists_what_a_handler_wants_later() {
 async fn a_message_held_back_for_its_store_holds_up_no_other_of_its_tenant() {
     let payload = |id: u64, tenant: &str| format!(r#"{{"id":{id},"tenant":"{tenant}"}}"#);
     let bench = Bench::of([("", payload(0, "other"))]);
-    let store = Arc::new(FaultStore::new(Arc::new(MemoryStore::new()), Faults::default(), 1));
+    let store = Arc::new(FaultStore::new(
+        Arc::new(MemoryStore::new()),
+        Faults::default(),
+        1,
+    ));
     let key = || Key::json([Field::from("id")]).tenant(TenantSource::json("tenant"));
-    let orders = Gate::new("orders", key(), Arc::clone(&bench.store)).lease(LEASE).simulated(7);
-    let refunds = Gate::new("refunds", key(), Arc::clone(&store)).lease(LEASE).simulated(8);
+    let orders = Gate::new("orders", key(), Arc::clone(&bench.store))
+        .lease(LEASE)
+        .simulated(7);
+    let refunds = Gate::new("refunds", key(), Arc::clone(&store))
+        .lease(LEASE)
+        .simulated(8);
     let handler = async |_: Message, _: Attempt| {
         sleep(Duration::from_secs(1)).await;
         Ok(())
     };
-    let consumer = bench.consumer_behind(orders, handler).route("refunds", refunds, handler).tenant_limit(1);
+    let consumer = bench
+        .consumer_behind(orders, handler)
+        .route("refunds", refunds, handler)
+        .tenant_limit(1);
     let list = Arc::clone(&bench.list);
     let outage = async move {
         list.until_acked(1).await;
@@ -173,7 +224,11 @@ async fn a_message_held_back_for_its_store_holds_up_no_other_of_its_tenant() {
         list.until_acked(5).await;
     };
     consumer.run_until(outage).await.unwrap();
-    assert_eq!(bench.list.acked()[..3], [0, 2, 4], "the orders do not wait for the store of the refunds");
+    assert_eq!(
+        bench.list.acked()[..3],
+        [0, 2, 4],
+        "the orders do not wait for the store of the refunds"
+    );
 }
 
 // invariant: busy-for-whole-lease
@@ -181,18 +236,37 @@ async fn a_message_held_back_for_its_store_holds_up_no_other_of_its_tenant() {
 async fn a_duplicate_does_not_wait_for_the_lease_of_a_short_run_elsewhere() {
     let bench = Bench::of(numbered(1));
     let lease = Duration::from_secs(60);
-    let gate =
-        |seed| Gate::new("runtime", Key::json(["id"]), Arc::clone(&bench.store)).lease(lease).simulated(seed);
+    let gate = |seed| {
+        Gate::new("runtime", Key::json(["id"]), Arc::clone(&bench.store))
+            .lease(lease)
+            .simulated(seed)
+    };
     let elsewhere = gate(99);
-    let message = Message::new("orders", Origin::Other("elsewhere".into()), Some(r#"{"id":0}"#.into()));
-    let Entry::Granted(run) = elsewhere.enter(&message).await.unwrap() else { panic!("the key is new") };
+    let message = Message::new(
+        "orders",
+        Origin::Other("elsewhere".into()),
+        Some(r#"{"id":0}"#.into()),
+    );
+    let Entry::Granted(run) = elsewhere.enter(&message).await.unwrap() else {
+        panic!("the key is new")
+    };
     let ends = tokio::spawn(async move {
         sleep(Duration::from_millis(50)).await;
         run.complete(&()).await.unwrap()
     });
     let began = Instant::now();
-    bench.run(bench.consumer_behind(gate(7), async |_: Message, _: Attempt| Ok(())), 1).await.unwrap();
-    assert!(began.elapsed() < lease / 10, "it waited for {:?}", began.elapsed());
+    bench
+        .run(
+            bench.consumer_behind(gate(7), async |_: Message, _: Attempt| Ok(())),
+            1,
+        )
+        .await
+        .unwrap();
+    assert!(
+        began.elapsed() < lease / 10,
+        "it waited for {:?}",
+        began.elapsed()
+    );
     _ = ends.await.unwrap();
     assert_eq!(bench.counters.get("claims", "completed"), 1);
 }
@@ -202,19 +276,37 @@ async fn a_duplicate_does_not_wait_for_the_lease_of_a_short_run_elsewhere() {
 async fn asking_for_a_busy_key_backs_off() {
     let bench = Bench::of(numbered(1));
     let lease = Duration::from_secs(60);
-    let gate =
-        |seed| Gate::new("runtime", Key::json(["id"]), Arc::clone(&bench.store)).lease(lease).simulated(seed);
+    let gate = |seed| {
+        Gate::new("runtime", Key::json(["id"]), Arc::clone(&bench.store))
+            .lease(lease)
+            .simulated(seed)
+    };
     let elsewhere = gate(99);
-    let message = Message::new("orders", Origin::Other("elsewhere".into()), Some(r#"{"id":0}"#.into()));
-    let Entry::Granted(run) = elsewhere.enter(&message).await.unwrap() else { panic!("the key is new") };
+    let message = Message::new(
+        "orders",
+        Origin::Other("elsewhere".into()),
+        Some(r#"{"id":0}"#.into()),
+    );
+    let Entry::Granted(run) = elsewhere.enter(&message).await.unwrap() else {
+        panic!("the key is new")
+    };
     let ends = tokio::spawn(async move {
         sleep(Duration::from_secs(600)).await;
         run.complete(&()).await.unwrap()
     });
-    bench.run(bench.consumer_behind(gate(7), async |_: Message, _: Attempt| Ok(())), 1).await.unwrap();
+    bench
+        .run(
+            bench.consumer_behind(gate(7), async |_: Message, _: Attempt| Ok(())),
+            1,
+        )
+        .await
+        .unwrap();
     _ = ends.await.unwrap();
     let asked = bench.counters.get("claims", "busy");
-    assert!((10..100).contains(&asked), "asked {asked} times in ten minutes");
+    assert!(
+        (10..100).contains(&asked),
+        "asked {asked} times in ten minutes"
+    );
 }
 
 // invariant: run-alone
@@ -244,9 +336,17 @@ async fn a_message_that_waits_to_run_alone_does_not_start_after_the_stop() {
             sleep(Duration::from_millis(1)).await;
         }
     };
-    bench.consumer(handler).concurrency(2).run_until(stop).await.unwrap();
+    bench
+        .consumer(handler)
+        .concurrency(2)
+        .run_until(stop)
+        .await
+        .unwrap();
     assert_eq!(bench.list.acked(), [0]);
-    assert!(!suspect_ran.load(SeqCst), "a handler began after the stop signal");
+    assert!(
+        !suspect_ran.load(SeqCst),
+        "a handler began after the stop signal"
+    );
 }
 
 // invariant: run-alone
@@ -282,17 +382,26 @@ async fn a_message_that_waits_to_run_alone_does_not_hold_up_the_others_for_a_lon
 
 /// A gate on a store with faults, with a lease that outlasts the test.
 fn behind(store: &Arc<FaultStore>) -> Gate {
-    Gate::new("runtime", Key::json(["id"]), Arc::clone(store)).lease(LEASE * 600).simulated(7)
+    Gate::new("runtime", Key::json(["id"]), Arc::clone(store))
+        .lease(LEASE * 600)
+        .simulated(7)
 }
 
 fn pending(store: &MemoryStore) -> usize {
     let is_pending = |state: &State| matches!(state, State::Pending { .. });
-    store.records().iter().filter(|(_, record)| is_pending(&record.state)).count()
+    store
+        .records()
+        .iter()
+        .filter(|(_, record)| is_pending(&record.state))
+        .count()
 }
 
 /// Stops a consumer while its claim's answer is lost; the store is away for `outage` after that.
 async fn stop_while_the_answer_of_a_claim_is_lost(bench: &Bench, outage: Duration) {
-    let faults = Faults { reply_lost: 1.0, ..Faults::default() };
+    let faults = Faults {
+        reply_lost: 1.0,
+        ..Faults::default()
+    };
     let store = Arc::new(FaultStore::new(Arc::clone(&bench.store) as _, faults, 1));
     let consumer = bench.consumer_behind(behind(&store), async |_: Message, _: Attempt| Ok(()));
     let stop = async {
@@ -323,10 +432,23 @@ async fn a_claim_whose_answer_was_lost_is_released_when_the_consumer_stops() {
         );
         // The store counts whole milliseconds.
         sleep(Duration::from_millis(2)).await;
-        let message = Message::new("orders", Origin::Other("again".into()), Some(r#"{"id":0}"#.into()));
-        let store = Arc::new(FaultStore::new(Arc::clone(&bench.store) as _, Faults::default(), 1));
-        let Entry::Granted(lease) = behind(&store).enter(&message).await.unwrap() else { panic!("released") };
-        assert_eq!((lease.attempt().number(), lease.attempt().recovered()), (1, false));
+        let message = Message::new(
+            "orders",
+            Origin::Other("again".into()),
+            Some(r#"{"id":0}"#.into()),
+        );
+        let store = Arc::new(FaultStore::new(
+            Arc::clone(&bench.store) as _,
+            Faults::default(),
+            1,
+        ));
+        let Entry::Granted(lease) = behind(&store).enter(&message).await.unwrap() else {
+            panic!("released")
+        };
+        assert_eq!(
+            (lease.attempt().number(), lease.attempt().recovered()),
+            (1, false)
+        );
     }
 }
 
@@ -334,23 +456,44 @@ async fn a_claim_whose_answer_was_lost_is_released_when_the_consumer_stops() {
 #[tokio::test(start_paused = true)]
 async fn a_takeover_whose_answer_was_lost_is_counted_when_the_next_attempt_takes_over() {
     let bench = Bench::of(numbered(1));
-    let message = Message::new("orders", Origin::Other("before".into()), Some(r#"{"id":0}"#.into()));
-    drop(bench.gate("runtime").simulated(99).enter(&message).await.unwrap());
+    let message = Message::new(
+        "orders",
+        Origin::Other("before".into()),
+        Some(r#"{"id":0}"#.into()),
+    );
+    drop(
+        bench
+            .gate("runtime")
+            .simulated(99)
+            .enter(&message)
+            .await
+            .unwrap(),
+    );
     sleep(LEASE * 2).await;
     stop_while_the_answer_of_a_claim_is_lost(&bench, Duration::ZERO).await;
     assert_eq!(bench.counters.total("extra_runs"), 0, "nothing has run");
 
-    let store = Arc::new(FaultStore::new(Arc::clone(&bench.store) as _, Faults::default(), 1));
+    let store = Arc::new(FaultStore::new(
+        Arc::clone(&bench.store) as _,
+        Faults::default(),
+        1,
+    ));
     let seen: Arc<Mutex<Vec<(u32, bool)>>> = Arc::default();
     let noted = Arc::clone(&seen);
     let handler = move |_: Message, attempt: Attempt| {
-        noted.lock().unwrap().push((attempt.number(), attempt.recovered()));
+        noted
+            .lock()
+            .unwrap()
+            .push((attempt.number(), attempt.recovered()));
         async { Ok(()) }
     };
     bench.list.push("orders", "", r#"{"id":0}"#.to_owned());
     let list = Arc::clone(&bench.list);
     let consumer = bench.consumer_behind(behind(&store), handler);
-    consumer.run_until(async move { list.until_acked(1).await }).await.unwrap();
+    consumer
+        .run_until(async move { list.until_acked(1).await })
+        .await
+        .unwrap();
     assert_eq!(*seen.lock().unwrap(), [(2, true)]);
     assert_eq!(bench.counters.get("extra_runs", "crash_takeover"), 1);
 }
@@ -361,7 +504,11 @@ async fn a_stop_does_not_wait_beyond_its_deadline_for_a_store_that_stays_away() 
     let bench = Bench::of(numbered(1));
     let (began, hour) = (Instant::now(), Duration::from_secs(3_600));
     stop_while_the_answer_of_a_claim_is_lost(&bench, hour).await;
-    assert!(began.elapsed() < Consumer::DEFAULT_STOP_DEADLINE * 2, "{:?}", began.elapsed());
+    assert!(
+        began.elapsed() < Consumer::DEFAULT_STOP_DEADLINE * 2,
+        "{:?}",
+        began.elapsed()
+    );
 }
 
 /// Dead letters whose first write takes the store away for five seconds.
@@ -389,8 +536,15 @@ impl DeadLetters for CuttingLetters {
 #[tokio::test(start_paused = true)]
 async fn an_outage_between_a_dead_letter_and_its_mark_leads_to_no_second_letter() {
     let bench = Bench::of(numbered(1));
-    let store = Arc::new(FaultStore::new(Arc::clone(&bench.store) as _, Faults::default(), 1));
-    let letters = CuttingLetters { letters: Arc::clone(&bench.letters), store: Arc::clone(&store) };
+    let store = Arc::new(FaultStore::new(
+        Arc::clone(&bench.store) as _,
+        Faults::default(),
+        1,
+    ));
+    let letters = CuttingLetters {
+        letters: Arc::clone(&bench.letters),
+        store: Arc::clone(&store),
+    };
     let handler = async |_: Message, _: Attempt| Err::<(), _>(Failure::permanent("hopeless"));
     let consumer = Consumer::new(Listed(Arc::clone(&bench.list)), behind(&store), handler)
         .dead_letters(letters)
@@ -413,7 +567,10 @@ async fn a_retry_after_the_longest_time_there_is_ends_no_consumer() {
         0 => Err(Failure::retry_after(Duration::MAX, "never")),
         _ => Ok(()),
     };
-    bench.run(bench.consumer(handler).concurrency(1), 1).await.unwrap();
+    bench
+        .run(bench.consumer(handler).concurrency(1), 1)
+        .await
+        .unwrap();
     assert_eq!(bench.list.acked(), [1]);
 }
 
@@ -424,7 +581,10 @@ async fn times_that_no_clock_can_reach_are_refused_by_name() {
     let bench = Bench::of([]);
     let consumer = || bench.consumer(async |_: Message, _: Attempt| Ok(()));
     let backoff = Backoff::new(Duration::from_secs(1), never);
-    let breaker = Breaker { pause: backoff, ..Breaker::default() };
+    let breaker = Breaker {
+        pause: backoff,
+        ..Breaker::default()
+    };
     for (name, consumer) in [
         ("stop_deadline", consumer().stop_deadline(never)),
         ("start_patience", consumer().start_patience(never)),
@@ -456,16 +616,35 @@ async fn a_message_that_comes_back_waits_for_no_old_delivery() {
         let first = begun.lock().unwrap()[0].clone();
         list.take_away(&first);
         // The other consumer handles it.
-        let [(key, _)] = &bench.store.records()[..] else { panic!("one record") };
-        let expected = bench.store.read(vec![key.clone()]).await.remove(0).unwrap().unwrap().record;
-        let opened = oncegate::admin::reopen(&*bench.store, key, &expected).await.unwrap();
+        let [(key, _)] = &bench.store.records()[..] else {
+            panic!("one record")
+        };
+        let expected = bench
+            .store
+            .read(vec![key.clone()])
+            .await
+            .remove(0)
+            .unwrap()
+            .unwrap()
+            .record;
+        let opened = oncegate::admin::reopen(&*bench.store, key, &expected)
+            .await
+            .unwrap();
         assert_eq!(opened, Reopened::Opened);
         bench.complete_elsewhere().await;
         let before = Instant::now();
         list.push_again(&first);
         list.until_acked(1).await;
-        assert!(before.elapsed() < Duration::from_secs(60), "it waited for {:?}", before.elapsed());
+        assert!(
+            before.elapsed() < Duration::from_secs(60),
+            "it waited for {:?}",
+            before.elapsed()
+        );
     };
     consumer.run_until(watched).await.unwrap();
-    assert_eq!(begun.lock().unwrap().len(), 1, "the answer is the other consumer's");
+    assert_eq!(
+        begun.lock().unwrap().len(),
+        1,
+        "the answer is the other consumer's"
+    );
 }

@@ -1,5 +1,6 @@
-//! A broker in memory: it delivers again whatever was not acknowledged, and judges every ack. It is a log, dealt out
-//! to the members of a group, with or without retry topics, or a queue, which takes messages back.
+//! A broker in memory: it delivers again whatever was not acknowledged, and judges every ack. It is
+//! a log, dealt out to the members of a group, with or without retry topics, or a queue, which
+//! takes messages back.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::pin::Pin;
@@ -87,7 +88,11 @@ impl Broker {
             copied: BTreeSet::new(),
             rng,
         };
-        Arc::new(Self { kind, state: Mutex::new(state), moved: Notify::new() })
+        Arc::new(Self {
+            kind,
+            state: Mutex::new(state),
+            moved: Notify::new(),
+        })
     }
 
     /// A new member of the group; the messages are dealt out anew.
@@ -98,7 +103,11 @@ impl Broker {
         state.members.insert(id);
         state.deal();
         self.moved.notify_waiters();
-        Member { id, broker: Arc::clone(self), judge }
+        Member {
+            id,
+            broker: Arc::clone(self),
+            judge,
+        }
     }
 
     /// A member is gone; the others get its messages.
@@ -106,8 +115,12 @@ impl Broker {
         let mut state = self.state.lock().unwrap();
         state.members.remove(&member);
         state.deal();
-        let left: Vec<usize> =
-            state.held.iter().filter(|(_, hold)| hold.member == member).map(|(n, _)| *n).collect();
+        let left: Vec<usize> = state
+            .held
+            .iter()
+            .filter(|(_, hold)| hold.member == member)
+            .map(|(n, _)| *n)
+            .collect();
         for n in left {
             state.held.remove(&n);
             state.visible_from.insert(n, Instant::now() + VISIBILITY);
@@ -119,7 +132,9 @@ impl Broker {
     pub(crate) fn lose_one(&self, which: usize) -> bool {
         let mut state = self.state.lock().unwrap();
         let held: Vec<usize> = state.held.keys().copied().collect();
-        let Some(n) = (!held.is_empty()).then(|| held[which % held.len()]) else { return false };
+        let Some(n) = (!held.is_empty()).then(|| held[which % held.len()]) else {
+            return false;
+        };
         if let Some(hold) = state.held.remove(&n) {
             hold.lost.cancel();
         }
@@ -140,7 +155,9 @@ impl Broker {
 
     pub(crate) fn unacked(&self) -> Vec<usize> {
         let state = self.state.lock().unwrap();
-        (0..state.payloads.len()).filter(|n| !state.acked.contains(n)).collect()
+        (0..state.payloads.len())
+            .filter(|n| !state.acked.contains(n))
+            .collect()
     }
 
     /// Everything is delivered again: what replaying a topic from its start is.
@@ -180,21 +197,39 @@ impl State {
     }
 
     /// What the queue shows, each with what its member gets of it; and when it shows more.
-    fn take_visible(&mut self, member: usize, most: usize) -> (Vec<(usize, Hold)>, Option<Instant>) {
+    fn take_visible(
+        &mut self,
+        member: usize,
+        most: usize,
+    ) -> (Vec<(usize, Hold)>, Option<Instant>) {
         let now = Instant::now();
         let visible = |n: &usize| {
             let hidden = self.visible_from.get(n).is_some_and(|from| *from > now);
             !hidden && !self.acked.contains(n) && !self.held.contains_key(n)
         };
-        let taken: Vec<usize> = (0..self.payloads.len()).filter(visible).take(most).collect();
+        let taken: Vec<usize> = (0..self.payloads.len())
+            .filter(visible)
+            .take(most)
+            .collect();
         let mut holds = Vec::new();
         for n in taken {
             self.next_hold += 1;
-            let hold = Hold { number: self.next_hold, member, lost: CancellationToken::new() };
+            let hold = Hold {
+                number: self.next_hold,
+                member,
+                lost: CancellationToken::new(),
+            };
             self.held.insert(n, hold.clone());
             holds.push((n, hold));
         }
-        (holds, self.visible_from.values().filter(|from| **from > now).min().copied())
+        (
+            holds,
+            self.visible_from
+                .values()
+                .filter(|from| **from > now)
+                .min()
+                .copied(),
+        )
     }
 
     /// What is the member's and due, and when more is.
@@ -208,7 +243,14 @@ impl State {
         };
         let taken: Vec<usize> = (0..self.payloads.len()).filter(mine).take(most).collect();
         self.given.extend(taken.iter().map(|n| (member, *n)));
-        (taken, self.visible_from.values().filter(|from| **from > now).min().copied())
+        (
+            taken,
+            self.visible_from
+                .values()
+                .filter(|from| **from > now)
+                .min()
+                .copied(),
+        )
     }
 }
 
@@ -254,7 +296,8 @@ impl Source for Member {
     }
 
     fn retry_queue(&self) -> Option<Arc<dyn RetryQueue>> {
-        (self.broker.kind == Kind::LogWithRetries).then(|| Arc::new(self.clone()) as Arc<dyn RetryQueue>)
+        (self.broker.kind == Kind::LogWithRetries)
+            .then(|| Arc::new(self.clone()) as Arc<dyn RetryQueue>)
     }
 
     async fn close(&self, _: Duration) -> Result<(), SourceError> {
@@ -265,7 +308,10 @@ impl Source for Member {
 #[async_trait]
 impl RetryQueue for Member {
     fn wait(&self, wait: Duration) -> Option<Duration> {
-        WAITS.into_iter().find(|of_topic| *of_topic >= wait).filter(|_| wait > BEYOND)
+        WAITS
+            .into_iter()
+            .find(|of_topic| *of_topic >= wait)
+            .filter(|_| wait > BEYOND)
     }
 
     /// Fails now and then; half of the time the copy is there all the same.
@@ -282,7 +328,11 @@ impl RetryQueue for Member {
             state.deal();
             self.broker.moved.notify_waiters();
         }
-        if fails { Err("the retry topic does not answer".into()) } else { Ok(()) }
+        if fails {
+            Err("the retry topic does not answer".into())
+        } else {
+            Ok(())
+        }
     }
 }
 
@@ -296,7 +346,13 @@ impl Member {
             }
             Kind::Queue => {
                 let (taken, next) = state.take_visible(self.id, most);
-                (taken.into_iter().map(|(n, hold)| (n, Some(hold))).collect::<Vec<_>>(), next)
+                (
+                    taken
+                        .into_iter()
+                        .map(|(n, hold)| (n, Some(hold)))
+                        .collect::<Vec<_>>(),
+                    next,
+                )
             }
         };
         let deliver = |(n, hold): (usize, Option<Hold>)| -> Delivery {
@@ -307,7 +363,10 @@ impl Member {
                 None => Arc::new(Receipt { n, member }),
                 Some(hold) => Arc::new(Handle { n, hold, member }),
             };
-            Delivery { message, ack_handle }
+            Delivery {
+                message,
+                ack_handle,
+            }
         };
         (taken.into_iter().map(deliver).collect(), next)
     }
@@ -347,7 +406,11 @@ impl Handle {
     /// Ends the hold, if it still is this one.
     fn end(&self, then: impl FnOnce(&mut State)) {
         let mut state = self.member.broker.state.lock().unwrap();
-        if state.held.get(&self.n).is_some_and(|hold| hold.number == self.hold.number) {
+        if state
+            .held
+            .get(&self.n)
+            .is_some_and(|hold| hold.number == self.hold.number)
+        {
             state.held.remove(&self.n);
             then(&mut state);
             self.member.broker.moved.notify_waiters();

@@ -1,5 +1,6 @@
-//! Transactions that the runtime opens for handlers, at the same till: keys that they hold, statements that cross others,
-//! commits without an answer, and the lists of what each worker has received.
+//! Transactions that the runtime opens for handlers, at the same till: keys that they hold,
+//! statements that cross others, commits without an answer, and the lists of what each worker has
+//! received.
 
 use std::collections::BTreeMap;
 use std::error::Error;
@@ -54,7 +55,12 @@ impl Error for StatementError {}
 
 impl Given {
     fn on(till: &Arc<Till>, held: Vec<StoreKey>) -> Self {
-        Self { till: Arc::clone(till), charged: Vec::new(), held, losses: till.lost() }
+        Self {
+            till: Arc::clone(till),
+            charged: Vec::new(),
+            held,
+            losses: till.lost(),
+        }
     }
 
     /// Charges a payment, or fails as a statement does.
@@ -73,11 +79,14 @@ impl Given {
         }
     }
 
-    /// Commits charges and completions together. Nothing else happens meanwhile: no future in here ever waits.
+    /// Commits charges and completions together. Nothing else happens meanwhile: no future in here
+    /// ever waits.
     async fn commit(self, batch: &[(Ground, Completing)]) -> Result<(), CommitError> {
         let memory = &self.till.memory;
         if self.losses != self.till.lost() {
-            return Err(CommitError::RolledBack("simulated: the database has lost its data".into()));
+            return Err(CommitError::RolledBack(
+                "simulated: the database has lost its data".into(),
+            ));
         }
         for (ground, completing) in batch {
             let found = memory.read(vec![completing.key().clone()]).await.remove(0);
@@ -87,29 +96,49 @@ impl Given {
                 // Another worker has claimed the key since this transaction has found no record.
                 (Ground::NoRecord, Some(_)) => {
                     self.till.note("given_taken_meanwhile");
-                    return Err(CommitError::Conflict("simulated: the key was taken meanwhile".into()));
+                    return Err(CommitError::Conflict(
+                        "simulated: the key was taken meanwhile".into(),
+                    ));
                 }
                 (Ground::Claimed, found) => {
-                    let (now, record) = found.map_or_else(Default::default, |it| (it.now, Some(it.record)));
-                    completing.apply(now, record).map_err(CommitError::RolledBack)?;
+                    let (now, record) =
+                        found.map_or_else(Default::default, |it| (it.now, Some(it.record)));
+                    completing
+                        .apply(now, record)
+                        .map_err(CommitError::RolledBack)?;
                 }
             }
         }
         for (ground, completing) in batch {
             let claim = (*ground == Ground::NoRecord).then(|| completing.claim());
             for operation in claim.into_iter().chain([completing.operation()]) {
-                let command = Command { key: completing.key().clone(), operation };
-                memory.execute(vec![command]).await.remove(0).expect("a store in memory answers");
+                let command = Command {
+                    key: completing.key().clone(),
+                    operation,
+                };
+                memory
+                    .execute(vec![command])
+                    .await
+                    .remove(0)
+                    .expect("a store in memory answers");
             }
         }
-        self.till.note(if batch.len() > 1 { "given_batch_committed" } else { "given_committed" });
+        self.till.note(if batch.len() > 1 {
+            "given_batch_committed"
+        } else {
+            "given_committed"
+        });
         self.till.add(&self.charged);
         Ok(())
     }
 
     /// Commits as a server over a network does.
     async fn send_commit(self, batch: Vec<(Ground, Completing)>) -> Result<(), CommitError> {
-        let unknown = || CommitError::Unknown(StoreError::unknown("simulated: the commit was not answered"));
+        let unknown = || {
+            CommitError::Unknown(StoreError::unknown(
+                "simulated: the commit was not answered",
+            ))
+        };
         let (fate, time) = self.till.fate();
         match fate {
             Fate::Answered => {
@@ -127,12 +156,17 @@ impl Given {
                 Err(unknown())
             }
             Fate::Late => {
-                // It is the server that goes on, whatever becomes of the worker; it holds the keys until then.
+                // It is the server that goes on, whatever becomes of the worker; it holds the keys
+                // until then.
                 tokio::spawn(async move {
                     sleep(time).await;
                     let till = Arc::clone(&self.till);
                     let is_done = self.commit(&batch).await.is_ok();
-                    till.note(if is_done { "given_late_and_done" } else { "given_late_and_refused" });
+                    till.note(if is_done {
+                        "given_late_and_done"
+                    } else {
+                        "given_late_and_refused"
+                    });
                 });
                 Err(unknown())
             }
@@ -160,7 +194,12 @@ impl TillTransactions {
         }
         let (mut given, mut holds) = (Given::on(till, Vec::new()), Vec::new());
         for key in keys {
-            let is_new = till.memory.read(vec![key.clone()]).await.remove(0)?.is_none();
+            let is_new = till
+                .memory
+                .read(vec![key.clone()])
+                .await
+                .remove(0)?
+                .is_none();
             holds.push(is_new.then_some(Ground::NoRecord));
             if is_new && !till.hold(key) {
                 till.note("given_held");
@@ -203,7 +242,12 @@ impl Transactions for TillTransactions {
         })
     }
 
-    async fn commit(&self, given: Given, hold: Ground, completing: &Completing) -> Result<(), CommitError> {
+    async fn commit(
+        &self,
+        given: Given,
+        hold: Ground,
+        completing: &Completing,
+    ) -> Result<(), CommitError> {
         given.send_commit(vec![(hold, completing.clone())]).await
     }
 
@@ -215,7 +259,11 @@ impl Transactions for TillTransactions {
         self.take(batch.iter().map(Completing::key)).await
     }
 
-    async fn commit_batch(&self, given: Given, batch: Vec<(Ground, Completing)>) -> Result<(), CommitError> {
+    async fn commit_batch(
+        &self,
+        given: Given,
+        batch: Vec<(Ground, Completing)>,
+    ) -> Result<(), CommitError> {
         given.send_commit(batch).await
     }
 
@@ -250,13 +298,20 @@ impl fmt::Debug for Listed {
 }
 
 impl TillSessions {
-    fn answer<T>(&self, session: &SessionId, answer: impl FnOnce(&mut Listed) -> T) -> Result<T, StoreError> {
+    fn answer<T>(
+        &self,
+        session: &SessionId,
+        answer: impl FnOnce(&mut Listed) -> T,
+    ) -> Result<T, StoreError> {
         if self.0.happens(ONE_IN) {
             self.0.note("given_sessions_away");
             return Err(StoreError::unavailable("simulated: no connection"));
         }
         let mut lists = self.0.lists.lock().unwrap();
-        let listed = Listed { beaten_at: Instant::now(), digests: BTreeMap::new() };
+        let listed = Listed {
+            beaten_at: Instant::now(),
+            digests: BTreeMap::new(),
+        };
         Ok(answer(lists.entry(session.number).or_insert(listed)))
     }
 }
@@ -266,7 +321,9 @@ impl Sessions for TillSessions {
     async fn add(&self, list: NewList) -> Result<(), StoreError> {
         sleep(self.0.latency()).await;
         self.answer(&list.session, |listed| {
-            listed.digests.retain(|number, _| !list.finished.contains(number));
+            listed
+                .digests
+                .retain(|number, _| !list.finished.contains(number));
             listed.digests.insert(list.number, list.digests.clone());
         })
     }
@@ -278,7 +335,9 @@ impl Sessions for TillSessions {
         let silent = lists.iter().filter(|(number, listed)| {
             **number != session.number && listed.beaten_at.elapsed() >= silent_for
         });
-        Ok(silent.flat_map(|(_, listed)| listed.digests.values().flatten().copied()).collect())
+        Ok(silent
+            .flat_map(|(_, listed)| listed.digests.values().flatten().copied())
+            .collect())
     }
 
     async fn end(&self, session: SessionId) -> Result<(), StoreError> {

@@ -1,10 +1,15 @@
-//! The real runtime on paused time: a broker in memory, a store that fails, workers that come and go. One seed
-//! decides everything.
+//! The real runtime on paused time: a broker in memory, a store that fails, workers that come and
+//! go. One seed decides everything.
 //!
-//! `ONCEGATE_SEED=n` runs one seed, `ONCEGATE_SEEDS=n` another number of them, from `ONCEGATE_FIRST_SEED` on. The test
-//! prints the command that repeats its range, and when a seed fails the command for that seed.
+//! `ONCEGATE_SEED=n` runs one seed, `ONCEGATE_SEEDS=n` another number of them, from
+//! `ONCEGATE_FIRST_SEED` on. The test prints the command that repeats its range, and when a seed
+//! fails the command for that seed.
 
-#![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test that cannot go on has failed")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::indexing_slicing,
+    reason = "a test that cannot go on has failed"
+)]
 
 mod broker;
 mod given;
@@ -20,14 +25,16 @@ use world::{Report, World};
 const DEFAULT_SEEDS: u64 = 2_000;
 
 fn run(seed: u64) -> Report {
-    let runtime =
-        tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_time()
+        .start_paused(true)
+        .build()
+        .unwrap();
     runtime.block_on(async { World::new(seed).run().await })
 }
 
 /// The command of this test, without the seeds.
-const COMMAND: &str =
-    "cargo test -p oncegate-runtime --features testing --test simulation -- whatever_happens --nocapture";
+const COMMAND: &str = "cargo test -p oncegate-runtime --features testing --test simulation -- whatever_happens --nocapture";
 
 /// Prints the command that runs the seed alone, when its run panics.
 struct NamedOnPanic(u64);
@@ -46,7 +53,10 @@ fn run_named(seed: u64) -> Report {
 }
 
 fn number(name: &str) -> Option<u64> {
-    std::env::var(name).ok().map(|text| text.parse().unwrap_or_else(|_| panic!("{name} must be a number")))
+    std::env::var(name).ok().map(|text| {
+        text.parse()
+            .unwrap_or_else(|_| panic!("{name} must be a number"))
+    })
 }
 
 // invariant: ack-before-completed
@@ -65,21 +75,35 @@ fn whatever_happens_nothing_is_lost_and_extra_effects_are_explained() {
     }
     let first = number("ONCEGATE_FIRST_SEED").unwrap_or_else(|| fastrand::u64(..u64::MAX / 2));
     let seeds = number("ONCEGATE_SEEDS").unwrap_or(DEFAULT_SEEDS);
-    let end =
-        first.checked_add(seeds).expect("ONCEGATE_FIRST_SEED and ONCEGATE_SEEDS are below 2^64 together");
+    let end = first
+        .checked_add(seeds)
+        .expect("ONCEGATE_FIRST_SEED and ONCEGATE_SEEDS are below 2^64 together");
     let repeats = format!("ONCEGATE_FIRST_SEED={first} ONCEGATE_SEEDS={seeds} {COMMAND}");
-    println!("{seeds} seeds, the last one {}; again: {repeats}", end.saturating_sub(1));
+    println!(
+        "{seeds} seeds, the last one {}; again: {repeats}",
+        end.saturating_sub(1)
+    );
     let middle = first + seeds / 2;
-    let runs =
-        |from: u64, to: u64| std::thread::spawn(move || (from..to).map(run_named).collect::<Vec<Report>>());
+    let runs = |from: u64, to: u64| {
+        std::thread::spawn(move || (from..to).map(run_named).collect::<Vec<Report>>())
+    };
     let halves = [runs(first, middle), runs(middle, end)].map(std::thread::JoinHandle::join);
-    assert!(halves.iter().all(Result::is_ok), "a seed failed, named above; the whole range: {repeats}");
+    assert!(
+        halves.iter().all(Result::is_ok),
+        "a seed failed, named above; the whole range: {repeats}"
+    );
     let reports: Vec<Report> = halves.into_iter().flatten().flatten().collect();
 
     let (mut counts, mut faults) = (BTreeMap::new(), BTreeMap::new());
     for report in &reports {
-        report.counts.iter().for_each(|(name, count)| *counts.entry(*name).or_insert(0) += count);
-        report.faults.iter().for_each(|(name, count)| *faults.entry(*name).or_insert(0) += count);
+        report
+            .counts
+            .iter()
+            .for_each(|(name, count)| *counts.entry(*name).or_insert(0) += count);
+        report
+            .faults
+            .iter()
+            .for_each(|(name, count)| *faults.entry(*name).or_insert(0) += count);
     }
     println!("reached: {counts:#?}\nfaults: {faults:#?}");
     for reached in &REACHED {
@@ -88,9 +112,15 @@ fn whatever_happens_nothing_is_lost_and_extra_effects_are_explained() {
             "no run reached {reached:?}: they prove nothing"
         );
     }
-    assert!(faults.values().all(|count| *count > 0), "no run met one of the faults: {faults:?}");
+    assert!(
+        faults.values().all(|count| *count > 0),
+        "no run met one of the faults: {faults:?}"
+    );
     for fate in FATES.iter().chain(&LOST_ANSWERS) {
-        assert!(faults.contains_key(fate), "no run came to {fate:?}: {faults:?}");
+        assert!(
+            faults.contains_key(fate),
+            "no run came to {fate:?}: {faults:?}"
+        );
     }
 }
 

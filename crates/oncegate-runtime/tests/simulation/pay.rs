@@ -78,20 +78,42 @@ impl Behaviour {
 pub(crate) fn behaviour(rng: &mut Rng) -> Behaviour {
     match rng.u32(..30) {
         0..7 => Behaviour::Quick,
-        7 => Behaviour::Computes { polls: rng.u32(1..20) },
-        8..11 => Behaviour::Slow { ms: rng.u64(1..400) },
-        11 => Behaviour::Slow { ms: rng.u64(1_000..5_000) },
-        12..14 => Behaviour::FailsAtFirst { times: rng.u32(1..4) },
+        7 => Behaviour::Computes {
+            polls: rng.u32(1..20),
+        },
+        8..11 => Behaviour::Slow {
+            ms: rng.u64(1..400),
+        },
+        11 => Behaviour::Slow {
+            ms: rng.u64(1_000..5_000),
+        },
+        12..14 => Behaviour::FailsAtFirst {
+            times: rng.u32(1..4),
+        },
         14 => Behaviour::FailsAlways,
         15 => Behaviour::GivesUp,
         16 => Behaviour::PanicsAtFirst,
-        17 => Behaviour::Stubborn { ms: rng.u64(500..3_000) },
+        17 => Behaviour::Stubborn {
+            ms: rng.u64(500..3_000),
+        },
         18 => Behaviour::Hangs,
-        19 => Behaviour::WantsLater { times: rng.u32(1..15) },
+        19 => Behaviour::WantsLater {
+            times: rng.u32(1..15),
+        },
         _ => {
             use Manner::{FailsAfterwards, Forgets, Insists, Overlooks, PanicsAfterwards, Plain};
-            let manners = [Plain, Forgets, Overlooks, Insists, FailsAfterwards, PanicsAfterwards];
-            Behaviour::Transacts { ms: rng.u64(..1_500), manner: manners[rng.usize(..manners.len())] }
+            let manners = [
+                Plain,
+                Forgets,
+                Overlooks,
+                Insists,
+                FailsAfterwards,
+                PanicsAfterwards,
+            ];
+            Behaviour::Transacts {
+                ms: rng.u64(..1_500),
+                manner: manners[rng.usize(..manners.len())],
+            }
         }
     }
 }
@@ -117,15 +139,24 @@ impl Pay {
 }
 
 impl Pay {
-    async fn transact(&self, attempt: &Attempt, id: u64, manner: Manner) -> Result<String, Failure> {
+    async fn transact(
+        &self,
+        attempt: &Attempt,
+        id: u64,
+        manner: Manner,
+    ) -> Result<String, Failure> {
         let result = format!("attempt {} of {id}", attempt.number());
         if matches!(manner, Manner::Forgets) && attempt.number() == 1 {
             _ = attempt.completing(&result);
             return Ok(result);
         }
-        let mut committed = attempt.commit_with(self.till.transaction(id), &result).await;
+        let mut committed = attempt
+            .commit_with(self.till.transaction(id), &result)
+            .await;
         if committed.is_err() && matches!(manner, Manner::Insists) {
-            committed = attempt.commit_with(self.till.transaction(id), &result).await;
+            committed = attempt
+                .commit_with(self.till.transaction(id), &result)
+                .await;
         }
         match manner {
             Manner::Overlooks => {}
@@ -156,7 +187,9 @@ impl Handler for Pay {
                     () = attempt.cancelled() => return Err("cancelled".into()),
                 }
             }
-            Behaviour::FailsAtFirst { times } if attempt.number() <= times => return Err("not yet".into()),
+            Behaviour::FailsAtFirst { times } if attempt.number() <= times => {
+                return Err("not yet".into());
+            }
             Behaviour::FailsAlways => return Err("never".into()),
             Behaviour::GivesUp => return Err(Failure::permanent("rejected")),
             Behaviour::WantsLater { times } if self.ledger.note_later(id) <= times => {
@@ -183,19 +216,28 @@ impl Handler for Pay {
 
     async fn duplicate(&self, message: &Message, result: String) -> Result<(), Failure> {
         let id = message.json::<Payment>()?.id;
-        self.ledger.results.lock().unwrap().entry(id).or_default().push(result);
+        self.ledger
+            .results
+            .lock()
+            .unwrap()
+            .entry(id)
+            .or_default()
+            .push(result);
         Ok(())
     }
 }
 
-/// The same handler for batches: what makes it fail as a whole is found before there is any effect, as a transaction
-/// would be rolled back.
+/// The same handler for batches: what makes it fail as a whole is found before there is any effect,
+/// as a transaction would be rolled back.
 pub(crate) struct PayTogether(pub(crate) Pay);
 
 impl BatchHandler for PayTogether {
     type Output = String;
 
-    async fn handle(&self, batch: &[BatchMessage]) -> Result<Vec<Result<String, Failure>>, Failure> {
+    async fn handle(
+        &self,
+        batch: &[BatchMessage],
+    ) -> Result<Vec<Result<String, Failure>>, Failure> {
         for one in batch {
             let id = one.message().json::<Payment>()?.id;
             match self.0.behaviours[usize::try_from(id).unwrap()] {
@@ -218,7 +260,8 @@ impl BatchHandler for PayTogether {
     }
 }
 
-/// The same handler for the transactions that it is given: whatever it charges is gone when it fails.
+/// The same handler for the transactions that it is given: whatever it charges is gone when it
+/// fails.
 pub(crate) struct PayGiven(pub(crate) Pay);
 
 impl PayGiven {
@@ -226,10 +269,14 @@ impl PayGiven {
     async fn follow(&self, message: &Message, attempt: &Attempt) -> Result<String, Failure> {
         let id = message.json::<Payment>()?.id;
         match self.0.behaviours[usize::try_from(id).unwrap()] {
-            Behaviour::Slow { ms } | Behaviour::Stubborn { ms } | Behaviour::Transacts { ms, .. } => {
+            Behaviour::Slow { ms }
+            | Behaviour::Stubborn { ms }
+            | Behaviour::Transacts { ms, .. } => {
                 sleep(Duration::from_millis(ms)).await;
             }
-            Behaviour::FailsAtFirst { times } if attempt.number() <= times => return Err("not yet".into()),
+            Behaviour::FailsAtFirst { times } if attempt.number() <= times => {
+                return Err("not yet".into());
+            }
             Behaviour::FailsAlways => return Err("never".into()),
             Behaviour::GivesUp => return Err(Failure::permanent("rejected")),
             Behaviour::WantsLater { times } if self.0.ledger.note_later(id) <= times => {
@@ -274,7 +321,8 @@ impl TransactionalBatchHandler<Given> for PayGiven {
         }
         let fails_all = |one: &BatchMessage| {
             let payment = one.message().json::<Payment>();
-            let behaviour = payment.map(|payment| self.0.behaviours[usize::try_from(payment.id).unwrap()]);
+            let behaviour =
+                payment.map(|payment| self.0.behaviours[usize::try_from(payment.id).unwrap()]);
             matches!(behaviour, Ok(Behaviour::FailsAlways))
         };
         // As a statement for all rows that fails because of one.

@@ -1,4 +1,5 @@
-//! The steps of a unit with several members, as its store sees them: a fault can come between each two of them.
+//! The steps of a unit with several members, as its store sees them: a fault can come between each
+//! two of them.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -30,8 +31,12 @@ pub(crate) enum Step {
 }
 
 impl Step {
-    pub(crate) const ALL: [Self; 4] =
-        [Self::ClaimsSent, Self::ClaimsExecuted, Self::CompletionsSent, Self::CompletionsExecuted];
+    pub(crate) const ALL: [Self; 4] = [
+        Self::ClaimsSent,
+        Self::ClaimsExecuted,
+        Self::CompletionsSent,
+        Self::CompletionsExecuted,
+    ];
 }
 
 /// The store of one worker, which tells when one of its units is at a step.
@@ -53,7 +58,9 @@ enum Call {
 
 impl Call {
     fn of(commands: &[Command]) -> Self {
-        let are = |is: fn(&Operation) -> bool| commands.iter().filter(|one| is(&one.operation)).count() > 1;
+        let are = |is: fn(&Operation) -> bool| {
+            commands.iter().filter(|one| is(&one.operation)).count() > 1
+        };
         if are(|operation| matches!(operation, Operation::Claim { .. })) {
             Self::Claims
         } else if are(|operation| matches!(operation, Operation::Complete { .. })) {
@@ -69,7 +76,11 @@ impl Steps {
         inner: Arc<dyn Store>,
         lost_answers: Arc<Mutex<BTreeMap<&'static str, u64>>>,
     ) -> Arc<Self> {
-        Arc::new(Self { inner, awaited: Mutex::default(), lost_answers })
+        Arc::new(Self {
+            inner,
+            awaited: Mutex::default(),
+            lost_answers,
+        })
     }
 
     /// Waits until a unit is at this step. `false`: none came.
@@ -82,7 +93,11 @@ impl Steps {
     }
 
     async fn pass(&self, step: Step) {
-        let awaited = self.awaited.lock().unwrap().take_if(|(awaited, _)| *awaited == step);
+        let awaited = self
+            .awaited
+            .lock()
+            .unwrap()
+            .take_if(|(awaited, _)| *awaited == step);
         if let Some((_, tell)) = awaited
             && tell.send(()).is_ok()
         {
@@ -91,7 +106,10 @@ impl Steps {
     }
 
     fn note_lost(&self, name: &'static str, answers: &[Result<Reply, StoreError>]) {
-        let lost = answers.iter().filter(|answer| matches!(answer, Err(StoreError::Unknown { .. }))).count();
+        let lost = answers
+            .iter()
+            .filter(|answer| matches!(answer, Err(StoreError::Unknown { .. })))
+            .count();
         *self.lost_answers.lock().unwrap().entry(name).or_default() += lost as u64;
     }
 }
@@ -105,10 +123,16 @@ impl StoreWrapper for Steps {
     async fn execute(&self, commands: Vec<Command>) -> Vec<Result<Reply, StoreError>> {
         let (sent, executed, name) = match Call::of(&commands) {
             Call::Other => return self.inner.execute(commands).await,
-            Call::Claims => (Step::ClaimsSent, Step::ClaimsExecuted, "lost_claims_of_units"),
-            Call::Completions => {
-                (Step::CompletionsSent, Step::CompletionsExecuted, "lost_completions_of_units")
-            }
+            Call::Claims => (
+                Step::ClaimsSent,
+                Step::ClaimsExecuted,
+                "lost_claims_of_units",
+            ),
+            Call::Completions => (
+                Step::CompletionsSent,
+                Step::CompletionsExecuted,
+                "lost_completions_of_units",
+            ),
         };
         self.pass(sent).await;
         let answers = self.inner.execute(commands).await;

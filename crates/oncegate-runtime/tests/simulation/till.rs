@@ -1,5 +1,5 @@
-//! Effects in the same database as the records: a transaction over the store in memory, which fails as those of
-//! a server do.
+//! Effects in the same database as the records: a transaction over the store in memory, which fails
+//! as those of a server do.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -94,12 +94,17 @@ impl Till {
     /// Adds charges that are committed.
     pub(crate) fn add(&self, ids: &[u64]) {
         let mut charges = self.charges.lock().unwrap();
-        ids.iter().for_each(|id| *charges.entry(*id).or_default() += 1);
+        ids.iter()
+            .for_each(|id| *charges.entry(*id).or_default() += 1);
     }
 
     /// Whether a fault happens now that is one in so many.
     pub(crate) fn happens(&self, one_in: u32) -> bool {
-        self.rng.lock().unwrap().as_mut().is_some_and(|rng| rng.u32(..one_in) == 0)
+        self.rng
+            .lock()
+            .unwrap()
+            .as_mut()
+            .is_some_and(|rng| rng.u32(..one_in) == 0)
     }
 
     /// How long a call takes.
@@ -125,12 +130,17 @@ impl Till {
 
     /// A transaction in which this payment is charged.
     pub(crate) fn transaction(self: &Arc<Self>, id: u64) -> Transaction {
-        Transaction { till: Arc::clone(self), id }
+        Transaction {
+            till: Arc::clone(self),
+            id,
+        }
     }
 
     pub(crate) fn fate(&self) -> (Fate, Duration) {
         let mut rng = self.rng.lock().unwrap();
-        let Some(rng) = rng.as_mut() else { return (Fate::Answered, Duration::ZERO) };
+        let Some(rng) = rng.as_mut() else {
+            return (Fate::Answered, Duration::ZERO);
+        };
         let (fate, name) = match rng.u32(..12) {
             0 => (Fate::RolledBack, "commit_rolled_back"),
             1 => (Fate::RequestLost, "commit_request_lost"),
@@ -146,10 +156,17 @@ impl Till {
     async fn commit(&self, id: u64, completing: &Completing) -> Result<(), BoxError> {
         let key = completing.key().clone();
         let snapshot = self.memory.read(vec![key.clone()]).await.remove(0)?;
-        let (now, record) =
-            snapshot.map_or_else(Default::default, |snapshot| (snapshot.now, Some(snapshot.record)));
+        let (now, record) = snapshot.map_or_else(Default::default, |snapshot| {
+            (snapshot.now, Some(snapshot.record))
+        });
         completing.apply(now, record)?;
-        self.memory.execute(vec![Command { key, operation: completing.operation() }]).await.remove(0)?;
+        self.memory
+            .execute(vec![Command {
+                key,
+                operation: completing.operation(),
+            }])
+            .await
+            .remove(0)?;
         self.add(&[id]);
         Ok(())
     }
@@ -183,7 +200,11 @@ impl SqlTransaction<MemoryStore> for Transaction {
                 tokio::spawn(async move {
                     sleep(time).await;
                     let committed = till.commit(id, &completing).await.is_ok();
-                    let name = if committed { "commit_late_and_done" } else { "commit_late_and_refused" };
+                    let name = if committed {
+                        "commit_late_and_done"
+                    } else {
+                        "commit_late_and_refused"
+                    };
                     till.note(name);
                 });
                 Err("simulated: the connection broke during the commit".into())

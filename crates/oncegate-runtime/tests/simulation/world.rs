@@ -14,8 +14,8 @@ use oncegate::core::store::Store;
 use oncegate::core::testing::fault::{FaultStore, Faults};
 use oncegate::dead_letters::{DeadLetter, DeadLetters};
 use oncegate::{
-    Backoff, BatchLimits, Batched, BoxError, Consumer, ConsumerError, Counters, Gate, GateError, Key,
-    MemoryStore, Message, OnStoreLoss, Ordering, Origin, Transactional,
+    Backoff, BatchLimits, Batched, BoxError, Consumer, ConsumerError, Counters, Gate, GateError,
+    Key, MemoryStore, Message, OnStoreLoss, Ordering, Origin, Transactional,
 };
 use oncegate_testing::judge_effects;
 use tokio::sync::oneshot;
@@ -69,7 +69,11 @@ impl DeadLetters for Letters {
             return Err("the dead letters are down".into());
         }
         let origin = letter.message.origin().to_string();
-        self.ledger.letters.lock().unwrap().insert(origin, letter.cause.as_str().to_owned());
+        self.ledger
+            .letters
+            .lock()
+            .unwrap()
+            .insert(origin, letter.cause.as_str().to_owned());
         Ok(())
     }
 }
@@ -123,8 +127,15 @@ impl World {
         let mut rng = Rng::with_seed(seed);
         let keys = rng.u64(1..14);
         let is_quick = is_quick(seed);
-        let behaviours: Vec<Behaviour> =
-            (0..keys).map(|_| if is_quick { Behaviour::Quick } else { behaviour(&mut rng) }).collect();
+        let behaviours: Vec<Behaviour> = (0..keys)
+            .map(|_| {
+                if is_quick {
+                    Behaviour::Quick
+                } else {
+                    behaviour(&mut rng)
+                }
+            })
+            .collect();
         let payload = |n: usize, rng: &mut Rng| match rng.u32(..25) {
             0 => "{not json".to_owned(),
             1 => r#"{"id":null}"#.to_owned(),
@@ -133,9 +144,13 @@ impl World {
         let messages = rng.usize(1..40);
         let payloads: Vec<String> = (0..messages).map(|n| payload(n, &mut rng)).collect();
         let memory = Arc::new(MemoryStore::new());
-        let faults = if rng.u32(..5) == 0 { Faults::default() } else { faults(&mut rng) };
-        let store =
-            FaultStore::new(Arc::clone(&memory) as Arc<dyn Store>, faults, rng.u64(..)).sleep_with(sleep);
+        let faults = if rng.u32(..5) == 0 {
+            Faults::default()
+        } else {
+            faults(&mut rng)
+        };
+        let store = FaultStore::new(Arc::clone(&memory) as Arc<dyn Store>, faults, rng.u64(..))
+            .sleep_with(sleep);
         let till = Till::new(Arc::clone(&memory), rng.fork());
         Self {
             seed,
@@ -161,25 +176,44 @@ impl World {
         }
     }
 
-    /// An ack is justified when the key's record is COMPLETED, the message is dead-lettered, or a copy of it waits.
+    /// An ack is justified when the key's record is COMPLETED, the message is dead-lettered, or a
+    /// copy of it waits.
     fn judge(&self) -> Judge {
-        let (memory, ledger, seed) = (Arc::clone(&self.memory), Arc::clone(&self.ledger), self.seed);
+        let (memory, ledger, seed) = (
+            Arc::clone(&self.memory),
+            Arc::clone(&self.ledger),
+            self.seed,
+        );
         let (broker, losses) = (Arc::clone(&self.broker), Arc::clone(&self.store_losses));
         let key = key().compile(&Scope::new("sim").unwrap()).unwrap();
         let fails_open = self.fails_open_after().is_some();
         Arc::new(move |n| {
-            let message = Message::new("payments", Origin::Other("".into()), Some(broker.payload(n).into()));
+            let message = Message::new(
+                "payments",
+                Origin::Other("".into()),
+                Some(broker.payload(n).into()),
+            );
             let store_key = key.derive("payments", &message).ok();
             let finished = |record: &Record| {
-                matches!(record.state, State::Completed { .. } | State::Failed { handed_over: true, .. })
+                matches!(
+                    record.state,
+                    State::Completed { .. }
+                        | State::Failed {
+                            handed_over: true,
+                            ..
+                        }
+                )
             };
             let records = memory.records();
-            let completed =
-                records.iter().any(|(key, record)| Some(key) == store_key.as_ref() && finished(record));
+            let completed = records
+                .iter()
+                .any(|(key, record)| Some(key) == store_key.as_ref() && finished(record));
             let given_up = ledger.letters.lock().unwrap().contains_key(&n.to_string());
-            // A store that lost its data may have lost this record between its completion and the ack.
+            // A store that lost its data may have lost this record between its completion and the
+            // ack.
             let lost = losses.load(Relaxed) > 0;
-            // Without a record, its handler must have run. What shares the store's transaction cannot.
+            // Without a record, its handler must have run. What shares the store's transaction
+            // cannot.
             let payment = serde_json::from_str::<Payment>(&broker.payload(n)).ok();
             let ran = |payment: Payment| ledger.effects.lock().unwrap().contains_key(&payment.id);
             let ran_open = fails_open && payment.is_some_and(ran);
@@ -193,9 +227,13 @@ impl World {
     fn start_worker(&mut self) {
         let member = self.broker.join(self.judge());
         self.started += 1;
-        let steps = Steps::of(Arc::clone(&self.store) as Arc<dyn Store>, Arc::clone(&self.lost_answers));
-        let gate =
-            Gate::new("sim", key(), Arc::clone(&steps) as Arc<dyn Store>).lease(LEASE).max_run(MAX_RUN);
+        let steps = Steps::of(
+            Arc::clone(&self.store) as Arc<dyn Store>,
+            Arc::clone(&self.lost_answers),
+        );
+        let gate = Gate::new("sim", key(), Arc::clone(&steps) as Arc<dyn Store>)
+            .lease(LEASE)
+            .max_run(MAX_RUN);
         // A loss is one of the faults, and it is counted.
         let gate = gate.on_store_loss(OnStoreLoss::Continue);
         let handler = Pay {
@@ -203,8 +241,12 @@ impl World {
             ledger: Arc::clone(&self.ledger),
             till: Arc::clone(&self.till),
         };
-        let letters = Letters { ledger: Arc::clone(&self.ledger), rng: Mutex::new(self.rng.fork()) };
-        let ordering = [Ordering::Key, Ordering::Partition, Ordering::Unordered][self.rng.usize(..3)];
+        let letters = Letters {
+            ledger: Arc::clone(&self.ledger),
+            rng: Mutex::new(self.rng.fork()),
+        };
+        let ordering =
+            [Ordering::Key, Ordering::Partition, Ordering::Unordered][self.rng.usize(..3)];
         let gate = gate.simulated(self.rng.u64(..));
         let in_flight = self.rng.usize(1..50);
         let limits = self.handles_batches().then(|| {
@@ -213,7 +255,8 @@ impl World {
         });
         let source = member.clone();
         let consumer = if self.gives_transactions() {
-            let (transactions, handler) = (TillTransactions(Arc::clone(&self.till)), PayGiven(handler));
+            let (transactions, handler) =
+                (TillTransactions(Arc::clone(&self.till)), PayGiven(handler));
             let work = match limits {
                 Some(limits) => Transactional::batched(transactions, limits, handler),
                 None => Transactional::new(transactions, handler),
@@ -228,9 +271,15 @@ impl World {
             .concurrency(self.rng.u32(1..8))
             .ordering(ordering)
             .max_attempts(MAX_ATTEMPTS)
-            .backoff(Backoff::new(Duration::from_millis(50), Duration::from_secs(5)))
+            .backoff(Backoff::new(
+                Duration::from_millis(50),
+                Duration::from_secs(5),
+            ))
             .in_flight(in_flight, 1 << 20)
-            .dead_letter_limit(DeadLetterLimit { in_a_row: 1_000, share: 1.1 })
+            .dead_letter_limit(DeadLetterLimit {
+                in_a_row: 1_000,
+                share: 1.1,
+            })
             .overtaking_retries()
             .stop_deadline(Duration::from_secs(3))
             .dead_letters(letters)
@@ -241,10 +290,16 @@ impl World {
         };
         let (stop, stopped) = oneshot::channel();
         let running = tokio::spawn(consumer.run_until(async { _ = stopped.await }));
-        self.workers.push(Worker { member: member.id, steps, stop: Some(stop), running });
+        self.workers.push(Worker {
+            member: member.id,
+            steps,
+            stop: Some(stop),
+            running,
+        });
     }
 
-    /// Runs under faults for a while, then without, until everything is finished; then replays everything.
+    /// Runs under faults for a while, then without, until everything is finished; then replays
+    /// everything.
     pub(crate) async fn run(mut self) -> Report {
         let began = Instant::now();
         for _ in 0..self.rng.usize(1..4) {
@@ -261,15 +316,22 @@ impl World {
         self.store.stop_faults();
         self.till.stop_faults();
         self.finish().await;
-        // A worker that has lost its lease may still be at it: its late effect belongs to the first pass.
+        // A worker that has lost its lease may still be at it: its late effect belongs to the first
+        // pass.
         self.stop_all().await;
         sleep(Duration::from_millis(LONGEST_MS)).await;
-        let before = (self.ledger.effects.lock().unwrap().clone(), self.till.charges());
+        let before = (
+            self.ledger.effects.lock().unwrap().clone(),
+            self.till.charges(),
+        );
         let dead = self.ledger.letters.lock().unwrap().len();
         if self.losses() == 0 && self.fail_open() == 0 {
             self.broker.rewind();
             self.finish().await;
-            let after = (self.ledger.effects.lock().unwrap().clone(), self.till.charges());
+            let after = (
+                self.ledger.effects.lock().unwrap().clone(),
+                self.till.charges(),
+            );
             assert_eq!(before, after, "seed {}: a replay had effects", self.seed);
             assert!(
                 self.ledger.letters.lock().unwrap().len() == dead,
@@ -279,8 +341,13 @@ impl World {
         }
         self.stop_all().await;
         self.judge_effects();
-        let trace =
-            format!("{:?} {:?} {:?} {:?}", began.elapsed(), self.ledger, self.till, self.counters.snapshot());
+        let trace = format!(
+            "{:?} {:?} {:?} {:?}",
+            began.elapsed(),
+            self.ledger,
+            self.till,
+            self.counters.snapshot()
+        );
         let injected = self.store.injected();
         let mut faults = BTreeMap::from([
             ("unavailable", injected.unavailable),
@@ -300,9 +367,19 @@ impl World {
                 faults.insert(amid.name(step), count);
             }
         }
-        faults.extend(self.lost_answers.lock().unwrap().iter().map(|(name, count)| (*name, *count)));
+        faults.extend(
+            self.lost_answers
+                .lock()
+                .unwrap()
+                .iter()
+                .map(|(name, count)| (*name, *count)),
+        );
         faults.extend(self.till.fates());
-        Report { counts: self.counters.snapshot(), faults, trace }
+        Report {
+            counts: self.counters.snapshot(),
+            faults,
+            trace,
+        }
     }
 
     /// Something happens to the workers or the store.
@@ -336,9 +413,17 @@ impl World {
         }
         let which = self.rng.usize(..self.workers.len());
         // Members seldom end together where they are not quick.
-        let steps = if self.is_quick() { &Step::ALL[2..] } else { &Step::ALL[..] };
+        let steps = if self.is_quick() {
+            &Step::ALL[2..]
+        } else {
+            &Step::ALL[..]
+        };
         let step = steps[self.rng.usize(..steps.len())];
-        let amid = if self.rng.bool() { Amid::Crash } else { Amid::Revoke };
+        let amid = if self.rng.bool() {
+            Amid::Crash
+        } else {
+            Amid::Revoke
+        };
         if !self.workers[which].steps.come_to(step).await {
             return;
         }
@@ -378,7 +463,8 @@ impl World {
         _ = worker.stop.take().map(|stop| stop.send(()));
         let deadline = Duration::from_secs(60);
         let stopped = timeout(deadline, worker.running).await;
-        let stopped = stopped.unwrap_or_else(|_| panic!("seed {}: a worker does not stop", self.seed));
+        let stopped =
+            stopped.unwrap_or_else(|_| panic!("seed {}: a worker does not stop", self.seed));
         match stopped.expect("a worker does not panic") {
             Ok(()) | Err(ConsumerError::Gate(GateError::Store(_))) => {}
             Err(ConsumerError::Settings(_)) if self.gives_transactions() && self.losses() > 0 => {}
@@ -414,15 +500,19 @@ impl World {
 
     /// What a supervisor does: a worker that met a store it could not open is started again.
     async fn start_again_who_could_not_start(&mut self) {
-        let (ended, running) =
-            self.workers.drain(..).partition(|worker: &Worker| worker.running.is_finished());
+        let (ended, running) = self
+            .workers
+            .drain(..)
+            .partition(|worker: &Worker| worker.running.is_finished());
         self.workers = running;
         let ended: Vec<Worker> = ended;
         for worker in ended {
             match worker.running.await.expect("a worker does not panic") {
                 Err(ConsumerError::Gate(GateError::Store(_))) => {}
-                // The descriptor was lost between the gate's look at it and that of the transactions.
-                Err(ConsumerError::Settings(_)) if self.gives_transactions() && self.losses() > 0 => {}
+                // The descriptor was lost between the gate's look at it and that of the
+                // transactions.
+                Err(ConsumerError::Settings(_))
+                    if self.gives_transactions() && self.losses() > 0 => {}
                 other => panic!("seed {}: a worker ended by itself: {other:?}", self.seed),
             }
             self.broker.leave(worker.member);
@@ -432,25 +522,29 @@ impl World {
 
     /// Whether this payment's effect is in the records' database.
     fn transacts(&self, id: u64) -> bool {
-        self.gives_transactions() || usize::try_from(id).is_ok_and(|id| self.behaviours[id].transacts())
+        self.gives_transactions()
+            || usize::try_from(id).is_ok_and(|id| self.behaviours[id].transacts())
     }
 
     fn is_quick(&self) -> bool {
         is_quick(self.seed)
     }
 
-    /// In one world of four, unless its workers run without a store, handlers are given their transactions.
+    /// In one world of four, unless its workers run without a store, handlers are given their
+    /// transactions.
     fn gives_transactions(&self) -> bool {
         self.seed % 4 == 3 && self.fails_open_after().is_none()
     }
 
     /// In one world of five, workers run without a store that has been away for so long.
     fn fails_open_after(&self) -> Option<Duration> {
-        self.seed.is_multiple_of(5).then(|| Duration::from_millis(self.seed / 5 % 4 * 500))
+        self.seed
+            .is_multiple_of(5)
+            .then(|| Duration::from_millis(self.seed / 5 % 4 * 500))
     }
 
-    /// In one world of three, and more often in the transactions that handlers are given, workers handle messages in
-    /// batches.
+    /// In one world of three, and more often in the transactions that handlers are given, workers
+    /// handle messages in batches.
     fn handles_batches(&self) -> bool {
         self.seed % 3 == 1 || self.seed % 8 == 7 && self.gives_transactions()
     }
@@ -463,15 +557,23 @@ impl World {
         self.store_losses.load(Relaxed)
     }
 
-    /// Every key has an effect or all of its messages are dead letters; more than one effect is explained.
+    /// Every key has an effect or all of its messages are dead letters; more than one effect is
+    /// explained.
     fn judge_effects(&self) {
         let letters = self.ledger.letters.lock().unwrap();
         // What ran without the store has left nothing there.
         let lost = self.losses() > 0 || self.fail_open() > 0;
         // A key has one dead letter: later messages of a key that was given up get none.
         let payloads = self.broker.payloads();
-        let id = |n: usize| serde_json::from_str::<Payment>(&payloads[n]).ok().map(|payment| payment.id);
-        let given_up: BTreeSet<u64> = letters.keys().filter_map(|n| id(n.parse().unwrap())).collect();
+        let id = |n: usize| {
+            serde_json::from_str::<Payment>(&payloads[n])
+                .ok()
+                .map(|payment| payment.id)
+        };
+        let given_up: BTreeSet<u64> = letters
+            .keys()
+            .filter_map(|n| id(n.parse().unwrap()))
+            .collect();
         let ids: BTreeSet<u64> = (0..payloads.len()).filter_map(id).collect();
         let wanted = |in_a_transaction: bool| {
             let mut wanted = &ids - &given_up;
@@ -481,16 +583,41 @@ impl World {
         let charges = counts(&self.till.charges());
         // No fault explains a second one.
         let charged = judge_effects(&wanted(true), &ids, &charges, |_| 0);
-        assert!(charged.repeated.is_empty(), "seed {}: charged {:?}", self.seed, charged.repeated);
-        assert!(charged.lost.is_empty() || lost, "seed {}: {:?} are lost", self.seed, charged.lost);
+        assert!(
+            charged.repeated.is_empty(),
+            "seed {}: charged {:?}",
+            self.seed,
+            charged.repeated
+        );
+        assert!(
+            charged.lost.is_empty() || lost,
+            "seed {}: {:?} are lost",
+            self.seed,
+            charged.lost
+        );
         let both: Vec<&u64> = charges.keys().filter(|id| given_up.contains(id)).collect();
-        assert!(both.is_empty() || lost, "seed {}: {both:?} are charged and given up", self.seed);
+        assert!(
+            both.is_empty() || lost,
+            "seed {}: {both:?} are charged and given up",
+            self.seed
+        );
 
         let effects = counts(&self.ledger.effects.lock().unwrap());
-        // Which key a counted extra run was of is not known: all of them together explain all second effects.
+        // Which key a counted extra run was of is not known: all of them together explain all
+        // second effects.
         let had = judge_effects(&wanted(false), &ids, &effects, |_| u64::MAX);
-        assert!(had.lost.is_empty(), "seed {}: {:?} are lost", self.seed, had.lost);
-        assert!(had.unasked.is_empty(), "seed {}: nothing asked for {:?}", self.seed, had.unasked);
+        assert!(
+            had.lost.is_empty(),
+            "seed {}: {:?} are lost",
+            self.seed,
+            had.lost
+        );
+        assert!(
+            had.unasked.is_empty(),
+            "seed {}: nothing asked for {:?}",
+            self.seed,
+            had.unasked
+        );
         let (extra, explained) = (had.second_effects(), self.counters.total("extra_runs"));
         assert!(
             extra <= explained || self.losses() > 0,
@@ -498,11 +625,19 @@ impl World {
             self.seed
         );
         for n in (0..payloads.len()).filter(|n| id(*n).is_none()) {
-            assert!(letters.contains_key(&n.to_string()), "seed {}: message {n} is lost", self.seed);
+            assert!(
+                letters.contains_key(&n.to_string()),
+                "seed {}: message {n} is lost",
+                self.seed
+            );
         }
         for (id, results) in &*self.ledger.results.lock().unwrap() {
             let same = results.windows(2).all(|pair| pair[0] == pair[1]);
-            assert!(same || lost, "seed {}: duplicates of {id} got {results:?}", self.seed);
+            assert!(
+                same || lost,
+                "seed {}: duplicates of {id} got {results:?}",
+                self.seed
+            );
         }
     }
 }
@@ -530,7 +665,10 @@ fn is_quick(seed: u64) -> bool {
 
 /// How often each payment was made.
 fn counts(effects: &BTreeMap<u64, u32>) -> BTreeMap<u64, u64> {
-    effects.iter().map(|(id, times)| (*id, u64::from(*times))).collect()
+    effects
+        .iter()
+        .map(|(id, times)| (*id, u64::from(*times)))
+        .collect()
 }
 
 /// Some of the faults that a store can have, each more or less likely.

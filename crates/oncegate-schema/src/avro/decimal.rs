@@ -1,13 +1,18 @@
 //! Writes the unscaled bytes of a decimal as a number.
 
-/// The most bytes of an unscaled value: enough for the most digits that a schema may ask for. The work grows with the square.
+/// The most bytes of an unscaled value: enough for the most digits that a schema may ask for. The
+/// work grows with the square.
 const MAX_BYTES: usize = 512;
 
-/// The number whose unscaled value is these bytes, big-endian in two's complement. `None` when there are too many.
+/// The number whose unscaled value is these bytes, big-endian in two's complement. `None` when
+/// there are too many.
 pub(super) fn text(bytes: &[u8], scale: usize) -> Option<String> {
     let is_negative = bytes.first().is_some_and(|first| *first >= 0x80);
     let filler = if is_negative { 0xFF } else { 0 };
-    let significant = bytes.iter().position(|byte| *byte != filler).unwrap_or(bytes.len());
+    let significant = bytes
+        .iter()
+        .position(|byte| *byte != filler)
+        .unwrap_or(bytes.len());
     let bytes = bytes.get(significant..).unwrap_or_default();
     if bytes.len() > MAX_BYTES {
         return None;
@@ -70,7 +75,9 @@ fn small(bytes: &[u8], is_negative: bool) -> Option<u128> {
         return None;
     }
     let inverted = if is_negative { 0xFF } else { 0 };
-    let folded = bytes.iter().fold(0_u128, |value, byte| (value << 8) | u128::from(byte ^ inverted));
+    let folded = bytes.iter().fold(0_u128, |value, byte| {
+        (value << 8) | u128::from(byte ^ inverted)
+    });
     Some(folded + u128::from(is_negative))
 }
 
@@ -94,7 +101,11 @@ mod tests {
         check(&[5], 3, "0.005");
         let mut two_to_the_128 = vec![1];
         two_to_the_128.extend([0; 16]);
-        check(&two_to_the_128, 0, "340282366920938463463374607431768211456");
+        check(
+            &two_to_the_128,
+            0,
+            "340282366920938463463374607431768211456",
+        );
         let mut negative = vec![0xFF];
         negative.extend([0; 16]);
         check(&negative, 1, "-34028236692093846346337460743176821145.6");

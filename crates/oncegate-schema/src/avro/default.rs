@@ -5,7 +5,8 @@ use serde_json::Value;
 use super::schema::{Record, Type, TypeId};
 use super::{AvroSchema, time};
 
-/// The most values of a default. Those of nested records can be many more than their schema has words.
+/// The most values of a default. Those of nested records can be many more than their schema has
+/// words.
 const MAX_VALUES: usize = 10_000;
 /// The deepest default: a record whose default holds itself has no end.
 const MAX_DEPTH: usize = 64;
@@ -15,7 +16,11 @@ const MAX_DEPTH: usize = 64;
 /// # Errors
 /// When it is no value of the type.
 pub(super) fn encoded(schema: &AvroSchema, of: TypeId, default: &Value) -> Result<Vec<u8>, String> {
-    let mut writer = DefaultWriter { schema, values: 0, out: Vec::new() };
+    let mut writer = DefaultWriter {
+        schema,
+        values: 0,
+        out: Vec::new(),
+    };
     writer.write(of, default, 0)?;
     Ok(writer.out)
 }
@@ -30,7 +35,9 @@ impl DefaultWriter<'_> {
     fn write(&mut self, of: TypeId, value: &Value, depth: usize) -> Result<(), String> {
         self.values += 1;
         if depth > MAX_DEPTH || self.values > MAX_VALUES {
-            return Err(format!("it is deeper than {MAX_DEPTH} levels or has more than {MAX_VALUES} values"));
+            return Err(format!(
+                "it is deeper than {MAX_DEPTH} levels or has more than {MAX_VALUES} values"
+            ));
         }
         let schema = self.schema;
         match schema.kind(of) {
@@ -59,7 +66,8 @@ impl DefaultWriter<'_> {
         }
     }
 
-    /// Writes the first branch that takes the value: old versions of Avro know only the first one, new ones any.
+    /// Writes the first branch that takes the value: old versions of Avro know only the first one,
+    /// new ones any.
     fn union(&mut self, branches: &[TypeId], value: &Value, depth: usize) -> Result<(), String> {
         let start = self.out.len();
         for (index, branch) in branches.iter().enumerate() {
@@ -105,12 +113,18 @@ fn plain_value(kind: &Type, value: &Value, out: &mut Vec<u8>) -> Option<()> {
             long(i32::try_from(value.as_i64()?).ok()?.into(), out);
         }
         Type::Long | Type::Time { .. } | Type::Timestamp { .. } => long(value.as_i64()?, out),
-        #[allow(clippy::cast_possible_truncation, reason = "the nearest of the smaller type is the value")]
+        #[allow(
+            clippy::cast_possible_truncation,
+            reason = "the nearest of the smaller type is the value"
+        )]
         Type::Float => out.extend_from_slice(&(value.as_f64()? as f32).to_le_bytes()),
         Type::Double => out.extend_from_slice(&value.as_f64()?.to_le_bytes()),
         Type::String => counted(value.as_str()?.as_bytes(), out),
         Type::Bytes | Type::Decimal { size: None, .. } => counted(&bytes(value)?, out),
-        Type::Fixed(size) | Type::Decimal { size: Some(size), .. } => {
+        Type::Fixed(size)
+        | Type::Decimal {
+            size: Some(size), ..
+        } => {
             out.extend_from_slice(&fixed(value, *size)?);
         }
         Type::Uuid => out.extend_from_slice(&fixed(value, 16)?),
@@ -126,7 +140,11 @@ fn plain_value(kind: &Type, value: &Value, out: &mut Vec<u8>) -> Option<()> {
 
 /// The bytes that a schema writes as the characters of their numbers.
 fn bytes(value: &Value) -> Option<Vec<u8>> {
-    value.as_str()?.chars().map(|letter| u8::try_from(u32::from(letter)).ok()).collect()
+    value
+        .as_str()?
+        .chars()
+        .map(|letter| u8::try_from(u32::from(letter)).ok())
+        .collect()
 }
 
 fn fixed(value: &Value, size: usize) -> Option<Vec<u8>> {

@@ -1,6 +1,7 @@
 //! Makes documents of Avro's binary encoding.
 //!
-//! The bytes are read once, from the front: what is wanted is written as JSON, everything else is skipped. No tree is built.
+//! The bytes are read once, from the front: what is wanted is written as JSON, everything else is
+//! skipped. No tree is built.
 
 mod decimal;
 mod default;
@@ -25,7 +26,14 @@ impl AvroSchema {
         wanted: Wanted<'_>,
         json: Json<'_>,
     ) -> Result<(), KeyError> {
-        let mut reader = AvroReader { schema: self, bytes, at: 0, offset, depth: 0, json };
+        let mut reader = AvroReader {
+            schema: self,
+            bytes,
+            at: 0,
+            offset,
+            depth: 0,
+            json,
+        };
         reader.write(self.root, wanted)?;
         if reader.at < bytes.len() {
             return Err(reader.malformed("something follows the value"));
@@ -121,7 +129,11 @@ impl<'a> AvroReader<'a> {
                 self.json.text(text.as_bytes())
             }
             Type::Time { unit } => {
-                let count = if *unit == time::MILLIS { self.int()?.into() } else { self.long()? };
+                let count = if *unit == time::MILLIS {
+                    self.int()?.into()
+                } else {
+                    self.long()?
+                };
                 if count < 0 {
                     return Err(self.malformed("a time of day is negative"));
                 }
@@ -136,7 +148,9 @@ impl<'a> AvroReader<'a> {
             }
             _ => {
                 let [months, days, millis] = self.duration()?;
-                self.json.raw(&format!("{{\"months\":{months},\"days\":{days},\"millis\":{millis}}}"))
+                self.json.raw(&format!(
+                    "{{\"months\":{months},\"days\":{days},\"millis\":{millis}}}"
+                ))
             }
         }
     }
@@ -235,8 +249,13 @@ impl<'a> AvroReader<'a> {
             Type::Long | Type::Time { .. } | Type::Timestamp { .. } => self.long().map(drop),
             Type::Float => self.take(4).map(drop),
             Type::Double => self.take(8).map(drop),
-            Type::String | Type::Bytes | Type::Decimal { size: None, .. } => self.counted().map(drop),
-            Type::Fixed(size) | Type::Decimal { size: Some(size), .. } => self.take(*size).map(drop),
+            Type::String | Type::Bytes | Type::Decimal { size: None, .. } => {
+                self.counted().map(drop)
+            }
+            Type::Fixed(size)
+            | Type::Decimal {
+                size: Some(size), ..
+            } => self.take(*size).map(drop),
             Type::Uuid => self.take(16).map(drop),
             Type::Duration => self.take(12).map(drop),
             Type::Enum(symbols) => self.symbol(symbols).map(drop),
@@ -244,10 +263,15 @@ impl<'a> AvroReader<'a> {
                 let branch = self.branch(branches)?;
                 self.nested(|reader| reader.skip(branch))
             }
-            Type::Record(record) => {
-                self.nested(|reader| record.fields.iter().try_for_each(|field| reader.skip(field.of)))
+            Type::Record(record) => self.nested(|reader| {
+                record
+                    .fields
+                    .iter()
+                    .try_for_each(|field| reader.skip(field.of))
+            }),
+            Type::Array(items) => {
+                self.skip_blocks(|reader, count| reader.skip_items(*items, count))
             }
-            Type::Array(items) => self.skip_blocks(|reader, count| reader.skip_items(*items, count)),
             Type::Map(values) => self.skip_blocks(|reader, count| {
                 for _ in 0..count {
                     reader.counted()?;
@@ -273,7 +297,8 @@ impl<'a> AvroReader<'a> {
         })
     }
 
-    /// Reads over elements. Those that take no bytes may be more than fit into a lifetime, so they are not counted.
+    /// Reads over elements. Those that take no bytes may be more than fit into a lifetime, so they
+    /// are not counted.
     fn skip_items(&mut self, items: TypeId, count: usize) -> Result<(), KeyError> {
         for _ in 0..count {
             let start = self.at;
@@ -293,29 +318,38 @@ impl<'a> AvroReader<'a> {
         }
         let end = if count < 0 {
             let bytes = usize::try_from(self.long()?).ok();
-            let end =
-                bytes.and_then(|bytes| self.at.checked_add(bytes)).filter(|end| *end <= self.bytes.len());
+            let end = bytes
+                .and_then(|bytes| self.at.checked_add(bytes))
+                .filter(|end| *end <= self.bytes.len());
             Some(end.ok_or_else(|| self.malformed("a block is longer than the payload"))?)
         } else {
             None
         };
-        let count =
-            usize::try_from(count.unsigned_abs()).map_err(|_| self.malformed("a block is too long"))?;
+        let count = usize::try_from(count.unsigned_abs())
+            .map_err(|_| self.malformed("a block is too long"))?;
         Ok(Some(Block { count, end }))
     }
 
     fn close(&self, block: Block) -> Result<(), KeyError> {
         match block.end {
-            Some(end) if end != self.at => Err(self.malformed("a block has another length than it says")),
+            Some(end) if end != self.at => {
+                Err(self.malformed("a block has another length than it says"))
+            }
             _ => Ok(()),
         }
     }
 
     /// Descends one level. The recursion is bounded, because a schema may refer to itself.
-    fn nested(&mut self, read: impl FnOnce(&mut Self) -> Result<(), KeyError>) -> Result<(), KeyError> {
+    fn nested(
+        &mut self,
+        read: impl FnOnce(&mut Self) -> Result<(), KeyError>,
+    ) -> Result<(), KeyError> {
         // Twice the depth of a document, because a union is a level here and none in JSON.
         if self.depth == 2 * MAX_DEPTH {
-            return Err(KeyError::TooDeep { offset: self.offset + self.at, limit: MAX_DEPTH });
+            return Err(KeyError::TooDeep {
+                offset: self.offset + self.at,
+                limit: MAX_DEPTH,
+            });
         }
         self.depth += 1;
         let result = read(self);
@@ -332,7 +366,9 @@ impl<'a> AvroReader<'a> {
     fn symbol<'s>(&mut self, symbols: &'s [String]) -> Result<&'s str, KeyError> {
         let index = usize::try_from(self.int()?).ok();
         let symbol = index.and_then(|index| symbols.get(index));
-        symbol.map(String::as_str).ok_or_else(|| self.malformed("an enum has no such symbol"))
+        symbol
+            .map(String::as_str)
+            .ok_or_else(|| self.malformed("an enum has no such symbol"))
     }
 
     fn duration(&mut self) -> Result<[u32; 3], KeyError> {
@@ -377,7 +413,10 @@ impl<'a> AvroReader<'a> {
     }
 
     fn take(&mut self, length: usize) -> Result<&'a [u8], KeyError> {
-        let taken = self.at.checked_add(length).and_then(|end| self.bytes.get(self.at..end));
+        let taken = self
+            .at
+            .checked_add(length)
+            .and_then(|end| self.bytes.get(self.at..end));
         let taken = taken.ok_or_else(|| self.malformed("ends in the middle of a value"))?;
         self.at += length;
         Ok(taken)
@@ -392,11 +431,16 @@ impl<'a> AvroReader<'a> {
 
     #[cold]
     fn malformed(&self, what: &'static str) -> KeyError {
-        KeyError::MalformedPayload { format: AVRO, offset: self.offset + self.at, what }
+        KeyError::MalformedPayload {
+            format: AVRO,
+            offset: self.offset + self.at,
+            what,
+        }
     }
 }
 
-/// The names of a field. A whole document has the first one; paths may also name a field as it was named before.
+/// The names of a field. A whole document has the first one; paths may also name a field as it was
+/// named before.
 fn names<'f>(
     name: &'f String,
     aliases: &'f [String],

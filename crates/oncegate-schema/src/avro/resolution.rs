@@ -1,7 +1,8 @@
 //! Adds the names and defaults of a reader schema to the schema of a payload.
 //!
-//! Of Avro's schema resolution, only that: the bytes are read as they were written, types are those of the payload's schema,
-//! and a field that the reader schema does not have stays. Without it, messages that differ in it alone would share a key.
+//! Of Avro's schema resolution, only that: the bytes are read as they were written, types are those
+//! of the payload's schema, and a field that the reader schema does not have stays. Without it,
+//! messages that differ in it alone would share a key.
 
 use std::collections::HashMap;
 
@@ -19,7 +20,9 @@ impl AvroSchema {
         for kind in &schema.types {
             let Type::Record(record) = kind else { continue };
             for field in &record.fields {
-                let Some(value) = &field.default else { continue };
+                let Some(value) = &field.default else {
+                    continue;
+                };
                 let encoded = default::encoded(&schema, field.of, value);
                 encoded.map_err(|why| format!("the default of `{}`: {why}", field.name))?;
             }
@@ -32,9 +35,17 @@ impl AvroSchema {
     /// # Errors
     /// When the two have too many types together.
     pub(crate) fn resolved(&self, reader: &Self) -> Result<Self, String> {
-        let mut resolution =
-            Resolution { writer: self, reader, types: Vec::new(), known: HashMap::new(), open: Vec::new() };
-        let root = resolution.of(Pair { of: Origin::Written(self.root), read_as: Some(reader.root) })?;
+        let mut resolution = Resolution {
+            writer: self,
+            reader,
+            types: Vec::new(),
+            known: HashMap::new(),
+            open: Vec::new(),
+        };
+        let root = resolution.of(Pair {
+            of: Origin::Written(self.root),
+            read_as: Some(reader.root),
+        })?;
         // No recursion: a chain of types may be as long as their number.
         while let Some((pair, id)) = resolution.open.pop() {
             let kind = resolution.kind(pair)?;
@@ -76,7 +87,9 @@ impl<'a> Resolution<'a> {
             return Ok(*id);
         }
         if self.types.len() == MAX_TYPES {
-            return Err(format!("it has more than {MAX_TYPES} types with those of the reader schema"));
+            return Err(format!(
+                "it has more than {MAX_TYPES} types with those of the reader schema"
+            ));
         }
         let id = self.types.len();
         self.types.push(Type::Null);
@@ -101,19 +114,39 @@ impl<'a> Resolution<'a> {
         };
         Ok(match (kind, read_as) {
             (Type::Union(branches), _) => {
-                let branches =
-                    branches.iter().map(|id| self.of(Pair { of: inner(*id), read_as: pair.read_as }));
+                let branches = branches.iter().map(|id| {
+                    self.of(Pair {
+                        of: inner(*id),
+                        read_as: pair.read_as,
+                    })
+                });
                 Type::Union(branches.collect::<Result<_, _>>()?)
             }
             (Type::Array(items), read_as) => {
-                let read_as =
-                    read_as.and_then(|kind| if let Type::Array(id) = kind { Some(*id) } else { None });
-                Type::Array(self.of(Pair { of: inner(*items), read_as })?)
+                let read_as = read_as.and_then(|kind| {
+                    if let Type::Array(id) = kind {
+                        Some(*id)
+                    } else {
+                        None
+                    }
+                });
+                Type::Array(self.of(Pair {
+                    of: inner(*items),
+                    read_as,
+                })?)
             }
             (Type::Map(values), read_as) => {
-                let read_as =
-                    read_as.and_then(|kind| if let Type::Map(id) = kind { Some(*id) } else { None });
-                Type::Map(self.of(Pair { of: inner(*values), read_as })?)
+                let read_as = read_as.and_then(|kind| {
+                    if let Type::Map(id) = kind {
+                        Some(*id)
+                    } else {
+                        None
+                    }
+                });
+                Type::Map(self.of(Pair {
+                    of: inner(*values),
+                    read_as,
+                })?)
             }
             (Type::Record(record), Some(Type::Record(read_as))) => {
                 Type::Record(self.record(record, read_as, inner)?)
@@ -121,9 +154,15 @@ impl<'a> Resolution<'a> {
             (Type::Record(record), _) => {
                 let mut fields = record.fields.clone();
                 for field in &mut fields {
-                    field.of = self.of(Pair { of: inner(field.of), read_as: None })?;
+                    field.of = self.of(Pair {
+                        of: inner(field.of),
+                        read_as: None,
+                    })?;
                 }
-                Type::Record(Record { fields, ..record.clone() })
+                Type::Record(Record {
+                    fields,
+                    ..record.clone()
+                })
             }
             (plain, _) => plain.clone(),
         })
@@ -133,7 +172,9 @@ impl<'a> Resolution<'a> {
     fn counterpart(&self, kind: &Type, id: TypeId) -> Option<&'a Type> {
         let reader = self.reader;
         let read_as = reader.kind(id);
-        let Type::Union(branches) = read_as else { return fits(kind, read_as, false).then_some(read_as) };
+        let Type::Union(branches) = read_as else {
+            return fits(kind, read_as, false).then_some(read_as);
+        };
         let mut branches = branches.iter().map(|id| reader.kind(*id));
         let exact = branches.clone().find(|branch| fits(kind, branch, true));
         exact.or_else(|| branches.find(|branch| fits(kind, branch, false)))
@@ -145,13 +186,17 @@ impl<'a> Resolution<'a> {
         read_as: &Record,
         inner: impl Fn(TypeId) -> Origin,
     ) -> Result<Record, String> {
-        // The field of the payload for each field of the reader schema: the one with its name goes first.
+        // The field of the payload for each field of the reader schema: the one with its name goes
+        // first.
         let mut matches: Vec<Option<usize>> = Vec::new();
         for field in &read_as.fields {
             matches.push(position(record, &field.name));
         }
         for (field, found) in read_as.fields.iter().zip(0..) {
-            let mut former = field.aliases.iter().filter_map(|alias| position(record, alias));
+            let mut former = field
+                .aliases
+                .iter()
+                .filter_map(|alias| position(record, alias));
             let former = former.find(|index| !matches.contains(&Some(*index)));
             if let Some(slot @ None) = matches.get_mut(found) {
                 *slot = former;
@@ -161,8 +206,14 @@ impl<'a> Resolution<'a> {
         for (index, field) in record.fields.iter().enumerate() {
             let counterpart = matches.iter().position(|found| *found == Some(index));
             let counterpart = counterpart.and_then(|index| read_as.fields.get(index));
-            let of = self.of(Pair { of: inner(field.of), read_as: counterpart.map(|field| field.of) })?;
-            let mut resolved = RecordField { of, ..field.clone() };
+            let of = self.of(Pair {
+                of: inner(field.of),
+                read_as: counterpart.map(|field| field.of),
+            })?;
+            let mut resolved = RecordField {
+                of,
+                ..field.clone()
+            };
             if let Some(counterpart) = counterpart {
                 resolved.name.clone_from(&counterpart.name);
                 resolved.aliases.insert(0, field.name.clone());
@@ -171,16 +222,31 @@ impl<'a> Resolution<'a> {
             fields.push(resolved);
         }
         let mut missing = Vec::new();
-        for (field, _) in read_as.fields.iter().zip(&matches).filter(|(_, found)| found.is_none()) {
-            let Some(value) = &field.default else { continue };
+        for (field, _) in read_as
+            .fields
+            .iter()
+            .zip(&matches)
+            .filter(|(_, found)| found.is_none())
+        {
+            let Some(value) = &field.default else {
+                continue;
+            };
             missing.push(MissingField {
                 name: field.name.clone(),
                 aliases: field.aliases.clone(),
-                of: self.of(Pair { of: Origin::Defaulted(field.of), read_as: None })?,
+                of: self.of(Pair {
+                    of: Origin::Defaulted(field.of),
+                    read_as: None,
+                })?,
                 default: default::encoded(self.reader, field.of, value)?,
             });
         }
-        let mut resolved = Record { fields, missing, name: record.name.clone(), aliases: Vec::new() };
+        let mut resolved = Record {
+            fields,
+            missing,
+            name: record.name.clone(),
+            aliases: Vec::new(),
+        };
         resolved.keep_names_apart();
         Ok(resolved)
     }
@@ -209,8 +275,8 @@ fn position(record: &Record, name: &str) -> Option<usize> {
     record.fields.iter().position(|field| field.name == name)
 }
 
-/// Whether the reader schema speaks of this type. Records do by their names, of which Avro compares the last part, or by an
-/// alias.
+/// Whether the reader schema speaks of this type. Records do by their names, of which Avro compares
+/// the last part, or by an alias.
 fn fits(kind: &Type, read_as: &Type, is_exact: bool) -> bool {
     match (kind, read_as) {
         (Type::Record(kind), Type::Record(read_as)) if is_exact => kind.name == read_as.name,
@@ -218,7 +284,9 @@ fn fits(kind: &Type, read_as: &Type, is_exact: bool) -> bool {
             let mut names = std::iter::once(&read_as.name).chain(&read_as.aliases);
             names.any(|name| last_part(name) == last_part(&kind.name))
         }
-        (Type::Array(_), Type::Array(_)) | (Type::Map(_), Type::Map(_)) | (Type::Union(_), _) => true,
+        (Type::Array(_), Type::Array(_)) | (Type::Map(_), Type::Map(_)) | (Type::Union(_), _) => {
+            true
+        }
         _ => false,
     }
 }

@@ -1,7 +1,7 @@
 //! Reads an Avro schema: the types that the reader follows.
 //!
-//! A reader of keys needs the shape of the bytes, and the names and the aliases of fields. What a reader schema adds to those
-//! is worked out once for each schema, in `resolution`.
+//! A reader of keys needs the shape of the bytes, and the names and the aliases of fields. What a
+//! reader schema adds to those is worked out once for each schema, in `resolution`.
 
 use std::collections::HashMap;
 
@@ -90,13 +90,15 @@ pub(super) struct MissingField {
 #[derive(Debug)]
 pub(crate) struct AvroSchema {
     pub(super) types: Vec<Type>,
-    /// Marks the types whose values take no bytes: reading over one costs nothing, however many records it nests.
+    /// Marks the types whose values take no bytes: reading over one costs nothing, however many
+    /// records it nests.
     empty: Vec<bool>,
     pub(super) root: TypeId,
 }
 
 impl AvroSchema {
-    /// Reads a schema. `references` are the schemas whose types it uses; each comes after those that it refers to itself.
+    /// Reads a schema. `references` are the schemas whose types it uses; each comes after those
+    /// that it refers to itself.
     pub(crate) fn parse(text: &str, references: &[&str]) -> Result<Self, String> {
         let mut parser = Parser::default();
         for reference in references {
@@ -107,7 +109,11 @@ impl AvroSchema {
     }
 
     pub(super) fn of(types: Vec<Type>, root: TypeId) -> Self {
-        Self { empty: empty(&types), types, root }
+        Self {
+            empty: empty(&types),
+            types,
+            root,
+        }
     }
 
     /// Whether values of the type take no bytes.
@@ -125,7 +131,10 @@ fn empty(types: &[Type]) -> Vec<bool> {
         for (id, kind) in types.iter().enumerate().rev() {
             let is_empty = match kind {
                 Type::Null | Type::Fixed(0) => true,
-                Type::Record(record) => record.fields.iter().all(|field| empty.get(field.of) == Some(&true)),
+                Type::Record(record) => record
+                    .fields
+                    .iter()
+                    .all(|field| empty.get(field.of) == Some(&true)),
                 _ => false,
             };
             if let Some(known) = empty.get_mut(id).filter(|known| **known != is_empty) {
@@ -184,7 +193,9 @@ impl Parser {
         }
         let full = full_name(name, namespace);
         let found = self.names.get(&full).or_else(|| self.names.get(name));
-        found.copied().ok_or_else(|| format!("it uses the type `{full}`, which is not defined"))
+        found
+            .copied()
+            .ok_or_else(|| format!("it uses the type `{full}`, which is not defined"))
     }
 
     fn object(&mut self, map: &Map<String, Value>, namespace: &str) -> Result<TypeId, String> {
@@ -197,21 +208,30 @@ impl Parser {
             "enum" => {
                 let symbols = list(map, "symbols")?.iter();
                 let symbols = symbols.map(|symbol| symbol.as_str().map(str::to_owned));
-                let symbols = symbols.collect::<Option<_>>().ok_or("a symbol is no string")?;
+                let symbols = symbols
+                    .collect::<Option<_>>()
+                    .ok_or("a symbol is no string")?;
                 self.define(map, namespace, Type::Enum(symbols))
             }
             "fixed" => {
-                let size = map.get("size").and_then(Value::as_u64).ok_or("a fixed has no size")?;
+                let size = map
+                    .get("size")
+                    .and_then(Value::as_u64)
+                    .ok_or("a fixed has no size")?;
                 let size = usize::try_from(size).map_err(|_| "the size of a fixed is too large")?;
                 let kind = fixed(map, size);
                 self.define(map, namespace, kind)
             }
             "array" => {
-                let items = self.parse(map.get("items").ok_or("an array has no `items`")?, namespace)?;
+                let items = self.parse(
+                    map.get("items").ok_or("an array has no `items`")?,
+                    namespace,
+                )?;
                 self.add(Type::Array(items))
             }
             "map" => {
-                let values = self.parse(map.get("values").ok_or("a map has no `values`")?, namespace)?;
+                let values =
+                    self.parse(map.get("values").ok_or("a map has no `values`")?, namespace)?;
                 self.add(Type::Map(values))
             }
             name => match primitive(name) {
@@ -239,7 +259,12 @@ impl Parser {
             taken.extend(field.aliases.iter().cloned());
         }
         let name = full_name(text(map, "name").unwrap_or_default(), &own);
-        let record = Record { name, aliases: aliases(map), fields, missing: Vec::new() };
+        let record = Record {
+            name,
+            aliases: aliases(map),
+            fields,
+            missing: Vec::new(),
+        };
         if let Some(slot) = self.types.get_mut(id) {
             *slot = Type::Record(record);
         }
@@ -249,17 +274,30 @@ impl Parser {
     fn field(&mut self, field: &Value, namespace: &str) -> Result<RecordField, String> {
         let field = field.as_object().ok_or("a field is no object")?;
         let name = text(field, "name").ok_or("a field has no name")?.to_owned();
-        let of = field.get("type").ok_or_else(|| format!("field `{name}` has no type"))?;
+        let of = field
+            .get("type")
+            .ok_or_else(|| format!("field `{name}` has no type"))?;
         let of = self.parse(of, namespace)?;
-        Ok(RecordField { name, aliases: aliases(field), of, default: field.get("default").cloned() })
+        Ok(RecordField {
+            name,
+            aliases: aliases(field),
+            of,
+            default: field.get("default").cloned(),
+        })
     }
 
     /// Adds a named type.
-    fn define(&mut self, map: &Map<String, Value>, namespace: &str, kind: Type) -> Result<TypeId, String> {
+    fn define(
+        &mut self,
+        map: &Map<String, Value>,
+        namespace: &str,
+        kind: Type,
+    ) -> Result<TypeId, String> {
         let name = text(map, "name").ok_or("a named type has no name")?;
         let full = full_name(name, &namespace_of(map, namespace)?);
         let id = self.add(kind)?;
-        // A schema and its reference may define the same type; the later one counts, as its text says.
+        // A schema and its reference may define the same type; the later one counts, as its text
+        // says.
         self.names.insert(full, id);
         Ok(id)
     }
@@ -286,12 +324,30 @@ fn logical(kind: Type, map: &Map<String, Value>) -> Type {
         (Type::Int, "date") => Type::Date,
         (Type::Int, "time-millis") => Type::Time { unit: MILLIS },
         (Type::Long, "time-micros") => Type::Time { unit: MICROS },
-        (Type::Long, "timestamp-millis") => Type::Timestamp { unit: MILLIS, is_local: false },
-        (Type::Long, "timestamp-micros") => Type::Timestamp { unit: MICROS, is_local: false },
-        (Type::Long, "timestamp-nanos") => Type::Timestamp { unit: NANOS, is_local: false },
-        (Type::Long, "local-timestamp-millis") => Type::Timestamp { unit: MILLIS, is_local: true },
-        (Type::Long, "local-timestamp-micros") => Type::Timestamp { unit: MICROS, is_local: true },
-        (Type::Long, "local-timestamp-nanos") => Type::Timestamp { unit: NANOS, is_local: true },
+        (Type::Long, "timestamp-millis") => Type::Timestamp {
+            unit: MILLIS,
+            is_local: false,
+        },
+        (Type::Long, "timestamp-micros") => Type::Timestamp {
+            unit: MICROS,
+            is_local: false,
+        },
+        (Type::Long, "timestamp-nanos") => Type::Timestamp {
+            unit: NANOS,
+            is_local: false,
+        },
+        (Type::Long, "local-timestamp-millis") => Type::Timestamp {
+            unit: MILLIS,
+            is_local: true,
+        },
+        (Type::Long, "local-timestamp-micros") => Type::Timestamp {
+            unit: MICROS,
+            is_local: true,
+        },
+        (Type::Long, "local-timestamp-nanos") => Type::Timestamp {
+            unit: NANOS,
+            is_local: true,
+        },
         _ => kind,
     }
 }
@@ -311,13 +367,26 @@ fn decimal(map: &Map<String, Value>, size: Option<usize>) -> Option<Type> {
         .get("precision")
         .and_then(Value::as_u64)
         .filter(|precision| (1..=MAX_PRECISION).contains(precision))?;
-    let scale = map.get("scale").map_or(Some(0), Value::as_u64).filter(|scale| *scale <= precision)?;
-    Some(Type::Decimal { scale: usize::try_from(scale).ok()?, size })
+    let scale = map
+        .get("scale")
+        .map_or(Some(0), Value::as_u64)
+        .filter(|scale| *scale <= precision)?;
+    Some(Type::Decimal {
+        scale: usize::try_from(scale).ok()?,
+        size,
+    })
 }
 
 fn aliases(map: &Map<String, Value>) -> Vec<String> {
-    let aliases = map.get("aliases").and_then(Value::as_array).into_iter().flatten();
-    aliases.filter_map(Value::as_str).map(str::to_owned).collect()
+    let aliases = map
+        .get("aliases")
+        .and_then(Value::as_array)
+        .into_iter()
+        .flatten();
+    aliases
+        .filter_map(Value::as_str)
+        .map(str::to_owned)
+        .collect()
 }
 
 fn text<'a>(map: &'a Map<String, Value>, name: &str) -> Option<&'a str> {
@@ -325,7 +394,9 @@ fn text<'a>(map: &'a Map<String, Value>, name: &str) -> Option<&'a str> {
 }
 
 fn list<'a>(map: &'a Map<String, Value>, name: &str) -> Result<&'a Vec<Value>, String> {
-    map.get(name).and_then(Value::as_array).ok_or_else(|| format!("a type has no `{name}`"))
+    map.get(name)
+        .and_then(Value::as_array)
+        .ok_or_else(|| format!("a type has no `{name}`"))
 }
 
 /// The namespace inside a named type: its own, that of its dotted name, or the one around it.
@@ -338,5 +409,9 @@ fn namespace_of(map: &Map<String, Value>, around: &str) -> Result<String, String
 }
 
 fn full_name(name: &str, namespace: &str) -> String {
-    if name.contains('.') || namespace.is_empty() { name.to_owned() } else { format!("{namespace}.{name}") }
+    if name.contains('.') || namespace.is_empty() {
+        name.to_owned()
+    } else {
+        format!("{namespace}.{name}")
+    }
 }

@@ -1,16 +1,17 @@
 //! Makes documents of Protobuf's binary encoding.
 //!
-//! A message is read once, from the front: its fields are noted, those of them that are wanted are written as JSON. Only
-//! what is wanted is looked into, so the rest costs no more than its length.
+//! A message is read once, from the front: its fields are noted, those of them that are wanted are
+//! written as JSON. Only what is wanted is looked into, so the rest costs no more than its length.
 //!
 //! # Not obvious
 //!
 //! Implementation notes: facts about Protobuf that this code depends on.
 //!
-//! - Fields may come in any order and more than once. Of a single value the last one counts; a message that comes twice is
-//!   merged, which is the same as reading its contents one after the other; the last member of a `oneof` removes the others.
-//! - A field without presence is never sent with its default. So a path that names it finds the default, and a whole
-//!   document leaves it out.
+//! - Fields may come in any order and more than once. Of a single value the last one counts; a
+//!   message that comes twice is merged, which is the same as reading its contents one after the
+//!   other; the last member of a `oneof` removes the others.
+//! - A field without presence is never sent with its default. So a path that names it finds the
+//!   default, and a whole document leaves it out.
 
 mod scalar;
 mod schema;
@@ -37,7 +38,13 @@ impl ProtobufSchema {
         wanted: Wanted<'_>,
         json: Json<'_>,
     ) -> Result<(), KeyError> {
-        MessageReader { schema: self, offset, depth: 0, json }.message(message, bytes, wanted)
+        MessageReader {
+            schema: self,
+            offset,
+            depth: 0,
+            json,
+        }
+        .message(message, bytes, wanted)
     }
 }
 
@@ -60,7 +67,10 @@ impl<'a> MessageReader<'a> {
     /// Writes a message.
     fn message(&mut self, id: MessageId, bytes: &[u8], wanted: Wanted<'_>) -> Result<(), KeyError> {
         if self.depth == MAX_DEPTH {
-            return Err(KeyError::TooDeep { offset: self.offset, limit: MAX_DEPTH });
+            return Err(KeyError::TooDeep {
+                offset: self.offset,
+                limit: MAX_DEPTH,
+            });
         }
         self.depth += 1;
         let message = self.plan(id)?;
@@ -76,15 +86,23 @@ impl<'a> MessageReader<'a> {
     }
 
     fn plan(&self, id: MessageId) -> Result<&'a Message, KeyError> {
-        self.schema.messages.get(id).ok_or(KeyError::MalformedPayload {
-            format: PROTOBUF,
-            offset: self.offset,
-            what: "its schema has no such message",
-        })
+        self.schema
+            .messages
+            .get(id)
+            .ok_or(KeyError::MalformedPayload {
+                format: PROTOBUF,
+                offset: self.offset,
+                what: "its schema has no such message",
+            })
     }
 
     /// Writes the members of a message.
-    fn members(&mut self, message: &'a Message, bytes: &[u8], wanted: Wanted<'_>) -> Result<(), KeyError> {
+    fn members(
+        &mut self,
+        message: &'a Message,
+        bytes: &[u8],
+        wanted: Wanted<'_>,
+    ) -> Result<(), KeyError> {
         let content = self.content(message, bytes, wanted)?;
         for (position, field) in message.fields.iter().enumerate() {
             if wanted.is_all() {
@@ -114,7 +132,10 @@ impl<'a> MessageReader<'a> {
         let mut wire = Wire::new(bytes, self.offset);
         let mut found: Vec<Found<'b>> = Vec::new();
         while let Some((number, raw)) = wire.field()? {
-            let Ok(position) = message.fields.binary_search_by_key(&number, |field| field.number) else {
+            let Ok(position) = message
+                .fields
+                .binary_search_by_key(&number, |field| field.number)
+            else {
                 if wanted.is_all() {
                     // Without it, two messages that differ in it alone would have one key.
                     let what = "a field that the schema does not have, and the whole payload is in the key";
@@ -122,7 +143,9 @@ impl<'a> MessageReader<'a> {
                 }
                 continue;
             };
-            let Some(field) = message.fields.get(position) else { continue };
+            let Some(field) = message.fields.get(position) else {
+                continue;
+            };
             if field.oneof.is_some() {
                 found.retain(|other| {
                     let other = message.fields.get(other.position);
@@ -135,7 +158,10 @@ impl<'a> MessageReader<'a> {
                 found.push(Found { position, raw });
             }
         }
-        Ok(Content { found, is_whole: wanted.is_all() })
+        Ok(Content {
+            found,
+            is_whole: wanted.is_all(),
+        })
     }
 
     /// Writes a member, if it is there.
@@ -147,13 +173,18 @@ impl<'a> MessageReader<'a> {
         wanted: Wanted<'_>,
     ) -> Result<(), KeyError> {
         let last = own.raws().next_back();
-        // A whole document has no member for what is not sent; a path finds the default, as the program that reads it would.
+        // A whole document has no member for what is not sent; a path finds the default, as the
+        // program that reads it would.
         let is_left_out = match (field.shape, last) {
             (Shape::Single, None) => own.is_whole || field.has_presence,
-            (Shape::Single, Some(raw)) => own.is_whole && !field.has_presence && scalar::is_default(raw),
+            (Shape::Single, Some(raw)) => {
+                own.is_whole && !field.has_presence && scalar::is_default(raw)
+            }
             (Shape::List, _) => {
                 own.is_whole
-                    && own.raws().all(|raw| matches!(raw, Raw::Bytes([])) && field.kind.is_packable())
+                    && own
+                        .raws()
+                        .all(|raw| matches!(raw, Raw::Bytes([])) && field.kind.is_packable())
             }
             (Shape::Map, last) => own.is_whole && last.is_none(),
         };
@@ -229,7 +260,9 @@ impl<'a> MessageReader<'a> {
 
     /// Writes a map. Of a key that comes several times, the last value counts.
     fn map(&mut self, kind: Kind, own: Own<'_, '_>, wanted: Wanted<'_>) -> Result<(), KeyError> {
-        let Kind::Message(entry) = kind else { return self.json.raw("{}") };
+        let Kind::Message(entry) = kind else {
+            return self.json.raw("{}");
+        };
         let entry = self.plan(entry)?;
         let (Some(key), Some(value)) = (entry.fields.first(), entry.fields.get(1)) else {
             return self.json.raw("{}");
@@ -239,7 +272,9 @@ impl<'a> MessageReader<'a> {
         for raw in own.raws().rev() {
             let content = self.content(entry, self.bytes(raw)?, Wanted::all())?;
             let name = self.map_key(key.kind, content.of(0).raws().next_back())?;
-            let Some(inner) = wanted.member(&name) else { continue };
+            let Some(inner) = wanted.member(&name) else {
+                continue;
+            };
             if seen.contains(&name) {
                 continue;
             }
@@ -279,7 +314,11 @@ impl<'a> MessageReader<'a> {
     #[cold]
     fn mismatch(&self) -> KeyError {
         let what = "a field has another wire type than its schema says";
-        KeyError::MalformedPayload { format: PROTOBUF, offset: self.offset, what }
+        KeyError::MalformedPayload {
+            format: PROTOBUF,
+            offset: self.offset,
+            what,
+        }
     }
 }
 
@@ -292,7 +331,11 @@ struct Content<'b> {
 
 impl<'b> Content<'b> {
     fn of(&self, position: usize) -> Own<'_, 'b> {
-        Own { found: &self.found, position, is_whole: self.is_whole }
+        Own {
+            found: &self.found,
+            position,
+            is_whole: self.is_whole,
+        }
     }
 }
 
@@ -306,6 +349,9 @@ struct Own<'f, 'b> {
 
 impl<'f, 'b> Own<'f, 'b> {
     fn raws(self) -> impl DoubleEndedIterator<Item = Raw<'b>> + use<'f, 'b> {
-        self.found.iter().filter(move |found| found.position == self.position).map(|found| found.raw)
+        self.found
+            .iter()
+            .filter(move |found| found.position == self.position)
+            .map(|found| found.raw)
     }
 }

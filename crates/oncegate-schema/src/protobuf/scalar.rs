@@ -28,14 +28,21 @@ pub(super) fn is_default(raw: Raw<'_>) -> bool {
 /// The next value of a packed list.
 pub(super) fn unpack<'b>(kind: Kind, wire: &mut Wire<'b>) -> Result<Raw<'b>, KeyError> {
     match kind {
-        Kind::Fixed32 | Kind::Sfixed32 | Kind::Float => wire.chunk().map(|bytes| Raw::Fixed32(*bytes)),
-        Kind::Fixed64 | Kind::Sfixed64 | Kind::Double => wire.chunk().map(|bytes| Raw::Fixed64(*bytes)),
+        Kind::Fixed32 | Kind::Sfixed32 | Kind::Float => {
+            wire.chunk().map(|bytes| Raw::Fixed32(*bytes))
+        }
+        Kind::Fixed64 | Kind::Sfixed64 | Kind::Double => {
+            wire.chunk().map(|bytes| Raw::Fixed64(*bytes))
+        }
         _ => wire.varint().map(Raw::Varint),
     }
 }
 
 /// The integer of a value; `None` when it is none.
-#[expect(clippy::cast_possible_truncation, reason = "Protobuf takes the low bits of a longer number")]
+#[expect(
+    clippy::cast_possible_truncation,
+    reason = "Protobuf takes the low bits of a longer number"
+)]
 fn integer(kind: Kind, raw: Raw<'_>) -> Option<i128> {
     Some(match (kind, raw) {
         (Kind::Int32 | Kind::Enum(_), Raw::Varint(value)) => i128::from(value as i32),
@@ -76,7 +83,9 @@ impl MessageReader<'_> {
     fn symbol(&mut self, id: usize, number: i128) -> Result<(), KeyError> {
         let schema = self.schema;
         let names = schema.enums.get(id);
-        let name = i32::try_from(number).ok().and_then(|number| names?.get(&number));
+        let name = i32::try_from(number)
+            .ok()
+            .and_then(|number| names?.get(&number));
         match name {
             Some(name) => self.json.text(name.as_bytes()),
             None => self.json.integer(number),
@@ -95,7 +104,11 @@ impl MessageReader<'_> {
     }
 
     /// The key of a map as the name of a member.
-    pub(super) fn map_key<'b>(&self, kind: Kind, raw: Option<Raw<'b>>) -> Result<Cow<'b, [u8]>, KeyError> {
+    pub(super) fn map_key<'b>(
+        &self,
+        kind: Kind,
+        raw: Option<Raw<'b>>,
+    ) -> Result<Cow<'b, [u8]>, KeyError> {
         match (kind, raw) {
             (Kind::Text, Some(Raw::Bytes(text))) => Ok(Cow::Borrowed(text)),
             (Kind::Text, None) => Ok(Cow::Borrowed(b"")),

@@ -5,7 +5,8 @@ use std::collections::HashMap;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use prost_reflect::{
-    Cardinality, DescriptorPool, EnumDescriptor, FieldDescriptor, Kind as FieldKind, MessageDescriptor,
+    Cardinality, DescriptorPool, EnumDescriptor, FieldDescriptor, Kind as FieldKind,
+    MessageDescriptor,
 };
 use protox::file::{ChainFileResolver, File, FileResolver, GoogleFileResolver};
 
@@ -17,7 +18,8 @@ const MAX_FILES: usize = 1_000;
 /// The position of a message in its schema.
 pub(super) type MessageId = usize;
 
-/// A file of a schema: the name by which others import it, and its source or base64 of its compiled descriptor.
+/// A file of a schema: the name by which others import it, and its source or base64 of its compiled
+/// descriptor.
 #[derive(Clone, Debug)]
 pub(crate) struct ProtoFile {
     pub(crate) name: String,
@@ -117,7 +119,9 @@ impl ProtobufSchema {
         resolver.add(GoogleFileResolver::new());
         let mut compiler = protox::Compiler::with_file_resolver(resolver);
         // A file that is given by its name need not be on a disk.
-        compiler.open_file(&first.name).map_err(|error| format!("it does not compile: {error}"))?;
+        compiler
+            .open_file(&first.name)
+            .map_err(|error| format!("it does not compile: {error}"))?;
         Self::of_pool(&compiler.descriptor_pool(), &first.name)
     }
 
@@ -126,9 +130,17 @@ impl ProtobufSchema {
         if all.len() > MAX_MESSAGES {
             return Err(format!("it has more than {MAX_MESSAGES} messages"));
         }
-        let by_name =
-            all.iter().enumerate().map(|(id, message)| (message.full_name().to_owned(), id)).collect();
-        let mut schema = Self { messages: Vec::new(), enums: Vec::new(), by_name, tree: Vec::new() };
+        let by_name = all
+            .iter()
+            .enumerate()
+            .map(|(id, message)| (message.full_name().to_owned(), id))
+            .collect();
+        let mut schema = Self {
+            messages: Vec::new(),
+            enums: Vec::new(),
+            by_name,
+            tree: Vec::new(),
+        };
         let mut enums = HashMap::new();
         for (id, descriptor) in pool.all_enums().enumerate() {
             schema.enums.push(names_of(&descriptor));
@@ -138,21 +150,41 @@ impl ProtobufSchema {
             let compiled = schema.message(message, &enums);
             schema.messages.push(compiled);
         }
-        let file = pool.get_file_by_name(file).ok_or("its own file is missing")?;
-        schema.tree = file.messages().map(|message| schema.nested(&message)).collect();
+        let file = pool
+            .get_file_by_name(file)
+            .ok_or("its own file is missing")?;
+        schema.tree = file
+            .messages()
+            .map(|message| schema.nested(&message))
+            .collect();
         Ok(schema)
     }
 
     fn nested(&self, message: &MessageDescriptor) -> Nested {
-        let id = self.by_name.get(message.full_name()).copied().unwrap_or_default();
-        Nested { id, inner: message.child_messages().map(|inner| self.nested(&inner)).collect() }
+        let id = self
+            .by_name
+            .get(message.full_name())
+            .copied()
+            .unwrap_or_default();
+        Nested {
+            id,
+            inner: message
+                .child_messages()
+                .map(|inner| self.nested(&inner))
+                .collect(),
+        }
     }
 
     fn message(&self, descriptor: &MessageDescriptor, enums: &HashMap<String, usize>) -> Message {
-        let mut fields: Vec<MessageField> =
-            descriptor.fields().map(|field| self.field(&field, enums)).collect();
+        let mut fields: Vec<MessageField> = descriptor
+            .fields()
+            .map(|field| self.field(&field, enums))
+            .collect();
         fields.sort_by_key(|field| field.number);
-        Message { fields, well_known: well_known(descriptor.full_name()) }
+        Message {
+            fields,
+            well_known: well_known(descriptor.full_name()),
+        }
     }
 
     fn field(&self, field: &FieldDescriptor, enums: &HashMap<String, usize>) -> MessageField {
@@ -161,9 +193,17 @@ impl ProtobufSchema {
             Cardinality::Repeated => Shape::List,
             _ => Shape::Single,
         };
-        let oneof = field.containing_oneof().filter(|oneof| !oneof.is_synthetic());
-        let oneof =
-            oneof.map(|oneof| oneof.path().last().copied().unwrap_or_default().unsigned_abs() as usize);
+        let oneof = field
+            .containing_oneof()
+            .filter(|oneof| !oneof.is_synthetic());
+        let oneof = oneof.map(|oneof| {
+            oneof
+                .path()
+                .last()
+                .copied()
+                .unwrap_or_default()
+                .unsigned_abs() as usize
+        });
         MessageField {
             number: field.number(),
             name: field.name().to_owned(),
@@ -192,10 +232,15 @@ impl ProtobufSchema {
             FieldKind::Double => Kind::Double,
             FieldKind::String => Kind::Text,
             FieldKind::Bytes => Kind::Bytes,
-            FieldKind::Enum(of) => Kind::Enum(enums.get(of.full_name()).copied().unwrap_or_default()),
-            FieldKind::Message(of) => {
-                Kind::Message(self.by_name.get(of.full_name()).copied().unwrap_or_default())
+            FieldKind::Enum(of) => {
+                Kind::Enum(enums.get(of.full_name()).copied().unwrap_or_default())
             }
+            FieldKind::Message(of) => Kind::Message(
+                self.by_name
+                    .get(of.full_name())
+                    .copied()
+                    .unwrap_or_default(),
+            ),
         }
     }
 
@@ -206,11 +251,15 @@ impl ProtobufSchema {
                 format!("it has no message `{name}`; write its full name, as in `shop.v1.Order`")
             }),
             (None, [only]) => Ok(only.id),
-            (None, all) => Err(format!("it has {} messages: name the one of the payloads", all.len())),
+            (None, all) => Err(format!(
+                "it has {} messages: name the one of the payloads",
+                all.len()
+            )),
         }
     }
 
-    /// The message at these indexes: the first counts the messages of the file, each other one those inside the one before.
+    /// The message at these indexes: the first counts the messages of the file, each other one
+    /// those inside the one before.
     pub(crate) fn at(&self, indexes: &[usize]) -> Option<MessageId> {
         let (first, rest) = indexes.split_first()?;
         let mut message = self.tree.get(*first)?;
@@ -231,7 +280,9 @@ impl ProtobufSchema {
 fn names_of(descriptor: &EnumDescriptor) -> HashMap<i32, String> {
     let mut names = HashMap::new();
     for value in descriptor.values() {
-        names.entry(value.number()).or_insert_with(|| value.name().to_owned());
+        names
+            .entry(value.number())
+            .or_insert_with(|| value.name().to_owned());
     }
     names
 }
@@ -245,8 +296,8 @@ fn well_known(name: &str) -> WellKnown {
         Some("Value") => WellKnown::Value,
         Some("ListValue") => WellKnown::ListValue,
         Some(
-            "DoubleValue" | "FloatValue" | "Int64Value" | "UInt64Value" | "Int32Value" | "UInt32Value"
-            | "BoolValue" | "StringValue" | "BytesValue",
+            "DoubleValue" | "FloatValue" | "Int64Value" | "UInt64Value" | "Int32Value"
+            | "UInt32Value" | "BoolValue" | "StringValue" | "BytesValue",
         ) => WellKnown::Wrapper,
         _ => WellKnown::No,
     }

@@ -1,4 +1,5 @@
-//! Messages that Protobuf's JSON writes in a form of their own: an instant is a string, a wrapper its value.
+//! Messages that Protobuf's JSON writes in a form of their own: an instant is a string, a wrapper
+//! its value.
 
 use oncegate_core::key::{KeyError, Wanted};
 
@@ -19,7 +20,8 @@ impl<'a> MessageReader<'a> {
     ) -> Result<(), KeyError> {
         match message.well_known {
             WellKnown::Any => return self.any(message, bytes, wanted),
-            // Its members stand in no object of their own, so what is wanted of them is decided by their values.
+            // Its members stand in no object of their own, so what is wanted of them is decided by
+            // their values.
             _ if wanted.is_all() => {}
             WellKnown::Struct | WellKnown::Value | WellKnown::ListValue => {}
             // Nothing is inside: a path that goes on finds nothing.
@@ -30,22 +32,30 @@ impl<'a> MessageReader<'a> {
             WellKnown::Timestamp => {
                 let (seconds, nanos) = self.count(&content);
                 let nanos_of = time::fraction(nanos.rem_euclid(time::NANOS));
-                let whole = time::date_time(seconds.saturating_add(nanos.div_euclid(time::NANOS)), 1);
+                let whole =
+                    time::date_time(seconds.saturating_add(nanos.div_euclid(time::NANOS)), 1);
                 self.json.text(format!("{whole}{nanos_of}Z").as_bytes())
             }
             WellKnown::Duration => {
                 let (seconds, nanos) = self.count(&content);
                 let sign = if seconds < 0 || nanos < 0 { "-" } else { "" };
                 let fraction = time::fraction((nanos % time::NANOS).abs());
-                self.json.text(format!("{sign}{}{fraction}s", seconds.unsigned_abs()).as_bytes())
+                self.json
+                    .text(format!("{sign}{}{fraction}s", seconds.unsigned_abs()).as_bytes())
             }
             WellKnown::Wrapper => self.wrapped(message, &content),
             WellKnown::Struct => {
-                let kind = message.fields.first().map_or(Kind::Bool, |field| field.kind);
+                let kind = message
+                    .fields
+                    .first()
+                    .map_or(Kind::Bool, |field| field.kind);
                 self.map(kind, content.of(ONLY), wanted)
             }
             WellKnown::ListValue => {
-                let kind = message.fields.first().map_or(Kind::Bool, |field| field.kind);
+                let kind = message
+                    .fields
+                    .first()
+                    .map_or(Kind::Bool, |field| field.kind);
                 self.list(kind, content.of(ONLY), wanted)
             }
             _ => self.any_value(message, &content, wanted),
@@ -63,7 +73,9 @@ impl<'a> MessageReader<'a> {
 
     /// The value of a wrapper. A wrapper without a value has the default: it is there.
     fn wrapped(&mut self, message: &Message, content: &Content<'_>) -> Result<(), KeyError> {
-        let Some(field) = message.fields.first() else { return self.json.raw("null") };
+        let Some(field) = message.fields.first() else {
+            return self.json.raw("null");
+        };
         match content.of(ONLY).raws().next_back() {
             Some(raw) => self.scalar(field.kind, raw),
             None => self.default(field.kind),
@@ -77,8 +89,12 @@ impl<'a> MessageReader<'a> {
         content: &Content<'_>,
         wanted: Wanted<'_>,
     ) -> Result<(), KeyError> {
-        let Some(last) = content.found.last() else { return self.json.raw("null") };
-        let Some(field) = message.fields.get(last.position) else { return self.json.raw("null") };
+        let Some(last) = content.found.last() else {
+            return self.json.raw("null");
+        };
+        let Some(field) = message.fields.get(last.position) else {
+            return self.json.raw("null");
+        };
         match field.kind {
             Kind::Enum(_) => self.json.raw("null"),
             Kind::Message(id) if field.shape == Shape::Single => {
@@ -90,7 +106,12 @@ impl<'a> MessageReader<'a> {
     }
 
     /// A message of any type. One that the schema does not have is its bytes.
-    fn any(&mut self, message: &'a Message, bytes: &[u8], wanted: Wanted<'_>) -> Result<(), KeyError> {
+    fn any(
+        &mut self,
+        message: &'a Message,
+        bytes: &[u8],
+        wanted: Wanted<'_>,
+    ) -> Result<(), KeyError> {
         let content = self.content(message, bytes, Wanted::all())?;
         let url = match content.of(0).raws().next_back() {
             Some(raw) => self.bytes(raw)?,
@@ -105,7 +126,9 @@ impl<'a> MessageReader<'a> {
             self.json.name(b"@type")?;
             self.json.text(url)?;
         }
-        let known = std::str::from_utf8(url).ok().and_then(|url| self.schema.of_url(url));
+        let known = std::str::from_utf8(url)
+            .ok()
+            .and_then(|url| self.schema.of_url(url));
         match known {
             Some(id) if self.plan(id)?.well_known == WellKnown::No => {
                 let inner = self.plan(id)?;

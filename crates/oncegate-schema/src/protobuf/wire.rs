@@ -25,7 +25,11 @@ pub(super) struct Wire<'a> {
 
 impl<'a> Wire<'a> {
     pub(super) fn new(bytes: &'a [u8], offset: usize) -> Self {
-        Self { bytes, at: 0, offset }
+        Self {
+            bytes,
+            at: 0,
+            offset,
+        }
     }
 
     /// The next field: its number and its content. `None` at the end.
@@ -34,12 +38,15 @@ impl<'a> Wire<'a> {
             return Ok(None);
         }
         let (number, wire_type) = self.tag()?;
-        self.content(number, wire_type, 0).map(|raw| Some((number, raw)))
+        self.content(number, wire_type, 0)
+            .map(|raw| Some((number, raw)))
     }
 
     fn tag(&mut self) -> Result<(u32, u8), KeyError> {
         let tag = self.varint()?;
-        let number = u32::try_from(tag >> 3).ok().filter(|number| (1..1 << 29).contains(number));
+        let number = u32::try_from(tag >> 3)
+            .ok()
+            .filter(|number| (1..1 << 29).contains(number));
         let number = number.ok_or_else(|| self.malformed("a field has no valid number"))?;
         Ok((number, (tag & 7) as u8))
     }
@@ -50,7 +57,8 @@ impl<'a> Wire<'a> {
             1 => Ok(Raw::Fixed64(*self.chunk()?)),
             2 => {
                 let length = self.varint()?;
-                let length = usize::try_from(length).map_err(|_| self.malformed("a length is too large"))?;
+                let length =
+                    usize::try_from(length).map_err(|_| self.malformed("a length is too large"))?;
                 self.take(length).map(Raw::Bytes)
             }
             3 => self.group(number, depth).map(Raw::Bytes),
@@ -62,7 +70,10 @@ impl<'a> Wire<'a> {
     /// The content of a group, which ends with a tag of its own. The recursion is bounded.
     fn group(&mut self, number: u32, depth: usize) -> Result<&'a [u8], KeyError> {
         if depth == MAX_DEPTH {
-            return Err(KeyError::TooDeep { offset: self.offset + self.at, limit: MAX_DEPTH });
+            return Err(KeyError::TooDeep {
+                offset: self.offset + self.at,
+                limit: MAX_DEPTH,
+            });
         }
         let start = self.at;
         loop {
@@ -94,7 +105,10 @@ impl<'a> Wire<'a> {
     }
 
     pub(super) fn take(&mut self, length: usize) -> Result<&'a [u8], KeyError> {
-        let taken = self.at.checked_add(length).and_then(|end| self.bytes.get(self.at..end));
+        let taken = self
+            .at
+            .checked_add(length)
+            .and_then(|end| self.bytes.get(self.at..end));
         let taken = taken.ok_or_else(|| self.malformed("ends in the middle of a value"))?;
         self.at += length;
         Ok(taken)
@@ -109,7 +123,11 @@ impl<'a> Wire<'a> {
 
     #[cold]
     pub(super) fn malformed(&self, what: &'static str) -> KeyError {
-        KeyError::MalformedPayload { format: PROTOBUF, offset: self.offset + self.at, what }
+        KeyError::MalformedPayload {
+            format: PROTOBUF,
+            offset: self.offset + self.at,
+            what,
+        }
     }
 }
 

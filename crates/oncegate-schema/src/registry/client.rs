@@ -26,7 +26,8 @@ use crate::SchemaError;
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 /// The largest answer, in bytes: schemas are a few KiB.
 const MAX_ANSWER_BYTES: usize = 4 * 1024 * 1024;
-/// The code of Confluent's API for a schema that does not exist. Any other "not found" is a wrong address.
+/// The code of Confluent's API for a schema that does not exist. Any other "not found" is a wrong
+/// address.
 const SCHEMA_NOT_FOUND: u32 = 40_403;
 
 const CONTENT_TYPE: HeaderValue =
@@ -71,8 +72,9 @@ impl RegistryClient {
         tls_root: Option<&Path>,
     ) -> Result<Self, SchemaError> {
         for url in &urls {
-            let uri: Uri =
-                url.parse().map_err(|_| refuse(format!("the registry's URL `{url}` cannot be read")))?;
+            let uri: Uri = url
+                .parse()
+                .map_err(|_| refuse(format!("the registry's URL `{url}` cannot be read")))?;
             if !matches!(uri.scheme_str(), Some("http" | "https")) || uri.host().is_none() {
                 return Err(refuse(format!(
                     "the registry's URL `{url}` must begin with http:// or https:// and name a host"
@@ -88,9 +90,14 @@ impl RegistryClient {
             .https_or_http()
             .enable_http1()
             .wrap_connector(tcp);
-        let http =
-            Client::builder(TokioExecutor::new()).pool_idle_timeout(Duration::from_secs(10)).build(connector);
-        Ok(Self { http, urls, authorization })
+        let http = Client::builder(TokioExecutor::new())
+            .pool_idle_timeout(Duration::from_secs(10))
+            .build(connector);
+        Ok(Self {
+            http,
+            urls,
+            authorization,
+        })
     }
 
     /// The schema at this path; `None` when the registry says that there is none.
@@ -101,11 +108,15 @@ impl RegistryClient {
         let (status, body) = self.get(path).await?;
         if status == StatusCode::OK {
             let found = serde_json::from_slice(&body);
-            return found.map(Some).map_err(|error| format!("its answer to {path} is no schema: {error}"));
+            return found
+                .map(Some)
+                .map_err(|error| format!("its answer to {path} is no schema: {error}"));
         }
         let refusal: Option<Refusal> = serde_json::from_slice(&body).ok();
         match refusal {
-            Some(Refusal { error_code: SCHEMA_NOT_FOUND }) if status == StatusCode::NOT_FOUND => Ok(None),
+            Some(Refusal {
+                error_code: SCHEMA_NOT_FOUND,
+            }) if status == StatusCode::NOT_FOUND => Ok(None),
             _ => Err(refusal_text(path, status)),
         }
     }
@@ -136,12 +147,20 @@ impl RegistryClient {
         if let Some(authorization) = &self.authorization {
             request = request.header(AUTHORIZATION, authorization);
         }
-        let request = request.body(Empty::new()).map_err(|error| error.to_string())?;
+        let request = request
+            .body(Empty::new())
+            .map_err(|error| error.to_string())?;
         let answer = async {
-            let answer = self.http.request(request).await.map_err(|error| causes(&error))?;
+            let answer = self
+                .http
+                .request(request)
+                .await
+                .map_err(|error| causes(&error))?;
             let (head, body) = answer.into_parts();
-            let body =
-                Limited::new(body, MAX_ANSWER_BYTES).collect().await.map_err(|error| error.to_string())?;
+            let body = Limited::new(body, MAX_ANSWER_BYTES)
+                .collect()
+                .await
+                .map_err(|error| error.to_string())?;
             Ok((head.status, body.to_bytes()))
         };
         match tokio::time::timeout(ANSWER_TIMEOUT, answer).await {
@@ -166,7 +185,10 @@ fn refusal_text(path: &str, status: StatusCode) -> String {
 
 /// `Basic …` of a user name and a password.
 pub(super) fn basic(user: &str, password: &str) -> Result<HeaderValue, SchemaError> {
-    secret(&format!("Basic {}", STANDARD.encode(format!("{user}:{password}"))))
+    secret(&format!(
+        "Basic {}",
+        STANDARD.encode(format!("{user}:{password}"))
+    ))
 }
 
 /// `Bearer …` of a token.
@@ -176,8 +198,9 @@ pub(super) fn bearer(token: &str) -> Result<HeaderValue, SchemaError> {
 
 fn secret(text: &str) -> Result<HeaderValue, SchemaError> {
     let value = HeaderValue::from_str(text);
-    let mut value = value
-        .map_err(|_| refuse("the registry's token has characters that a header cannot have".to_owned()))?;
+    let mut value = value.map_err(|_| {
+        refuse("the registry's token has characters that a header cannot have".to_owned())
+    })?;
     value.set_sensitive(true);
     Ok(value)
 }

@@ -1,7 +1,7 @@
 //! Schemas from a registry that speaks Confluent's API.
 //!
-//! A schema never changes under its id, so it is fetched once and kept. One request at a time is sent, and messages that
-//! wait for the same schema share its answer.
+//! A schema never changes under its id, so it is fetched once and kept. One request at a time is
+//! sent, and messages that wait for the same schema share its answer.
 
 mod client;
 
@@ -22,16 +22,18 @@ use crate::avro::AvroSchema;
 use crate::framing::SchemaName;
 use crate::protobuf::{ProtoFile, ProtobufSchema};
 
-/// The most ids without a usable schema that are remembered. Schemas are never forgotten: the registry bounds their number,
-/// while a producer may send any id.
+/// The most ids without a usable schema that are remembered. Schemas are never forgotten: the
+/// registry bounds their number, while a producer may send any id.
 const MAX_REFUSED: usize = 10_000;
 /// The most schemas that one schema uses, directly or not.
 const MAX_REFERENCES: usize = 1_000;
 /// How long a schema that does not exist is not asked for again: it may be registered yet.
 const MISSING_FOR: Duration = Duration::from_secs(60);
-/// A schema that does not exist is asked for once more after this wait: a follower may be behind the registry's leader.
+/// A schema that does not exist is asked for once more after this wait: a follower may be behind
+/// the registry's leader.
 const ASKED_AGAIN_AFTER: Duration = Duration::from_millis(500);
-/// The file name of a Protobuf schema itself; others import each other by the names of their references.
+/// The file name of a Protobuf schema itself; others import each other by the names of their
+/// references.
 const ROOT_FILE: &str = "oncegate-root.proto";
 
 /// A registry: its address, and how to log in.
@@ -42,12 +44,19 @@ pub struct Registry {
 }
 
 impl Registry {
-    /// A registry that speaks Confluent's API at this URL, or at several with commas between them, of which the first one
-    /// that answers is used: `http://localhost:8081`, `https://registry/apis/ccompat/v7`.
+    /// A registry that speaks Confluent's API at this URL, or at several with commas between them,
+    /// of which the first one that answers is used: `http://localhost:8081`,
+    /// `https://registry/apis/ccompat/v7`.
     #[must_use]
     pub fn new(url: &str) -> Self {
-        let urls = url.split(',').map(|url| url.trim().trim_end_matches('/').to_owned());
-        Self { urls: urls.collect(), authorization: None, tls_root: None }
+        let urls = url
+            .split(',')
+            .map(|url| url.trim().trim_end_matches('/').to_owned());
+        Self {
+            urls: urls.collect(),
+            authorization: None,
+            tls_root: None,
+        }
     }
 
     /// Logs in with a user name and a password, or an API key and its secret.
@@ -76,7 +85,11 @@ impl Registry {
     }
 
     pub(crate) fn open(self) -> Result<Schemas, SchemaError> {
-        let client = RegistryClient::new(self.urls.clone(), self.authorization, self.tls_root.as_deref())?;
+        let client = RegistryClient::new(
+            self.urls.clone(),
+            self.authorization,
+            self.tls_root.as_deref(),
+        )?;
         Ok(Schemas {
             urls: self.urls.join(","),
             client,
@@ -89,7 +102,9 @@ impl Registry {
 
 impl fmt::Debug for Registry {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Registry").field("urls", &self.urls).finish_non_exhaustive()
+        f.debug_struct("Registry")
+            .field("urls", &self.urls)
+            .finish_non_exhaustive()
     }
 }
 
@@ -129,7 +144,8 @@ pub(crate) enum Schema {
 }
 
 impl Schemas {
-    /// Adds the names and defaults of this reader schema to the schemas that are fetched from now on.
+    /// Adds the names and defaults of this reader schema to the schemas that are fetched from now
+    /// on.
     pub(crate) fn read_with(&mut self, reader: AvroSchema) {
         self.reader = Some(reader);
     }
@@ -140,10 +156,13 @@ impl Schemas {
         match kept.schemas.get(&name) {
             None => Err(KeyError::NotPrepared),
             Some(Answer::Schema(schema)) => Ok(Arc::clone(schema)),
-            Some(Answer::Missing { .. }) => Err(KeyError::UnknownSchema { schema: name.to_string() }),
-            Some(Answer::Unusable { why }) => {
-                Err(KeyError::UnusableSchema { schema: name.to_string(), why: why.as_ref().to_owned() })
-            }
+            Some(Answer::Missing { .. }) => Err(KeyError::UnknownSchema {
+                schema: name.to_string(),
+            }),
+            Some(Answer::Unusable { why }) => Err(KeyError::UnusableSchema {
+                schema: name.to_string(),
+                why: why.as_ref().to_owned(),
+            }),
         }
     }
 
@@ -157,7 +176,8 @@ impl Schemas {
         if self.is_known(name) {
             return Ok(());
         }
-        // Who waited while the registry did not answer has the same answer, instead of one wait after the other.
+        // Who waited while the registry did not answer has the same answer, instead of one wait
+        // after the other.
         if let Some((at, error)) = &*last_failure
             && *at >= since
         {
@@ -170,7 +190,10 @@ impl Schemas {
                 Ok(())
             }
             Err(why) => {
-                let what = format!("the schema registry {} does not give schema {name}: {why}", self.urls);
+                let what = format!(
+                    "the schema registry {} does not give schema {name}: {why}",
+                    self.urls
+                );
                 let error = PrepareError { what };
                 *last_failure = Some((Instant::now(), error.clone()));
                 Err(error)
@@ -181,7 +204,9 @@ impl Schemas {
     /// Whether the registry answers.
     pub(crate) async fn check(&self) -> Result<(), PrepareError> {
         let answer = self.client.check().await;
-        answer.map_err(|why| PrepareError { what: format!("the schema registry {}: {why}", self.urls) })
+        answer.map_err(|why| PrepareError {
+            what: format!("the schema registry {}: {why}", self.urls),
+        })
     }
 
     fn is_known(&self, name: SchemaName) -> bool {
@@ -200,7 +225,9 @@ impl Schemas {
             kept.refused.push_back(name);
         }
         while kept.refused.len() > MAX_REFUSED {
-            let Some(oldest) = kept.refused.pop_front() else { break };
+            let Some(oldest) = kept.refused.pop_front() else {
+                break;
+            };
             // It may have been registered since.
             if !matches!(kept.schemas.get(&oldest), Some(Answer::Schema(_))) {
                 kept.schemas.remove(&oldest);
@@ -218,12 +245,18 @@ impl Schemas {
             tokio::time::sleep(ASKED_AGAIN_AFTER).await;
             found = self.client.schema(&path).await?;
         }
-        let Some(registered) = found else { return Ok(Answer::Missing { since: Instant::now() }) };
+        let Some(registered) = found else {
+            return Ok(Answer::Missing {
+                since: Instant::now(),
+            });
+        };
         let references = self.references(&registered).await?;
-        Ok(match compile(&registered, &references, self.reader.as_ref()) {
-            Ok(schema) => Answer::Schema(Arc::new(schema)),
-            Err(why) => Answer::Unusable { why: why.into() },
-        })
+        Ok(
+            match compile(&registered, &references, self.reader.as_ref()) {
+                Ok(schema) => Answer::Schema(Arc::new(schema)),
+                Err(why) => Answer::Unusable { why: why.into() },
+            },
+        )
     }
 
     /// The schemas that a schema uses, each after those that it uses itself.
@@ -244,11 +277,13 @@ impl Schemas {
             if fetched > MAX_REFERENCES {
                 return Err(format!("it refers to more than {MAX_REFERENCES} schemas"));
             }
-            let Reference { subject, version, .. } = &reference;
+            let Reference {
+                subject, version, ..
+            } = &reference;
             let path = format!("/subjects/{}/versions/{version}", escaped(subject));
             let registered = self.client.schema(&path).await?;
-            let registered =
-                registered.ok_or_else(|| format!("it has no {path}, to which the schema refers"))?;
+            let registered = registered
+                .ok_or_else(|| format!("it has no {path}, to which the schema refers"))?;
             let inner = pending(&registered);
             open.push((reference, Some(registered.schema)));
             open.extend(inner);
@@ -259,13 +294,17 @@ impl Schemas {
 
 impl fmt::Debug for Schemas {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Schemas").field("urls", &self.urls).finish_non_exhaustive()
+        f.debug_struct("Schemas")
+            .field("urls", &self.urls)
+            .finish_non_exhaustive()
     }
 }
 
 fn pending(schema: &Registered) -> Vec<(Reference, Option<String>)> {
     let references = schema.references.iter().flatten().rev();
-    references.map(|reference| (reference.clone(), None)).collect()
+    references
+        .map(|reference| (reference.clone(), None))
+        .collect()
 }
 
 fn compile(
@@ -283,15 +322,21 @@ fn compile(
             }))
         }
         Some("PROTOBUF") => {
-            let root = ProtoFile { name: ROOT_FILE.to_owned(), text: schema.schema.clone() };
-            let imports = references
-                .iter()
-                .map(|(reference, text)| ProtoFile { name: reference.name.clone(), text: text.clone() });
+            let root = ProtoFile {
+                name: ROOT_FILE.to_owned(),
+                text: schema.schema.clone(),
+            };
+            let imports = references.iter().map(|(reference, text)| ProtoFile {
+                name: reference.name.clone(),
+                text: text.clone(),
+            });
             let files: Vec<ProtoFile> = std::iter::once(root).chain(imports).collect();
             ProtobufSchema::compile(&files).map(Schema::Protobuf)
         }
         Some("JSON") => Ok(Schema::Json),
-        Some(other) => Err(format!("it is of the type {other}; known are AVRO, PROTOBUF and JSON")),
+        Some(other) => Err(format!(
+            "it is of the type {other}; known are AVRO, PROTOBUF and JSON"
+        )),
     }
 }
 

@@ -21,7 +21,11 @@ fn plain_types_have_the_keys_of_json() {
     let payload = hex("0241 05 82808080808080 20 01 cdcccc3d 0000000000000440 040102 02 ff0001");
     let twin = r#"{"id": "A", "n": -3, "big": 9007199254740993, "yes": true, "f": 0.1, "d": 2.5, "raw": "AQI=",
                    "none": null, "color": "BLUE", "hash": "/wAB"}"#;
-    avro.is_twin(&payload, twin, &["id", "n", "big", "yes", "f", "d", "raw", "color", "hash"]);
+    avro.is_twin(
+        &payload,
+        twin,
+        &["id", "n", "big", "yes", "f", "d", "raw", "color", "hash"],
+    );
 }
 
 #[test]
@@ -51,10 +55,16 @@ fn logical_types_have_the_keys_of_json() {
     assert_eq!(value["id"], "00112233-4455-6677-8899-aabbccddeeff");
     assert_eq!(value["rest"].to_string(), "-12.3");
     assert_eq!(value["other"], 7);
-    avro.is_twin(&payload, &document, &["amount", "day", "at", "exact", "id", "text_id", "rest"]);
+    avro.is_twin(
+        &payload,
+        &document,
+        &["amount", "day", "at", "exact", "id", "text_id", "rest"],
+    );
 
-    let by_instant =
-        Key::json([Field::path("at").timestamp(TimeUnit::Seconds), Field::path("amount").decimal()]);
+    let by_instant = Key::json([
+        Field::path("at").timestamp(TimeUnit::Seconds),
+        Field::path("amount").decimal(),
+    ]);
     let twin = br#"{"at": "2024-05-01T12:00:00+02:00", "amount": "12.340"}"#;
     let json = Under::new(SchemaFormat::json());
     assert_eq!(avro.key(&by_instant, &payload), json.key(&by_instant, twin));
@@ -75,11 +85,22 @@ fn unions_arrays_and_maps_have_the_keys_of_json() {
     avro.is_twin(
         &payload,
         twin,
-        &["id", "items", "items.0.sku", "items.1", "items.1.count", "tags", "tags.b"],
+        &[
+            "id",
+            "items",
+            "items.0.sku",
+            "items.1",
+            "items.1.count",
+            "tags",
+            "tags.b",
+        ],
     );
     let error = avro.key(&Key::json(["items.2.sku"]), &payload).unwrap_err();
     assert_eq!(error.kind(), "missing_field");
-    assert_eq!(avro.key(&Key::json(["gone"]), &payload).unwrap_err().kind(), "null_field");
+    assert_eq!(
+        avro.key(&Key::json(["gone"]), &payload).unwrap_err().kind(),
+        "null_field"
+    );
 }
 
 #[test]
@@ -91,7 +112,10 @@ fn a_renamed_field_keeps_its_key_by_its_alias() {
     ));
     let old = hex("0641 2d37");
     let new = hex("06455552 06412d37");
-    for key in [Key::json(["order_id"]), Key::json([Field::path("order_id").trim()])] {
+    for key in [
+        Key::json(["order_id"]),
+        Key::json([Field::path("order_id").trim()]),
+    ] {
         assert_eq!(before.key(&key, &old), after.key(&key, &new));
     }
     // A field that has the name goes before an alias.
@@ -99,7 +123,10 @@ fn a_renamed_field_keeps_its_key_by_its_alias() {
         r#"{"name": "a", "type": "string", "aliases": ["order_id"]}, {"name": "order_id", "type": "string"}"#,
     ));
     let key = Key::json(["order_id"]);
-    assert_eq!(both.key(&key, &hex("0278 06412d37")), before.key(&key, &old));
+    assert_eq!(
+        both.key(&key, &hex("0278 06412d37")),
+        before.key(&key, &old)
+    );
 }
 
 #[test]
@@ -155,10 +182,14 @@ fn small_payloads_never_become_large_documents() {
     let error = nulls.key(&Key::payload(), &payload).unwrap_err();
     assert_eq!(error.kind(), "too_large");
     assert!(nulls.key(&Key::json(["id"]), &payload).is_ok());
-    let long = Under::avro(r#"{"type": "bytes", "logicalType": "decimal", "precision": 9, "scale": 2}"#);
+    let long =
+        Under::avro(r#"{"type": "bytes", "logicalType": "decimal", "precision": 9, "scale": 2}"#);
     let mut digits = hex("80897a");
     digits.resize(3 + 1_000_000, 0x55);
-    assert_eq!(long.key(&Key::payload(), &digits).unwrap_err().kind(), "malformed_payload");
+    assert_eq!(
+        long.key(&Key::payload(), &digits).unwrap_err().kind(),
+        "malformed_payload"
+    );
 }
 
 #[test]
@@ -192,5 +223,8 @@ fn records_without_bytes_cost_nothing() {
     }
     let avro = Under::avro(&record(&fields));
     assert!(avro.key(&Key::json(["id"]), &hex("0241")).is_ok());
-    assert_eq!(avro.key(&Key::payload(), &hex("0241")).unwrap_err().kind(), "too_large");
+    assert_eq!(
+        avro.key(&Key::payload(), &hex("0241")).unwrap_err().kind(),
+        "too_large"
+    );
 }

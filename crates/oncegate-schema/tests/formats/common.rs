@@ -39,19 +39,35 @@ impl Under {
 
     /// Checks that a payload has the key of a JSON document, by these paths and as a whole.
     pub(crate) fn is_twin(&self, payload: &[u8], twin: &str, paths: &[&str]) {
-        let json = |key: &Key| compiled(key).derive("orders", &KeyInput::payload(twin)).unwrap();
+        let json = |key: &Key| {
+            compiled(key)
+                .derive("orders", &KeyInput::payload(twin))
+                .unwrap()
+        };
         for path in paths {
             let key = Key::json([*path]);
             assert_eq!(self.key(&key, payload), Ok(json(&key)), "{path} of {twin}");
         }
         let whole = Key::payload();
-        assert_eq!(self.key(&whole, payload), Ok(json(&whole)), "{twin}\n{:?}", self.document(payload));
+        assert_eq!(
+            self.key(&whole, payload),
+            Ok(json(&whole)),
+            "{twin}\n{:?}",
+            self.document(payload)
+        );
     }
 }
 
 /// Bytes out of their hexadecimal digits.
 pub(crate) fn hex(digits: &str) -> Vec<u8> {
-    let digits: Vec<u8> = digits.bytes().filter(|digit| !digit.is_ascii_whitespace()).collect();
-    let pairs = digits.chunks(2).map(|pair| std::str::from_utf8(pair).unwrap());
-    pairs.map(|pair| u8::from_str_radix(pair, 16).unwrap()).collect()
+    let digits: Vec<u8> = digits
+        .bytes()
+        .filter(|digit| !digit.is_ascii_whitespace())
+        .collect();
+    let pairs = digits
+        .chunks(2)
+        .map(|pair| std::str::from_utf8(pair).unwrap());
+    pairs
+        .map(|pair| u8::from_str_radix(pair, 16).unwrap())
+        .collect()
 }

@@ -1,4 +1,5 @@
-//! Compressed and encoded payloads, and payloads that carry their document in a form that is not set.
+//! Compressed and encoded payloads, and payloads that carry their document in a form that is not
+//! set.
 
 use std::io::Write as _;
 use std::sync::Arc;
@@ -36,8 +37,14 @@ fn encoded_payloads_have_the_key_of_their_content() {
     assert_eq!(under(&[Encoding::Gzip]).key(&key, &gzip(ORDER)), plain);
     assert_eq!(under(&[Encoding::Zstd]).key(&key, &zstd(ORDER)), plain);
     assert_eq!(under(&[Encoding::Base64]).key(&key, &base64(ORDER)), plain);
-    assert_eq!(under(&[Encoding::Base64]).key(&key, URL_SAFE_NO_PAD.encode(ORDER).as_bytes()), plain);
-    assert_eq!(under(&[Encoding::Base64, Encoding::Gzip]).key(&key, &base64(&gzip(ORDER))), plain);
+    assert_eq!(
+        under(&[Encoding::Base64]).key(&key, URL_SAFE_NO_PAD.encode(ORDER).as_bytes()),
+        plain
+    );
+    assert_eq!(
+        under(&[Encoding::Base64, Encoding::Gzip]).key(&key, &base64(&gzip(ORDER))),
+        plain
+    );
     let two = [gzip(b"{\"order_id\": 7,"), gzip(b"\"note\": 1}")].concat();
     assert_eq!(under(&[Encoding::Gzip]).key(&key, &two), plain);
 }
@@ -63,7 +70,11 @@ fn a_header_may_name_the_encodings() {
         ("base64", b"{"),
         ("gzip,gzip,gzip,gzip,gzip", ORDER),
     ] {
-        assert_eq!(by_header(name, payload).unwrap_err().kind(), "bad_encoding", "{name}");
+        assert_eq!(
+            by_header(name, payload).unwrap_err().kind(),
+            "bad_encoding",
+            "{name}"
+        );
     }
 }
 
@@ -71,14 +82,18 @@ fn a_header_may_name_the_encodings() {
 fn bombs_are_refused_before_they_take_memory() {
     let limit = 64 * 1024;
     let key = Key::json(["order_id"]).max_payload_bytes(limit);
-    // 256 MiB of blanks in 256 KiB of gzip would be over the limit as they come; in gzip twice they are not.
+    // 256 MiB of blanks in 256 KiB of gzip would be over the limit as they come; in gzip twice they
+    // are not.
     let blanks = vec![b' '; 64 * 1024 * 1024];
     let once = gzip(&blanks);
     for (encodings, payload) in [
         (vec![Encoding::Gzip], gzip(&vec![b' '; limit + 1])),
         (vec![Encoding::Gzip, Encoding::Gzip], gzip(&once)),
         (vec![Encoding::Zstd], zstd(&blanks)),
-        (vec![Encoding::Base64], STANDARD.encode(vec![b' '; limit]).into_bytes()),
+        (
+            vec![Encoding::Base64],
+            STANDARD.encode(vec![b' '; limit]).into_bytes(),
+        ),
     ] {
         let error = under(&encodings).key(&key, &payload).unwrap_err();
         assert_eq!(error.kind(), "too_large", "{encodings:?}: {error}");
@@ -91,7 +106,8 @@ fn bombs_are_refused_before_they_take_memory() {
 fn foreign_forms_are_named() {
     let pointer =
         br#"["software.amazon.payloadoffloading.PayloadS3Pointer",{"s3BucketName":"b","s3Key":"k"}]"#;
-    let older = br#"["com.amazon.sqs.javamessaging.MessageS3Pointer",{"s3BucketName":"b","s3Key":"k"}]"#;
+    let older =
+        br#"["com.amazon.sqs.javamessaging.MessageS3Pointer",{"s3BucketName":"b","s3Key":"k"}]"#;
     let glue = [&[3, 0][..], &[7; 16], b"avro"].concat();
     let confluent = [&[0, 0, 0, 0, 17][..], b"\x02A"].concat();
     for (payload, what) in [
@@ -103,14 +119,21 @@ fn foreign_forms_are_named() {
         (&zstd(ORDER), "zstd"),
     ] {
         for key in [Key::json(["order_id"]), Key::payload()] {
-            let plain = compiled(&key).derive("orders", &KeyInput::payload(payload)).unwrap_err();
+            let plain = compiled(&key)
+                .derive("orders", &KeyInput::payload(payload))
+                .unwrap_err();
             assert_eq!(plain.kind(), "framed", "{plain}");
             assert!(plain.to_string().contains(what), "{plain}");
-            assert_eq!(Under::new(SchemaFormat::json()).key(&key, payload), Err(plain));
+            assert_eq!(
+                Under::new(SchemaFormat::json()).key(&key, payload),
+                Err(plain)
+            );
         }
     }
     for text in ["{\0\"\0a\0", "\0{\0\"\0a", "\0\0\0{\0\0\0\""] {
-        let error = compiled(&Key::json(["a"])).derive("orders", &KeyInput::payload(text)).unwrap_err();
+        let error = compiled(&Key::json(["a"]))
+            .derive("orders", &KeyInput::payload(text))
+            .unwrap_err();
         assert_eq!(error, KeyError::Utf16);
     }
 }

@@ -1,6 +1,11 @@
-//! Keys by the formats: that a payload has the key of the JSON document with the same values, and what is refused.
+//! Keys by the formats: that a payload has the key of the JSON document with the same values, and
+//! what is refused.
 
-#![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test that cannot go on has failed")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::indexing_slicing,
+    reason = "a test that cannot go on has failed"
+)]
 
 mod avro;
 mod common;

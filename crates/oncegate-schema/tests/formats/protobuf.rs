@@ -41,14 +41,24 @@ fn order() -> Under {
 
 #[test]
 fn scalars_have_the_keys_of_json() {
-    let payload =
-        hex("0a03412d37 10c0843d 1a0158 2206 0a0243311005 38 01 8001 05 8901 0000000000000440 9201 020102");
+    let payload = hex(
+        "0a03412d37 10c0843d 1a0158 2206 0a0243311005 38 01 8001 05 8901 0000000000000440 9201 020102",
+    );
     let twin = r#"{"orderId": "A-7", "amount": 1000000, "coupon": "X", "customer": {"id": "C1", "level": 5},
                    "color": "COLOR_RED", "delta": -3, "rate": 2.5, "raw": "AQI="}"#;
     order().is_twin(
         &payload,
         twin,
-        &["amount", "coupon", "customer.id", "customer", "color", "delta", "rate", "raw"],
+        &[
+            "amount",
+            "coupon",
+            "customer.id",
+            "customer",
+            "color",
+            "delta",
+            "rate",
+            "raw",
+        ],
     );
 }
 
@@ -57,9 +67,15 @@ fn fields_are_found_by_both_their_names() {
     let payload = hex("0a03412d37");
     let json = Under::new(SchemaFormat::json());
     let by_json = Key::json(["orderId"]);
-    assert_eq!(order().key(&by_json, &payload), json.key(&by_json, br#"{"orderId": "A-7"}"#));
+    assert_eq!(
+        order().key(&by_json, &payload),
+        json.key(&by_json, br#"{"orderId": "A-7"}"#)
+    );
     let by_source = Key::json(["order_id"]);
-    assert_eq!(order().key(&by_source, &payload), json.key(&by_source, br#"{"order_id": "A-7"}"#));
+    assert_eq!(
+        order().key(&by_source, &payload),
+        json.key(&by_source, br#"{"order_id": "A-7"}"#)
+    );
 }
 
 #[test]
@@ -67,24 +83,58 @@ fn fields_without_presence_have_their_default() {
     let key = Key::json(["order_id", "amount"]);
     let json = Under::new(SchemaFormat::json());
     let payload = hex("0a03412d37");
-    assert_eq!(order().key(&key, &payload), json.key(&key, br#"{"order_id": "A-7", "amount": 0}"#));
+    assert_eq!(
+        order().key(&key, &payload),
+        json.key(&key, br#"{"order_id": "A-7", "amount": 0}"#)
+    );
     // Sent with the default, and not sent: one message, so one key of the whole payload.
     assert_eq!(
         order().key(&Key::payload(), &payload),
         order().key(&Key::payload(), &hex("0a03412d37 1000 2a00"))
     );
-    assert_eq!(order().key(&Key::json(["coupon"]), &payload).unwrap_err().kind(), "missing_field");
-    assert_eq!(order().key(&Key::json(["customer.id"]), &payload).unwrap_err().kind(), "missing_field");
-    assert_eq!(order().key(&Key::json(["coupon"]), &hex("1a00")).unwrap_err().kind(), "blank");
+    assert_eq!(
+        order()
+            .key(&Key::json(["coupon"]), &payload)
+            .unwrap_err()
+            .kind(),
+        "missing_field"
+    );
+    assert_eq!(
+        order()
+            .key(&Key::json(["customer.id"]), &payload)
+            .unwrap_err()
+            .kind(),
+        "missing_field"
+    );
+    assert_eq!(
+        order()
+            .key(&Key::json(["coupon"]), &hex("1a00"))
+            .unwrap_err()
+            .kind(),
+        "blank"
+    );
 }
 
 #[test]
 fn lists_and_maps_have_the_keys_of_json() {
     // Packed and not packed, in pieces.
-    let payload =
-        hex("2a020102 2803 3205 0a016110 01 3205 0a01621002 3205 0a01611003 9a01 03 0a0143 9a01 021002");
-    let twin = r#"{"sizes": [1, 2, 3], "tags": {"a": 3, "b": 2}, "others": [{"id": "C"}, {"level": 2}]}"#;
-    order().is_twin(&payload, twin, &["sizes", "sizes.2", "tags", "tags.a", "others.1", "others.0.id"]);
+    let payload = hex(
+        "2a020102 2803 3205 0a016110 01 3205 0a01621002 3205 0a01611003 9a01 03 0a0143 9a01 021002",
+    );
+    let twin =
+        r#"{"sizes": [1, 2, 3], "tags": {"a": 3, "b": 2}, "others": [{"id": "C"}, {"level": 2}]}"#;
+    order().is_twin(
+        &payload,
+        twin,
+        &[
+            "sizes",
+            "sizes.2",
+            "tags",
+            "tags.a",
+            "others.1",
+            "others.0.id",
+        ],
+    );
 }
 
 #[test]
@@ -102,9 +152,19 @@ fn of_a_oneof_the_last_member_counts() {
     let payload = hex("5203 0a0143 42 03313131 4a03 444531");
     let json = Under::new(SchemaFormat::json());
     let key = Key::json(["iban"]);
-    assert_eq!(order().key(&key, &payload), json.key(&key, br#"{"iban": "DE1"}"#));
+    assert_eq!(
+        order().key(&key, &payload),
+        json.key(&key, br#"{"iban": "DE1"}"#)
+    );
     for gone in ["card", "payer", "payer.id"] {
-        assert_eq!(order().key(&Key::json([gone]), &payload).unwrap_err().kind(), "missing_field", "{gone}");
+        assert_eq!(
+            order()
+                .key(&Key::json([gone]), &payload)
+                .unwrap_err()
+                .kind(),
+            "missing_field",
+            "{gone}"
+        );
     }
     order().is_twin(&payload, r#"{"iban": "DE1"}"#, &["iban"]);
 }
@@ -137,38 +197,72 @@ fn any_of_a_known_type_is_that_message() {
     let twin = r#"{"any": {"@type": "type.googleapis.com/shop.Customer", "id": "C1"}}"#;
     order().is_twin(&payload, twin, &["any.id", "any.@type", "any"]);
     let unknown = hex("7a08 0a03782f79 12 0101");
-    order().is_twin(&unknown, r#"{"any": {"@type": "x/y", "value": "AQ=="}}"#, &["any.value"]);
+    order().is_twin(
+        &unknown,
+        r#"{"any": {"@type": "x/y", "value": "AQ=="}}"#,
+        &["any.value"],
+    );
 }
 
 #[test]
 fn unknown_fields_count_only_for_whole_payloads() {
     let payload = hex("0a03412d37 a20601 78");
     let key = Key::json(["order_id"]);
-    assert_eq!(order().key(&key, &payload), order().key(&key, &hex("0a03412d37")));
+    assert_eq!(
+        order().key(&key, &payload),
+        order().key(&key, &hex("0a03412d37"))
+    );
     let error = order().key(&Key::payload(), &payload).unwrap_err();
-    assert!(error.to_string().contains("the schema does not have"), "{error}");
+    assert!(
+        error.to_string().contains("the schema does not have"),
+        "{error}"
+    );
 }
 
 #[test]
 fn malformed_messages_are_bad_payloads() {
     let key = Key::json([Field::path("order_id")]);
-    for payload in
-        ["0a", "0a0541", "00", "0e", "0f", "08", "0801", "0a0141 ffffffffffffffffffffff", "2b 1001", "2b 34"]
-    {
+    for payload in [
+        "0a",
+        "0a0541",
+        "00",
+        "0e",
+        "0f",
+        "08",
+        "0801",
+        "0a0141 ffffffffffffffffffffff",
+        "2b 1001",
+        "2b 34",
+    ] {
         let error = order().key(&key, &hex(payload)).unwrap_err();
         assert_eq!(error.kind(), "malformed_payload", "{payload}: {error}");
     }
-    assert_eq!(order().key(&key, &hex("0a01ff")).unwrap_err().kind(), "not_utf8");
+    assert_eq!(
+        order().key(&key, &hex("0a01ff")).unwrap_err().kind(),
+        "not_utf8"
+    );
     let groups = hex("2b").repeat(1_000_000);
     assert_eq!(order().key(&key, &groups).unwrap_err().kind(), "too_deep");
 }
 
 #[test]
 fn a_schema_that_makes_no_sense_is_refused() {
-    let error = |source: &str, message| SchemaFormat::protobuf(source, message).unwrap_err().to_string();
+    let error = |source: &str, message| {
+        SchemaFormat::protobuf(source, message)
+            .unwrap_err()
+            .to_string()
+    };
     assert!(error("message {", None).contains("compile"));
     assert!(error(SHOP, None).contains("name the one"));
     assert!(error(SHOP, Some("Order")).contains("full name"));
-    assert!(SchemaFormat::protobuf("syntax = \"proto3\"; message A { int32 a = 1; }", None).is_ok());
-    assert!(error("syntax = \"proto3\"; import \"gone.proto\"; message A {}", None).contains("gone.proto"));
+    assert!(
+        SchemaFormat::protobuf("syntax = \"proto3\"; message A { int32 a = 1; }", None).is_ok()
+    );
+    assert!(
+        error(
+            "syntax = \"proto3\"; import \"gone.proto\"; message A {}",
+            None
+        )
+        .contains("gone.proto")
+    );
 }

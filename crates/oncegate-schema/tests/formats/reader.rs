@@ -1,4 +1,5 @@
-//! Avro's aliases and defaults of a reader schema, for payloads that were written before it or without it.
+//! Avro's aliases and defaults of a reader schema, for payloads that were written before it or
+//! without it.
 
 use crate::common::{Under, hex};
 use oncegate_core::key::Key;
@@ -34,8 +35,15 @@ fn payloads_of_both_schemas_have_one_key() {
     let new = read_as(AFTER, AFTER);
     let twin = r#"{"currency": "EUR", "orderId": "A-7", "customer": {"number": 5, "tier": "PAID"},
                    "lines": [null, {"article": "B", "count": 1}]}"#;
-    let paths =
-        ["orderId", "currency", "customer.number", "customer.tier", "customer", "lines.1.article", "lines"];
+    let paths = [
+        "orderId",
+        "currency",
+        "customer.number",
+        "customer.tier",
+        "customer",
+        "lines.1.article",
+        "lines",
+    ];
     old.is_twin(&hex(OLD), twin, &paths);
     new.is_twin(&hex(NEW), twin, &paths);
 }
@@ -47,8 +55,16 @@ fn former_names_stay_names_of_the_field() {
         let key = Key::json([path]);
         let expected = plain.key(&key, &hex(OLD));
         assert!(expected.is_ok(), "{path}");
-        assert_eq!(read_as(BEFORE, AFTER).key(&key, &hex(OLD)), expected, "{path}");
-        assert_eq!(read_as(AFTER, AFTER).key(&key, &hex(NEW)), expected, "{path}");
+        assert_eq!(
+            read_as(BEFORE, AFTER).key(&key, &hex(OLD)),
+            expected,
+            "{path}"
+        );
+        assert_eq!(
+            read_as(AFTER, AFTER).key(&key, &hex(NEW)),
+            expected,
+            "{path}"
+        );
     }
     let error = plain.key(&Key::json(["orderId"]), &hex(OLD)).unwrap_err();
     assert_eq!(error.kind(), "missing_field");
@@ -58,19 +74,33 @@ fn former_names_stay_names_of_the_field() {
 fn an_alias_is_known_to_the_reader_schema_alone() {
     let unaware = AFTER.replace(r#", "aliases": ["order_id"]"#, "");
     let key = Key::json(["order_id"]);
-    assert_eq!(Under::avro(&unaware).key(&key, &hex(NEW)).unwrap_err().kind(), "missing_field");
-    assert_eq!(read_as(&unaware, AFTER).key(&key, &hex(NEW)), Under::avro(BEFORE).key(&key, &hex(OLD)));
+    assert_eq!(
+        Under::avro(&unaware)
+            .key(&key, &hex(NEW))
+            .unwrap_err()
+            .kind(),
+        "missing_field"
+    );
+    assert_eq!(
+        read_as(&unaware, AFTER).key(&key, &hex(NEW)),
+        Under::avro(BEFORE).key(&key, &hex(OLD))
+    );
 }
 
 #[test]
 fn a_field_with_the_name_goes_before_an_alias() {
-    let record = |fields: &str| format!(r#"{{"type": "record", "name": "R", "fields": [{fields}]}}"#);
+    let record =
+        |fields: &str| format!(r#"{{"type": "record", "name": "R", "fields": [{fields}]}}"#);
     let writer = record(r#"{"name": "a", "type": "int"}, {"name": "b", "type": "int"}"#);
     let reader = record(
         r#"{"name": "b", "type": "int", "aliases": ["a"]}, {"name": "c", "type": "int", "aliases": ["b"], "default": 9}"#,
     );
     let format = read_as(&writer, &reader);
-    format.is_twin(&hex("02 04"), r#"{"a": 1, "b": 2, "c": 9}"#, &["a", "b", "c"]);
+    format.is_twin(
+        &hex("02 04"),
+        r#"{"a": 1, "b": 2, "c": 9}"#,
+        &["a", "b", "c"],
+    );
 }
 
 #[test]
@@ -88,25 +118,28 @@ fn defaults_have_the_keys_of_their_json() {
         {"name": "inner", "type": {"type": "record", "name": "I", "fields": [
             {"name": "x", "type": "int"}, {"name": "y", "type": "int", "default": 8}]}, "default": {"x": 7}},
         {"name": "same", "type": "I", "default": {"x": 1, "y": 2}}]}"#;
-    let format =
-        read_as(r#"{"type": "record", "name": "R", "fields": [{"name": "id", "type": "int"}]}"#, reader);
+    let format = read_as(
+        r#"{"type": "record", "name": "R", "fields": [{"name": "id", "type": "int"}]}"#,
+        reader,
+    );
     let twin = r#"{"id": 1, "amount": 12.34, "day": "2024-05-01", "at": "2024-05-01T10:00:00.250Z", "hash": "/wAB", "f": 0.1,
         "d": 2, "yes": true, "big": -9007199254740993, "tags": {"a": 1, "b": 2}, "list": ["x", "y"], "none": null, "late": 4,
         "inner": {"x": 7, "y": 8}, "same": {"x": 1, "y": 2}}"#;
     let paths = [
-        "id", "amount", "day", "at", "hash", "f", "d", "yes", "big", "tags.b", "list.1", "late", "inner.y",
-        "same",
+        "id", "amount", "day", "at", "hash", "f", "d", "yes", "big", "tags.b", "list.1", "late",
+        "inner.y", "same",
     ];
     format.is_twin(&hex("02"), twin, &paths);
 }
 
 #[test]
 fn records_of_another_name_are_read_as_written() {
-    let refund =
-        r#"{"type": "record", "name": "Refund", "fields": [{"name": "order_id", "type": "string"}]}"#;
+    let refund = r#"{"type": "record", "name": "Refund", "fields": [{"name": "order_id", "type": "string"}]}"#;
     let format = read_as(refund, AFTER);
     format.is_twin(&hex("06412d37"), r#"{"order_id": "A-7"}"#, &["order_id"]);
-    let error = format.key(&Key::json(["currency"]), &hex("06412d37")).unwrap_err();
+    let error = format
+        .key(&Key::json(["currency"]), &hex("06412d37"))
+        .unwrap_err();
     assert_eq!(error.kind(), "missing_field");
     // One reader schema may speak of several records.
     let both = format!(
@@ -115,7 +148,10 @@ fn records_of_another_name_are_read_as_written() {
     );
     read_as(refund, &both).is_twin(&hex("06412d37"), r#"{"order": "A-7"}"#, &["order"]);
     let key = Key::json(["orderId"]);
-    assert_eq!(read_as(BEFORE, &both).key(&key, &hex(OLD)), read_as(AFTER, &both).key(&key, &hex(NEW)));
+    assert_eq!(
+        read_as(BEFORE, &both).key(&key, &hex(OLD)),
+        read_as(AFTER, &both).key(&key, &hex(NEW))
+    );
 }
 
 #[test]
@@ -141,23 +177,43 @@ fn a_reader_schema_that_makes_no_sense_is_refused() {
     let record = |field: &str| format!(r#"{{"type": "record", "name": "R", "fields": [{field}]}}"#);
     let endless = r#"{"name": "next", "type": "R", "default": {}}"#;
     let cases = [
-        (record(r#"{"name": "a", "type": "int", "default": "x"}"#), "the default of `a`"),
-        (record(r#"{"name": "a", "type": "int", "default": 3000000000}"#), "the default of `a`"),
-        (record(r#"{"name": "a", "type": ["null", "int"], "default": "x"}"#), "the default of `a`"),
         (
-            record(r#"{"name": "a", "type": {"type": "fixed", "name": "F", "size": 2}, "default": "x"}"#),
+            record(r#"{"name": "a", "type": "int", "default": "x"}"#),
+            "the default of `a`",
+        ),
+        (
+            record(r#"{"name": "a", "type": "int", "default": 3000000000}"#),
+            "the default of `a`",
+        ),
+        (
+            record(r#"{"name": "a", "type": ["null", "int"], "default": "x"}"#),
+            "the default of `a`",
+        ),
+        (
+            record(
+                r#"{"name": "a", "type": {"type": "fixed", "name": "F", "size": 2}, "default": "x"}"#,
+            ),
             "`a`",
         ),
         (
-            record(r#"{"name": "a", "type": {"type": "enum", "name": "E", "symbols": []}, "default": "x"}"#),
+            record(
+                r#"{"name": "a", "type": {"type": "enum", "name": "E", "symbols": []}, "default": "x"}"#,
+            ),
             "`a`",
         ),
         (record(endless), "deeper"),
         ("{".to_owned(), "not JSON"),
     ];
     for (reader, what) in cases {
-        let error = SchemaFormat::avro(BEFORE).unwrap().reader(&reader).unwrap_err().to_string();
-        assert!(error.contains(what) && error.contains("reader schema"), "{reader}: {error}");
+        let error = SchemaFormat::avro(BEFORE)
+            .unwrap()
+            .reader(&reader)
+            .unwrap_err()
+            .to_string();
+        assert!(
+            error.contains(what) && error.contains("reader schema"),
+            "{reader}: {error}"
+        );
     }
     let other = SchemaFormat::json().reader(AFTER).unwrap_err().to_string();
     assert!(other.contains("for Avro"), "{other}");

@@ -13,7 +13,11 @@ async fn fill_log(store: &SqliteStore, bytes: u64) {
             number += 1;
             complete(&format!("{number}"), 1, vec![7; 256 * 1024], DAY)
         });
-        store.execute(batch.collect()).await.into_iter().for_each(|answer| _ = answer.unwrap());
+        store
+            .execute(batch.collect())
+            .await
+            .into_iter()
+            .for_each(|answer| _ = answer.unwrap());
     }
 }
 
@@ -23,7 +27,9 @@ async fn a_log_that_an_open_read_transaction_lets_grow_is_told_and_cut_back_afte
     let store = place.open().await;
     completed(&store, 1, DAY).await;
     let reader = place.foreign();
-    reader.execute_batch("BEGIN; SELECT count(*) FROM records").unwrap();
+    reader
+        .execute_batch("BEGIN; SELECT count(*) FROM records")
+        .unwrap();
     fill_log(&store, 2 * LOG_BYTES).await;
     reader.execute_batch("COMMIT").unwrap();
     while store.upkeep().log_bytes.unwrap() > LOG_BYTES {
@@ -47,15 +53,30 @@ async fn the_files_are_their_owners_alone() {
     drop(store);
     std::fs::set_permissions(place.path(), shared).unwrap();
     drop(place.open().await);
-    assert_eq!(std::fs::metadata(place.path()).unwrap().permissions().mode() & 0o777, 0o660);
+    assert_eq!(
+        std::fs::metadata(place.path())
+            .unwrap()
+            .permissions()
+            .mode()
+            & 0o777,
+        0o660
+    );
 }
 
 #[cfg(target_os = "linux")]
 #[tokio::test]
 async fn a_file_in_memory_is_not_said_to_be_on_disk() {
     let directory = TempDir::new_in("/dev/shm").unwrap();
-    let store = SqliteStore::open(directory.path().join("records.db")).await.unwrap();
+    let store = SqliteStore::open(directory.path().join("records.db"))
+        .await
+        .unwrap();
     let checkup = store.check().await.unwrap();
     assert_eq!(checkup.survives, oncegate_core::store::Survives::Memory);
-    assert!(checkup.warnings.iter().any(|warning| warning.contains("tmpfs")), "{checkup:?}");
+    assert!(
+        checkup
+            .warnings
+            .iter()
+            .any(|warning| warning.contains("tmpfs")),
+        "{checkup:?}"
+    );
 }

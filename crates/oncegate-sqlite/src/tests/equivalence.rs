@@ -19,7 +19,9 @@ impl Subject for SqliteBench {
     async fn pass(&self, waits: &[(StoreKey, Duration)]) {
         let waits = waits.to_vec();
         let pass = move |connection: &rusqlite::Connection| {
-            waits.iter().try_for_each(|(key, wait)| row::pass(connection, key, *wait))
+            waits
+                .iter()
+                .try_for_each(|(key, wait)| row::pass(connection, key, *wait))
         };
         self.store.inner.writer.ask(pass).await.unwrap();
     }
@@ -30,7 +32,14 @@ impl Subject for SqliteBench {
             let now_ms = row::now(connection, false)?.millis();
             records.iter().try_for_each(|(key, record)| {
                 let expires_at = StoreTime::from_millis(now_ms + record.expires_at.millis());
-                row::write(connection, key, &Record { expires_at, ..record.clone() })
+                row::write(
+                    connection,
+                    key,
+                    &Record {
+                        expires_at,
+                        ..record.clone()
+                    },
+                )
             })
         };
         self.store.inner.writer.ask(plant).await.unwrap();
@@ -40,7 +49,15 @@ impl Subject for SqliteBench {
 // invariant: store-equals-rules
 #[tokio::test]
 async fn two_thousand_random_sequences_go_as_the_rules_say() {
-    let plan = Plan { seed: fastrand::u64(..), sequences: 2_000, steps: 12 };
+    let plan = Plan {
+        seed: fastrand::u64(..),
+        sequences: 2_000,
+        steps: 12,
+    };
     let reached = compare(&SqliteBench::new().await, plan).await.unwrap();
-    assert!(reached.missing().is_empty(), "never reached: {:?}", reached.missing());
+    assert!(
+        reached.missing().is_empty(),
+        "never reached: {:?}",
+        reached.missing()
+    );
 }

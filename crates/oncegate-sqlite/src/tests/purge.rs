@@ -17,7 +17,10 @@ fn eager(place: &TestFolder) -> SqliteBuilder {
 
 async fn expire(store: &SqliteStore, numbers: impl Iterator<Item = u32>) {
     for number in numbers {
-        store.pass(&key(&format!("{number}")), 2 * DAY).await.unwrap();
+        store
+            .pass(&key(&format!("{number}")), 2 * DAY)
+            .await
+            .unwrap();
     }
 }
 
@@ -29,7 +32,10 @@ async fn until_purged(store: &SqliteStore, count: u64) {
 }
 
 fn rows(place: &TestFolder) -> i64 {
-    place.foreign().query_row("SELECT count(*) FROM records", [], |row| row.get(0)).unwrap()
+    place
+        .foreign()
+        .query_row("SELECT count(*) FROM records", [], |row| row.get(0))
+        .unwrap()
 }
 
 #[tokio::test]
@@ -47,16 +53,26 @@ async fn expired_records_are_removed_and_others_stay() {
 #[tokio::test]
 async fn walks_come_sooner_than_they_must_and_until_nothing_expired_is_left() {
     let place = TestFolder::new();
-    let store = SqliteStore::builder(place.path()).purge_every(DAY).open().await.unwrap();
+    let store = SqliteStore::builder(place.path())
+        .purge_every(DAY)
+        .open()
+        .await
+        .unwrap();
     // A backlog that came while nothing was removed, and what comes behind it.
     for round in 1..=2 {
         completed(&store, 5_000, DAY).await;
         let expire_all = |connection: &rusqlite::Connection| {
-            connection.execute("UPDATE records SET expires_at_ms = 7", []).map(|_| ())
+            connection
+                .execute("UPDATE records SET expires_at_ms = 7", [])
+                .map(|_| ())
         };
         store.inner.writer.ask(expire_all).await.unwrap();
         let purged = tokio::time::timeout(PATIENCE, until_purged(&store, round * 5_000)).await;
-        assert!(purged.is_ok(), "{} were removed after round {round}", store.stats().purged);
+        assert!(
+            purged.is_ok(),
+            "{} were removed after round {round}",
+            store.stats().purged
+        );
     }
 }
 
@@ -67,7 +83,11 @@ async fn the_age_of_the_oldest_expired_record_is_told_while_it_is_there() {
     let asked = Arc::clone(&refuses);
     let moody = move |_: &[Expired]| -> Result<(), BoxError> {
         let refuses = asked.load(std::sync::atomic::Ordering::SeqCst);
-        if refuses { Err("the archive is full".into()) } else { Ok(()) }
+        if refuses {
+            Err("the archive is full".into())
+        } else {
+            Ok(())
+        }
     };
     let store = eager(&place).archive(moody).open().await.unwrap();
     let until = async |is: fn(Option<Duration>) -> bool| {
@@ -98,11 +118,19 @@ async fn expired_records_are_in_the_archive_before_they_are_gone() {
         .lines()
         .map(|line| {
             let line: serde_json::Value = serde_json::from_str(line).unwrap();
-            assert_eq!((&line["state"], &line["result_bytes"]), (&"completed".into(), &300.into()));
+            assert_eq!(
+                (&line["state"], &line["result_bytes"]),
+                (&"completed".into(), &300.into())
+            );
             line["key"].as_str().unwrap().to_owned()
         })
         .collect();
-    assert_eq!(keys, (0..500).map(|number| key(&format!("{number}")).to_string()).collect());
+    assert_eq!(
+        keys,
+        (0..500)
+            .map(|number| key(&format!("{number}")).to_string())
+            .collect()
+    );
     assert_eq!(rows(&place), 100 + 1);
 }
 
@@ -133,25 +161,48 @@ async fn a_slow_archive_is_in_nobodys_way_and_what_is_claimed_meanwhile_stays() 
     let may_leave = Mutex::new(may_leave);
     let slow = move |expired: &[Expired]| -> Result<(), BoxError> {
         entered.send(expired.to_vec())?;
-        may_leave.lock().unwrap_or_else(PoisonError::into_inner).recv()?;
+        may_leave
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .recv()?;
         Ok(())
     };
     let store = eager(&place).archive(slow).open().await.unwrap();
     completed(&store, 2, DAY).await;
     let expire_both = |connection: &rusqlite::Connection| {
-        connection.execute("UPDATE records SET expires_at_ms = 7", []).map(|_| ())
+        connection
+            .execute("UPDATE records SET expires_at_ms = 7", [])
+            .map(|_| ())
     };
     store.inner.writer.ask(expire_both).await.unwrap();
-    let archived = tokio::task::spawn_blocking(move || is_entered.recv().unwrap()).await.unwrap();
+    let archived = tokio::task::spawn_blocking(move || is_entered.recv().unwrap())
+        .await
+        .unwrap();
     assert_eq!(archived.len(), 2);
-    assert!(archived.iter().all(|expired| matches!(expired.record.state, State::Completed { .. })));
+    assert!(
+        archived
+            .iter()
+            .all(|expired| matches!(expired.record.state, State::Completed { .. }))
+    );
     // The archive delays the purge, and nothing else.
     let granted = one(&store, claim("0", 2)).await.unwrap();
-    assert!(matches!(granted, Reply::Verdict { verdict: Verdict::Granted(_), .. }), "its time was over");
+    assert!(
+        matches!(
+            granted,
+            Reply::Verdict {
+                verdict: Verdict::Granted(_),
+                ..
+            }
+        ),
+        "its time was over"
+    );
     leave.send(()).unwrap();
     until_purged(&store, 1).await;
     let found = store.read(vec![key("0"), key("1")]).await;
-    let found: Vec<bool> = found.into_iter().map(|record| record.unwrap().is_some()).collect();
+    let found: Vec<bool> = found
+        .into_iter()
+        .map(|record| record.unwrap().is_some())
+        .collect();
     assert_eq!(found, [true, false], "the new claim stays");
     drop(leave);
 }

@@ -7,7 +7,9 @@ use super::history::{Answer, Entry, Occurrence, Op, STORE_LOSS};
 /// Returns the store keys whose completion the store has confirmed to a process.
 pub fn completed_keys(entries: &[Entry]) -> BTreeSet<String> {
     let calls = Calls::of(entries);
-    let completed = calls.all().filter(|(_, call)| call.completes() && call.is_held());
+    let completed = calls
+        .all()
+        .filter(|(_, call)| call.completes() && call.is_held());
     completed.map(|(key, _)| key.to_owned()).collect()
 }
 
@@ -34,7 +36,8 @@ impl Calls {
     pub(super) fn of(entries: &[Entry]) -> Self {
         let mut all: Vec<(String, Call)> = Vec::new();
         let mut open: HashMap<(u32, u64), usize> = HashMap::new();
-        let (mut forgotten, mut forgets): (Vec<(usize, usize)>, Vec<Call>) = (Vec::new(), Vec::new());
+        let (mut forgotten, mut forgets): (Vec<(usize, usize)>, Vec<Call>) =
+            (Vec::new(), Vec::new());
         for (line, entry) in entries.iter().enumerate() {
             match &entry.what {
                 Occurrence::Invoke { call, key, op } => {
@@ -62,7 +65,8 @@ impl Calls {
                     forgets.push(Call::begun(Op::Forget, line, entry.at_us));
                 }
                 Occurrence::FaultEnds { fault } if fault == STORE_LOSS => {
-                    if let (Some(forget), Some(lines)) = (forgets.last_mut(), forgotten.last_mut()) {
+                    if let (Some(forget), Some(lines)) = (forgets.last_mut(), forgotten.last_mut())
+                    {
                         lines.1 = line;
                         (forget.answered, forget.answered_at_us) = (Some(line), Some(entry.at_us));
                     }
@@ -82,17 +86,28 @@ impl Calls {
     }
 
     pub(super) fn is_forgotten_between(&self, from: usize, to: usize) -> bool {
-        self.forgotten.iter().any(|(begun, ended)| *begun < to && *ended > from)
+        self.forgotten
+            .iter()
+            .any(|(begun, ended)| *begun < to && *ended > from)
     }
 
     pub(super) fn all(&self) -> impl Iterator<Item = (&str, &Call)> {
-        self.by_key.iter().flat_map(|(key, calls)| calls.iter().map(move |call| (key.as_str(), call)))
+        self.by_key
+            .iter()
+            .flat_map(|(key, calls)| calls.iter().map(move |call| (key.as_str(), call)))
     }
 }
 
 impl Call {
     fn begun(op: Op, line: usize, at_us: u64) -> Self {
-        Self { op, invoked: line, answered: None, invoked_at_us: at_us, answered_at_us: None, answer: None }
+        Self {
+            op,
+            invoked: line,
+            answered: None,
+            invoked_at_us: at_us,
+            answered_at_us: None,
+            answer: None,
+        }
     }
 
     pub(super) fn is_granted(&self) -> bool {
@@ -107,13 +122,17 @@ impl Call {
         self.op.completes()
     }
 
-    /// Busy, after a wait for longer than any lease: not because of a claim, which would have been over.
+    /// Busy, after a wait for longer than any lease: not because of a claim, which would have been
+    /// over.
     pub(super) fn was_kept_waiting(&self) -> bool {
-        let (Op::Claim { lease_ms, .. }, Some(Answer::Busy { retry_in_ms })) = (&self.op, &self.answer)
+        let (Op::Claim { lease_ms, .. }, Some(Answer::Busy { retry_in_ms })) =
+            (&self.op, &self.answer)
         else {
             return false;
         };
-        let waited_us = self.answered_at_us.map_or(0, |answered| answered.saturating_sub(self.invoked_at_us));
+        let waited_us = self
+            .answered_at_us
+            .map_or(0, |answered| answered.saturating_sub(self.invoked_at_us));
         retry_in_ms > lease_ms && waited_us / 1_000 >= *retry_in_ms
     }
 }

@@ -38,22 +38,25 @@ pub struct Evidence {
     pub entries: Vec<Entry>,
     /// Every message that was sent.
     pub produced: Vec<ProducedMessage>,
-    /// How often each effect has happened, as the downstream system or a ledger of the handler says.
+    /// How often each effect has happened, as the downstream system or a ledger of the handler
+    /// says.
     pub effects: BTreeMap<EffectName, u64>,
     /// The origins of the messages that are dead letters, as another client reads them.
     pub dead_letters: BTreeSet<String>,
     /// The topic of [`commits`](Self::commits).
     pub topic: String,
-    /// Every commit of the consumer group, in the broker's order. None for a broker without offsets.
+    /// Every commit of the consumer group, in the broker's order. None for a broker without
+    /// offsets.
     pub commits: Vec<OffsetCommit>,
-    /// The state of every record by its store key, as another client has read it from the store: `pending`, `released`,
-    /// `completed` or `failed`. `None`: the store was not read.
+    /// The state of every record by its store key, as another client has read it from the store:
+    /// `pending`, `released`, `completed` or `failed`. `None`: the store was not read.
     pub records: Option<BTreeMap<String, String>>,
     /// How many attempts a message may have; `None`: any number.
     pub max_attempts: Option<u32>,
     /// Whether the store reports that it has lost records.
     pub notices_losses: bool,
-    /// Whether a claim waits for a transaction that holds its row, and is answered Busy after a while.
+    /// Whether a claim waits for a transaction that holds its row, and is answered Busy after a
+    /// while.
     pub locks_rows: bool,
     /// What did not come to its end though every fault was over, one sentence each.
     pub hung: Vec<String>,
@@ -81,7 +84,8 @@ impl fmt::Display for BrokenInvariant {
 pub struct PromiseReport {
     /// The invariants that do not hold. Empty: none was seen broken.
     pub broken: Vec<BrokenInvariant>,
-    /// What the run has met, and how often: a run that did not meet its faults proves nothing about them.
+    /// What the run has met, and how often: a run that did not meet its faults proves nothing about
+    /// them.
     pub reached: BTreeMap<String, u64>,
     /// How many effects were second ones, explained or not.
     pub second_effects: u64,

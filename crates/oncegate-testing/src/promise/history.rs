@@ -1,8 +1,10 @@
-//! What happened, one JSON line per event, written by several processes that may be killed at any moment.
+//! What happened, one JSON line per event, written by several processes that may be killed at any
+//! moment.
 //!
-//! All of them append to one file, and the kernel puts appended lines into one order. So an event that was written
-//! before another one began stands before it: the order of the lines is the order of time, for every process.
-//! The file must be on a local file system, because others do not append whole lines.
+//! All of them append to one file, and the kernel puts appended lines into one order. So an event
+//! that was written before another one began stands before it: the order of the lines is the order
+//! of time, for every process. The file must be on a local file system, because others do not
+//! append whole lines.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -16,7 +18,8 @@ use oncegate_core::record::{FencingToken, Recovery, Token, TokenTag};
 use oncegate_core::rules::{Grant, Operation, ReleaseCause, Reply, Verdict};
 use serde::{Deserialize, Serialize};
 
-/// The name of the fault that makes a store lose all records: the judge counts it, and expects it to be noticed.
+/// The name of the fault that makes a store lose all records: the judge counts it, and expects it
+/// to be noticed.
 pub const STORE_LOSS: &str = "store-loss";
 
 /// One line of a history.
@@ -30,8 +33,9 @@ pub struct Entry {
     pub what: Occurrence,
 }
 
-/// Something that happened. The recorders write most of it; the handler writes [`Begun`](Self::Begun),
-/// [`Ended`](Self::Ended) and [`Duplicate`](Self::Duplicate), and the program that causes the faults writes those.
+/// Something that happened. The recorders write most of it; the handler writes
+/// [`Begun`](Self::Begun), [`Ended`](Self::Ended) and [`Duplicate`](Self::Duplicate), and the
+/// program that causes the faults writes those.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "is", rename_all = "snake_case")]
 pub enum Occurrence {
@@ -157,14 +161,18 @@ pub const SUCCEEDED: &str = "succeeded";
 pub struct EffectName {
     /// The business event, which the idempotency key stands for: the number of an order.
     pub event: String,
-    /// What else the message says of it: the amount. Messages of one event with other content are no duplicates.
+    /// What else the message says of it: the amount. Messages of one event with other content are
+    /// no duplicates.
     pub content: String,
 }
 
 impl EffectName {
     /// Names the effect of `event` with `content`.
     pub fn new(event: impl Into<String>, content: impl Into<String>) -> Self {
-        Self { event: event.into(), content: content.into() }
+        Self {
+            event: event.into(),
+            content: content.into(),
+        }
     }
 }
 
@@ -175,22 +183,40 @@ impl fmt::Display for EffectName {
     }
 }
 
-/// One operation on a key, as far as it decides anything: [`Operation`] as plain data. Tokens are hexadecimal, times are
-/// milliseconds.
+/// One operation on a key, as far as it decides anything: [`Operation`] as plain data. Tokens are
+/// hexadecimal, times are milliseconds.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[allow(missing_docs, reason = "the fields are those of `Operation`")]
 #[serde(rename_all = "snake_case")]
 pub enum Op {
     /// Asks for the key.
-    Claim { token: String, lease_ms: u64, fingerprint: Option<String>, fenced: bool },
+    Claim {
+        token: String,
+        lease_ms: u64,
+        fingerprint: Option<String>,
+        fenced: bool,
+    },
     /// Renews a lease.
     Extend { token: String, lease_ms: u64 },
     /// Stores the result.
-    Complete { token: String, fingerprint: Option<String>, result: String, retention_ms: u64 },
+    Complete {
+        token: String,
+        fingerprint: Option<String>,
+        result: String,
+        retention_ms: u64,
+    },
     /// Gives the key back; `end` is a word of [`ReleaseCause`].
-    Release { token: String, delay_ms: u64, end: String },
+    Release {
+        token: String,
+        delay_ms: u64,
+        end: String,
+    },
     /// Gives the message up.
-    Fail { token: String, reason: String, retention_ms: u64 },
+    Fail {
+        token: String,
+        reason: String,
+        retention_ms: u64,
+    },
     /// Notes that the dead letter is written.
     HandOver { by: String },
     /// Lets a finished key run again.
@@ -205,13 +231,22 @@ pub enum Op {
 #[serde(rename_all = "snake_case")]
 pub enum Answer {
     /// The claim was granted.
-    Granted { attempt: u8, takeover: bool, recovered: bool, fencing_token: Option<u64> },
+    Granted {
+        attempt: u8,
+        takeover: bool,
+        recovered: bool,
+        fencing_token: Option<u64>,
+    },
     /// The key is completed.
     Completed { result: String },
     /// Another owner has the key, or a retry waits.
     Busy { retry_in_ms: u64 },
     /// The key was given up.
-    Failed { reason: String, handed_over: bool, by: String },
+    Failed {
+        reason: String,
+        handed_over: bool,
+        by: String,
+    },
     /// The record is of another content.
     Mismatch,
     /// The change is in the record.
@@ -237,7 +272,9 @@ fn token_of(text: &str) -> Option<Token> {
 }
 
 fn tag_of(text: &str) -> Option<TokenTag> {
-    u32::from_str_radix(text, 16).ok().map(|bits| TokenTag(bits.to_be_bytes()))
+    u32::from_str_radix(text, 16)
+        .ok()
+        .map(|bits| TokenTag(bits.to_be_bytes()))
 }
 
 fn fingerprint_text(fingerprint: Option<Fingerprint>) -> Option<String> {
@@ -257,26 +294,48 @@ pub(super) fn text(bytes: &[u8]) -> String {
 impl Op {
     pub(super) fn of(operation: &Operation) -> Self {
         match operation {
-            Operation::Claim { token, lease, fingerprint, fenced, .. } => Self::Claim {
+            Operation::Claim {
+                token,
+                lease,
+                fingerprint,
+                fenced,
+                ..
+            } => Self::Claim {
                 token: token_text(*token),
                 lease_ms: millis(*lease),
                 fingerprint: fingerprint_text(*fingerprint),
                 fenced: *fenced,
             },
-            Operation::Extend { token, lease } => {
-                Self::Extend { token: token_text(*token), lease_ms: millis(*lease) }
-            }
-            Operation::Complete { token, fingerprint, result, retention } => Self::Complete {
+            Operation::Extend { token, lease } => Self::Extend {
+                token: token_text(*token),
+                lease_ms: millis(*lease),
+            },
+            Operation::Complete {
+                token,
+                fingerprint,
+                result,
+                retention,
+            } => Self::Complete {
                 token: token_text(*token),
                 fingerprint: fingerprint_text(*fingerprint),
                 result: text(result),
                 retention_ms: millis(*retention),
             },
-            Operation::Release { token, delay, end, .. } => {
+            Operation::Release {
+                token, delay, end, ..
+            } => {
                 let end = end.as_str().to_owned();
-                Self::Release { token: token_text(*token), delay_ms: millis(*delay), end }
+                Self::Release {
+                    token: token_text(*token),
+                    delay_ms: millis(*delay),
+                    end,
+                }
             }
-            Operation::Fail { token, reason, retention } => Self::Fail {
+            Operation::Fail {
+                token,
+                reason,
+                retention,
+            } => Self::Fail {
                 token: token_text(*token),
                 reason: reason.clone(),
                 retention_ms: millis(*retention),
@@ -286,7 +345,8 @@ impl Op {
         }
     }
 
-    /// The operation of the rules; `None` for those that have none, and where a text is not what [`Op::of`] writes.
+    /// The operation of the rules; `None` for those that have none, and where a text is not what
+    /// [`Op::of`] writes.
     pub(super) fn operation(&self) -> Option<Operation> {
         let duration = |millis: &u64| Duration::from_millis(*millis);
         let fingerprint = |text: &Option<String>| match text {
@@ -294,29 +354,50 @@ impl Op {
             Some(text) => fingerprint_of(text).map(Some),
         };
         Some(match self {
-            Self::Claim { token, lease_ms, fingerprint: of, fenced } => Operation::Claim {
+            Self::Claim {
+                token,
+                lease_ms,
+                fingerprint: of,
+                fenced,
+            } => Operation::Claim {
                 token: token_of(token)?,
                 lease: duration(lease_ms),
                 fingerprint: fingerprint(of)?,
                 fenced: *fenced,
                 longest_lease: Duration::MAX,
             },
-            Self::Extend { token, lease_ms } => {
-                Operation::Extend { token: token_of(token)?, lease: duration(lease_ms) }
-            }
-            Self::Complete { token, fingerprint: of, result, retention_ms } => Operation::Complete {
+            Self::Extend { token, lease_ms } => Operation::Extend {
+                token: token_of(token)?,
+                lease: duration(lease_ms),
+            },
+            Self::Complete {
+                token,
+                fingerprint: of,
+                result,
+                retention_ms,
+            } => Operation::Complete {
                 token: token_of(token)?,
                 fingerprint: fingerprint(of)?,
                 result: result.clone().into(),
                 retention: duration(retention_ms),
             },
-            Self::Release { token, delay_ms, end } => Operation::Release {
+            Self::Release {
+                token,
+                delay_ms,
+                end,
+            } => Operation::Release {
                 token: token_of(token)?,
                 delay: duration(delay_ms),
-                end: ReleaseCause::ALL.into_iter().find(|known| known.as_str() == end)?,
+                end: ReleaseCause::ALL
+                    .into_iter()
+                    .find(|known| known.as_str() == end)?,
                 reason: String::new(),
             },
-            Self::Fail { token, reason, retention_ms } => Operation::Fail {
+            Self::Fail {
+                token,
+                reason,
+                retention_ms,
+            } => Operation::Fail {
                 token: token_of(token)?,
                 reason: reason.clone(),
                 retention: duration(retention_ms),
@@ -351,25 +432,49 @@ impl Answer {
 
     /// Whether it reports that the key is final.
     pub fn is_settled(&self) -> bool {
-        matches!(self, Self::Completed { .. } | Self::Failed { handed_over: true, .. })
+        matches!(
+            self,
+            Self::Completed { .. }
+                | Self::Failed {
+                    handed_over: true,
+                    ..
+                }
+        )
     }
 
     pub(super) fn of(reply: &Reply) -> Self {
         match reply {
-            Reply::Applied { recreated } => Self::Held { recreated: *recreated },
+            Reply::Applied { recreated } => Self::Held {
+                recreated: *recreated,
+            },
             Reply::NotOwner => Self::Lost,
             Reply::Verdict { verdict, .. } => match verdict {
-                Verdict::Granted(Grant { attempt, recovery, fencing_token, reopened: _ }) => Self::Granted {
+                Verdict::Granted(Grant {
+                    attempt,
+                    recovery,
+                    fencing_token,
+                    reopened: _,
+                }) => Self::Granted {
                     attempt: *attempt,
                     takeover: *recovery == Recovery::Takeover,
                     recovered: recovery.recovered(),
                     fencing_token: fencing_token.map(|FencingToken(number)| number),
                 },
-                Verdict::Completed { result } => Self::Completed { result: text(result) },
-                Verdict::Busy { retry_in } => Self::Busy { retry_in_ms: millis(*retry_in) },
-                Verdict::Failed { reason, handed_over, by } => {
-                    Self::Failed { reason: reason.clone(), handed_over: *handed_over, by: hex(&by.0) }
-                }
+                Verdict::Completed { result } => Self::Completed {
+                    result: text(result),
+                },
+                Verdict::Busy { retry_in } => Self::Busy {
+                    retry_in_ms: millis(*retry_in),
+                },
+                Verdict::Failed {
+                    reason,
+                    handed_over,
+                    by,
+                } => Self::Failed {
+                    reason: reason.clone(),
+                    handed_over: *handed_over,
+                    by: hex(&by.0),
+                },
                 Verdict::Mismatch => Self::Mismatch,
             },
         }
@@ -385,14 +490,19 @@ pub struct History {
 }
 
 impl History {
-    /// Opens the file, and creates it if it does not exist. What is noted has the number of this process.
+    /// Opens the file, and creates it if it does not exist. What is noted has the number of this
+    /// process.
     ///
     /// # Errors
     /// When the file cannot be opened.
     pub fn open(path: impl Into<PathBuf>) -> io::Result<Self> {
         let path = path.into();
         let file = OpenOptions::new().create(true).append(true).open(&path)?;
-        Ok(Self { file, path, pid: std::process::id() })
+        Ok(Self {
+            file,
+            path,
+            pid: std::process::id(),
+        })
     }
 
     /// Notes under this number from now on, for a program that stands for several processes.
@@ -407,7 +517,8 @@ impl History {
         &self.path
     }
 
-    /// Notes what this process does. Call it before what others can see, and after what is answered.
+    /// Notes what this process does. Call it before what others can see, and after what is
+    /// answered.
     ///
     /// # Panics
     /// When the file cannot be written: a history with a gap proves nothing.
@@ -417,7 +528,11 @@ impl History {
 
     /// Notes several things in one piece.
     pub(super) fn note_all(&self, what: impl IntoIterator<Item = Occurrence>) {
-        self.write(what.into_iter().map(|what| Entry { at_us: now_us(), pid: self.pid, what }));
+        self.write(what.into_iter().map(|what| Entry {
+            at_us: now_us(),
+            pid: self.pid,
+            what,
+        }));
     }
 
     /// Notes what happens to the process with this number, or to all with 0.
@@ -425,7 +540,11 @@ impl History {
     /// # Panics
     /// As [`note`](Self::note).
     pub fn note_of(&self, pid: u32, what: Occurrence) {
-        self.write([Entry { at_us: now_us(), pid, what }]);
+        self.write([Entry {
+            at_us: now_us(),
+            pid,
+            what,
+        }]);
     }
 
     fn write(&self, entries: impl IntoIterator<Item = Entry>) {
@@ -436,7 +555,9 @@ impl History {
             lines.push(b'\n');
         }
         // One write is appended in one piece; `write_all` would hide a short one.
-        let written = (&self.file).write(&lines).expect("the history can be written");
+        let written = (&self.file)
+            .write(&lines)
+            .expect("the history can be written");
         assert_eq!(written, lines.len(), "a line was not written in one piece");
     }
 
@@ -446,11 +567,16 @@ impl History {
     /// When the file cannot be read.
     pub fn read(&self) -> io::Result<Vec<Entry>> {
         let bytes = std::fs::read(&self.path)?;
-        Ok(bytes.split(|byte| *byte == b'\n').filter_map(|line| serde_json::from_slice(line).ok()).collect())
+        Ok(bytes
+            .split(|byte| *byte == b'\n')
+            .filter_map(|line| serde_json::from_slice(line).ok())
+            .collect())
     }
 }
 
 fn now_us() -> u64 {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let now = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or_default();
     u64::try_from(now.as_micros()).unwrap_or(u64::MAX)
 }

@@ -1,9 +1,9 @@
 //! Whether what a store answered about one key could have come from the rules, applied one by one.
 //!
-//! A search in the manner of Wing and Gong: each call took effect at one moment between its line and that of its
-//! answer, or, where no answer came, at any later moment or never. The rules are `apply` itself. Occurrence the store's
-//! clock showed is not known, so a lease counts as over or not as the answer needs it, but never as over before its
-//! time has passed.
+//! A search in the manner of Wing and Gong: each call took effect at one moment between its line
+//! and that of its answer, or, where no answer came, at any later moment or never. The rules are
+//! `apply` itself. Occurrence the store's clock showed is not known, so a lease counts as over or
+//! not as the answer needs it, but never as over before its time has passed.
 
 use std::collections::HashSet;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
@@ -30,8 +30,8 @@ pub(super) enum Explanation {
 const MOST_STATES: usize = 300_000;
 /// A store reads its clock once for several calls, and may do so before it is given the processor.
 const CLOCK_LEEWAY_US: u64 = 150_000;
-/// The store's time in the model. Time does not pass; the model ends leases itself. The value is early, because a
-/// fencing token that no call has seen must be smaller than those that follow.
+/// The store's time in the model. Time does not pass; the model ends leases itself. The value is
+/// early, because a fencing token that no call has seen must be smaller than those that follow.
 const NOW: StoreTime = StoreTime::from_millis(1);
 
 /// What the store holds at some moment of an order.
@@ -44,7 +44,10 @@ struct Model {
 
 /// Searches for an order that explains every answer. The calls stand in the order of their lines.
 pub(super) fn explain(calls: &[Call]) -> Explanation {
-    let mut search = Search { calls, seen: HashSet::new() };
+    let mut search = Search {
+        calls,
+        seen: HashSet::new(),
+    };
     search.go(&mut vec![false; calls.len()], &Model::default())
 }
 
@@ -55,7 +58,13 @@ struct Search<'a> {
 
 impl Search<'_> {
     fn go(&mut self, done: &mut Vec<bool>, model: &Model) -> Explanation {
-        let open = || self.calls.iter().zip(done.iter()).filter(|(_, done)| !**done).map(|(call, _)| call);
+        let open = || {
+            self.calls
+                .iter()
+                .zip(done.iter())
+                .filter(|(_, done)| !**done)
+                .map(|(call, _)| call)
+        };
         // A call that was invoked after this line cannot have come first.
         let Some(first_answer) = open().filter_map(|call| call.answered).min() else {
             return Explanation::Order;
@@ -102,7 +111,9 @@ impl Model {
             return vec![self.clone()];
         }
         // What is no operation explains nothing.
-        let Some(operation) = call.op.operation() else { return Vec::new() };
+        let Some(operation) = call.op.operation() else {
+            return Vec::new();
+        };
         let over = self.over(call).into_iter();
         over.chain([self.record.clone()])
             .filter_map(|record| {
@@ -110,7 +121,10 @@ impl Model {
                 let after = agreed(record.as_ref(), after, &reply, call.answer.as_ref())?;
                 let protected_until_us = self.protected_until(&operation, &reply, call);
                 // A lease of the model has always just begun.
-                Some(Self { record: after.map(fresh), protected_until_us })
+                Some(Self {
+                    record: after.map(fresh),
+                    protected_until_us,
+                })
             })
             .collect()
     }
@@ -122,22 +136,36 @@ impl Model {
         let latest = call.answered_at_us.unwrap_or(u64::MAX);
         let can_be = latest.saturating_add(CLOCK_LEEWAY_US) > self.protected_until_us;
         let just_over = StoreTime::from_millis((NOW + TAIL).millis() - 1);
-        (waits && can_be).then(|| Some(Record { expires_at: just_over, ..record.clone() }))
+        (waits && can_be).then(|| {
+            Some(Record {
+                expires_at: just_over,
+                ..record.clone()
+            })
+        })
     }
 
     fn protected_until(&self, operation: &Operation, reply: &Reply, call: &Call) -> u64 {
         let until = |time: &Duration| {
-            call.invoked_at_us.saturating_add(u64::try_from(time.as_micros()).unwrap_or(u64::MAX))
+            call.invoked_at_us
+                .saturating_add(u64::try_from(time.as_micros()).unwrap_or(u64::MAX))
         };
-        let granted = matches!(Answer::of(reply), Answer::Granted { .. } | Answer::Held { recreated: false });
+        let granted = matches!(
+            Answer::of(reply),
+            Answer::Granted { .. } | Answer::Held { recreated: false }
+        );
         match operation {
-            // The repeat of a claim renews nothing, so the lease that it reports may have begun before.
-            Operation::Claim { lease, token, .. } if granted && !self.is_claimed_by(*token) => until(lease),
+            // The repeat of a claim renews nothing, so the lease that it reports may have begun
+            // before.
+            Operation::Claim { lease, token, .. } if granted && !self.is_claimed_by(*token) => {
+                until(lease)
+            }
             // Occurrence comes after the end of its own attempt is held, and changes nothing.
             Operation::Extend { lease, token } if granted && self.is_claimed_by(*token) => {
                 self.protected_until_us.max(until(lease))
             }
-            Operation::Release { delay, token, .. } if granted && self.is_claimed_by(*token) => until(delay),
+            Operation::Release { delay, token, .. } if granted && self.is_claimed_by(*token) => {
+                until(delay)
+            }
             _ => self.protected_until_us,
         }
     }
@@ -149,7 +177,10 @@ impl Model {
 
 /// Every record of the same content is the same to the search.
 fn fresh(record: Record) -> Record {
-    Record { expires_at: NOW + TAIL + Duration::from_secs(1), ..record }
+    Record {
+        expires_at: NOW + TAIL + Duration::from_secs(1),
+        ..record
+    }
 }
 
 /// The record after the operation, if the rules' reply is the answer that was seen.
@@ -164,9 +195,17 @@ fn agreed(
     let same = match (&said, seen) {
         (Answer::Busy { .. }, Answer::Busy { .. }) => true,
         (
-            Answer::Granted { attempt, takeover, recovered, .. },
             Answer::Granted {
-                attempt: attempt_seen, takeover: takeover_seen, recovered: recovered_seen, ..
+                attempt,
+                takeover,
+                recovered,
+                ..
+            },
+            Answer::Granted {
+                attempt: attempt_seen,
+                takeover: takeover_seen,
+                recovered: recovered_seen,
+                ..
             },
         ) => (attempt, takeover, recovered) == (attempt_seen, takeover_seen, recovered_seen),
         (said, seen) => said == seen,
@@ -174,11 +213,21 @@ fn agreed(
     if !same {
         return None;
     }
-    // Fencing tokens are made of the store's clock: known is only that they grow, and that a repeat has the same.
-    if let (Answer::Granted { fencing_token: Some(seen), .. }, Some(record)) = (seen, &mut after) {
+    // Fencing tokens are made of the store's clock: known is only that they grow, and that a repeat
+    // has the same.
+    if let (
+        Answer::Granted {
+            fencing_token: Some(seen),
+            ..
+        },
+        Some(record),
+    ) = (seen, &mut after)
+    {
         let last = before.and_then(fencing_token_of);
         let repeated = before.and_then(token_of) == token_of(record);
-        let State::Pending { fencing_token, .. } = &mut record.state else { return None };
+        let State::Pending { fencing_token, .. } = &mut record.state else {
+            return None;
+        };
         if last.is_some_and(|last| *seen < last || (*seen == last && !repeated)) {
             return None;
         }

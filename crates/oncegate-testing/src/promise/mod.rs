@@ -1,18 +1,21 @@
-//! Proves a [`Store`](oncegate_core::store::Store) or [`Source`](oncegate_runtime::source::Source) of your own under faults:
-//! whether oncegate's promise holds with it. The project's own stores and sources are judged with the same code.
+//! Proves a [`Store`](oncegate_core::store::Store) or [`Source`](oncegate_runtime::source::Source)
+//! of your own under faults: whether oncegate's promise holds with it. The project's own stores and
+//! sources are judged with the same code.
 //!
-//! A trial of a handler ([`Trial`](crate::Trial)) assumes that oncegate keeps its promise. This module checks the promise
-//! itself, from the outside:
+//! A trial of a handler ([`Trial`](crate::Trial)) assumes that oncegate keeps its promise. This
+//! module checks the promise itself, from the outside:
 //!
 //! 1. Each worker process opens one [`History`], and wraps what it gives to its
-//!    [`Consumer`](oncegate_runtime::Consumer): the store in a [`RecordedStore`], the source in a [`RecordedSource`], the dead
-//!    letters in [`RecordedDeadLetters`], and a [`RecordedObserver`] besides. They note every call and its answer through
-//!    the public traits alone. The handler notes when it begins and ends, and each duplicate that it is told of.
-//! 2. A program of yours sends messages, causes faults, and notes them: it kills workers with SIGKILL, stops them, cuts
-//!    connections, empties the store ([`STORE_LOSS`]). A [`PointHook`] lets a worker end itself or stop between two steps.
-//! 3. When all is quiet, it collects the [`Evidence`]: the history, and what witnesses outside of oncegate's code say (the
-//!    effects of a ledger, the dead letters, the broker's commits, the records as another client reads them). [`judge`]
-//!    returns the invariants that are broken.
+//!    [`Consumer`](oncegate_runtime::Consumer): the store in a [`RecordedStore`], the source in a
+//!    [`RecordedSource`], the dead letters in [`RecordedDeadLetters`], and a [`RecordedObserver`]
+//!    besides. They note every call and its answer through the public traits alone. The handler
+//!    notes when it begins and ends, and each duplicate that it is told of.
+//! 2. A program of yours sends messages, causes faults, and notes them: it kills workers with
+//!    SIGKILL, stops them, cuts connections, empties the store ([`STORE_LOSS`]). A [`PointHook`]
+//!    lets a worker end itself or stop between two steps.
+//! 3. When all is quiet, it collects the [`Evidence`]: the history, and what witnesses outside of
+//!    oncegate's code say (the effects of a ledger, the dead letters, the broker's commits, the
+//!    records as another client reads them). [`judge`] returns the invariants that are broken.
 //!
 //! A killed process leaves calls without answers, which count as unknown and not as failed.
 //!
@@ -39,8 +42,9 @@
 //! | L1 | no claim stays for ever | `records` |
 //! | L2 | everything comes to its end | `hung` |
 //!
-//! S7 (a system that checks fencing tokens accepts no smaller one) and S15 (scopes never mix) need no history; the first is
-//! the downstream system's, the second is checked by the conformance suite of `oncegate-core`.
+//! S7 (a system that checks fencing tokens accepts no smaller one) and S15 (scopes never mix) need
+//! no history; the first is the downstream system's, the second is checked by the conformance suite
+//! of `oncegate-core`.
 //!
 //! # Example
 //!

@@ -1,4 +1,5 @@
-//! A store, a source, dead letters and an observer that record every call, through the public traits alone.
+//! A store, a source, dead letters and an observer that record every call, through the public
+//! traits alone.
 
 use std::fmt;
 use std::future::Future;
@@ -37,7 +38,12 @@ pub struct RecordedStore {
 impl RecordedStore {
     /// Wraps a store. There may be one for each [`History`].
     pub fn new(inner: impl Store + 'static, history: Arc<History>) -> Self {
-        Self { inner: Arc::new(inner), history, hook: Arc::new(NoHook), calls: AtomicU64::new(0) }
+        Self {
+            inner: Arc::new(inner),
+            history,
+            hook: Arc::new(NoHook),
+            calls: AtomicU64::new(0),
+        }
     }
 
     /// Calls `hook` before and after claims and completions. Default: nothing happens there.
@@ -47,7 +53,11 @@ impl RecordedStore {
         self
     }
 
-    async fn answered(&self, commands: Vec<Command>, completes: bool) -> Vec<Result<Reply, StoreError>> {
+    async fn answered(
+        &self,
+        commands: Vec<Command>,
+        completes: bool,
+    ) -> Vec<Result<Reply, StoreError>> {
         let mut answer = pin!(self.inner.execute(commands));
         if completes && self.hook.is_set(Point::CompleteSent) {
             // Sent, and executed or not: an answer that comes in this time is discarded.
@@ -72,28 +82,50 @@ impl StoreWrapper for RecordedStore {
 
     async fn execute(&self, commands: Vec<Command>) -> Vec<Result<Reply, StoreError>> {
         let first = self.calls.fetch_add(commands.len() as u64, SeqCst);
-        let claims = commands.iter().any(|one| matches!(one.operation, Operation::Claim { .. }));
-        let completes = commands.iter().any(|one| matches!(one.operation, Operation::Complete { .. }));
+        let claims = commands
+            .iter()
+            .any(|one| matches!(one.operation, Operation::Claim { .. }));
+        let completes = commands
+            .iter()
+            .any(|one| matches!(one.operation, Operation::Complete { .. }));
         if claims {
             self.hook.pass(Point::ClaimBefore);
         }
         if completes {
             self.hook.pass(Point::CompleteBefore);
         }
-        self.history.note_all((first..).zip(&commands).map(|(call, command)| Occurrence::Invoke {
-            call,
-            key: command.key.as_str().to_owned(),
-            op: Op::of(&command.operation),
-        }));
+        self.history.note_all(
+            (first..)
+                .zip(&commands)
+                .map(|(call, command)| Occurrence::Invoke {
+                    call,
+                    key: command.key.as_str().to_owned(),
+                    op: Op::of(&command.operation),
+                }),
+        );
         let replies = self.answered(commands, completes).await;
-        self.history.note_all((first..).zip(&replies).map(|(call, reply)| outcome(call, reply)));
+        self.history.note_all(
+            (first..)
+                .zip(&replies)
+                .map(|(call, reply)| outcome(call, reply)),
+        );
         let granted = |reply: &Result<Reply, StoreError>| {
-            matches!(reply, Ok(Reply::Verdict { verdict: Verdict::Granted(_), .. }))
+            matches!(
+                reply,
+                Ok(Reply::Verdict {
+                    verdict: Verdict::Granted(_),
+                    ..
+                })
+            )
         };
         if claims && replies.iter().any(granted) {
             self.hook.pass(Point::ClaimAfter);
         }
-        if completes && replies.iter().any(|reply| matches!(reply, Ok(Reply::Applied { .. }))) {
+        if completes
+            && replies
+                .iter()
+                .any(|reply| matches!(reply, Ok(Reply::Applied { .. })))
+        {
             self.hook.pass(Point::CompleteAfter);
         }
         replies
@@ -103,7 +135,10 @@ impl StoreWrapper for RecordedStore {
         let found = self.inner.prefetch(keys.clone()).await;
         let completed = keys.iter().zip(&found).filter_map(|(key, found)| {
             let result = text(&found.as_ref().ok()?.as_ref()?.result);
-            Some(Occurrence::Found { key: key.as_str().to_owned(), result })
+            Some(Occurrence::Found {
+                key: key.as_str().to_owned(),
+                result,
+            })
         });
         self.history.note_all(completed);
         found
@@ -112,15 +147,23 @@ impl StoreWrapper for RecordedStore {
 
 fn outcome(call: u64, reply: &Result<Reply, StoreError>) -> Occurrence {
     match reply {
-        Ok(reply) => Occurrence::Ok { call, answer: Answer::of(reply) },
+        Ok(reply) => Occurrence::Ok {
+            call,
+            answer: Answer::of(reply),
+        },
         Err(StoreError::Unknown { .. }) => Occurrence::Info { call },
-        Err(error) => Occurrence::Fail { call, class: error.class().to_owned() },
+        Err(error) => Occurrence::Fail {
+            call,
+            class: error.class().to_owned(),
+        },
     }
 }
 
 /// The key of a message, as the consumer's gate derives it.
 fn key_of(key: &CompiledKey, message: &Message) -> Option<String> {
-    key.derive(message.route(), message).ok().map(|key| key.as_str().to_owned())
+    key.derive(message.route(), message)
+        .ok()
+        .map(|key| key.as_str().to_owned())
 }
 
 /// A source that notes every delivery and every ack, and passes them on.
@@ -133,9 +176,15 @@ pub struct RecordedSource {
 }
 
 impl RecordedSource {
-    /// Wraps a source. `key` is that of the gate, compiled for its scope: it names the messages in the history.
+    /// Wraps a source. `key` is that of the gate, compiled for its scope: it names the messages in
+    /// the history.
     pub fn new(inner: impl Source + 'static, key: CompiledKey, history: Arc<History>) -> Self {
-        Self { inner: Arc::new(inner), key, history, hook: Arc::new(NoHook) }
+        Self {
+            inner: Arc::new(inner),
+            key,
+            history,
+            hook: Arc::new(NoHook),
+        }
     }
 
     /// Calls `hook` before and after each ack. Default: nothing happens there.
@@ -165,8 +214,13 @@ impl Source for RecordedSource {
     }
 
     async fn receive(&self, most: usize) -> Result<Option<Vec<Delivery>>, SourceError> {
-        let Some(deliveries) = self.inner.receive(most).await? else { return Ok(None) };
-        let recorded = |Delivery { message, ack_handle }| {
+        let Some(deliveries) = self.inner.receive(most).await? else {
+            return Ok(None);
+        };
+        let recorded = |Delivery {
+                            message,
+                            ack_handle,
+                        }| {
             let ack_handle = RecordedAckHandle {
                 inner: ack_handle,
                 origin: message.origin().to_string(),
@@ -174,7 +228,10 @@ impl Source for RecordedSource {
                 history: Arc::clone(&self.history),
                 hook: Arc::clone(&self.hook),
             };
-            Delivery { message, ack_handle: Arc::new(ack_handle) }
+            Delivery {
+                message,
+                ack_handle: Arc::new(ack_handle),
+            }
         };
         let received = |Delivery { message, .. }: &Delivery| Occurrence::Received {
             origin: message.origin().to_string(),
@@ -225,7 +282,10 @@ impl AckHandle for RecordedAckHandle {
 
     fn ack(&self) {
         self.hook.pass(Point::AckBefore);
-        self.history.note(Occurrence::Ack { origin: self.origin.clone(), key: self.key.clone() });
+        self.history.note(Occurrence::Ack {
+            origin: self.origin.clone(),
+            key: self.key.clone(),
+        });
         self.inner.ack();
         self.hook.pass(Point::AckAfter);
     }
@@ -253,7 +313,10 @@ pub struct RecordedDeadLetters {
 impl RecordedDeadLetters {
     /// Wraps a destination of dead letters.
     pub fn new(inner: impl DeadLetters + 'static, history: Arc<History>) -> Self {
-        Self { inner: Arc::new(inner), history }
+        Self {
+            inner: Arc::new(inner),
+            history,
+        }
     }
 }
 
@@ -284,7 +347,11 @@ pub struct RecordedObserver {
 impl RecordedObserver {
     /// Creates an observer for [`Consumer::observer`](oncegate_runtime::Consumer::observer).
     pub fn new(history: Arc<History>) -> Self {
-        Self { counters: Counters::default(), history, hook: Arc::new(NoHook) }
+        Self {
+            counters: Counters::default(),
+            history,
+            hook: Arc::new(NoHook),
+        }
     }
 
     /// Calls `hook` when partitions are revoked. Default: nothing happens there.
@@ -294,10 +361,13 @@ impl RecordedObserver {
         self
     }
 
-    /// Notes what was counted. Call it when the consumer has ended as it should; without it, S20 is not judged.
+    /// Notes what was counted. Call it when the consumer has ended as it should; without it, S20 is
+    /// not judged.
     pub fn note_counts(&self) {
         let counts = self.counters.snapshot().into_iter();
-        let counts = counts.map(|((name, label), count)| (format!("{name} {label}"), count)).collect();
+        let counts = counts
+            .map(|((name, label), count)| (format!("{name} {label}"), count))
+            .collect();
         self.history.note(Occurrence::Counted { counts });
     }
 }

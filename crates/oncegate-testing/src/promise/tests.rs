@@ -6,8 +6,8 @@ use std::io::Write as _;
 use oncegate_core::rules::ReleaseCause;
 
 use super::{
-    Answer, EffectName, Entry, Evidence, History, Occurrence, OffsetCommit, Op, ProducedMessage, STORE_LOSS,
-    SUCCEEDED, judge,
+    Answer, EffectName, Entry, Evidence, History, Occurrence, OffsetCommit, Op, ProducedMessage,
+    STORE_LOSS, SUCCEEDED, judge,
 };
 
 const KEY: &str = "fire:a-key";
@@ -29,7 +29,12 @@ fn token(letter: char) -> String {
 }
 
 fn claim(owner: char) -> Op {
-    Op::Claim { token: token(owner), lease_ms: LEASE_MS, fingerprint: None, fenced: true }
+    Op::Claim {
+        token: token(owner),
+        lease_ms: LEASE_MS,
+        fingerprint: None,
+        fenced: true,
+    }
 }
 
 fn complete(owner: char) -> Op {
@@ -43,7 +48,12 @@ fn complete(owner: char) -> Op {
 
 fn granted(attempt: u8, fencing_token: u64) -> Option<Answer> {
     let takeover = attempt > 1;
-    Some(Answer::Granted { attempt, takeover, recovered: takeover, fencing_token: Some(fencing_token) })
+    Some(Answer::Granted {
+        attempt,
+        takeover,
+        recovered: takeover,
+        fencing_token: Some(fencing_token),
+    })
 }
 
 /// The effect of the message.
@@ -58,7 +68,11 @@ fn held() -> Option<Answer> {
 impl Tale {
     /// Order 5 was produced, and nothing has happened to it.
     fn new() -> Self {
-        let one = ProducedMessage { origin: ORIGIN.to_owned(), effect: paid(), key: Some(KEY.to_owned()) };
+        let one = ProducedMessage {
+            origin: ORIGIN.to_owned(),
+            effect: paid(),
+            key: Some(KEY.to_owned()),
+        };
         let evidence = Evidence {
             topic: "orders".to_owned(),
             produced: vec![one],
@@ -66,17 +80,29 @@ impl Tale {
             max_attempts: Some(60),
             ..Evidence::default()
         };
-        Self { evidence, now_us: 1_000_000_000, calls: 0 }
+        Self {
+            evidence,
+            now_us: 1_000_000_000,
+            calls: 0,
+        }
     }
 
     /// A whole message, as it should be.
     fn clean() -> Self {
-        Self::new().run(1, 'a', granted(1, 10_000)).call(1, complete('a'), held()).ack(1).end(1)
+        Self::new()
+            .run(1, 'a', granted(1, 10_000))
+            .call(1, complete('a'), held())
+            .ack(1)
+            .end(1)
     }
 
     fn say(mut self, pid: u32, what: Occurrence) -> Self {
         self.now_us += LINE_US;
-        self.evidence.entries.push(Entry { at_us: self.now_us, pid, what });
+        self.evidence.entries.push(Entry {
+            at_us: self.now_us,
+            pid,
+            what,
+        });
         self
     }
 
@@ -89,7 +115,14 @@ impl Tale {
     fn call(mut self, pid: u32, op: Op, answer: Option<Answer>) -> Self {
         self.calls += 1;
         let call = self.calls;
-        let tale = self.say(pid, Occurrence::Invoke { call, key: KEY.to_owned(), op });
+        let tale = self.say(
+            pid,
+            Occurrence::Invoke {
+                call,
+                key: KEY.to_owned(),
+                op,
+            },
+        );
         match answer {
             Some(answer) => tale.say(pid, Occurrence::Ok { call, answer }),
             None => tale.say(pid, Occurrence::Info { call }),
@@ -106,26 +139,60 @@ impl Tale {
             fencing_token: None,
             content,
         };
-        let ended = Occurrence::Ended { key, origin, attempt: 1, outcome: SUCCEEDED.to_owned() };
-        let mut tale = self.call(pid, claim(owner), answer).say(pid, begun).say(pid, ended);
+        let ended = Occurrence::Ended {
+            key,
+            origin,
+            attempt: 1,
+            outcome: SUCCEEDED.to_owned(),
+        };
+        let mut tale = self
+            .call(pid, claim(owner), answer)
+            .say(pid, begun)
+            .say(pid, ended);
         *tale.evidence.effects.entry(paid()).or_default() += 1;
         tale
     }
 
     fn ack(self, pid: u32) -> Self {
-        self.say(pid, Occurrence::Ack { origin: ORIGIN.to_owned(), key: Some(KEY.to_owned()) })
+        self.say(
+            pid,
+            Occurrence::Ack {
+                origin: ORIGIN.to_owned(),
+                key: Some(KEY.to_owned()),
+            },
+        )
     }
 
     fn duplicate(self, result: &str) -> Self {
         let (key, origin, content) = (KEY.to_owned(), ORIGIN.to_owned(), "1".to_owned());
-        let name = result.split(' ').next().and_then(|name| name.split_once('/'));
-        let of = name.map(|(event, content)| EffectName::new(event, content)).expect("it names an effect");
-        self.say(1, Occurrence::Duplicate { key, origin, content, result: result.to_owned(), of })
+        let name = result
+            .split(' ')
+            .next()
+            .and_then(|name| name.split_once('/'));
+        let of = name
+            .map(|(event, content)| EffectName::new(event, content))
+            .expect("it names an effect");
+        self.say(
+            1,
+            Occurrence::Duplicate {
+                key,
+                origin,
+                content,
+                result: result.to_owned(),
+                of,
+            },
+        )
     }
 
     fn forget(self) -> Self {
         let fault = STORE_LOSS.to_owned();
-        self.say(0, Occurrence::FaultBegins { fault: fault.clone() }).say(0, Occurrence::FaultEnds { fault })
+        self.say(
+            0,
+            Occurrence::FaultBegins {
+                fault: fault.clone(),
+            },
+        )
+        .say(0, Occurrence::FaultEnds { fault })
     }
 
     /// Everything is committed, and the record is there.
@@ -141,11 +208,19 @@ impl Tale {
 
     fn commit(&mut self, offset: i64) {
         let at_ms = i64::try_from(self.now_us / 1_000).expect("it is soon after 1970") + 1;
-        self.evidence.commits.push(OffsetCommit { partition: 0, offset, at_ms });
+        self.evidence.commits.push(OffsetCommit {
+            partition: 0,
+            offset,
+            at_ms,
+        });
     }
 
     fn broken(&self) -> BTreeSet<&'static str> {
-        judge(&self.evidence).broken.iter().map(|one| one.invariant).collect()
+        judge(&self.evidence)
+            .broken
+            .iter()
+            .map(|one| one.invariant)
+            .collect()
     }
 }
 
@@ -154,7 +229,10 @@ fn check(tale: Tale, invariants: &[&str]) {
     let found = judge(&tale.evidence).broken;
     let told: Vec<String> = found.iter().map(ToString::to_string).collect();
     for invariant in invariants {
-        assert!(tale.broken().contains(invariant), "{invariant} is not seen; found: {told:#?}");
+        assert!(
+            tale.broken().contains(invariant),
+            "{invariant} is not seen; found: {told:#?}"
+        );
     }
     assert!(!invariants.is_empty() || found.is_empty(), "{told:#?}");
 }
@@ -162,7 +240,9 @@ fn check(tale: Tale, invariants: &[&str]) {
 /// The second worker takes over when the first one's lease is over, which then is too late.
 fn taken_over() -> Tale {
     let tale = Tale::new().run(1, 'a', granted(1, 10_000)).pass(LEASE_MS);
-    let tale = tale.run(2, 'b', granted(2, 20_000)).call(2, complete('b'), held());
+    let tale = tale
+        .run(2, 'b', granted(2, 20_000))
+        .call(2, complete('b'), held());
     tale.call(1, complete('a'), Some(Answer::Lost))
 }
 
@@ -171,27 +251,56 @@ fn taken_over() -> Tale {
 fn clean_histories_pass() {
     check(Tale::clean(), &[]);
     check(taken_over().ack(2).end(1), &[]);
-    let result = Answer::Completed { result: "\"5/1 by b\"".to_owned() };
-    check(taken_over().call(1, claim('c'), Some(result)).ack(1).end(1), &[]);
+    let result = Answer::Completed {
+        result: "\"5/1 by b\"".to_owned(),
+    };
+    check(
+        taken_over().call(1, claim('c'), Some(result)).ack(1).end(1),
+        &[],
+    );
     // A completion whose answer was lost, and its repeat.
-    let lost = Tale::new().run(1, 'a', granted(1, 10_000)).call(1, complete('a'), None);
+    let lost = Tale::new()
+        .run(1, 'a', granted(1, 10_000))
+        .call(1, complete('a'), None);
     check(lost.call(1, complete('a'), held()).ack(1).end(1), &[]);
 }
 
 // invariant: promise-from-history
 #[test]
 fn an_ack_without_a_durable_end_is_seen() {
-    check(Tale::new().run(1, 'a', granted(1, 10_000)).ack(1).call(1, complete('a'), held()).end(1), &["S1"]);
+    check(
+        Tale::new()
+            .run(1, 'a', granted(1, 10_000))
+            .ack(1)
+            .call(1, complete('a'), held())
+            .end(1),
+        &["S1"],
+    );
     check(taken_over().ack(1).end(1), &["S9"]);
-    check(Tale::new().run(1, 'a', granted(1, 10_000)).call(1, complete('a'), None).ack(1).end(1), &["S12"]);
+    check(
+        Tale::new()
+            .run(1, 'a', granted(1, 10_000))
+            .call(1, complete('a'), None)
+            .ack(1)
+            .end(1),
+        &["S12"],
+    );
 }
 
 // invariant: promise-from-history
 #[test]
 fn another_content_does_not_undo_a_completion() {
-    let completed = Tale::new().run(1, 'a', granted(1, 10_000)).call(1, complete('a'), held());
-    let tale = completed.call(1, claim('b'), Some(Answer::Mismatch)).ack(1).end(1);
-    assert!(!tale.broken().contains("S1"), "what was completed may be acknowledged");
+    let completed = Tale::new()
+        .run(1, 'a', granted(1, 10_000))
+        .call(1, complete('a'), held());
+    let tale = completed
+        .call(1, claim('b'), Some(Answer::Mismatch))
+        .ack(1)
+        .end(1);
+    assert!(
+        !tale.broken().contains("S1"),
+        "what was completed may be acknowledged"
+    );
 }
 
 // invariant: promise-from-history
@@ -210,23 +319,50 @@ fn the_result_of_another_event_is_seen() {
     check(Tale::clean().duplicate("5/1 by a"), &[]);
     check(Tale::clean().duplicate("6/1 by a"), &["S3"]);
     check(Tale::clean().duplicate("5/2 by a"), &["S14"]);
-    let other = Answer::Completed { result: "\"5/1 by b\"".to_owned() };
-    check(Tale::clean().duplicate("5/1 by a").call(2, claim('b'), Some(other)), &["S13", "S16"]);
+    let other = Answer::Completed {
+        result: "\"5/1 by b\"".to_owned(),
+    };
+    check(
+        Tale::clean()
+            .duplicate("5/1 by a")
+            .call(2, claim('b'), Some(other)),
+        &["S13", "S16"],
+    );
 }
 
 // invariant: promise-from-history
 #[test]
 fn a_stale_owner_that_is_heard_is_seen() {
-    let tale = Tale::new().run(1, 'a', granted(1, 10_000)).pass(LEASE_MS).run(2, 'b', granted(2, 20_000));
-    check(tale.clone().call(1, complete('a'), held()).ack(1).end(1), &["S4", "S16"]);
-    let extend = Op::Extend { token: token('a'), lease_ms: LEASE_MS };
-    check(tale.call(1, extend, held()).call(2, complete('b'), held()).ack(2).end(1), &["S4", "S16"]);
+    let tale = Tale::new()
+        .run(1, 'a', granted(1, 10_000))
+        .pass(LEASE_MS)
+        .run(2, 'b', granted(2, 20_000));
+    check(
+        tale.clone().call(1, complete('a'), held()).ack(1).end(1),
+        &["S4", "S16"],
+    );
+    let extend = Op::Extend {
+        token: token('a'),
+        lease_ms: LEASE_MS,
+    };
+    check(
+        tale.call(1, extend, held())
+            .call(2, complete('b'), held())
+            .ack(2)
+            .end(1),
+        &["S4", "S16"],
+    );
 }
 
 // invariant: promise-from-history
 #[test]
 fn a_second_run_is_seen() {
-    check(Tale::clean().run(2, 'b', granted(1, 20_000)).call(2, complete('b'), held()), &["S5", "S8", "S16"]);
+    check(
+        Tale::clean()
+            .run(2, 'b', granted(1, 20_000))
+            .call(2, complete('b'), held()),
+        &["S5", "S8", "S16"],
+    );
     // Two at a time, and nothing was over.
     check(
         Tale::new()
@@ -245,8 +381,14 @@ fn a_second_run_is_seen() {
 // invariant: promise-from-history
 #[test]
 fn a_fencing_token_that_does_not_grow_is_seen() {
-    let tale = Tale::new().run(1, 'a', granted(1, 10_000)).pass(LEASE_MS).run(2, 'b', granted(2, 10_000));
-    check(tale.call(2, complete('b'), held()).ack(2).end(1), &["S6", "S16"]);
+    let tale = Tale::new()
+        .run(1, 'a', granted(1, 10_000))
+        .pass(LEASE_MS)
+        .run(2, 'b', granted(2, 10_000));
+    check(
+        tale.call(2, complete('b'), held()).ack(2).end(1),
+        &["S6", "S16"],
+    );
 }
 
 // invariant: promise-from-history
@@ -254,7 +396,11 @@ fn a_fencing_token_that_does_not_grow_is_seen() {
 fn a_commit_that_runs_ahead_or_back_is_seen() {
     let mut ahead = Tale::new();
     ahead.commit(1);
-    let ahead = ahead.pass(100).run(1, 'a', granted(1, 10_000)).call(1, complete('a'), held()).ack(1);
+    let ahead = ahead
+        .pass(100)
+        .run(1, 'a', granted(1, 10_000))
+        .call(1, complete('a'), held())
+        .ack(1);
     check(ahead.end(1), &["S10"]);
     let mut back = Tale::clean();
     back.commit(0);
@@ -275,29 +421,73 @@ fn a_record_that_is_gone_or_stays_claimed_is_seen() {
 #[test]
 fn an_attempt_that_no_handler_has_failed_is_seen() {
     let tale = Tale::new().run(1, 'a', granted(1, 10_000));
-    let release =
-        |end: ReleaseCause| Op::Release { token: token('a'), delay_ms: 0, end: end.as_str().to_owned() };
-    let again = |tale: Tale, attempt| {
-        let answer =
-            Answer::Granted { attempt, takeover: false, recovered: false, fencing_token: Some(20_000) };
-        tale.pass(10).call(1, claim('b'), Some(answer)).call(1, complete('b'), held()).ack(1).end(1)
+    let release = |end: ReleaseCause| Op::Release {
+        token: token('a'),
+        delay_ms: 0,
+        end: end.as_str().to_owned(),
     };
-    check(again(tale.clone().call(1, release(ReleaseCause::Interrupted), held()), 1), &[]);
-    check(again(tale.clone().call(1, release(ReleaseCause::Failed), held()), 2), &["S18"]);
+    let again = |tale: Tale, attempt| {
+        let answer = Answer::Granted {
+            attempt,
+            takeover: false,
+            recovered: false,
+            fencing_token: Some(20_000),
+        };
+        tale.pass(10)
+            .call(1, claim('b'), Some(answer))
+            .call(1, complete('b'), held())
+            .ack(1)
+            .end(1)
+    };
+    check(
+        again(
+            tale.clone()
+                .call(1, release(ReleaseCause::Interrupted), held()),
+            1,
+        ),
+        &[],
+    );
+    check(
+        again(
+            tale.clone().call(1, release(ReleaseCause::Failed), held()),
+            2,
+        ),
+        &["S18"],
+    );
     // The store counts a release that was sent as uncounted.
-    check(again(tale.call(1, release(ReleaseCause::Interrupted), held()), 2), &["S16"]);
+    check(
+        again(tale.call(1, release(ReleaseCause::Interrupted), held()), 2),
+        &["S16"],
+    );
 }
 
 // invariant: promise-from-history
 #[test]
 fn an_extension_that_crossed_the_release_protects_nothing() {
     let end = ReleaseCause::Interrupted.as_str().to_owned();
-    let release = Op::Release { token: token('a'), delay_ms: 0, end };
-    let extend = Op::Extend { token: token('a'), lease_ms: LEASE_MS };
-    let again =
-        Answer::Granted { attempt: 1, takeover: false, recovered: false, fencing_token: Some(20_000) };
-    let tale = Tale::new().run(1, 'a', granted(1, 10_000)).call(1, release, held()).call(1, extend, held());
-    let tale = tale.pass(1).call(1, claim('b'), Some(again)).call(1, complete('b'), held());
+    let release = Op::Release {
+        token: token('a'),
+        delay_ms: 0,
+        end,
+    };
+    let extend = Op::Extend {
+        token: token('a'),
+        lease_ms: LEASE_MS,
+    };
+    let again = Answer::Granted {
+        attempt: 1,
+        takeover: false,
+        recovered: false,
+        fencing_token: Some(20_000),
+    };
+    let tale = Tale::new()
+        .run(1, 'a', granted(1, 10_000))
+        .call(1, release, held())
+        .call(1, extend, held());
+    let tale = tale
+        .pass(1)
+        .call(1, claim('b'), Some(again))
+        .call(1, complete('b'), held());
     check(tale.ack(1).end(1), &[]);
 }
 
@@ -305,8 +495,17 @@ fn an_extension_that_crossed_the_release_protects_nothing() {
 #[test]
 fn a_claim_that_waits_longer_than_a_lease_for_a_locked_row_may_be_answered_busy() {
     let asked = |after_ms| {
-        let invoke = Occurrence::Invoke { call: 99, key: KEY.to_owned(), op: claim('b') };
-        let answer = Occurrence::Ok { call: 99, answer: Answer::Busy { retry_in_ms: LEASE_MS * 2 } };
+        let invoke = Occurrence::Invoke {
+            call: 99,
+            key: KEY.to_owned(),
+            op: claim('b'),
+        };
+        let answer = Occurrence::Ok {
+            call: 99,
+            answer: Answer::Busy {
+                retry_in_ms: LEASE_MS * 2,
+            },
+        };
         Tale::clean().say(2, invoke).pass(after_ms).say(2, answer)
     };
     let mut waited = asked(LEASE_MS * 2);
@@ -333,7 +532,10 @@ fn a_loss_in_silence_and_an_alarm_without_one_are_seen() {
 #[test]
 fn what_does_not_come_to_its_end_is_seen() {
     let mut stuck = Tale::clean();
-    stuck.evidence.hung.push("a worker that was asked to stop still runs".to_owned());
+    stuck
+        .evidence
+        .hung
+        .push("a worker that was asked to stop still runs".to_owned());
     check(stuck, &["L2"]);
 }
 
@@ -358,7 +560,10 @@ fn an_attempt_beyond_the_limit_is_seen() {
 // invariant: promise-from-history
 #[test]
 fn an_operation_that_is_none_is_explained_by_nothing() {
-    let op = Op::Extend { token: "no token".to_owned(), lease_ms: LEASE_MS };
+    let op = Op::Extend {
+        token: "no token".to_owned(),
+        lease_ms: LEASE_MS,
+    };
     check(Tale::clean().call(1, op, held()), &["S16"]);
 }
 
@@ -368,13 +573,24 @@ fn a_history_gives_back_what_was_noted_and_leaves_out_what_is_half_written() {
     let folder = std::env::temp_dir().join(format!("oncegate-history-{}", std::process::id()));
     let history = History::open(&folder).unwrap().as_process(7);
     history.note(Occurrence::LossNoticed);
-    let half = std::fs::OpenOptions::new().append(true).open(history.path()).unwrap();
+    let half = std::fs::OpenOptions::new()
+        .append(true)
+        .open(history.path())
+        .unwrap();
     (&half).write_all(b"{\"at_us\":1,\"pid\":8,").unwrap();
-    History::open(&folder).unwrap().note_of(0, Occurrence::FaultEnds { fault: STORE_LOSS.to_owned() });
+    History::open(&folder).unwrap().note_of(
+        0,
+        Occurrence::FaultEnds {
+            fault: STORE_LOSS.to_owned(),
+        },
+    );
     let read = history.read().unwrap();
     std::fs::remove_file(&folder).unwrap();
-    let noted: Vec<(u32, &Occurrence)> = read.iter().map(|entry| (entry.pid, &entry.what)).collect();
-    let ended = Occurrence::FaultEnds { fault: STORE_LOSS.to_owned() };
+    let noted: Vec<(u32, &Occurrence)> =
+        read.iter().map(|entry| (entry.pid, &entry.what)).collect();
+    let ended = Occurrence::FaultEnds {
+        fault: STORE_LOSS.to_owned(),
+    };
     assert_eq!(noted, [(7, &Occurrence::LossNoticed), (0, &ended)]);
 }
 
@@ -393,13 +609,26 @@ fn a_counter_that_differs_is_seen() {
 #[test]
 fn what_the_rules_cannot_explain_is_seen() {
     // Completed out of nothing, and busy although it was finished.
-    let out_of_nothing = Answer::Completed { result: "\"5/1 by z\"".to_owned() };
-    check(Tale::new().call(1, claim('a'), Some(out_of_nothing)), &["S16"]);
+    let out_of_nothing = Answer::Completed {
+        result: "\"5/1 by z\"".to_owned(),
+    };
+    check(
+        Tale::new().call(1, claim('a'), Some(out_of_nothing)),
+        &["S16"],
+    );
     let busy = Answer::Busy { retry_in_ms: 5 };
     check(Tale::clean().call(2, claim('b'), Some(busy)), &["S16"]);
     // An unknown claim may have been executed, or not.
     let unknown = Tale::new().call(1, claim('a'), None);
-    check(unknown.clone().run(1, 'a', granted(1, 10_000)).call(1, complete('a'), held()).ack(1).end(1), &[]);
+    check(
+        unknown
+            .clone()
+            .run(1, 'a', granted(1, 10_000))
+            .call(1, complete('a'), held())
+            .ack(1)
+            .end(1),
+        &[],
+    );
     check(
         unknown
             .call(2, claim('b'), Some(Answer::Busy { retry_in_ms: 5 }))

@@ -1,4 +1,5 @@
-//! One HTML file without anything from elsewhere: the verdict, and for each finding its timeline as a picture.
+//! One HTML file without anything from elsewhere: the verdict, and for each finding its timeline as
+//! a picture.
 
 use std::fmt::Write as _;
 
@@ -22,7 +23,8 @@ circle{fill:#999}.fault,.bad{fill:var(--bad)}.effect{fill:var(--good)}.repeated{
 .call{fill:var(--call)}.store{fill:var(--store)}circle.marked{stroke:var(--bad);stroke-width:3;r:9px}\
 .key span{margin-right:1.2rem}.key i{display:inline-block;width:.7rem;height:.7rem;border-radius:50%;margin-right:.3rem}";
 
-/// Returns an HTML file with findings of several trials, each under a title: for a catalogue of planted bugs.
+/// Returns an HTML file with findings of several trials, each under a title: for a catalogue of
+/// planted bugs.
 pub fn catalogue<'a>(findings: impl IntoIterator<Item = (&'a str, &'a Finding)>) -> String {
     let mut out = begun("Defects that oncegate prove finds");
     for (title, finding) in findings {
@@ -30,8 +32,17 @@ pub fn catalogue<'a>(findings: impl IntoIterator<Item = (&'a str, &'a Finding)>)
         // Writing to a string cannot fail.
         _ = writeln!(out, "<section>\n<h2>{}</h2>", escaped(title));
         _ = writeln!(out, "<p><strong>{defect}</strong>: {}</p>", escaped(what));
-        _ = writeln!(out, "<p>{} {}</p>", escaped(defect.meaning()), escaped(defect.remedy()));
-        _ = writeln!(out, "<div class=\"picture\">\n{}</div>\n</section>", picture(finding));
+        _ = writeln!(
+            out,
+            "<p>{} {}</p>",
+            escaped(defect.meaning()),
+            escaped(defect.remedy())
+        );
+        _ = writeln!(
+            out,
+            "<div class=\"picture\">\n{}</div>\n</section>",
+            picture(finding)
+        );
     }
     out.push_str("</body>\n</html>\n");
     out
@@ -39,20 +50,21 @@ pub fn catalogue<'a>(findings: impl IntoIterator<Item = (&'a str, &'a Finding)>)
 
 /// The beginning of a file, with its first heading.
 fn begun(title: &str) -> String {
-    let head =
-        "<meta charset=\"utf-8\">\n<meta name=\"viewport\" content=\"width=device-width,initial-scale=1\">";
+    let head = "<meta charset=\"utf-8\">\n<meta name=\"viewport\" content=\"width=device-width,initial-scale=1\">";
     format!(
         "<!doctype html>\n<html lang=\"en\">\n<head>\n{head}\n<title>{title}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n<h1>{title}</h1>\n"
     )
 }
 
-/// Returns the verdict as an HTML file. `repeat` returns the command or the settings that play a round again.
+/// Returns the verdict as an HTML file. `repeat` returns the command or the settings that play a
+/// round again.
 pub fn html(verdict: &Verdict, repeat: impl Fn(&Finding) -> String) -> String {
     let mut out = begun("oncegate prove");
     let (class, word) = match verdict.findings.len() {
-        0 if !verdict.is_complete() => {
-            ("failed", "Nothing was found, but too few of the faults were tried.".to_owned())
-        }
+        0 if !verdict.is_complete() => (
+            "failed",
+            "Nothing was found, but too few of the faults were tried.".to_owned(),
+        ),
         0 => ("passed", "Nothing was found.".to_owned()),
         1 => ("failed", "One defect was found.".to_owned()),
         count => ("failed", format!("{count} defects were found.")),
@@ -78,11 +90,17 @@ fn numbers(out: &mut String, verdict: &Verdict) {
         ("calls of no sample", verdict.unassigned),
     ];
     for (name, number) in rows {
-        _ = writeln!(out, "<tr><th>{name}</th><td class=\"number\">{number}</td></tr>");
+        _ = writeln!(
+            out,
+            "<tr><th>{name}</th><td class=\"number\">{number}</td></tr>"
+        );
     }
     out.push_str("</table>\n<details><summary>Faults</summary>\n<table>\n");
     for (fault, times) in &verdict.faults {
-        _ = writeln!(out, "<tr><th>{fault}</th><td class=\"number\">{times}</td></tr>");
+        _ = writeln!(
+            out,
+            "<tr><th>{fault}</th><td class=\"number\">{times}</td></tr>"
+        );
     }
     for fault in verdict.untried() {
         _ = writeln!(out, "<tr><th>{fault}</th><td>not tried</td></tr>");
@@ -93,7 +111,11 @@ fn numbers(out: &mut String, verdict: &Verdict) {
 fn section(out: &mut String, finding: &Finding, repeat: &str) {
     let violation = &finding.violation;
     let defect = violation.defect;
-    _ = writeln!(out, "<section id=\"{defect}\">\n<h2>{defect}: {}</h2>", escaped(&violation.what));
+    _ = writeln!(
+        out,
+        "<section id=\"{defect}\">\n<h2>{defect}: {}</h2>",
+        escaped(&violation.what)
+    );
     _ = writeln!(
         out,
         "<p>{}</p>\n<p><strong>Remedy:</strong> {}</p>",
@@ -101,10 +123,17 @@ fn section(out: &mut String, finding: &Finding, repeat: &str) {
         escaped(defect.remedy())
     );
     if let Some(root) = finding.follows {
-        _ = writeln!(out, "<p>It may follow from <code>{root}</code> alone: mend that first.</p>");
+        _ = writeln!(
+            out,
+            "<p>It may follow from <code>{root}</code> alone: mend that first.</p>"
+        );
     }
     let faults: Vec<&str> = finding.faults.iter().map(|fault| fault.as_str()).collect();
-    let faults = if faults.is_empty() { "no faults".to_owned() } else { faults.join(", ") };
+    let faults = if faults.is_empty() {
+        "no faults".to_owned()
+    } else {
+        faults.join(", ")
+    };
     _ = writeln!(
         out,
         "<p>Round {} ({faults}); found in {} rounds. To play it again:</p>\n<pre>{}</pre>",
@@ -120,13 +149,27 @@ fn section(out: &mut String, finding: &Finding, repeat: &str) {
         ("--store", "store"),
     ];
     for (colour, name) in colours {
-        _ = write!(out, "<span><i style=\"background:var({colour})\"></i>{name}</span>");
+        _ = write!(
+            out,
+            "<span><i style=\"background:var({colour})\"></i>{name}</span>"
+        );
     }
-    _ = writeln!(out, "</p>\n<div class=\"picture\">\n{}</div>", picture(finding));
+    _ = writeln!(
+        out,
+        "</p>\n<div class=\"picture\">\n{}</div>",
+        picture(finding)
+    );
     out.push_str("<details><summary>Events</summary>\n<table>\n");
     for (place, event) in finding.timeline.iter().enumerate() {
-        let class = if violation.events.contains(&place) { " class=\"marked\"" } else { "" };
-        let process = event.process.map(|process| format!("process {process}")).unwrap_or_default();
+        let class = if violation.events.contains(&place) {
+            " class=\"marked\""
+        } else {
+            ""
+        };
+        let process = event
+            .process
+            .map(|process| format!("process {process}"))
+            .unwrap_or_default();
         _ = writeln!(
             out,
             "<tr{class}><td class=\"number\">{} ms</td><td>{process}</td><td>{}</td></tr>",

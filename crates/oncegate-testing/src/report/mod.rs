@@ -1,7 +1,7 @@
 //! A [`Verdict`] as JSON, JUnit XML and HTML.
 //!
-//! The functions return text; none writes a file. No report has anything of a payload: samples are named by their numbers,
-//! keys by digests.
+//! The functions return text; none writes a file. No report has anything of a payload: samples are
+//! named by their numbers, keys by digests.
 
 mod html;
 mod junit;
@@ -51,8 +51,8 @@ struct FindingDocument<'a> {
     repeat: String,
 }
 
-/// Returns the verdict as one JSON document. `docs/PROVE.md` describes its members, and [`schema`] is its JSON schema. `repeat` returns the command or the
-/// settings that play a round again.
+/// Returns the verdict as one JSON document. `docs/PROVE.md` describes its members, and [`schema`]
+/// is its JSON schema. `repeat` returns the command or the settings that play a round again.
 pub fn json(verdict: &Verdict, repeat: impl Fn(&Finding) -> String) -> serde_json::Value {
     let findings = verdict.findings.iter().map(|finding| FindingDocument {
         finding,
@@ -78,7 +78,8 @@ pub fn json(verdict: &Verdict, repeat: impl Fn(&Finding) -> String) -> serde_jso
     serde_json::to_value(document).expect("it has only texts, numbers, and maps with texts as keys")
 }
 
-/// The text with the characters replaced that mean something in XML and HTML, and without those that XML forbids.
+/// The text with the characters replaced that mean something in XML and HTML, and without those
+/// that XML forbids.
 fn escaped(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {

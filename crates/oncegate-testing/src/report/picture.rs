@@ -1,4 +1,5 @@
-//! The timeline of a finding as an SVG picture: a lane for the broker, one for each process, one for the effects.
+//! The timeline of a finding as an SVG picture: a lane for the broker, one for each process, one
+//! for the effects.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -22,7 +23,8 @@ enum Lane {
     Downstream,
 }
 
-/// Returns the picture. Events stand in their order, each in a column of its own; the labels say when they happened.
+/// Returns the picture. Events stand in their order, each in a column of its own; the labels say
+/// when they happened.
 pub(super) fn picture(finding: &Finding) -> String {
     let lanes = lanes(&finding.timeline);
     let height = TOP + LANE_HEIGHT * lanes.len() + 24;
@@ -40,24 +42,41 @@ pub(super) fn picture(finding: &Finding) -> String {
             Lane::Process(number) => format!("process {number}"),
             Lane::Downstream => "effects".to_owned(),
         };
-        _ = writeln!(svg, "<text x=\"4\" y=\"{}\" class=\"lane\">{name}</text>", y + 4);
-        _ = writeln!(svg, "<line x1=\"{LABEL_WIDTH}\" y1=\"{y}\" x2=\"{width}\" y2=\"{y}\" class=\"axis\"/>");
+        _ = writeln!(
+            svg,
+            "<text x=\"4\" y=\"{}\" class=\"lane\">{name}</text>",
+            y + 4
+        );
+        _ = writeln!(
+            svg,
+            "<line x1=\"{LABEL_WIDTH}\" y1=\"{y}\" x2=\"{width}\" y2=\"{y}\" class=\"axis\"/>"
+        );
     }
     runs(&mut svg, finding, &lanes);
     let mut last_label = None;
     for (place, event) in finding.timeline.iter().enumerate() {
-        let Some(row) = lanes.get(&lane_of(event)) else { continue };
+        let Some(row) = lanes.get(&lane_of(event)) else {
+            continue;
+        };
         let (x, y) = (x_of(place), y_of(*row));
         if last_label.is_none_or(|(column, at_ms)| place >= column + 4 && event.at_ms != at_ms) {
             last_label = Some((place, event.at_ms));
-            _ = writeln!(svg, "<text x=\"{x}\" y=\"14\" class=\"time\">{} ms</text>", event.at_ms);
+            _ = writeln!(
+                svg,
+                "<text x=\"{x}\" y=\"14\" class=\"time\">{} ms</text>",
+                event.at_ms
+            );
             _ = writeln!(
                 svg,
                 "<line x1=\"{x}\" y1=\"18\" x2=\"{x}\" y2=\"{}\" class=\"grid\"/>",
                 height - 24
             );
         }
-        let marked = if finding.violation.events.contains(&place) { " marked" } else { "" };
+        let marked = if finding.violation.events.contains(&place) {
+            " marked"
+        } else {
+            ""
+        };
         let title = escaped(&words(event));
         _ = writeln!(
             svg,
@@ -93,7 +112,8 @@ fn runs(svg: &mut String, finding: &Finding, lanes: &BTreeMap<Lane, usize>) {
 }
 
 fn lanes(timeline: &[Event]) -> BTreeMap<Lane, usize> {
-    let mut lanes: BTreeMap<Lane, usize> = timeline.iter().map(|event| (lane_of(event), 0)).collect();
+    let mut lanes: BTreeMap<Lane, usize> =
+        timeline.iter().map(|event| (lane_of(event), 0)).collect();
     for (row, place) in lanes.values_mut().enumerate() {
         *place = row;
     }
@@ -102,7 +122,9 @@ fn lanes(timeline: &[Event]) -> BTreeMap<Lane, usize> {
 
 fn lane_of(event: &Event) -> Lane {
     match (&event.what, event.process) {
-        (What::Performed { .. } | What::Repeated { .. } | What::Listed { .. }, _) => Lane::Downstream,
+        (What::Performed { .. } | What::Repeated { .. } | What::Listed { .. }, _) => {
+            Lane::Downstream
+        }
         (_, Some(process)) => Lane::Process(process),
         (_, None) => Lane::Broker,
     }
@@ -118,7 +140,9 @@ fn y_of(row: usize) -> usize {
 
 fn class(event: &Event) -> &'static str {
     match &event.what {
-        What::FaultBegan { .. } | What::Killed | What::Hung | What::ConsumerFailed { .. } => "fault",
+        What::FaultBegan { .. } | What::Killed | What::Hung | What::ConsumerFailed { .. } => {
+            "fault"
+        }
         What::Performed { .. } | What::Listed { .. } => "effect",
         What::Repeated { .. } => "repeated",
         What::Called { .. } | What::Returned { .. } => "call",
@@ -131,7 +155,12 @@ fn class(event: &Event) -> &'static str {
 /// An event in words.
 pub(super) fn words(event: &Event) -> String {
     match &event.what {
-        What::Produced { message, sample, form, .. } => {
+        What::Produced {
+            message,
+            sample,
+            form,
+            ..
+        } => {
             let form = match form {
                 Form::Original => "as it is",
                 Form::Duplicate => "as a duplicate",
@@ -148,9 +177,17 @@ pub(super) fn words(event: &Event) -> String {
         What::ConsumerFailed { error } => format!("the consumer fails: {error}"),
         What::Delivered { message } => format!("message {message} is delivered"),
         What::Claimed { verdict, .. } => format!("claim: {verdict}"),
-        What::Began { run, message, attempt, recovered, batch } => {
+        What::Began {
+            run,
+            message,
+            attempt,
+            recovered,
+            batch,
+        } => {
             let recovered = if *recovered { ", recovered" } else { "" };
-            let batch = batch.map(|messages| format!(" in a batch of {messages}")).unwrap_or_default();
+            let batch = batch
+                .map(|messages| format!(" in a batch of {messages}"))
+                .unwrap_or_default();
             format!("run {run} of message {message} begins{batch}: attempt {attempt}{recovered}")
         }
         What::Cancelled { run } => format!("run {run} is cancelled"),
@@ -158,16 +195,37 @@ pub(super) fn words(event: &Event) -> String {
         What::ToldOfDuplicate { message } => {
             format!("the handler is told that message {message} is a duplicate")
         }
-        What::Called { call, step, idempotency_key, run, .. } => {
-            let key =
-                idempotency_key.as_ref().map_or("without a key".to_owned(), |key| format!("under key {key}"));
-            let run = run.map_or("outside of any run".to_owned(), |run| format!("in run {run}"));
-            let step = if step.is_empty() { String::new() } else { format!(" of step {step:?}") };
+        What::Called {
+            call,
+            step,
+            idempotency_key,
+            run,
+            ..
+        } => {
+            let key = idempotency_key
+                .as_ref()
+                .map_or("without a key".to_owned(), |key| format!("under key {key}"));
+            let run = run.map_or("outside of any run".to_owned(), |run| {
+                format!("in run {run}")
+            });
+            let step = if step.is_empty() {
+                String::new()
+            } else {
+                format!(" of step {step:?}")
+            };
             format!("call {call}{step} {key}, {run}")
         }
         What::Performed { call } => format!("call {call} has its effect"),
-        What::Repeated { call, first, other_body } => {
-            let body = if *other_body { " with another body" } else { "" };
+        What::Repeated {
+            call,
+            first,
+            other_body,
+        } => {
+            let body = if *other_body {
+                " with another body"
+            } else {
+                ""
+            };
             format!("call {call} repeats call {first}{body}: no effect")
         }
         What::Returned { call, answer } => {
@@ -182,13 +240,25 @@ pub(super) fn words(event: &Event) -> String {
         What::Completed { applied: false, .. } => {
             "the store refuses the completion of a former owner".to_owned()
         }
-        What::Acked { message, accepted: true } => format!("message {message} is acknowledged"),
-        What::Acked { message, accepted: false } => {
+        What::Acked {
+            message,
+            accepted: true,
+        } => format!("message {message} is acknowledged"),
+        What::Acked {
+            message,
+            accepted: false,
+        } => {
             format!("the ack of message {message} has no effect: its partition is elsewhere")
         }
-        What::DeadLettered { message, cause } => format!("message {message} becomes a dead letter: {cause}"),
-        What::Listed { effect, step, .. } if step.is_empty() => format!("the witness lists effect {effect}"),
-        What::Listed { effect, step, .. } => format!("the witness lists effect {effect}: step {step:?}"),
+        What::DeadLettered { message, cause } => {
+            format!("message {message} becomes a dead letter: {cause}")
+        }
+        What::Listed { effect, step, .. } if step.is_empty() => {
+            format!("the witness lists effect {effect}")
+        }
+        What::Listed { effect, step, .. } => {
+            format!("the witness lists effect {effect}: step {step:?}")
+        }
         What::FaultBegan { fault, .. } => format!("fault: {fault}"),
         What::Unfinished { message } => format!("message {message} is not finished"),
     }

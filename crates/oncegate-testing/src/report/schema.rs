@@ -6,8 +6,9 @@ use super::SCHEMA;
 use crate::defect::Defect;
 use crate::fault::Fault;
 
-/// Returns the JSON schema (draft 2020-12) of the document that [`json`](super::json) makes; `oncegate schema prove` prints it.
-/// Later releases may add members, defects, faults and events under the same name, and remove none.
+/// Returns the JSON schema (draft 2020-12) of the document that [`json`](super::json) makes;
+/// `oncegate schema prove` prints it. Later releases may add members, defects, faults and events
+/// under the same name, and remove none.
 pub fn schema() -> Value {
     json!({
         "$schema": "https://json-schema.org/draft/2020-12/schema",
@@ -102,21 +103,38 @@ fn finding() -> Value {
 
 /// One schema for each kind of event.
 fn events() -> Vec<Value> {
-    let (message, run, call) =
-        ("The number of the message.", "The number of the run.", "The number of the call.");
+    let (message, run, call) = (
+        "The number of the message.",
+        "The number of the run.",
+        "The number of the call.",
+    );
     let message = || ("message", count(message), true);
     let run = |required| ("run", count(run), required);
     let call = || ("call", count(call), true);
     let key = |required| ("key", text("A digest of the key."), required);
     let of_sample = |required| ("sample", sample(), required);
-    let step = || ("step", text("The step, for handlers with several effects."), true);
+    let step = || {
+        (
+            "step",
+            text("The step, for handlers with several effects."),
+            true,
+        )
+    };
     let forms = json!({ "enum": ["original", "duplicate", "poison", "malformed"] });
     let outcomes = json!({ "enum": ["completed", "failed", "later", "gave_up", "dropped"] });
     let answers = json!({ "enum": ["answered", "refused", "lost"] });
     let flag = json!({ "type": "boolean" });
     let fault = json!({ "$ref": "#/$defs/fault" });
     vec![
-        event("produced", [message(), of_sample(true), ("form", forms, true), key(false)]),
+        event(
+            "produced",
+            [
+                message(),
+                of_sample(true),
+                ("form", forms, true),
+                key(false),
+            ],
+        ),
         event("started", []),
         event("killed", []),
         event("stopping", []),
@@ -124,7 +142,13 @@ fn events() -> Vec<Value> {
         event("hung", []),
         event("consumer_failed", [("error", text("The error."), true)]),
         event("delivered", [message()]),
-        event("claimed", [key(true), ("verdict", text("The store's answer to a claim."), true)]),
+        event(
+            "claimed",
+            [
+                key(true),
+                ("verdict", text("The store's answer to a claim."), true),
+            ],
+        ),
         event(
             "began",
             [
@@ -138,7 +162,11 @@ fn events() -> Vec<Value> {
         event("cancelled", [run(true)]),
         event(
             "ended",
-            [run(true), ("outcome", outcomes, true), ("result", text("A digest of the result."), false)],
+            [
+                run(true),
+                ("outcome", outcomes, true),
+                ("result", text("A digest of the result."), false),
+            ],
         ),
         event("told_of_duplicate", [message()]),
         event(
@@ -147,7 +175,11 @@ fn events() -> Vec<Value> {
                 call(),
                 of_sample(false),
                 step(),
-                ("idempotency_key", text("A digest of the Idempotency-Key."), false),
+                (
+                    "idempotency_key",
+                    text("A digest of the Idempotency-Key."),
+                    false,
+                ),
                 run(false),
                 ("in_duplicate", flag.clone(), false),
             ],
@@ -164,10 +196,21 @@ fn events() -> Vec<Value> {
         event("returned", [call(), ("answer", answers, true)]),
         event("completed", [key(true), ("applied", flag.clone(), true)]),
         event("acked", [message(), ("accepted", flag, true)]),
-        event("dead_lettered", [message(), ("cause", text("Why, in one word."), true)]),
+        event(
+            "dead_lettered",
+            [message(), ("cause", text("Why, in one word."), true)],
+        ),
         event(
             "listed",
-            [("effect", count("The number of the effect in the list."), true), of_sample(false), step()],
+            [
+                (
+                    "effect",
+                    count("The number of the effect in the list."),
+                    true,
+                ),
+                of_sample(false),
+                step(),
+            ],
         ),
         event("fault_began", [("fault", fault, true), of_sample(false)]),
         event("unfinished", [message()]),
@@ -177,8 +220,14 @@ fn events() -> Vec<Value> {
 fn event<const N: usize>(name: &str, members: [(&str, Value, bool); N]) -> Value {
     let mut properties = Map::new();
     let mut required = vec!["at_ms", "event"];
-    properties.insert("at_ms".to_owned(), count("Milliseconds since the round began."));
-    properties.insert("process".to_owned(), count("The consumer process, if the event concerns one."));
+    properties.insert(
+        "at_ms".to_owned(),
+        count("Milliseconds since the round began."),
+    );
+    properties.insert(
+        "process".to_owned(),
+        count("The consumer process, if the event concerns one."),
+    );
     properties.insert("event".to_owned(), json!({ "const": name }));
     for (member, schema, is_required) in members {
         properties.insert(member.to_owned(), schema);
@@ -223,9 +272,13 @@ mod tests {
                 if members.contains_key("properties") {
                     members.insert("additionalProperties".to_owned(), json!(false));
                 }
-                members.values_mut().for_each(|member| *member = closed(member.take()));
+                members
+                    .values_mut()
+                    .for_each(|member| *member = closed(member.take()));
             }
-            Value::Array(items) => items.iter_mut().for_each(|item| *item = closed(item.take())),
+            Value::Array(items) => items
+                .iter_mut()
+                .for_each(|item| *item = closed(item.take())),
             _ => {}
         }
         schema
@@ -233,11 +286,30 @@ mod tests {
 
     fn every_event() -> Vec<What> {
         let digest = || "0a1b".to_owned();
-        let produced = |form, key| What::Produced { message: 1, sample: 1, form, key };
-        let ended = |outcome, result| What::Ended { run: 1, outcome, result };
-        let forms = [Form::Original, Form::Duplicate, Form::Poison, Form::Malformed];
-        let outcomes =
-            [Outcome::Completed, Outcome::Failed, Outcome::Later, Outcome::GaveUp, Outcome::Dropped];
+        let produced = |form, key| What::Produced {
+            message: 1,
+            sample: 1,
+            form,
+            key,
+        };
+        let ended = |outcome, result| What::Ended {
+            run: 1,
+            outcome,
+            result,
+        };
+        let forms = [
+            Form::Original,
+            Form::Duplicate,
+            Form::Poison,
+            Form::Malformed,
+        ];
+        let outcomes = [
+            Outcome::Completed,
+            Outcome::Failed,
+            Outcome::Later,
+            Outcome::GaveUp,
+            Outcome::Dropped,
+        ];
         let answers = [CallAnswer::Answered, CallAnswer::Refused, CallAnswer::Lost];
         let called = |sample, run, in_duplicate| What::Called {
             call: 1,
@@ -254,31 +326,79 @@ mod tests {
             What::Stopping,
             What::Stopped,
             What::Hung,
-            What::ConsumerFailed { error: "no broker".to_owned() },
+            What::ConsumerFailed {
+                error: "no broker".to_owned(),
+            },
             What::Delivered { message: 1 },
-            What::Claimed { key: digest(), verdict: "granted" },
-            What::Began { run: 1, message: 1, attempt: 1, recovered: false, batch: Some(2) },
-            What::Began { run: 1, message: 1, attempt: 1, recovered: true, batch: None },
+            What::Claimed {
+                key: digest(),
+                verdict: "granted",
+            },
+            What::Began {
+                run: 1,
+                message: 1,
+                attempt: 1,
+                recovered: false,
+                batch: Some(2),
+            },
+            What::Began {
+                run: 1,
+                message: 1,
+                attempt: 1,
+                recovered: true,
+                batch: None,
+            },
             What::Cancelled { run: 1 },
             ended(Outcome::Completed, Some(digest())),
             What::ToldOfDuplicate { message: 1 },
             called(Some(1), Some(1), false),
             called(None, None, true),
             What::Performed { call: 1 },
-            What::Repeated { call: 2, first: 1, other_body: false },
-            What::Repeated { call: 3, first: 1, other_body: true },
-            What::Completed { key: digest(), applied: true },
-            What::Acked { message: 1, accepted: true },
-            What::DeadLettered { message: 1, cause: "permanent" },
-            What::Listed { effect: 1, sample: Some(1), step: String::new() },
-            What::Listed { effect: 2, sample: None, step: String::new() },
+            What::Repeated {
+                call: 2,
+                first: 1,
+                other_body: false,
+            },
+            What::Repeated {
+                call: 3,
+                first: 1,
+                other_body: true,
+            },
+            What::Completed {
+                key: digest(),
+                applied: true,
+            },
+            What::Acked {
+                message: 1,
+                accepted: true,
+            },
+            What::DeadLettered {
+                message: 1,
+                cause: "permanent",
+            },
+            What::Listed {
+                effect: 1,
+                sample: Some(1),
+                step: String::new(),
+            },
+            What::Listed {
+                effect: 2,
+                sample: None,
+                step: String::new(),
+            },
             What::Unfinished { message: 1 },
         ];
         all.extend(forms.map(|form| produced(form, Some(digest()))));
         all.extend(outcomes.map(|outcome| ended(outcome, None)));
         all.extend(answers.map(|answer| What::Returned { call: 1, answer }));
-        all.extend(Fault::ALL.map(|fault| What::FaultBegan { fault, sample: Some(1) }));
-        all.push(What::FaultBegan { fault: Fault::LostReplies, sample: None });
+        all.extend(Fault::ALL.map(|fault| What::FaultBegan {
+            fault,
+            sample: Some(1),
+        }));
+        all.push(What::FaultBegan {
+            fault: Fault::LostReplies,
+            sample: None,
+        });
         all
     }
 
@@ -286,7 +406,11 @@ mod tests {
     fn everything() -> Value {
         let events = every_event().into_iter().enumerate();
         let timeline: Vec<Event> = events
-            .map(|(n, what)| Event { at_ms: n as u64, process: (n % 2 == 0).then_some(1), what })
+            .map(|(n, what)| Event {
+                at_ms: n as u64,
+                process: (n % 2 == 0).then_some(1),
+                what,
+            })
             .collect();
         let finding = |(n, defect)| Finding {
             violation: Violation {
@@ -323,15 +447,24 @@ mod tests {
 
     fn errors(document: &Value) -> Vec<String> {
         let validator = jsonschema::validator_for(&closed(schema())).expect("it is a schema");
-        validator.iter_errors(document).map(|error| format!("{}: {error}", error.instance_path())).collect()
+        validator
+            .iter_errors(document)
+            .map(|error| format!("{}: {error}", error.instance_path()))
+            .collect()
     }
 
     // invariant: report-schema
     #[test]
     fn a_report_with_everything_is_valid() {
         assert_eq!(errors(&everything()), Vec::<String>::new());
-        let clean = Verdict { faults: BTreeMap::new(), ..Verdict::new(7) };
-        assert_eq!(errors(&json(&clean, |_| String::new())), Vec::<String>::new());
+        let clean = Verdict {
+            faults: BTreeMap::new(),
+            ..Verdict::new(7)
+        };
+        assert_eq!(
+            errors(&json(&clean, |_| String::new())),
+            Vec::<String>::new()
+        );
     }
 
     // invariant: report-schema

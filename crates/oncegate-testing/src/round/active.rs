@@ -41,7 +41,13 @@ impl Active {
             let mut state = self.state();
             state.runs += 1;
             let number = state.runs;
-            state.activities.push(Activity { number, process, message, sample, is_duplicate });
+            state.activities.push(Activity {
+                number,
+                process,
+                message,
+                sample,
+                is_duplicate,
+            });
             number
         };
         self.begun.notify_waiters();
@@ -50,8 +56,14 @@ impl Active {
 
     /// The message of the sample that the process handles at the moment.
     pub(super) fn message_of(&self, process: u32, sample: usize) -> Option<usize> {
-        let is_it = |activity: &&Activity| activity.process == process && activity.sample == Some(sample);
-        self.state().activities.iter().rev().find(is_it).map(|activity| activity.message)
+        let is_it =
+            |activity: &&Activity| activity.process == process && activity.sample == Some(sample);
+        self.state()
+            .activities
+            .iter()
+            .rev()
+            .find(is_it)
+            .map(|activity| activity.message)
     }
 
     /// Resolves when another process handles the sample.
@@ -59,10 +71,13 @@ impl Active {
         loop {
             let begun = self.begun.notified();
             let mut begun = std::pin::pin!(begun);
-            // Registered before the look: a run that begins between the two would be missed otherwise.
+            // Registered before the look: a run that begins between the two would be missed
+            // otherwise.
             begun.as_mut().enable();
             let is_other = |activity: &Activity| {
-                activity.process != process && activity.sample == Some(sample) && !activity.is_duplicate
+                activity.process != process
+                    && activity.sample == Some(sample)
+                    && !activity.is_duplicate
             };
             if self.state().activities.iter().any(is_other) {
                 return;
@@ -72,35 +87,70 @@ impl Active {
     }
 
     pub(super) fn end(&self, number: u64) {
-        self.state().activities.retain(|activity| activity.number != number);
+        self.state()
+            .activities
+            .retain(|activity| activity.number != number);
     }
 
-    /// The sample that a call of the process belongs to, its run, and whether a duplicate is being told of.
+    /// The sample that a call of the process belongs to, its run, and whether a duplicate is being
+    /// told of.
     ///
-    /// `owners` are the samples that the call's values fit. Where they leave a choice, what runs decides.
-    pub(super) fn context(&self, process: u32, owners: &[usize]) -> (Option<usize>, Option<u64>, bool) {
+    /// `owners` are the samples that the call's values fit. Where they leave a choice, what runs
+    /// decides.
+    pub(super) fn context(
+        &self,
+        process: u32,
+        owners: &[usize],
+    ) -> (Option<usize>, Option<u64>, bool) {
         let state = self.state();
-        let mut here = state.activities.iter().rev().filter(|activity| activity.process == process);
-        let fits = |activity: &&Activity| activity.sample.is_some_and(|sample| owners.contains(&sample));
+        let mut here = state
+            .activities
+            .iter()
+            .rev()
+            .filter(|activity| activity.process == process);
+        let fits = |activity: &&Activity| {
+            activity
+                .sample
+                .is_some_and(|sample| owners.contains(&sample))
+        };
         let found = match owners {
-            // Without any value of a sample, only the one message that is being handled says which it is.
+            // Without any value of a sample, only the one message that is being handled says which
+            // it is.
             [] => match (here.next(), here.next()) {
                 (Some(only), None) => Some(only),
                 _ => None,
             },
             _ => here.find(fits),
         };
-        let sample = found.and_then(|activity| activity.sample).or(owners.first().copied());
-        let run = found.filter(|activity| !activity.is_duplicate).map(|activity| activity.number);
-        (sample, run, found.is_some_and(|activity| activity.is_duplicate))
+        let sample = found
+            .and_then(|activity| activity.sample)
+            .or(owners.first().copied());
+        let run = found
+            .filter(|activity| !activity.is_duplicate)
+            .map(|activity| activity.number);
+        (
+            sample,
+            run,
+            found.is_some_and(|activity| activity.is_duplicate),
+        )
     }
 
-    /// The process that handles one of these samples; the last one that began to handle anything if none does.
+    /// The process that handles one of these samples; the last one that began to handle anything if
+    /// none does.
     #[cfg(feature = "http")]
     pub(super) fn process_of(&self, owners: &[usize]) -> Option<u32> {
         let state = self.state();
-        let fits = |activity: &&Activity| activity.sample.is_some_and(|sample| owners.contains(&sample));
-        let found = state.activities.iter().rev().find(fits).or(state.activities.last());
+        let fits = |activity: &&Activity| {
+            activity
+                .sample
+                .is_some_and(|sample| owners.contains(&sample))
+        };
+        let found = state
+            .activities
+            .iter()
+            .rev()
+            .find(fits)
+            .or(state.activities.last());
         found.map(|activity| activity.process)
     }
 
@@ -120,12 +170,20 @@ mod tests {
         let other = active.begin(1, 1, Some(8), false);
         let elsewhere = active.begin(2, 0, Some(7), true);
         assert_eq!(active.context(1, &[7]), (Some(7), Some(first), false));
-        assert_eq!(active.context(1, &[9, 8]), (Some(8), Some(other), false), "what runs decides");
+        assert_eq!(
+            active.context(1, &[9, 8]),
+            (Some(8), Some(other), false),
+            "what runs decides"
+        );
         assert_eq!(active.context(2, &[7]), (Some(7), None, true));
         assert_eq!(active.context(1, &[]), (None, None, false), "two run");
         active.end(other);
         assert_eq!(active.context(1, &[]), (Some(7), Some(first), false));
-        assert_eq!(active.context(1, &[8]), (Some(8), None, false), "its run has ended");
+        assert_eq!(
+            active.context(1, &[8]),
+            (Some(8), None, false),
+            "its run has ended"
+        );
         active.end(elsewhere);
         assert_eq!(active.context(2, &[7]), (Some(7), None, false));
     }

@@ -1,7 +1,9 @@
-//! The embedded broker: partitions, dealt out to the members of a group, which deliver again what was not acknowledged.
+//! The embedded broker: partitions, dealt out to the members of a group, which deliver again what
+//! was not acknowledged.
 //!
-//! Like Kafka it resumes a partition at its first message that is not acknowledged, so a member that takes over also
-//! gets later ones that are; and an ack of a partition that was taken away has no effect.
+//! Like Kafka it resumes a partition at its first message that is not acknowledged, so a member
+//! that takes over also gets later ones that are; and an ack of a partition that was taken away has
+//! no effect.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
@@ -81,7 +83,11 @@ impl EmbeddedBroker {
             held_back: None,
             rng,
         };
-        Arc::new(Self { state: Mutex::new(state), moved: Notify::new(), recorder })
+        Arc::new(Self {
+            state: Mutex::new(state),
+            moved: Notify::new(),
+            recorder,
+        })
     }
 
     fn change(&self, change: impl FnOnce(&mut State)) {
@@ -89,7 +95,8 @@ impl EmbeddedBroker {
         self.moved.notify_waiters();
     }
 
-    /// A panic elsewhere does no harm: nothing in here can panic between two changes that belong together.
+    /// A panic elsewhere does no harm: nothing in here can panic between two changes that belong
+    /// together.
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -102,7 +109,10 @@ impl Group for EmbeddedBroker {
     }
 
     fn member(self: Arc<Self>, process: u32) -> Arc<dyn Source> {
-        Arc::new(Member { number: process, broker: self })
+        Arc::new(Member {
+            number: process,
+            broker: self,
+        })
     }
 
     fn join(&self, member: u32) {
@@ -124,8 +134,9 @@ impl Group for EmbeddedBroker {
         self.change(|state| {
             let members: Vec<u32> = state.members.iter().copied().collect();
             for partition in &mut state.partitions {
-                let after =
-                    members.iter().find(|member| partition.owner.is_none_or(|owner| **member > owner));
+                let after = members
+                    .iter()
+                    .find(|member| partition.owner.is_none_or(|owner| **member > owner));
                 partition.assign(after.or(members.first()).copied(), &state.acked);
             }
         });
@@ -143,7 +154,9 @@ impl Group for EmbeddedBroker {
         self.change(|state| {
             let own = state.partition_of(message);
             let is_elsewhere = |other: &usize| {
-                state.partition_of(*other) != own && !state.acked.contains(other) && *other != message
+                state.partition_of(*other) != own
+                    && !state.acked.contains(other)
+                    && *other != message
             };
             let until: BTreeSet<usize> = until.iter().copied().filter(is_elsewhere).collect();
             state.held_back = (!until.is_empty()).then_some(HeldBack { message, until });
@@ -163,7 +176,9 @@ impl Group for EmbeddedBroker {
 
     fn unacked(&self) -> Vec<usize> {
         let state = self.state();
-        (0..state.messages.len()).filter(|number| !state.acked.contains(number)).collect()
+        (0..state.messages.len())
+            .filter(|number| !state.acked.contains(number))
+            .collect()
     }
 
     fn moved(&self) -> Notified<'_> {
@@ -176,7 +191,9 @@ impl State {
     fn deal(&mut self) {
         let members: Vec<u32> = self.members.iter().copied().collect();
         for (place, partition) in self.partitions.iter_mut().enumerate() {
-            let owner = place.checked_rem(members.len()).and_then(|place| members.get(place));
+            let owner = place
+                .checked_rem(members.len())
+                .and_then(|place| members.get(place));
             if partition.owner.as_ref() != owner {
                 partition.assign(owner.copied(), &self.acked);
             }
@@ -184,12 +201,18 @@ impl State {
     }
 
     fn partition_of(&self, message: usize) -> Option<usize> {
-        self.partitions.iter().position(|partition| partition.log.contains(&message))
+        self.partitions
+            .iter()
+            .position(|partition| partition.log.contains(&message))
     }
 
     fn acknowledge(&mut self, message: usize) {
         self.acked.insert(message);
-        if self.held_back.as_ref().is_some_and(|held| held.until.contains(&message)) {
+        if self
+            .held_back
+            .as_ref()
+            .is_some_and(|held| held.until.contains(&message))
+        {
             self.held_back = None;
         }
     }
@@ -198,13 +221,22 @@ impl State {
     fn take(&mut self, member: u32, most: usize) -> Vec<(usize, Option<(usize, u64)>)> {
         let mut taken: Vec<(usize, Option<(usize, u64)>)> = Vec::new();
         let copies = self.copies.get_mut(&member);
-        taken.extend(copies.into_iter().flat_map(std::mem::take).map(|message| (message, None)));
+        taken.extend(
+            copies
+                .into_iter()
+                .flat_map(std::mem::take)
+                .map(|message| (message, None)),
+        );
         let mut ready: Vec<usize> = (0..self.partitions.len()).collect();
         self.rng.shuffle(&mut ready);
         let most = most.min(self.rng.usize(1..=MOST_AT_A_TIME));
         let held_back = self.held_back.as_ref().map(|held| held.message);
         for place in ready {
-            let Some(partition) = self.partitions.get_mut(place).filter(|of| of.owner == Some(member)) else {
+            let Some(partition) = self
+                .partitions
+                .get_mut(place)
+                .filter(|of| of.owner == Some(member))
+            else {
                 continue;
             };
             while taken.len() < most
@@ -223,7 +255,11 @@ impl Partition {
     fn assign(&mut self, owner: Option<u32>, acked: &BTreeSet<usize>) {
         self.owner = owner;
         self.epoch += 1;
-        self.next = self.log.iter().position(|message| !acked.contains(message)).unwrap_or(self.log.len());
+        self.next = self
+            .log
+            .iter()
+            .position(|message| !acked.contains(message))
+            .unwrap_or(self.log.len());
     }
 }
 
@@ -277,9 +313,19 @@ impl Member {
             taken.into_iter().filter_map(with_message).collect()
         };
         let deliver = |(number, epoch, message): (usize, Option<(usize, u64)>, Message)| {
-            self.broker.recorder.note(self.number, What::Delivered { message: number });
-            let handle = Handle { number, epoch, member: self.number, broker: Arc::clone(&self.broker) };
-            Delivery { message, ack_handle: Arc::new(handle) }
+            self.broker
+                .recorder
+                .note(self.number, What::Delivered { message: number });
+            let handle = Handle {
+                number,
+                epoch,
+                member: self.number,
+                broker: Arc::clone(&self.broker),
+            };
+            Delivery {
+                message,
+                ack_handle: Arc::new(handle),
+            }
         };
         taken.into_iter().map(deliver).collect()
     }
@@ -297,7 +343,10 @@ struct Handle {
 impl Handle {
     fn is_ours(&self, state: &State) -> bool {
         self.epoch.is_none_or(|(partition, epoch)| {
-            state.partitions.get(partition).is_some_and(|partition| partition.epoch == epoch)
+            state
+                .partitions
+                .get(partition)
+                .is_some_and(|partition| partition.epoch == epoch)
         })
     }
 }
@@ -321,7 +370,13 @@ impl AckHandle for Handle {
                 state.acknowledge(self.number);
             }
         });
-        self.broker.recorder.note(self.member, What::Acked { message: self.number, accepted });
+        self.broker.recorder.note(
+            self.member,
+            What::Acked {
+                message: self.number,
+                accepted,
+            },
+        );
     }
 
     fn stop(&self) {}
@@ -334,7 +389,10 @@ mod tests {
 
     fn broker(messages: usize, partitions: usize) -> Arc<EmbeddedBroker> {
         let message = |number: usize| {
-            (number % partitions, Message::new("samples", Origin::Other(number.to_string().into()), None))
+            (
+                number % partitions,
+                Message::new("samples", Origin::Other(number.to_string().into()), None),
+            )
         };
         EmbeddedBroker::new(
             (0..messages).map(message).collect(),
@@ -347,7 +405,13 @@ mod tests {
     async fn received(member: &Member, count: usize) -> Vec<Delivery> {
         let mut deliveries = Vec::new();
         while deliveries.len() < count {
-            deliveries.extend(member.receive(count - deliveries.len()).await.unwrap().unwrap());
+            deliveries.extend(
+                member
+                    .receive(count - deliveries.len())
+                    .await
+                    .unwrap()
+                    .unwrap(),
+            );
         }
         deliveries
     }
@@ -355,21 +419,40 @@ mod tests {
     #[tokio::test]
     async fn what_is_not_acknowledged_comes_again_to_the_next_owner() {
         let broker = broker(4, 1);
-        let first = Member { number: 1, broker: Arc::clone(&broker) };
+        let first = Member {
+            number: 1,
+            broker: Arc::clone(&broker),
+        };
         broker.join(1);
         let deliveries = received(&first, 4).await;
         deliveries[0].ack_handle.ack();
         deliveries[2].ack_handle.ack();
         broker.leave(1);
         broker.join(2);
-        let second = Member { number: 2, broker: Arc::clone(&broker) };
+        let second = Member {
+            number: 2,
+            broker: Arc::clone(&broker),
+        };
         let again = received(&second, 3).await;
-        let origins: Vec<String> =
-            again.iter().map(|delivery| delivery.message.origin().to_string()).collect();
-        assert_eq!(origins, ["1", "2", "3"], "from the first that is not acknowledged");
-        assert!(!deliveries[1].ack_handle.start(), "the partition has another owner");
+        let origins: Vec<String> = again
+            .iter()
+            .map(|delivery| delivery.message.origin().to_string())
+            .collect();
+        assert_eq!(
+            origins,
+            ["1", "2", "3"],
+            "from the first that is not acknowledged"
+        );
+        assert!(
+            !deliveries[1].ack_handle.start(),
+            "the partition has another owner"
+        );
         deliveries[1].ack_handle.ack();
-        assert_eq!(broker.unacked(), [1, 3], "an ack of a former owner has no effect");
+        assert_eq!(
+            broker.unacked(),
+            [1, 3],
+            "an ack of a former owner has no effect"
+        );
         again.iter().for_each(|delivery| delivery.ack_handle.ack());
         assert!(broker.unacked().is_empty());
     }
@@ -377,23 +460,39 @@ mod tests {
     #[tokio::test]
     async fn a_message_that_is_held_back_comes_after_another() {
         let broker = broker(2, 2);
-        let first = Member { number: 1, broker: Arc::clone(&broker) };
+        let first = Member {
+            number: 1,
+            broker: Arc::clone(&broker),
+        };
         broker.join(1);
         assert_eq!(received(&first, 2).await.len(), 2);
         broker.hold_back(0, &[0, 1]);
         broker.leave(1);
         broker.join(2);
-        let second = Member { number: 2, broker: Arc::clone(&broker) };
+        let second = Member {
+            number: 2,
+            broker: Arc::clone(&broker),
+        };
         let other = received(&second, 1).await;
         assert_eq!(other[0].message.origin().to_string(), "1");
         assert!(second.take(2).is_empty(), "it is held back");
         other[0].ack_handle.ack();
-        assert_eq!(received(&second, 1).await[0].message.origin().to_string(), "0");
+        assert_eq!(
+            received(&second, 1).await[0].message.origin().to_string(),
+            "0"
+        );
         broker.hold_back(0, &[0, 1]);
         broker.leave(2);
         broker.join(3);
-        let third = Member { number: 3, broker: Arc::clone(&broker) };
-        assert_eq!(received(&third, 1).await.len(), 1, "nothing is left that it could wait for");
+        let third = Member {
+            number: 3,
+            broker: Arc::clone(&broker),
+        };
+        assert_eq!(
+            received(&third, 1).await.len(),
+            1,
+            "nothing is left that it could wait for"
+        );
     }
 
     #[tokio::test]
@@ -401,11 +500,36 @@ mod tests {
         let broker = broker(1, 1);
         broker.join(1);
         broker.join(2);
-        let owner = received(&Member { number: 1, broker: Arc::clone(&broker) }, 1).await;
+        let owner = received(
+            &Member {
+                number: 1,
+                broker: Arc::clone(&broker),
+            },
+            1,
+        )
+        .await;
         broker.copy_to_others(0, 1);
-        let copy = received(&Member { number: 2, broker: Arc::clone(&broker) }, 1).await;
+        let copy = received(
+            &Member {
+                number: 2,
+                broker: Arc::clone(&broker),
+            },
+            1,
+        )
+        .await;
         assert!(owner[0].ack_handle.start() && copy[0].ack_handle.start());
         broker.rewind();
-        assert_eq!(received(&Member { number: 1, broker: Arc::clone(&broker) }, 1).await.len(), 1);
+        assert_eq!(
+            received(
+                &Member {
+                    number: 1,
+                    broker: Arc::clone(&broker)
+                },
+                1
+            )
+            .await
+            .len(),
+            1
+        );
     }
 }

@@ -1,4 +1,5 @@
-//! The downstream service: it remembers every call, answers a repeated key with the first answer, and fails on request.
+//! The downstream service: it remembers every call, answers a repeated key with the first answer,
+//! and fails on request.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -14,9 +15,11 @@ use crate::history::{CallAnswer, What, digest};
 /// The longest step, in bytes; a longer one is cut.
 const STEP_MAX_BYTES: usize = 64;
 
-/// The downstream service as one process reaches it: what a handler under trial calls for each of its effects.
+/// The downstream service as one process reaches it: what a handler under trial calls for each of
+/// its effects.
 ///
-/// It stands for the system in which effects happen: a payment service, a mail server. Cheap to clone.
+/// It stands for the system in which effects happen: a payment service, a mail server. Cheap to
+/// clone.
 ///
 /// ```no_run
 /// # async fn example(downstream: oncegate_testing::Downstream, key: &str) -> Result<(), oncegate_testing::DownstreamError> {
@@ -52,14 +55,21 @@ pub enum DownstreamError {
 }
 
 impl Downstream {
-    /// The name of the round, which no other one of the trial has: for what a handler under trial keeps elsewhere.
+    /// The name of the round, which no other one of the trial has: for what a handler under trial
+    /// keeps elsewhere.
     pub fn round(&self) -> &str {
         self.round.name()
     }
 
-    /// Begins an effect with this body. The body must have the business fields by which its event is recognised.
+    /// Begins an effect with this body. The body must have the business fields by which its event
+    /// is recognised.
     pub fn effect<'a>(&'a self, body: &'a Value) -> EffectRequest<'a> {
-        EffectRequest { downstream: self, body, step: "", idempotency_key: None }
+        EffectRequest {
+            downstream: self,
+            body,
+            step: "",
+            idempotency_key: None,
+        }
     }
 }
 
@@ -67,19 +77,28 @@ impl Downstream {
 impl Downstream {
     /// The service as the process reaches it that handles a message with these values.
     pub(crate) fn of_caller(&self, body: &Value) -> Self {
-        let process = self.round.process_with(body).unwrap_or_else(|| Arc::clone(&self.process));
-        Self { round: Arc::clone(&self.round), process }
+        let process = self
+            .round
+            .process_with(body)
+            .unwrap_or_else(|| Arc::clone(&self.process));
+        Self {
+            round: Arc::clone(&self.round),
+            process,
+        }
     }
 }
 
 impl fmt::Debug for Downstream {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Downstream").field("process", &self.process.number).finish_non_exhaustive()
+        f.debug_struct("Downstream")
+            .field("process", &self.process.number)
+            .finish_non_exhaustive()
     }
 }
 
 impl<'a> EffectRequest<'a> {
-    /// The name of the effect, for handlers with several per message; empty by default, at most 64 bytes.
+    /// The name of the effect, for handlers with several per message; empty by default, at most 64
+    /// bytes.
     #[must_use]
     pub fn step(mut self, step: &'a str) -> Self {
         self.step = step;
@@ -98,8 +117,16 @@ impl<'a> EffectRequest<'a> {
     /// # Errors
     /// When the service refuses or does not answer, because of a fault of the trial.
     pub async fn send(self) -> Result<Value, DownstreamError> {
-        let Self { downstream, body, step, idempotency_key } = self;
-        downstream.round.called(&downstream.process, step, idempotency_key, body).await
+        let Self {
+            downstream,
+            body,
+            step,
+            idempotency_key,
+        } = self;
+        downstream
+            .round
+            .called(&downstream.process, step, idempotency_key, body)
+            .await
     }
 }
 
@@ -138,9 +165,15 @@ impl Ledger {
         state.calls
     }
 
-    /// Performs the effect, or finds that it has happened. Returns the answer, and the first call if there was one.
+    /// Performs the effect, or finds that it has happened. Returns the answer, and the first call
+    /// if there was one.
     fn perform(&self, request: &Accepted<'_>) -> (Value, Option<FirstCall>) {
-        let Accepted { call, sample, key, body } = *request;
+        let Accepted {
+            call,
+            sample,
+            key,
+            body,
+        } = *request;
         let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         state.samples.extend(sample);
         if let Some(first) = key.and_then(|key| state.by_key.get(key)) {
@@ -149,7 +182,11 @@ impl Ledger {
         state.receipts += 1;
         let answer = json!({ "receipt": format!("R-{}", state.receipts) });
         if let Some(key) = key {
-            let first = FirstCall { call, answer: answer.clone(), body: body.clone() };
+            let first = FirstCall {
+                call,
+                answer: answer.clone(),
+                body: body.clone(),
+            };
             state.by_key.insert(key.to_owned(), first);
         }
         (answer, None)
@@ -179,12 +216,31 @@ impl Round {
         }
         let call = self.ledger.next_call();
         let (sample, run, in_duplicate) = self.context(process, body);
-        let end = (0..=STEP_MAX_BYTES.min(step.len())).rev().find(|end| step.is_char_boundary(*end));
-        let step = step.get(..end.unwrap_or_default()).unwrap_or_default().to_owned();
+        let end = (0..=STEP_MAX_BYTES.min(step.len()))
+            .rev()
+            .find(|end| step.is_char_boundary(*end));
+        let step = step
+            .get(..end.unwrap_or_default())
+            .unwrap_or_default()
+            .to_owned();
         let idempotency_key = key.map(|key| digest(key.as_bytes()));
-        self.recorder
-            .note(process.number, What::Called { call, sample, step, idempotency_key, run, in_duplicate });
-        let request = Accepted { call, sample, key, body };
+        self.recorder.note(
+            process.number,
+            What::Called {
+                call,
+                sample,
+                step,
+                idempotency_key,
+                run,
+                in_duplicate,
+            },
+        );
+        let request = Accepted {
+            call,
+            sample,
+            key,
+            body,
+        };
         let answer = match self.call_fault(process, sample) {
             None => Ok(self.perform(process, &request)),
             Some(fault) => self.misbehave(fault, process, &request).await,
@@ -194,7 +250,8 @@ impl Round {
             Err(DownstreamError::Refused) => CallAnswer::Refused,
             Err(DownstreamError::NoAnswer) => CallAnswer::Lost,
         };
-        self.recorder.note(process.number, What::Returned { call, answer: word });
+        self.recorder
+            .note(process.number, What::Returned { call, answer: word });
         answer
     }
 
@@ -205,7 +262,11 @@ impl Round {
             None => What::Performed { call },
             Some(first) => {
                 let other_body = !is_same(&first.body, request.body);
-                What::Repeated { call, first: first.call, other_body }
+                What::Repeated {
+                    call,
+                    first: first.call,
+                    other_body,
+                }
             }
         };
         self.recorder.note(process.number, what);
@@ -265,22 +326,30 @@ impl Round {
             }
             CallFault::Late(time) => self.hold(time).await,
             CallFault::Freeze(time) => self.freeze(process, time).await,
-            CallFault::Overlap { sample, at_most } => self.overlapped(process, sample, at_most).await,
+            CallFault::Overlap { sample, at_most } => {
+                self.overlapped(process, sample, at_most).await
+            }
         }
         Ok(self.perform(process, request))
     }
 }
 
-/// Whether two bodies say the same. The trial spells numbers of duplicates differently, and a handler may pass them on.
+/// Whether two bodies say the same. The trial spells numbers of duplicates differently, and a
+/// handler may pass them on.
 fn is_same(one: &Value, other: &Value) -> bool {
     match (one, other) {
         (Value::Object(one), Value::Object(other)) => {
-            let is_there =
-                |(name, value): (&String, &Value)| other.get(name).is_some_and(|other| is_same(value, other));
+            let is_there = |(name, value): (&String, &Value)| {
+                other.get(name).is_some_and(|other| is_same(value, other))
+            };
             one.len() == other.len() && one.iter().all(is_there)
         }
         (Value::Array(one), Value::Array(other)) => {
-            one.len() == other.len() && one.iter().zip(other).all(|(one, other)| is_same(one, other))
+            one.len() == other.len()
+                && one
+                    .iter()
+                    .zip(other)
+                    .all(|(one, other)| is_same(one, other))
         }
         (Value::Number(one), Value::Number(other)) => {
             one == other || is_same_decimal(&one.to_string(), &other.to_string())
@@ -309,7 +378,10 @@ mod tests {
     #[test]
     fn bodies_that_say_the_same_are_spelt_as_they_like() {
         let body = json!({ "order": "o-1", "amount": 10.5, "lines": [1, 2.0], "price": "7.50" });
-        assert!(is_same(&body, &json!({ "amount": 10.50, "order": "o-1", "lines": [1, 2], "price": "7.5" })));
+        assert!(is_same(
+            &body,
+            &json!({ "amount": 10.50, "order": "o-1", "lines": [1, 2], "price": "7.5" })
+        ));
         for other in [
             json!({ "order": "o-1", "amount": 10.51, "lines": [1, 2.0], "price": "7.50" }),
             json!({ "order": "o-1", "amount": 10.5, "lines": [2.0, 1], "price": "7.50" }),

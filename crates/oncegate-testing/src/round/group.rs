@@ -1,4 +1,5 @@
-//! What delivers the messages of a round to its processes: the embedded broker, or a topic of a real one.
+//! What delivers the messages of a round to its processes: the embedded broker, or a topic of a
+//! real one.
 
 use std::sync::Arc;
 
@@ -28,8 +29,8 @@ pub(crate) trait Group: Send + Sync {
     /// Lets others get a message that `process` has.
     fn copy_to_others(&self, message: usize, process: u32);
 
-    /// Delivers a message again only after one of these was acknowledged, if one of them is in another partition. A real
-    /// broker cannot: there, chance decides which comes first.
+    /// Delivers a message again only after one of these was acknowledged, if one of them is in
+    /// another partition. A real broker cannot: there, chance decides which comes first.
     fn hold_back(&self, message: usize, until: &[usize]) {
         let _ = (message, until);
     }
@@ -40,6 +41,7 @@ pub(crate) trait Group: Send + Sync {
     /// The messages that are not acknowledged.
     fn unacked(&self) -> Vec<usize>;
 
-    /// Resolves after the next change. The returned future must be made before the group is looked at.
+    /// Resolves after the next change. The returned future must be made before the group is looked
+    /// at.
     fn moved(&self) -> Notified<'_>;
 }

@@ -1,7 +1,7 @@
 //! A store that can lose all its records, whatever store it is.
 //!
-//! After a loss, each key stands for another one of the same scope, so no record is found any more. Nothing is deleted:
-//! the store may be a real one, which others use as well.
+//! After a loss, each key stands for another one of the same scope, so no record is found any more.
+//! Nothing is deleted: the store may be a real one, which others use as well.
 
 use std::fmt;
 use std::sync::Arc;
@@ -20,7 +20,10 @@ pub(super) struct LossyStore {
 
 impl LossyStore {
     pub(super) fn new(inner: Arc<dyn Store>) -> Self {
-        Self { inner, losses: AtomicU64::new(0) }
+        Self {
+            inner,
+            losses: AtomicU64::new(0),
+        }
     }
 
     /// Loses every record.
@@ -34,9 +37,13 @@ impl LossyStore {
         if losses == 0 {
             return key;
         }
-        let Ok(scope) = Scope::new(key.scope()) else { return key };
+        let Ok(scope) = Scope::new(key.scope()) else {
+            return key;
+        };
         let mut hasher = blake3::Hasher::new();
-        hasher.update(key.digest().as_bytes()).update(&losses.to_be_bytes());
+        hasher
+            .update(key.digest().as_bytes())
+            .update(&losses.to_be_bytes());
         let mut digest = [0; 16];
         hasher.finalize_xof().fill(&mut digest);
         StoreKey::new(&scope, Digest::from_bytes(digest))
@@ -45,19 +52,28 @@ impl LossyStore {
 
 impl fmt::Debug for LossyStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("LossyStore").field("losses", &self.losses).finish_non_exhaustive()
+        f.debug_struct("LossyStore")
+            .field("losses", &self.losses)
+            .finish_non_exhaustive()
     }
 }
 
 #[async_trait]
 impl Store for LossyStore {
     async fn execute(&self, commands: Vec<Command>) -> Vec<Result<Reply, StoreError>> {
-        let moved = |command: Command| Command { key: self.moved(command.key), ..command };
-        self.inner.execute(commands.into_iter().map(moved).collect()).await
+        let moved = |command: Command| Command {
+            key: self.moved(command.key),
+            ..command
+        };
+        self.inner
+            .execute(commands.into_iter().map(moved).collect())
+            .await
     }
 
     async fn read(&self, keys: Vec<StoreKey>) -> Vec<Result<Option<RecordSnapshot>, StoreError>> {
-        self.inner.read(keys.into_iter().map(|key| self.moved(key)).collect()).await
+        self.inner
+            .read(keys.into_iter().map(|key| self.moved(key)).collect())
+            .await
     }
 
     async fn describe(
@@ -99,7 +115,10 @@ mod tests {
                 fenced: false,
                 longest_lease: Duration::MAX,
             };
-            store.execute_one(Command { key: key.clone(), operation })
+            store.execute_one(Command {
+                key: key.clone(),
+                operation,
+            })
         };
         let verdict = |reply| match reply {
             Ok(Reply::Verdict { verdict, .. }) => verdict,
@@ -107,10 +126,19 @@ mod tests {
         };
         for token in [1, 3] {
             assert!(matches!(verdict(claim(token).await), Verdict::Granted(_)));
-            assert!(matches!(verdict(claim(token + 1).await), Verdict::Busy { .. }));
-            assert!(matches!(store.read(vec![key.clone()]).await.as_slice(), [Ok(Some(_))]));
+            assert!(matches!(
+                verdict(claim(token + 1).await),
+                Verdict::Busy { .. }
+            ));
+            assert!(matches!(
+                store.read(vec![key.clone()]).await.as_slice(),
+                [Ok(Some(_))]
+            ));
             store.lose_records();
-            assert!(matches!(store.read(vec![key.clone()]).await.as_slice(), [Ok(None)]));
+            assert!(matches!(
+                store.read(vec![key.clone()]).await.as_slice(),
+                [Ok(None)]
+            ));
         }
     }
 }

@@ -1,8 +1,9 @@
 //! One round: an embedded broker, a store, consumers that come and go, and the downstream service.
 //!
-//! `group` is what delivers: `broker`, or `remote` where a real broker does. `store` is a process's way to the store and `losses` what makes it lose its records, `downstream` the
-//! service that witnesses the effects,
-//! `watched` writes the runs of the handler down, `process` has what faults do to a process, `run` starts and ends them.
+//! `group` is what delivers: `broker`, or `remote` where a real broker does. `store` is a process's
+//! way to the store and `losses` what makes it lose its records, `downstream` the service that
+//! witnesses the effects, `watched` writes the runs of the handler down, `process` has what faults
+//! do to a process, `run` starts and ends them.
 
 mod active;
 mod broker;
@@ -148,17 +149,28 @@ impl Round {
             }
             let offset = i64::try_from(number).unwrap_or(i64::MAX);
             let partition = partition_number(planned.partition);
-            let origin = Origin::Kafka { topic: Arc::clone(route), partition, offset };
+            let origin = Origin::Kafka {
+                topic: Arc::clone(route),
+                partition,
+                offset,
+            };
             let message = Message::new(Arc::clone(route), origin, Some(payload));
             let store_key = key.derive(route, &message).ok();
             let digest = store_key.as_ref().map(key_name);
-            let what =
-                What::Produced { message: number, sample: planned.sample, form: planned.form, key: digest };
+            let what = What::Produced {
+                message: number,
+                sample: planned.sample,
+                form: planned.form,
+                key: digest,
+            };
             recorder.note(None, what);
             if let Some(store_key) = store_key {
                 by_key.entry(store_key).or_insert(number);
             }
-            sent.push(Sending { sample: planned.sample, form: planned.form });
+            sent.push(Sending {
+                sample: planned.sample,
+                form: planned.form,
+            });
             messages.push((planned.partition, message));
         }
         let losses = Arc::new(LossyStore::new(store));
@@ -170,7 +182,13 @@ impl Round {
         };
         for fault in schedule.faults.iter().copied() {
             if fault.lasts_all_round() {
-                recorder.note(None, What::FaultBegan { fault, sample: None });
+                recorder.note(
+                    None,
+                    What::FaultBegan {
+                        fault,
+                        sample: None,
+                    },
+                );
             }
         }
         Arc::new(Self {
@@ -217,18 +235,30 @@ impl Round {
 
     /// Another process. Their numbers begin with 1.
     fn new_process(&self) -> Arc<Process> {
-        let mut processes = self.processes.lock().unwrap_or_else(PoisonError::into_inner);
-        let process = Arc::new(Process::new(u32::try_from(processes.len() + 1).unwrap_or(u32::MAX)));
+        let mut processes = self
+            .processes
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        let process = Arc::new(Process::new(
+            u32::try_from(processes.len() + 1).unwrap_or(u32::MAX),
+        ));
         processes.push(Arc::clone(&process));
         process
     }
 
-    /// The process that handles a message with these values, where processes cannot be told apart by their calls.
+    /// The process that handles a message with these values, where processes cannot be told apart
+    /// by their calls.
     #[cfg(feature = "http")]
     fn process_with(&self, body: &serde_json::Value) -> Option<Arc<Process>> {
         let number = self.active.process_of(&self.owners(body))?;
-        let processes = self.processes.lock().unwrap_or_else(PoisonError::into_inner);
-        processes.iter().find(|process| process.number == number).cloned()
+        let processes = self
+            .processes
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        processes
+            .iter()
+            .find(|process| process.number == number)
+            .cloned()
     }
 
     /// The name of the round, which no other one of the trial has.
@@ -237,16 +267,27 @@ impl Round {
     }
 
     /// The sample that a call belongs to, its run, and whether a duplicate is being told of.
-    fn context(&self, process: &Process, body: &serde_json::Value) -> (Option<usize>, Option<u64>, bool) {
+    fn context(
+        &self,
+        process: &Process,
+        body: &serde_json::Value,
+    ) -> (Option<usize>, Option<u64>, bool) {
         match has_any(body, &self.poison) {
             true => (None, None, false),
-            false => self.active.context(process.number, &self.samples.owners(body)),
+            false => self
+                .active
+                .context(process.number, &self.samples.owners(body)),
         }
     }
 
-    /// The samples that the body of an effect fits best; none for an effect of poison, whatever else its handler has put in.
+    /// The samples that the body of an effect fits best; none for an effect of poison, whatever
+    /// else its handler has put in.
     fn owners(&self, body: &serde_json::Value) -> Vec<usize> {
-        if has_any(body, &self.poison) { Vec::new() } else { self.samples.owners(body) }
+        if has_any(body, &self.poison) {
+            Vec::new()
+        } else {
+            self.samples.owners(body)
+        }
     }
 
     /// Writes down the effects that the witness lists.
@@ -262,8 +303,19 @@ impl Round {
                 );
                 return Err(what.into());
             }
-            let step = body.get("step").and_then(serde_json::Value::as_str).unwrap_or_default().to_owned();
-            self.recorder.note(None, What::Listed { effect, sample: owners.first().copied(), step });
+            let step = body
+                .get("step")
+                .and_then(serde_json::Value::as_str)
+                .unwrap_or_default()
+                .to_owned();
+            self.recorder.note(
+                None,
+                What::Listed {
+                    effect,
+                    sample: owners.first().copied(),
+                    step,
+                },
+            );
         }
         Ok(())
     }
@@ -277,11 +329,15 @@ impl Round {
     }
 
     fn is_store_away(&self) -> bool {
-        let until = *self.store_away_until.lock().unwrap_or_else(PoisonError::into_inner);
+        let until = *self
+            .store_away_until
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         until.is_some_and(|until| Instant::now() < until)
     }
 
-    /// The store loses every record. A producer or an operator who notices that sends everything again.
+    /// The store loses every record. A producer or an operator who notices that sends everything
+    /// again.
     fn lose_records(&self) {
         self.losses.lose_records();
         self.group.rewind();
@@ -290,7 +346,9 @@ impl Round {
     /// Takes the first fault that waits for this sample and begins in this way.
     fn strike(&self, sample: usize, begins: impl Fn(Fault) -> bool) -> Option<Strike> {
         let mut strikes = self.strikes();
-        let place = strikes.iter().position(|strike| strike.sample == sample && begins(strike.fault))?;
+        let place = strikes
+            .iter()
+            .position(|strike| strike.sample == sample && begins(strike.fault))?;
         Some(strikes.swap_remove(place))
     }
 
@@ -298,16 +356,21 @@ impl Round {
         self.strikes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What happens to a call for this sample. Faults of the broker and the store begin here and let the call go on.
+    /// What happens to a call for this sample. Faults of the broker and the store begin here and
+    /// let the call go on.
     fn call_fault(&self, process: &Process, sample: Option<usize>) -> Option<CallFault> {
         let needs_call = |fault: Fault| !self.begins_with_runs(fault);
-        self.begin_fault(process, sample?, |fault| fault.strikes_a_call() && needs_call(fault))
+        self.begin_fault(process, sample?, |fault| {
+            fault.strikes_a_call() && needs_call(fault)
+        })
     }
 
-    /// What happens to a run for this sample that begins. Where a witness lists the effects, there may be no calls that
-    /// faults can begin with.
+    /// What happens to a run for this sample that begins. Where a witness lists the effects, there
+    /// may be no calls that faults can begin with.
     fn run_fault(&self, process: &Process, sample: Option<usize>) -> Option<CallFault> {
-        self.begin_fault(process, sample?, |fault| fault.strikes_a_call() && self.begins_with_runs(fault))
+        self.begin_fault(process, sample?, |fault| {
+            fault.strikes_a_call() && self.begins_with_runs(fault)
+        })
     }
 
     fn begins_with_runs(&self, fault: Fault) -> bool {
@@ -323,16 +386,24 @@ impl Round {
         let Strike { fault, tenths, .. } = self.strike(sample, begins)?;
         let lease = self.settings.lease;
         let time = lease * tenths / 10;
-        self.recorder.note(process.number, What::FaultBegan { fault, sample: Some(sample) });
+        self.recorder.note(
+            process.number,
+            What::FaultBegan {
+                fault,
+                sample: Some(sample),
+            },
+        );
         match fault {
             Fault::Refused => Some(CallFault::Refuse),
             Fault::KillBeforeEffect => Some(CallFault::KillBefore),
             Fault::KillAfterEffect => Some(CallFault::KillAfter(time / 10)),
             Fault::KillThenDuplicate => {
                 let message = self.active.message_of(process.number, sample);
-                let of_sample = (0..self.sent.len()).filter(|other| self.sample_of(*other) == Some(sample));
+                let of_sample =
+                    (0..self.sent.len()).filter(|other| self.sample_of(*other) == Some(sample));
                 if let Some(message) = message {
-                    self.group.hold_back(message, &of_sample.collect::<Vec<_>>());
+                    self.group
+                        .hold_back(message, &of_sample.collect::<Vec<_>>());
                 }
                 // A run without calls is killed at its end: its effect is complete.
                 Some(CallFault::KillAfter(Duration::MAX))
@@ -342,7 +413,10 @@ impl Round {
                 if let Some(message) = self.active.message_of(process.number, sample) {
                     self.group.copy_to_others(message, process.number);
                 }
-                Some(CallFault::Overlap { sample, at_most: lease * OVERLAP_LEASES })
+                Some(CallFault::Overlap {
+                    sample,
+                    at_most: lease * OVERLAP_LEASES,
+                })
             }
             Fault::AnswerLost => Some(CallFault::LoseAnswer),
             Fault::NoAnswer => Some(CallFault::NoAnswer(time)),
@@ -353,14 +427,21 @@ impl Round {
                 Some(CallFault::Late(lease / 10))
             }
             Fault::TwoConsumers => {
-                if let Some(message) = self.sent.iter().position(|sending| sending.sample == sample) {
+                if let Some(message) = self
+                    .sent
+                    .iter()
+                    .position(|sending| sending.sample == sample)
+                {
                     self.group.copy_to_others(message, process.number);
                 }
                 Some(CallFault::Late(time))
             }
             Fault::StoreOutage => {
                 let until = Instant::now() + time;
-                *self.store_away_until.lock().unwrap_or_else(PoisonError::into_inner) = Some(until);
+                *self
+                    .store_away_until
+                    .lock()
+                    .unwrap_or_else(PoisonError::into_inner) = Some(until);
                 None
             }
             _ => None,
@@ -371,7 +452,13 @@ impl Round {
     fn completion_fault(&self, key: &StoreKey, process: u32) -> Option<CompletionFault> {
         let sample = self.sample_of(*self.by_key.get(key)?)?;
         let Strike { fault, .. } = self.strike(sample, Fault::strikes_a_completion)?;
-        self.recorder.note(process, What::FaultBegan { fault, sample: Some(sample) });
+        self.recorder.note(
+            process,
+            What::FaultBegan {
+                fault,
+                sample: Some(sample),
+            },
+        );
         match fault {
             Fault::KillBeforeCompleted => Some(CompletionFault::KillBefore),
             Fault::KillAfterCompleted => Some(CompletionFault::KillAfter),
@@ -381,22 +468,35 @@ impl Round {
         }
     }
 
-    /// From now on the stored result of this key is one that no handler can read, and its duplicates come.
+    /// From now on the stored result of this key is one that no handler can read, and its
+    /// duplicates come.
     fn spoil_result(&self, key: StoreKey) {
-        self.undecodable.lock().unwrap_or_else(PoisonError::into_inner).insert(key);
+        self.undecodable
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .insert(key);
         self.group.rewind();
     }
 
     /// The stored result of this key, as a handler gets it.
     fn result_of(&self, key: &StoreKey, stored: Bytes) -> Bytes {
-        let undecodable = self.undecodable.lock().unwrap_or_else(PoisonError::into_inner);
-        if undecodable.contains(key) { Bytes::from_static(UNDECODABLE) } else { stored }
+        let undecodable = self
+            .undecodable
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        if undecodable.contains(key) {
+            Bytes::from_static(UNDECODABLE)
+        } else {
+            stored
+        }
     }
 }
 
 impl fmt::Debug for Round {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Round").field("schedule", &self.schedule).finish_non_exhaustive()
+        f.debug_struct("Round")
+            .field("schedule", &self.schedule)
+            .finish_non_exhaustive()
     }
 }
 
@@ -442,7 +542,9 @@ impl DeadLetters for Letters {
         let mut written = self.written.lock().unwrap_or_else(PoisonError::into_inner);
         if written.insert(letter.id(), message).is_none() {
             let cause = letter.cause.as_str();
-            self.round.recorder.note(self.process, What::DeadLettered { message, cause });
+            self.round
+                .recorder
+                .note(self.process, What::DeadLettered { message, cause });
         }
         Ok(())
     }

@@ -16,7 +16,11 @@ pub(crate) struct Process {
 
 impl Process {
     pub(crate) fn new(number: u32) -> Self {
-        Self { number, killed: CancellationToken::new(), frozen_until: Mutex::new(None) }
+        Self {
+            number,
+            killed: CancellationToken::new(),
+            frozen_until: Mutex::new(None),
+        }
     }
 
     /// Kills the process. `false`: it was killed before.
@@ -37,12 +41,18 @@ impl Process {
 
     /// Lets the process stand still: its calls of the store wait.
     pub(crate) fn freeze(&self, time: Duration) {
-        *self.frozen_until.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now() + time);
+        *self
+            .frozen_until
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner) = Some(Instant::now() + time);
     }
 
     /// Resolves when the process does not stand still.
     pub(crate) async fn thawed(&self) {
-        let until = *self.frozen_until.lock().unwrap_or_else(PoisonError::into_inner);
+        let until = *self
+            .frozen_until
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         if let Some(until) = until {
             sleep_until(until).await;
         }

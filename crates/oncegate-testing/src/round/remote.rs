@@ -25,7 +25,8 @@ use crate::history::{Recorder, What};
 
 /// The messages of a round in a topic, and which of them are acknowledged.
 ///
-/// What is delivered again is sent again, because the position of a group that has members cannot be changed.
+/// What is delivered again is sent again, because the position of a group that has members cannot
+/// be changed.
 pub(crate) struct RemoteGroup {
     topic: Arc<dyn Topic>,
     messages: Vec<(usize, Message)>,
@@ -65,7 +66,10 @@ impl RemoteGroup {
         let (actions, waiting) = mpsc::unbounded_channel();
         let group = Self {
             topic,
-            state: Mutex::new(TopicState { sent: vec![0; messages.len()], ..TopicState::default() }),
+            state: Mutex::new(TopicState {
+                sent: vec![0; messages.len()],
+                ..TopicState::default()
+            }),
             messages,
             partitions,
             moved: Notify::new(),
@@ -89,7 +93,12 @@ impl RemoteGroup {
                     continue;
                 };
                 *sent += 1;
-                sending.push(((partition + places).checked_rem(self.partitions).unwrap_or_default(), number));
+                sending.push((
+                    (partition + places)
+                        .checked_rem(self.partitions)
+                        .unwrap_or_default(),
+                    number,
+                ));
             }
         }
         self.act(Action::Send(sending));
@@ -132,10 +141,15 @@ impl Group for RemoteGroup {
     }
 
     fn member(self: Arc<Self>, process: u32) -> Arc<dyn Source> {
-        Arc::new(RemoteMember { inner: self.topic.member(), process, group: self })
+        Arc::new(RemoteMember {
+            inner: self.topic.member(),
+            process,
+            group: self,
+        })
     }
 
-    /// The client of a process that stands still goes on, so its messages have come to others as copies.
+    /// The client of a process that stands still goes on, so its messages have come to others as
+    /// copies.
     fn join(&self, _: u32) {}
 
     fn leave(&self, process: u32) {
@@ -158,7 +172,11 @@ impl Group for RemoteGroup {
     fn unacked(&self) -> Vec<usize> {
         let state = self.state();
         let acked = |number: usize| state.acked.get(&number).map_or(0, BTreeSet::len);
-        let open = state.sent.iter().enumerate().filter(|(number, sent)| acked(*number) < **sent);
+        let open = state
+            .sent
+            .iter()
+            .enumerate()
+            .filter(|(number, sent)| acked(*number) < **sent);
         open.map(|(number, _)| number).collect()
     }
 
@@ -181,12 +199,20 @@ impl fmt::Debug for RemoteMember {
 }
 
 impl RemoteMember {
-    /// Writes the delivery down, and the ack of it. `None` for a message that the round has not sent.
+    /// Writes the delivery down, and the ack of it. `None` for a message that the round has not
+    /// sent.
     fn noted(&self, delivery: Delivery) -> Option<Delivery> {
         let number = self.group.topic.number_of(&delivery.message)?;
         let (_, sent) = self.group.messages.get(number)?;
-        self.group.state().held.entry(self.process).or_default().insert(number);
-        self.group.recorder.note(self.process, What::Delivered { message: number });
+        self.group
+            .state()
+            .held
+            .entry(self.process)
+            .or_default()
+            .insert(number);
+        self.group
+            .recorder
+            .note(self.process, What::Delivered { message: number });
         let handle = RemoteHandle {
             number,
             place: delivery.message.origin().to_string(),
@@ -195,8 +221,15 @@ impl RemoteMember {
             group: Arc::clone(&self.group),
         };
         // A worker that looks at the topic must see that of the samples.
-        let message = Message::new(sent.route(), sent.origin().clone(), delivery.message.payload_bytes());
-        Some(Delivery { message, ack_handle: Arc::new(handle) })
+        let message = Message::new(
+            sent.route(),
+            sent.origin().clone(),
+            delivery.message.payload_bytes(),
+        );
+        Some(Delivery {
+            message,
+            ack_handle: Arc::new(handle),
+        })
     }
 }
 
@@ -220,8 +253,13 @@ impl Source for RemoteMember {
 
     async fn receive(&self, most: usize) -> Result<Option<Vec<Delivery>>, SourceError> {
         loop {
-            let Some(received) = self.inner.receive(most).await? else { return Ok(None) };
-            let noted: Vec<Delivery> = received.into_iter().filter_map(|one| self.noted(one)).collect();
+            let Some(received) = self.inner.receive(most).await? else {
+                return Ok(None);
+            };
+            let noted: Vec<Delivery> = received
+                .into_iter()
+                .filter_map(|one| self.noted(one))
+                .collect();
             if !noted.is_empty() {
                 return Ok(Some(noted));
             }
@@ -240,8 +278,8 @@ impl Source for RemoteMember {
         self.inner.status()
     }
 
-    /// A broker that does not take the last acknowledgements in time delivers their messages again, which no handler is
-    /// to blame for.
+    /// A broker that does not take the last acknowledgements in time delivers their messages again,
+    /// which no handler is to blame for.
     async fn close(&self, deadline: Duration) -> Result<(), SourceError> {
         drop(self.inner.close(deadline).await);
         Ok(())
@@ -281,13 +319,23 @@ impl AckHandle for RemoteHandle {
         self.inner.ack();
         {
             let mut state = self.group.state();
-            state.acked.entry(self.number).or_default().insert(self.place.clone());
+            state
+                .acked
+                .entry(self.number)
+                .or_default()
+                .insert(self.place.clone());
             if let Some(held) = state.held.get_mut(&self.process) {
                 held.remove(&self.number);
             }
         }
         // Whether the broker has it in time shows itself: if not, it delivers the message again.
-        self.group.recorder.note(self.process, What::Acked { message: self.number, accepted: true });
+        self.group.recorder.note(
+            self.process,
+            What::Acked {
+                message: self.number,
+                accepted: true,
+            },
+        );
         self.group.moved.notify_waiters();
     }
 
@@ -308,7 +356,8 @@ impl AckHandle for RemoteHandle {
 mod tests {
     use super::*;
 
-    /// A topic whose members cannot acknowledge what they have finished, because the broker is too busy.
+    /// A topic whose members cannot acknowledge what they have finished, because the broker is too
+    /// busy.
     #[derive(Debug)]
     struct Busy;
 
@@ -342,7 +391,9 @@ mod tests {
         }
 
         async fn close(&self, _: Duration) -> Result<(), SourceError> {
-            Err(SourceError::new("the broker did not answer a commit in time"))
+            Err(SourceError::new(
+                "the broker did not answer a commit in time",
+            ))
         }
     }
 

@@ -1,4 +1,5 @@
-//! Plays a round: starts its processes, replaces those that were killed, and ends when every message is finished.
+//! Plays a round: starts its processes, replaces those that were killed, and ends when every
+//! message is finished.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, atomic};
@@ -32,7 +33,8 @@ const LONGEST_WAIT_PARTS: u32 = 2;
 pub(crate) const STOP_DEADLINE_MS: u64 = 20_000;
 /// How long a process may take to end in all, its worker included.
 const STOP_LIMIT: Duration = Duration::from_secs(90);
-/// A round in which nothing happens for this long is given up. A handler that is too slow for that has no time limit.
+/// A round in which nothing happens for this long is given up. A handler that is too slow for that
+/// has no time limit.
 const SILENCE_LIMIT: Duration = Duration::from_secs(60);
 /// A round that has not ended after this time is given up.
 const ROUND_LIMIT: Duration = Duration::from_secs(240);
@@ -40,7 +42,8 @@ const ROUND_LIMIT: Duration = Duration::from_secs(240);
 const MOST_PROCESSES: u32 = 40;
 
 /// Opens the store of a round.
-pub(crate) type OpenStore = dyn Fn() -> BoxFuture<'static, Result<Arc<dyn Store>, BoxError>> + Send + Sync;
+pub(crate) type OpenStore =
+    dyn Fn() -> BoxFuture<'static, Result<Arc<dyn Store>, BoxError>> + Send + Sync;
 /// Changes the gate of a process.
 pub(crate) type ChangeGate = dyn Fn(Gate) -> Gate + Send + Sync;
 /// Changes the consumer of a process.
@@ -78,11 +81,15 @@ enum Ending {
 /// Plays the round to its end, and returns its events.
 ///
 /// # Errors
-/// When a handler cannot be started, a real broker fails, or the witness lists nothing that can be judged.
+/// When a handler cannot be started, a real broker fails, or the witness lists nothing that can be
+/// judged.
 pub(crate) async fn play(round: Arc<Round>) -> Result<Vec<Event>, RoundError> {
     let witness = round.settings.witness.as_deref();
     let before = match witness.filter(|witness| witness.is_shared()) {
-        Some(witness) => witness.effects(round.name()).await.map_err(RoundError::Witness)?,
+        Some(witness) => witness
+            .effects(round.name())
+            .await
+            .map_err(RoundError::Witness)?,
         None => Vec::new(),
     };
     tokio::select! {
@@ -91,8 +98,13 @@ pub(crate) async fn play(round: Arc<Round>) -> Result<Vec<Event>, RoundError> {
         played = play_processes(&round) => played.map_err(RoundError::Launch)?,
     }
     if let Some(witness) = witness {
-        let after = witness.effects(round.name()).await.map_err(RoundError::Witness)?;
-        round.note_listed(&added(&before, after)).map_err(RoundError::Witness)?;
+        let after = witness
+            .effects(round.name())
+            .await
+            .map_err(RoundError::Witness)?;
+        round
+            .note_listed(&added(&before, after))
+            .map_err(RoundError::Witness)?;
     }
     Ok(round.recorder.taken())
 }
@@ -153,8 +165,8 @@ async fn play_processes(round: &Arc<Round>) -> Result<(), BoxError> {
     Ok(())
 }
 
-/// Resolves when every message that stands for an event is acknowledged, once more after a redelivery if the round has
-/// one; or when the round does not go on.
+/// Resolves when every message that stands for an event is acknowledged, once more after a
+/// redelivery if the round has one; or when the round does not go on.
 async fn finished(round: &Round) {
     let give_up_at = Instant::now() + ROUND_LIMIT;
     let mut redeliveries = u32::from(round.schedule.has(Fault::Redelivery));
@@ -167,14 +179,24 @@ async fn finished(round: &Round) {
                 return;
             }
             redeliveries -= 1;
-            round.recorder.note(None, What::FaultBegan { fault: Fault::Redelivery, sample: None });
+            round.recorder.note(
+                None,
+                What::FaultBegan {
+                    fault: Fault::Redelivery,
+                    sample: None,
+                },
+            );
             round.group.rewind();
             continue;
         }
         let now = Instant::now();
         // A process that starts is silent for as long as its worker takes; the launch has a limit.
         let is_starting = round.starting.load(atomic::Ordering::Relaxed) > 0;
-        let silent_at = if is_starting { now } else { round.recorder.last() } + SILENCE_LIMIT;
+        let silent_at = if is_starting {
+            now
+        } else {
+            round.recorder.last()
+        } + SILENCE_LIMIT;
         if now >= give_up_at || now >= silent_at {
             return;
         }
@@ -187,18 +209,33 @@ async fn finished(round: &Round) {
 
 /// The messages that are not finished, without poison: a handler may try that as often as it likes.
 fn unfinished(round: &Round) -> Vec<usize> {
-    let counts = |number: &usize| round.sent.get(*number).is_some_and(|sending| sending.form != Form::Poison);
+    let counts = |number: &usize| {
+        round
+            .sent
+            .get(*number)
+            .is_some_and(|sending| sending.form != Form::Poison)
+    };
     round.group.unacked().into_iter().filter(counts).collect()
 }
 
 /// The life of one process: until it is killed, or has stopped.
-async fn live(round: Arc<Round>, process: Arc<Process>, stop: CancellationToken) -> Result<Ending, BoxError> {
+async fn live(
+    round: Arc<Round>,
+    process: Arc<Process>,
+    stop: CancellationToken,
+) -> Result<Ending, BoxError> {
     let settings = Arc::clone(&round.settings);
-    let downstream = Downstream { round: Arc::clone(&round), process: Arc::clone(&process) };
+    let downstream = Downstream {
+        round: Arc::clone(&round),
+        process: Arc::clone(&process),
+    };
     let member = Arc::clone(&round.group).member(process.number);
     let gate = gate(&round, &process);
-    let letters =
-        Letters { round: Arc::clone(&round), process: process.number, written: Mutex::new(BTreeMap::new()) };
+    let letters = Letters {
+        round: Arc::clone(&round),
+        process: process.number,
+        written: Mutex::new(BTreeMap::new()),
+    };
     let starting = StartingProcess::of(&round);
     let launched = tokio::select! {
         biased;
@@ -209,14 +246,25 @@ async fn live(round: Arc<Round>, process: Arc<Process>, stop: CancellationToken)
     round.recorder.note(process.number, What::Started);
     drop(starting);
     let concurrency = round.schedule.concurrency.min(launched.most);
-    let start = Start { round: Arc::clone(&round), process: Arc::clone(&process), member, gate };
+    let start = Start {
+        round: Arc::clone(&round),
+        process: Arc::clone(&process),
+        member,
+        gate,
+    };
     let (consumer, end) = launched.started(start);
     let consumer = (settings.change_consumer)(consumer.ordering(Ordering::Unordered))
         .concurrency(concurrency)
         .bad_keys(BadKeys::default())
         .max_attempts(MAX_ATTEMPTS)
-        .backoff(Backoff::new(settings.lease / FIRST_WAIT_PARTS, settings.lease / LONGEST_WAIT_PARTS))
-        .dead_letter_limit(DeadLetterLimit { in_a_row: 1_000_000, share: 1.1 })
+        .backoff(Backoff::new(
+            settings.lease / FIRST_WAIT_PARTS,
+            settings.lease / LONGEST_WAIT_PARTS,
+        ))
+        .dead_letter_limit(DeadLetterLimit {
+            in_a_row: 1_000_000,
+            share: 1.1,
+        })
         .without_breaker()
         .stop_deadline(Duration::from_millis(STOP_DEADLINE_MS))
         .dead_letters(letters);
@@ -252,12 +300,21 @@ impl Drop for StartingProcess {
 
 fn note_end(round: &Round, process: &Process, ended: Result<(), ConsumerError>) {
     // A store that is away at the start is one of the faults.
-    let is_fault =
-        |error: &ConsumerError| matches!(error, ConsumerError::Gate(oncegate_runtime::GateError::Store(_)));
+    let is_fault = |error: &ConsumerError| {
+        matches!(
+            error,
+            ConsumerError::Gate(oncegate_runtime::GateError::Store(_))
+        )
+    };
     if let Err(error) = ended
         && !is_fault(&error)
     {
-        round.recorder.note(process.number, What::ConsumerFailed { error: error.to_string() });
+        round.recorder.note(
+            process.number,
+            What::ConsumerFailed {
+                error: error.to_string(),
+            },
+        );
     }
 }
 
@@ -313,11 +370,24 @@ mod tests {
     #[test]
     fn a_worker_that_starts_slowly_is_waited_for() {
         let seed = random_seed();
-        let runtime =
-            tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_time()
+            .start_paused(true)
+            .build()
+            .unwrap();
         let orders = (1..=5).map(|id| json!({ "order_id": format!("o-{id:04}") }));
-        let trial = Trial::new(Slow).key(Key::json(["order_id"])).messages(orders).seed(seed).rounds(3);
-        let verdict = runtime.block_on(trial.faults([Fault::Redelivery]).run()).unwrap();
-        assert!(verdict.is_clean(), "seed {seed}: {verdict}\n{:#?}", verdict.findings);
+        let trial = Trial::new(Slow)
+            .key(Key::json(["order_id"]))
+            .messages(orders)
+            .seed(seed)
+            .rounds(3);
+        let verdict = runtime
+            .block_on(trial.faults([Fault::Redelivery]).run())
+            .unwrap();
+        assert!(
+            verdict.is_clean(),
+            "seed {seed}: {verdict}\n{:#?}",
+            verdict.findings
+        );
     }
 }

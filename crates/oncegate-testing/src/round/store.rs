@@ -1,4 +1,5 @@
-//! A process's connection to the store: it is cut when the process is killed, and waits while the process stands still.
+//! A process's connection to the store: it is cut when the process is killed, and waits while the
+//! process stands still.
 
 use std::fmt;
 use std::sync::Arc;
@@ -22,7 +23,9 @@ pub(crate) struct ProcessStore {
 
 impl fmt::Debug for ProcessStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ProcessStore").field("process", &self.process.number).finish_non_exhaustive()
+        f.debug_struct("ProcessStore")
+            .field("process", &self.process.number)
+            .finish_non_exhaustive()
     }
 }
 
@@ -44,21 +47,40 @@ impl ProcessStore {
 
     async fn one(&self, command: Command) -> Result<Reply, StoreError> {
         self.reach().await?;
-        let (key, completes) = (command.key.clone(), matches!(command.operation, Operation::Complete { .. }));
+        let (key, completes) = (
+            command.key.clone(),
+            matches!(command.operation, Operation::Complete { .. }),
+        );
         let claims = matches!(command.operation, Operation::Claim { .. });
-        let fault = if completes { self.round.completion_fault(&key, self.process.number) } else { None };
+        let fault = if completes {
+            self.round.completion_fault(&key, self.process.number)
+        } else {
+            None
+        };
         if fault == Some(CompletionFault::KillBefore) {
             self.round.kill(&self.process);
             return Err(StoreError::unknown("the process was killed"));
         }
-        let reply = self.inner.execute_one(command).await.map(|reply| self.with_result(&key, reply));
+        let reply = self
+            .inner
+            .execute_one(command)
+            .await
+            .map(|reply| self.with_result(&key, reply));
         match (&reply, self.round.name_of(&key)) {
             (Ok(Reply::Verdict { verdict, .. }), Some(key)) if claims => {
-                self.round.recorder.note(self.process.number, What::Claimed { key, verdict: word(verdict) });
+                self.round.recorder.note(
+                    self.process.number,
+                    What::Claimed {
+                        key,
+                        verdict: word(verdict),
+                    },
+                );
             }
             (Ok(reply), Some(key)) if completes => {
                 let applied = matches!(reply, Reply::Applied { .. });
-                self.round.recorder.note(self.process.number, What::Completed { key, applied });
+                self.round
+                    .recorder
+                    .note(self.process.number, What::Completed { key, applied });
             }
             _ => {}
         }
@@ -80,7 +102,11 @@ impl ProcessStore {
     }
 
     fn with_result(&self, key: &StoreKey, mut reply: Reply) -> Reply {
-        if let Reply::Verdict { verdict: Verdict::Completed { result, .. }, .. } = &mut reply {
+        if let Reply::Verdict {
+            verdict: Verdict::Completed { result, .. },
+            ..
+        } = &mut reply
+        {
             *result = self.round.result_of(key, std::mem::take(result));
         }
         reply
@@ -119,9 +145,10 @@ impl Store for ProcessStore {
         match self.reach().await {
             Ok(()) => {
                 let read = self.inner.read(keys.clone()).await;
-                let with_result = |(read, key): (Result<Option<RecordSnapshot>, StoreError>, &StoreKey)| {
-                    Ok(read?.map(|snapshot| self.with_result_of(key, snapshot)))
-                };
+                let with_result =
+                    |(read, key): (Result<Option<RecordSnapshot>, StoreError>, &StoreKey)| {
+                        Ok(read?.map(|snapshot| self.with_result_of(key, snapshot)))
+                    };
                 read.into_iter().zip(&keys).map(with_result).collect()
             }
             Err(error) => keys.iter().map(|_| Err(error.clone())).collect(),

@@ -9,7 +9,8 @@ use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
 use oncegate_runtime::codec::{Codec, ToStored};
 use oncegate_runtime::{
-    Attempt, BatchHandler, BatchLimits, BatchMessage, Batched, BoxError, Consumer, Failure, Handler, Message,
+    Attempt, BatchHandler, BatchLimits, BatchMessage, Batched, BoxError, Consumer, Failure,
+    Handler, Message,
 };
 
 use super::process::Process;
@@ -42,7 +43,14 @@ impl OpenRun {
         let ended = ended.filter(|_| !self.process.is_killed());
         let (outcome, result) = ended.unwrap_or((Outcome::Dropped, None));
         self.round.active.end(self.run);
-        self.round.recorder.note(self.process.number, What::Ended { run: self.run, outcome, result });
+        self.round.recorder.note(
+            self.process.number,
+            What::Ended {
+                run: self.run,
+                outcome,
+                result,
+            },
+        );
     }
 }
 
@@ -63,9 +71,13 @@ impl Drop for RunGuard {
 impl RunGuard {
     fn end<T: ToStored>(&mut self, ended: &Result<T, Failure>) {
         self.ended = Some(match ended {
-            Ok(output) => {
-                (Outcome::Completed, output.to_stored(Codec::Json).ok().map(|bytes| result_digest(&bytes)))
-            }
+            Ok(output) => (
+                Outcome::Completed,
+                output
+                    .to_stored(Codec::Json)
+                    .ok()
+                    .map(|bytes| result_digest(&bytes)),
+            ),
             Err(failure) => (outcome_of(failure), None),
         });
     }
@@ -76,7 +88,10 @@ fn ending_early(one: &BatchMessage, open: &OpenRun) -> BatchMessage {
     let open = open.clone();
     one.clone().listened(move |outcome| {
         open.end(Some(match outcome {
-            Ok(stored) => (Outcome::Completed, stored.as_ref().ok().map(|bytes| result_digest(bytes))),
+            Ok(stored) => (
+                Outcome::Completed,
+                stored.as_ref().ok().map(|bytes| result_digest(bytes)),
+            ),
             Err(failure) => (outcome_of(failure), None),
         }));
     })
@@ -119,7 +134,9 @@ impl<H: Handler> Handler for Watched<H> {
 
     async fn undecodable_duplicate(&self, message: &Message, stored: Bytes, error: BoxError) {
         let _told = self.told(message);
-        self.inner.undecodable_duplicate(message, stored, error).await;
+        self.inner
+            .undecodable_duplicate(message, stored, error)
+            .await;
     }
 }
 
@@ -127,13 +144,22 @@ impl<H: Handler> Handler for Watched<H> {
 impl<H: BatchHandler> BatchHandler for Watched<H> {
     type Output = H::Output;
 
-    async fn handle(&self, batch: &[BatchMessage]) -> Result<Vec<Result<H::Output, Failure>>, Failure> {
-        let begun = |one: &BatchMessage| self.begun(one.message(), one.attempt(), Some(batch.len()));
+    async fn handle(
+        &self,
+        batch: &[BatchMessage],
+    ) -> Result<Vec<Result<H::Output, Failure>>, Failure> {
+        let begun =
+            |one: &BatchMessage| self.begun(one.message(), one.attempt(), Some(batch.len()));
         let mut guards: Vec<RunGuard> = batch.iter().map(begun).collect();
-        let batch: Vec<BatchMessage> =
-            batch.iter().zip(&guards).map(|(one, guard)| ending_early(one, &guard.open)).collect();
+        let batch: Vec<BatchMessage> = batch
+            .iter()
+            .zip(&guards)
+            .map(|(one, guard)| ending_early(one, &guard.open))
+            .collect();
         // Those of the other messages begin with their next runs.
-        let fault = guards.iter().find_map(|guard| self.round.run_fault(&self.process, guard.sample));
+        let fault = guards
+            .iter()
+            .find_map(|guard| self.round.run_fault(&self.process, guard.sample));
         let ended = {
             let work = self.under_fault(fault, self.inner.handle(&batch));
             let mut work = std::pin::pin!(work);
@@ -142,8 +168,9 @@ impl<H: BatchHandler> BatchHandler for Watched<H> {
                 run
             };
             let runs = batch.iter().zip(&guards);
-            let mut cancelled: FuturesUnordered<_> =
-                runs.map(|(one, guard)| cancelled(one, guard.open.run)).collect();
+            let mut cancelled: FuturesUnordered<_> = runs
+                .map(|(one, guard)| cancelled(one, guard.open.run))
+                .collect();
             loop {
                 tokio::select! {
                     biased;
@@ -156,13 +183,21 @@ impl<H: BatchHandler> BatchHandler for Watched<H> {
         };
         match &ended {
             Ok(outcomes) if outcomes.len() == guards.len() => {
-                guards.iter_mut().zip(outcomes).for_each(|(guard, outcome)| guard.end(outcome));
+                guards
+                    .iter_mut()
+                    .zip(outcomes)
+                    .for_each(|(guard, outcome)| guard.end(outcome));
             }
-            // A batch that is given up as a whole is split: nothing is said about a message of it, unless it is alone.
+            // A batch that is given up as a whole is split: nothing is said about a message of it,
+            // unless it is alone.
             Err(failure) if guards.len() == 1 || !failure.is_permanent() => {
-                guards.iter_mut().for_each(|guard| guard.ended = Some((outcome_of(failure), None)));
+                guards
+                    .iter_mut()
+                    .for_each(|guard| guard.ended = Some((outcome_of(failure), None)));
             }
-            _ => guards.iter_mut().for_each(|guard| guard.ended = Some((Outcome::Failed, None))),
+            _ => guards
+                .iter_mut()
+                .for_each(|guard| guard.ended = Some((Outcome::Failed, None))),
         }
         ended
     }
@@ -174,7 +209,9 @@ impl<H: BatchHandler> BatchHandler for Watched<H> {
 
     async fn undecodable_duplicate(&self, message: &Message, stored: Bytes, error: BoxError) {
         let _told = self.told(message);
-        self.inner.undecodable_duplicate(message, stored, error).await;
+        self.inner
+            .undecodable_duplicate(message, stored, error)
+            .await;
     }
 }
 
@@ -193,16 +230,45 @@ impl Drop for Told<'_> {
 impl<H: Handler> Watched<H> {
     /// The handler, watched, as a consumer of the process.
     pub(crate) fn consumer(handler: H, start: Start) -> Consumer {
-        let Start { round, process, member, gate } = start;
-        Consumer::new(member, gate, Self { inner: handler, round, process })
+        let Start {
+            round,
+            process,
+            member,
+            gate,
+        } = start;
+        Consumer::new(
+            member,
+            gate,
+            Self {
+                inner: handler,
+                round,
+                process,
+            },
+        )
     }
 }
 
 impl<H: BatchHandler> Watched<H> {
     /// The handler of batches, watched, as a consumer of the process.
     pub(crate) fn batch_consumer(limits: BatchLimits, handler: H, start: Start) -> Consumer {
-        let Start { round, process, member, gate } = start;
-        Consumer::new(member, gate, Batched::new(limits, Self { inner: handler, round, process }))
+        let Start {
+            round,
+            process,
+            member,
+            gate,
+        } = start;
+        Consumer::new(
+            member,
+            gate,
+            Batched::new(
+                limits,
+                Self {
+                    inner: handler,
+                    round,
+                    process,
+                },
+            ),
+        )
     }
 }
 
@@ -213,14 +279,27 @@ impl<H: Send + Sync> Watched<H> {
         let sample = self.round.sample_of(number);
         let run = self.round.active.begin(process, number, sample, false);
         let (attempt, recovered) = (attempt.number(), attempt.recovered());
-        self.round.recorder.note(process, What::Began { run, message: number, attempt, recovered, batch });
+        self.round.recorder.note(
+            process,
+            What::Began {
+                run,
+                message: number,
+                attempt,
+                recovered,
+                batch,
+            },
+        );
         let open = OpenRun {
             run,
             process: Arc::clone(&self.process),
             round: Arc::clone(&self.round),
             is_over: Arc::default(),
         };
-        RunGuard { open, sample, ended: None }
+        RunGuard {
+            open,
+            sample,
+            ended: None,
+        }
     }
 
     /// Runs the handler under a fault that begins with its run.
@@ -249,7 +328,8 @@ impl<H: Send + Sync> Watched<H> {
                 work.await
             }
             Some(CallFault::Freeze(time)) => {
-                // The handler goes on, and its completion comes when another process has taken over.
+                // The handler goes on, and its completion comes when another process has taken
+                // over.
                 let (ended, ()) = tokio::join!(work, round.freeze(process, time));
                 ended
             }
@@ -265,16 +345,25 @@ impl<H: Send + Sync> Watched<H> {
 
     fn told(&self, message: &Message) -> Told<'_> {
         let (number, process) = (self.round.number_of(message), self.process.number);
-        self.round.recorder.note(process, What::ToldOfDuplicate { message: number });
-        let number = self.round.active.begin(process, number, self.round.sample_of(number), true);
-        Told { number, round: &self.round }
+        self.round
+            .recorder
+            .note(process, What::ToldOfDuplicate { message: number });
+        let number = self
+            .round
+            .active
+            .begin(process, number, self.round.sample_of(number), true);
+        Told {
+            number,
+            round: &self.round,
+        }
     }
 }
 
 /// A digest of a stored result, in which the order of members makes no difference.
 fn result_digest(stored: &[u8]) -> String {
-    let json =
-        stored.split_first().and_then(|(_, json)| serde_json::from_slice::<serde_json::Value>(json).ok());
+    let json = stored
+        .split_first()
+        .and_then(|(_, json)| serde_json::from_slice::<serde_json::Value>(json).ok());
     match json {
         // Objects are sorted maps.
         Some(value) => digest(value.to_string().as_bytes()),

@@ -20,10 +20,21 @@ struct Billing {
 impl BatchHandler for Billing {
     type Output = String;
 
-    async fn handle(&self, batch: &[BatchMessage]) -> Result<Vec<Result<String, Failure>>, Failure> {
+    async fn handle(
+        &self,
+        batch: &[BatchMessage],
+    ) -> Result<Vec<Result<String, Failure>>, Failure> {
         let charge = async |one: &BatchMessage| {
-            let (order, key): (Value, _) = (one.message().json()?, one.attempt().idempotency_key("charge"));
-            let answer = self.bank.effect(&order).idempotency_key(&key).send().await?;
+            let (order, key): (Value, _) = (
+                one.message().json()?,
+                one.attempt().idempotency_key("charge"),
+            );
+            let answer = self
+                .bank
+                .effect(&order)
+                .idempotency_key(&key)
+                .send()
+                .await?;
             Ok(answer["receipt"].to_string())
         };
         Ok(join_all(batch.iter().map(charge)).await)
@@ -34,8 +45,11 @@ impl BatchHandler for Billing {
 fn histories(fault: Fault) -> Vec<Vec<Event>> {
     let seed = random_seed();
     println!("seed {seed}");
-    let runtime =
-        tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_time()
+        .start_paused(true)
+        .build()
+        .unwrap();
     let trial = Trial::in_batches(BatchLimits::new(4), |bank| Billing { bank })
         .key(Key::json(["order_id"]))
         .messages((1..=6).map(|id| json!({ "order_id": format!("o-{id:04}") })))
@@ -43,13 +57,19 @@ fn histories(fault: Fault) -> Vec<Vec<Event>> {
         .faults([fault]);
     let (rounds, _) = trial.prepared().unwrap();
     let play = async |round| rounds.play(round).await.unwrap().events;
-    (1..=ROUNDS).map(|round| runtime.block_on(play(round))).collect()
+    (1..=ROUNDS)
+        .map(|round| runtime.block_on(play(round)))
+        .collect()
 }
 
 /// The runs that began in a batch of several messages, with their processes.
 fn runs_in_batches(history: &[Event]) -> impl Iterator<Item = (u64, Option<u32>)> {
     history.iter().filter_map(|event| match event.what {
-        What::Began { run, batch: Some(2..), .. } => Some((run, event.process)),
+        What::Began {
+            run,
+            batch: Some(2..),
+            ..
+        } => Some((run, event.process)),
         _ => None,
     })
 }
@@ -61,7 +81,9 @@ fn outcome_of(begun: u64, history: &[Event]) -> Outcome {
         _ => None,
     };
     let ends: Vec<Outcome> = history.iter().filter_map(ended).collect();
-    let [outcome] = ends[..] else { panic!("run {begun} ended {} times: {history:#?}", ends.len()) };
+    let [outcome] = ends[..] else {
+        panic!("run {begun} ended {} times: {history:#?}", ends.len())
+    };
     outcome
 }
 
@@ -71,7 +93,11 @@ fn each_message_of_a_batch_has_its_own_outcome() {
     for history in histories(Fault::Refused) {
         for (begun, _) in runs_in_batches(&history) {
             let call = history.iter().find_map(|event| match event.what {
-                What::Called { call, run: Some(run), .. } if run == begun => Some(call),
+                What::Called {
+                    call,
+                    run: Some(run),
+                    ..
+                } if run == begun => Some(call),
                 _ => None,
             });
             let answer = history.iter().find_map(|event| match event.what {
@@ -83,12 +109,19 @@ fn each_message_of_a_batch_has_its_own_outcome() {
                 Some(CallAnswer::Refused) => Outcome::Failed,
                 other => panic!("{other:?} in a round that only refuses: {history:#?}"),
             };
-            assert_eq!(outcome_of(begun, &history), expected, "run {begun}: {history:#?}");
+            assert_eq!(
+                outcome_of(begun, &history),
+                expected,
+                "run {begun}: {history:#?}"
+            );
             completed += u32::from(expected == Outcome::Completed);
             failed += u32::from(expected == Outcome::Failed);
         }
     }
-    assert!(completed > failed && failed > 0, "{completed} completed and {failed} failed");
+    assert!(
+        completed > failed && failed > 0,
+        "{completed} completed and {failed} failed"
+    );
 }
 
 #[test]
@@ -96,7 +129,10 @@ fn a_freeze_cancels_the_messages_of_a_batch() {
     let mut cancelled = 0;
     for history in histories(Fault::Freeze) {
         for (run, _) in runs_in_batches(&history) {
-            let times = history.iter().filter(|event| event.what == What::Cancelled { run }).count();
+            let times = history
+                .iter()
+                .filter(|event| event.what == What::Cancelled { run })
+                .count();
             assert!(times <= 1, "run {run}: {history:#?}");
             cancelled += times;
             outcome_of(run, &history);
@@ -109,11 +145,16 @@ fn a_freeze_cancels_the_messages_of_a_batch() {
 fn a_kill_drops_every_message_of_a_batch() {
     let mut dropped = 0;
     for history in histories(Fault::KillAfterEffect) {
-        let killed =
-            |process| history.iter().position(|event| event.what == What::Killed && event.process == process);
+        let killed = |process| {
+            history
+                .iter()
+                .position(|event| event.what == What::Killed && event.process == process)
+        };
         for (begun, process) in runs_in_batches(&history) {
-            let ended = |event: &Event| matches!(event.what, What::Ended { run, .. } if run == begun);
-            let was_killed = killed(process).is_some_and(|at| history.iter().position(ended) > Some(at));
+            let ended =
+                |event: &Event| matches!(event.what, What::Ended { run, .. } if run == begun);
+            let was_killed =
+                killed(process).is_some_and(|at| history.iter().position(ended) > Some(at));
             assert_eq!(
                 outcome_of(begun, &history) == Outcome::Dropped,
                 was_killed,

@@ -1,4 +1,5 @@
-//! The store passes its conformance suite, and sqlx opens an SQLite file of its own, in one program.
+//! The store passes its conformance suite, and sqlx opens an SQLite file of its own, in one
+//! program.
 
 use sqlx::Connection as _;
 use sqlx::sqlite::SqliteConnection;

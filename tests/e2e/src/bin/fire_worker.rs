@@ -1,5 +1,5 @@
-//! A worker process for the runs under fire. Its arguments are its settings, in JSON; before them `stdio`, if it is a
-//! worker on standard streams that `oncegate run` starts.
+//! A worker process for the runs under fire. Its arguments are its settings, in JSON; before them
+//! `stdio`, if it is a worker on standard streams that `oncegate run` starts.
 
 use oncegate::BoxError;
 use oncegate_testkit::fire;

@@ -1,5 +1,5 @@
-//! A worker whose handlers are slow, before a topic with far more than it may hold. Prints how much memory it took
-//! at the most, in KiB, beyond what it had at its start.
+//! A worker whose handlers are slow, before a topic with far more than it may hold. Prints how much
+//! memory it took at the most, in KiB, beyond what it had at its start.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -12,7 +12,8 @@ use tokio::sync::Notify;
 /// How long each handler takes: slow enough for every queue before it to fill.
 const HANDLER: Duration = Duration::from_millis(5);
 
-/// Arguments: brokers, topic, group, how many messages to handle, and `default` or `small` for the bounds.
+/// Arguments: brokers, topic, group, how many messages to handle, and `default` or `small` for the
+/// bounds.
 #[tokio::main]
 async fn main() -> Result<(), BoxError> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -41,9 +42,14 @@ async fn main() -> Result<(), BoxError> {
             .buffered_bytes(4 << 20)
             .property("queued.max.messages.kbytes", "4096")
             .property("fetch.max.bytes", "4194304");
-        Consumer::new(source, gate, handler).in_flight(1_000, 8 << 20).run_until(done.notified()).await?;
+        Consumer::new(source, gate, handler)
+            .in_flight(1_000, 8 << 20)
+            .run_until(done.notified())
+            .await?;
     } else {
-        Consumer::new(source, gate, handler).run_until(done.notified()).await?;
+        Consumer::new(source, gate, handler)
+            .run_until(done.notified())
+            .await?;
     }
     println!("{}", kib("VmHWM")?.saturating_sub(before));
     Ok(())
@@ -52,7 +58,9 @@ async fn main() -> Result<(), BoxError> {
 /// A figure about this process's memory, as the kernel has it.
 fn kib(name: &str) -> Result<u64, BoxError> {
     let status = std::fs::read_to_string("/proc/self/status")?;
-    let line = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+    let line = status
+        .lines()
+        .find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
     let figure = line.and_then(|line| line.trim().strip_suffix(" kB"));
     Ok(figure.ok_or("the kernel does not report it")?.parse()?)
 }

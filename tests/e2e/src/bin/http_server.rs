@@ -1,4 +1,5 @@
-//! A service for the tests that kill it: charges orders behind `Idempotency-Key`, and writes each step into a ledger.
+//! A service for the tests that kill it: charges orders behind `Idempotency-Key`, and writes each
+//! step into a ledger.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -43,7 +44,14 @@ async fn charge(
     if holds(&headers, "after") {
         std::future::pending::<()>().await;
     }
-    (StatusCode::CREATED, format!("attempt {}, recovered: {}", attempt.number(), attempt.recovered()))
+    (
+        StatusCode::CREATED,
+        format!(
+            "attempt {}, recovered: {}",
+            attempt.number(),
+            attempt.recovered()
+        ),
+    )
 }
 
 /// Outside the layer: what it lets out may be held here.
@@ -57,8 +65,8 @@ async fn leave(State(ledger): State<Arc<Ledger>>, request: Request, next: Next) 
     response
 }
 
-/// Arguments: the store (a URL of Redis, or a path), the scope, the ledger's path. Writes its address to the standard
-/// output.
+/// Arguments: the store (a URL of Redis, or a path), the scope, the ledger's path. Writes its
+/// address to the standard output.
 #[tokio::main]
 async fn main() -> Result<(), BoxError> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -71,7 +79,10 @@ async fn main() -> Result<(), BoxError> {
         Arc::new(SqliteStore::open(store).await?)
     };
     let ledger = Arc::new(Ledger::open(ledger));
-    let layer = IdempotencyLayer::new(request_gate(scope, store).lease(LEASE), Principal::single_tenant());
+    let layer = IdempotencyLayer::new(
+        request_gate(scope, store).lease(LEASE),
+        Principal::single_tenant(),
+    );
     layer.open().await?;
     let app = Router::new()
         .route("/charges", post(charge))

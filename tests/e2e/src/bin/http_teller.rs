@@ -14,8 +14,9 @@ use teller::{Database, service};
 
 const LEASE: Duration = Duration::from_millis(900);
 
-/// Arguments: the database (a URL of PostgreSQL, or a path), the scope, the ledger's path. Writes its address to the
-/// standard output. A request stops for ever at the point that its header `x-hold` names.
+/// Arguments: the database (a URL of PostgreSQL, or a path), the scope, the ledger's path. Writes
+/// its address to the standard output. A request stops for ever at the point that its header
+/// `x-hold` names.
 #[tokio::main]
 async fn main() -> Result<(), BoxError> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();

@@ -1,5 +1,5 @@
-//! A worker process for the tests that kill it: charges payments, each in its own transaction, and crashes
-//! or stops at a given point.
+//! A worker process for the tests that kill it: charges payments, each in its own transaction, and
+//! crashes or stops at a given point.
 
 #![allow(clippy::unwrap_used, reason = "a worker that cannot go on has failed")]
 
@@ -19,8 +19,8 @@ use oncegate::core::store::Store;
 use oncegate::postgres::{PostgresStore, PostgresTransaction};
 use oncegate::sqlite::{SqliteStore, SqliteTransaction};
 use oncegate::{
-    Attempt, Backoff, BatchLimits, BatchMessage, BoxError, Consumer, Failure, Gate, Handler, Key, Message,
-    Transactional, TransactionalBatchHandler, TransactionalHandler,
+    Attempt, Backoff, BatchLimits, BatchMessage, BoxError, Consumer, Failure, Gate, Handler, Key,
+    Message, Transactional, TransactionalBatchHandler, TransactionalHandler,
 };
 use oncegate_testkit::{Client, End, Payment, Step, Then, Till, Wire};
 use tokio_postgres::NoTls;
@@ -41,7 +41,15 @@ impl Handler for Pay {
 
     async fn handle(&self, message: &Message, attempt: &Attempt) -> Result<String, Failure> {
         let receipt = format!("receipt of attempt {}", attempt.number());
-        self.0.charge(message, attempt, &receipt, End::Commit, std::future::ready(())).await?;
+        self.0
+            .charge(
+                message,
+                attempt,
+                &receipt,
+                End::Commit,
+                std::future::ready(()),
+            )
+            .await?;
         Ok(receipt)
     }
 }
@@ -98,7 +106,9 @@ impl TransactionalBatchHandler<PostgresTransaction> for Poisoned {
         transaction: &mut PostgresTransaction,
     ) -> Result<Vec<Result<String, Failure>>, Failure> {
         let receipts = TransactionalBatchHandler::handle(&self.0, batch, transaction).await?;
-        batch.iter().try_for_each(|one| end_at_poison(one.message()))?;
+        batch
+            .iter()
+            .try_for_each(|one| end_at_poison(one.message()))?;
         Ok(receipts)
     }
 }
@@ -112,7 +122,9 @@ impl TransactionalBatchHandler<SqliteTransaction> for Poisoned {
         transaction: &mut SqliteTransaction,
     ) -> Result<Vec<Result<String, Failure>>, Failure> {
         let receipts = TransactionalBatchHandler::handle(&self.0, batch, transaction).await?;
-        batch.iter().try_for_each(|one| end_at_poison(one.message()))?;
+        batch
+            .iter()
+            .try_for_each(|one| end_at_poison(one.message()))?;
         Ok(receipts)
     }
 }
@@ -135,27 +147,50 @@ fn pass() {
         std::process::abort();
     }
     let id = std::process::id().to_string();
-    Command::new("sh").args(["-c", r#"kill -s STOP "$1""#, "kill", &id]).status().unwrap();
+    Command::new("sh")
+        .args(["-c", r#"kill -s STOP "$1""#, "kill", &id])
+        .status()
+        .unwrap();
 }
 
-/// Arguments: the client, the URL or path, the table, the scope, the ids as `1,2,3`; then where it crashes: the
-/// statement of a connection, the step of that statement, how often that is passed (0: it does not crash), `kill`
-/// or `stop`, and whether the handler opens its transaction (`own`), is `given` it, or is given it and ends its process
-/// with payment 13 (`poisoned`); or the same for a batch of payments (`batched`, `batched-poisoned`). On an SQLite file the point is every step of every statement.
+/// Arguments: the client, the URL or path, the table, the scope, the ids as `1,2,3`; then where it
+/// crashes: the statement of a connection, the step of that statement, how often that is passed (0:
+/// it does not crash), `kill` or `stop`, and whether the handler opens its transaction (`own`), is
+/// `given` it, or is given it and ends its process with payment 13 (`poisoned`); or the same for a
+/// batch of payments (`batched`, `batched-poisoned`). On an SQLite file the point is every step of
+/// every statement.
 #[tokio::main]
 async fn main() -> Result<(), BoxError> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let [client, url, table, scope, ids, statement, step, passes, action, transaction] = arguments.as_slice()
+    let [
+        client,
+        url,
+        table,
+        scope,
+        ids,
+        statement,
+        step,
+        passes,
+        action,
+        transaction,
+    ] = arguments.as_slice()
     else {
-        return Err("payer CLIENT URL TABLE SCOPE IDS STATEMENT STEP PASSES kill|stop \
+        return Err(
+            "payer CLIENT URL TABLE SCOPE IDS STATEMENT STEP PASSES kill|stop \
              own|given|poisoned|batched|batched-poisoned"
-            .into());
+                .into(),
+        );
     };
     let client: Client = client.parse()?;
     let (statement, step): (usize, usize) = (statement.parse()?, step.parse()?);
     PASSES.store(passes.parse()?, SeqCst);
     STOPS.store(u64::from(action == "stop"), SeqCst);
-    let mut till = Till { client, url: url.clone(), table: table.clone(), on_statement: None };
+    let mut till = Till {
+        client,
+        url: url.clone(),
+        table: table.clone(),
+        on_statement: None,
+    };
     let (store, work, _wire) = if client == Client::Sqlite {
         till.on_statement = Some(pass);
         let store = SqliteStore::open(url).await?;
@@ -163,9 +198,11 @@ async fn main() -> Result<(), BoxError> {
             "given" => Work::Given(Transactional::new(store.transactions(), till)),
             "poisoned" => Work::Given(Transactional::new(store.transactions(), Poisoned(till))),
             "batched" => Work::Given(Transactional::batched(store.transactions(), BATCHES, till)),
-            "batched-poisoned" => {
-                Work::Given(Transactional::batched(store.transactions(), BATCHES, Poisoned(till)))
-            }
+            "batched-poisoned" => Work::Given(Transactional::batched(
+                store.transactions(),
+                BATCHES,
+                Poisoned(till),
+            )),
             _ => Work::Own(Pay(till)),
         };
         (Arc::new(store) as Arc<dyn Store>, work, None)
@@ -185,16 +222,26 @@ async fn main() -> Result<(), BoxError> {
         wire.url().clone_into(&mut till.url);
         let work = on_server(client, transaction, till, url).await?;
         (
-            Arc::new(PostgresStore::builder(url).start_patience(PATIENCE).connect().await?) as Arc<dyn Store>,
+            Arc::new(
+                PostgresStore::builder(url)
+                    .start_patience(PATIENCE)
+                    .connect()
+                    .await?,
+            ) as Arc<dyn Store>,
             work,
             Some(wire),
         )
     };
-    let payments: Vec<_> = ids.split(',').map(|id| ("", format!(r#"{{"id":{id}}}"#))).collect();
+    let payments: Vec<_> = ids
+        .split(',')
+        .map(|id| ("", format!(r#"{{"id":{id}}}"#)))
+        .collect();
     let (count, list) = (payments.len(), List::of("payments", payments));
     // One at a time on a file, so that the number of the statement identifies the point.
     let concurrency = if client == Client::Sqlite { 1 } else { 3 };
-    let gate = Gate::new(scope, Key::json(["id"]), store).lease(LEASE).transactional();
+    let gate = Gate::new(scope, Key::json(["id"]), store)
+        .lease(LEASE)
+        .transactional();
     let source = Listed(Arc::clone(&list));
     let consumer = match work {
         Work::Own(pay) => Consumer::new(source, gate, pay),
@@ -203,10 +250,20 @@ async fn main() -> Result<(), BoxError> {
     let is_poisoned = transaction.ends_with("poisoned");
     consumer
         .concurrency(concurrency)
-        .max_attempts(if is_poisoned { FEW_ATTEMPTS } else { MAX_ATTEMPTS })
+        .max_attempts(if is_poisoned {
+            FEW_ATTEMPTS
+        } else {
+            MAX_ATTEMPTS
+        })
         .dead_letters(Arc::new(Letters::default()))
-        .dead_letter_limit(DeadLetterLimit { in_a_row: 1_000_000, share: 1.1 })
-        .backoff(Backoff::new(Duration::from_millis(5), Duration::from_millis(50)))
+        .dead_letter_limit(DeadLetterLimit {
+            in_a_row: 1_000_000,
+            share: 1.1,
+        })
+        .backoff(Backoff::new(
+            Duration::from_millis(5),
+            Duration::from_millis(50),
+        ))
         .run_until(async move { list.until_acked(count).await })
         .await?;
     Ok(())
@@ -218,16 +275,25 @@ enum Work {
     Given(Transactional),
 }
 
-/// The transactions go through the proxy, and so does what the store writes for them. For a batch it does not: it would
-/// pass the point before the one transaction.
-async fn on_server(client: Client, transaction: &str, till: Till, url: &str) -> Result<Work, BoxError> {
+/// The transactions go through the proxy, and so does what the store writes for them. For a batch
+/// it does not: it would pass the point before the one transaction.
+async fn on_server(
+    client: Client,
+    transaction: &str,
+    till: Till,
+    url: &str,
+) -> Result<Work, BoxError> {
     if transaction == "own" {
         return Ok(Work::Own(Pay(till)));
     }
-    let store = PostgresStore::builder(if transaction == "batched" { url } else { &till.url })
-        .start_patience(PATIENCE)
-        .connect()
-        .await?;
+    let store = PostgresStore::builder(if transaction == "batched" {
+        url
+    } else {
+        &till.url
+    })
+    .start_patience(PATIENCE)
+    .connect()
+    .await?;
     Ok(Work::Given(match (client, transaction) {
         (Client::Sqlx, _) => {
             let transactions = store.sqlx_transactions(sqlx::PgPool::connect(&till.url).await?);
@@ -240,7 +306,9 @@ async fn on_server(client: Client, transaction: &str, till: Till, url: &str) -> 
             let pool = Pool::builder(Manager::new(till.url.parse()?, NoTls)).build()?;
             Transactional::batched(store.transactions_of(pool), BATCHES, till)
         }
-        (_, "batched-poisoned") => Transactional::batched(store.transactions()?, BATCHES, Poisoned(till)),
+        (_, "batched-poisoned") => {
+            Transactional::batched(store.transactions()?, BATCHES, Poisoned(till))
+        }
         (_, "poisoned") => Transactional::new(store.transactions()?, Poisoned(till)),
         _ => Transactional::new(store.transactions()?, till),
     }))

@@ -1,12 +1,13 @@
-//! Writes to an SQLite store until its disk is cut off, and reports afterwards whether an answer was lost.
+//! Writes to an SQLite store until its disk is cut off, and reports afterwards whether an answer
+//! was lost.
 //!
 //! ```text
 //! power-cut load FILE JOURNAL CYCLE [normal]   works until the store fails; each answer is a line of the journal
 //! power-cut check FILE JOURNAL                 compares the journal with the file; exit code 1 when an answer is lost
 //! ```
 //!
-//! `scripts/power-cuts` runs it. The journal stands on a disk that is not cut off. `normal` weakens the store, so
-//! that the check can show that it would see a loss.
+//! `scripts/power-cuts` runs it. The journal stands on a disk that is not cut off. `normal` weakens
+//! the store, so that the check can show that it would see a loss.
 
 use std::collections::BTreeMap;
 use std::env;
@@ -55,14 +56,22 @@ impl Message {
 
     fn token(self, attempt: u8) -> Token {
         Token::from_bits(
-            u128::from(self.cycle) << 72 | u128::from(self.number) << 8 | u128::from(attempt) | 1 << 127,
+            u128::from(self.cycle) << 72
+                | u128::from(self.number) << 8
+                | u128::from(attempt)
+                | 1 << 127,
         )
     }
 
     /// Every third message fails once.
     fn steps(self) -> &'static [Step] {
         if self.number.is_multiple_of(3) {
-            &[Step::Claimed, Step::Released, Step::ClaimedAgain, Step::Completed]
+            &[
+                Step::Claimed,
+                Step::Released,
+                Step::ClaimedAgain,
+                Step::Completed,
+            ]
         } else {
             &[Step::Claimed, Step::Completed]
         }
@@ -70,7 +79,11 @@ impl Message {
 
     /// Mostly small; now and then several pages of the file.
     fn result(self) -> Bytes {
-        let bytes = if self.number.is_multiple_of(50) { 20_000 } else { self.number % 300 };
+        let bytes = if self.number.is_multiple_of(50) {
+            20_000
+        } else {
+            self.number % 300
+        };
         Bytes::from(vec![(self.number % 251) as u8; bytes as usize])
     }
 
@@ -106,10 +119,16 @@ impl Message {
 
     /// How far a record has come; an error when this message cannot have left it.
     fn step(self, record: Option<&Record>) -> Result<Step, String> {
-        let Some(record) = record else { return Ok(Step::Absent) };
+        let Some(record) = record else {
+            return Ok(Step::Absent);
+        };
         match &record.state {
-            State::Pending { token, attempt: 1, .. } if *token == self.token(1) => Ok(Step::Claimed),
-            State::Pending { token, attempt: 2, .. } if *token == self.token(2) => Ok(Step::ClaimedAgain),
+            State::Pending {
+                token, attempt: 1, ..
+            } if *token == self.token(1) => Ok(Step::Claimed),
+            State::Pending {
+                token, attempt: 2, ..
+            } if *token == self.token(2) => Ok(Step::ClaimedAgain),
             State::Released { attempt: 1, .. } => Ok(Step::Released),
             State::Completed { result, .. } if *result == self.result() => Ok(Step::Completed),
             other => Err(format!("{self:?} has left something else: {other:?}")),
@@ -128,7 +147,13 @@ async fn main() -> ExitCode {
                 ["normal"] => Synchronous::Normal,
                 other => panic!("unknown arguments: {other:?}"),
             };
-            load(file, journal, cycle.parse().expect("a cycle is a number"), synchronous).await
+            load(
+                file,
+                journal,
+                cycle.parse().expect("a cycle is a number"),
+                synchronous,
+            )
+            .await
         }
         ["check", file, journal] => check(file, journal).await,
         _ => panic!("usage: power-cut load FILE JOURNAL CYCLE [normal] | check FILE JOURNAL"),
@@ -137,7 +162,11 @@ async fn main() -> ExitCode {
 
 /// Works on new messages until the store gives no answer.
 async fn load(file: &str, journal: &str, cycle: u64, synchronous: Synchronous) -> ExitCode {
-    let store = SqliteStore::builder(file).synchronous(synchronous).open().await.expect("the disk is there");
+    let store = SqliteStore::builder(file)
+        .synchronous(synchronous)
+        .open()
+        .await
+        .expect("the disk is there");
     let journal = OpenOptions::new().append(true).create(true).open(journal);
     let journal = Arc::new(journal.expect("the journal can be written"));
     let next = Arc::new(AtomicU64::new(0));
@@ -145,7 +174,10 @@ async fn load(file: &str, journal: &str, cycle: u64, synchronous: Synchronous) -
         let (store, journal, next) = (store.clone(), Arc::clone(&journal), Arc::clone(&next));
         tokio::spawn(async move {
             loop {
-                let message = Message { cycle, number: next.fetch_add(1, Relaxed) };
+                let message = Message {
+                    cycle,
+                    number: next.fetch_add(1, Relaxed),
+                };
                 if let Err(error) = work(&store, &journal, message).await {
                     return error;
                 }
@@ -165,7 +197,9 @@ async fn work(store: &SqliteStore, journal: &File, message: Message) -> Result<(
         // One write: lines do not mix, and what is written survives the end of this process.
         let line = format!("{} {} {}\n", message.cycle, message.number, step as u8);
         let mut journal = journal;
-        journal.write_all(line.as_bytes()).expect("the journal is on a good disk");
+        journal
+            .write_all(line.as_bytes())
+            .expect("the journal is on a good disk");
     }
     Ok(())
 }
@@ -173,13 +207,29 @@ async fn work(store: &SqliteStore, journal: &File, message: Message) -> Result<(
 /// Asks for a step until it is answered that it was taken.
 async fn take(store: &SqliteStore, message: Message, step: Step) -> Result<(), StoreError> {
     loop {
-        let command = Command { key: message.key(), operation: message.operation(step) };
-        match store.execute(vec![command]).await.pop().expect("one answer")? {
-            Reply::Applied { recreated: false } | Reply::Verdict { verdict: Verdict::Granted(_), .. } => {
+        let command = Command {
+            key: message.key(),
+            operation: message.operation(step),
+        };
+        match store
+            .execute(vec![command])
+            .await
+            .pop()
+            .expect("one answer")?
+        {
+            Reply::Applied { recreated: false }
+            | Reply::Verdict {
+                verdict: Verdict::Granted(_),
+                ..
+            } => {
                 return Ok(());
             }
-            // A released key is due in the millisecond after its release, and a fast store answers within it.
-            Reply::Verdict { verdict: Verdict::Busy { retry_in }, .. } if step == Step::ClaimedAgain => {
+            // A released key is due in the millisecond after its release, and a fast store answers
+            // within it.
+            Reply::Verdict {
+                verdict: Verdict::Busy { retry_in },
+                ..
+            } if step == Step::ClaimedAgain => {
                 tokio::time::sleep(retry_in).await;
             }
             other => panic!("{message:?} has no other owner, and {step:?} is answered {other:?}"),
@@ -193,11 +243,28 @@ fn answered(journal: &str) -> (u64, BTreeMap<Message, Step>) {
     for line in BufReader::new(File::open(journal).expect("there is a journal")).lines() {
         let line = line.expect("the journal can be read");
         let fields: Option<Vec<u64>> = line.split(' ').map(|field| field.parse().ok()).collect();
-        let Some([cycle, number, step]) = fields.as_deref() else { panic!("no line of a journal: {line}") };
-        let all = [Step::Absent, Step::Claimed, Step::Released, Step::ClaimedAgain, Step::Completed];
-        let step = all.into_iter().find(|known| *known as u64 == *step).expect("a known step");
+        let Some([cycle, number, step]) = fields.as_deref() else {
+            panic!("no line of a journal: {line}")
+        };
+        let all = [
+            Step::Absent,
+            Step::Claimed,
+            Step::Released,
+            Step::ClaimedAgain,
+            Step::Completed,
+        ];
+        let step = all
+            .into_iter()
+            .find(|known| *known as u64 == *step)
+            .expect("a known step");
         answers += 1;
-        last.insert(Message { cycle: *cycle, number: *number }, step);
+        last.insert(
+            Message {
+                cycle: *cycle,
+                number: *number,
+            },
+            step,
+        );
     }
     (answers, last)
 }
@@ -215,7 +282,9 @@ async fn check(file: &str, journal: &str) -> ExitCode {
     let (mut lost, mut unanswered) = (0, 0_u64);
     let messages: Vec<(&Message, &Step)> = last.iter().collect();
     for messages in messages.chunks(LOOK_KEYS) {
-        let snapshot = store.read(messages.iter().map(|(message, _)| message.key()).collect()).await;
+        let snapshot = store
+            .read(messages.iter().map(|(message, _)| message.key()).collect())
+            .await;
         for ((message, answered), snapshot) in messages.iter().zip(snapshot) {
             let snapshot = snapshot.expect("the file can be read");
             let found = message.step(snapshot.as_ref().map(|snapshot| &snapshot.record));
@@ -234,5 +303,9 @@ async fn check(file: &str, journal: &str) -> ExitCode {
         "{answers} answers about {} keys, {lost} lost, {unanswered} keys further than answered",
         last.len()
     );
-    if lost == 0 && answers > 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    if lost == 0 && answers > 0 {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    }
 }

@@ -14,17 +14,27 @@ const LEASE: Duration = Duration::from_millis(600);
 /// Small, so that a kill hits messages in flight, and others that are confirmed and not marked.
 const BATCH: u32 = 20;
 
-/// Arguments: the URL of the database, the address of Kafka or the URL of an SQS server, the name of the outbox.
+/// Arguments: the URL of the database, the address of Kafka or the URL of an SQS server, the name
+/// of the outbox.
 #[tokio::main]
 async fn main() -> Result<(), BoxError> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let [url, broker, name] = arguments.as_slice() else { return Err("relay URL BROKER NAME".into()) };
+    let [url, broker, name] = arguments.as_slice() else {
+        return Err("relay URL BROKER NAME".into());
+    };
     let outbox = PostgresStore::connect(url).await?.outbox(name)?;
     let relay = if broker.starts_with("http") {
-        Relay::new(outbox, SqsPublisher::from_client(Sqs::at(broker).client().clone()))
+        Relay::new(
+            outbox,
+            SqsPublisher::from_client(Sqs::at(broker).client().clone()),
+        )
     } else {
         Relay::new(outbox, KafkaPublisher::new(broker))
     };
-    relay.batch(BATCH).lease(LEASE).run_until(shutdown_signal()).await?;
+    relay
+        .batch(BATCH)
+        .lease(LEASE)
+        .run_until(shutdown_signal())
+        .await?;
     Ok(())
 }

@@ -63,11 +63,20 @@ async fn main() -> Result<(), BoxError> {
         return Err("result_worker FOLDER SCOPE POINT".into());
     };
     let place = Path::new(place);
-    let store = SqliteStore::builder(place.join("records.db")).open().await?;
-    let results = Deadly { results: ObjectResults::folder(place.join("results"))?, point: point.clone() };
+    let store = SqliteStore::builder(place.join("records.db"))
+        .open()
+        .await?;
+    let results = Deadly {
+        results: ObjectResults::folder(place.join("results"))?,
+        point: point.clone(),
+    };
     let ledger = Ledger::open(place.join("ledger"));
     let gate = Gate::new(scope, Key::json(["id"]), store).large_results(results);
-    let message = Message::new("orders", Origin::Other("a test".into()), Some(r#"{"id":1}"#.into()));
+    let message = Message::new(
+        "orders",
+        Origin::Other("a test".into()),
+        Some(r#"{"id":1}"#.into()),
+    );
     loop {
         match gate.enter(&message).await? {
             Entry::Granted(lease) => {

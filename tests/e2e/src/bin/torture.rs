@@ -1,4 +1,5 @@
-//! Runs workers under faults for as long as one likes, and judges every run. `scripts/torture` calls it.
+//! Runs workers under faults for as long as one likes, and judges every run. `scripts/torture`
+//! calls it.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -75,14 +76,21 @@ fn settings() -> Result<Settings, String> {
             settings.json = true;
             continue;
         }
-        let value = arguments.next().ok_or_else(|| format!("{name} needs a value\n\n{USAGE}"))?;
-        let number = || value.parse::<u64>().map_err(|_| format!("{name} needs a number, not {value:?}"));
+        let value = arguments
+            .next()
+            .ok_or_else(|| format!("{name} needs a value\n\n{USAGE}"))?;
+        let number = || {
+            value
+                .parse::<u64>()
+                .map_err(|_| format!("{name} needs a number, not {value:?}"))
+        };
         match name.as_str() {
             "--minutes" => settings.minutes = number()?,
             "--seed" => settings.seed = number()?,
             "--store" => {
                 let kind = serde_json::from_value(serde_json::Value::String(value.clone()));
-                settings.stores = vec![kind.map_err(|_| format!("there is no store {value:?}\n\n{USAGE}"))?];
+                settings.stores =
+                    vec![kind.map_err(|_| format!("there is no store {value:?}\n\n{USAGE}"))?];
             }
             "--faults" => {
                 settings.faults = value.split(',').map(str::parse).collect::<Result<_, _>>()?;
@@ -110,7 +118,9 @@ impl Plans {
         let mut rng = Rng::with_seed(settings.seed);
         let of = |store: &StoreKind| {
             let store = *store;
-            let of_programs = Fault::of_programs(store, true).into_iter().filter(|one| one.needs_programs());
+            let of_programs = Fault::of_programs(store, true)
+                .into_iter()
+                .filter(|one| one.needs_programs());
             let faults = Fault::of(store, true).into_iter().chain(of_programs);
             faults.map(move |fault| (store, RunKind::Alone(fault)))
         };
@@ -119,13 +129,22 @@ impl Plans {
         let many = |kind| settings.stores.iter().map(move |store| (*store, kind));
         let kinds = if settings.faults.is_empty() {
             // After every few runs of one fault comes one of many.
-            let mut many_in_turn = many(RunKind::Many).chain(many(RunKind::ManyOfPrograms)).cycle();
+            let mut many_in_turn = many(RunKind::Many)
+                .chain(many(RunKind::ManyOfPrograms))
+                .cycle();
             let few = alone.chunks(ALONE_BETWEEN_MANY);
-            few.flat_map(|few| few.iter().copied().chain(many_in_turn.next())).collect()
+            few.flat_map(|few| few.iter().copied().chain(many_in_turn.next()))
+                .collect()
         } else {
             many(RunKind::Many).collect()
         };
-        Self { settings, programs, rng, kinds, next: 0 }
+        Self {
+            settings,
+            programs,
+            rng,
+            kinds,
+            next: 0,
+        }
     }
 
     /// Whether neither faults nor stores were left out.
@@ -139,17 +158,27 @@ impl Plans {
             format!("{kind} on {}", format!("{store:?}").to_lowercase())
         };
         let done = self.kinds.get(..self.next).unwrap_or(&self.kinds);
-        let left: BTreeSet<String> =
-            self.kinds.iter().filter(|kind| !done.contains(kind)).map(name).collect();
+        let left: BTreeSet<String> = self
+            .kinds
+            .iter()
+            .filter(|kind| !done.contains(kind))
+            .map(name)
+            .collect();
         if left.is_empty() {
             return String::new();
         }
-        format!(" Without a run of their own: {}.", left.into_iter().collect::<Vec<_>>().join(", "))
+        format!(
+            " Without a run of their own: {}.",
+            left.into_iter().collect::<Vec<_>>().join(", ")
+        )
     }
 
     fn next(&mut self) -> (String, Plan) {
-        let (store, kind) =
-            self.kinds.get(self.next % self.kinds.len()).copied().expect("there are kinds of runs");
+        let (store, kind) = self
+            .kinds
+            .get(self.next % self.kinds.len())
+            .copied()
+            .expect("there are kinds of runs");
         self.next += 1;
         let seed = self.rng.u64(..);
         let (worker, oncegate) = self.programs.clone();
@@ -159,30 +188,65 @@ impl Plans {
             RunKind::Many => chosen.iter().any(|fault| fault.needs_programs()),
             RunKind::ManyOfPrograms => true,
         };
-        let possible = if has_programs { Fault::of_programs(store, true) } else { Fault::of(store, true) };
+        let possible = if has_programs {
+            Fault::of_programs(store, true)
+        } else {
+            Fault::of(store, true)
+        };
         let (name, plan) = match kind {
-            RunKind::Alone(fault) => {
-                (kind.to_string(), Plan::each_once(seed, store, vec![fault; REPEATS], worker))
-            }
-            RunKind::Many | RunKind::ManyOfPrograms if chosen.is_empty() => {
-                (kind.to_string(), Plan::random(seed, store, &possible, STEPS, worker))
-            }
+            RunKind::Alone(fault) => (
+                kind.to_string(),
+                Plan::each_once(seed, store, vec![fault; REPEATS], worker),
+            ),
+            RunKind::Many | RunKind::ManyOfPrograms if chosen.is_empty() => (
+                kind.to_string(),
+                Plan::random(seed, store, &possible, STEPS, worker),
+            ),
             RunKind::Many | RunKind::ManyOfPrograms => {
-                let faults: Vec<Fault> =
-                    chosen.iter().copied().filter(|one| possible.contains(one)).collect();
-                let name = faults.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
-                (name, Plan::each_once(seed, store, faults.repeat(REPEATS), worker))
+                let faults: Vec<Fault> = chosen
+                    .iter()
+                    .copied()
+                    .filter(|one| possible.contains(one))
+                    .collect();
+                let name = faults
+                    .iter()
+                    .map(ToString::to_string)
+                    .collect::<Vec<_>>()
+                    .join(", ");
+                (
+                    name,
+                    Plan::each_once(seed, store, faults.repeat(REPEATS), worker),
+                )
             }
         };
-        (name, if has_programs { plan.of_programs(oncegate) } else { plan })
+        (
+            name,
+            if has_programs {
+                plan.of_programs(oncegate)
+            } else {
+                plan
+            },
+        )
     }
 }
 
 fn tell(json: bool, name: &str, report: &Report) {
     if json {
-        println!("{}", serde_json::to_string(report).expect("a report is plain data"));
+        println!(
+            "{}",
+            serde_json::to_string(report).expect("a report is plain data")
+        );
     }
-    let Report { seed, store, messages, extra_effects, violations, seconds, surprises, .. } = report;
+    let Report {
+        seed,
+        store,
+        messages,
+        extra_effects,
+        violations,
+        seconds,
+        surprises,
+        ..
+    } = report;
     eprintln!(
         "{seconds:>4} s  {store:?}, {name}: {messages} messages, {extra_effects} second effects, {} violations, \
          {} surprises (seed {seed})",
@@ -214,10 +278,17 @@ async fn main() -> ExitCode {
             return ExitCode::from(2);
         }
     };
-    let (json, minutes, seed, report_to) =
-        (settings.json, settings.minutes, settings.seed, settings.report.clone());
+    let (json, minutes, seed, report_to) = (
+        settings.json,
+        settings.minutes,
+        settings.seed,
+        settings.report.clone(),
+    );
     let here = std::env::current_exe().expect("a program knows where it is");
-    let programs = (here.with_file_name("fire_worker"), here.with_file_name("oncegate"));
+    let programs = (
+        here.with_file_name("fire_worker"),
+        here.with_file_name("oncegate"),
+    );
     let mut plans = Plans::new(settings, programs);
     eprintln!("seed {seed}");
     let mut broker = KafkaBroker::start_for_long().await;
@@ -250,5 +321,9 @@ async fn main() -> ExitCode {
     // Once every kind of run has had its turn, what was not reached was not tested.
     let is_complete = plans.is_about_everything() && runs >= plans.kinds.len();
     let proves_nothing = is_complete && !summary.unreached().is_empty();
-    if summary.violations.is_empty() && !proves_nothing { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    if summary.violations.is_empty() && !proves_nothing {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    }
 }

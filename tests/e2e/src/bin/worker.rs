@@ -1,5 +1,5 @@
-//! A worker process for the tests that kill or stop it: charges payments from a topic or a queue, and writes each
-//! charge into a ledger. It ends at a SIGTERM, and at once at a second one.
+//! A worker process for the tests that kill or stop it: charges payments from a topic or a queue,
+//! and writes each charge into a ledger. It ends at a SIGTERM, and at once at a second one.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,7 +10,9 @@ use oncegate::kafka::{KafkaDeadLetters, KafkaSource};
 use oncegate::redis::RedisStore;
 use oncegate::source::Source;
 use oncegate::sqs::SqsSource;
-use oncegate::{Attempt, BoxError, Consumer, Failure, Gate, Handler, Key, Message, shutdown_signal};
+use oncegate::{
+    Attempt, BoxError, Consumer, Failure, Gate, Handler, Key, Message, shutdown_signal,
+};
 use oncegate_testkit::Ledger;
 
 /// How long a charge takes before and after its effect: a kill at random hits either side.
@@ -34,7 +36,8 @@ struct Payment {
     how: How,
 }
 
-/// How a payment is charged. Those that are not usual write the beginning of each run into the ledger as well.
+/// How a payment is charged. Those that are not usual write the beginning of each run into the
+/// ledger as well.
 #[derive(Clone, Copy, Default, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum How {
@@ -54,7 +57,8 @@ impl Handler for Charge {
     async fn handle(&self, message: &Message, attempt: &Attempt) -> Result<String, Failure> {
         let payment: Payment = message.json()?;
         if !matches!(payment.how, How::Usual) {
-            self.ledger.append(&format!("start {} {}", payment.order, attempt.number()));
+            self.ledger
+                .append(&format!("start {} {}", payment.order, attempt.number()));
         }
         match payment.how {
             How::Usual => tokio::time::sleep(BEFORE_THE_EFFECT).await,
@@ -77,8 +81,9 @@ const WAIT: Duration = Duration::from_secs(1);
 /// How many messages wait in a worker of RabbitMQ.
 const PREFETCH: u16 = 16;
 
-/// Arguments: the store, the scope, the ledger's path, and `kafka` with brokers, topic, group and optionally the
-/// dead-letter topic, `sqs` with the queue's URL, or `amqp` with the broker's URI, the queue and optionally `in-order`.
+/// Arguments: the store, the scope, the ledger's path, and `kafka` with brokers, topic, group and
+/// optionally the dead-letter topic, `sqs` with the queue's URL, or `amqp` with the broker's URI,
+/// the queue and optionally `in-order`.
 #[tokio::main]
 async fn main() -> Result<(), BoxError> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -105,7 +110,9 @@ async fn main() -> Result<(), BoxError> {
     };
     let store: Arc<dyn Store> = Arc::new(RedisStore::connect(store).await?);
     let gate = Gate::new(*scope, Key::json(["order"]), store).lease(LEASE);
-    let handler = Charge { ledger: Ledger::open(*ledger) };
+    let handler = Charge {
+        ledger: Ledger::open(*ledger),
+    };
     let mut consumer = Consumer::new(source, gate, handler)
         .concurrency(8)
         .max_attempts(MAX_ATTEMPTS)

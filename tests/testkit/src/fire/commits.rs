@@ -22,17 +22,24 @@ pub(super) async fn commits(kafka: &Kafka, group: &str, topic: &str) -> Vec<Offs
         value.short()?;
         let offset = value.long()?;
         let at_ms = record.timestamp().to_millis()?;
-        of_group.then_some(OffsetCommit { partition, offset, at_ms })
+        of_group.then_some(OffsetCommit {
+            partition,
+            offset,
+            at_ms,
+        })
     };
     records.iter().filter_map(commit).collect()
 }
 
-/// The offsets that the group has committed for each partition of the topic, in the order in which the broker has taken
-/// them.
+/// The offsets that the group has committed for each partition of the topic, in the order in which
+/// the broker has taken them.
 pub async fn commits_of(kafka: &Kafka, group: &str, topic: &str) -> BTreeMap<i32, Vec<i64>> {
     let mut of_partition: BTreeMap<i32, Vec<i64>> = BTreeMap::new();
     for commit in commits(kafka, group, topic).await {
-        of_partition.entry(commit.partition).or_default().push(commit.offset);
+        of_partition
+            .entry(commit.partition)
+            .or_default()
+            .push(commit.offset);
     }
     of_partition
 }

@@ -14,8 +14,8 @@ use crate::proxy::Mode;
 /// A reply is lost behind fewer others than these.
 const PASSING_REPLIES: usize = 8;
 
-/// How many workers start when the store forgets everything: with those that are there, more than the topic has
-/// partitions.
+/// How many workers start when the store forgets everything: with those that are there, more than
+/// the topic has partitions.
 const FRESH_WORKERS: usize = 2;
 
 /// How long a broker that comes and goes is away, and how long it is back.
@@ -57,11 +57,14 @@ pub enum Fault {
     BrokerKill,
     /// The broker is stopped past the sessions, and goes on.
     BrokerStall,
-    /// The broker is killed and back for seconds, twice, and then stopped past the sessions, while a worker is replaced.
+    /// The broker is killed and back for seconds, twice, and then stopped past the sessions, while
+    /// a worker is replaced.
     BrokerFlap,
-    /// Workers on standard streams stop answering in the middle of a message, or answer after their time limit.
+    /// Workers on standard streams stop answering in the middle of a message, or answer after their
+    /// time limit.
     Hang,
-    /// SIGINT or SIGTERM reaches the whole process group of a program while a worker of it has a message.
+    /// SIGINT or SIGTERM reaches the whole process group of a program while a worker of it has a
+    /// message.
     GroupSignal,
 }
 
@@ -101,18 +104,25 @@ impl Fault {
         Self::GroupSignal,
     ];
 
-    /// Those that can happen to consumers with this store; `broker`: whether the broker belongs to this run.
+    /// Those that can happen to consumers with this store; `broker`: whether the broker belongs to
+    /// this run.
     #[must_use]
     pub fn of(store: StoreKind, broker: bool) -> Vec<Self> {
-        Self::possible(store, broker).filter(|fault| !fault.needs_programs()).collect()
+        Self::possible(store, broker)
+            .filter(|fault| !fault.needs_programs())
+            .collect()
     }
 
-    /// Those that can happen to programs of `oncegate run` with this store. They do not end themselves at a point, and
-    /// their calls of the store, which tell when a loss of it would be noticed, are not recorded.
+    /// Those that can happen to programs of `oncegate run` with this store. They do not end
+    /// themselves at a point, and their calls of the store, which tell when a loss of it would be
+    /// noticed, are not recorded.
     #[must_use]
     pub fn of_programs(store: StoreKind, broker: bool) -> Vec<Self> {
-        let is_recorded = |fault: &Self| matches!(fault, Self::Crash | Self::Flush | Self::FlushFresh);
-        Self::possible(store, broker).filter(|fault| !is_recorded(fault)).collect()
+        let is_recorded =
+            |fault: &Self| matches!(fault, Self::Crash | Self::Flush | Self::FlushFresh);
+        Self::possible(store, broker)
+            .filter(|fault| !is_recorded(fault))
+            .collect()
     }
 
     /// Whether only programs of `oncegate run`, which start workers, can have it.
@@ -126,9 +136,13 @@ impl Fault {
             (Place::Broker, _) => broker,
             (Place::Nowhere | Place::Handler | Place::Worker, _) | (_, StoreKind::Redis) => true,
             (_, StoreKind::Sqlite) => false,
-            // A stopped server of PostgreSQL is many processes; silence on the wire is the same to a client.
+            // A stopped server of PostgreSQL is many processes; silence on the wire is the same to
+            // a client.
             (_, StoreKind::Postgres) => {
-                matches!(fault, Self::StoreKill | Self::Cut | Self::LostReplies | Self::Silence)
+                matches!(
+                    fault,
+                    Self::StoreKill | Self::Cut | Self::LostReplies | Self::Silence
+                )
             }
         };
         Self::ALL.into_iter().filter(can)
@@ -164,7 +178,9 @@ impl Fault {
         match self {
             Self::Handlers => Place::Nowhere,
             Self::Hang => Place::Handler,
-            Self::Kill | Self::Crash | Self::Freeze | Self::Rebalance | Self::GroupSignal => Place::Worker,
+            Self::Kill | Self::Crash | Self::Freeze | Self::Rebalance | Self::GroupSignal => {
+                Place::Worker
+            }
             Self::StoreKill
             | Self::StoreStall
             | Self::Flush
@@ -200,7 +216,9 @@ impl Fault {
         match self {
             Self::Handlers => stage.note(self.name(), 0),
             Self::Kill => {
-                let Some(mut worker) = stage.some_worker().map(|index| stage.workers.swap_remove(index))
+                let Some(mut worker) = stage
+                    .some_worker()
+                    .map(|index| stage.workers.swap_remove(index))
                 else {
                     return;
                 };
@@ -213,8 +231,12 @@ impl Fault {
                 stage.start_doomed_worker();
             }
             Self::Freeze => {
-                let Some(index) = stage.some_worker() else { return };
-                let Some(worker) = stage.workers.get_mut(index) else { return };
+                let Some(index) = stage.some_worker() else {
+                    return;
+                };
+                let Some(worker) = stage.workers.get_mut(index) else {
+                    return;
+                };
                 worker.process.signal("STOP");
                 worker.is_frozen = true;
                 let pid = worker.process.id();
@@ -256,7 +278,10 @@ impl Fault {
             Self::LostReplies => stage.lose_a_reply(),
             Self::Silence => stage.wire(Mode::HoldAll),
             Self::BrokerKill => stage.broker.iter_mut().for_each(|broker| broker.kill()),
-            Self::BrokerStall => stage.broker.iter_mut().for_each(|broker| broker.process().signal("STOP")),
+            Self::BrokerStall => stage
+                .broker
+                .iter_mut()
+                .for_each(|broker| broker.process().signal("STOP")),
             _ => {}
         }
     }
@@ -292,7 +317,10 @@ impl Fault {
                 }
             }
             Self::BrokerStall | Self::BrokerFlap => {
-                stage.broker.iter_mut().for_each(|broker| broker.process().signal("CONT"));
+                stage
+                    .broker
+                    .iter_mut()
+                    .for_each(|broker| broker.process().signal("CONT"));
             }
             Self::FlushFresh => {
                 stage.until_the_watches_have_looked().await;
@@ -302,14 +330,22 @@ impl Fault {
             Self::Flush => stage.until_the_watches_have_looked().await,
             Self::Handlers | Self::Kill | Self::ScriptFlush | Self::Hang | Self::GroupSignal => {}
         }
-        stage.history.note_of(0, Occurrence::FaultEnds { fault: self.name().to_owned() });
+        stage.history.note_of(
+            0,
+            Occurrence::FaultEnds {
+                fault: self.name().to_owned(),
+            },
+        );
     }
 }
 
 impl Stage<'_> {
     /// Asks a worker to end. It leaves in its own time; faults of others may keep it.
     fn one_leaves(&mut self) {
-        let Some(mut worker) = self.some_worker().map(|index| self.workers.swap_remove(index)) else {
+        let Some(mut worker) = self
+            .some_worker()
+            .map(|index| self.workers.swap_remove(index))
+        else {
             return;
         };
         if worker.process.try_wait().is_none() {
@@ -321,25 +357,42 @@ impl Stage<'_> {
     async fn forget_everything(&self) {
         self.note(STORE_LOSS, 0);
         self.tell_redis(&["FLUSHALL", "SYNC"]).await;
-        self.history.note_of(0, Occurrence::FaultEnds { fault: STORE_LOSS.to_owned() });
+        self.history.note_of(
+            0,
+            Occurrence::FaultEnds {
+                fault: STORE_LOSS.to_owned(),
+            },
+        );
     }
 
     /// Kills the broker twice, with seconds in between in which members come back, and stops it.
     async fn flap_the_broker(&mut self) {
         for _ in 0..2 {
-            let Some(broker) = &mut self.broker else { return };
+            let Some(broker) = &mut self.broker else {
+                return;
+            };
             broker.kill();
             tokio::time::sleep(BROKER_AWAY).await;
             broker.start_again().await;
-            if let Some(mut worker) = self.some_worker().map(|index| self.workers.swap_remove(index)) {
+            if let Some(mut worker) = self
+                .some_worker()
+                .map(|index| self.workers.swap_remove(index))
+            {
                 self.note(Fault::Kill.name(), worker.process.id());
                 worker.process.kill();
                 self.start_worker(None);
-                self.history.note_of(0, Occurrence::FaultEnds { fault: Fault::Kill.name().to_owned() });
+                self.history.note_of(
+                    0,
+                    Occurrence::FaultEnds {
+                        fault: Fault::Kill.name().to_owned(),
+                    },
+                );
             }
             tokio::time::sleep(BROKER_BACK).await;
         }
-        self.broker.iter_mut().for_each(|broker| broker.process().signal("STOP"));
+        self.broker
+            .iter_mut()
+            .for_each(|broker| broker.process().signal("STOP"));
     }
 
     fn wire(&self, mode: Mode) {
@@ -348,7 +401,8 @@ impl Stage<'_> {
         }
     }
 
-    /// The next one, or one further behind: the first replies of a pipeline may arrive and the others not.
+    /// The next one, or one further behind: the first replies of a pipeline may arrive and the
+    /// others not.
     fn lose_a_reply(&mut self) {
         let passing = self.rng.usize(..PASSING_REPLIES);
         if let Some(proxy) = &self.proxy {
@@ -363,12 +417,17 @@ impl Stage<'_> {
     }
 
     async fn tell_redis(&self, words: &[&str]) {
-        let Server::Redis(server) = &self.server else { return };
+        let Server::Redis(server) = &self.server else {
+            return;
+        };
         let mut command = ::redis::Cmd::new();
         words.iter().for_each(|word| {
             command.arg(*word);
         });
-        let () = command.query_async(&mut server.connection().await).await.expect("Redis obeys");
+        let () = command
+            .query_async(&mut server.connection().await)
+            .await
+            .expect("Redis obeys");
     }
 }
 

@@ -1,14 +1,16 @@
-//! Fault-injection runs: real worker processes consume while faults hit them, their store, their broker and the
-//! network between. `oncegate_testing::promise` records what they do and judges it, as it does for a store or source of
-//! others.
+//! Fault-injection runs: real worker processes consume while faults hit them, their store, their
+//! broker and the network between. `oncegate_testing::promise` records what they do and judges it,
+//! as it does for a store or source of others.
 //!
 //! - `work` is a worker process; its store, source, dead letters and handler record what they do.
-//! - `programs` are members of the other form: `oncegate run`, with `stdio`, a worker on standard streams, which may hang.
-//!   Their calls of the store are not recorded, so `outside` judges what they did by what can be seen from the outside.
+//! - `programs` are members of the other form: `oncegate run`, with `stdio`, a worker on standard
+//!   streams, which may hang. Their calls of the store are not recorded, so `outside` judges what
+//!   they did by what can be seen from the outside.
 //! - `stage` has the servers and the workers, `faults` are what happens to them, `run` is one run.
 //! - `points` makes a worker end or stop at a step of a message.
 //! - `zombie` is a worker by itself, which is stopped between two steps and goes on too late.
-//! - `commits` is the broker's own log of commits, and `sink` a downstream system that checks fencing tokens.
+//! - `commits` is the broker's own log of commits, and `sink` a downstream system that checks
+//!   fencing tokens.
 
 mod commits;
 mod faults;

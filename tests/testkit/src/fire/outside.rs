@@ -1,7 +1,9 @@
-//! The judgement of programs whose calls of the store are not recorded: by what workers, ledger and broker have seen.
+//! The judgement of programs whose calls of the store are not recorded: by what workers, ledger and
+//! broker have seen.
 //!
-//! A second effect must be explained by a fault that the *first* run met: its worker hung, or it fell into the time of a
-//! fault of its member or of the store. A signal to the process group and a fault of the broker explain none.
+//! A second effect must be explained by a fault that the *first* run met: its worker hung, or it
+//! fell into the time of a fault of its member or of the store. A signal to the process group and a
+//! fault of the broker explain none.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -17,7 +19,8 @@ use crate::ledger::Effect;
 
 /// What programs and their workers have left behind.
 pub(super) struct Seen<'a> {
-    /// As of recorded members; what needs their calls of the store and their acks is not asked of it.
+    /// As of recorded members; what needs their calls of the store and their acks is not asked of
+    /// it.
     pub(super) evidence: &'a Evidence,
     /// The ledger, in its order.
     pub(super) ledger: &'a [Effect],
@@ -25,7 +28,8 @@ pub(super) struct Seen<'a> {
     pub(super) members: &'a BTreeMap<u32, u32>,
 }
 
-/// How long after its begin a run may be cut off: at its time limit, or when its process is killed as hung.
+/// How long after its begin a run may be cut off: at its time limit, or when its process is killed
+/// as hung.
 const RUN_MOST: Duration = TIME_LIMIT.saturating_add(PROGRAM_LEASE);
 /// The broker's clock is this machine's, in whole milliseconds.
 const LEEWAY_MS: i64 = 5;
@@ -48,7 +52,9 @@ impl Hit {
     fn concerns(&self, member: Option<u32>) -> bool {
         match self.fault.place() {
             Place::Store | Place::Wire => true,
-            Place::Worker => matches!(self.fault, Fault::Kill | Fault::Freeze) && member == Some(self.pid),
+            Place::Worker => {
+                matches!(self.fault, Fault::Kill | Fault::Freeze) && member == Some(self.pid)
+            }
             Place::Nowhere | Place::Handler | Place::Broker => false,
         }
     }
@@ -66,10 +72,17 @@ fn hits(entries: &[Entry]) -> Vec<Hit> {
         match what {
             Occurrence::FaultBegins { fault } => {
                 let Ok(fault) = fault.parse() else { continue };
-                hits.push(Hit { fault, pid: *pid, from_us: *at_us, to_us: u64::MAX });
+                hits.push(Hit {
+                    fault,
+                    pid: *pid,
+                    from_us: *at_us,
+                    to_us: u64::MAX,
+                });
             }
             Occurrence::FaultEnds { fault } => {
-                let open = hits.iter_mut().filter(|hit| hit.fault.name() == fault && hit.to_us == u64::MAX);
+                let open = hits
+                    .iter_mut()
+                    .filter(|hit| hit.fault.name() == fault && hit.to_us == u64::MAX);
                 open.for_each(|hit| hit.to_us = *at_us);
             }
             _ => {}
@@ -93,9 +106,21 @@ fn runs(entries: &[Entry]) -> Vec<GivenRun<'_>> {
     let mut runs: Vec<GivenRun<'_>> = Vec::new();
     for Entry { at_us, pid, what } in entries {
         match what {
-            Occurrence::Begun { key, origin, attempt, .. } => {
+            Occurrence::Begun {
+                key,
+                origin,
+                attempt,
+                ..
+            } => {
                 let (pid, attempt, begun_us) = (*pid, *attempt, *at_us);
-                runs.push(GivenRun { pid, key, origin, attempt, begun_us, ended: None });
+                runs.push(GivenRun {
+                    pid,
+                    key,
+                    origin,
+                    attempt,
+                    begun_us,
+                    ended: None,
+                });
             }
             Occurrence::Ended { outcome, .. } => {
                 if let Some(run) = runs.iter_mut().rfind(|run| run.pid == *pid) {
@@ -116,21 +141,31 @@ impl GivenRun<'_> {
     /// Whether a fault explains that its answer was not stored.
     fn is_excused(&self, hits: &[Hit], members: &BTreeMap<u32, u32>) -> bool {
         let member = members.get(&self.pid).copied();
-        // What was on its way when it ended, or when the fault did, arrives within a lease or counts as lost.
-        let until_us =
-            self.ended.map_or(self.begun_us + micros(RUN_MOST), |(at_us, _)| at_us) + micros(PROGRAM_LEASE);
+        // What was on its way when it ended, or when the fault did, arrives within a lease or
+        // counts as lost.
+        let until_us = self
+            .ended
+            .map_or(self.begun_us + micros(RUN_MOST), |(at_us, _)| at_us)
+            + micros(PROGRAM_LEASE);
         let overlaps = |hit: &Hit| {
-            hit.from_us <= until_us && self.begun_us <= hit.to_us.saturating_add(micros(PROGRAM_LEASE))
+            hit.from_us <= until_us
+                && self.begun_us <= hit.to_us.saturating_add(micros(PROGRAM_LEASE))
         };
         matches!(self.outcome(), Some(HUNG | LATE))
             || hits.iter().any(|hit| hit.concerns(member) && overlaps(hit))
     }
 }
 
-/// Judges programs: what needs no recorded store by the judge of the promise, effects by the judge of effects, and what
-/// concerns their workers here.
+/// Judges programs: what needs no recorded store by the judge of the promise, effects by the judge
+/// of effects, and what concerns their workers here.
 pub(super) fn judge_programs(seen: &Seen<'_>) -> PromiseReport {
-    let Evidence { entries, records, max_attempts, hung, .. } = seen.evidence;
+    let Evidence {
+        entries,
+        records,
+        max_attempts,
+        hung,
+        ..
+    } = seen.evidence;
     let mut report = judge(&Evidence {
         entries: entries.clone(),
         records: records.clone(),
@@ -151,13 +186,17 @@ pub(super) fn judge_programs(seen: &Seen<'_>) -> PromiseReport {
             hit.fault == Fault::GroupSignal
                 && member == Some(hit.pid)
                 && run.begun_us < hit.from_us
-                && run.ended.is_some_and(|(at_us, outcome)| at_us > hit.from_us && outcome == SUCCEEDED)
+                && run
+                    .ended
+                    .is_some_and(|(at_us, outcome)| at_us > hit.from_us && outcome == SUCCEEDED)
         };
         hits.iter().any(during)
     };
     let finished = runs.iter().filter(is_signalled).count() as u64;
     if finished > 0 {
-        report.reached.insert("run finished after a group signal".to_owned(), finished);
+        report
+            .reached
+            .insert("run finished after a group signal".to_owned(), finished);
     }
     report
 }
@@ -169,34 +208,62 @@ fn found(report: &mut PromiseReport, invariant: &'static str, what: String) {
 /// S2: what was produced has had its effect, or is in the dead letters.
 fn lost(evidence: &Evidence, report: &mut PromiseReport) {
     let given_up = keys_in_dead_letters(evidence);
-    let is_given_up = |key: &Option<String>| key.as_ref().is_some_and(|key| given_up.contains(key.as_str()));
+    let is_given_up = |key: &Option<String>| {
+        key.as_ref()
+            .is_some_and(|key| given_up.contains(key.as_str()))
+    };
     let open = || {
         let is_buried = |origin: &String| evidence.dead_letters.contains(origin);
-        evidence.produced.iter().filter(move |one| !is_buried(&one.origin))
+        evidence
+            .produced
+            .iter()
+            .filter(move |one| !is_buried(&one.origin))
     };
     let wanted: BTreeSet<EffectName> = open()
         .filter(|one| one.key.is_some() && !is_given_up(&one.key))
         .map(|one| one.effect.clone())
         .collect();
-    let allowed = evidence.produced.iter().map(|one| one.effect.clone()).collect();
+    let allowed = evidence
+        .produced
+        .iter()
+        .map(|one| one.effect.clone())
+        .collect();
     for effect in judge_effects(&wanted, &allowed, &evidence.effects, |_| u64::MAX).lost {
-        found(report, "S2", format!("{effect} has no effect and no dead letter"));
+        found(
+            report,
+            "S2",
+            format!("{effect} has no effect and no dead letter"),
+        );
     }
     for one in open().filter(|one| one.key.is_none()) {
-        found(report, "S2", format!("{} has no key and no dead letter", one.origin));
+        found(
+            report,
+            "S2",
+            format!("{} has no key and no dead letter", one.origin),
+        );
     }
 }
 
 fn keys_in_dead_letters(evidence: &Evidence) -> BTreeSet<&str> {
-    let buried = evidence.produced.iter().filter(|one| evidence.dead_letters.contains(&one.origin));
+    let buried = evidence
+        .produced
+        .iter()
+        .filter(|one| evidence.dead_letters.contains(&one.origin));
     buried.filter_map(|one| one.key.as_deref()).collect()
 }
 
-/// S8: each run that had its effect, but the last one of its event, is one whose answer a fault has kept from being stored.
-fn second_effects(seen: &Seen<'_>, runs: &[GivenRun<'_>], hits: &[Hit], report: &mut PromiseReport) {
+/// S8: each run that had its effect, but the last one of its event, is one whose answer a fault has
+/// kept from being stored.
+fn second_effects(
+    seen: &Seen<'_>,
+    runs: &[GivenRun<'_>],
+    hits: &[Hit],
+    report: &mut PromiseReport,
+) {
     let keyed = seen.evidence.produced.iter();
-    let keys: BTreeMap<&str, &str> =
-        keyed.filter_map(|one| Some((one.effect.event.as_str(), one.key.as_deref()?))).collect();
+    let keys: BTreeMap<&str, &str> = keyed
+        .filter_map(|one| Some((one.effect.event.as_str(), one.key.as_deref()?)))
+        .collect();
     let mut of_event: BTreeMap<&str, Vec<&Effect>> = BTreeMap::new();
     for effect in seen.ledger {
         let event = effect.effect.split('/').next().unwrap_or_default();
@@ -204,33 +271,60 @@ fn second_effects(seen: &Seen<'_>, runs: &[GivenRun<'_>], hits: &[Hit], report: 
     }
     let run_of = |event: &str, effect: &Effect| {
         let key = keys.get(event)?;
-        let is_it =
-            |run: &&GivenRun<'_>| run.pid == effect.pid && run.key == *key && run.begun_us <= effect.at_us;
+        let is_it = |run: &&GivenRun<'_>| {
+            run.pid == effect.pid && run.key == *key && run.begun_us <= effect.at_us
+        };
         runs.iter().rfind(is_it)
     };
     let explanations = |event: &&str| {
         let effects = of_event.get(event).map_or(&[][..], Vec::as_slice);
-        let mut runs: Vec<_> = effects.iter().filter_map(|effect| run_of(event, effect)).collect();
+        let mut runs: Vec<_> = effects
+            .iter()
+            .filter_map(|effect| run_of(event, effect))
+            .collect();
         // A run that was taken over may have its effect after the run that took over.
         runs.sort_by_key(|run| run.begun_us);
         let but_last = runs.split_last().map_or(&[][..], |(_, others)| others);
-        but_last.iter().filter(|run| run.is_excused(hits, seen.members)).count() as u64
+        but_last
+            .iter()
+            .filter(|run| run.is_excused(hits, seen.members))
+            .count() as u64
     };
-    let times = of_event.iter().map(|(event, effects)| (*event, effects.len() as u64)).collect();
-    let judged = judge_effects(&BTreeSet::new(), &keys.keys().copied().collect(), &times, explanations);
+    let times = of_event
+        .iter()
+        .map(|(event, effects)| (*event, effects.len() as u64))
+        .collect();
+    let judged = judge_effects(
+        &BTreeSet::new(),
+        &keys.keys().copied().collect(),
+        &times,
+        explanations,
+    );
     for event in &judged.unasked {
-        found(report, "S8", format!("{event} had an effect, and no message asked for it"));
+        found(
+            report,
+            "S8",
+            format!("{event} had an effect, and no message asked for it"),
+        );
     }
     for one in judged.unexplained() {
         let (event, times, explained) = (one.effect, one.times, one.explained);
-        found(report, "S8", format!("{event} had its effect {times} times, {explained} of them explained"));
+        found(
+            report,
+            "S8",
+            format!("{event} had its effect {times} times, {explained} of them explained"),
+        );
     }
     report.second_effects = judged.second_effects();
 }
 
-/// S8: a worker finishes the message that it has, unless it or its member is hit by a fault that ends it.
+/// S8: a worker finishes the message that it has, unless it or its member is hit by a fault that
+/// ends it.
 fn cut_off(seen: &Seen<'_>, runs: &[GivenRun<'_>], hits: &[Hit], report: &mut PromiseReport) {
-    for run in runs.iter().filter(|run| run.ended.is_none() && !run.is_excused(hits, seen.members)) {
+    for run in runs
+        .iter()
+        .filter(|run| run.ended.is_none() && !run.is_excused(hits, seen.members))
+    {
         let GivenRun { pid, origin, .. } = run;
         found(
             report,
@@ -240,18 +334,36 @@ fn cut_off(seen: &Seen<'_>, runs: &[GivenRun<'_>], hits: &[Hit], report: &mut Pr
     }
 }
 
-/// S10 and S11, from the broker's own log of commits: what is below one has had its effect by then, or is a dead letter.
+/// S10 and S11, from the broker's own log of commits: what is below one has had its effect by then,
+/// or is a dead letter.
 fn commits(seen: &Seen<'_>, report: &mut PromiseReport) {
-    let Evidence { topic, commits, produced, dead_letters, .. } = seen.evidence;
+    let Evidence {
+        topic,
+        commits,
+        produced,
+        dead_letters,
+        ..
+    } = seen.evidence;
     let given_up = keys_in_dead_letters(seen.evidence);
     let mut paid_at: BTreeMap<&str, i64> = BTreeMap::new();
     for Effect { effect, at_us, .. } in seen.ledger {
-        paid_at.entry(effect).or_insert(i64::try_from(at_us / 1_000).unwrap_or(i64::MAX));
+        paid_at
+            .entry(effect)
+            .or_insert(i64::try_from(at_us / 1_000).unwrap_or(i64::MAX));
     }
-    let by_origin: BTreeMap<&str, _> = produced.iter().map(|one| (one.origin.as_str(), one)).collect();
+    let by_origin: BTreeMap<&str, _> = produced
+        .iter()
+        .map(|one| (one.origin.as_str(), one))
+        .collect();
     let is_finished = |origin: &str, at_ms: i64| {
-        let Some(one) = by_origin.get(origin) else { return false };
-        let is_paid = || paid_at.get(one.effect.to_string().as_str()).is_some_and(|paid| *paid <= at_ms);
+        let Some(one) = by_origin.get(origin) else {
+            return false;
+        };
+        let is_paid = || {
+            paid_at
+                .get(one.effect.to_string().as_str())
+                .is_some_and(|paid| *paid <= at_ms)
+        };
         dead_letters.contains(origin)
             || one.key.as_deref().is_some_and(|key| given_up.contains(key))
             || is_paid()
@@ -261,43 +373,74 @@ fn commits(seen: &Seen<'_>, report: &mut PromiseReport) {
         let (partition, offset) = (commit.partition, commit.offset);
         let former = last.insert(partition, offset).unwrap_or(0);
         if former > offset {
-            found(report, "S11", format!("partition {partition}: {offset} was committed after {former}"));
+            found(
+                report,
+                "S11",
+                format!("partition {partition}: {offset} was committed after {former}"),
+            );
         }
         let mut below = (former..offset).map(|one| format!("{topic}/{partition}@{one}"));
-        if let Some(unfinished) = below.find(|origin| !is_finished(origin, commit.at_ms + LEEWAY_MS)) {
-            found(report, "S10", format!("{offset} was committed before {unfinished} was finished"));
+        if let Some(unfinished) =
+            below.find(|origin| !is_finished(origin, commit.at_ms + LEEWAY_MS))
+        {
+            found(
+                report,
+                "S10",
+                format!("{offset} was committed before {unfinished} was finished"),
+            );
         }
     }
 }
 
-/// S22: an attempt is counted only for a message that a worker was given. A member that dies or stands still, and a store
-/// that is away, may leave a claim without a run.
+/// S22: an attempt is counted only for a message that a worker was given. A member that dies or
+/// stands still, and a store that is away, may leave a claim without a run.
 fn attempts(runs: &[GivenRun<'_>], hits: &[Hit], report: &mut PromiseReport) {
     let mut given: BTreeMap<&str, usize> = BTreeMap::new();
     for run in runs {
         let before = given.entry(run.key).or_default();
-        let claims = hits.iter().filter(|hit| hit.leaves_claims() && hit.from_us <= run.begun_us).count();
+        let claims = hits
+            .iter()
+            .filter(|hit| hit.leaves_claims() && hit.from_us <= run.begun_us)
+            .count();
         if run.attempt as usize > *before + 1 + claims {
-            let GivenRun { origin, attempt, .. } = run;
-            let what =
-                format!("{origin} is at attempt {attempt}, and workers had its key {before} times before");
+            let GivenRun {
+                origin, attempt, ..
+            } = run;
+            let what = format!(
+                "{origin} is at attempt {attempt}, and workers had its key {before} times before"
+            );
             found(report, "S22", what);
         }
         *before += 1;
     }
 }
 
-/// S22: a message with a key is a dead letter only if a worker has given it up, or another content of its key was paid.
+/// S22: a message with a key is a dead letter only if a worker has given it up, or another content
+/// of its key was paid.
 fn given_up(evidence: &Evidence, runs: &[GivenRun<'_>], report: &mut PromiseReport) {
     let gave_up = runs.iter().filter(|run| run.outcome() == Some("gave_up"));
     let gave_up: BTreeSet<&str> = gave_up.map(|run| run.key).collect();
-    for one in evidence.produced.iter().filter(|one| evidence.dead_letters.contains(&one.origin)) {
-        let Some(key) = one.key.as_deref() else { continue };
+    for one in evidence
+        .produced
+        .iter()
+        .filter(|one| evidence.dead_letters.contains(&one.origin))
+    {
+        let Some(key) = one.key.as_deref() else {
+            continue;
+        };
         let EffectName { event, content } = &one.effect;
-        let other_is_paid =
-            || evidence.effects.keys().any(|paid| paid.event == *event && paid.content != *content);
+        let other_is_paid = || {
+            evidence
+                .effects
+                .keys()
+                .any(|paid| paid.event == *event && paid.content != *content)
+        };
         if !gave_up.contains(key) && !other_is_paid() {
-            found(report, "S22", format!("{} is a dead letter, and no worker gave it up", one.origin));
+            found(
+                report,
+                "S22",
+                format!("{} is a dead letter, and no worker gave it up", one.origin),
+            );
         }
     }
 }
@@ -308,7 +451,8 @@ mod tests {
 
     use super::*;
 
-    /// What one order has left behind: workers 7 and 8 are of the members 70 and 80. Times are in milliseconds.
+    /// What one order has left behind: workers 7 and 8 are of the members 70 and 80. Times are in
+    /// milliseconds.
     #[derive(Default)]
     struct Left {
         entries: Vec<Entry>,
@@ -319,53 +463,89 @@ mod tests {
 
     impl Left {
         fn at(mut self, at_ms: u64, pid: u32, what: Occurrence) -> Self {
-            self.entries.push(Entry { at_us: at_ms * 1_000, pid, what });
+            self.entries.push(Entry {
+                at_us: at_ms * 1_000,
+                pid,
+                what,
+            });
             self
         }
 
         fn begun(self, at_ms: u64, pid: u32, attempt: u32) -> Self {
             let (key, origin, content) = ("k".to_owned(), "t/0@0".to_owned(), "1".to_owned());
-            self.at(at_ms, pid, Occurrence::Begun { key, origin, attempt, fencing_token: None, content })
+            self.at(
+                at_ms,
+                pid,
+                Occurrence::Begun {
+                    key,
+                    origin,
+                    attempt,
+                    fencing_token: None,
+                    content,
+                },
+            )
         }
 
         fn ended(self, at_ms: u64, pid: u32, outcome: &str) -> Self {
             let (key, origin, outcome) = ("k".to_owned(), "t/0@0".to_owned(), outcome.to_owned());
-            self.at(at_ms, pid, Occurrence::Ended { key, origin, attempt: 1, outcome })
+            self.at(
+                at_ms,
+                pid,
+                Occurrence::Ended {
+                    key,
+                    origin,
+                    attempt: 1,
+                    outcome,
+                },
+            )
         }
 
         fn fault(self, fault: Fault, pid: u32, (from_ms, to_ms): (u64, u64)) -> Self {
             let fault = || fault.name().to_owned();
-            self.at(from_ms, pid, Occurrence::FaultBegins { fault: fault() }).at(
-                to_ms,
-                0,
-                Occurrence::FaultEnds { fault: fault() },
-            )
+            self.at(from_ms, pid, Occurrence::FaultBegins { fault: fault() })
+                .at(to_ms, 0, Occurrence::FaultEnds { fault: fault() })
         }
 
         fn paid(mut self, at_ms: u64, pid: u32) -> Self {
-            self.ledger.push(Effect { effect: "1/1".to_owned(), pid, at_us: at_ms * 1_000 });
+            self.ledger.push(Effect {
+                effect: "1/1".to_owned(),
+                pid,
+                at_us: at_ms * 1_000,
+            });
             self
         }
 
         fn committed(mut self, at_ms: i64, offset: i64) -> Self {
-            self.commits.push(OffsetCommit { partition: 0, offset, at_ms });
+            self.commits.push(OffsetCommit {
+                partition: 0,
+                offset,
+                at_ms,
+            });
             self
         }
 
         /// A run by worker 7 from 1,000 to 1,500 ms with its effect.
         fn first_run() -> Self {
-            Self::default().begun(1_000, 7, 1).paid(1_400, 7).ended(1_500, 7, SUCCEEDED)
+            Self::default()
+                .begun(1_000, 7, 1)
+                .paid(1_400, 7)
+                .ended(1_500, 7, SUCCEEDED)
         }
 
         /// Another run by worker 8, long after.
         fn and_again(self) -> Self {
-            self.begun(20_000, 8, 2).paid(20_400, 8).ended(20_500, 8, SUCCEEDED)
+            self.begun(20_000, 8, 2)
+                .paid(20_400, 8)
+                .ended(20_500, 8, SUCCEEDED)
         }
 
         fn judged(self) -> PromiseReport {
             let effect = EffectName::new("1", "1");
-            let one =
-                ProducedMessage { origin: "t/0@0".into(), effect: effect.clone(), key: Some("k".into()) };
+            let one = ProducedMessage {
+                origin: "t/0@0".into(),
+                effect: effect.clone(),
+                key: Some("k".into()),
+            };
             let buried = self.is_buried.then(|| one.origin.clone());
             let evidence = Evidence {
                 entries: self.entries,
@@ -377,7 +557,11 @@ mod tests {
                 ..Evidence::default()
             };
             let members = BTreeMap::from([(7, 70), (8, 80)]);
-            judge_programs(&Seen { evidence: &evidence, ledger: &self.ledger, members: &members })
+            judge_programs(&Seen {
+                evidence: &evidence,
+                ledger: &self.ledger,
+                members: &members,
+            })
         }
     }
 
@@ -393,7 +577,12 @@ mod tests {
         check(Left::first_run().committed(2_000, 1), &[]);
         assert_eq!(Left::first_run().and_again().judged().second_effects, 1);
         check(Left::first_run().and_again(), &["S8"]);
-        let hung = |outcome| Left::default().begun(1_000, 7, 1).paid(1_400, 7).ended(1_500, 7, outcome);
+        let hung = |outcome| {
+            Left::default()
+                .begun(1_000, 7, 1)
+                .paid(1_400, 7)
+                .ended(1_500, 7, outcome)
+        };
         check(hung(HUNG).and_again(), &[]);
         check(hung(LATE).and_again(), &[]);
         let during = (1_200, 1_600);
@@ -409,19 +598,36 @@ mod tests {
             (Fault::Rebalance, 0, false),
         ] {
             let broken: &[&str] = if explains { &[] } else { &["S8"] };
-            check(Left::first_run().fault(fault, pid, during).and_again(), broken);
+            check(
+                Left::first_run().fault(fault, pid, during).and_again(),
+                broken,
+            );
         }
-        let frozen = Left::default().begun(1_000, 7, 1).fault(Fault::Freeze, 70, (1_100, 5_000));
-        let taken_over = frozen.begun(3_000, 8, 2).paid(3_100, 8).ended(3_200, 8, SUCCEEDED);
+        let frozen = Left::default()
+            .begun(1_000, 7, 1)
+            .fault(Fault::Freeze, 70, (1_100, 5_000));
+        let taken_over = frozen
+            .begun(3_000, 8, 2)
+            .paid(3_100, 8)
+            .ended(3_200, 8, SUCCEEDED);
         check(taken_over.paid(3_400, 7).ended(3_500, 7, SUCCEEDED), &[]);
-        check(Left::first_run().fault(Fault::StoreKill, 0, (9_000, 9_500)).and_again(), &["S8"]);
+        check(
+            Left::first_run()
+                .fault(Fault::StoreKill, 0, (9_000, 9_500))
+                .and_again(),
+            &["S8"],
+        );
     }
 
     #[test]
     fn a_worker_that_is_cut_off_needs_a_fault_that_ends_it() {
         let cut_off = |fault, pid| {
-            let left = Left::default().begun(1_000, 7, 1).fault(fault, pid, (1_200, 1_600));
-            left.begun(20_000, 8, 2).paid(20_400, 8).ended(20_500, 8, SUCCEEDED)
+            let left = Left::default()
+                .begun(1_000, 7, 1)
+                .fault(fault, pid, (1_200, 1_600));
+            left.begun(20_000, 8, 2)
+                .paid(20_400, 8)
+                .ended(20_500, 8, SUCCEEDED)
         };
         check(cut_off(Fault::Kill, 70), &[]);
         check(cut_off(Fault::Kill, 80), &["S8"]);
@@ -431,11 +637,25 @@ mod tests {
 
     #[test]
     fn what_no_worker_was_given_is_no_attempt_and_no_dead_letter() {
-        let second = || Left::default().begun(1_000, 7, 2).paid(1_400, 7).ended(1_500, 7, SUCCEEDED);
+        let second = || {
+            Left::default()
+                .begun(1_000, 7, 2)
+                .paid(1_400, 7)
+                .ended(1_500, 7, SUCCEEDED)
+        };
         check(second(), &["S22"]);
         let claimed = Left::default().fault(Fault::Kill, 80, (500, 600));
-        check(claimed.begun(1_000, 7, 2).paid(1_400, 7).ended(1_500, 7, SUCCEEDED), &[]);
-        let buried = || Left { is_buried: true, ..Left::default() };
+        check(
+            claimed
+                .begun(1_000, 7, 2)
+                .paid(1_400, 7)
+                .ended(1_500, 7, SUCCEEDED),
+            &[],
+        );
+        let buried = || Left {
+            is_buried: true,
+            ..Left::default()
+        };
         check(buried(), &["S22"]);
         check(buried().begun(1_000, 7, 1).ended(1_500, 7, "gave_up"), &[]);
     }
@@ -444,6 +664,9 @@ mod tests {
     fn what_is_committed_was_paid_before() {
         check(Left::default(), &["S2"]);
         check(Left::first_run().committed(1_300, 1), &["S10"]);
-        check(Left::first_run().committed(2_000, 1).committed(2_100, 0), &["S11"]);
+        check(
+            Left::first_run().committed(2_000, 1).committed(2_100, 0),
+            &["S11"],
+        );
     }
 }

@@ -1,8 +1,9 @@
 //! Makes a worker crash or stop at a step of a message.
 //!
-//! `ONCEGATE_FIRE=effect-after:3:abort` ends the process. `ONCEGATE_FIRE=effect-after:3:stop:/tmp/go` stops it; it goes
-//! on once it is continued and the file exists. `hold` instead of `stop` holds only the thread until the file exists.
-//! Several are separated by semicolons.
+//! `ONCEGATE_FIRE=effect-after:3:abort` ends the process.
+//! `ONCEGATE_FIRE=effect-after:3:stop:/tmp/go` stops it; it goes on once it is continued and the
+//! file exists. `hold` instead of `stop` holds only the thread until the file exists. Several are
+//! separated by semicolons.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -11,7 +12,8 @@ use std::time::Duration;
 
 use oncegate_testing::promise::{Point, PointHook};
 
-/// Names the point, how often it is passed until it works, and what happens there: `abort`, `stop` or `hold`.
+/// Names the point, how often it is passed until it works, and what happens there: `abort`, `stop`
+/// or `hold`.
 pub(super) const VARIABLE: &str = "ONCEGATE_FIRE";
 
 #[derive(Debug)]
@@ -34,7 +36,11 @@ enum Fate {
 impl Trap {
     fn of(text: &str) -> Self {
         let mut parts = text.split(':');
-        let mut part = || parts.next().expect("a trap is POINT:PASSES:FATE, and perhaps a file");
+        let mut part = || {
+            parts
+                .next()
+                .expect("a trap is POINT:PASSES:FATE, and perhaps a file")
+        };
         let (point, passes, fate) = (part().to_owned(), part(), part());
         let fate = match fate {
             "stop" => Fate::Stops(part().into()),
@@ -42,7 +48,11 @@ impl Trap {
             _ => Fate::Dies,
         };
         let passes_left = AtomicU32::new(passes.parse().expect("a number of passes"));
-        Self { point, passes_left, fate }
+        Self {
+            point,
+            passes_left,
+            fate,
+        }
     }
 }
 
@@ -57,7 +67,12 @@ impl Traps {
     /// Those of the environment.
     pub(super) fn of_environment() -> Self {
         let text = std::env::var(VARIABLE).unwrap_or_default();
-        Self(text.split(';').filter(|trap| !trap.is_empty()).map(Trap::of).collect())
+        Self(
+            text.split(';')
+                .filter(|trap| !trap.is_empty())
+                .map(Trap::of)
+                .collect(),
+        )
     }
 
     fn at(&self, point: Point) -> Option<&Trap> {
@@ -67,12 +82,15 @@ impl Traps {
 
 impl PointHook for Traps {
     fn is_set(&self, point: Point) -> bool {
-        self.at(point).is_some_and(|trap| trap.passes_left.load(SeqCst) > 0)
+        self.at(point)
+            .is_some_and(|trap| trap.passes_left.load(SeqCst) > 0)
     }
 
     fn pass(&self, point: Point) {
         let Some(trap) = self.at(point) else { return };
-        let left = trap.passes_left.fetch_update(SeqCst, SeqCst, |left| left.checked_sub(1));
+        let left = trap
+            .passes_left
+            .fetch_update(SeqCst, SeqCst, |left| left.checked_sub(1));
         if left != Ok(1) {
             return;
         }
@@ -81,7 +99,9 @@ impl PointHook for Traps {
             Fate::IsHeld(go) => go,
             Fate::Stops(go) => {
                 let id = std::process::id().to_string();
-                let stopped = Command::new("sh").args(["-c", r#"kill -s STOP "$1""#, "kill", &id]).status();
+                let stopped = Command::new("sh")
+                    .args(["-c", r#"kill -s STOP "$1""#, "kill", &id])
+                    .status();
                 stopped.expect("a process may stop itself");
                 go
             }

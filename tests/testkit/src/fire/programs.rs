@@ -17,33 +17,69 @@ use crate::process;
 
 /// How many workers each member starts. Each handles one message at a time.
 const WORKERS_OF_EACH: u32 = 2;
-/// How long a member must get a message to be signalled with it. After that some member is signalled.
+/// How long a member must get a message to be signalled with it. After that some member is
+/// signalled.
 const BUSY_LIMIT: Duration = Duration::from_secs(60);
 const LOOK_INTERVAL: Duration = Duration::from_millis(50);
 
-/// The command of a member that leads a process group of its own, with `worker` in its form on standard streams.
+/// The command of a member that leads a process group of its own, with `worker` in its form on
+/// standard streams.
 pub(super) fn oncegate_run(oncegate: &Path, worker: &Path, settings: &WorkerSettings) -> Command {
     let mut command = process::bound_to_parent(oncegate, "KILL");
     for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("ONCEGATE_")) {
         command.env_remove(name);
     }
-    let WorkerSettings { address, scope, brokers, group, topic, dead_topic, .. } = settings;
+    let WorkerSettings {
+        address,
+        scope,
+        brokers,
+        group,
+        topic,
+        dead_topic,
+        ..
+    } = settings;
     let store = match settings.store {
         StoreKind::Redis | StoreKind::Postgres => address.clone(),
         StoreKind::Sqlite => format!("sqlite:{address}"),
     };
     let worker = format!("'{}' stdio '{}'", worker.display(), settings.as_json());
-    command.args(["run", "--listen", "off", "--scope", scope, "--store", &store]);
-    command.args(["--brokers", brokers, "--group", group, "--topic", topic, "--dead-letters", dead_topic]);
-    command.args(["--key", "order", "--fingerprint", "payload-except:n", "--handler-exec", &worker]);
-    for (flag, number) in [("--workers", WORKERS_OF_EACH), ("--max-attempts", MAX_ATTEMPTS)] {
+    command.args([
+        "run", "--listen", "off", "--scope", scope, "--store", &store,
+    ]);
+    command.args([
+        "--brokers",
+        brokers,
+        "--group",
+        group,
+        "--topic",
+        topic,
+        "--dead-letters",
+        dead_topic,
+    ]);
+    command.args([
+        "--key",
+        "order",
+        "--fingerprint",
+        "payload-except:n",
+        "--handler-exec",
+        &worker,
+    ]);
+    for (flag, number) in [
+        ("--workers", WORKERS_OF_EACH),
+        ("--max-attempts", MAX_ATTEMPTS),
+    ] {
         command.args([flag, &number.to_string()]);
     }
     for (flag, time) in [("--lease", PROGRAM_LEASE), ("--timeout", TIME_LIMIT)] {
         command.args([flag, &format!("{}ms", time.as_millis())]);
     }
     let session = format!("session.timeout.ms={}", SESSION.as_millis());
-    command.args(["--property", &session, "--property", "heartbeat.interval.ms=300"]);
+    command.args([
+        "--property",
+        &session,
+        "--property",
+        "heartbeat.interval.ms=300",
+    ]);
     for setting in [
         "backoff.first=5ms",
         "backoff.most=100ms",
@@ -62,18 +98,29 @@ impl Stage<'_> {
         let hangs = hangs_of(&self.settings);
         fs::create_dir_all(&hangs).expect("a folder can be made");
         for silence in [Silence::Waits, Silence::Stops, Silence::AnswersLate] {
-            let planned = PlannedHang { silence, is_paid: self.rng.bool() };
-            let file = tempfile::NamedTempFile::new_in(self.folder.path()).expect("a file can be made");
-            fs::write(&file, serde_json::to_vec(&planned).expect("it is plain data"))
-                .expect("it can be written");
+            let planned = PlannedHang {
+                silence,
+                is_paid: self.rng.bool(),
+            };
+            let file =
+                tempfile::NamedTempFile::new_in(self.folder.path()).expect("a file can be made");
+            fs::write(
+                &file,
+                serde_json::to_vec(&planned).expect("it is plain data"),
+            )
+            .expect("it can be written");
             // Workers find the whole file or none.
-            file.persist(hangs.join(format!("{silence:?}-{}", self.rng.u64(..)))).expect("it can be renamed");
+            file.persist(hangs.join(format!("{silence:?}-{}", self.rng.u64(..))))
+                .expect("it can be renamed");
         }
     }
 
-    /// Signals the process group of a member while a worker of it has a message, and starts another member.
+    /// Signals the process group of a member while a worker of it has a message, and starts another
+    /// member.
     pub(super) async fn signal_a_group(&mut self) {
-        let Some(index) = self.some_busy_worker().await else { return };
+        let Some(index) = self.some_busy_worker().await else {
+            return;
+        };
         let mut member = self.workers.swap_remove(index);
         let signal = if self.rng.bool() { "INT" } else { "TERM" };
         self.note(Fault::GroupSignal.name(), member.process.id());
@@ -96,7 +143,10 @@ impl Stage<'_> {
                 _ => None,
             });
             let is_it = |id: u32| Some(&id) == busy;
-            let index = self.workers.iter().position(|one| is_it(one.process.id()) && !one.is_frozen);
+            let index = self
+                .workers
+                .iter()
+                .position(|one| is_it(one.process.id()) && !one.is_frozen);
             if index.is_some() {
                 return index;
             }
@@ -122,6 +172,7 @@ impl Stage<'_> {
             matches!(&entry.what, Occurrence::Ended { outcome, .. } if outcome == HUNG)
                 && process::is_running(entry.pid)
         });
-        hung.map(|entry| format!("worker {} hangs and was not replaced", entry.pid)).collect()
+        hung.map(|entry| format!("worker {} hangs and was not replaced", entry.pid))
+            .collect()
     }
 }

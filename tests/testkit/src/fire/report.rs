@@ -42,7 +42,8 @@ impl Report {
     }
 }
 
-/// What runs of every kind together must reach. No name has a comma, because commas separate them in the report.
+/// What runs of every kind together must reach. No name has a comma, because commas separate them
+/// in the report.
 const REACHABLE: [&str; 23] = [
     "granted",
     "takeover",
@@ -91,7 +92,10 @@ struct Row {
 impl Summary {
     /// Adds a run to the row of this name.
     pub fn add(&mut self, name: &str, report: &Report) {
-        let row = self.rows.entry((name.to_owned(), report.store)).or_default();
+        let row = self
+            .rows
+            .entry((name.to_owned(), report.store))
+            .or_default();
         row.runs += 1;
         row.messages += report.messages;
         row.faults += report.faults.len() as u64;
@@ -101,24 +105,39 @@ impl Summary {
             *self.reached.entry(what.clone()).or_default() += count;
         }
         let seed = report.seed;
-        self.violations.extend(report.violations.iter().map(|one| format!("seed {seed}: {one}")));
+        self.violations.extend(
+            report
+                .violations
+                .iter()
+                .map(|one| format!("seed {seed}: {one}")),
+        );
     }
 
     /// What none of the runs has reached: about that they prove nothing.
     #[must_use]
     pub fn unreached(&self) -> Vec<&'static str> {
-        REACHABLE.into_iter().filter(|what| !self.reached.contains_key(*what)).collect()
+        REACHABLE
+            .into_iter()
+            .filter(|what| !self.reached.contains_key(*what))
+            .collect()
     }
 
-    /// What was reached, and how often, in Markdown: a run that did not meet its faults proves nothing.
+    /// What was reached, and how often, in Markdown: a run that did not meet its faults proves
+    /// nothing.
     #[must_use]
     pub fn reached_table(&self) -> String {
-        let reached = self.reached.iter().map(|(what, count)| format!("{what} {count}"));
+        let reached = self
+            .reached
+            .iter()
+            .map(|(what, count)| format!("{what} {count}"));
         let unreached = match self.unreached() {
             none if none.is_empty() => String::new(),
             some => format!(" Never reached: {}.", some.join(", ")),
         };
-        format!("Reached: {}.{unreached}\n", reached.collect::<Vec<_>>().join(", "))
+        format!(
+            "Reached: {}.{unreached}\n",
+            reached.collect::<Vec<_>>().join(", ")
+        )
     }
 
     /// Its table, in Markdown.
@@ -129,7 +148,13 @@ impl Summary {
                          |---|---|---:|---:|---:|---:|---:|\n"
                 .to_owned();
         for ((name, store), row) in &self.rows {
-            let Row { runs, messages, faults, extra_effects, violations } = row;
+            let Row {
+                runs,
+                messages,
+                faults,
+                extra_effects,
+                violations,
+            } = row;
             let store = format!("{store:?}").to_lowercase();
             // Writing into a text cannot fail.
             _ = writeln!(

@@ -27,8 +27,8 @@ pub struct Plan {
     pub steps: Vec<Vec<Fault>>,
     /// The program of the workers.
     pub worker: PathBuf,
-    /// The program `oncegate`, if the members of the group are programs of `oncegate run` that start workers; without it,
-    /// the workers are the members.
+    /// The program `oncegate`, if the members of the group are programs of `oncegate run` that
+    /// start workers; without it, the workers are the members.
     pub oncegate: Option<PathBuf>,
 }
 
@@ -39,7 +39,10 @@ pub struct Plan {
 #[must_use]
 pub fn seed() -> u64 {
     let given = std::env::var("ONCEGATE_SEED");
-    given.map_or_else(|_| fastrand::u64(..), |seed| seed.parse().expect("ONCEGATE_SEED is a number"))
+    given.map_or_else(
+        |_| fastrand::u64(..),
+        |seed| seed.parse().expect("ONCEGATE_SEED is a number"),
+    )
 }
 
 /// How many messages come with each step, and before the first.
@@ -48,7 +51,11 @@ const WORKERS: usize = 3;
 /// How often a fault that lasts is gone on with.
 const TICK: Duration = Duration::from_millis(100);
 /// Prefixes of errors that may end a worker: a gate, a source or dead letters that do not open.
-const EXCUSED: [&str; 3] = ["Error: Gate(Store(", "Error: Source(", "Error: DeadLetters("];
+const EXCUSED: [&str; 3] = [
+    "Error: Gate(Store(",
+    "Error: Source(",
+    "Error: DeadLetters(",
+];
 /// What share of random steps has two faults.
 const OVERLAPPING: f64 = 0.35;
 
@@ -58,13 +65,22 @@ impl Plan {
     pub fn each_once(seed: u64, store: StoreKind, mut faults: Vec<Fault>, worker: PathBuf) -> Self {
         Rng::with_seed(seed).shuffle(&mut faults);
         let steps = faults.into_iter().map(|fault| vec![fault]).collect();
-        Self { seed, store, steps, worker, oncegate: None }
+        Self {
+            seed,
+            store,
+            steps,
+            worker,
+            oncegate: None,
+        }
     }
 
     /// The same with programs of `oncegate run` as members. Otherwise the workers are the members.
     #[must_use]
     pub fn of_programs(self, oncegate: PathBuf) -> Self {
-        Self { oncegate: Some(oncegate), ..self }
+        Self {
+            oncegate: Some(oncegate),
+            ..self
+        }
     }
 
     /// So many steps with one or two of these faults.
@@ -72,7 +88,13 @@ impl Plan {
     /// # Panics
     /// When there are none.
     #[must_use]
-    pub fn random(seed: u64, store: StoreKind, faults: &[Fault], steps: usize, worker: PathBuf) -> Self {
+    pub fn random(
+        seed: u64,
+        store: StoreKind,
+        faults: &[Fault],
+        steps: usize,
+        worker: PathBuf,
+    ) -> Self {
         let mut rng = Rng::with_seed(seed);
         let mut step = || {
             let first = *rng.choice(faults).expect("there are faults to choose from");
@@ -83,14 +105,20 @@ impl Plan {
             let possible = overlap && !(place(Place::Store) && place(Place::Wire));
             match (first, second) {
                 _ if !possible => vec![first],
-                // It waits until it would be noticed, or would hit a worker at work, which is not to be in the middle of
-                // another fault.
+                // It waits until it would be noticed, or would hit a worker at work, which is not
+                // to be in the middle of another fault.
                 (_, Fault::Flush | Fault::FlushFresh | Fault::GroupSignal) => vec![second, first],
                 _ => vec![first, second],
             }
         };
         let steps = (0..steps).map(|_| step()).collect();
-        Self { seed, store, steps, worker, oncegate: None }
+        Self {
+            seed,
+            store,
+            steps,
+            worker,
+            oncegate: None,
+        }
     }
 }
 
@@ -112,9 +140,16 @@ pub async fn run(plan: &Plan, broker: Option<&mut KafkaBroker>) -> Report {
     let mut wrong: Vec<String> = stage.quiet().await.err().into_iter().collect();
     wrong.extend(stage.still_hanging());
     wrong.extend(stage.stop().await);
-    // A worker that reaches neither store nor broker at its start may report so and end; the stage restarts it.
+    // A worker that reaches neither store nor broker at its start may report so and end; the stage
+    // restarts it.
     let is_excused = |what: &String| EXCUSED.iter().any(|excuse| what.contains(excuse));
-    wrong.extend(stage.surprises.iter().filter(|what| !is_excused(what)).cloned());
+    wrong.extend(
+        stage
+            .surprises
+            .iter()
+            .filter(|what| !is_excused(what))
+            .cloned(),
+    );
     let evidence = evidence(&mut stage, wrong).await;
     let judged = match &plan.oncegate {
         None => judge(&evidence),
@@ -131,7 +166,12 @@ pub async fn run(plan: &Plan, broker: Option<&mut KafkaBroker>) -> Report {
     Report {
         seed: plan.seed,
         store: plan.store,
-        faults: plan.steps.iter().flatten().map(ToString::to_string).collect(),
+        faults: plan
+            .steps
+            .iter()
+            .flatten()
+            .map(ToString::to_string)
+            .collect(),
         messages: evidence.produced.len() as u64,
         effects: evidence.effects.values().sum(),
         extra_effects: judged.second_effects,
@@ -152,7 +192,9 @@ async fn step_of(stage: &mut Stage<'_>, step: &[Fault]) {
     while !left.is_empty() {
         tokio::time::sleep(TICK).await;
         left.iter().for_each(|fault| fault.go_on(stage));
-        let (over, still) = left.into_iter().partition(|fault| begun.elapsed() >= fault.lasts());
+        let (over, still) = left
+            .into_iter()
+            .partition(|fault| begun.elapsed() >= fault.lasts());
         left = still;
         let over: Vec<Fault> = over;
         for fault in over {
@@ -168,7 +210,10 @@ async fn evidence(stage: &mut Stage<'_>, hung: Vec<String>) -> Evidence {
     let origin = |letter: &rdkafka::message::OwnedMessage| {
         use rdkafka::Message as _;
         let payload = letter.payload()?.to_vec();
-        let n = serde_json::from_slice::<serde_json::Value>(&payload).ok()?.get("n")?.as_u64()?;
+        let n = serde_json::from_slice::<serde_json::Value>(&payload)
+            .ok()?
+            .get("n")?
+            .as_u64()?;
         let one = stage.produced.get(usize::try_from(n).ok()?)?;
         Some(one.origin.clone())
     };
@@ -177,7 +222,9 @@ async fn evidence(stage: &mut Stage<'_>, hung: Vec<String>) -> Evidence {
     Evidence {
         entries: stage.history.read().expect("the history can be read"),
         topic: settings.topic.clone(),
-        effects: effects.map(|(effect, times)| (paid(&effect), times)).collect(),
+        effects: effects
+            .map(|(effect, times)| (paid(&effect), times))
+            .collect(),
         dead_letters: letters,
         commits: commits(&stage.kafka, &settings.group, &settings.topic).await,
         records: Some(stage.dump().await),
@@ -191,7 +238,9 @@ async fn evidence(stage: &mut Stage<'_>, hung: Vec<String>) -> Evidence {
 
 /// The name of an effect in the ledger, such as `12/1`.
 fn paid(effect: &str) -> EffectName {
-    let (order, amount) = effect.split_once('/').expect("an effect is an order and an amount");
+    let (order, amount) = effect
+        .split_once('/')
+        .expect("an effect is an order and an amount");
     EffectName::new(order, amount)
 }
 
@@ -200,10 +249,15 @@ fn keep(stage: &Stage<'_>, plan: &Plan, violations: &[String]) {
     let name = format!("../../target/fire/{:?}-{}", plan.store, plan.seed).to_lowercase();
     let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join(name);
     fs::create_dir_all(&folder).expect("a folder can be made");
-    for file in fs::read_dir(stage.folder.path()).into_iter().flatten().flatten() {
+    for file in fs::read_dir(stage.folder.path())
+        .into_iter()
+        .flatten()
+        .flatten()
+    {
         // Whatever cannot be copied, a socket for example, is no evidence.
         drop(fs::copy(file.path(), folder.join(file.file_name())));
     }
-    fs::write(folder.join("violations"), violations.join("\n")).expect("the violations can be written");
+    fs::write(folder.join("violations"), violations.join("\n"))
+        .expect("the violations can be written");
     eprintln!("{} violations; see {}", violations.len(), folder.display());
 }

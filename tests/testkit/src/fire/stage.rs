@@ -179,8 +179,10 @@ impl<'a> Stage<'a> {
             None => Kafka::shared().await,
         };
         let folder = tempfile::tempdir().expect("a folder can be made");
-        let (topic, dead_topic) =
-            (kafka.new_topic("fire", PARTITIONS).await, kafka.new_topic("fire-dead", 1).await);
+        let (topic, dead_topic) = (
+            kafka.new_topic("fire", PARTITIONS).await,
+            kafka.new_topic("fire-dead", 1).await,
+        );
         let (server, proxy, address) = match store {
             StoreKind::Redis => {
                 let server = RedisServer::synced().await;
@@ -190,7 +192,9 @@ impl<'a> Stage<'a> {
             }
             StoreKind::Postgres => {
                 let server = PostgresServer::start().await;
-                let store = PostgresStore::connect(server.url()).await.expect("PostgreSQL answers");
+                let store = PostgresStore::connect(server.url())
+                    .await
+                    .expect("PostgreSQL answers");
                 store.create_schema().await.expect("the tables can be made");
                 let (user, place) = server.url().split_once('@').expect("the URL names a user");
                 let (place, database) = place.split_once('/').expect("the URL names a database");
@@ -198,10 +202,20 @@ impl<'a> Stage<'a> {
                 let address = format!("{user}@{}/{database}", proxy.address());
                 (Server::Postgres(server), Some(proxy), address)
             }
-            StoreKind::Sqlite => (Server::File, None, folder.path().join("records.db").display().to_string()),
+            StoreKind::Sqlite => (
+                Server::File,
+                None,
+                folder.path().join("records.db").display().to_string(),
+            ),
         };
-        let settings = WorkerSettings::new((store, &address), &kafka, (topic, dead_topic), folder.path());
-        let key = Key::json(["order"]).compile(&Scope::new(&settings.scope).expect("it is a scope"));
+        let settings = WorkerSettings::new(
+            (store, &address),
+            &kafka,
+            (topic, dead_topic),
+            folder.path(),
+        );
+        let key =
+            Key::json(["order"]).compile(&Scope::new(&settings.scope).expect("it is a scope"));
         Self {
             rng: Rng::with_seed(seed),
             history: History::open(&settings.history).expect("a file can be made"),
@@ -240,9 +254,17 @@ impl<'a> Stage<'a> {
             command.env(VARIABLE, format!("{}:{passes}:{action}", point.as_str()));
         }
         self.started += 1;
-        let log = self.folder.path().join(format!("worker-{}.log", self.started));
+        let log = self
+            .folder
+            .path()
+            .join(format!("worker-{}.log", self.started));
         let process = Process::spawn_logged("a worker", command, &log);
-        self.workers.push(Worker { process, log, is_frozen: false, is_doomed: doom.is_some() });
+        self.workers.push(Worker {
+            process,
+            log,
+            is_frozen: false,
+            is_doomed: doom.is_some(),
+        });
     }
 
     /// A worker that dies by itself at some point of some message.
@@ -271,7 +293,10 @@ impl<'a> Stage<'a> {
 
     /// Ends the phase of planned crashes: kills the workers whose crash has not happened yet.
     pub(super) fn doom_is_over(&mut self) {
-        let (doomed, others) = self.workers.drain(..).partition(|worker: &Worker| worker.is_doomed);
+        let (doomed, others) = self
+            .workers
+            .drain(..)
+            .partition(|worker: &Worker| worker.is_doomed);
         self.workers = others;
         let doomed: Vec<Worker> = doomed;
         // Dropping kills those that still run: a late crash.
@@ -287,7 +312,8 @@ impl<'a> Stage<'a> {
                 Some(status) => {
                     let words = std::fs::read_to_string(&worker.log).unwrap_or_default();
                     let last = words.lines().next_back().unwrap_or_default();
-                    self.surprises.push(format!("a worker ended by itself ({status}): {last}"));
+                    self.surprises
+                        .push(format!("a worker ended by itself ({status}): {last}"));
                     self.start_worker(None);
                 }
             }
@@ -314,8 +340,17 @@ impl<'a> Stage<'a> {
                 None => format!(r#"{{"amount":{amount},"n":{n}}}"#),
             };
             // Half of the duplicates come by another partition than the first.
-            let key = if self.rng.bool() { order.unwrap_or_default() } else { self.rng.u64(..) };
-            orders.push((order, amount, payload.clone(), Record::new(payload).key(key.to_string())));
+            let key = if self.rng.bool() {
+                order.unwrap_or_default()
+            } else {
+                self.rng.u64(..)
+            };
+            orders.push((
+                order,
+                amount,
+                payload.clone(),
+                Record::new(payload).key(key.to_string()),
+            ));
         }
         self.send(orders).await;
     }
@@ -328,12 +363,21 @@ impl<'a> Stage<'a> {
             self.next_order = order + 1;
             let n = before + usize::try_from(partition).unwrap_or_default();
             let payload = format!(r#"{{"order":{order},"amount":1,"n":{n}}}"#);
-            (Some(order), 1, payload.clone(), Record::new(payload).partition(partition))
+            (
+                Some(order),
+                1,
+                payload.clone(),
+                Record::new(payload).partition(partition),
+            )
         });
         let orders = orders.collect();
         self.next_order += DUPLICATES_REACH_BACK;
         self.send(orders).await;
-        self.produced.iter().skip(before).filter_map(|one| one.key.clone()).collect()
+        self.produced
+            .iter()
+            .skip(before)
+            .filter_map(|one| one.key.clone())
+            .collect()
     }
 
     async fn send(&mut self, orders: Vec<(Option<u64>, u64, String, Record)>) {
@@ -349,10 +393,18 @@ impl<'a> Stage<'a> {
                 Origin::Other("produced".into()),
                 Some(payload.into()),
             );
-            let key = self.key.derive(message.route(), &message).ok().map(|key| key.as_str().to_owned());
+            let key = self
+                .key
+                .derive(message.route(), &message)
+                .ok()
+                .map(|key| key.as_str().to_owned());
             let order = order.map_or_else(|| "none".to_owned(), |order| order.to_string());
             let effect = EffectName::new(order, amount.to_string());
-            self.produced.push(ProducedMessage { origin, effect, key });
+            self.produced.push(ProducedMessage {
+                origin,
+                effect,
+                key,
+            });
         }
     }
 
@@ -363,10 +415,15 @@ impl<'a> Stage<'a> {
         loop {
             self.replace_the_dead();
             let (kafka, settings) = (self.kafka.clone(), self.settings.clone());
-            let asked =
-                tokio::spawn(async move { kafka.committed_offsets(&settings.group, &settings.topic).await });
+            let asked = tokio::spawn(async move {
+                kafka
+                    .committed_offsets(&settings.group, &settings.topic)
+                    .await
+            });
             // A broker that has just come back may not know yet, which fails the question.
-            let committed: i64 = asked.await.map_or(last, |committed| committed.values().sum());
+            let committed: i64 = asked
+                .await
+                .map_or(last, |committed| committed.values().sum());
             if committed == ends {
                 return Ok(());
             }
@@ -374,7 +431,9 @@ impl<'a> Stage<'a> {
                 (last, moved_at) = (committed, Instant::now());
             }
             if moved_at.elapsed() > STUCK_AFTER {
-                return Err(format!("stuck at {committed} of {ends} for {STUCK_AFTER:?}"));
+                return Err(format!(
+                    "stuck at {committed} of {ends} for {STUCK_AFTER:?}"
+                ));
             }
             tokio::time::sleep(LOOK_INTERVAL).await;
         }
@@ -391,8 +450,12 @@ impl<'a> Stage<'a> {
         for (worker, may_complain) in all.chain(self.leaving.iter_mut().map(|one| (one, true))) {
             match tokio::time::timeout(STOP_LIMIT, worker.process.end()).await {
                 Ok(status) if status.success() || may_complain => {}
-                Ok(status) => wrong.push(format!("a worker that was asked to stop ended with {status}")),
-                Err(_) => wrong.push(format!("a worker that was asked to stop runs after {STOP_LIMIT:?}")),
+                Ok(status) => wrong.push(format!(
+                    "a worker that was asked to stop ended with {status}"
+                )),
+                Err(_) => wrong.push(format!(
+                    "a worker that was asked to stop runs after {STOP_LIMIT:?}"
+                )),
             }
         }
         self.workers.clear();
@@ -408,51 +471,85 @@ impl<'a> Stage<'a> {
             Server::Postgres(server) => {
                 let client = server.connection().await;
                 let sql = "SELECT key, state FROM oncegate_records WHERE starts_with(key, $1)";
-                let rows = client.query(sql, &[&prefix]).await.expect("the records can be read");
+                let rows = client
+                    .query(sql, &[&prefix])
+                    .await
+                    .expect("the records can be read");
                 rows.iter().map(|row| (row.get(0), row.get(1))).collect()
             }
             Server::File => {
-                let file = rusqlite::Connection::open(&self.settings.address).expect("the file opens");
-                let mut records = file.prepare("SELECT key, state FROM records").expect("it has records");
+                let file =
+                    rusqlite::Connection::open(&self.settings.address).expect("the file opens");
+                let mut records = file
+                    .prepare("SELECT key, state FROM records")
+                    .expect("it has records");
                 let rows = records.query_map([], |row| Ok((row.get(0)?, row.get(1)?)));
-                rows.and_then(Iterator::collect).expect("the records can be read")
+                rows.and_then(Iterator::collect)
+                    .expect("the records can be read")
             }
         }
     }
 
-    /// Waits until the workers would notice that Redis has lost all records: they have completed what will not run
-    /// again, and their watches have seen the server twice since.
+    /// Waits until the workers would notice that Redis has lost all records: they have completed
+    /// what will not run again, and their watches have seen the server twice since.
     pub(super) async fn until_a_loss_would_be_noticed(&mut self) {
         if !matches!(self.server, Server::Redis(_)) {
             return;
         }
         let keys = self.produce_unique(PAYS_AT_ONCE).await;
-        until("the completions of these orders", NOTICE_LIMIT, async || {
-            let completed = completed_keys(&self.history.read().expect("the history can be read"));
-            let completed = keys.intersection(&completed).count();
-            if completed == keys.len() { Ok(()) } else { Err(format!("{completed} of {}", keys.len())) }
-        })
+        until(
+            "the completions of these orders",
+            NOTICE_LIMIT,
+            async || {
+                let completed =
+                    completed_keys(&self.history.read().expect("the history can be read"));
+                let completed = keys.intersection(&completed).count();
+                if completed == keys.len() {
+                    Ok(())
+                } else {
+                    Err(format!("{completed} of {}", keys.len()))
+                }
+            },
+        )
         .await;
         self.until_the_watches_have_looked().await;
     }
 
     /// Waits until the workers' watches have seen Redis twice.
     pub(super) async fn until_the_watches_have_looked(&self) {
-        let Server::Redis(server) = &self.server else { return };
+        let Server::Redis(server) = &self.server else {
+            return;
+        };
         // Less the questions of this wait itself.
         let (before, mut asked) = (server.times_looked_at().await, 0);
-        let enough = 2 * self.workers.iter().filter(|worker| !worker.is_frozen).count() as u64;
+        let enough = 2 * self
+            .workers
+            .iter()
+            .filter(|worker| !worker.is_frozen)
+            .count() as u64;
         until("the watches of the workers", NOTICE_LIMIT, async || {
             asked += 1;
-            let seen = server.times_looked_at().await.saturating_sub(before + asked);
-            if seen >= enough { Ok(()) } else { Err(format!("{seen} of {enough} looks")) }
+            let seen = server
+                .times_looked_at()
+                .await
+                .saturating_sub(before + asked);
+            if seen >= enough {
+                Ok(())
+            } else {
+                Err(format!("{seen} of {enough} looks"))
+            }
         })
         .await;
     }
 
     /// Notes a fault that is over at once.
     pub(super) fn note(&self, fault: &str, pid: u32) {
-        self.history.note_of(pid, Occurrence::FaultBegins { fault: fault.to_owned() });
+        self.history.note_of(
+            pid,
+            Occurrence::FaultBegins {
+                fault: fault.to_owned(),
+            },
+        );
     }
 }
 
@@ -460,12 +557,19 @@ impl<'a> Stage<'a> {
 async fn redis_dump(server: &RedisServer, prefix: &str) -> BTreeMap<String, String> {
     let mut connection = server.connection().await;
     let mut keys = ::redis::cmd("KEYS");
-    let keys: Vec<String> =
-        keys.arg(format!("{prefix}*")).query_async(&mut connection).await.expect("Redis lists its keys");
+    let keys: Vec<String> = keys
+        .arg(format!("{prefix}*"))
+        .query_async(&mut connection)
+        .await
+        .expect("Redis lists its keys");
     let mut dump = BTreeMap::new();
     for key in keys {
         let mut get = ::redis::cmd("GET");
-        let record: Vec<u8> = get.arg(&key).query_async(&mut connection).await.expect("Redis reads a key");
+        let record: Vec<u8> = get
+            .arg(&key)
+            .query_async(&mut connection)
+            .await
+            .expect("Redis reads a key");
         let state = match record.first() {
             Some(b'P' | b'Q' | b'R') => "pending",
             Some(b'S' | b'T' | b'U') => "released",

@@ -1,5 +1,5 @@
-//! A worker on standard streams for `oncegate run --handler-exec`: pays orders into the ledger, and writes down what it
-//! does. It hangs when the stage has planned that for some message.
+//! A worker on standard streams for `oncegate run --handler-exec`: pays orders into the ledger, and
+//! writes down what it does. It hangs when the stage has planned that for some message.
 
 use std::fs::{self, OpenOptions};
 use std::io::{self, BufRead as _, Write as _};
@@ -19,13 +19,15 @@ use super::stage::WorkerSettings;
 use super::work::{FAILS_FOR, Fate, LEASE, Order};
 use crate::ledger::Ledger;
 
-/// The lease of programs: `--lease`. It is longer than that of recorded members, because no record tells that a busy machine has
-/// kept a program from extending it, which would explain a second effect.
+/// The lease of programs: `--lease`. It is longer than that of recorded members, because no record
+/// tells that a busy machine has kept a program from extending it, which would explain a second
+/// effect.
 pub(super) const PROGRAM_LEASE: Duration = LEASE.saturating_mul(3);
-/// How long a message may take: `--timeout`. The longest one that does not hang takes a third of it.
+/// How long a message may take: `--timeout`. The longest one that does not hang takes a third of
+/// it.
 pub(super) const TIME_LIMIT: Duration = PROGRAM_LEASE.saturating_mul(2);
-/// How long after the time limit a late answer comes: within the four fifths of a lease after which a silent process is
-/// killed.
+/// How long after the time limit a late answer comes: within the four fifths of a lease after which
+/// a silent process is killed.
 const LATE_BY: Duration = Duration::from_millis(300);
 /// The outcomes of runs that hang, and of one that ends its process, in a history.
 pub(super) const HUNG: &str = "hung";
@@ -43,7 +45,8 @@ pub(super) enum Silence {
     AnswersLate,
 }
 
-/// What is to happen to the next message that would be paid at once: the content of a file that one worker takes away.
+/// What is to happen to the next message that would be paid at once: the content of a file that one
+/// worker takes away.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(super) struct PlannedHang {
     pub(super) silence: Silence,
@@ -137,16 +140,28 @@ pub fn serve(settings: &WorkerSettings) -> Result<(), BoxError> {
 /// Notes which process has started this one, in one write.
 fn join(crew: &Path) -> io::Result<()> {
     let line = format!("{} {}\n", std::process::id(), parent_id());
-    OpenOptions::new().create(true).append(true).open(crew)?.write_all(line.as_bytes())
+    OpenOptions::new()
+        .create(true)
+        .append(true)
+        .open(crew)?
+        .write_all(line.as_bytes())
 }
 
 impl Cashier {
     fn answer(&self, given: &GivenMessage) -> Result<Value, BoxError> {
         let order: Order = serde_json::from_str(&given.payload)?;
-        let KafkaPlace { topic, partition, offset } = &given.origin.kafka;
+        let KafkaPlace {
+            topic,
+            partition,
+            offset,
+        } = &given.origin.kafka;
         let payload = given.payload.clone().into();
         let message = Message::new(topic.as_str(), Origin::Other("given".into()), Some(payload));
-        let key = self.key.derive(message.route(), &message)?.as_str().to_owned();
+        let key = self
+            .key
+            .derive(message.route(), &message)?
+            .as_str()
+            .to_owned();
         let origin = format!("{topic}/{partition}@{offset}");
         self.history.note(Occurrence::Begun {
             key: key.clone(),
@@ -155,8 +170,14 @@ impl Cashier {
             fencing_token: None,
             content: order.amount.to_string(),
         });
-        let mut run =
-            Run { cashier: self, id: &given.id, key, origin, attempt: given.attempt, is_noted: false };
+        let mut run = Run {
+            cashier: self,
+            id: &given.id,
+            key,
+            origin,
+            attempt: given.attempt,
+            is_noted: false,
+        };
         Ok(match (Fate::of(order.order), given.attempt) {
             (Fate::FailsOnce, 1) => run.failed("retry", "it fails once"),
             (Fate::PanicsOnce, 1) => {
@@ -164,10 +185,13 @@ impl Cashier {
                 std::process::exit(1);
             }
             (Fate::GivesUp, _) => run.failed("dead-letter", "this cannot be paid"),
-            (Fate::FailsAlways, number) if number > FAILS_FOR => run.failed("dead-letter", "it fails always"),
+            (Fate::FailsAlways, number) if number > FAILS_FOR => {
+                run.failed("dead-letter", "it fails always")
+            }
             (Fate::FailsAlways, _) => run.failed("retry", "it fails always"),
             (Fate::BlocksItsThread | Fate::TakesLong, 1) => {
-                // What takes time is never the proof that time has passed: it only makes room for a fault.
+                // What takes time is never the proof that time has passed: it only makes room for a
+                // fault.
                 std::thread::sleep(LEASE * 2);
                 run.pay(&order, None)
             }
@@ -179,11 +203,15 @@ impl Cashier {
     /// Takes a planned hang away, if there is one.
     fn planned_hang(&self) -> Option<PlannedHang> {
         // Before the first one is planned, there is no folder.
-        fs::read_dir(&self.hangs).into_iter().flatten().flatten().find_map(|file| {
-            let planned = serde_json::from_slice(&fs::read(file.path()).ok()?).ok()?;
-            // One of several processes removes it.
-            fs::remove_file(file.path()).ok().map(|()| planned)
-        })
+        fs::read_dir(&self.hangs)
+            .into_iter()
+            .flatten()
+            .flatten()
+            .find_map(|file| {
+                let planned = serde_json::from_slice(&fs::read(file.path()).ok()?).ok()?;
+                // One of several processes removes it.
+                fs::remove_file(file.path()).ok().map(|()| planned)
+            })
     }
 }
 
@@ -204,14 +232,20 @@ impl Run<'_> {
     }
 
     fn failed(&mut self, outcome: &str, reason: &str) -> Value {
-        self.ends(if outcome == "retry" { "failed" } else { "gave_up" });
+        self.ends(if outcome == "retry" {
+            "failed"
+        } else {
+            "gave_up"
+        });
         json!({ "id": self.id, "outcome": outcome, "reason": reason })
     }
 
     /// Returns only if it is to answer late.
     fn hang(&mut self, silence: Silence) {
         let history = &self.cashier.history;
-        history.note(Occurrence::FaultBegins { fault: Fault::Hang.name().to_owned() });
+        history.note(Occurrence::FaultBegins {
+            fault: Fault::Hang.name().to_owned(),
+        });
         match silence {
             Silence::AnswersLate => {
                 self.ends(LATE);
@@ -222,7 +256,9 @@ impl Run<'_> {
             Silence::Stops => {
                 self.ends(HUNG);
                 let id = std::process::id().to_string();
-                let stopped = Command::new("sh").args(["-c", r#"kill -s STOP "$1""#, "kill", &id]).status();
+                let stopped = Command::new("sh")
+                    .args(["-c", r#"kill -s STOP "$1""#, "kill", &id])
+                    .status();
                 stopped.expect("a process may stop itself");
             }
         }

@@ -1,4 +1,5 @@
-//! A worker process: pays orders, writes each payment into a ledger, and writes down all that it does.
+//! A worker process: pays orders, writes each payment into a ledger, and writes down all that it
+//! does.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,12 +13,12 @@ use oncegate::redis::RedisStore;
 use oncegate::source::Source;
 use oncegate::sqlite::SqliteStore;
 use oncegate::{
-    Attempt, Backoff, BoxError, Consumer, Failure, FingerprintSpec, Gate, Handler, Key, Message, OnStoreLoss,
-    Ordering,
+    Attempt, Backoff, BoxError, Consumer, Failure, FingerprintSpec, Gate, Handler, Key, Message,
+    OnStoreLoss, Ordering,
 };
 use oncegate_testing::promise::{
-    EffectName, History, Occurrence, Point, PointHook, RecordedDeadLetters, RecordedObserver, RecordedSource,
-    RecordedStore, SUCCEEDED,
+    EffectName, History, Occurrence, Point, PointHook, RecordedDeadLetters, RecordedObserver,
+    RecordedSource, RecordedStore, SUCCEEDED,
 };
 use serde::Deserialize;
 
@@ -87,7 +88,10 @@ struct Pay {
 
 impl Pay {
     fn key(&self, message: &Message) -> Option<String> {
-        self.key.derive(message.route(), message).ok().map(|key| key.as_str().to_owned())
+        self.key
+            .derive(message.route(), message)
+            .ok()
+            .map(|key| key.as_str().to_owned())
     }
 }
 
@@ -96,8 +100,11 @@ impl Handler for Pay {
 
     async fn handle(&self, message: &Message, attempt: &Attempt) -> Result<String, Failure> {
         let order: Order = message.json()?;
-        let (key, origin, number) =
-            (self.key(message).unwrap_or_default(), message.origin().to_string(), attempt.number());
+        let (key, origin, number) = (
+            self.key(message).unwrap_or_default(),
+            message.origin().to_string(),
+            attempt.number(),
+        );
         let content = order.amount.to_string();
         let fencing_token = attempt.fencing_token();
         let begun = Occurrence::Begun {
@@ -108,7 +115,13 @@ impl Handler for Pay {
             content,
         };
         self.history.note(begun);
-        let ended = Ended { history: &self.history, key, origin, attempt: number, outcome: "dropped" };
+        let ended = Ended {
+            history: &self.history,
+            key,
+            origin,
+            attempt: number,
+            outcome: "dropped",
+        };
         let paid = self.pay(&order, attempt).await;
         let outcome = match &paid {
             Ok(_) => SUCCEEDED,
@@ -139,7 +152,9 @@ impl Pay {
             Fate::FailsOnce if number == 1 => return Err(Failure::retry("it fails once")),
             Fate::PanicsOnce if number == 1 => panic!("{PLANNED_PANIC}"),
             Fate::GivesUp => return Err(Failure::permanent("this cannot be paid")),
-            Fate::FailsAlways if number > FAILS_FOR => return Err(Failure::permanent("it fails always")),
+            Fate::FailsAlways if number > FAILS_FOR => {
+                return Err(Failure::permanent("it fails always"));
+            }
             Fate::FailsAlways => return Err(Failure::retry("it fails always")),
             Fate::BlocksItsThread if number == 1 => {
                 std::thread::sleep(LEASE * 3 / 2);
@@ -158,14 +173,21 @@ impl Pay {
         }
         self.traps.pass(Point::EffectAfter);
         tokio::time::sleep(Duration::from_millis(2)).await;
-        Ok(format!("{payment} by {} at attempt {number}", std::process::id()))
+        Ok(format!(
+            "{payment} by {} at attempt {number}",
+            std::process::id()
+        ))
     }
 }
 
 /// The effect that a result is of: `12/1 by 4711 at attempt 1`.
 fn named(result: &str) -> Result<EffectName, Failure> {
-    let payment = result.split(' ').next().and_then(|payment| payment.split_once('/'));
-    let (order, amount) = payment.ok_or_else(|| Failure::retry("a result that names no payment"))?;
+    let payment = result
+        .split(' ')
+        .next()
+        .and_then(|payment| payment.split_once('/'));
+    let (order, amount) =
+        payment.ok_or_else(|| Failure::retry("a result that names no payment"))?;
     Ok(EffectName::new(order, amount))
 }
 
@@ -199,7 +221,11 @@ impl Drop for Ended<'_> {
 fn hush_planned_panics() {
     let speak = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
-        if panic.payload().downcast_ref::<String>().is_none_or(|said| said != PLANNED_PANIC) {
+        if panic
+            .payload()
+            .downcast_ref::<String>()
+            .is_none_or(|said| said != PLANNED_PANIC)
+        {
             speak(panic);
         }
     }));
@@ -230,9 +256,12 @@ pub async fn work(settings: WorkerSettings) -> Result<(), BoxError> {
     let letters = RecordedDeadLetters::new(letters, Arc::clone(&history));
     let source: Arc<dyn Source> = match &settings.retries {
         None => Arc::new(source),
-        Some((wait, topic)) => Arc::new(source.retry_topics([(*wait, topic)]).beyond(Duration::ZERO)),
+        Some((wait, topic)) => {
+            Arc::new(source.retry_topics([(*wait, topic)]).beyond(Duration::ZERO))
+        }
     };
-    let source = RecordedSource::new(source, compiled.clone(), Arc::clone(&history)).at_points(hook());
+    let source =
+        RecordedSource::new(source, compiled.clone(), Arc::clone(&history)).at_points(hook());
     let handler = Pay {
         key: compiled,
         ledger: Ledger::open(&settings.ledger),
@@ -246,8 +275,14 @@ pub async fn work(settings: WorkerSettings) -> Result<(), BoxError> {
         .ordering(Ordering::Key)
         .overtaking_retries()
         .max_attempts(MAX_ATTEMPTS)
-        .backoff(Backoff::new(Duration::from_millis(5), Duration::from_millis(100)))
-        .dead_letter_limit(DeadLetterLimit { in_a_row: 1_000_000, share: 1.1 })
+        .backoff(Backoff::new(
+            Duration::from_millis(5),
+            Duration::from_millis(100),
+        ))
+        .dead_letter_limit(DeadLetterLimit {
+            in_a_row: 1_000_000,
+            share: 1.1,
+        })
         .dead_letters(letters)
         .observer(Arc::clone(&observer) as _)
         .run_until(oncegate::shutdown_signal())
@@ -281,8 +316,12 @@ async fn opened(kind: StoreKind, address: &str) -> Arc<dyn Store> {
                 let store = RedisStore::connect(address);
                 store.await.map(|store| Arc::new(store) as _)
             }
-            StoreKind::Sqlite => SqliteStore::open(address).await.map(|store| Arc::new(store) as _),
-            StoreKind::Postgres => PostgresStore::connect(address).await.map(|store| Arc::new(store) as _),
+            StoreKind::Sqlite => SqliteStore::open(address)
+                .await
+                .map(|store| Arc::new(store) as _),
+            StoreKind::Postgres => PostgresStore::connect(address)
+                .await
+                .map(|store| Arc::new(store) as _),
         };
         match opened {
             Ok(store) => return store,

@@ -40,8 +40,14 @@ impl Zombie {
             Trap::Stop(point) => format!("{}:1:stop:{}", point.as_str(), go.display()),
             Trap::Hold(point) => format!("{}:1:hold:{}", point.as_str(), go.display()),
         };
-        command.env(VARIABLE, traps.iter().map(trap).collect::<Vec<String>>().join(";"));
-        Self { process: Process::spawn("a worker", command), go }
+        command.env(
+            VARIABLE,
+            traps.iter().map(trap).collect::<Vec<String>>().join(";"),
+        );
+        Self {
+            process: Process::spawn("a worker", command),
+            go,
+        }
     }
 
     /// Its process id.
@@ -56,7 +62,11 @@ impl Zombie {
     /// When it has not within `limit`.
     pub async fn until_stopped(&self, limit: Duration) {
         until("a worker to stop itself", limit, async || {
-            if self.is_stopped() { Ok(()) } else { Err("it runs".to_owned()) }
+            if self.is_stopped() {
+                Ok(())
+            } else {
+                Err("it runs".to_owned())
+            }
         })
         .await;
     }
@@ -96,6 +106,9 @@ impl Zombie {
     pub async fn stop(&mut self) {
         self.process.signal("TERM");
         let status = self.process.end_within(STOP_LIMIT).await;
-        assert!(status.success(), "a worker that was asked to stop ended with {status}");
+        assert!(
+            status.success(),
+            "a worker that was asked to stop ended with {status}"
+        );
     }
 }

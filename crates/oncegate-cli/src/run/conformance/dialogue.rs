@@ -36,7 +36,12 @@ struct Running {
 
 impl Dialogue {
     pub(super) fn new(program: Runnable, patience: Duration) -> Self {
-        Self { program, patience, running: None, next_id: 0 }
+        Self {
+            program,
+            patience,
+            running: None,
+            next_id: 0,
+        }
     }
 
     /// Starts the worker unless it is running, and waits until it reports that it is ready.
@@ -50,14 +55,25 @@ impl Dialogue {
         let mut running = Running::start(&self.program).await?;
         let first = timeout(self.patience, running.said.recv()).await;
         match first {
-            Err(_) => return Err(format!("it has not reported that it is ready within {:?}", self.patience)),
+            Err(_) => {
+                return Err(format!(
+                    "it has not reported that it is ready within {:?}",
+                    self.patience
+                ));
+            }
             Ok(None) => return Err("it ended before it was ready".to_owned()),
             Ok(Some(line)) => match parse(&line).map_err(|misread| misread.why)? {
-                Said::Ready(Ready { r#type: ReadyType::Ready, v: 1, .. }) => {}
+                Said::Ready(Ready {
+                    r#type: ReadyType::Ready,
+                    v: 1,
+                    ..
+                }) => {}
                 Said::Ready(Ready { v, .. }) => {
                     return Err(format!("it speaks version {v} of the protocol, not 1"));
                 }
-                Said::Answer(_) | Said::Answers(_) => return Err("its first line was an answer".to_owned()),
+                Said::Answer(_) | Said::Answers(_) => {
+                    return Err("its first line was an answer".to_owned());
+                }
             },
         }
         self.running = Some(running);
@@ -78,8 +94,12 @@ impl Dialogue {
     /// As text: the worker does not answer the message, so `oncegate run` would treat it as hung.
     pub(super) async fn cancel(&mut self, lease: &Lease) -> Result<(), String> {
         let give_up_at = Instant::now() + self.patience;
-        let Some(id) = self.give(lease).await else { return Err("it does not run".to_owned()) };
-        let line = serde_json::json!({ "type": "cancel", "id": id }).to_string().into_bytes();
+        let Some(id) = self.give(lease).await else {
+            return Err("it does not run".to_owned());
+        };
+        let line = serde_json::json!({ "type": "cancel", "id": id })
+            .to_string()
+            .into_bytes();
         if let Some(running) = &self.running {
             drop(running.tell.send(Outgoing { line, call: None }).await);
         }
@@ -93,18 +113,29 @@ impl Dialogue {
         self.next_id += 1;
         let id = self.next_id.to_string();
         let attempt = AttemptInfo::of(lease.attempt());
-        let line = serde_json::to_vec(&HandleLine::of(lease.message(), &attempt, &id, LEASE)).ok()?;
-        self.running.as_ref()?.tell.send(Outgoing { line, call: None }).await.ok()?;
+        let line =
+            serde_json::to_vec(&HandleLine::of(lease.message(), &attempt, &id, LEASE)).ok()?;
+        self.running
+            .as_ref()?
+            .tell
+            .send(Outgoing { line, call: None })
+            .await
+            .ok()?;
         Some(id)
     }
 
     /// Waits for the answer to this message; answers to others may come before it.
     async fn answer(&mut self, id: &str, give_up_at: Instant) -> Reply {
-        let Some(running) = &mut self.running else { return Reply::unknown("it does not run") };
+        let Some(running) = &mut self.running else {
+            return Reply::unknown("it does not run");
+        };
         loop {
             let line = match tokio::time::timeout_at(give_up_at, running.said.recv()).await {
                 Err(_) => {
-                    return Reply::unknown(format!("no answer within {:?} (--patience)", self.patience));
+                    return Reply::unknown(format!(
+                        "no answer within {:?} (--patience)",
+                        self.patience
+                    ));
                 }
                 Ok(None) => {
                     self.running = None;
@@ -114,7 +145,8 @@ impl Dialogue {
             };
             match parse(&line) {
                 Err(misread) => {
-                    // `oncegate run` goes on after some of these; a worker should write none of them.
+                    // `oncegate run` goes on after some of these; a worker should write none of
+                    // them.
                     self.running = None;
                     return Reply::unknown(misread.why);
                 }
@@ -133,12 +165,20 @@ impl Dialogue {
     /// Closes the worker's input: it must end with code 0.
     pub(super) async fn end_by_input(&mut self) -> Result<String, String> {
         self.ready().await?;
-        let Some(Running { mut process, tell, said: _said, _streams }) = self.running.take() else {
+        let Some(Running {
+            mut process,
+            tell,
+            said: _said,
+            _streams,
+        }) = self.running.take()
+        else {
             return Err("it does not run".to_owned());
         };
         drop(tell);
         match timeout(END_GRACE, process.wait()).await {
-            Err(_) => Err(format!("it goes on for {END_GRACE:?} after the end of its standard input")),
+            Err(_) => Err(format!(
+                "it goes on for {END_GRACE:?} after the end of its standard input"
+            )),
             Ok(Err(error)) => Err(format!("its exit status is unknown: {error}")),
             Ok(Ok(status)) if status.success() => Ok("it ends with its standard input".to_owned()),
             Ok(Ok(status)) => Err(format!("it ends with its standard input, but by {status}")),
@@ -147,7 +187,9 @@ impl Dialogue {
 
     pub(super) async fn end_by_signal(&mut self) -> Result<String, String> {
         self.ready().await?;
-        let Some(mut running) = self.running.take() else { return Err("it does not run".to_owned()) };
+        let Some(mut running) = self.running.take() else {
+            return Err("it does not run".to_owned());
+        };
         running.process.terminate();
         match timeout(TERM_GRACE, running.process.wait()).await {
             Ok(_) => Ok("it ends by SIGTERM".to_owned()),
@@ -160,7 +202,10 @@ impl Running {
     async fn start(program: &Runnable) -> Result<Self, String> {
         let mut command = process::command(program);
         command.env("ONCEGATE_WORKER", "1");
-        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
         let started = Process::start(command, Leftovers::Killed).await;
         let (process, (stdin, stdout, stderr)) =
             started.map_err(|error| format!("it cannot be started: {error}"))?;
@@ -170,6 +215,11 @@ impl Running {
         let (tell, lines) = mpsc::channel(LINES_WAITING);
         streams.spawn(async move { write_lines(stdin, lines).await });
         streams.spawn(async move { drop(log(1, stderr).await) });
-        Ok(Self { process, tell, said, _streams: streams })
+        Ok(Self {
+            process,
+            tell,
+            said,
+            _streams: streams,
+        })
     }
 }

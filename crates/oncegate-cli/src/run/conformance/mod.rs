@@ -1,7 +1,7 @@
 //! `oncegate worker-test`: tests whether a worker keeps the protocol.
 //!
-//! `subject` is the worker under test, over HTTP, on standard streams or as a command; `dialogue` exchanges lines with
-//! a worker on standard streams, and checks how its process ends.
+//! `subject` is the worker under test, over HTTP, on standard streams or as a command; `dialogue`
+//! exchanges lines with a worker on standard streams, and checks how its process ends.
 
 mod dialogue;
 mod subject;
@@ -38,9 +38,9 @@ const LEASE: Duration = Duration::from_millis(200);
 
 /// Test whether a worker meets the requirements of docs/RUN.md, without a broker
 ///
-/// The worker is called as `oncegate run` would call it, with the given payload. The payload must be one that the
-/// worker can handle: the work is done, twice. No topic is consumed and no store is used. Exit code 1: a check has
-/// failed.
+/// The worker is called as `oncegate run` would call it, with the given payload. The payload must
+/// be one that the worker can handle: the work is done, twice. No topic is consumed and no store is
+/// used. Exit code 1: a check has failed.
 #[derive(Debug, clap::Args)]
 #[command(group = clap::ArgGroup::new("worker"))]
 pub(crate) struct WorkerTestArgs {
@@ -51,7 +51,8 @@ pub(crate) struct WorkerTestArgs {
     #[arg(long, value_name = "NAME", env = "ONCEGATE_SCOPE")]
     scope: Option<Scope>,
 
-    /// A worker behind HTTP: http://127.0.0.1:8080/handle, https://worker/handle or unix:/path/of/socket
+    /// A worker behind HTTP: http://127.0.0.1:8080/handle, https://worker/handle or
+    /// unix:/path/of/socket
     #[arg(long, value_name = "URL", group = "worker")]
     handler: Option<String>,
 
@@ -75,7 +76,8 @@ pub(crate) struct WorkerTestArgs {
     #[arg(long, value_name = "FILE")]
     token_file: Option<PathBuf>,
 
-    /// The authority that has signed the worker's certificate, a file in PEM [default: those of the machine]
+    /// The authority that has signed the worker's certificate, a file in PEM [default: those of the
+    /// machine]
     #[arg(long, value_name = "FILE")]
     handler_tls_root: Option<PathBuf>,
 
@@ -140,7 +142,11 @@ pub(crate) async fn run(args: &WorkerTestArgs) -> Result<Exit, Problem> {
     let checks = within(args.answer.timeout, Box::pin(examined)).await?;
     let ok = checks.iter().all(|check| check.ok);
     if args.answer.json {
-        output::answer_json(&WorkerTestDocument { schema: SCHEMA, ok, checks })?;
+        output::answer_json(&WorkerTestDocument {
+            schema: SCHEMA,
+            ok,
+            checks,
+        })?;
     } else {
         output::answer(&text(&checks))?;
     }
@@ -153,9 +159,15 @@ impl WorkerTestArgs {
     fn tested(&self) -> Result<Tested, Problem> {
         let tested = match self.config.load(self.names_worker())? {
             None => {
-                let json =
-                    shape::Handler { content_type: Some(JSON.to_owned()), ..shape::Handler::default() };
-                Tested { handler: self.over(json), route: ROUTE.to_owned(), hidden: Vec::new() }
+                let json = shape::Handler {
+                    content_type: Some(JSON.to_owned()),
+                    ..shape::Handler::default()
+                };
+                Tested {
+                    handler: self.over(json),
+                    route: ROUTE.to_owned(),
+                    hidden: Vec::new(),
+                }
             }
             Some(loaded) => {
                 let (_, settings) = choose(&loaded, self.scope.as_ref().map(Scope::as_str))?;
@@ -172,17 +184,23 @@ impl WorkerTestArgs {
         if handler.http.is_none() && handler.exec.is_none() && handler.command.is_none() {
             return Err(missing("--handler, --handler-exec or --handler-command"));
         }
-        match self.of_http().into_iter().find(|(_, is_given)| *is_given && handler.http.is_none()) {
-            Some((flag, _)) => {
-                Err(Problem::new(Exit::Usage, format!("{flag} is about a worker behind HTTP (--handler)")))
-            }
+        match self
+            .of_http()
+            .into_iter()
+            .find(|(_, is_given)| *is_given && handler.http.is_none())
+        {
+            Some((flag, _)) => Err(Problem::new(
+                Exit::Usage,
+                format!("{flag} is about a worker behind HTTP (--handler)"),
+            )),
             None => Ok(tested),
         }
     }
 
     fn names_worker(&self) -> bool {
         let workers = [&self.handler, &self.handler_exec, &self.handler_command];
-        workers.iter().any(|worker| worker.is_some()) || self.of_http().iter().any(|(_, is_given)| *is_given)
+        workers.iter().any(|worker| worker.is_some())
+            || self.of_http().iter().any(|(_, is_given)| *is_given)
     }
 
     /// The flags about a worker behind HTTP, and which of them are given.
@@ -192,7 +210,10 @@ impl WorkerTestArgs {
             ("--content-type", self.content_type.is_some()),
             ("--token-file", self.token_file.is_some()),
             ("--handler-tls-root", self.handler_tls_root.is_some()),
-            ("--handler-tls-certificate", self.handler_tls_certificate.is_some()),
+            (
+                "--handler-tls-certificate",
+                self.handler_tls_certificate.is_some(),
+            ),
             ("--allow-remote", self.allow_remote),
         ]
     }
@@ -200,7 +221,10 @@ impl WorkerTestArgs {
     /// The settings of the worker, with those of the flags over them.
     fn over(&self, mut handler: shape::Handler) -> shape::Handler {
         let shell = |text: &String| Program::Shell(text.clone());
-        if [&self.handler, &self.handler_exec, &self.handler_command].iter().any(|worker| worker.is_some()) {
+        if [&self.handler, &self.handler_exec, &self.handler_command]
+            .iter()
+            .any(|worker| worker.is_some())
+        {
             handler.http = self.handler.clone();
             handler.exec = self.handler_exec.as_ref().map(shell);
             handler.command = self.handler_command.as_ref().map(shell);
@@ -225,11 +249,19 @@ struct Exam {
     checks: Vec<Check>,
 }
 
-async fn examine(tested: &Tested, patience: Duration, payload: Bytes) -> Result<Vec<Check>, Problem> {
+async fn examine(
+    tested: &Tested,
+    patience: Duration,
+    payload: Bytes,
+) -> Result<Vec<Check>, Problem> {
     let refuse = |why: String| Problem::new(Exit::Configuration, why);
     let subject = Subject::of(&tested.handler, &tested.hidden, patience).map_err(refuse)?;
     let messages = Messages::new(payload, &tested.route);
-    let mut exam = Exam { subject, messages, checks: Vec::new() };
+    let mut exam = Exam {
+        subject,
+        messages,
+        checks: Vec::new(),
+    };
     if !exam.is_ready().await || !exam.does_the_work().await? {
         // Any further failure would only be a consequence.
         return Ok(exam.checks);
@@ -249,12 +281,21 @@ impl Exam {
     fn note(&mut self, name: &'static str, ok: Result<String, String>, fix: &'static str) -> bool {
         let is_ok = ok.is_ok();
         let (Ok(found) | Err(found)) = ok;
-        self.checks.push(Check { name, ok: is_ok, found, fix: if is_ok { "" } else { fix } });
+        self.checks.push(Check {
+            name,
+            ok: is_ok,
+            found,
+            fix: if is_ok { "" } else { fix },
+        });
         is_ok
     }
 
     async fn is_ready(&mut self) -> bool {
-        let ready = self.subject.ready().await.map(|()| "it is ready".to_owned());
+        let ready = self
+            .subject
+            .ready()
+            .await
+            .map(|()| "it is ready".to_owned());
         let fix = match &self.subject {
             Subject::Exec(_) => {
                 "its first line must be {\"type\":\"ready\",\"v\":1}; print nothing else to standard output, and flush it"
@@ -300,10 +341,14 @@ impl Exam {
             Reply::Unknown { reason } | Reply::NotRun { reason } => {
                 Err(format!("a payload that it cannot read: {}", short(reason)))
             }
-            _ => Ok(format!("a payload that it cannot read: {}", outcome(&reply))),
+            _ => Ok(format!(
+                "a payload that it cannot read: {}",
+                outcome(&reply)
+            )),
         };
         self.note("garbage", answered, fix);
-        self.goes_on("after-garbage", "it continues after that", fix).await
+        self.goes_on("after-garbage", "it continues after that", fix)
+            .await
     }
 
     async fn survives_a_cancellation(&mut self) -> Result<(), Problem> {
@@ -312,7 +357,12 @@ impl Exam {
         let fix = "a cancelled message must end nothing but its own work";
         match interrupted {
             Interrupted::Announced => {
-                self.goes_on("cancelled", "it continues after a message that was cancelled", fix).await
+                self.goes_on(
+                    "cancelled",
+                    "it continues after a message that was cancelled",
+                    fix,
+                )
+                .await
             }
             Interrupted::Silent(why) => {
                 let fix = "answer a cancelled message, too, with any outcome: it counts as in flight until then, and a worker that stays silent is killed";
@@ -320,14 +370,23 @@ impl Exam {
                 Ok(())
             }
             Interrupted::Answered => {
-                self.goes_on("cancelled", "it finished before it could be cancelled, and continues", fix)
-                    .await
+                self.goes_on(
+                    "cancelled",
+                    "it finished before it could be cancelled, and continues",
+                    fix,
+                )
+                .await
             }
         }
     }
 
     /// Checks that the worker still handles the payload.
-    async fn goes_on(&mut self, name: &'static str, what: &str, fix: &'static str) -> Result<(), Problem> {
+    async fn goes_on(
+        &mut self,
+        name: &'static str,
+        what: &str,
+        fix: &'static str,
+    ) -> Result<(), Problem> {
         if let Err(why) = self.subject.ready().await {
             self.note(name, Err(why), fix);
             return Ok(());
@@ -339,14 +398,19 @@ impl Exam {
     }
 
     async fn ends_with_its_input(&mut self) {
-        let Subject::Exec(worker) = &mut self.subject else { return };
+        let Subject::Exec(worker) = &mut self.subject else {
+            return;
+        };
         let ended = worker.end_by_input().await;
-        let fix = "end with exit code 0 when standard input ends: that is how oncegate stops a worker";
+        let fix =
+            "end with exit code 0 when standard input ends: that is how oncegate stops a worker";
         self.note("end-of-input", ended, fix);
     }
 
     async fn ends_when_told_to(&mut self) {
-        let Subject::Exec(worker) = &mut self.subject else { return };
+        let Subject::Exec(worker) = &mut self.subject else {
+            return;
+        };
         let ended = worker.end_by_signal().await;
         let fix = "do not ignore SIGTERM: five seconds later comes SIGKILL";
         self.note("sigterm", ended, fix);
@@ -379,9 +443,19 @@ fn short(reason: &str) -> String {
 }
 
 fn text(checks: &[Check]) -> String {
-    let width = checks.iter().map(|check| check.name.len()).max().unwrap_or(0);
+    let width = checks
+        .iter()
+        .map(|check| check.name.len())
+        .max()
+        .unwrap_or(0);
     let mut text = String::new();
-    for Check { name, ok, found, fix } in checks {
+    for Check {
+        name,
+        ok,
+        found,
+        fix,
+    } in checks
+    {
         let verdict = if *ok { "ok    " } else { "FAILED" };
         text.push_str(&format!("{verdict}  {name:width$}  {}\n", plain(found)));
         if !fix.is_empty() {
@@ -404,9 +478,17 @@ struct Messages {
 impl Messages {
     fn new(payload: Bytes, route: &str) -> Self {
         let gate = Gate::new("worker-test", Key::message_key(), MemoryStore::new()).lease(LEASE);
-        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+        let now = std::time::SystemTime::now()
+            .duration_since(std::time::UNIX_EPOCH)
+            .unwrap_or_default();
         let test = format!("{}-{}", now.as_nanos(), std::process::id());
-        Self { gate, payload, route: route.to_owned(), made: 0, test }
+        Self {
+            gate,
+            payload,
+            route: route.to_owned(),
+            made: 0,
+            test,
+        }
     }
 
     async fn good(&mut self) -> Result<Lease, Problem> {
@@ -420,9 +502,14 @@ impl Messages {
     async fn new_one(&mut self, payload: Bytes) -> Result<Lease, Problem> {
         self.made += 1;
         let topic = self.route.as_str();
-        let origin = Origin::Kafka { topic: topic.into(), partition: 0, offset: i64::from(self.made) };
+        let origin = Origin::Kafka {
+            topic: topic.into(),
+            partition: 0,
+            offset: i64::from(self.made),
+        };
         let message = Message::new(topic, origin, Some(payload));
-        self.again(&message.with_key(format!("{}-{}", self.test, self.made))).await
+        self.again(&message.with_key(format!("{}-{}", self.test, self.made)))
+            .await
     }
 
     /// The next attempt of a message, as soon as the one before is over.
@@ -431,7 +518,12 @@ impl Messages {
             match self.gate.enter(message).await {
                 Ok(Entry::Granted(lease)) => return Ok(lease),
                 Ok(Entry::Busy { retry_in }) => tokio::time::sleep(retry_in).await,
-                Ok(other) => return Err(Problem::new(Exit::Bug, format!("a test message is {other:?}"))),
+                Ok(other) => {
+                    return Err(Problem::new(
+                        Exit::Bug,
+                        format!("a test message is {other:?}"),
+                    ));
+                }
                 Err(error) => return Err(Problem::caused(Exit::Bug, &error)),
             }
         }

@@ -51,24 +51,37 @@ impl Subject {
     ) -> Result<Self, String> {
         const MOST: usize = Gate::DEFAULT_MAX_LARGE_RESULT_BYTES;
         if let Some(program) = &handler.exec {
-            return Ok(Self::Exec(Dialogue::new(Runnable::new(program.clone(), hidden, &[]), patience)));
+            return Ok(Self::Exec(Dialogue::new(
+                Runnable::new(program.clone(), hidden, &[]),
+                patience,
+            )));
         }
         if let Some(program) = &handler.command {
             let program = Runnable::new(program.clone(), hidden, &[]);
-            return Ok(Self::Command(Commands::new(program, MOST, WorkerReport::default()), patience));
+            return Ok(Self::Command(
+                Commands::new(program, MOST, WorkerReport::default()),
+                patience,
+            ));
         }
         let content_type = handler.content_type.as_deref().unwrap_or(CONTENT_TYPE);
         let told = RequestParts {
-            content_type: HeaderValue::try_from(content_type)
-                .map_err(|_| format!("--content-type is {content_type:?}, which is not a content type"))?,
-            token: handler.token.as_ref().map(Token::of).transpose()?.map(Arc::new),
+            content_type: HeaderValue::try_from(content_type).map_err(|_| {
+                format!("--content-type is {content_type:?}, which is not a content type")
+            })?,
+            token: handler
+                .token
+                .as_ref()
+                .map(Token::of)
+                .transpose()?
+                .map(Arc::new),
             lease_ms: LEASE.as_millis(),
             cloudevents: handler.cloudevents.unwrap_or(false),
         };
         Ok(Self::Http(Caller::of(handler, told, MOST)?, patience))
     }
 
-    /// Waits until the worker is ready; a worker on standard streams is started if it is not running.
+    /// Waits until the worker is ready; a worker on standard streams is started if it is not
+    /// running.
     pub(super) async fn ready(&mut self) -> Result<(), String> {
         match self {
             Self::Command(..) => Ok(()),
@@ -92,8 +105,9 @@ impl Subject {
     pub(super) async fn tell(&mut self, lease: &Lease) -> Reply {
         let (message, attempt) = (lease.message(), AttemptInfo::of(lease.attempt()));
         let call = Call::default();
-        let late =
-            |patience: &Duration| Reply::unknown(format!("no answer within {patience:?} (--patience)"));
+        let late = |patience: &Duration| {
+            Reply::unknown(format!("no answer within {patience:?} (--patience)"))
+        };
         match self {
             Self::Http(caller, patience) => {
                 let answered = timeout(*patience, caller.call(message, &attempt, &call)).await;

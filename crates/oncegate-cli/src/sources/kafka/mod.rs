@@ -19,8 +19,8 @@ use self::topology::Cluster;
 pub(crate) use self::topology::{LETTER_BYTES, Topics};
 use super::topology::{Topology, Wanted};
 use super::{
-    ConfiguredSource, DeadLetters, LetterPlace, LetterQueue, NextCommands, SourceFinding, SourceSettings,
-    Template, quoted, sqs,
+    ConfiguredSource, DeadLetters, LetterPlace, LetterQueue, NextCommands, SourceFinding,
+    SourceSettings, Template, quoted, sqs,
 };
 use crate::config::defaults::time;
 use crate::config::values::{Names, Property, Secret, Time};
@@ -54,14 +54,23 @@ pub(super) struct InitTopics {
 impl InitTopics {
     /// Returns what `init` writes.
     pub(super) fn template(&self, commands: &NextCommands<'_>) -> Template {
-        let brokers: Vec<String> = self.brokers.split(',').map(|broker| quoted(broker.trim())).collect();
+        let brokers: Vec<String> = self
+            .brokers
+            .split(',')
+            .map(|broker| quoted(broker.trim()))
+            .collect();
         let topic = quoted(&self.topic);
         Template {
-            source: format!("{{ kafka = {{ brokers = [{}], topics = [{topic}] }} }}", brokers.join(", ")),
+            source: format!(
+                "{{ kafka = {{ brokers = [{}], topics = [{topic}] }} }}",
+                brokers.join(", ")
+            ),
             dead_letters: format!("{{ kafka = {} }}", quoted(&format!("{}.dead", self.topic))),
             about: "The consumer group has the consumer's name, unless `group` sets another one.",
             store: "redis://localhost:6379",
-            next: [commands.check, commands.create_topics, commands.run].map(str::to_owned).into(),
+            next: [commands.check, commands.create_topics, commands.run]
+                .map(str::to_owned)
+                .into(),
         }
     }
 }
@@ -77,7 +86,8 @@ pub(crate) struct Kafka {
     /// The consumer group.
     #[schemars(extend("default" = "the consumer's name"))]
     pub(crate) group: Option<String>,
-    /// The static member of the group that this process is, another one for each process (`group.instance.id`).
+    /// The static member of the group that this process is, another one for each process
+    /// (`group.instance.id`).
     pub(crate) static_member: Option<String>,
     /// The start of a group without committed offsets: `beginning` or `end`.
     #[schemars(extend("default" = "beginning"))]
@@ -94,19 +104,21 @@ pub(crate) struct Kafka {
     /// Take routes from the header `oncegate-route`: for topics to which oncegate alone writes.
     #[schemars(extend("default" = false))]
     pub(crate) routes_from_headers: Option<bool>,
-    /// Continue at the committed positions when topics get other ids, instead of reading them from their beginning: for an
-    /// address that is switched to another cluster, which has the same messages at the same offsets.
+    /// Continue at the committed positions when topics get other ids, instead of reading them from
+    /// their beginning: for an address that is switched to another cluster, which has the same
+    /// messages at the same offsets.
     #[schemars(extend("default" = false))]
     pub(crate) keep_positions_of_recreated_topics: Option<bool>,
-    /// Topics in which messages wait whose retry is far off, each with how long: `{ "orders.retry.30s" = "30s" }`. Messages
-    /// overtake those that wait, so `ordering` must be `unordered`, or `overtaking_retries` accept it.
+    /// Topics in which messages wait whose retry is far off, each with how long: `{
+    /// "orders.retry.30s" = "30s" }`. Messages overtake those that wait, so `ordering` must be
+    /// `unordered`, or `overtaking_retries` accept it.
     #[serde(default)]
     pub(crate) retry_topics: BTreeMap<String, Time>,
     /// Retries that are due before this wait in memory.
     #[schemars(extend("default" = time(oncegate::kafka::KafkaRetries::DEFAULT_BEYOND)))]
     pub(crate) retry_beyond: Option<Time>,
-    /// Properties of librdkafka, such as `"security.protocol" = "SSL"`. What comes from a file, or is a file's name, is read
-    /// again when the file changes.
+    /// Properties of librdkafka, such as `"security.protocol" = "SSL"`. What comes from a file, or
+    /// is a file's name, is read again when the file changes.
     #[serde(default)]
     pub(crate) properties: BTreeMap<String, Property>,
 }
@@ -125,7 +137,8 @@ impl Kafka {
     fn source(&self, name: &str) -> Result<KafkaSource, String> {
         let group = self.group.clone().unwrap_or_else(|| name.to_owned());
         let brokers = self.brokers.clone().unwrap_or_default().0.join(",");
-        let mut source = KafkaSource::new(brokers, group, self.topics.clone().unwrap_or_default().0);
+        let mut source =
+            KafkaSource::new(brokers, group, self.topics.clone().unwrap_or_default().0);
         if let Some(member) = &self.static_member {
             source = source.static_member(member);
         }
@@ -151,7 +164,9 @@ impl Kafka {
             source = match value {
                 Secret::File(path) => source.property_file(property, path),
                 other => {
-                    let value = other.resolve().map_err(|why| format!("{property}: {why}"))?;
+                    let value = other
+                        .resolve()
+                        .map_err(|why| format!("{property}: {why}"))?;
                     source.property(property, value)
                 }
             };
@@ -161,14 +176,21 @@ impl Kafka {
 }
 
 impl Kafka {
-    /// Returns the topics of the consumer `name` with these dead letters, and how their cluster is reached.
+    /// Returns the topics of the consumer `name` with these dead letters, and how their cluster is
+    /// reached.
     ///
     /// # Errors
     /// When the file or variable of a secret cannot be read.
-    pub(crate) fn cluster(&self, name: &str, letters: Option<&DeadLetters>) -> Result<Topics, String> {
+    pub(crate) fn cluster(
+        &self,
+        name: &str,
+        letters: Option<&DeadLetters>,
+    ) -> Result<Topics, String> {
         let mut properties = Vec::with_capacity(self.properties.len());
         for (property, Property(value)) in &self.properties {
-            let value = value.resolve().map_err(|why| format!("{property}: {why}"))?;
+            let value = value
+                .resolve()
+                .map_err(|why| format!("{property}: {why}"))?;
             properties.push((property.clone(), value));
         }
         Ok(Topics {
@@ -176,7 +198,11 @@ impl Kafka {
             group: Some(self.group.clone().unwrap_or_else(|| name.to_owned())),
             properties,
             consumed: self.topics.clone().unwrap_or_default().0,
-            retries: self.retry_topics.iter().map(|(topic, Time(wait))| (topic.clone(), *wait)).collect(),
+            retries: self
+                .retry_topics
+                .iter()
+                .map(|(topic, Time(wait))| (topic.clone(), *wait))
+                .collect(),
             // A missing dead-letter queue is reported without asking a server.
             without_dead_letters: None,
             dead_letters: letters.and_then(|letters| letters.kafka.clone()),
@@ -217,8 +243,12 @@ impl SourceSettings for Kafka {
         }
         let topic = letters.kafka.as_ref()?;
         let topics = self.topics.clone().unwrap_or_default().0;
-        (topics.contains(topic) || self.retry_topics.contains_key(topic))
-            .then(|| ("kafka", format!("the topic {topic} is consumed: every letter would come back")))
+        (topics.contains(topic) || self.retry_topics.contains_key(topic)).then(|| {
+            (
+                "kafka",
+                format!("the topic {topic} is consumed: every letter would come back"),
+            )
+        })
     }
 
     fn topology(
@@ -245,7 +275,11 @@ impl SourceSettings for Kafka {
         if self.retry_topics.is_empty() {
             return Ok(Box::new(source));
         }
-        let source = source.retry_topics(self.retry_topics.iter().map(|(topic, Time(wait))| (*wait, topic)));
+        let source = source.retry_topics(
+            self.retry_topics
+                .iter()
+                .map(|(topic, Time(wait))| (*wait, topic)),
+        );
         Ok(Box::new(match self.retry_beyond {
             Some(Time(limit)) => source.beyond(limit),
             None => source,
@@ -386,11 +420,17 @@ mod tests {
     #[test]
     fn positions_of_recreated_topics_are_kept_where_that_is_set() {
         let source = |line: &str| {
-            let kafka: Kafka =
-                toml::from_str(&format!("brokers = \"b:9092\"\ntopics = [\"orders\"]\n{line}")).unwrap();
+            let kafka: Kafka = toml::from_str(&format!(
+                "brokers = \"b:9092\"\ntopics = [\"orders\"]\n{line}"
+            ))
+            .unwrap();
             format!("{:?}", kafka.source("billing").unwrap())
         };
-        assert!(source("").contains("keeps_positions: false"), "{}", source(""));
+        assert!(
+            source("").contains("keeps_positions: false"),
+            "{}",
+            source("")
+        );
         let set = source("keep_positions_of_recreated_topics = true");
         assert!(set.contains("keeps_positions: true"), "{set}");
     }

@@ -22,7 +22,8 @@ pub(crate) struct Topics {
     /// The retry topics, each with the time that a message waits in it.
     pub(crate) retries: Vec<(String, Duration)>,
     pub(crate) dead_letters: Option<String>,
-    /// The fix to report when no dead-letter topic is named; `None` when dead letters are kept elsewhere.
+    /// The fix to report when no dead-letter topic is named; `None` when dead letters are kept
+    /// elsewhere.
     pub(crate) without_dead_letters: Option<&'static str>,
 }
 
@@ -36,17 +37,34 @@ pub(super) struct Cluster {
 
 impl Cluster {
     pub(super) fn new(topics: Topics, consumer: &str, wanted: &Wanted) -> Self {
-        let Topics { brokers, properties, consumed, retries, dead_letters, .. } = topics;
+        let Topics {
+            brokers,
+            properties,
+            consumed,
+            retries,
+            dead_letters,
+            ..
+        } = topics;
         let sources = consumed.iter().filter(|_| !wanted.except_sources);
         let sources = sources.map(|topic| (topic.clone(), Role::Source));
         let retries = retries.into_iter().map(|(topic, _)| (topic, Role::Retry));
-        let letters = dead_letters.into_iter().map(|topic| (topic, Role::DeadLetters));
-        let named = sources.chain(retries).chain(letters).map(|(topic, role)| NamedTopic {
-            partitions: wanted.partitions.map(usize::from),
-            replicas: wanted.replication_factor.map(usize::from),
-            ..NamedTopic::new(topic, Kind::Topic, consumer, role)
-        });
-        Self { brokers, properties, named: named.collect(), consumed }
+        let letters = dead_letters
+            .into_iter()
+            .map(|topic| (topic, Role::DeadLetters));
+        let named = sources
+            .chain(retries)
+            .chain(letters)
+            .map(|(topic, role)| NamedTopic {
+                partitions: wanted.partitions.map(usize::from),
+                replicas: wanted.replication_factor.map(usize::from),
+                ..NamedTopic::new(topic, Kind::Topic, consumer, role)
+            });
+        Self {
+            brokers,
+            properties,
+            named: named.collect(),
+            consumed,
+        }
     }
 
     async fn create_those(
@@ -55,13 +73,18 @@ impl Cluster {
         has_role: fn(Role) -> bool,
         max_message_bytes: Option<u64>,
     ) -> Result<(), Problem> {
-        let missing = self.named.iter_mut().filter(|topic| topic.is_missing() && has_role(topic.role));
+        let missing = self
+            .named
+            .iter_mut()
+            .filter(|topic| topic.is_missing() && has_role(topic.role));
         let missing: Vec<&mut NamedTopic> = missing.collect();
         if missing.is_empty() {
             return Ok(());
         }
-        let plans: Vec<TopicPlan> =
-            missing.iter().map(|topic| plan(wanted, &topic.topic, max_message_bytes)).collect();
+        let plans: Vec<TopicPlan> = missing
+            .iter()
+            .map(|topic| plan(wanted, &topic.topic, max_message_bytes))
+            .collect();
         let created = kafka::create_topics(&self.brokers, &plans, &self.properties).await;
         let created = created.map_err(|error| not_opened(&error))?;
         for (topic, creation) in missing.into_iter().zip(created) {
@@ -80,9 +103,17 @@ impl Cluster {
 
 fn plan(wanted: &Wanted, topic: &str, max_message_bytes: Option<u64>) -> TopicPlan {
     let plan = TopicPlan::new(topic);
-    let plan = wanted.partitions.into_iter().fold(plan, TopicPlan::partitions);
-    let plan = wanted.replication_factor.into_iter().fold(plan, TopicPlan::replication_factor);
-    max_message_bytes.into_iter().fold(plan, TopicPlan::max_message_bytes)
+    let plan = wanted
+        .partitions
+        .into_iter()
+        .fold(plan, TopicPlan::partitions);
+    let plan = wanted
+        .replication_factor
+        .into_iter()
+        .fold(plan, TopicPlan::replication_factor);
+    max_message_bytes
+        .into_iter()
+        .fold(plan, TopicPlan::max_message_bytes)
 }
 
 #[async_trait]
@@ -107,23 +138,35 @@ impl Topology for Cluster {
         let names: Vec<String> = self.named.iter().map(|topic| topic.topic.clone()).collect();
         let facts = kafka::describe_topics(&self.brokers, &names, &self.properties).await;
         let facts = facts.map_err(|error| not_opened(&error))?;
-        for (topic, fact) in self.named.iter_mut().zip(&facts).filter(|(_, fact)| fact.partitions > 0) {
+        for (topic, fact) in self
+            .named
+            .iter_mut()
+            .zip(&facts)
+            .filter(|(_, fact)| fact.partitions > 0)
+        {
             topic.state = State::Exists;
             (topic.partitions, topic.replicas) = (Some(fact.partitions), Some(fact.replicas));
         }
         Ok(())
     }
 
-    /// Creates first what is consumed, because dead letters and retries are a little larger than its largest messages.
+    /// Creates first what is consumed, because dead letters and retries are a little larger than
+    /// its largest messages.
     async fn create(&mut self, wanted: &Wanted, consumed: &[String]) -> Result<(), Problem> {
-        self.create_those(wanted, |role| role == Role::Source, None).await?;
-        if !self.named.iter().any(|topic| topic.is_missing() && topic.role != Role::Source) {
+        self.create_those(wanted, |role| role == Role::Source, None)
+            .await?;
+        if !self
+            .named
+            .iter()
+            .any(|topic| topic.is_missing() && topic.role != Role::Source)
+        {
             return Ok(());
         }
         let facts = kafka::describe_topics(&self.brokers, consumed, &self.properties).await;
         let facts = facts.map_err(|error| not_opened(&error))?;
         let largest = facts.iter().filter_map(|fact| fact.max_message_bytes).max();
         let most = largest.map(|bytes| bytes + LETTER_BYTES);
-        self.create_those(wanted, |role| role != Role::Source, most).await
+        self.create_those(wanted, |role| role != Role::Source, most)
+            .await
     }
 }

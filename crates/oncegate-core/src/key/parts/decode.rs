@@ -21,7 +21,8 @@ pub enum Decoder {
     Gzip,
 }
 
-/// Padding may be absent, as URLs have it; bits after the last byte must be zero, so that a text has one spelling.
+/// Padding may be absent, as URLs have it; bits after the last byte must be zero, so that a text
+/// has one spelling.
 const LENIENT: GeneralPurposeConfig =
     GeneralPurposeConfig::new().with_decode_padding_mode(DecodePaddingMode::Indifferent);
 const MIME: GeneralPurpose = GeneralPurpose::new(&STANDARD, LENIENT);
@@ -36,7 +37,8 @@ impl Decoder {
         }
     }
 
-    /// Decodes a text. JSON remains as it is, to be scanned. `path` and `limit` in bytes are for the errors.
+    /// Decodes a text. JSON remains as it is, to be scanned. `path` and `limit` in bytes are for
+    /// the errors.
     pub(super) fn decode<'a>(
         self,
         text: Cow<'a, [u8]>,
@@ -46,7 +48,11 @@ impl Decoder {
         let decoded = match self {
             Self::Json => text,
             Self::Base64 => {
-                let engine = if text.iter().any(|b| matches!(b, b'-' | b'_')) { URL } else { MIME };
+                let engine = if text.iter().any(|b| matches!(b, b'-' | b'_')) {
+                    URL
+                } else {
+                    MIME
+                };
                 let decoded = engine.decode(&text);
                 Cow::Owned(decoded.map_err(|_| self.failed(path, "the text is no base64"))?)
             }
@@ -54,7 +60,9 @@ impl Decoder {
                 let mut decoded = Vec::new();
                 // One byte over the limit tells a text that is too large from one that just fits.
                 let most = u64::try_from(limit).unwrap_or(u64::MAX).saturating_add(1);
-                let read = MultiGzDecoder::new(&*text).take(most).read_to_end(&mut decoded);
+                let read = MultiGzDecoder::new(&*text)
+                    .take(most)
+                    .read_to_end(&mut decoded);
                 read.map_err(|_| self.failed(path, "the bytes are no gzip, or are cut"))?;
                 Cow::Owned(decoded)
             }
@@ -70,7 +78,11 @@ impl Decoder {
     }
 
     pub(super) fn failed(self, path: &str, what: &'static str) -> KeyError {
-        KeyError::DecodeFailed { path: path.to_owned(), decoder: self.name(), what }
+        KeyError::DecodeFailed {
+            path: path.to_owned(),
+            decoder: self.name(),
+            what,
+        }
     }
 }
 
@@ -78,6 +90,9 @@ impl FromStr for Decoder {
     type Err = ();
 
     fn from_str(name: &str) -> Result<Self, ()> {
-        [Self::Json, Self::Base64, Self::Gzip].into_iter().find(|decoder| decoder.name() == name).ok_or(())
+        [Self::Json, Self::Base64, Self::Gzip]
+            .into_iter()
+            .find(|decoder| decoder.name() == name)
+            .ok_or(())
     }
 }

@@ -9,7 +9,8 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use super::super::spec::{Nothing, OneOrMany};
 use super::{Blank, KeyCase, Literal, Part, Place, PlaceSource, When};
 
-/// All that a table of a place, a part or a condition may have. Each of them refuses what belongs to another.
+/// All that a table of a place, a part or a condition may have. Each of them refuses what belongs
+/// to another.
 #[derive(Serialize, Deserialize, Default)]
 #[serde(deny_unknown_fields)]
 struct Table {
@@ -35,7 +36,10 @@ struct Table {
 
 impl Table {
     fn of(place: &Place) -> Self {
-        let mut table = Self { normalisers: OneOrMany(place.normalisers.clone()), ..Self::default() };
+        let mut table = Self {
+            normalisers: OneOrMany(place.normalisers.clone()),
+            ..Self::default()
+        };
         match &place.source {
             PlaceSource::Payload(path) => table.path = Some(path.clone()),
             PlaceSource::Header(name) => table.header = Some(name.clone()),
@@ -62,7 +66,10 @@ impl Table {
         if self.first_of.is_some() || self.is.is_some() || self.optional || self.blank.is_some() {
             return Err("`first_of`, `is`, `optional` and `blank` do not belong here".to_owned());
         }
-        Ok(Place { source, normalisers: self.normalisers.0 })
+        Ok(Place {
+            source,
+            normalisers: self.normalisers.0,
+        })
     }
 
     fn into_part(mut self) -> Result<Part, String> {
@@ -71,29 +78,41 @@ impl Table {
         let part = match self.first_of.take() {
             None => Part::from(self.into_place()?),
             Some(places) => {
-                let has_place = self.path.is_some() || self.header.is_some() || self.message_key.is_some();
-                if has_place || self.message_id.is_some() || !self.normalisers.is_empty() || self.is.is_some()
+                let has_place =
+                    self.path.is_some() || self.header.is_some() || self.message_key.is_some();
+                if has_place
+                    || self.message_id.is_some()
+                    || !self.normalisers.is_empty()
+                    || self.is.is_some()
                 {
                     return Err("a part with `first_of` has no place or `as` of its own".to_owned());
                 }
                 Part::first_of(places)
             }
         };
-        Ok(Part { optional, blank, ..part })
+        Ok(Part {
+            optional,
+            blank,
+            ..part
+        })
     }
 
     fn into_when(mut self) -> Result<When, String> {
         let is = self.is.take();
-        Ok(When { place: self.into_place()?, is })
+        Ok(When {
+            place: self.into_place()?,
+            is,
+        })
     }
 }
 
 impl Serialize for Place {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         match self {
-            Self { source: PlaceSource::Payload(path), normalisers } if normalisers.is_empty() => {
-                serializer.serialize_str(path)
-            }
+            Self {
+                source: PlaceSource::Payload(path),
+                normalisers,
+            } if normalisers.is_empty() => serializer.serialize_str(path),
             other => Table::of(other).serialize(serializer),
         }
     }
@@ -107,33 +126,54 @@ impl Serialize for Part {
                 return place.serialize(serializer);
             }
             [place] if !self.is_first_of => Table::of(place),
-            places => Table { first_of: Some(places.to_vec()), ..Table::default() },
+            places => Table {
+                first_of: Some(places.to_vec()),
+                ..Table::default()
+            },
         };
-        Table { optional: self.optional, blank, ..table }.serialize(serializer)
+        Table {
+            optional: self.optional,
+            blank,
+            ..table
+        }
+        .serialize(serializer)
     }
 }
 
 impl Serialize for When {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        Table { is: self.is.clone(), ..Table::of(&self.place) }.serialize(serializer)
+        Table {
+            is: self.is.clone(),
+            ..Table::of(&self.place)
+        }
+        .serialize(serializer)
     }
 }
 
 impl<'de> Deserialize<'de> for Place {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(TableVisitor)?.into_place().map_err(D::Error::custom)
+        deserializer
+            .deserialize_any(TableVisitor)?
+            .into_place()
+            .map_err(D::Error::custom)
     }
 }
 
 impl<'de> Deserialize<'de> for Part {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(TableVisitor)?.into_part().map_err(D::Error::custom)
+        deserializer
+            .deserialize_any(TableVisitor)?
+            .into_part()
+            .map_err(D::Error::custom)
     }
 }
 
 impl<'de> Deserialize<'de> for When {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(TableVisitor)?.into_when().map_err(D::Error::custom)
+        deserializer
+            .deserialize_any(TableVisitor)?
+            .into_when()
+            .map_err(D::Error::custom)
     }
 }
 
@@ -150,7 +190,10 @@ impl<'de> Visitor<'de> for TableVisitor {
     }
 
     fn visit_str<E>(self, path: &str) -> Result<Table, E> {
-        Ok(Table { path: Some(path.to_owned()), ..Table::default() })
+        Ok(Table {
+            path: Some(path.to_owned()),
+            ..Table::default()
+        })
     }
 
     fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Table, A::Error> {
@@ -169,7 +212,11 @@ struct CaseTable {
 
 impl Serialize for KeyCase {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        CaseTable { when: self.when.clone(), parts: self.parts.clone() }.serialize(serializer)
+        CaseTable {
+            when: self.when.clone(),
+            parts: self.parts.clone(),
+        }
+        .serialize(serializer)
     }
 }
 

@@ -1,9 +1,10 @@
-//! Keys of several parts: which places of a message are read, what an absent one means, and which case of messages has
-//! which parts.
+//! Keys of several parts: which places of a message are read, what an absent one means, and which
+//! case of messages has which parts.
 //!
-//! [`Key::json`](super::Key::json) has fields that are all in the payload and always set. What does not fit into it
-//! stands here: other places than the payload, parts that may be absent, JSON inside a string, and keys that depend on a
-//! field. `docs/WHICH_KEY.md` shows specifications for common messages.
+//! [`Key::json`](super::Key::json) has fields that are all in the payload and always set. What does
+//! not fit into it stands here: other places than the payload, parts that may be absent, JSON
+//! inside a string, and keys that depend on a field. `docs/WHICH_KEY.md` shows specifications for
+//! common messages.
 
 mod decode;
 mod form;
@@ -19,14 +20,15 @@ use super::normalise::Normaliser;
 use super::spec::{check_normalisers, checked_name};
 use super::{MAX_PATHS, encode};
 
-/// The maximum number of decoders (`|json`, `|base64`, `|gzip`) in one specification. A prefix that several paths share
-/// counts once. It bounds the memory of a message: each decoded text may have as many bytes as the payload.
+/// The maximum number of decoders (`|json`, `|base64`, `|gzip`) in one specification. A prefix that
+/// several paths share counts once. It bounds the memory of a message: each decoded text may have
+/// as many bytes as the payload.
 pub const MAX_DECODERS: usize = 16;
 
 /// A place of a message that a part of a key is read from, with the normalisers of its value.
 ///
-/// In a file `"order_id"`, `{ path = "amount", as = "decimal" }`, `{ header = "x-id" }`, `{ message_key = {} }` or
-/// `{ message_id = {} }`.
+/// In a file `"order_id"`, `{ path = "amount", as = "decimal" }`, `{ header = "x-id" }`, `{
+/// message_key = {} }` or `{ message_id = {} }`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Place {
     source: PlaceSource,
@@ -42,9 +44,9 @@ enum PlaceSource {
 }
 
 impl Place {
-    /// Reads the value at this path of the payload. `body|json.order_id` reads JSON inside the string `body`; there are
-    /// `|json`, `|base64` and `|gzip`, and a path that begins with `|` decodes the payload's own value. A `|` in a name is
-    /// written `\|`.
+    /// Reads the value at this path of the payload. `body|json.order_id` reads JSON inside the
+    /// string `body`; there are `|json`, `|base64` and `|gzip`, and a path that begins with `|`
+    /// decodes the payload's own value. A `|` in a name is written `\|`.
     pub fn path(path: impl Into<String>) -> Self {
         Self::of(PlaceSource::Payload(path.into()))
     }
@@ -86,7 +88,10 @@ impl Place {
     }
 
     fn of(source: PlaceSource) -> Self {
-        Self { source, normalisers: Vec::new() }
+        Self {
+            source,
+            normalisers: Vec::new(),
+        }
     }
 
     /// The place with its path in canonical spelling.
@@ -96,7 +101,10 @@ impl Place {
             PlaceSource::Header(name) => PlaceSource::Header(checked_name("header", name)?),
             other => other.clone(),
         };
-        let place = Self { source, normalisers: self.normalisers.clone() };
+        let place = Self {
+            source,
+            normalisers: self.normalisers.clone(),
+        };
         check_normalisers(&place.name(), &place.normalisers)?;
         Ok(place)
     }
@@ -111,8 +119,8 @@ impl Place {
         }
     }
 
-    /// Writes what names the place in canonical bytes. It is a letter and, for two of them, a counted name, so one label
-    /// never begins another.
+    /// Writes what names the place in canonical bytes. It is a letter and, for two of them, a
+    /// counted name, so one label never begins another.
     fn label(&self, out: &mut Vec<u8>) {
         match &self.source {
             PlaceSource::Payload(path) => {
@@ -141,7 +149,8 @@ impl<T: Into<String>> From<T> for Place {
 
 /// A part of a key: a place, or the first of several that has a value.
 ///
-/// In a file like a [`Place`], with `optional = true` and `blank`; `{ first_of = ["after.id", "before.id"] }`.
+/// In a file like a [`Place`], with `optional = true` and `blank`; `{ first_of = ["after.id",
+/// "before.id"] }`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Part {
     places: Vec<Place>,
@@ -150,12 +159,15 @@ pub struct Part {
     blank: Blank,
 }
 
-/// The meaning of a blank value: a string without a visible character, an array or object without a value that is not
-/// blank.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
+/// The meaning of a blank value: a string without a visible character, an array or object without a
+/// value that is not blank.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize,
+)]
 #[serde(rename_all = "lowercase")]
 pub enum Blank {
-    /// The message has no key. The default: a blank value is nearly always a defect of the producer.
+    /// The message has no key. The default: a blank value is nearly always a defect of the
+    /// producer.
     #[default]
     Error,
     /// The same as no value.
@@ -165,14 +177,20 @@ pub enum Blank {
 }
 
 impl Part {
-    /// Takes the first of these places that has a value; which of them it is does not count, only the value.
+    /// Takes the first of these places that has a value; which of them it is does not count, only
+    /// the value.
     pub fn first_of<P: Into<Place>>(places: impl IntoIterator<Item = P>) -> Self {
         let places = places.into_iter().map(Into::into).collect();
-        Self { places, is_first_of: true, optional: false, blank: Blank::default() }
+        Self {
+            places,
+            is_first_of: true,
+            optional: false,
+            blank: Blank::default(),
+        }
     }
 
-    /// Allows that no place has a value: a missing field or header, a `null`, no payload. That is a value of its own, which
-    /// equals no other. Default: the message has no key.
+    /// Allows that no place has a value: a missing field or header, a `null`, no payload. That is a
+    /// value of its own, which equals no other. Default: the message has no key.
     #[must_use]
     pub fn optional(mut self) -> Self {
         self.optional = true;
@@ -187,11 +205,20 @@ impl Part {
     }
 
     fn canonical(&self) -> Result<Self, KeySpecError> {
-        let places = self.places.iter().map(Place::canonical).collect::<Result<Vec<_>, _>>()?;
+        let places = self
+            .places
+            .iter()
+            .map(Place::canonical)
+            .collect::<Result<Vec<_>, _>>()?;
         if places.is_empty() {
             return Err(KeySpecError::NoFields);
         }
-        refuse_repeated(&places.iter().map(|place| (labelled(place), place.name())).collect::<Vec<_>>())?;
+        refuse_repeated(
+            &places
+                .iter()
+                .map(|place| (labelled(place), place.name()))
+                .collect::<Vec<_>>(),
+        )?;
         Ok(Self { places, ..*self })
     }
 
@@ -209,13 +236,22 @@ impl Part {
 
     /// The name of the part in errors.
     fn name(&self) -> String {
-        self.places.iter().map(Place::name).collect::<Vec<_>>().join(" or ")
+        self.places
+            .iter()
+            .map(Place::name)
+            .collect::<Vec<_>>()
+            .join(" or ")
     }
 }
 
 impl<T: Into<Place>> From<T> for Part {
     fn from(place: T) -> Self {
-        Self { places: vec![place.into()], is_first_of: false, optional: false, blank: Blank::default() }
+        Self {
+            places: vec![place.into()],
+            is_first_of: false,
+            optional: false,
+            blank: Blank::default(),
+        }
     }
 }
 
@@ -231,12 +267,18 @@ pub struct KeyCase {
 impl KeyCase {
     /// The messages for which the condition holds, and no earlier one.
     pub fn when<P: Into<Part>>(when: When, parts: impl IntoIterator<Item = P>) -> Self {
-        Self { when: Some(when), parts: parts.into_iter().map(Into::into).collect() }
+        Self {
+            when: Some(when),
+            parts: parts.into_iter().map(Into::into).collect(),
+        }
     }
 
     /// All messages that no earlier case takes. It must be the last one.
     pub fn otherwise<P: Into<Part>>(parts: impl IntoIterator<Item = P>) -> Self {
-        Self { when: None, parts: parts.into_iter().map(Into::into).collect() }
+        Self {
+            when: None,
+            parts: parts.into_iter().map(Into::into).collect(),
+        }
     }
 }
 
@@ -252,12 +294,18 @@ pub struct When {
 impl When {
     /// The place has a value that is not `null`.
     pub fn present(place: impl Into<Place>) -> Self {
-        Self { place: place.into(), is: None }
+        Self {
+            place: place.into(),
+            is: None,
+        }
     }
 
     /// The place has exactly this value, after its normalisers.
     pub fn is(place: impl Into<Place>, literal: impl Into<Literal>) -> Self {
-        Self { place: place.into(), is: Some(literal.into()) }
+        Self {
+            place: place.into(),
+            is: Some(literal.into()),
+        }
     }
 }
 
@@ -291,12 +339,16 @@ impl From<bool> for Literal {
     }
 }
 
-/// The places of a part that are in the payload without a decoder, for the exceptions of a fingerprint.
+/// The places of a part that are in the payload without a decoder, for the exceptions of a
+/// fingerprint.
 pub(super) fn plain_paths(parts: &[Part]) -> impl Iterator<Item = String> {
-    parts.iter().flat_map(|part| &part.places).filter_map(|place| match &place.source {
-        PlaceSource::Payload(path) => path::PlacePath::plain(path),
-        _ => None,
-    })
+    parts
+        .iter()
+        .flat_map(|part| &part.places)
+        .filter_map(|place| match &place.source {
+            PlaceSource::Payload(path) => path::PlacePath::plain(path),
+            _ => None,
+        })
 }
 
 /// The parts of a key or a case, sorted by their labels.
@@ -306,57 +358,99 @@ pub(super) fn canonical_parts(parts: &[Part]) -> Result<Vec<Part>, KeySpecError>
     }
     let count = parts.iter().map(|part| part.places.len()).sum();
     if count > MAX_PATHS {
-        return Err(KeySpecError::TooManyPaths { count, limit: MAX_PATHS });
+        return Err(KeySpecError::TooManyPaths {
+            count,
+            limit: MAX_PATHS,
+        });
     }
-    let mut parts = parts.iter().map(Part::canonical).collect::<Result<Vec<_>, _>>()?;
+    let mut parts = parts
+        .iter()
+        .map(Part::canonical)
+        .collect::<Result<Vec<_>, _>>()?;
     parts.sort_by_key(Part::label);
-    refuse_repeated(&parts.iter().map(|part| (part.label(), part.name())).collect::<Vec<_>>())?;
+    refuse_repeated(
+        &parts
+            .iter()
+            .map(|part| (part.label(), part.name()))
+            .collect::<Vec<_>>(),
+    )?;
     Ok(parts)
 }
 
 /// The cases in their order, which counts.
 pub(super) fn canonical_cases(cases: &[KeyCase]) -> Result<Vec<KeyCase>, KeySpecError> {
     if cases.is_empty() {
-        return Err(KeySpecError::BadCases { problem: "there is none" });
+        return Err(KeySpecError::BadCases {
+            problem: "there is none",
+        });
     }
     let count = cases.iter().map(|case| 1 + case.parts.len()).sum();
     if count > MAX_PATHS {
-        return Err(KeySpecError::TooManyPaths { count, limit: MAX_PATHS });
+        return Err(KeySpecError::TooManyPaths {
+            count,
+            limit: MAX_PATHS,
+        });
     }
     let mut canonical: Vec<KeyCase> = Vec::with_capacity(cases.len());
     for case in cases {
         let when = match &case.when {
-            Some(when) => Some(When { place: when.place.canonical()?, is: when.is.clone() }),
+            Some(when) => Some(When {
+                place: when.place.canonical()?,
+                is: when.is.clone(),
+            }),
             None => None,
         };
-        if canonical.last().is_some_and(|earlier| earlier.when.is_none()) {
-            return Err(KeySpecError::BadCases { problem: "a case without `when` must be the last one" });
+        if canonical
+            .last()
+            .is_some_and(|earlier| earlier.when.is_none())
+        {
+            return Err(KeySpecError::BadCases {
+                problem: "a case without `when` must be the last one",
+            });
         }
         if canonical.iter().any(|earlier| earlier.when == when) {
-            return Err(KeySpecError::BadCases { problem: "two of them have the same `when`" });
+            return Err(KeySpecError::BadCases {
+                problem: "two of them have the same `when`",
+            });
         }
-        canonical.push(KeyCase { when, parts: canonical_parts(&case.parts)? });
+        canonical.push(KeyCase {
+            when,
+            parts: canonical_parts(&case.parts)?,
+        });
     }
     Ok(canonical)
 }
 
-/// Whether a message without a payload can have no key: each case has a part that only the payload has.
+/// Whether a message without a payload can have no key: each case has a part that only the payload
+/// has.
 pub(super) fn need_payload(parts: &[Part]) -> bool {
-    parts.iter().any(|part| !part.optional && part.places.iter().all(Place::is_in_payload))
+    parts
+        .iter()
+        .any(|part| !part.optional && part.places.iter().all(Place::is_in_payload))
 }
 
 /// Whether any place is in the payload.
 pub(super) fn read_payload(parts: &[Part]) -> bool {
-    parts.iter().any(|part| part.places.iter().any(Place::is_in_payload))
+    parts
+        .iter()
+        .any(|part| part.places.iter().any(Place::is_in_payload))
 }
 
 impl KeyCase {
     pub(super) fn needs_payload(&self) -> bool {
-        need_payload(&self.parts) || self.when.as_ref().is_some_and(|when| when.place.is_in_payload())
+        need_payload(&self.parts)
+            || self
+                .when
+                .as_ref()
+                .is_some_and(|when| when.place.is_in_payload())
     }
 
     pub(super) fn reads_payload(&self) -> bool {
-        read_payload(&self.parts) || self.when.as_ref().is_some_and(|when| when.place.is_in_payload())
+        read_payload(&self.parts)
+            || self
+                .when
+                .as_ref()
+                .is_some_and(|when| when.place.is_in_payload())
     }
 
     pub(super) fn parts(&self) -> &[Part] {
@@ -372,7 +466,11 @@ fn labelled(place: &Place) -> Vec<u8> {
 
 fn refuse_repeated(named: &[(Vec<u8>, String)]) -> Result<(), KeySpecError> {
     for (position, (label, name)) in named.iter().enumerate() {
-        if named.iter().take(position).any(|(earlier, _)| earlier == label) {
+        if named
+            .iter()
+            .take(position)
+            .any(|(earlier, _)| earlier == label)
+        {
             return Err(KeySpecError::RepeatedPath { path: name.clone() });
         }
     }

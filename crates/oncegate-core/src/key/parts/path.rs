@@ -6,7 +6,8 @@ use super::super::path::{self, Path};
 use super::MAX_DECODERS;
 use super::decode::Decoder;
 
-/// A parsed path of a part: names into the payload, then decoders, each with names into what it has decoded.
+/// A parsed path of a part: names into the payload, then decoders, each with names into what it has
+/// decoded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct PlacePath {
     /// The names before the first decoder. Empty for the payload's own value.
@@ -21,19 +22,30 @@ impl PlacePath {
         if text.len() > MAX_PATH_BYTES {
             return Err(path::too_long(text));
         }
-        let refuse = |problem| KeySpecError::BadDecoder { path: text.to_owned(), problem };
+        let refuse = |problem| KeySpecError::BadDecoder {
+            path: text.to_owned(),
+            problem,
+        };
         let mut segments = path::split_unescaped(text, '|');
         let first = segments.next().unwrap_or_default();
         let is_root = first.is_empty() && text.starts_with('|');
-        let (names, mut spelt) = if is_root { (Vec::new(), String::new()) } else { names_of(first, text)? };
+        let (names, mut spelt) = if is_root {
+            (Vec::new(), String::new())
+        } else {
+            names_of(first, text)?
+        };
         let mut steps: Vec<(Decoder, Vec<String>)> = Vec::new();
         for segment in segments {
-            let (name, inner) = segment.split_once('.').map_or((segment, None), |(a, b)| (a, Some(b)));
+            let (name, inner) = segment
+                .split_once('.')
+                .map_or((segment, None), |(a, b)| (a, Some(b)));
             let decoder: Decoder = name.parse().map_err(|()| {
                 refuse("only json, base64 and gzip may follow a `|`; a `|` in a name is `\\|`")
             })?;
             if inner.is_some() && decoder != Decoder::Json {
-                return Err(refuse("only `|json` gives a document that a path may go into"));
+                return Err(refuse(
+                    "only `|json` gives a document that a path may go into",
+                ));
             }
             if steps.len() == MAX_DECODERS {
                 return Err(refuse("it has too many decoders"));
@@ -51,11 +63,15 @@ impl PlacePath {
             };
             steps.push((decoder, names));
         }
-        Ok(Self { names, steps, text: spelt })
+        Ok(Self {
+            names,
+            steps,
+            text: spelt,
+        })
     }
 
-    /// The path as one of [`Key::json`](super::super::Key::json), where `|` is an ordinary character; `None` when it has
-    /// a decoder.
+    /// The path as one of [`Key::json`](super::super::Key::json), where `|` is an ordinary
+    /// character; `None` when it has a decoder.
     pub(super) fn plain(text: &str) -> Option<String> {
         let path = Self::parse(text).ok()?;
         path.steps.is_empty().then(|| path.text.replace("\\|", "|"))

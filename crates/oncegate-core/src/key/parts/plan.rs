@@ -57,7 +57,8 @@ pub(super) enum PlannedSource {
     MessageId,
 }
 
-/// A value: the number of its text, and the target of its path in it. A text that is no JSON has no paths.
+/// A value: the number of its text, and the target of its path in it. A text that is no JSON has no
+/// paths.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Slot {
     pub(super) text: usize,
@@ -83,15 +84,27 @@ struct Planner<'a> {
 }
 
 impl Composed {
-    /// Compiles the parts of a key. Adds the paths that they need of the payload to `payload_paths`.
+    /// Compiles the parts of a key. Adds the paths that they need of the payload to
+    /// `payload_paths`.
     pub(in super::super) fn parts(
         parts: &[Part],
         payload_paths: &mut Vec<Vec<String>>,
     ) -> Result<Self, KeySpecError> {
-        let mut planner = Planner { payload_paths, texts: Vec::new() };
+        let mut planner = Planner {
+            payload_paths,
+            texts: Vec::new(),
+        };
         let parts = planner.parts(parts)?;
-        let case = CasePlan { when: None, label: Vec::new(), parts };
-        Ok(Self { has_cases: false, cases: vec![case], texts: planner.finish() })
+        let case = CasePlan {
+            when: None,
+            label: Vec::new(),
+            parts,
+        };
+        Ok(Self {
+            has_cases: false,
+            cases: vec![case],
+            texts: planner.finish(),
+        })
     }
 
     /// Compiles the cases of a key.
@@ -99,9 +112,19 @@ impl Composed {
         cases: &[KeyCase],
         payload_paths: &mut Vec<Vec<String>>,
     ) -> Result<Self, KeySpecError> {
-        let mut planner = Planner { payload_paths, texts: Vec::new() };
-        let cases = cases.iter().map(|case| planner.case(case)).collect::<Result<_, _>>()?;
-        Ok(Self { has_cases: true, cases, texts: planner.finish() })
+        let mut planner = Planner {
+            payload_paths,
+            texts: Vec::new(),
+        };
+        let cases = cases
+            .iter()
+            .map(|case| planner.case(case))
+            .collect::<Result<_, _>>()?;
+        Ok(Self {
+            has_cases: true,
+            cases,
+            texts: planner.finish(),
+        })
     }
 }
 
@@ -114,14 +137,25 @@ impl Planner<'_> {
                 None
             }
             Some(When { place, is }) => {
-                label.push(if is.is_some() { encode::WHEN_EQUAL } else { encode::WHEN_PRESENT });
+                label.push(if is.is_some() {
+                    encode::WHEN_EQUAL
+                } else {
+                    encode::WHEN_PRESENT
+                });
                 place.label(&mut label);
                 let is = is.as_ref().map(literal_bytes);
                 label.extend(is.iter().flatten());
-                Some(WhenPlan { place: self.place(place)?, is })
+                Some(WhenPlan {
+                    place: self.place(place)?,
+                    is,
+                })
             }
         };
-        Ok(CasePlan { when, label, parts: self.parts(&case.parts)? })
+        Ok(CasePlan {
+            when,
+            label,
+            parts: self.parts(&case.parts)?,
+        })
     }
 
     fn parts(&mut self, parts: &[Part]) -> Result<Vec<PartPlan>, KeySpecError> {
@@ -132,7 +166,11 @@ impl Planner<'_> {
         Ok(PartPlan {
             label: part.label(),
             name: part.name(),
-            places: part.places.iter().map(|place| self.place(place)).collect::<Result<_, _>>()?,
+            places: part
+                .places
+                .iter()
+                .map(|place| self.place(place))
+                .collect::<Result<_, _>>()?,
             optional: part.optional,
             blank: part.blank,
         })
@@ -145,24 +183,43 @@ impl Planner<'_> {
             PlaceSource::MessageKey => PlannedSource::MessageKey,
             PlaceSource::MessageId => PlannedSource::MessageId,
         };
-        Ok(PlacePlan { name: place.name(), source, normalisers: place.normalisers.clone() })
+        Ok(PlacePlan {
+            name: place.name(),
+            source,
+            normalisers: place.normalisers.clone(),
+        })
     }
 
     fn slot(&mut self, text: &str) -> Result<Slot, KeySpecError> {
         let path = PlacePath::parse(text)?;
-        let mut slot = Slot { text: 0, target: target(self.payload_paths, path.names) };
+        let mut slot = Slot {
+            text: 0,
+            target: target(self.payload_paths, path.names),
+        };
         for (decoder, names) in path.steps {
-            let known = self.texts.iter().position(|(other, from, ..)| *other == decoder && *from == slot);
+            let known = self
+                .texts
+                .iter()
+                .position(|(other, from, ..)| *other == decoder && *from == slot);
             let at = known.unwrap_or_else(|| {
-                self.texts.push((decoder, slot, text.to_owned(), Vec::new()));
+                self.texts
+                    .push((decoder, slot, text.to_owned(), Vec::new()));
                 self.texts.len() - 1
             });
             if at >= MAX_DECODERS {
                 let problem = "the key has too many decoders; at most 16 different ones";
-                return Err(KeySpecError::BadDecoder { path: text.to_owned(), problem });
+                return Err(KeySpecError::BadDecoder {
+                    path: text.to_owned(),
+                    problem,
+                });
             }
-            let Some((.., paths)) = self.texts.get_mut(at) else { break };
-            slot = Slot { text: at + 1, target: target(paths, names) };
+            let Some((.., paths)) = self.texts.get_mut(at) else {
+                break;
+            };
+            slot = Slot {
+                text: at + 1,
+                target: target(paths, names),
+            };
         }
         Ok(slot)
     }
@@ -183,10 +240,13 @@ impl Planner<'_> {
 
 /// The position of a path among those of a text. A path that several places share has one target.
 pub(in super::super) fn target(paths: &mut Vec<Vec<String>>, names: Vec<String>) -> usize {
-    paths.iter().position(|known| *known == names).unwrap_or_else(|| {
-        paths.push(names);
-        paths.len() - 1
-    })
+    paths
+        .iter()
+        .position(|known| *known == names)
+        .unwrap_or_else(|| {
+            paths.push(names);
+            paths.len() - 1
+        })
 }
 
 fn literal_bytes(literal: &Literal) -> Vec<u8> {

@@ -56,13 +56,21 @@ impl Composed {
         for part in &case.parts {
             substance |= self.part(part, reading)?;
         }
-        if substance { Ok(()) } else { Err(KeyError::Blank { path: "key".to_owned() }) }
+        if substance {
+            Ok(())
+        } else {
+            Err(KeyError::Blank {
+                path: "key".to_owned(),
+            })
+        }
     }
 
     /// The first case whose condition holds.
     fn case(&self, reading: &mut Reading<'_>) -> Result<&CasePlan, KeyError> {
         for case in &self.cases {
-            let Some(when) = &case.when else { return Ok(case) };
+            let Some(when) = &case.when else {
+                return Ok(case);
+            };
             let start = reading.out.len();
             let found = self.place(&when.place, reading)?;
             let value = reading.out.get(start..).unwrap_or_default();
@@ -88,7 +96,11 @@ impl Composed {
             match (found, part.blank) {
                 (Found::Substance, _) => return Ok(true),
                 (Found::Blank, Blank::Value) => return Ok(false),
-                (Found::Blank, Blank::Error) => return Err(KeyError::Blank { path: place.name.clone() }),
+                (Found::Blank, Blank::Error) => {
+                    return Err(KeyError::Blank {
+                        path: place.name.clone(),
+                    });
+                }
                 (Found::Blank, Blank::Absent) | (Found::Missing | Found::Null, _) => {}
             }
             reading.out.truncate(start);
@@ -100,7 +112,9 @@ impl Composed {
         }
         match first {
             Some((place, found)) => Err(absent(part, place, found, reading.payload.is_some())),
-            None => Err(KeyError::MissingField { path: part.name.clone() }),
+            None => Err(KeyError::MissingField {
+                path: part.name.clone(),
+            }),
         }
     }
 
@@ -112,53 +126,101 @@ impl Composed {
             PlannedSource::Header(name) => match message.header(name) {
                 HeaderValue::One(value) => Some(value),
                 HeaderValue::Absent => None,
-                HeaderValue::Several => return Err(KeyError::RepeatedHeader { name: name.clone() }),
+                HeaderValue::Several => {
+                    return Err(KeyError::RepeatedHeader { name: name.clone() });
+                }
             },
             PlannedSource::MessageKey => message.message_key(),
             PlannedSource::MessageId => message.message_id().map(str::as_bytes),
         };
-        let Some(bytes) = bytes else { return Ok(Found::Missing) };
+        let Some(bytes) = bytes else {
+            return Ok(Found::Missing);
+        };
         if bytes.len() > reading.limit {
             let what = place.name.clone();
-            return Err(KeyError::TooLarge { what, bytes: bytes.len(), limit: reading.limit });
+            return Err(KeyError::TooLarge {
+                what,
+                bytes: bytes.len(),
+                limit: reading.limit,
+            });
         }
         write_bytes(place, bytes, reading.doc, reading.order, reading.out)
     }
 
     /// Writes the value at a path of the payload or of a decoded text.
-    fn value(&self, place: &PlacePlan, slot: Slot, reading: &mut Reading<'_>) -> Result<Found, KeyError> {
+    fn value(
+        &self,
+        place: &PlacePlan,
+        slot: Slot,
+        reading: &mut Reading<'_>,
+    ) -> Result<Found, KeyError> {
         self.decode(slot.text, reading)?;
-        let Reading { payload, doc, order, out, decoded, .. } = reading;
-        let (content, doc) = match slot.text.checked_sub(1).and_then(|at| decoded.get(at)?.as_ref()) {
+        let Reading {
+            payload,
+            doc,
+            order,
+            out,
+            decoded,
+            ..
+        } = reading;
+        let (content, doc) = match slot
+            .text
+            .checked_sub(1)
+            .and_then(|at| decoded.get(at)?.as_ref())
+        {
             Some(decoded) => (decoded.content.as_deref(), &decoded.doc),
             None => (*payload, *doc),
         };
-        let Some(content) = content else { return Ok(Found::Missing) };
-        if self.text(slot.text).is_some_and(|text| text.decoder != Decoder::Json) {
+        let Some(content) = content else {
+            return Ok(Found::Missing);
+        };
+        if self
+            .text(slot.text)
+            .is_some_and(|text| text.decoder != Decoder::Json)
+        {
             return write_bytes(place, content, doc, order, out);
         }
-        let Some(value) = doc.found.get(slot.target).copied().flatten() else { return Ok(Found::Missing) };
+        let Some(value) = doc.found.get(slot.target).copied().flatten() else {
+            return Ok(Found::Missing);
+        };
         if value.kind == Kind::Null {
             return Ok(Found::Null);
         }
-        let mut writer = Writer { payload: content, doc, order, out, substance: false };
+        let mut writer = Writer {
+            payload: content,
+            doc,
+            order,
+            out,
+            substance: false,
+        };
         writer.present(&place.name, &place.normalisers, value, None)?;
-        Ok(if writer.substance { Found::Substance } else { Found::Blank })
+        Ok(if writer.substance {
+            Found::Substance
+        } else {
+            Found::Blank
+        })
     }
 
-    /// Decodes a text and those that it comes from, once for each message. The recursion is bounded by the number of
-    /// decoders.
+    /// Decodes a text and those that it comes from, once for each message. The recursion is bounded
+    /// by the number of decoders.
     fn decode(&self, number: usize, reading: &mut Reading<'_>) -> Result<(), KeyError> {
-        let Some(text) = self.text(number) else { return Ok(()) };
+        let Some(text) = self.text(number) else {
+            return Ok(());
+        };
         if reading.decoded.get(number - 1).is_some_and(Option::is_some) {
             return Ok(());
         }
         self.decode(text.from.text, reading)?;
         let mut decoded = Decoded::default();
         if let Some(content) = self.content(text, reading)? {
-            let content = text.decoder.decode(content, &text.name, reading.limit)?.into_owned();
+            let content = text
+                .decoder
+                .decode(content, &text.name, reading.limit)?
+                .into_owned();
             if text.decoder == Decoder::Json {
-                let scanned = decoded.doc.scan(&content, &text.wanted, text.targets, false);
+                let scanned = decoded
+                    .doc
+                    .scan(&content, &text.wanted, text.targets, false);
                 scanned.map_err(|error| text.decoder.failed(&text.name, inner(&error)))?;
             }
             decoded.content = Some(content);
@@ -176,18 +238,38 @@ impl Composed {
         reading: &'b Reading<'_>,
     ) -> Result<Option<Cow<'b, [u8]>>, KeyError> {
         let from = text.from;
-        let (content, doc) = match from.text.checked_sub(1).and_then(|at| reading.decoded.get(at)?.as_ref()) {
+        let (content, doc) = match from
+            .text
+            .checked_sub(1)
+            .and_then(|at| reading.decoded.get(at)?.as_ref())
+        {
             Some(decoded) => (decoded.content.as_deref(), &decoded.doc),
             None => (reading.payload, reading.doc),
         };
-        let Some(content) = content else { return Ok(None) };
-        if self.text(from.text).is_some_and(|text| text.decoder != Decoder::Json) {
+        let Some(content) = content else {
+            return Ok(None);
+        };
+        if self
+            .text(from.text)
+            .is_some_and(|text| text.decoder != Decoder::Json)
+        {
             return Ok(Some(Cow::Borrowed(content)));
         }
         match doc.found.get(from.target).copied().flatten() {
-            None | Some(Value { kind: Kind::Null, .. }) => Ok(None),
-            Some(Value { kind: Kind::Text, span, .. }) => Ok(Some(Cow::Borrowed(span.of(content)))),
-            Some(Value { kind: Kind::EscapedText, span, .. }) => {
+            None
+            | Some(Value {
+                kind: Kind::Null, ..
+            }) => Ok(None),
+            Some(Value {
+                kind: Kind::Text,
+                span,
+                ..
+            }) => Ok(Some(Cow::Borrowed(span.of(content)))),
+            Some(Value {
+                kind: Kind::EscapedText,
+                span,
+                ..
+            }) => {
                 let mut bytes = Vec::new();
                 unescape(span.of(content), &mut bytes);
                 Ok(Some(Cow::Owned(bytes)))
@@ -212,22 +294,38 @@ fn write_bytes(
 ) -> Result<Found, KeyError> {
     let Some(first) = place.normalisers.first().copied() else {
         encode::put_value(encode::TAG_BYTES, bytes, out);
-        return Ok(if bytes.trim_ascii().is_empty() { Found::Blank } else { Found::Substance });
+        return Ok(if bytes.trim_ascii().is_empty() {
+            Found::Blank
+        } else {
+            Found::Substance
+        });
     };
     let text = std::str::from_utf8(bytes).map_err(|_| KeyError::NormaliserFailed {
         path: place.name.clone(),
         normaliser: first,
         needs: "text in UTF-8",
     })?;
-    let mut writer = Writer { payload: b"", doc, order, out, substance: false };
+    let mut writer = Writer {
+        payload: b"",
+        doc,
+        order,
+        out,
+        substance: false,
+    };
     writer.string(&place.name, &place.normalisers, Cow::Borrowed(text))?;
-    Ok(if writer.substance { Found::Substance } else { Found::Blank })
+    Ok(if writer.substance {
+        Found::Substance
+    } else {
+        Found::Blank
+    })
 }
 
 /// Whether a written value equals a literal. Bytes equal a string with these bytes.
 fn is_equal(value: &[u8], literal: &[u8]) -> bool {
     match (value.split_first(), literal.split_first()) {
-        (Some((&encode::TAG_BYTES, value)), Some((&encode::TAG_STRING, literal))) => value == literal,
+        (Some((&encode::TAG_BYTES, value)), Some((&encode::TAG_STRING, literal))) => {
+            value == literal
+        }
         _ => value == literal,
     }
 }
@@ -246,7 +344,8 @@ fn absent(part: &PartPlan, place: &PlacePlan, found: Found, has_payload: bool) -
     }
 }
 
-/// The words for an error inside a decoded text: offsets there would be read as offsets of the payload.
+/// The words for an error inside a decoded text: offsets there would be read as offsets of the
+/// payload.
 fn inner(error: &KeyError) -> &'static str {
     match error {
         KeyError::MalformedJson { what, .. } => what,

@@ -1,4 +1,5 @@
-//! Keys of several parts: that no two meanings share one, that the forms agree, and that a bomb is refused.
+//! Keys of several parts: that no two meanings share one, that the forms agree, and that a bomb is
+//! refused.
 
 use std::collections::HashMap;
 use std::io::Write as _;
@@ -15,7 +16,10 @@ fn parts_from_rust_and_a_file_are_one() {
     fn check(key: &Key, json: &str) {
         assert_eq!(&json.parse::<Key>().unwrap(), key, "{json}");
         assert_eq!(&key.to_string().parse::<Key>().unwrap(), key, "{key}");
-        assert_eq!(&serde_json::from_str::<Key>(&serde_json::to_string(key).unwrap()).unwrap(), key);
+        assert_eq!(
+            &serde_json::from_str::<Key>(&serde_json::to_string(key).unwrap()).unwrap(),
+            key
+        );
     }
     check(
         &Key::parts([
@@ -25,7 +29,10 @@ fn parts_from_rust_and_a_file_are_one() {
             Place::header("x-region").then(Normaliser::Lowercase).into(),
             Place::message_key().into(),
             Place::message_id().optional().blank(Blank::Absent),
-            Part::first_of([Place::path("after.id"), Place::path("before.id").then(Normaliser::Decimal)]),
+            Part::first_of([
+                Place::path("after.id"),
+                Place::path("before.id").then(Normaliser::Decimal),
+            ]),
         ]),
         r#"{"parts":["order_id",{"path":"coupon","optional":true},{"path":"args","blank":"value"},
             {"header":"x-region","as":"lowercase"},{"message_key":{}},
@@ -55,41 +62,79 @@ fn wrong_parts_are_refused_with_the_reason() {
     }
     check(r#"{"parts":[]}"#, "names no field");
     check(r#"{"parts":["a","a"]}"#, "path `a` is given twice");
-    check(r#"{"parts":[{"first_of":["a","a"]}]}"#, "path `a` is given twice");
+    check(
+        r#"{"parts":[{"first_of":["a","a"]}]}"#,
+        "path `a` is given twice",
+    );
     check(r#"{"parts":[{"first_of":[]}]}"#, "names no field");
-    check(r#"{"parts":[{"path":"a","header":"b"}]}"#, "this one names 2");
-    check(r#"{"parts":[{"first_of":["a"],"as":"trim"}]}"#, "has no place or `as` of its own");
-    check(r#"{"parts":[{"first_of":[{"path":"a","optional":true}]}]}"#, "do not belong here");
+    check(
+        r#"{"parts":[{"path":"a","header":"b"}]}"#,
+        "this one names 2",
+    );
+    check(
+        r#"{"parts":[{"first_of":["a"],"as":"trim"}]}"#,
+        "has no place or `as` of its own",
+    );
+    check(
+        r#"{"parts":[{"first_of":[{"path":"a","optional":true}]}]}"#,
+        "do not belong here",
+    );
     check(r#"{"parts":[{"path":"a","is":1}]}"#, "do not belong here");
-    check(r#"{"parts":[{"path":"a","optionl":true}]}"#, "unknown field `optionl`");
+    check(
+        r#"{"parts":[{"path":"a","optionl":true}]}"#,
+        "unknown field `optionl`",
+    );
     check(r#"{"parts":["a|xml"]}"#, "only json, base64 and gzip");
     check(r#"{"parts":["a|gzip.b"]}"#, "only `|json` gives a document");
     check(r#"{"parts":["a|json..b"]}"#, "has an empty part");
     check(r#"{"cases":[]}"#, "there is none");
-    check(r#"{"cases":[{"parts":["a"]},{"parts":["a"]}]}"#, "must be the last one");
-    check(r#"{"cases":[{"when":{"path":"a","is":1.5},"parts":["a"]}]}"#, "an integer or a boolean");
+    check(
+        r#"{"cases":[{"parts":["a"]},{"parts":["a"]}]}"#,
+        "must be the last one",
+    );
+    check(
+        r#"{"cases":[{"when":{"path":"a","is":1.5},"parts":["a"]}]}"#,
+        "an integer or a boolean",
+    );
     check(r#"{"parts":["a"],"json":["a"]}"#, "names 2");
 }
 
 #[test]
 fn equal_parts_have_equal_descriptors() {
     let one: Key = r#"{"parts":["b",{"path":"a\\:c","as":"trim"}]}"#.parse().unwrap();
-    let two: Key = r#"{"parts":[{"path":"a:c","as":["trim"]},{"path":"b"}]}"#.parse().unwrap();
+    let two: Key = r#"{"parts":[{"path":"a:c","as":["trim"]},{"path":"b"}]}"#
+        .parse()
+        .unwrap();
     let descriptor = Descriptor::new(&one, None).unwrap();
     assert_eq!(descriptor, Descriptor::new(&two, None).unwrap());
     let key = r#"{"parts":["b",{"path":"a:c","as":["trim"]}]}"#;
-    assert_eq!(descriptor.as_str(), format!(r#"{{"format":1,"key":{key},"fingerprint":null}}"#));
-    let optional: Key = r#"{"parts":[{"path":"a:c","as":"trim","optional":true},"b"]}"#.parse().unwrap();
+    assert_eq!(
+        descriptor.as_str(),
+        format!(r#"{{"format":1,"key":{key},"fingerprint":null}}"#)
+    );
+    let optional: Key = r#"{"parts":[{"path":"a:c","as":"trim","optional":true},"b"]}"#
+        .parse()
+        .unwrap();
     assert_ne!(descriptor, Descriptor::new(&optional, None).unwrap());
 }
 
 /// The value of a part as the specification means it; `None` for absent.
 type Meaning = Option<String>;
 
-/// A random message of three places, as a payload with a string of JSON inside and a header, and its meaning.
+/// A random message of three places, as a payload with a string of JSON inside and a header, and
+/// its meaning.
 fn random_message(rng: &mut Rng) -> (String, Option<String>, [Meaning; 3]) {
-    const VALUES: [&str; 9] =
-        ["1", "\"1\"", "\"\"", "\"a\"", "\"a\\u0000\"", "[]", "[1]", "{\"a\":1}", "null"];
+    const VALUES: [&str; 9] = [
+        "1",
+        "\"1\"",
+        "\"\"",
+        "\"a\"",
+        "\"a\\u0000\"",
+        "[]",
+        "[1]",
+        "{\"a\":1}",
+        "null",
+    ];
     let mut members = Vec::new();
     let mut meaning: [Meaning; 3] = [None, None, None];
     if rng.u8(..4) > 0 {
@@ -104,8 +149,11 @@ fn random_message(rng: &mut Rng) -> (String, Option<String>, [Meaning; 3]) {
         members.push(format!(r#""b":{inner}"#));
         meaning[1] = Some(value.to_owned()).filter(|value| value != "null");
     }
-    let header =
-        rng.bool().then(|| rng.choice(["1", "", "a", "u\0\0\0\0", "s\0\0\0\u{1}a"]).unwrap().to_owned());
+    let header = rng.bool().then(|| {
+        rng.choice(["1", "", "a", "u\0\0\0\0", "s\0\0\0\u{1}a"])
+            .unwrap()
+            .to_owned()
+    });
     meaning[2] = header.clone().map(|header| format!("header {header}"));
     rng.shuffle(&mut members);
     (format!("{{{}}}", members.join(",")), header, meaning)
@@ -121,7 +169,8 @@ fn parts_share_a_key_only_with_equal_values() {
         "h" => r#"{"header":"h","optional":true,"blank":"value"}"#.to_owned(),
         path => format!(r#"{{"path":"{path}","optional":true,"blank":"value"}}"#),
     };
-    // Specifications with the same places under different conditions, and the old forms beside them.
+    // Specifications with the same places under different conditions, and the old forms beside
+    // them.
     let mut keys: Vec<(String, CompiledKey, Vec<usize>)> = Vec::new();
     for mask in 1..8_usize {
         let used: Vec<usize> = (0..3).filter(|at| mask >> at & 1 == 1).collect();
@@ -135,18 +184,24 @@ fn parts_share_a_key_only_with_equal_values() {
             keys.push((spec.clone(), compiled(&spec), used.clone()));
         }
     }
-    for (spec, used) in [(r#"{"json":["a"]}"#, vec![0]), (r#"{"header":"h"}"#, vec![2])] {
+    for (spec, used) in [
+        (r#"{"json":["a"]}"#, vec![0]),
+        (r#"{"header":"h"}"#, vec![2]),
+    ] {
         keys.push((spec.to_owned(), compiled(spec), used));
     }
     let mut seen: HashMap<Digest, (usize, Vec<Meaning>)> = HashMap::new();
     let mut met: HashMap<(usize, Vec<Meaning>), Digest> = HashMap::new();
     for _ in 0..20_000 {
         let (payload, header, meaning) = random_message(rng);
-        let headers: Vec<(&str, &[u8])> = header.iter().map(|value| ("h", value.as_bytes())).collect();
+        let headers: Vec<(&str, &[u8])> =
+            header.iter().map(|value| ("h", value.as_bytes())).collect();
         let input = KeyInput::payload(&payload).with_headers(&headers);
         let at = rng.usize(..keys.len());
         let (spec, key, used) = &keys[at];
-        let Ok(explanation) = key.explain("orders", &input) else { continue };
+        let Ok(explanation) = key.explain("orders", &input) else {
+            continue;
+        };
         let digest = explanation.digest();
         let meaning: Vec<Meaning> = used.iter().map(|place| meaning[*place].clone()).collect();
         let this = (at, meaning);
@@ -163,8 +218,11 @@ fn parts_share_a_key_only_with_equal_values() {
 // invariant: panic-in-keys
 #[test]
 fn no_bytes_make_decoders_panic() {
-    let keys =
-        [r#"{"parts":["|json.a"]}"#, r#"{"parts":["a|base64|gzip|json.b"]}"#, r#"{"parts":["a|json|json"]}"#];
+    let keys = [
+        r#"{"parts":["|json.a"]}"#,
+        r#"{"parts":["a|base64|gzip|json.b"]}"#,
+        r#"{"parts":["a|json|json"]}"#,
+    ];
     let keys = keys.map(compiled);
     let seed = fastrand::u64(..);
     let rng = &mut Rng::with_seed(seed);
@@ -178,11 +236,18 @@ fn no_bytes_make_decoders_panic() {
             0 => base64::engine::general_purpose::STANDARD.encode(&bytes),
             1 => String::from_utf8_lossy(&bytes).into_owned(),
             _ => (0..rng.usize(..9))
-                .map(|_| rng.choice(['{', '}', '"', '\\', 'a', ':', '1', '=']).unwrap())
+                .map(|_| {
+                    rng.choice(['{', '}', '"', '\\', 'a', ':', '1', '='])
+                        .unwrap()
+                })
                 .collect(),
         };
         let payload = serde_json::json!({ "a": text }).to_string();
-        let payload = if rng.bool() { payload } else { serde_json::Value::String(payload).to_string() };
+        let payload = if rng.bool() {
+            payload
+        } else {
+            serde_json::Value::String(payload).to_string()
+        };
         for key in &keys {
             let _ = key.explain("orders", &KeyInput::payload(&payload));
         }
@@ -199,7 +264,14 @@ fn a_gzip_bomb_is_refused_at_the_limit() {
     // No more than one byte over the limit was decoded.
     let limit = DEFAULT_MAX_PAYLOAD_BYTES;
     let what = "`a|base64|gzip|json.b`, decoded,".to_owned();
-    assert_eq!(error, KeyError::TooLarge { what, bytes: limit + 1, limit });
+    assert_eq!(
+        error,
+        KeyError::TooLarge {
+            what,
+            bytes: limit + 1,
+            limit
+        }
+    );
 }
 
 #[test]
@@ -210,16 +282,32 @@ fn errors_of_parts_name_place_and_remedy() {
         assert!(error.contains(expected), "{error}");
     }
     let first_of = r#"{"parts":[{"first_of":["after.id","before.id"]}]}"#;
-    check(first_of, "{}", "key field `after.id or before.id` is missing");
+    check(
+        first_of,
+        "{}",
+        "key field `after.id or before.id` is missing",
+    );
     check(
         r#"{"parts":["a|json.b"]}"#,
         r#"{"a":"x"}"#,
         "`a|json.b`: json cannot be decoded: no JSON value starts",
     );
-    check(r#"{"parts":["a|base64"]}"#, r#"{"a":"?"}"#, "base64 cannot be decoded: the text is no base64");
-    check(r#"{"parts":["a|json"]}"#, r#"{"a":{}}"#, "the value is no string");
+    check(
+        r#"{"parts":["a|base64"]}"#,
+        r#"{"a":"?"}"#,
+        "base64 cannot be decoded: the text is no base64",
+    );
+    check(
+        r#"{"parts":["a|json"]}"#,
+        r#"{"a":{}}"#,
+        "the value is no string",
+    );
     let cases = r#"{"cases":[{"when":{"path":"type","is":"refund"},"parts":["id"]}]}"#;
-    check(cases, r#"{"type":"order","id":1}"#, "no case of the key takes the message; add a case");
+    check(
+        cases,
+        r#"{"type":"order","id":1}"#,
+        "no case of the key takes the message; add a case",
+    );
 }
 
 #[test]

@@ -10,7 +10,8 @@ type Headers<'a> = &'a [(&'a str, &'a [u8])];
 fn check(spec: &str, messages: [(&str, Headers<'_>); 3]) {
     let key = compiled(spec);
     let [first, again, other] = messages.map(|(payload, headers)| {
-        key.derive("r", &KeyInput::payload(payload).with_headers(headers)).unwrap()
+        key.derive("r", &KeyInput::payload(payload).with_headers(headers))
+            .unwrap()
     });
     assert_eq!(first, again, "{spec}");
     assert_ne!(first, other, "{spec}");
@@ -57,7 +58,10 @@ fn changes_of_debezium_are_known_by_position() {
             r#"{"payload":{"op":"u","before":{"id":41},"after":{"id":41},"source":{"lsn":100}}}"#,
         ],
     );
-    check_headers(r#"{"header":"id"}"#, [&[("id", b"o-1")], &[("id", b"o-1")], &[("id", b"o-2")]]);
+    check_headers(
+        r#"{"header":"id"}"#,
+        [&[("id", b"o-1")], &[("id", b"o-1")], &[("id", b"o-2")]],
+    );
 }
 
 #[test]
@@ -80,7 +84,14 @@ fn buses_and_webhooks_are_known_by_their_ids() {
     );
     for name in ["NServiceBus.MessageId", "X-GitHub-Delivery"] {
         let spec = format!(r#"{{"header":"{name}"}}"#);
-        check_headers(&spec, [&[(name, b"1")], &[(name, b"1"), ("x", b"y")], &[(name, b"2")]]);
+        check_headers(
+            &spec,
+            [
+                &[(name, b"1")],
+                &[(name, b"1"), ("x", b"y")],
+                &[(name, b"2")],
+            ],
+        );
     }
 }
 

@@ -20,8 +20,9 @@ enum Tree {
 }
 
 /// Generates values from small alphabets, so that two documents are often nearly equal.
-const TEXTS: [&str; 14] =
-    ["a", "b", "ab", "1", "10", ":", "a:b", "\"", "\\", "\u{0}", "é", "e\u{301}", "😀", "null"];
+const TEXTS: [&str; 14] = [
+    "a", "b", "ab", "1", "10", ":", "a:b", "\"", "\\", "\u{0}", "é", "e\u{301}", "😀", "null",
+];
 
 fn tree(rng: &mut Rng, depth: usize) -> Tree {
     match rng.u8(..if depth == 0 { 5 } else { 8 }) {
@@ -42,7 +43,11 @@ fn tree(rng: &mut Rng, depth: usize) -> Tree {
             let mut members: Vec<(String, Tree)> = Vec::new();
             let many = if rng.u8(..20) == 0 { 40 } else { 4 };
             for n in 0..rng.usize(..many) {
-                let name = if many > 4 { format!("{n}") } else { rng.choice(TEXTS).unwrap().to_owned() };
+                let name = if many > 4 {
+                    format!("{n}")
+                } else {
+                    rng.choice(TEXTS).unwrap().to_owned()
+                };
                 if members.iter().all(|(known, _)| *known != name) {
                     members.push((name, tree(rng, depth - 1)));
                 }
@@ -121,7 +126,13 @@ fn spell_number(digits: i64, exponent: i32, rng: &mut Rng, out: &mut String) {
         let plus = if shift >= 0 && rng.bool() { "+" } else { "" };
         let sign = if shift < 0 { "-" } else { plus };
         let e = rng.choice(['e', 'E']).unwrap();
-        write!(out, "{e}{sign}{}{}", "0".repeat(rng.usize(..3)), shift.abs()).unwrap();
+        write!(
+            out,
+            "{e}{sign}{}{}",
+            "0".repeat(rng.usize(..3)),
+            shift.abs()
+        )
+        .unwrap();
     }
 }
 
@@ -133,7 +144,11 @@ fn spell_text(text: &str, rng: &mut Rng, out: &mut String) {
             out.push(c);
         } else if matches!(c, '"' | '\\' | '\0'..='\x1F') || rng.u8(..6) == 0 {
             for unit in c.encode_utf16(&mut [0; 2]) {
-                let hex = if rng.bool() { format!("\\u{unit:04x}") } else { format!("\\u{unit:04X}") };
+                let hex = if rng.bool() {
+                    format!("\\u{unit:04x}")
+                } else {
+                    format!("\\u{unit:04X}")
+                };
                 out.push_str(&hex);
             }
         } else {
@@ -158,11 +173,19 @@ fn keys_are_equal_exactly_when_documents_are() {
     for seed in 0..30_000 {
         let rng = &mut Rng::with_seed(seed);
         let one = tree(rng, 3);
-        let two = if rng.bool() { one.clone() } else { tree(rng, 1) };
+        let two = if rng.bool() {
+            one.clone()
+        } else {
+            tree(rng, 1)
+        };
         let (first, second) = (spelt(&one, rng), spelt(&two, rng));
         for (key, first, second) in [
             (&whole, first.clone(), second.clone()),
-            (&field, format!("{{\"a\":{first}}}"), format!("{{\"b\":{first},\"\\u0061\":{second}}}")),
+            (
+                &field,
+                format!("{{\"a\":{first}}}"),
+                format!("{{\"b\":{first},\"\\u0061\":{second}}}"),
+            ),
         ] {
             let keys = (
                 key.derive("orders", &KeyInput::payload(&first)),
@@ -170,9 +193,13 @@ fn keys_are_equal_exactly_when_documents_are() {
             );
             let (Ok(a), Ok(b)) = &keys else {
                 let refused = |key: &Result<_, KeyError>| {
-                    key.as_ref().is_err_and(|error| matches!(error.kind(), "blank" | "null_field"))
+                    key.as_ref()
+                        .is_err_and(|error| matches!(error.kind(), "blank" | "null_field"))
                 };
-                assert!(refused(&keys.0) || refused(&keys.1), "seed {seed}: {first} {second} {keys:?}");
+                assert!(
+                    refused(&keys.0) || refused(&keys.1),
+                    "seed {seed}: {first} {second} {keys:?}"
+                );
                 continue;
             };
             derived += 1;
@@ -206,9 +233,14 @@ fn exceptions_are_as_if_they_were_not_there() {
     let whole = compiled("payload");
     for seed in 0..10_000 {
         let rng = &mut Rng::with_seed(seed);
-        let Tree::Object(members) = tree(rng, 3) else { continue };
-        let mut kept: Vec<_> =
-            members.iter().filter(|(name, _)| name != "a" && name != "1").cloned().collect();
+        let Tree::Object(members) = tree(rng, 3) else {
+            continue;
+        };
+        let mut kept: Vec<_> = members
+            .iter()
+            .filter(|(name, _)| name != "a" && name != "1")
+            .cloned()
+            .collect();
         for (name, member) in &mut kept {
             if let (true, Tree::Object(inner)) = (name == "b", member) {
                 inner.retain(|(name, _)| name != "a");
@@ -238,18 +270,32 @@ fn no_two_inputs_share_a_key() {
     };
     for scope in ["a", "ab", "a.b"].map(|scope| Scope::new(scope).unwrap()) {
         for route in ["", "a", "ab", "b", ":a"] {
-            let derive =
-                |key: &Key, input: &KeyInput<'_>| key.compile(&scope).unwrap().derive(route, input).unwrap();
+            let derive = |key: &Key, input: &KeyInput<'_>| {
+                key.compile(&scope).unwrap().derive(route, input).unwrap()
+            };
             for one in PARTS {
                 let head = [("a", one.as_bytes())];
-                let input = KeyInput::empty().with_headers(&head).with_message_key(one).with_message_id(one);
+                let input = KeyInput::empty()
+                    .with_headers(&head)
+                    .with_message_key(one)
+                    .with_message_id(one);
                 for key in [Key::header("a"), Key::message_key(), Key::message_id()] {
-                    add(derive(&key, &input), format!("{scope} {route} {key} {one:?}"));
+                    add(
+                        derive(&key, &input),
+                        format!("{scope} {route} {key} {one:?}"),
+                    );
                 }
                 let json = serde_json::json!({ "a": one, "b": one }).to_string();
-                for key in [Key::json(["a"]), Key::json(["b"]), Key::payload(), Key::payload().except(["a"])]
-                {
-                    add(derive(&key, &KeyInput::payload(&json)), format!("{scope} {route} {key} {one:?}"));
+                for key in [
+                    Key::json(["a"]),
+                    Key::json(["b"]),
+                    Key::payload(),
+                    Key::payload().except(["a"]),
+                ] {
+                    add(
+                        derive(&key, &KeyInput::payload(&json)),
+                        format!("{scope} {route} {key} {one:?}"),
+                    );
                 }
                 for two in PARTS {
                     let json = serde_json::json!({ "a": one, "c": two }).to_string();
@@ -261,7 +307,10 @@ fn no_two_inputs_share_a_key() {
                     add(derive(&key, &KeyInput::payload(&json)), what);
                     let key = Key::json(["c"]).tenant(TenantSource::header("a"));
                     let what = format!("{scope} {route} {key} {one:?} {two:?}");
-                    add(derive(&key, &KeyInput::payload(&json).with_headers(&head)), what);
+                    add(
+                        derive(&key, &KeyInput::payload(&json).with_headers(&head)),
+                        what,
+                    );
                 }
             }
         }
@@ -280,7 +329,9 @@ fn no_bytes_make_it_panic() {
         "a.0.b:lowercase:nfc,b:timestamp-nanos",
     ];
     let keys = keys.map(compiled);
-    let fingerprint = FingerprintSpec::payload().compile(&Key::message_key()).unwrap();
+    let fingerprint = FingerprintSpec::payload()
+        .compile(&Key::message_key())
+        .unwrap();
     let pieces: [&[u8]; 22] = [
         b"{",
         b"}",
@@ -307,7 +358,11 @@ fn no_bytes_make_it_panic() {
     ];
     for seed in 0..30_000 {
         let rng = &mut Rng::with_seed(seed);
-        let mut payload = if rng.bool() { spelt(&tree(rng, 3), rng).into_bytes() } else { Vec::new() };
+        let mut payload = if rng.bool() {
+            spelt(&tree(rng, 3), rng).into_bytes()
+        } else {
+            Vec::new()
+        };
         for _ in 0..rng.usize(..8) {
             let at = rng.usize(..=payload.len());
             match rng.u8(..4) {
@@ -318,7 +373,10 @@ fn no_bytes_make_it_panic() {
             }
         }
         let input = KeyInput::payload(&payload);
-        let accepted = keys.iter().filter(|key| key.explain("orders", &input).is_ok()).count();
+        let accepted = keys
+            .iter()
+            .filter(|key| key.explain("orders", &input).is_ok())
+            .count();
         // An independent parser accepts every document that the scanner accepts.
         if accepted > 0 || fingerprint.derive(&input).is_ok() {
             let document = payload.strip_prefix(b"\xEF\xBB\xBF").unwrap_or(&payload);
@@ -337,11 +395,16 @@ fn strings_end_where_a_slow_search_says() {
             if !text.is_empty() {
                 let at = rng.usize(..text.len());
                 text[at] = rng
-                    .choice([b'"', b'\\', 0, 0x1F, 0x20, 0x21, 0x23, 0x5B, 0x5D, 0x7F, 0x80, 0xFF])
+                    .choice([
+                        b'"', b'\\', 0, 0x1F, 0x20, 0x21, 0x23, 0x5B, 0x5D, 0x7F, 0x80, 0xFF,
+                    ])
                     .unwrap();
             }
         }
-        let slow = text.iter().position(|b| matches!(b, b'"' | b'\\' | 0..=0x1F)).unwrap_or(text.len());
+        let slow = text
+            .iter()
+            .position(|b| matches!(b, b'"' | b'\\' | 0..=0x1F))
+            .unwrap_or(text.len());
         assert_eq!(json::plain_bytes(&text), slow, "seed {seed}: {text:?}");
     }
 }

@@ -9,7 +9,10 @@ fn one_specification_from_rust_file_and_command_line() {
         assert_eq!(&serde_json::from_str::<Key>(json).unwrap(), key, "{json}");
         assert_eq!(&json.parse::<Key>().unwrap(), key, "{json}");
         assert_eq!(&key.to_string().parse::<Key>().unwrap(), key);
-        assert_eq!(&serde_json::from_str::<Key>(&serde_json::to_string(key).unwrap()).unwrap(), key);
+        assert_eq!(
+            &serde_json::from_str::<Key>(&serde_json::to_string(key).unwrap()).unwrap(),
+            key
+        );
         if let Some(text) = text {
             assert_eq!(&text.parse::<Key>().unwrap(), key, "{text}");
         }
@@ -24,8 +27,10 @@ fn one_specification_from_rust_file_and_command_line() {
         r#"{"json":["id",{"path":"amount","as":"decimal"}]}"#,
         Some("id,amount:decimal"),
     );
-    let fields =
-        [Field::path("email").trim().lowercase().nfc(), Field::path("at").timestamp(TimeUnit::Millis)];
+    let fields = [
+        Field::path("email").trim().lowercase().nfc(),
+        Field::path("at").timestamp(TimeUnit::Millis),
+    ];
     check(
         &Key::json(fields),
         r#"{"json":[{"path":"email","as":["trim","lowercase","nfc"]},{"path":"at","as":["timestamp-millis"]}]}"#,
@@ -38,11 +43,21 @@ fn one_specification_from_rust_file_and_command_line() {
         r#"{"payload":{"except":["sent_at","trace.id"]}}"#,
         Some("payload-except:sent_at, trace.id"),
     );
-    check(&Key::header("x-id"), r#"{"header":"x-id"}"#, Some("header:x-id"));
-    check(&Key::message_key(), r#""message_key""#, Some("message-key"));
-    check(&Key::message_id(), r#"{"message_id":{}}"#, Some("message_id"));
     check(
-        &Key::message_id().tenant(TenantSource::header("org")).max_payload_bytes(9),
+        &Key::header("x-id"),
+        r#"{"header":"x-id"}"#,
+        Some("header:x-id"),
+    );
+    check(&Key::message_key(), r#""message_key""#, Some("message-key"));
+    check(
+        &Key::message_id(),
+        r#"{"message_id":{}}"#,
+        Some("message_id"),
+    );
+    check(
+        &Key::message_id()
+            .tenant(TenantSource::header("org"))
+            .max_payload_bytes(9),
         r#"{"message_id":{},"tenant":{"header":"org"},"max_payload_bytes":9}"#,
         None,
     );
@@ -52,8 +67,16 @@ fn one_specification_from_rust_file_and_command_line() {
         None,
     );
     // A field with the name of a reserved word needs the prefix.
-    check(&Key::json(["payload"]), r#"{"json":["payload"]}"#, Some("json:payload"));
-    check(&Key::json(["a\\:b\\,c", "d"]), r#"{"json":["a\\:b\\,c","d"]}"#, Some("a\\:b\\,c,d"));
+    check(
+        &Key::json(["payload"]),
+        r#"{"json":["payload"]}"#,
+        Some("json:payload"),
+    );
+    check(
+        &Key::json(["a\\:b\\,c", "d"]),
+        r#"{"json":["a\\:b\\,c","d"]}"#,
+        Some("a\\:b\\,c,d"),
+    );
 }
 
 #[test]
@@ -66,16 +89,33 @@ fn a_stream_under_another_name_has_the_keys_of_the_first() {
     assert_ne!(key(plain(), "eu.orders"), orders);
     assert_eq!(key(plain().route("orders"), "eu.orders"), orders);
     assert_eq!(key(plain().route("orders"), "orders"), orders);
-    let mirrored = || plain().route_of("eu.orders", "orders").route_of("eu.refunds", "refunds");
+    let mirrored = || {
+        plain()
+            .route_of("eu.orders", "orders")
+            .route_of("eu.refunds", "refunds")
+    };
     assert_eq!(key(mirrored(), "eu.orders"), orders);
     assert_eq!(key(mirrored(), "orders"), orders, "others keep their own");
     assert_eq!(key(mirrored(), "eu.refunds"), key(plain(), "refunds"));
     assert_eq!(key(mirrored().route("rest"), "eu.orders"), orders);
-    assert_eq!(key(mirrored().route("rest"), "us.orders"), key(plain(), "rest"));
+    assert_eq!(
+        key(mirrored().route("rest"), "us.orders"),
+        key(plain(), "rest")
+    );
     // Not a part of the specification: the scope's records stay those of the same key.
-    assert_eq!(serde_json::to_string(&mirrored()).unwrap(), serde_json::to_string(&plain()).unwrap());
-    for bad in [plain().route(" "), plain().route_of("", "orders"), plain().route_of("eu.orders", "")] {
-        assert!(bad.check().unwrap_err().to_string().contains("route"), "{bad:?}");
+    assert_eq!(
+        serde_json::to_string(&mirrored()).unwrap(),
+        serde_json::to_string(&plain()).unwrap()
+    );
+    for bad in [
+        plain().route(" "),
+        plain().route_of("", "orders"),
+        plain().route_of("eu.orders", ""),
+    ] {
+        assert!(
+            bad.check().unwrap_err().to_string().contains("route"),
+            "{bad:?}"
+        );
     }
 }
 
@@ -102,27 +142,60 @@ fn what_is_wrong_is_said_with_what_to_do() {
     check("{", "EOF");
     check("{}", "exactly one of json, payload");
     check(r#"{"json":["a"],"payload":{}}"#, "names 2");
-    check(r#"{"jsn":["a"]}"#, "unknown field `jsn`, expected one of `json`");
+    check(
+        r#"{"jsn":["a"]}"#,
+        "unknown field `jsn`, expected one of `json`",
+    );
     check(r#"{"json":["a"],"json":["b"]}"#, "duplicate field `json`");
-    check(r#"{"json":[{"path":"a","as":"upper"}]}"#, "`upper` is no normaliser");
-    check(r#"{"json":[{"path":"a","is":"trim"}]}"#, "unknown field `is`");
+    check(
+        r#"{"json":[{"path":"a","as":"upper"}]}"#,
+        "`upper` is no normaliser",
+    );
+    check(
+        r#"{"json":[{"path":"a","is":"trim"}]}"#,
+        "unknown field `is`",
+    );
     check(r#"{"json":[7]}"#, "expected a path as");
-    check(r#"{"custom":{"name":"x","version":1}}"#, "unknown field `custom`");
+    check(
+        r#"{"custom":{"name":"x","version":1}}"#,
+        "unknown field `custom`",
+    );
     check(r#"{"json":["a"],"max_payload_bytes":0}"#, "between 1 and");
-    check(r#"{"json":["a"],"tenant":{"json":"a"}}"#, "path `a` is given twice");
+    check(
+        r#"{"json":["a"],"tenant":{"json":"a"}}"#,
+        "path `a` is given twice",
+    );
     let error = Key::header("x").except(["a"]).check().unwrap_err();
     assert_eq!(error, KeySpecError::ExceptWithoutPayload);
     let error = Key::json(Vec::<Field>::new()).check().unwrap_err();
     assert_eq!(error, KeySpecError::NoFields);
-    let many = Key::json((0..=MAX_PATHS).map(|n| format!("f{n}"))).check().unwrap_err();
-    assert_eq!(many, KeySpecError::TooManyPaths { count: MAX_PATHS + 1, limit: MAX_PATHS });
-    assert!(matches!(Key::json(["x".repeat(1025)]).check(), Err(KeySpecError::PathTooLong { .. })));
-    assert!(serde_json::from_str::<Key>(r#""mesage_key""#).is_err(), "a typo is no path");
+    let many = Key::json((0..=MAX_PATHS).map(|n| format!("f{n}")))
+        .check()
+        .unwrap_err();
+    assert_eq!(
+        many,
+        KeySpecError::TooManyPaths {
+            count: MAX_PATHS + 1,
+            limit: MAX_PATHS
+        }
+    );
+    assert!(matches!(
+        Key::json(["x".repeat(1025)]).check(),
+        Err(KeySpecError::PathTooLong { .. })
+    ));
+    assert!(
+        serde_json::from_str::<Key>(r#""mesage_key""#).is_err(),
+        "a typo is no path"
+    );
 }
 
 #[test]
 fn a_custom_key_cannot_be_written_down_but_described() {
-    let make = |version| Key::custom("csv", version, |_: &dyn KeySource, _: &mut KeyParts<'_>| Ok(()));
+    let make = |version| {
+        Key::custom("csv", version, |_: &dyn KeySource, _: &mut KeyParts<'_>| {
+            Ok(())
+        })
+    };
     let error = serde_json::to_string(&make(1)).unwrap_err().to_string();
     assert!(error.contains("`csv` is a function"), "{error}");
     assert_eq!(make(1), make(1));
@@ -140,7 +213,9 @@ fn equal_specifications_have_equal_descriptors() {
     let one = Key::json([Field::from("b"), Field::path("a").decimal()])
         .tenant(TenantSource::json("o\\:rg"))
         .max_payload_bytes(7);
-    let two = r#"{"tenant":{"json":"o:rg"},"json":[{"as":["decimal"],"path":"a"},"b"]}"#.parse().unwrap();
+    let two = r#"{"tenant":{"json":"o:rg"},"json":[{"as":["decimal"],"path":"a"},"b"]}"#
+        .parse()
+        .unwrap();
     let fingerprint: FingerprintSpec = serde_json::from_str(r#"{"except":["z","y"]}"#).unwrap();
     let descriptor = Descriptor::new(&one, Some(&fingerprint)).unwrap();
     let other = FingerprintSpec::payload().except(["y", "z"]);
@@ -160,15 +235,32 @@ fn fingerprint_specifications_go_there_and_back() {
     for (text, spec) in [
         (r#""payload""#, FingerprintSpec::payload()),
         (r#""raw""#, FingerprintSpec::raw()),
-        (r#"{"except":["sent_at"]}"#, FingerprintSpec::payload().except(["sent_at"])),
+        (
+            r#"{"except":["sent_at"]}"#,
+            FingerprintSpec::payload().except(["sent_at"]),
+        ),
     ] {
         assert_eq!(serde_json::from_str::<FingerprintSpec>(text).unwrap(), spec);
         assert_eq!(serde_json::to_string(&spec).unwrap(), text);
     }
-    for wrong in [r#""pay""#, "{}", r#"{"except":["a","a"]}"#, r#"{"except":["a"],"x":1}"#, "7"] {
-        assert!(serde_json::from_str::<FingerprintSpec>(wrong).is_err(), "{wrong}");
+    for wrong in [
+        r#""pay""#,
+        "{}",
+        r#"{"except":["a","a"]}"#,
+        r#"{"except":["a"],"x":1}"#,
+        "7",
+    ] {
+        assert!(
+            serde_json::from_str::<FingerprintSpec>(wrong).is_err(),
+            "{wrong}"
+        );
     }
-    assert!(FingerprintSpec::raw().except(["a"]).compile(&Key::message_key()).is_err());
+    assert!(
+        FingerprintSpec::raw()
+            .except(["a"])
+            .compile(&Key::message_key())
+            .is_err()
+    );
 }
 
 #[test]
@@ -176,8 +268,22 @@ fn scopes() {
     for good in ["a", "Billing-2.eu_west", &"x".repeat(64)] {
         assert_eq!(Scope::new(good).unwrap().as_str(), good);
     }
-    for bad in ["", "a:b", "a b", "*", "{a}", "a?", "[a]", "a\n", "ä", &"x".repeat(65)] {
+    for bad in [
+        "",
+        "a:b",
+        "a b",
+        "*",
+        "{a}",
+        "a?",
+        "[a]",
+        "a\n",
+        "ä",
+        &"x".repeat(65),
+    ] {
         assert!(Scope::new(bad).is_err(), "{bad}");
-        assert!(serde_json::from_value::<Scope>(bad.into()).is_err(), "{bad}");
+        assert!(
+            serde_json::from_value::<Scope>(bad.into()).is_err(),
+            "{bad}"
+        );
     }
 }

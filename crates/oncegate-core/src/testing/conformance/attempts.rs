@@ -10,25 +10,50 @@ pub(super) async fn recovery_is_flagged_and_stays(subject: &StoreUnderTest<'_>) 
     subject.pass(&key, 2 * STEP).await;
 
     let second = subject.token();
-    assert_eq!(subject.granted(&key, second).await.recovery, Recovery::Takeover);
-    for end in [ReleaseCause::Interrupted, ReleaseCause::Failed, ReleaseCause::NotStarted] {
+    assert_eq!(
+        subject.granted(&key, second).await.recovery,
+        Recovery::Takeover
+    );
+    for end in [
+        ReleaseCause::Interrupted,
+        ReleaseCause::Failed,
+        ReleaseCause::NotStarted,
+    ] {
         let mut owner = second;
         if subject.release(&key, owner, LEASE, end).await != APPLIED {
             owner = subject.token();
-            assert_eq!(subject.granted(&key, owner).await.recovery, Recovery::Earlier);
+            assert_eq!(
+                subject.granted(&key, owner).await.recovery,
+                Recovery::Earlier
+            );
             assert_eq!(subject.release(&key, owner, LEASE, end).await, APPLIED);
         }
-        let record = subject.read(&key).await.expect("a released key has a record");
+        let record = subject
+            .read(&key)
+            .await
+            .expect("a released key has a record");
         assert!(
-            matches!(record.state, State::Released { recovery: Recovery::Earlier, .. }),
+            matches!(
+                record.state,
+                State::Released {
+                    recovery: Recovery::Earlier,
+                    ..
+                }
+            ),
             "{:?}",
             record.state
         );
         subject.pass(&key, 2 * STEP).await;
     }
-    assert_eq!(subject.granted(&key, subject.token()).await.recovery, Recovery::Earlier);
+    assert_eq!(
+        subject.granted(&key, subject.token()).await.recovery,
+        Recovery::Earlier
+    );
     subject.pass(&key, 2 * STEP).await;
-    assert_eq!(subject.granted(&key, subject.token()).await.recovery, Recovery::Takeover);
+    assert_eq!(
+        subject.granted(&key, subject.token()).await.recovery,
+        Recovery::Takeover
+    );
 }
 
 pub(super) async fn a_takeover_that_was_not_started_is_left_to_the_next_attempt(
@@ -41,19 +66,45 @@ pub(super) async fn a_takeover_that_was_not_started_is_left_to_the_next_attempt(
         let token = subject.token();
         let grant = subject.granted(&key, token).await;
         assert_eq!((grant.attempt, grant.recovery), (2, Recovery::Takeover));
-        assert_eq!(subject.release(&key, token, LEASE, ReleaseCause::NotStarted).await, APPLIED);
-        let record = subject.read(&key).await.expect("a released key has a record");
-        let is_left =
-            matches!(record.state, State::Released { attempt: 1, recovery: Recovery::Takeover, .. });
+        assert_eq!(
+            subject
+                .release(&key, token, LEASE, ReleaseCause::NotStarted)
+                .await,
+            APPLIED
+        );
+        let record = subject
+            .read(&key)
+            .await
+            .expect("a released key has a record");
+        let is_left = matches!(
+            record.state,
+            State::Released {
+                attempt: 1,
+                recovery: Recovery::Takeover,
+                ..
+            }
+        );
         assert!(is_left, "{:?}", record.state);
         subject.pass(&key, 2 * STEP).await;
     }
     let token = subject.token();
-    assert_eq!(subject.granted(&key, token).await.recovery, Recovery::Takeover);
-    assert_eq!(subject.release(&key, token, LEASE, ReleaseCause::Interrupted).await, APPLIED);
+    assert_eq!(
+        subject.granted(&key, token).await.recovery,
+        Recovery::Takeover
+    );
+    assert_eq!(
+        subject
+            .release(&key, token, LEASE, ReleaseCause::Interrupted)
+            .await,
+        APPLIED
+    );
     subject.pass(&key, 2 * STEP).await;
     let grant = subject.granted(&key, subject.token()).await;
-    assert_eq!((grant.attempt, grant.recovery), (2, Recovery::Earlier), "it was told to the attempt before");
+    assert_eq!(
+        (grant.attempt, grant.recovery),
+        (2, Recovery::Earlier),
+        "it was told to the attempt before"
+    );
 }
 
 pub(super) async fn attempts_count_failures_and_crashes(subject: &StoreUnderTest<'_>) {
@@ -62,7 +113,12 @@ pub(super) async fn attempts_count_failures_and_crashes(subject: &StoreUnderTest
         let token = subject.token();
         assert_eq!(subject.granted(&key, token).await.attempt, attempt);
         if attempt % 2 == 0 {
-            assert_eq!(subject.release(&key, token, LEASE, ReleaseCause::Failed).await, APPLIED);
+            assert_eq!(
+                subject
+                    .release(&key, token, LEASE, ReleaseCause::Failed)
+                    .await,
+                APPLIED
+            );
         }
         subject.pass(&key, 2 * STEP).await;
     }
@@ -74,9 +130,21 @@ pub(super) async fn an_uncounted_release_counts_nothing(subject: &StoreUnderTest
         let token = subject.token();
         let grant = subject.granted(&key, token).await;
         assert_eq!((grant.attempt, grant.recovery), (1, Recovery::None));
-        assert_eq!(subject.release(&key, token, LEASE, ReleaseCause::Interrupted).await, APPLIED);
-        let record = subject.read(&key).await.expect("a released key has a record");
-        assert!(matches!(record.state, State::Released { attempt: 0, .. }), "{:?}", record.state);
+        assert_eq!(
+            subject
+                .release(&key, token, LEASE, ReleaseCause::Interrupted)
+                .await,
+            APPLIED
+        );
+        let record = subject
+            .read(&key)
+            .await
+            .expect("a released key has a record");
+        assert!(
+            matches!(record.state, State::Released { attempt: 0, .. }),
+            "{:?}",
+            record.state
+        );
         subject.pass(&key, 2 * STEP).await;
     }
 }
@@ -87,10 +155,30 @@ pub(super) async fn a_discarded_attempt_is_flagged_and_counts(subject: &StoreUnd
         let token = subject.token();
         let grant = subject.granted(&key, token).await;
         assert_eq!((grant.attempt, grant.recovery), (attempt, recovery));
-        assert_eq!(subject.release(&key, token, LEASE, ReleaseCause::Discarded).await, APPLIED);
-        assert_eq!(subject.release(&key, token, LEASE, ReleaseCause::Discarded).await, APPLIED, "a repeat");
-        let record = subject.read(&key).await.expect("a released key has a record");
-        let is_flagged = matches!(record.state, State::Released { recovery: Recovery::Earlier, .. });
+        assert_eq!(
+            subject
+                .release(&key, token, LEASE, ReleaseCause::Discarded)
+                .await,
+            APPLIED
+        );
+        assert_eq!(
+            subject
+                .release(&key, token, LEASE, ReleaseCause::Discarded)
+                .await,
+            APPLIED,
+            "a repeat"
+        );
+        let record = subject
+            .read(&key)
+            .await
+            .expect("a released key has a record");
+        let is_flagged = matches!(
+            record.state,
+            State::Released {
+                recovery: Recovery::Earlier,
+                ..
+            }
+        );
         assert!(is_flagged, "{:?}", record.state);
         subject.pass(&key, 2 * STEP).await;
     }
@@ -100,7 +188,12 @@ pub(super) async fn a_discarded_attempt_is_flagged_and_counts(subject: &StoreUnd
     let token = subject.token();
     let grant = subject.granted(&key, token).await;
     assert_eq!((grant.attempt, grant.recovery), (4, Recovery::Takeover));
-    assert_eq!(subject.release(&key, token, LEASE, ReleaseCause::Discarded).await, APPLIED);
+    assert_eq!(
+        subject
+            .release(&key, token, LEASE, ReleaseCause::Discarded)
+            .await,
+        APPLIED
+    );
     subject.pass(&key, 2 * STEP).await;
     let grant = subject.granted(&key, subject.token()).await;
     assert_eq!((grant.attempt, grant.recovery), (5, Recovery::Earlier));
@@ -113,10 +206,21 @@ pub(super) async fn attempts_stay_at_the_limit(subject: &StoreUnderTest<'_>) {
         subject.pass(&key, 2 * STEP).await;
     }
     let token = subject.token();
-    assert_eq!(subject.granted(&key, token).await.attempt, MAX_ATTEMPTS_COUNTED);
-    assert_eq!(subject.release(&key, token, LEASE, ReleaseCause::Failed).await, APPLIED);
+    assert_eq!(
+        subject.granted(&key, token).await.attempt,
+        MAX_ATTEMPTS_COUNTED
+    );
+    assert_eq!(
+        subject
+            .release(&key, token, LEASE, ReleaseCause::Failed)
+            .await,
+        APPLIED
+    );
     subject.pass(&key, 2 * STEP).await;
-    assert_eq!(subject.granted(&key, subject.token()).await.attempt, MAX_ATTEMPTS_COUNTED);
+    assert_eq!(
+        subject.granted(&key, subject.token()).await.attempt,
+        MAX_ATTEMPTS_COUNTED
+    );
 }
 
 pub(super) async fn a_crash_is_remembered_for_days(subject: &StoreUnderTest<'_>) {
@@ -125,7 +229,10 @@ pub(super) async fn a_crash_is_remembered_for_days(subject: &StoreUnderTest<'_>)
         subject.granted(key, subject.token()).await;
     }
     subject.pass(&remembered, TAIL + STEP).await;
-    assert_eq!(subject.granted(&remembered, subject.token()).await.attempt, 2);
+    assert_eq!(
+        subject.granted(&remembered, subject.token()).await.attempt,
+        2
+    );
 
     subject.pass(&forgotten, TAIL + 2 * STEP).await;
     let grant = subject.granted(&forgotten, subject.token()).await;
@@ -137,12 +244,23 @@ pub(super) async fn a_release_is_remembered_for_days(subject: &StoreUnderTest<'_
     for key in [&remembered, &forgotten] {
         let token = subject.token();
         subject.granted(key, token).await;
-        assert_eq!(subject.release(key, token, LEASE, ReleaseCause::Failed).await, APPLIED);
+        assert_eq!(
+            subject
+                .release(key, token, LEASE, ReleaseCause::Failed)
+                .await,
+            APPLIED
+        );
     }
     subject.pass(&remembered, TAIL + STEP).await;
-    assert_eq!(subject.granted(&remembered, subject.token()).await.attempt, 2);
+    assert_eq!(
+        subject.granted(&remembered, subject.token()).await.attempt,
+        2
+    );
 
     subject.pass(&forgotten, TAIL + 2 * STEP).await;
     assert_eq!(subject.read(&forgotten).await, None);
-    assert_eq!(subject.granted(&forgotten, subject.token()).await.attempt, 1);
+    assert_eq!(
+        subject.granted(&forgotten, subject.token()).await.attempt,
+        1
+    );
 }

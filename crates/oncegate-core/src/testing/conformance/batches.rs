@@ -20,11 +20,16 @@ fn claim(key: &StoreKey, token: Token) -> Command {
         fenced: false,
         longest_lease: Duration::MAX,
     };
-    Command { key: key.clone(), operation }
+    Command {
+        key: key.clone(),
+        operation,
+    }
 }
 
 fn many(subject: &StoreUnderTest<'_>, count: usize) -> Vec<(StoreKey, Token)> {
-    (0..count).map(|index| (subject.key(&format!("{index}")), subject.token())).collect()
+    (0..count)
+        .map(|index| (subject.key(&format!("{index}")), subject.token()))
+        .collect()
 }
 
 pub(super) async fn answers_stand_in_the_order_of_the_commands(subject: &StoreUnderTest<'_>) {
@@ -32,25 +37,64 @@ pub(super) async fn answers_stand_in_the_order_of_the_commands(subject: &StoreUn
     let claims = keys.iter().map(|(key, token)| claim(key, *token)).collect();
     for answer in subject.store.execute(claims).await {
         let reply = answer.expect("the store answers");
-        assert!(matches!(reply, Reply::Verdict { verdict: Verdict::Granted(Grant { attempt: 1, .. }), .. }));
+        assert!(matches!(
+            reply,
+            Reply::Verdict {
+                verdict: Verdict::Granted(Grant { attempt: 1, .. }),
+                ..
+            }
+        ));
     }
-    // Every third key is completed, every third is extended, every third is claimed by another owner.
-    let mixed = keys.iter().enumerate().map(|(index, (key, token))| match index % 3 {
-        0 => Command { key: key.clone(), operation: completion(*token, "done") },
-        1 => Command { key: key.clone(), operation: Operation::Extend { token: *token, lease: 4 * LEASE } },
-        _ => Command { key: key.clone(), operation: completion(subject.token(), "stolen") },
-    });
+    // Every third key is completed, every third is extended, every third is claimed by another
+    // owner.
+    let mixed = keys
+        .iter()
+        .enumerate()
+        .map(|(index, (key, token))| match index % 3 {
+            0 => Command {
+                key: key.clone(),
+                operation: completion(*token, "done"),
+            },
+            1 => Command {
+                key: key.clone(),
+                operation: Operation::Extend {
+                    token: *token,
+                    lease: 4 * LEASE,
+                },
+            },
+            _ => Command {
+                key: key.clone(),
+                operation: completion(subject.token(), "stolen"),
+            },
+        });
     let answers = subject.store.execute(mixed.collect()).await;
     assert_eq!(answers.len(), MANY);
     for (index, answer) in answers.into_iter().enumerate() {
-        let expected = if index % 3 == 2 { Reply::NotOwner } else { APPLIED };
-        assert_eq!(answer.expect("the store answers"), expected, "command {index}");
+        let expected = if index % 3 == 2 {
+            Reply::NotOwner
+        } else {
+            APPLIED
+        };
+        assert_eq!(
+            answer.expect("the store answers"),
+            expected,
+            "command {index}"
+        );
     }
-    let claims = keys.iter().map(|(key, _)| claim(key, subject.token())).collect();
+    let claims = keys
+        .iter()
+        .map(|(key, _)| claim(key, subject.token()))
+        .collect();
     for (index, answer) in subject.store.execute(claims).await.into_iter().enumerate() {
         match answer.expect("the store answers") {
-            Reply::Verdict { verdict: Verdict::Completed { .. }, .. } => assert_eq!(index % 3, 0),
-            Reply::Verdict { verdict: Verdict::Busy { retry_in }, .. } => {
+            Reply::Verdict {
+                verdict: Verdict::Completed { .. },
+                ..
+            } => assert_eq!(index % 3, 0),
+            Reply::Verdict {
+                verdict: Verdict::Busy { retry_in },
+                ..
+            } => {
                 assert_eq!(retry_in > 2 * LEASE, index % 3 == 1, "command {index}");
             }
             other => panic!("command {index}: {other:?}"),
@@ -73,7 +117,11 @@ pub(super) async fn many_keys_are_read_at_once(subject: &StoreUnderTest<'_>) {
     let mut asked: Vec<StoreKey> = keys.iter().map(|(key, _)| key.clone()).collect();
     asked.extend(keys.first().map(|(key, _)| key.clone()));
     let found = subject.store.read(asked).await;
-    assert_eq!(found.len(), MANY + 1, "a key that is read twice is returned twice");
+    assert_eq!(
+        found.len(),
+        MANY + 1,
+        "a key that is read twice is returned twice"
+    );
     for (index, answer) in found.into_iter().enumerate() {
         let record = answer.expect("the store answers");
         assert_eq!(record.is_some(), present(index % MANY), "key {index}");
@@ -105,8 +153,14 @@ async fn granted_among(subject: &StoreUnderTest<'_>, key: &StoreKey, claimants: 
     let mut granted = 0;
     for answer in join_all(claims).await {
         match answer.expect("one answer").expect("the store answers") {
-            Reply::Verdict { verdict: Verdict::Granted(_), .. } => granted += 1,
-            Reply::Verdict { verdict: Verdict::Busy { .. }, .. } => {}
+            Reply::Verdict {
+                verdict: Verdict::Granted(_),
+                ..
+            } => granted += 1,
+            Reply::Verdict {
+                verdict: Verdict::Busy { .. },
+                ..
+            } => {}
             other => panic!("unexpected reply to a claim: {other:?}"),
         }
     }
@@ -117,28 +171,45 @@ pub(super) async fn concurrent_repeats_of_a_complete_are_held(subject: &StoreUnd
     let (key, token) = (subject.key("a"), subject.token());
     subject.granted(&key, token).await;
     let repeats = (0..32).map(|_| {
-        let command = Command { key: key.clone(), operation: completion(token, "done") };
+        let command = Command {
+            key: key.clone(),
+            operation: completion(token, "done"),
+        };
         let store = Arc::clone(&subject.store);
         async move { store.execute(vec![command]).await.pop() }
     });
     for answer in join_all(repeats).await {
-        assert_eq!(answer.expect("one answer").expect("the store answers"), APPLIED);
+        assert_eq!(
+            answer.expect("one answer").expect("the store answers"),
+            APPLIED
+        );
     }
 }
 
 pub(super) async fn batches_that_cross_each_other_all_end(subject: &StoreUnderTest<'_>) {
-    let keys: Vec<StoreKey> = (0..48).map(|index| subject.key(&format!("{index}"))).collect();
+    let keys: Vec<StoreKey> = (0..48)
+        .map(|index| subject.key(&format!("{index}")))
+        .collect();
     let batches = (0..8).map(|turn| {
         let mut order = keys.clone();
         order.rotate_left(turn * 6);
-        let commands = order.iter().map(|key| claim(key, subject.token())).collect();
+        let commands = order
+            .iter()
+            .map(|key| claim(key, subject.token()))
+            .collect();
         let store = Arc::clone(&subject.store);
         async move { store.execute(commands).await }
     });
     let mut granted = 0;
     for answer in join_all(batches).await.into_iter().flatten() {
         let reply = answer.expect("the store answers");
-        granted += usize::from(matches!(reply, Reply::Verdict { verdict: Verdict::Granted(_), .. }));
+        granted += usize::from(matches!(
+            reply,
+            Reply::Verdict {
+                verdict: Verdict::Granted(_),
+                ..
+            }
+        ));
     }
     assert_eq!(granted, keys.len(), "each key is granted once");
 }

@@ -7,12 +7,28 @@ use crate::rules::{Grant, ReleaseCause, Reply, Verdict};
 pub(super) async fn an_absent_key_is_granted(subject: &StoreUnderTest<'_>) {
     let (key, token) = (subject.key("a"), subject.token());
     let grant = subject.granted(&key, token).await;
-    assert_eq!(grant, Grant { attempt: 1, recovery: Recovery::None, fencing_token: None, reopened: false });
-    let record = subject.read(&key).await.expect("a claimed key has a record");
+    assert_eq!(
+        grant,
+        Grant {
+            attempt: 1,
+            recovery: Recovery::None,
+            fencing_token: None,
+            reopened: false
+        }
+    );
+    let record = subject
+        .read(&key)
+        .await
+        .expect("a claimed key has a record");
     assert_eq!(record.fingerprint, None);
     assert_eq!(
         record.state,
-        State::Pending { token, attempt: 1, recovery: Recovery::None, fencing_token: None }
+        State::Pending {
+            token,
+            attempt: 1,
+            recovery: Recovery::None,
+            fencing_token: None
+        }
     );
 }
 
@@ -22,12 +38,22 @@ pub(super) async fn a_live_claim_is_busy(subject: &StoreUnderTest<'_>) {
     let before = subject.content(&key).await;
     let retry_in = subject.busy(&key).await;
     assert!(retry_in > LEASE - SLACK, "{retry_in:?} is too soon");
-    assert!(retry_in.as_millis() <= LEASE.as_millis() + 1, "{retry_in:?} is too late");
+    assert!(
+        retry_in.as_millis() <= LEASE.as_millis() + 1,
+        "{retry_in:?} is too late"
+    );
     subject.pass(&key, STEP).await;
     let retry_in = subject.busy(&key).await;
     assert!(!retry_in.is_zero(), "a zero wait would make callers spin");
-    assert!(retry_in.as_millis() <= (LEASE - STEP).as_millis() + 1, "{retry_in:?} is too late");
-    assert_eq!(subject.content(&key).await, before, "a busy answer changes nothing");
+    assert!(
+        retry_in.as_millis() <= (LEASE - STEP).as_millis() + 1,
+        "{retry_in:?} is too late"
+    );
+    assert_eq!(
+        subject.content(&key).await,
+        before,
+        "a busy answer changes nothing"
+    );
     assert_eq!(subject.complete(&key, token, "done").await, APPLIED);
 }
 
@@ -38,9 +64,17 @@ pub(super) async fn a_claim_whose_lease_is_over_is_taken_over(subject: &StoreUnd
     let grant = subject.granted(&key, second).await;
     assert_eq!(
         grant,
-        Grant { attempt: 2, recovery: Recovery::Takeover, fencing_token: None, reopened: false }
+        Grant {
+            attempt: 2,
+            recovery: Recovery::Takeover,
+            fencing_token: None,
+            reopened: false
+        }
     );
-    assert!(matches!(subject.claim(&key, first).await, Verdict::Busy { .. }), "the first owner waits");
+    assert!(
+        matches!(subject.claim(&key, first).await, Verdict::Busy { .. }),
+        "the first owner waits"
+    );
     assert_eq!(subject.extend(&key, first, LEASE).await, Reply::NotOwner);
     assert_eq!(subject.extend(&key, second, LEASE).await, APPLIED);
 }
@@ -50,7 +84,11 @@ pub(super) async fn the_same_token_gets_the_same_grant_again(subject: &StoreUnde
     let first = subject.granted_fenced(&key, token).await;
     assert_eq!(subject.granted_fenced(&key, token).await, first);
     subject.pass(&key, 2 * STEP).await;
-    assert_eq!(subject.granted_fenced(&key, token).await, first, "no other owner took over in the meantime");
+    assert_eq!(
+        subject.granted_fenced(&key, token).await,
+        first,
+        "no other owner took over in the meantime"
+    );
 
     let next = subject.token();
     let takeover = subject.granted_fenced(&key, next).await;
@@ -65,9 +103,15 @@ pub(super) async fn a_lease_beyond_the_longest_of_the_scope_is_cut(subject: &Sto
     // As after a clock that went back: more is left than any owner has asked for.
     assert_eq!(subject.extend(&key, token, 100 * LEASE).await, APPLIED);
     let retry_in = subject.busy_within(&key, 200 * LEASE).await;
-    assert!(retry_in > 99 * LEASE, "a lease that is not too long is kept: {retry_in:?}");
+    assert!(
+        retry_in > 99 * LEASE,
+        "a lease that is not too long is kept: {retry_in:?}"
+    );
     let retry_in = subject.busy_within(&key, LEASE).await;
-    assert!(retry_in.as_millis() <= LEASE.as_millis() + 1, "{retry_in:?} is too late");
+    assert!(
+        retry_in.as_millis() <= LEASE.as_millis() + 1,
+        "{retry_in:?} is too late"
+    );
     assert!(retry_in > LEASE - SLACK, "{retry_in:?} is too soon");
     // The owner is not affected while it sends heartbeats.
     subject.pass(&key, STEP).await;
@@ -81,7 +125,12 @@ pub(super) async fn a_lease_beyond_the_longest_of_the_scope_is_cut(subject: &Sto
     // The wait for a retry is no lease.
     let released = subject.key("released");
     subject.granted(&released, token).await;
-    assert_eq!(subject.release(&released, token, 100 * LEASE, ReleaseCause::Failed).await, APPLIED);
+    assert_eq!(
+        subject
+            .release(&released, token, 100 * LEASE, ReleaseCause::Failed)
+            .await,
+        APPLIED
+    );
     assert!(subject.busy_within(&released, LEASE).await > 99 * LEASE);
 }
 
@@ -118,7 +167,11 @@ pub(super) async fn an_extend_revives_a_lease_that_nobody_took(subject: &StoreUn
 pub(super) async fn an_extend_by_a_stranger_is_lost(subject: &StoreUnderTest<'_>) {
     for (key, state) in subject.in_every_state(None).await {
         let before = subject.read(&key).await;
-        assert_eq!(subject.extend(&key, subject.token(), 9 * LEASE).await, Reply::NotOwner, "{state}");
+        assert_eq!(
+            subject.extend(&key, subject.token(), 9 * LEASE).await,
+            Reply::NotOwner,
+            "{state}"
+        );
         assert_eq!(subject.read(&key).await, before, "{state}");
     }
 }
@@ -129,7 +182,11 @@ pub(super) async fn an_extend_recreates_nothing(subject: &StoreUnderTest<'_>) {
     assert_eq!(subject.read(&key).await, None);
     subject.granted(&key, token).await;
     subject.pass(&key, LEASE + crate::record::TAIL + STEP).await;
-    assert_eq!(subject.extend(&key, token, LEASE).await, Reply::NotOwner, "the record had expired");
+    assert_eq!(
+        subject.extend(&key, token, LEASE).await,
+        Reply::NotOwner,
+        "the record had expired"
+    );
     assert_eq!(subject.read(&key).await, None);
 }
 
@@ -139,7 +196,11 @@ pub(super) async fn an_extend_after_the_own_end_is_held(subject: &StoreUnderTest
         subject.granted(&key, token).await;
         let reply = match end {
             "complete" => subject.complete(&key, token, "done").await,
-            "release" => subject.release(&key, token, LEASE, ReleaseCause::Failed).await,
+            "release" => {
+                subject
+                    .release(&key, token, LEASE, ReleaseCause::Failed)
+                    .await
+            }
             _ => subject.fail(&key, token, "broken").await,
         };
         assert_eq!(reply, APPLIED, "{end}");
@@ -159,12 +220,25 @@ pub(super) async fn a_fencing_token_only_grows(subject: &StoreUnderTest<'_>) {
     for round in 0..6 {
         let token = subject.token();
         let fencing_token = subject.granted_fenced(&key, token).await.fencing_token;
-        assert!(fencing_token.is_some(), "a fenced claim gets a fencing token");
+        assert!(
+            fencing_token.is_some(),
+            "a fenced claim gets a fencing token"
+        );
         assert!(fencing_token > last, "{fencing_token:?} after {last:?}");
         last = fencing_token;
         match round % 3 {
-            0 => assert_eq!(subject.release(&key, token, LEASE, ReleaseCause::Failed).await, APPLIED),
-            1 => assert_eq!(subject.release(&key, token, LEASE, ReleaseCause::Interrupted).await, APPLIED),
+            0 => assert_eq!(
+                subject
+                    .release(&key, token, LEASE, ReleaseCause::Failed)
+                    .await,
+                APPLIED
+            ),
+            1 => assert_eq!(
+                subject
+                    .release(&key, token, LEASE, ReleaseCause::Interrupted)
+                    .await,
+                APPLIED
+            ),
             _ => {}
         }
         subject.pass(&key, 2 * STEP).await;
@@ -176,7 +250,10 @@ pub(super) async fn a_fencing_token_grows_over_a_lost_record(subject: &StoreUnde
     let first = subject.granted_fenced(&key, token).await.fencing_token;
     assert_eq!(subject.complete(&key, token, "done").await, APPLIED);
     subject.pass(&key, super::RETENTION + STEP).await;
-    let second = subject.granted_fenced(&key, subject.token()).await.fencing_token;
+    let second = subject
+        .granted_fenced(&key, subject.token())
+        .await
+        .fencing_token;
     assert!(second > first, "{second:?} after {first:?}");
 }
 
@@ -184,5 +261,8 @@ pub(super) async fn a_claim_without_a_fencing_token_gets_none(subject: &StoreUnd
     let (key, token) = (subject.key("a"), subject.token());
     subject.granted_fenced(&key, token).await;
     subject.pass(&key, 2 * STEP).await;
-    assert_eq!(subject.granted(&key, subject.token()).await.fencing_token, None);
+    assert_eq!(
+        subject.granted(&key, subject.token()).await.fencing_token,
+        None
+    );
 }

@@ -7,9 +7,22 @@ use crate::rules::{Reply, Verdict};
 pub(super) async fn another_fingerprint_is_a_mismatch_in_every_state(subject: &StoreUnderTest<'_>) {
     for (key, state) in subject.in_every_state(Some(fingerprint(1, 1))).await {
         let before = subject.read(&key).await;
-        let reply = subject.claim_as(&key, subject.token(), Some(fingerprint(1, 2))).await;
-        assert_eq!(reply, Reply::Verdict { verdict: Verdict::Mismatch, uncompared: false }, "{state}");
-        assert_eq!(subject.read(&key).await, before, "a mismatch changes nothing: {state}");
+        let reply = subject
+            .claim_as(&key, subject.token(), Some(fingerprint(1, 2)))
+            .await;
+        assert_eq!(
+            reply,
+            Reply::Verdict {
+                verdict: Verdict::Mismatch,
+                uncompared: false
+            },
+            "{state}"
+        );
+        assert_eq!(
+            subject.read(&key).await,
+            before,
+            "a mismatch changes nothing: {state}"
+        );
     }
 }
 
@@ -17,7 +30,11 @@ pub(super) async fn the_same_fingerprint_is_no_mismatch(subject: &StoreUnderTest
     let print = Some(fingerprint(1, 1));
     for (key, state) in subject.in_every_state(print).await {
         let reply = subject.claim_as(&key, subject.token(), print).await;
-        let Reply::Verdict { verdict, uncompared: false } = reply else {
+        let Reply::Verdict {
+            verdict,
+            uncompared: false,
+        } = reply
+        else {
             panic!("{state}: {reply:?}");
         };
         assert_eq!(Answer::of(&verdict), Answer::expected(state), "{state}");
@@ -33,7 +50,11 @@ pub(super) async fn another_specification_is_not_compared(subject: &StoreUnderTe
     for (theirs, ours) in pairs {
         for (key, state) in subject.in_every_state(theirs).await {
             let reply = subject.claim_as(&key, subject.token(), ours).await;
-            let Reply::Verdict { verdict, uncompared: true } = reply else {
+            let Reply::Verdict {
+                verdict,
+                uncompared: true,
+            } = reply
+            else {
                 panic!("{state}: {reply:?}");
             };
             assert_eq!(Answer::of(&verdict), Answer::expected(state), "{state}");
@@ -53,8 +74,15 @@ pub(super) async fn the_record_keeps_the_fingerprint_of_the_claim(subject: &Stor
     let token = subject.token();
     subject.claim_as(&key, token, Some(second)).await;
     assert_eq!(subject.complete(&key, token, "done").await, APPLIED);
-    let record = subject.read(&key).await.expect("a completed key has a record");
-    assert_eq!(record.fingerprint, Some(second), "the content that ran is the content on record");
+    let record = subject
+        .read(&key)
+        .await
+        .expect("a completed key has a record");
+    assert_eq!(
+        record.fingerprint,
+        Some(second),
+        "the content that ran is the content on record"
+    );
 }
 
 /// The kind of a claim outcome, without its details.

@@ -1,8 +1,9 @@
 //! The conformance suite that every store must pass.
 //!
-//! The suite uses only the [`Store`] trait and makes no assumption about the store's clock. In addition, a store must
-//! offer a way to let time pass for a key; see [`Bench`]. All leases and delays differ by half a step from the time
-//! that passes, so the real time of a slow server decides nothing.
+//! The suite uses only the [`Store`] trait and makes no assumption about the store's clock. In
+//! addition, a store must offer a way to let time pass for a key; see [`Bench`]. All leases and
+//! delays differ by half a step from the time that passes, so the real time of a slow server
+//! decides nothing.
 
 mod attempts;
 mod batches;
@@ -32,15 +33,16 @@ pub trait Bench: Send + Sync {
     /// The store. Called once for every case.
     fn store(&self) -> Arc<dyn Store>;
 
-    /// Simulates that `time` passes for `key`, and possibly for other keys, without waiting: moves the record's expiry
-    /// towards now, or advances the store's clock.
+    /// Simulates that `time` passes for `key`, and possibly for other keys, without waiting: moves
+    /// the record's expiry towards now, or advances the store's clock.
     async fn pass(&self, key: &StoreKey, time: Duration);
 
-    /// Stores a value under `key` that is not a record of a known format. Returns `false` if the store cannot hold such
-    /// a value; then the case about it proves nothing for this store.
+    /// Stores a value under `key` that is not a record of a known format. Returns `false` if the
+    /// store cannot hold such a value; then the case about it proves nothing for this store.
     async fn spoil(&self, key: &StoreKey) -> bool;
 
-    /// The key of this name. On a shared server, the bench makes its keys distinct from those of others.
+    /// The key of this name. On a shared server, the bench makes its keys distinct from those of
+    /// others.
     fn key(&self, name: &str) -> StoreKey {
         super::key(name)
     }
@@ -158,7 +160,12 @@ pub async fn conformance(bench: &dyn Bench) {
 /// When the store breaks the rule. The name of the case is printed on standard error.
 async fn check_case(bench: &dyn Bench, case: &Case) {
     let _named = Named(case.name);
-    let subject = StoreUnderTest { bench, store: bench.store(), case: case.name, tokens: AtomicU64::new(1) };
+    let subject = StoreUnderTest {
+        bench,
+        store: bench.store(),
+        case: case.name,
+        tokens: AtomicU64::new(1),
+    };
     (case.run)(&subject).await;
 }
 
@@ -213,14 +220,26 @@ impl StoreUnderTest<'_> {
     }
 
     async fn try_apply(&self, key: &StoreKey, operation: Operation) -> Result<Reply, StoreError> {
-        self.store.execute_one(Command { key: key.clone(), operation }).await
+        self.store
+            .execute_one(Command {
+                key: key.clone(),
+                operation,
+            })
+            .await
     }
 
     async fn apply(&self, key: &StoreKey, operation: Operation) -> Reply {
-        self.try_apply(key, operation).await.expect("the store answers")
+        self.try_apply(key, operation)
+            .await
+            .expect("the store answers")
     }
 
-    async fn claim_as(&self, key: &StoreKey, token: Token, fingerprint: Option<Fingerprint>) -> Reply {
+    async fn claim_as(
+        &self,
+        key: &StoreKey,
+        token: Token,
+        fingerprint: Option<Fingerprint>,
+    ) -> Reply {
         self.apply(
             key,
             Operation::Claim {
@@ -236,7 +255,10 @@ impl StoreUnderTest<'_> {
 
     async fn claim(&self, key: &StoreKey, token: Token) -> Verdict {
         match self.claim_as(key, token, None).await {
-            Reply::Verdict { verdict, uncompared: false } => verdict,
+            Reply::Verdict {
+                verdict,
+                uncompared: false,
+            } => verdict,
             other => panic!("unexpected reply to a claim: {other:?}"),
         }
     }
@@ -244,9 +266,18 @@ impl StoreUnderTest<'_> {
     /// A claim by another owner, for a scope in which no lease is longer. It must be busy.
     async fn busy_within(&self, key: &StoreKey, longest_lease: Duration) -> Duration {
         let token = self.token();
-        let claim = Operation::Claim { token, lease: LEASE, fingerprint: None, fenced: false, longest_lease };
+        let claim = Operation::Claim {
+            token,
+            lease: LEASE,
+            fingerprint: None,
+            fenced: false,
+            longest_lease,
+        };
         match self.apply(key, claim).await {
-            Reply::Verdict { verdict: Verdict::Busy { retry_in }, .. } => retry_in,
+            Reply::Verdict {
+                verdict: Verdict::Busy { retry_in },
+                ..
+            } => retry_in,
             other => panic!("expected busy, got {other:?}"),
         }
     }
@@ -269,7 +300,10 @@ impl StoreUnderTest<'_> {
             longest_lease: Duration::MAX,
         };
         match self.apply(key, claim).await {
-            Reply::Verdict { verdict: Verdict::Granted(grant), .. } => grant,
+            Reply::Verdict {
+                verdict: Verdict::Granted(grant),
+                ..
+            } => grant,
             other => panic!("expected a grant, got {other:?}"),
         }
     }
@@ -290,29 +324,61 @@ impl StoreUnderTest<'_> {
         self.apply(key, completion(token, result)).await
     }
 
-    async fn release(&self, key: &StoreKey, token: Token, delay: Duration, end: ReleaseCause) -> Reply {
-        self.apply(key, Operation::Release { token, delay, end, reason: "later".to_owned() }).await
+    async fn release(
+        &self,
+        key: &StoreKey,
+        token: Token,
+        delay: Duration,
+        end: ReleaseCause,
+    ) -> Reply {
+        self.apply(
+            key,
+            Operation::Release {
+                token,
+                delay,
+                end,
+                reason: "later".to_owned(),
+            },
+        )
+        .await
     }
 
     async fn fail(&self, key: &StoreKey, token: Token, reason: &str) -> Reply {
-        self.apply(key, Operation::Fail { token, reason: reason.to_owned(), retention: RETENTION }).await
+        self.apply(
+            key,
+            Operation::Fail {
+                token,
+                reason: reason.to_owned(),
+                retention: RETENTION,
+            },
+        )
+        .await
     }
 
     async fn read(&self, key: &StoreKey) -> Option<Record> {
         let mut answers = self.store.read(vec![key.clone()]).await;
         assert_eq!(answers.len(), 1, "one key, one answer");
-        answers.pop().expect("one answer").expect("the store answers").map(|snapshot| snapshot.record)
+        answers
+            .pop()
+            .expect("one answer")
+            .expect("the store answers")
+            .map(|snapshot| snapshot.record)
     }
 
     /// The record's fingerprint and state, without its expiry, which depends on the store's clock.
     async fn content(&self, key: &StoreKey) -> Option<(Option<Fingerprint>, crate::record::State)> {
-        self.read(key).await.map(|record| (record.fingerprint, record.state))
+        self.read(key)
+            .await
+            .map(|record| (record.fingerprint, record.state))
     }
 
     /// Brings a new key into each state, for rules that hold in all states.
     ///
     /// States that need time to pass come first, because on some benches time passes for all keys.
-    async fn in_every_state(&self, fingerprint: Option<Fingerprint>) -> Vec<(StoreKey, &'static str)> {
+    async fn in_every_state(
+        &self,
+        fingerprint: Option<Fingerprint>,
+    ) -> Vec<(StoreKey, &'static str)> {
         let names = ["over", "due", "pending", "released", "completed", "failed"];
         let mut keys = Vec::new();
         for name in names {
@@ -322,10 +388,16 @@ impl StoreUnderTest<'_> {
             match name {
                 "over" => self.pass(&key, 2 * STEP).await,
                 "released" => {
-                    assert_eq!(self.release(&key, token, LEASE, ReleaseCause::Failed).await, APPLIED);
+                    assert_eq!(
+                        self.release(&key, token, LEASE, ReleaseCause::Failed).await,
+                        APPLIED
+                    );
                 }
                 "due" => {
-                    assert_eq!(self.release(&key, token, LEASE, ReleaseCause::Failed).await, APPLIED);
+                    assert_eq!(
+                        self.release(&key, token, LEASE, ReleaseCause::Failed).await,
+                        APPLIED
+                    );
                     self.pass(&key, 2 * STEP).await;
                 }
                 "completed" => assert_eq!(self.complete(&key, token, "done").await, APPLIED),
@@ -341,19 +413,29 @@ impl StoreUnderTest<'_> {
 /// A completion with the usual retention.
 fn completion(token: Token, result: &'static str) -> Operation {
     let result = Bytes::from_static(result.as_bytes());
-    Operation::Complete { token, fingerprint: None, result, retention: RETENTION }
+    Operation::Complete {
+        token,
+        fingerprint: None,
+        result,
+        retention: RETENTION,
+    }
 }
 
 /// The reply to a claim of a completed key.
 fn done(result: &'static str) -> Verdict {
-    Verdict::Completed { result: Bytes::from_static(result.as_bytes()) }
+    Verdict::Completed {
+        result: Bytes::from_static(result.as_bytes()),
+    }
 }
 
 /// Runs all futures concurrently. Returns their outputs in order.
 ///
 /// The suite must run on every async runtime, so it spawns no tasks.
 async fn join_all<T>(futures: impl IntoIterator<Item = impl Future<Output = T> + Send>) -> Vec<T> {
-    let mut running: Vec<_> = futures.into_iter().map(|future| (Box::pin(future), None)).collect();
+    let mut running: Vec<_> = futures
+        .into_iter()
+        .map(|future| (Box::pin(future), None))
+        .collect();
     poll_fn(|context| {
         let mut pending = false;
         for (future, output) in &mut running {
@@ -364,10 +446,17 @@ async fn join_all<T>(futures: impl IntoIterator<Item = impl Future<Output = T> +
                 }
             }
         }
-        if pending { Poll::Pending } else { Poll::Ready(()) }
+        if pending {
+            Poll::Pending
+        } else {
+            Poll::Ready(())
+        }
     })
     .await;
-    running.into_iter().filter_map(|(_, output)| output).collect()
+    running
+        .into_iter()
+        .filter_map(|(_, output)| output)
+        .collect()
 }
 
 #[cfg(test)]
@@ -386,8 +475,13 @@ mod tests {
         fn new() -> Self {
             let now_ms = Arc::new(AtomicU64::new(1_000));
             let clock = Arc::clone(&now_ms);
-            let store = MemoryStore::with_clock(move || StoreTime::from_millis(clock.load(Ordering::SeqCst)));
-            Self { store: Arc::new(store), now_ms }
+            let store = MemoryStore::with_clock(move || {
+                StoreTime::from_millis(clock.load(Ordering::SeqCst))
+            });
+            Self {
+                store: Arc::new(store),
+                now_ms,
+            }
         }
     }
 
@@ -398,7 +492,8 @@ mod tests {
         }
 
         async fn pass(&self, _: &StoreKey, time: Duration) {
-            self.now_ms.fetch_add(crate::record::whole_millis(time), Ordering::SeqCst);
+            self.now_ms
+                .fetch_add(crate::record::whole_millis(time), Ordering::SeqCst);
         }
 
         async fn spoil(&self, _: &StoreKey) -> bool {

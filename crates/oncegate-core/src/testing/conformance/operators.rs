@@ -14,28 +14,52 @@ pub(super) async fn a_hand_over_marks_a_failed_record(subject: &StoreUnderTest<'
     subject.granted(&key, token).await;
     assert_eq!(subject.fail(&key, token, "broken").await, APPLIED);
     for _ in 0..2 {
-        assert_eq!(subject.apply(&key, Operation::HandOver { by: token.tag() }).await, APPLIED);
-        let failed = Verdict::Failed { reason: "broken".to_owned(), handed_over: true, by: token.tag() };
+        assert_eq!(
+            subject
+                .apply(&key, Operation::HandOver { by: token.tag() })
+                .await,
+            APPLIED
+        );
+        let failed = Verdict::Failed {
+            reason: "broken".to_owned(),
+            handed_over: true,
+            by: token.tag(),
+        };
         assert_eq!(subject.claim(&key, subject.token()).await, failed);
     }
     subject.pass(&key, RETENTION + STEP).await;
-    assert_eq!(subject.read(&key).await, None, "the mark does not extend the retention");
+    assert_eq!(
+        subject.read(&key).await,
+        None,
+        "the mark does not extend the retention"
+    );
 }
 
 pub(super) async fn a_hand_over_of_anything_else_is_lost(subject: &StoreUnderTest<'_>) {
     for (key, state) in subject.in_every_state(None).await {
         if state != "failed" {
             let before = subject.read(&key).await;
-            let by = before.as_ref().map_or(TokenTag::NONE, |record| match record.state {
-                State::Pending { token, .. } => token.tag(),
-                State::Released { by, .. } | State::Completed { by, .. } | State::Failed { by, .. } => by,
-            });
-            assert_eq!(subject.apply(&key, Operation::HandOver { by }).await, Reply::NotOwner, "{state}");
+            let by = before
+                .as_ref()
+                .map_or(TokenTag::NONE, |record| match record.state {
+                    State::Pending { token, .. } => token.tag(),
+                    State::Released { by, .. }
+                    | State::Completed { by, .. }
+                    | State::Failed { by, .. } => by,
+                });
+            assert_eq!(
+                subject.apply(&key, Operation::HandOver { by }).await,
+                Reply::NotOwner,
+                "{state}"
+            );
             assert_eq!(subject.read(&key).await, before, "{state}");
         }
     }
     let (absent, by) = (subject.key("absent"), subject.token().tag());
-    assert_eq!(subject.apply(&absent, Operation::HandOver { by }).await, Reply::NotOwner);
+    assert_eq!(
+        subject.apply(&absent, Operation::HandOver { by }).await,
+        Reply::NotOwner
+    );
     assert_eq!(subject.read(&absent).await, None);
 }
 
@@ -45,27 +69,56 @@ pub(super) async fn a_late_hand_over_does_not_mark_a_newer_failure(subject: &Sto
     subject.granted(&key, first).await;
     assert_eq!(subject.fail(&key, first, "broken").await, APPLIED);
     let expected = subject.read(&key).await.expect("a failed key has a record");
-    assert_eq!(subject.apply(&key, Operation::Reopen { expected }).await, APPLIED);
+    assert_eq!(
+        subject.apply(&key, Operation::Reopen { expected }).await,
+        APPLIED
+    );
     subject.granted(&key, second).await;
     assert_eq!(subject.fail(&key, second, "broken again").await, APPLIED);
     let before = subject.read(&key).await;
-    assert_eq!(subject.apply(&key, Operation::HandOver { by: first.tag() }).await, Reply::NotOwner);
+    assert_eq!(
+        subject
+            .apply(&key, Operation::HandOver { by: first.tag() })
+            .await,
+        Reply::NotOwner
+    );
     assert_eq!(subject.read(&key).await, before);
-    let failed = Verdict::Failed { reason: "broken again".to_owned(), handed_over: false, by: second.tag() };
+    let failed = Verdict::Failed {
+        reason: "broken again".to_owned(),
+        handed_over: false,
+        by: second.tag(),
+    };
     assert_eq!(subject.claim(&key, subject.token()).await, failed);
 }
 
 pub(super) async fn a_reopened_key_starts_again_from_every_state(subject: &StoreUnderTest<'_>) {
     for (key, state) in subject.in_every_state(None).await {
         let expected = subject.read(&key).await.expect("every state has a record");
-        assert_eq!(subject.apply(&key, Operation::Reopen { expected }).await, APPLIED, "{state}");
-        let record = subject.read(&key).await.expect("a reopened key has a record");
-        let State::Released { attempt: 0, recovery: Recovery::None, reason, .. } = &record.state else {
+        assert_eq!(
+            subject.apply(&key, Operation::Reopen { expected }).await,
+            APPLIED,
+            "{state}"
+        );
+        let record = subject
+            .read(&key)
+            .await
+            .expect("a reopened key has a record");
+        let State::Released {
+            attempt: 0,
+            recovery: Recovery::None,
+            reason,
+            ..
+        } = &record.state
+        else {
             panic!("{state}: {:?}", record.state);
         };
         assert_eq!(reason, REOPENED);
         let grant = subject.granted(&key, subject.token()).await;
-        assert_eq!((grant.attempt, grant.recovery), (1, Recovery::None), "due at once: {state}");
+        assert_eq!(
+            (grant.attempt, grant.recovery),
+            (1, Recovery::None),
+            "due at once: {state}"
+        );
         assert!(grant.reopened, "the first attempt reports it: {state}");
     }
 }
@@ -73,26 +126,67 @@ pub(super) async fn a_reopened_key_starts_again_from_every_state(subject: &Store
 pub(super) async fn a_reopen_compares_the_record(subject: &StoreUnderTest<'_>) {
     let (key, first, second) = (subject.key("a"), subject.token(), subject.token());
     subject.granted(&key, first).await;
-    let seen = subject.read(&key).await.expect("a claimed key has a record");
+    let seen = subject
+        .read(&key)
+        .await
+        .expect("a claimed key has a record");
     assert_eq!(subject.fail(&key, first, "broken").await, APPLIED);
     let before = subject.read(&key).await;
-    assert_eq!(subject.apply(&key, Operation::Reopen { expected: seen }).await, Reply::NotOwner);
+    assert_eq!(
+        subject
+            .apply(&key, Operation::Reopen { expected: seen })
+            .await,
+        Reply::NotOwner
+    );
     assert_eq!(subject.read(&key).await, before);
 
     let mut altered = before.clone().expect("a failed key has a record");
     altered.fingerprint = Some(super::super::fingerprint(1, 1));
-    assert_eq!(subject.apply(&key, Operation::Reopen { expected: altered }).await, Reply::NotOwner);
+    assert_eq!(
+        subject
+            .apply(&key, Operation::Reopen { expected: altered })
+            .await,
+        Reply::NotOwner
+    );
     let mut altered = before.clone().expect("a failed key has a record");
-    altered.state = State::Completed { by: first.tag(), result: Bytes::new() };
-    assert_eq!(subject.apply(&key, Operation::Reopen { expected: altered.clone() }).await, Reply::NotOwner);
+    altered.state = State::Completed {
+        by: first.tag(),
+        result: Bytes::new(),
+    };
+    assert_eq!(
+        subject
+            .apply(
+                &key,
+                Operation::Reopen {
+                    expected: altered.clone()
+                }
+            )
+            .await,
+        Reply::NotOwner
+    );
     assert_eq!(subject.read(&key).await, before);
 
     let absent = subject.key("absent");
-    assert_eq!(subject.apply(&absent, Operation::Reopen { expected: altered }).await, Reply::NotOwner);
+    assert_eq!(
+        subject
+            .apply(&absent, Operation::Reopen { expected: altered })
+            .await,
+        Reply::NotOwner
+    );
     assert_eq!(subject.read(&absent).await, None);
 
     let expected = before.expect("a failed key has a record");
-    assert_eq!(subject.apply(&key, Operation::Reopen { expected: expected.clone() }).await, APPLIED);
+    assert_eq!(
+        subject
+            .apply(
+                &key,
+                Operation::Reopen {
+                    expected: expected.clone()
+                }
+            )
+            .await,
+        APPLIED
+    );
     assert_eq!(
         subject.apply(&key, Operation::Reopen { expected }).await,
         Reply::NotOwner,
@@ -104,21 +198,41 @@ pub(super) async fn a_reopen_compares_the_record(subject: &StoreUnderTest<'_>) {
 pub(super) async fn a_reopen_ignores_the_time_that_is_left(subject: &StoreUnderTest<'_>) {
     let (key, token) = (subject.key("a"), subject.token());
     subject.granted(&key, token).await;
-    let expected = subject.read(&key).await.expect("a claimed key has a record");
+    let expected = subject
+        .read(&key)
+        .await
+        .expect("a claimed key has a record");
     subject.pass(&key, STEP).await;
     assert_eq!(subject.extend(&key, token, 3 * LEASE).await, APPLIED);
-    assert_eq!(subject.apply(&key, Operation::Reopen { expected }).await, APPLIED);
+    assert_eq!(
+        subject.apply(&key, Operation::Reopen { expected }).await,
+        APPLIED
+    );
 }
 
 pub(super) async fn a_reopen_takes_the_claim_away(subject: &StoreUnderTest<'_>) {
     let (key, token) = (subject.key("a"), subject.token());
     subject.granted(&key, token).await;
-    let expected = subject.read(&key).await.expect("a claimed key has a record");
-    assert_eq!(subject.apply(&key, Operation::Reopen { expected }).await, APPLIED);
+    let expected = subject
+        .read(&key)
+        .await
+        .expect("a claimed key has a record");
+    assert_eq!(
+        subject.apply(&key, Operation::Reopen { expected }).await,
+        APPLIED
+    );
     let before = subject.read(&key).await;
     assert_eq!(subject.extend(&key, token, LEASE).await, Reply::NotOwner);
-    assert_eq!(subject.complete(&key, token, "stale").await, Reply::NotOwner);
-    assert_eq!(subject.release(&key, token, LEASE, ReleaseCause::Failed).await, Reply::NotOwner);
+    assert_eq!(
+        subject.complete(&key, token, "stale").await,
+        Reply::NotOwner
+    );
+    assert_eq!(
+        subject
+            .release(&key, token, LEASE, ReleaseCause::Failed)
+            .await,
+        Reply::NotOwner
+    );
     assert_eq!(subject.fail(&key, token, "stale").await, Reply::NotOwner);
     assert_eq!(subject.read(&key).await, before);
 }
@@ -126,15 +240,27 @@ pub(super) async fn a_reopen_takes_the_claim_away(subject: &StoreUnderTest<'_>) 
 pub(super) async fn a_fencing_token_grows_over_a_reopen(subject: &StoreUnderTest<'_>) {
     let (key, token) = (subject.key("a"), subject.token());
     let first = subject.granted_fenced(&key, token).await.fencing_token;
-    let expected = subject.read(&key).await.expect("a claimed key has a record");
-    assert_eq!(subject.apply(&key, Operation::Reopen { expected }).await, APPLIED);
-    let second = subject.granted_fenced(&key, subject.token()).await.fencing_token;
+    let expected = subject
+        .read(&key)
+        .await
+        .expect("a claimed key has a record");
+    assert_eq!(
+        subject.apply(&key, Operation::Reopen { expected }).await,
+        APPLIED
+    );
+    let second = subject
+        .granted_fenced(&key, subject.token())
+        .await
+        .fencing_token;
     assert!(second > first, "{second:?} after {first:?}");
 }
 
 pub(super) async fn a_read_shows_the_record_and_changes_nothing(subject: &StoreUnderTest<'_>) {
     assert_eq!(subject.read(&subject.key("absent")).await, None);
-    for (key, state) in subject.in_every_state(Some(super::super::fingerprint(3, 9))).await {
+    for (key, state) in subject
+        .in_every_state(Some(super::super::fingerprint(3, 9)))
+        .await
+    {
         let first = subject.read(&key).await.expect("every state has a record");
         assert_eq!(subject.read(&key).await, Some(first), "{state}");
     }
@@ -142,36 +268,70 @@ pub(super) async fn a_read_shows_the_record_and_changes_nothing(subject: &StoreU
 
 // invariant: key-spec-changed
 pub(super) async fn descriptors_are_compared_and_set(subject: &StoreUnderTest<'_>) {
-    let (ours, theirs) = (subject.bench.scope("descriptors-ours"), subject.bench.scope("descriptors-theirs"));
+    let (ours, theirs) = (
+        subject.bench.scope("descriptors-ours"),
+        subject.bench.scope("descriptors-theirs"),
+    );
     let store = &subject.store;
-    let one = store.describe(&ours, None, "one").await.expect("the store answers");
+    let one = store
+        .describe(&ours, None, "one")
+        .await
+        .expect("the store answers");
     assert_eq!(one, "one", "nothing was there");
-    let kept = store.describe(&ours, None, "two").await.expect("the store answers");
+    let kept = store
+        .describe(&ours, None, "two")
+        .await
+        .expect("the store answers");
     assert_eq!(kept, "one", "something was there");
-    let kept = store.describe(&ours, Some("other"), "two").await.expect("the store answers");
+    let kept = store
+        .describe(&ours, Some("other"), "two")
+        .await
+        .expect("the store answers");
     assert_eq!(kept, "one", "something else was there");
-    let two = store.describe(&ours, Some("one"), "two").await.expect("the store answers");
+    let two = store
+        .describe(&ours, Some("one"), "two")
+        .await
+        .expect("the store answers");
     assert_eq!(two, "two", "what was expected was there");
-    let theirs = store.describe(&theirs, None, "{\"ä\":[1]}").await.expect("the store answers");
+    let theirs = store
+        .describe(&theirs, None, "{\"ä\":[1]}")
+        .await
+        .expect("the store answers");
     assert_eq!(theirs, "{\"ä\":[1]}", "another scope has its own");
-    let ours = store.describe(&ours, None, "three").await.expect("the store answers");
+    let ours = store
+        .describe(&ours, None, "three")
+        .await
+        .expect("the store answers");
     assert_eq!(ours, "two");
 }
 
 pub(super) async fn asking_for_a_descriptor_changes_nothing(subject: &StoreUnderTest<'_>) {
     let (scope, store) = (subject.bench.scope("asked-for"), &subject.store);
     for _ in 0..2 {
-        assert_eq!(store.descriptor(&scope).await.expect("the store answers"), None);
+        assert_eq!(
+            store.descriptor(&scope).await.expect("the store answers"),
+            None
+        );
     }
-    store.describe(&scope, None, "one").await.expect("the store answers");
+    store
+        .describe(&scope, None, "one")
+        .await
+        .expect("the store answers");
     let held = store.descriptor(&scope).await.expect("the store answers");
     assert_eq!(held.as_deref(), Some("one"), "a read creates no descriptor");
 }
 
-pub(super) async fn a_descriptor_with_every_mark_is_read_as_it_was_written(subject: &StoreUnderTest<'_>) {
+pub(super) async fn a_descriptor_with_every_mark_is_read_as_it_was_written(
+    subject: &StoreUnderTest<'_>,
+) {
     let (scope, store) = (subject.bench.scope("marks"), &subject.store);
     let first = ScopeDescriptor::new("{\"key\":\"ä\"}", Epoch::from_bits(7));
-    let stop = DeadLetterStop { at_ms: 1, what: "3 in a row".to_owned(), in_a_row: 3, of_window: 0 };
+    let stop = DeadLetterStop {
+        at_ms: 1,
+        what: "3 in a row".to_owned(),
+        in_a_row: 3,
+        of_window: 0,
+    };
     let marked = ScopeDescriptor {
         halt: Some(Halt::new(5, "gone", vec![Epoch::from_bits(1)])),
         dead_letter_stop: Some(stop),
@@ -181,10 +341,20 @@ pub(super) async fn a_descriptor_with_every_mark_is_read_as_it_was_written(subje
     let mut expected = None;
     for next in [&first, &marked, &first] {
         let text = next.to_text().expect("JSON");
-        let written = store.describe(&scope, expected.as_deref(), &text).await.expect("the store answers");
+        let written = store
+            .describe(&scope, expected.as_deref(), &text)
+            .await
+            .expect("the store answers");
         assert_eq!(written, text);
-        let held = store.descriptor(&scope).await.expect("the store answers").expect("it was written");
-        assert_eq!(&ScopeDescriptor::parse(&scope, &held).expect("a descriptor"), next);
+        let held = store
+            .descriptor(&scope)
+            .await
+            .expect("the store answers")
+            .expect("it was written");
+        assert_eq!(
+            &ScopeDescriptor::parse(&scope, &held).expect("a descriptor"),
+            next
+        );
         expected = Some(text);
     }
 }
@@ -201,12 +371,33 @@ pub(super) async fn a_spoilt_record_is_never_an_answer(subject: &StoreUnderTest<
     };
     let lease = LEASE;
     let operations = [
-        Operation::Claim { token, lease, fingerprint: None, fenced: false, longest_lease: Duration::MAX },
-        Operation::Claim { token, lease, fingerprint: None, fenced: true, longest_lease: Duration::MAX },
+        Operation::Claim {
+            token,
+            lease,
+            fingerprint: None,
+            fenced: false,
+            longest_lease: Duration::MAX,
+        },
+        Operation::Claim {
+            token,
+            lease,
+            fingerprint: None,
+            fenced: true,
+            longest_lease: Duration::MAX,
+        },
         Operation::Extend { token, lease },
         completion(token, "done"),
-        Operation::Release { token, delay: lease, end: ReleaseCause::Failed, reason: String::new() },
-        Operation::Fail { token, reason: String::new(), retention: RETENTION },
+        Operation::Release {
+            token,
+            delay: lease,
+            end: ReleaseCause::Failed,
+            reason: String::new(),
+        },
+        Operation::Fail {
+            token,
+            reason: String::new(),
+            retention: RETENTION,
+        },
         Operation::HandOver { by: token.tag() },
     ];
     for operation in operations {
@@ -217,11 +408,18 @@ pub(super) async fn a_spoilt_record_is_never_an_answer(subject: &StoreUnderTest<
     unreadable(answers.pop().expect("one answer").map(|_| ()), "read");
     // The calls above have not overwritten the value, and they have no effect on other keys.
     let hand_over = Operation::HandOver { by: token.tag() };
-    unreadable(subject.try_apply(&key, hand_over).await.map(|_| ()), "afterwards");
+    unreadable(
+        subject.try_apply(&key, hand_over).await.map(|_| ()),
+        "afterwards",
+    );
     subject.granted(&subject.key("b"), subject.token()).await;
 }
 
 pub(super) async fn the_check_names_the_store(subject: &StoreUnderTest<'_>) {
-    let checkup = subject.store.check().await.expect("a store that can be tested can be used");
+    let checkup = subject
+        .store
+        .check()
+        .await
+        .expect("a store that can be tested can be used");
     assert!(!checkup.store.is_empty());
 }

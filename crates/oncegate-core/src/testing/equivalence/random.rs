@@ -16,7 +16,12 @@ use crate::testing::fingerprint;
 const PAST_FENCING_TOKEN: u64 = 1_600_000_000_000_000;
 
 /// Possible reasons. One looks like a fencing token, one contains multi-byte characters.
-const REASONS: [&str; 4] = ["", "card declined", "1700000000000000", "später, wenn überhaupt"];
+const REASONS: [&str; 4] = [
+    "",
+    "card declined",
+    "1700000000000000",
+    "später, wenn überhaupt",
+];
 
 /// Possible results, including an empty one and bytes that are not text.
 const RESULTS: [&[u8]; 4] = [b"", b"{\"charged\":1}", b"\0\xff\r\n", &[b'x'; 300]];
@@ -34,10 +39,16 @@ impl Choices {
         let mut random = fastrand::Rng::with_seed(seed);
         let token = random.u128(1 << 100..);
         // The second token has the first one's tag; the third differs from it only in the tag.
-        let tokens = [token, token ^ 1, token ^ (1 << 96), random.u128(1 << 100..)].map(Token::from_bits);
+        let tokens =
+            [token, token ^ 1, token ^ (1 << 96), random.u128(1 << 100..)].map(Token::from_bits);
         let fingerprint = any_fingerprint(&mut random);
         let fenced = random.bool();
-        Self { random, tokens, fingerprint, fenced }
+        Self {
+            random,
+            tokens,
+            fingerprint,
+            fenced,
+        }
     }
 
     /// The record of the key at the start; usually none.
@@ -56,7 +67,12 @@ impl Choices {
         let state = match self.random.u8(..5) {
             0 | 1 => {
                 let recovery = self.pick([Recovery::None, Recovery::Earlier, Recovery::Takeover]);
-                State::Pending { token, attempt, recovery, fencing_token }
+                State::Pending {
+                    token,
+                    attempt,
+                    recovery,
+                    fencing_token,
+                }
             }
             2 | 3 => {
                 let by = self.pick([token.tag(), TokenTag::NONE]);
@@ -73,12 +89,21 @@ impl Choices {
             _ => {
                 let handed_over = self.random.bool();
                 let reason = crate::rules::cut_reason(&reason);
-                State::Failed { by: token.tag(), attempt, handed_over, reason }
+                State::Failed {
+                    by: token.tag(),
+                    attempt,
+                    handed_over,
+                    reason,
+                }
             }
         };
         let left = TAIL + self.half_steps();
         let expires_at = StoreTime::default() + left;
-        Some(Record { expires_at, fingerprint: self.fingerprint, state })
+        Some(Record {
+            expires_at,
+            fingerprint: self.fingerprint,
+            state,
+        })
     }
 
     /// The record that an operator has read: usually the current one.
@@ -94,22 +119,52 @@ impl Choices {
     }
 
     /// The next operation, usually with the record's owner token.
-    pub(super) fn operation(&mut self, record: Option<&Record>, expected: Option<&Record>) -> Operation {
+    pub(super) fn operation(
+        &mut self,
+        record: Option<&Record>,
+        expected: Option<&Record>,
+    ) -> Operation {
         let token = self.token(record);
         match self.random.u8(..100) {
             0..36 => {
                 let fingerprint = self.fingerprint();
-                let fenced = if self.random.u8(..5) > 0 { self.fenced } else { !self.fenced };
+                let fenced = if self.random.u8(..5) > 0 {
+                    self.fenced
+                } else {
+                    !self.fenced
+                };
                 // A claim often comes from another owner.
-                let token = if self.random.bool() { token } else { self.pick(self.tokens) };
-                let longest_lease = if self.random.u8(..4) > 0 { Duration::MAX } else { self.half_steps() };
-                Operation::Claim { token, lease: self.half_steps(), fingerprint, fenced, longest_lease }
+                let token = if self.random.bool() {
+                    token
+                } else {
+                    self.pick(self.tokens)
+                };
+                let longest_lease = if self.random.u8(..4) > 0 {
+                    Duration::MAX
+                } else {
+                    self.half_steps()
+                };
+                Operation::Claim {
+                    token,
+                    lease: self.half_steps(),
+                    fingerprint,
+                    fenced,
+                    longest_lease,
+                }
             }
-            36..48 => Operation::Extend { token, lease: self.half_steps() },
+            36..48 => Operation::Extend {
+                token,
+                lease: self.half_steps(),
+            },
             48..60 => {
                 let fingerprint = self.fingerprint();
                 let result = Bytes::from_static(self.pick(RESULTS));
-                Operation::Complete { token, fingerprint, result, retention: self.retention() }
+                Operation::Complete {
+                    token,
+                    fingerprint,
+                    result,
+                    retention: self.retention(),
+                }
             }
             60..76 => {
                 let ends = [
@@ -120,16 +175,31 @@ impl Choices {
                     ReleaseCause::Discarded,
                 ];
                 let (end, reason) = (self.pick(ends), self.reason());
-                Operation::Release { token, delay: self.half_steps(), end, reason }
+                Operation::Release {
+                    token,
+                    delay: self.half_steps(),
+                    end,
+                    reason,
+                }
             }
             76..84 => {
                 let reason = self.reason();
-                Operation::Fail { token, reason, retention: self.retention() }
+                Operation::Fail {
+                    token,
+                    reason,
+                    retention: self.retention(),
+                }
             }
-            84..91 => Operation::HandOver { by: self.failed_by(record) },
+            84..91 => Operation::HandOver {
+                by: self.failed_by(record),
+            },
             _ => match expected {
-                Some(expected) => Operation::Reopen { expected: expected.clone() },
-                None => Operation::HandOver { by: self.failed_by(record) },
+                Some(expected) => Operation::Reopen {
+                    expected: expected.clone(),
+                },
+                None => Operation::HandOver {
+                    by: self.failed_by(record),
+                },
             },
         }
     }
@@ -142,7 +212,8 @@ impl Choices {
         }
     }
 
-    /// The pause before the next operation: whole steps, sometimes so many that a claimed record expires.
+    /// The pause before the next operation: whole steps, sometimes so many that a claimed record
+    /// expires.
     pub(super) fn wait(&mut self) -> Duration {
         let tail = u32::try_from(TAIL.as_secs() / STEP.as_secs()).unwrap_or(u32::MAX);
         match self.random.u8(..100) {
@@ -160,17 +231,25 @@ impl Choices {
     fn token(&mut self, record: Option<&Record>) -> Token {
         let owner = match record.map(|record| &record.state) {
             Some(State::Pending { token, .. }) => Some(*token),
-            Some(State::Released { by, .. } | State::Completed { by, .. } | State::Failed { by, .. }) => {
-                self.tokens.iter().find(|token| token.tag() == *by).copied()
-            }
+            Some(
+                State::Released { by, .. } | State::Completed { by, .. } | State::Failed { by, .. },
+            ) => self.tokens.iter().find(|token| token.tag() == *by).copied(),
             None => None,
         };
         let stranger = self.pick(self.tokens);
-        if self.random.u8(..3) > 0 { owner.unwrap_or(stranger) } else { stranger }
+        if self.random.u8(..3) > 0 {
+            owner.unwrap_or(stranger)
+        } else {
+            stranger
+        }
     }
 
     fn fingerprint(&mut self) -> Option<Fingerprint> {
-        if self.random.u8(..4) > 0 { self.fingerprint } else { any_fingerprint(&mut self.random) }
+        if self.random.u8(..4) > 0 {
+            self.fingerprint
+        } else {
+            any_fingerprint(&mut self.random)
+        }
     }
 
     fn half_steps(&mut self) -> Duration {
@@ -184,11 +263,17 @@ impl Choices {
 
     fn reason(&mut self) -> String {
         let reason = self.pick(REASONS);
-        if self.random.u8(..8) == 0 { reason.repeat(MAX_REASON_BYTES / 16 + 1) } else { reason.to_owned() }
+        if self.random.u8(..8) == 0 {
+            reason.repeat(MAX_REASON_BYTES / 16 + 1)
+        } else {
+            reason.to_owned()
+        }
     }
 
     fn pick<T: Copy, const N: usize>(&mut self, from: [T; N]) -> T {
-        from.get(self.random.usize(..N)).copied().expect("the index is below the length")
+        from.get(self.random.usize(..N))
+            .copied()
+            .expect("the index is below the length")
     }
 }
 

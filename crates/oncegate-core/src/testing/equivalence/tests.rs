@@ -18,7 +18,9 @@ struct Port {
 }
 
 fn wall_clock() -> StoreTime {
-    let now = SystemTime::UNIX_EPOCH.elapsed().expect("the clock is after 1970");
+    let now = SystemTime::UNIX_EPOCH
+        .elapsed()
+        .expect("the clock is after 1970");
     StoreTime::from_micros(u64::try_from(now.as_micros()).expect("the time fits 64 bits"))
 }
 
@@ -36,7 +38,12 @@ impl Store for Port {
 
     async fn read(&self, keys: Vec<StoreKey>) -> Vec<Result<Option<RecordSnapshot>, StoreError>> {
         let (now, records) = (wall_clock(), self.records.lock().unwrap());
-        let read = |key| Ok(records.get(&key).map(|record| RecordSnapshot { now, record: record.clone() }));
+        let read = |key| {
+            Ok(records.get(&key).map(|record| RecordSnapshot {
+                now,
+                record: record.clone(),
+            }))
+        };
         keys.into_iter().map(read).collect()
     }
 
@@ -82,14 +89,31 @@ impl Subject for PortBench {
         let mut records = self.0.records.lock().unwrap();
         for (key, record) in planted {
             let left = Duration::from_millis(record.expires_at.millis());
-            records.insert(key.clone(), Record { expires_at: wall_clock() + left, ..record.clone() });
+            records.insert(
+                key.clone(),
+                Record {
+                    expires_at: wall_clock() + left,
+                    ..record.clone()
+                },
+            );
         }
     }
 }
 
 async fn compare_with(rules: Rules) -> Result<Reached, String> {
-    let bench = PortBench(Arc::new(Port { rules, records: Mutex::default() }));
-    compare(&bench, Plan { seed: 7, sequences: 1_000, steps: 16 }).await
+    let bench = PortBench(Arc::new(Port {
+        rules,
+        records: Mutex::default(),
+    }));
+    compare(
+        &bench,
+        Plan {
+            seed: 7,
+            sequences: 1_000,
+            steps: 16,
+        },
+    )
+    .await
 }
 
 #[tokio::test]
@@ -101,15 +125,18 @@ async fn the_rules_equal_themselves_and_every_answer_is_reached() {
 #[tokio::test]
 async fn rules_with_a_fault_are_told_apart() {
     let faulty: [(&str, Rules); 4] = [
-        ("an extend that sets instead of never moving back", |now, record, operation| {
-            let (mut record, reply) = apply(now, record, operation);
-            if let (Operation::Extend { lease, .. }, Some(record)) = (operation, &mut record)
-                && matches!(record.state, State::Pending { .. })
-            {
-                record.expires_at = now + *lease + TAIL;
-            }
-            (record, reply)
-        }),
+        (
+            "an extend that sets instead of never moving back",
+            |now, record, operation| {
+                let (mut record, reply) = apply(now, record, operation);
+                if let (Operation::Extend { lease, .. }, Some(record)) = (operation, &mut record)
+                    && matches!(record.state, State::Pending { .. })
+                {
+                    record.expires_at = now + *lease + TAIL;
+                }
+                (record, reply)
+            },
+        ),
         ("a hand-over that prolongs", |now, record, operation| {
             let (mut record, reply) = apply(now, record, operation);
             if let (Operation::HandOver { .. }, Some(record)) = (operation, &mut record) {
@@ -117,28 +144,46 @@ async fn rules_with_a_fault_are_told_apart() {
             }
             (record, reply)
         }),
-        ("a fencing token that never looks at the last one", |now, record, operation| {
-            let mut forgetful = record;
-            if let Some(Record { state: State::Released { fencing_token, .. }, .. }) = &mut forgetful {
-                *fencing_token = fencing_token.map(|_| FencingToken(0));
-            }
-            apply(now, forgetful, operation)
-        }),
-        ("a complete that does not compare the token", |now, record, operation| match (&record, operation) {
-            (
-                Some(Record { state: State::Pending { token: owner, .. }, .. }),
-                Operation::Complete { fingerprint, result, retention, .. },
-            ) => {
-                let operation = Operation::Complete {
-                    token: *owner,
-                    fingerprint: *fingerprint,
-                    result: result.clone(),
-                    retention: *retention,
-                };
-                apply(now, record, &operation)
-            }
-            _ => apply(now, record, operation),
-        }),
+        (
+            "a fencing token that never looks at the last one",
+            |now, record, operation| {
+                let mut forgetful = record;
+                if let Some(Record {
+                    state: State::Released { fencing_token, .. },
+                    ..
+                }) = &mut forgetful
+                {
+                    *fencing_token = fencing_token.map(|_| FencingToken(0));
+                }
+                apply(now, forgetful, operation)
+            },
+        ),
+        (
+            "a complete that does not compare the token",
+            |now, record, operation| match (&record, operation) {
+                (
+                    Some(Record {
+                        state: State::Pending { token: owner, .. },
+                        ..
+                    }),
+                    Operation::Complete {
+                        fingerprint,
+                        result,
+                        retention,
+                        ..
+                    },
+                ) => {
+                    let operation = Operation::Complete {
+                        token: *owner,
+                        fingerprint: *fingerprint,
+                        result: result.clone(),
+                        retention: *retention,
+                    };
+                    apply(now, record, &operation)
+                }
+                _ => apply(now, record, operation),
+            },
+        ),
     ];
     for (fault, rules) in faulty {
         assert!(compare_with(rules).await.is_err(), "{fault}");

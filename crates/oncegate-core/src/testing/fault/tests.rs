@@ -44,32 +44,49 @@ fn claim(name: &str, bits: u128) -> Command {
 }
 
 async fn one(store: &FaultStore, command: Command) -> Result<Reply, StoreError> {
-    store.execute(vec![command]).await.pop().expect("one answer")
+    store
+        .execute(vec![command])
+        .await
+        .pop()
+        .expect("one answer")
 }
 
 #[tokio::test]
 async fn without_faults_it_is_the_inner_store() {
     let store = FaultStore::new(memory(), Faults::default(), 1);
     assert!(one(&store, claim("a", 1)).await.is_ok());
-    assert_eq!(store.injected(), Injected { calls: 1, ..Injected::default() });
+    assert_eq!(
+        store.injected(),
+        Injected {
+            calls: 1,
+            ..Injected::default()
+        }
+    );
 }
 
 #[tokio::test]
 async fn a_refused_command_is_not_executed() {
     let inner = memory();
     let store = FaultStore::new(inner.clone(), only(|faults| faults.unavailable = 1.0), 1);
-    assert!(matches!(one(&store, claim("a", 1)).await, Err(StoreError::Unavailable { .. })));
+    assert!(matches!(
+        one(&store, claim("a", 1)).await,
+        Err(StoreError::Unavailable { .. })
+    ));
     assert!(inner.records().is_empty());
 }
 
 #[tokio::test]
 async fn a_lost_reply_was_executed_and_a_lost_request_was_not() {
-    for (faults, executed) in
-        [(only(|faults| faults.reply_lost = 1.0), 1), (only(|faults| faults.request_lost = 1.0), 0)]
-    {
+    for (faults, executed) in [
+        (only(|faults| faults.reply_lost = 1.0), 1),
+        (only(|faults| faults.request_lost = 1.0), 0),
+    ] {
         let inner = memory();
         let store = FaultStore::new(inner.clone(), faults, 1);
-        assert!(matches!(one(&store, claim("a", 1)).await, Err(StoreError::Unknown { .. })));
+        assert!(matches!(
+            one(&store, claim("a", 1)).await,
+            Err(StoreError::Unknown { .. })
+        ));
         assert_eq!(inner.records().len(), executed);
     }
 }
@@ -92,11 +109,26 @@ async fn an_outage_refuses_everything_until_it_ends() {
     let store = FaultStore::new(memory(), Faults::default(), 1);
     store.begin_outage();
     assert!(one(&store, claim("a", 1)).await.is_err());
-    assert!(store.read(vec![key("a")]).await.pop().expect("one answer").is_err());
+    assert!(
+        store
+            .read(vec![key("a")])
+            .await
+            .pop()
+            .expect("one answer")
+            .is_err()
+    );
     assert!(store.check().await.is_err());
     store.end_outage();
-    let reply = one(&store, claim("a", 2)).await.expect("the outage is over");
-    assert!(matches!(reply, Reply::Verdict { verdict: Verdict::Granted(_), .. }));
+    let reply = one(&store, claim("a", 2))
+        .await
+        .expect("the outage is over");
+    assert!(matches!(
+        reply,
+        Reply::Verdict {
+            verdict: Verdict::Granted(_),
+            ..
+        }
+    ));
     assert_eq!(store.injected().outage, 3);
 }
 
@@ -106,7 +138,10 @@ async fn run(seed: u64) -> (Injected, Vec<bool>, u64) {
     let (forgetful, counter) = (inner.clone(), slept_us.clone());
     let store = FaultStore::new(inner, ALL, seed)
         .sleep_with(move |time| {
-            counter.fetch_add(u64::try_from(time.as_micros()).expect("short"), Ordering::Relaxed);
+            counter.fetch_add(
+                u64::try_from(time.as_micros()).expect("short"),
+                Ordering::Relaxed,
+            );
             std::future::ready(())
         })
         .forget_with(move || forgetful.lose_everything());
@@ -118,7 +153,10 @@ async fn run(seed: u64) -> (Injected, Vec<bool>, u64) {
     }
     store.stop_faults();
     for turn in 0..100_u128 {
-        assert!(one(&store, claim("hot", turn)).await.is_ok(), "the faults have stopped");
+        assert!(
+            one(&store, claim("hot", turn)).await.is_ok(),
+            "the faults have stopped"
+        );
     }
     (store.injected(), answered, slept_us.load(Ordering::Relaxed))
 }
@@ -126,11 +164,35 @@ async fn run(seed: u64) -> (Injected, Vec<bool>, u64) {
 #[tokio::test]
 async fn every_fault_is_reached_and_one_seed_does_the_same_twice() {
     let (injected, answered, slept_us) = run(7).await;
-    let Injected { calls, unavailable, reply_lost, request_lost, strays, slow, outage, forgotten } = injected;
-    for count in [calls, unavailable, reply_lost, request_lost, strays, slow, outage, forgotten] {
+    let Injected {
+        calls,
+        unavailable,
+        reply_lost,
+        request_lost,
+        strays,
+        slow,
+        outage,
+        forgotten,
+    } = injected;
+    for count in [
+        calls,
+        unavailable,
+        reply_lost,
+        request_lost,
+        strays,
+        slow,
+        outage,
+        forgotten,
+    ] {
         assert!(count > 0, "{injected:?}");
     }
     assert!(slept_us > 0);
-    assert!((injected, answered, slept_us) == run(7).await, "the same seed does the same");
-    assert!(injected != run(8).await.0, "another seed does something else");
+    assert!(
+        (injected, answered, slept_us) == run(7).await,
+        "the same seed does the same"
+    );
+    assert!(
+        injected != run(8).await.0,
+        "another seed does something else"
+    );
 }

@@ -29,11 +29,16 @@ const ANSWER_MAX_BYTES: usize = 64 * 1024;
 /// The most characters of the server's word for an error that are repeated.
 const ERROR_MAX_CHARS: usize = 64;
 
-/// How far this machine's clock may be ahead of the token server's: a token that ended before is of no use.
+/// How far this machine's clock may be ahead of the token server's: a token that ended before is of
+/// no use.
 const CLOCKS_MAY_DIFFER: Duration = Duration::from_secs(300);
 
 /// What stays as it is in a form.
-const FORM: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
+const FORM: &AsciiSet = &NON_ALPHANUMERIC
+    .remove(b'-')
+    .remove(b'.')
+    .remove(b'_')
+    .remove(b'~');
 
 /// A client of a token server.
 pub(super) struct ClientCredentials {
@@ -83,11 +88,17 @@ impl ClientCredentials {
 
     /// What to say of a server that does not answer.
     pub(super) fn server(&self) -> String {
-        format!("the token server at {} does not answer ({ENDPOINT})", self.host())
+        format!(
+            "the token server at {} does not answer ({ENDPOINT})",
+            self.host()
+        )
     }
 
     fn host(&self) -> &str {
-        self.endpoint.authority().map(|authority| authority.as_str()).unwrap_or_default()
+        self.endpoint
+            .authority()
+            .map(|authority| authority.as_str())
+            .unwrap_or_default()
     }
 
     /// Asks for a token.
@@ -99,13 +110,21 @@ impl ClientCredentials {
             400 | 401 | 403 => {
                 let refused: Option<Refused> = serde_json::from_slice(&body).ok();
                 let word: String = refused.map_or(status.to_string(), |refused| {
-                    refused.error.chars().filter(char::is_ascii_graphic).take(ERROR_MAX_CHARS).collect()
+                    refused
+                        .error
+                        .chars()
+                        .filter(char::is_ascii_graphic)
+                        .take(ERROR_MAX_CHARS)
+                        .collect()
                 });
                 Err(TokenError::refused(format!(
                     "the token server at {host} refuses this client ({CLIENT_ID}, {CLIENT_SECRET}, {SCOPE}): {word}"
                 )))
             }
-            429 | 500.. => Err(TokenError::away(format!("{}: it answers {status}", self.server()))),
+            429 | 500.. => Err(TokenError::away(format!(
+                "{}: it answers {status}",
+                self.server()
+            ))),
             _ => Err(TokenError::refused(format!(
                 "the token server at {host} answers {status}: check the property {ENDPOINT}"
             ))),
@@ -127,8 +146,11 @@ impl ClientCredentials {
             .map_err(|error| {
                 TokenError::refused(format!("the property {ENDPOINT} makes no request: {error}"))
             })?;
-        let connector =
-            HttpsConnectorBuilder::new().with_tls_config(self.tls()?).https_or_http().enable_http1().build();
+        let connector = HttpsConnectorBuilder::new()
+            .with_tls_config(self.tls()?)
+            .https_or_http()
+            .enable_http1()
+            .build();
         let client: Client<_, Full<Bytes>> = Client::builder(TokioExecutor::new()).build(connector);
         let failed = |error: &dyn std::error::Error| {
             let why = chain(error);
@@ -140,35 +162,55 @@ impl ClientCredentials {
             }
             TokenError::away(format!("{}: {why}", self.server()))
         };
-        let response = client.request(request).await.map_err(|error| failed(&error))?;
+        let response = client
+            .request(request)
+            .await
+            .map_err(|error| failed(&error))?;
         let status = response.status();
-        let body = Limited::new(response.into_body(), ANSWER_MAX_BYTES).collect().await;
+        let body = Limited::new(response.into_body(), ANSWER_MAX_BYTES)
+            .collect()
+            .await;
         Ok((status, body.map_err(|error| failed(&*error))?.to_bytes()))
     }
 
     fn granted(&self, body: &[u8]) -> Result<OAuthToken, TokenError> {
         let useless = |why: &str| {
-            TokenError::refused(format!("the token server at {} ({ENDPOINT}) {why}", self.host()))
+            TokenError::refused(format!(
+                "the token server at {} ({ENDPOINT}) {why}",
+                self.host()
+            ))
         };
-        let granted: Granted = serde_json::from_slice(body).map_err(|_| useless("grants no access_token"))?;
+        let granted: Granted =
+            serde_json::from_slice(body).map_err(|_| useless("grants no access_token"))?;
         let claims = claims(&granted.access_token);
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let now = SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .unwrap_or_default();
         let ends = match (granted.expires_in, claims.exp) {
-            (Some(seconds), _) => {
-                Duration::try_from_secs_f64(seconds).ok().and_then(|valid| now.checked_add(valid))
-            }
+            (Some(seconds), _) => Duration::try_from_secs_f64(seconds)
+                .ok()
+                .and_then(|valid| now.checked_add(valid)),
             (None, Some(at)) => Duration::try_from_secs_f64(at).ok(),
-            (None, None) => return Err(useless("does not say how long its token is valid (expires_in)")),
+            (None, None) => {
+                return Err(useless(
+                    "does not say how long its token is valid (expires_in)",
+                ));
+            }
         };
-        // The brokers go by what the token itself says. Some of them let such a token in, and close the connection.
+        // The brokers go by what the token itself says. Some of them let such a token in, and close
+        // the connection.
         let is_over = |exp| {
-            Duration::try_from_secs_f64(exp).is_ok_and(|exp| exp.saturating_add(CLOCKS_MAY_DIFFER) < now)
+            Duration::try_from_secs_f64(exp)
+                .is_ok_and(|exp| exp.saturating_add(CLOCKS_MAY_DIFFER) < now)
         };
         let ends = ends.filter(|ends| *ends > now && !claims.exp.is_some_and(is_over));
         let ends = ends.ok_or_else(|| useless("grants a token that has expired"))?;
         Ok(OAuthToken {
             token: granted.access_token,
-            principal_name: claims.sub.filter(|sub| !sub.is_empty()).unwrap_or_else(|| self.id.clone()),
+            principal_name: claims
+                .sub
+                .filter(|sub| !sub.is_empty())
+                .unwrap_or_else(|| self.id.clone()),
             lifetime_ms: i64::try_from(ends.as_millis()).unwrap_or(i64::MAX),
         })
     }
@@ -176,9 +218,12 @@ impl ClientCredentials {
     fn tls(&self) -> Result<ClientConfig, TokenError> {
         // Set here and not for the whole process: the program around this chooses its own.
         let cryptography = Arc::new(rustls::crypto::ring::default_provider());
-        let builder = ClientConfig::builder_with_provider(cryptography).with_safe_default_protocol_versions();
+        let builder =
+            ClientConfig::builder_with_provider(cryptography).with_safe_default_protocol_versions();
         let builder = builder.map_err(|error| TokenError::refused(format!("TLS: {error}")))?;
-        Ok(builder.with_root_certificates(roots(self.authorities.as_deref())?).with_no_client_auth())
+        Ok(builder
+            .with_root_certificates(roots(self.authorities.as_deref())?)
+            .with_no_client_auth())
     }
 }
 
@@ -188,7 +233,8 @@ fn roots(file: Option<&Path>) -> Result<RootCertStore, TokenError> {
         None => rustls_native_certs::load_native_certs().certs,
         Some(file) => {
             let read = CertificateDer::pem_file_iter(file).and_then(Iterator::collect);
-            let refuse = |error| TokenError::refused(format!("{AUTHORITIES}: {}: {error}", file.display()));
+            let refuse =
+                |error| TokenError::refused(format!("{AUTHORITIES}: {}: {error}", file.display()));
             read.map_err(refuse)?
         }
     };
@@ -199,8 +245,13 @@ fn roots(file: Option<&Path>) -> Result<RootCertStore, TokenError> {
 
 /// What a JWT says; nothing of another kind of token. The brokers verify it, not this client.
 fn claims(token: &str) -> Claims {
-    let payload = token.split('.').nth(1).and_then(|payload| URL_SAFE_NO_PAD.decode(payload).ok());
-    payload.and_then(|payload| serde_json::from_slice(&payload).ok()).unwrap_or_default()
+    let payload = token
+        .split('.')
+        .nth(1)
+        .and_then(|payload| URL_SAFE_NO_PAD.decode(payload).ok());
+    payload
+        .and_then(|payload| serde_json::from_slice(&payload).ok())
+        .unwrap_or_default()
 }
 
 /// The text of an error with its causes.
@@ -234,21 +285,52 @@ mod tests {
     #[test]
     fn a_token_is_valid_for_as_long_as_the_server_or_the_token_says() {
         let granted = |body: String| client().granted(body.as_bytes());
-        let token =
-            granted(format!(r#"{{"access_token":"{}","expires_in":60}}"#, jwt(r#"{"sub":"me"}"#))).unwrap();
-        let now = i64::try_from(SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_millis()).unwrap();
+        let token = granted(format!(
+            r#"{{"access_token":"{}","expires_in":60}}"#,
+            jwt(r#"{"sub":"me"}"#)
+        ))
+        .unwrap();
+        let now = i64::try_from(
+            SystemTime::now()
+                .duration_since(UNIX_EPOCH)
+                .unwrap()
+                .as_millis(),
+        )
+        .unwrap();
         assert!((now..=now + 60_000).contains(&token.lifetime_ms) && token.principal_name == "me");
-        let token = granted(format!(r#"{{"access_token":"{}"}}"#, jwt(r#"{"exp":4102444800}"#))).unwrap();
-        assert_eq!((token.lifetime_ms, &*token.principal_name), (4_102_444_800_000, "billing"));
+        let token = granted(format!(
+            r#"{{"access_token":"{}"}}"#,
+            jwt(r#"{"exp":4102444800}"#)
+        ))
+        .unwrap();
+        assert_eq!(
+            (token.lifetime_ms, &*token.principal_name),
+            (4_102_444_800_000, "billing")
+        );
         for (body, why) in [
             (r#"{"token":"x"}"#.to_owned(), "access_token"),
             (r#"{"access_token":"opaque"}"#.to_owned(), "expires_in"),
-            (format!(r#"{{"access_token":"{}"}}"#, jwt(r#"{"exp":1}"#)), "expired"),
-            (format!(r#"{{"access_token":"{}","expires_in":60}}"#, jwt(r#"{"exp":1}"#)), "expired"),
-            (r#"{"access_token":"x","expires_in":-1}"#.to_owned(), "expired"),
+            (
+                format!(r#"{{"access_token":"{}"}}"#, jwt(r#"{"exp":1}"#)),
+                "expired",
+            ),
+            (
+                format!(
+                    r#"{{"access_token":"{}","expires_in":60}}"#,
+                    jwt(r#"{"exp":1}"#)
+                ),
+                "expired",
+            ),
+            (
+                r#"{"access_token":"x","expires_in":-1}"#.to_owned(),
+                "expired",
+            ),
         ] {
             let error = granted(body).err().expect("it is refused").to_string();
-            assert!(error.contains(why) && error.contains(ENDPOINT) && !error.contains("hush"), "{error}");
+            assert!(
+                error.contains(why) && error.contains(ENDPOINT) && !error.contains("hush"),
+                "{error}"
+            );
         }
     }
 }

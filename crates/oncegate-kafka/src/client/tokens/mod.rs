@@ -5,9 +5,10 @@
 //! | `oidc` | what an OAuth 2.0 server grants to a client's id and secret |
 //! | `aws_msk_iam` | a signed URL, made with the credentials that the AWS SDK finds |
 //!
-//! librdkafka has the first one only when it is built with curl. Its names for the properties are kept; they are taken
-//! out of a client's configuration here. A client asks for a token when it is made, for the next one after four fifths
-//! of a token's validity, and ten seconds after a failure. Requests of administration ask for one with each connection.
+//! librdkafka has the first one only when it is built with curl. Its names for the properties are
+//! kept; they are taken out of a client's configuration here. A client asks for a token when it is
+//! made, for the next one after four fifths of a token's validity, and ten seconds after a failure.
+//! Requests of administration ask for one with each connection.
 
 #[cfg(feature = "oauth")]
 mod client_credentials;
@@ -29,7 +30,8 @@ const ENDPOINT: &str = "sasl.oauthbearer.token.endpoint.url";
 const CLIENT_ID: &str = "sasl.oauthbearer.client.id";
 const CLIENT_SECRET: &str = "sasl.oauthbearer.client.secret";
 const SCOPE: &str = "sasl.oauthbearer.scope";
-/// The client library has no way to hand these to librdkafka, and librdkafka itself takes them only when it is built with curl.
+/// The client library has no way to hand these to librdkafka, and librdkafka itself takes them only
+/// when it is built with curl.
 const EXTENSIONS: &str = "sasl.oauthbearer.extensions";
 const REGION: &str = "sasl.oauthbearer.aws.region";
 
@@ -66,12 +68,18 @@ pub(crate) struct TokenError {
 impl TokenError {
     #[cfg(any(feature = "oauth", feature = "msk-iam"))]
     fn refused(text: impl Into<String>) -> Self {
-        Self { text: text.into(), is_away: false }
+        Self {
+            text: text.into(),
+            is_away: false,
+        }
     }
 
     #[cfg(any(feature = "oauth", feature = "msk-iam"))]
     fn away(text: impl Into<String>) -> Self {
-        Self { text: text.into(), is_away: true }
+        Self {
+            text: text.into(),
+            is_away: true,
+        }
     }
 
     /// The error of a source that cannot open without a token.
@@ -103,7 +111,11 @@ pub(crate) fn are_used(properties: &[Property]) -> bool {
 pub(crate) fn check(properties: &[Property]) -> Result<(), SourceError> {
     let refuse = |text: String| Err(SourceError::new(text));
     let known = [METHOD, ENDPOINT, CLIENT_ID, CLIENT_SECRET, SCOPE, REGION];
-    let ours = || properties.iter().filter(|(name, _)| name.starts_with(PREFIX));
+    let ours = || {
+        properties
+            .iter()
+            .filter(|(name, _)| name.starts_with(PREFIX))
+    };
     if ours().any(|(name, _)| name == EXTENSIONS) {
         return refuse(format!(
             "the property {EXTENSIONS} cannot be sent by this client: where brokers need extensions, as Confluent Cloud does \
@@ -111,46 +123,71 @@ pub(crate) fn check(properties: &[Property]) -> Result<(), SourceError> {
         ));
     }
     if let Some((name, _)) = ours().find(|(name, _)| !known.contains(&name.as_str())) {
-        return refuse(format!("the property {name} is not supported; known are {}", known.join(", ")));
+        return refuse(format!(
+            "the property {name} is not supported; known are {}",
+            known.join(", ")
+        ));
     }
-    let get = |wanted: &str| properties.iter().rev().find(|(name, _)| name == wanted).map(|(_, value)| value);
+    let get = |wanted: &str| {
+        properties
+            .iter()
+            .rev()
+            .find(|(name, _)| name == wanted)
+            .map(|(_, value)| value)
+    };
     if !are_used(properties) {
         return match ours().next() {
-            Some((name, _)) => refuse(format!("the property {name} belongs to sasl.mechanism=OAUTHBEARER")),
+            Some((name, _)) => refuse(format!(
+                "the property {name} belongs to sasl.mechanism=OAUTHBEARER"
+            )),
             None => Ok(()),
         };
     }
     match get(METHOD).map(String::as_str) {
         Some("oidc") => {
             if !cfg!(feature = "oauth") {
-                return refuse(format!("{METHOD} is oidc: this build needs the feature kafka-oauth for it"));
+                return refuse(format!(
+                    "{METHOD} is oidc: this build needs the feature kafka-oauth for it"
+                ));
             }
-            match [ENDPOINT, CLIENT_ID, CLIENT_SECRET].into_iter().find(|name| get(name).is_none()) {
-                Some(missing) => refuse(format!("the property {missing} is missing: {METHOD}=oidc needs it")),
+            match [ENDPOINT, CLIENT_ID, CLIENT_SECRET]
+                .into_iter()
+                .find(|name| get(name).is_none())
+            {
+                Some(missing) => refuse(format!(
+                    "the property {missing} is missing: {METHOD}=oidc needs it"
+                )),
                 None => check_endpoint(get(ENDPOINT).map(String::as_str).unwrap_or_default()),
             }
         }
         Some("aws_msk_iam") if cfg!(feature = "msk-iam") => Ok(()),
-        Some("aws_msk_iam") => {
-            refuse(format!("{METHOD} is aws_msk_iam: this build needs the feature kafka-msk-iam for it"))
-        }
+        Some("aws_msk_iam") => refuse(format!(
+            "{METHOD} is aws_msk_iam: this build needs the feature kafka-msk-iam for it"
+        )),
         // What a file contains is not read for this.
         Some("") => Ok(()),
-        _ => refuse(format!("sasl.mechanism is OAUTHBEARER: set {METHOD} to oidc or aws_msk_iam")),
+        _ => refuse(format!(
+            "sasl.mechanism is OAUTHBEARER: set {METHOD} to oidc or aws_msk_iam"
+        )),
     }
 }
 
 /// Takes the properties about tokens out of a client's configuration.
 pub(crate) fn remove(config: &mut ClientConfig) {
     let is_ours = |name: &&&str| name.starts_with(PREFIX) || **name == AUTHORITIES;
-    let ours: Vec<String> =
-        config.config_map().keys().filter(is_ours).map(|name| (*name).to_owned()).collect();
+    let ours: Vec<String> = config
+        .config_map()
+        .keys()
+        .filter(is_ours)
+        .map(|name| (*name).to_owned())
+        .collect();
     for name in &ours {
         config.remove(name);
     }
 }
 
-/// The client's secret must not travel to another machine in plain text. A URL from a file is checked when it is used.
+/// The client's secret must not travel to another machine in plain text. A URL from a file is
+/// checked when it is used.
 fn check_endpoint(url: &str) -> Result<(), SourceError> {
     let (scheme, rest) = url.split_once("://").unwrap_or(("", url));
     let host = rest.split(['/', '?', '#', '\\']).next().unwrap_or_default();
@@ -160,8 +197,16 @@ fn check_endpoint(url: &str) -> Result<(), SourceError> {
             "the property {ENDPOINT} contains a user or a password: set {CLIENT_ID} and {CLIENT_SECRET} instead"
         )));
     }
-    let host = host.rsplit_once(':').map_or(host, |(host, _)| host).trim_matches(['[', ']']);
-    let is_here = || host == "localhost" || host.parse::<std::net::IpAddr>().is_ok_and(|ip| ip.is_loopback());
+    let host = host
+        .rsplit_once(':')
+        .map_or(host, |(host, _)| host)
+        .trim_matches(['[', ']']);
+    let is_here = || {
+        host == "localhost"
+            || host
+                .parse::<std::net::IpAddr>()
+                .is_ok_and(|ip| ip.is_loopback())
+    };
     match scheme {
         "https" => Ok(()),
         "http" if is_here() => Ok(()),
@@ -173,13 +218,18 @@ fn check_endpoint(url: &str) -> Result<(), SourceError> {
 }
 
 impl Tokens {
-    /// Takes the properties about tokens out of a client's configuration. `None` when it logs in otherwise.
+    /// Takes the properties about tokens out of a client's configuration. `None` when it logs in
+    /// otherwise.
     ///
     /// # Errors
     /// As [`check`].
     pub(crate) fn take(config: &mut ClientConfig) -> Result<Option<Self>, SourceError> {
         // Its map hides the values that are secret; `get` does not.
-        let names: Vec<String> = config.config_map().keys().map(|name| (*name).to_owned()).collect();
+        let names: Vec<String> = config
+            .config_map()
+            .keys()
+            .map(|name| (*name).to_owned())
+            .collect();
         let value = |name: String| {
             let value = config.get(&name).unwrap_or_default().to_owned();
             (name, value)
@@ -190,13 +240,17 @@ impl Tokens {
         if !are_used(&properties) {
             return Ok(None);
         }
-        let get =
-            |wanted: &str| properties.iter().find(|(name, _)| name == wanted).map(|(_, value)| value.clone());
+        let get = |wanted: &str| {
+            properties
+                .iter()
+                .find(|(name, _)| name == wanted)
+                .map(|(_, value)| value.clone())
+        };
         match get(METHOD).as_deref() {
             #[cfg(feature = "oauth")]
-            Some("oidc") => {
-                client_credentials::ClientCredentials::of(get).map(Method::ClientCredentials).map(Some)
-            }
+            Some("oidc") => client_credentials::ClientCredentials::of(get)
+                .map(Method::ClientCredentials)
+                .map(Some),
             #[cfg(feature = "msk-iam")]
             Some("aws_msk_iam") => Ok(Some(Method::MskIam(msk_iam::MskIam::new(get(REGION))))),
             _ => Ok(None),
@@ -215,17 +269,25 @@ impl Tokens {
                 Method::MskIam(signer) => signer.token().await,
             }
         };
-        tokio::time::timeout(TOKEN_TIMEOUT, fetching).await.unwrap_or_else(|_| {
-            Err(TokenError::away(format!("no token within {TOKEN_TIMEOUT:?}: {}", self.0.server())))
-        })
+        tokio::time::timeout(TOKEN_TIMEOUT, fetching)
+            .await
+            .unwrap_or_else(|_| {
+                Err(TokenError::away(format!(
+                    "no token within {TOKEN_TIMEOUT:?}: {}",
+                    self.0.server()
+                )))
+            })
     }
 
     /// Gets a token; blocks for at most [`TOKEN_TIMEOUT`].
     pub(crate) fn next(&self) -> Result<OAuthToken, TokenError> {
         #[cfg(any(feature = "oauth", feature = "msk-iam"))]
         {
-            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-            let runtime = runtime.map_err(|error| TokenError::away(format!("no token: {error}")))?;
+            let runtime = tokio::runtime::Builder::new_current_thread()
+                .enable_all()
+                .build();
+            let runtime =
+                runtime.map_err(|error| TokenError::away(format!("no token: {error}")))?;
             let fetched = runtime.block_on(self.fetch());
             // Does not wait for a name that is still being resolved.
             runtime.shutdown_background();
@@ -272,18 +334,23 @@ mod tests {
     fn properties(given: &[(&str, &str)]) -> Vec<Property> {
         let mechanism = ("sasl.mechanism", "OAUTHBEARER");
         let all = std::iter::once(&mechanism).chain(given);
-        all.map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect()
+        all.map(|(name, value)| ((*name).to_owned(), (*value).to_owned()))
+            .collect()
     }
 
     fn refusal(given: &[(&str, &str)]) -> String {
-        check(&properties(given)).expect_err("it is wrong").to_string()
+        check(&properties(given))
+            .expect_err("it is wrong")
+            .to_string()
     }
 
     #[test]
     fn each_wrong_property_is_named() {
         assert!(refusal(&[]).contains(METHOD));
         assert!(refusal(&[(METHOD, "default")]).contains("aws_msk_iam"));
-        assert!(refusal(&[(METHOD, "oidc"), ("sasl.oauthbearer.extensions", "a=b")]).contains("PLAIN"));
+        assert!(
+            refusal(&[(METHOD, "oidc"), ("sasl.oauthbearer.extensions", "a=b")]).contains("PLAIN")
+        );
         if cfg!(feature = "oauth") {
             let all = [
                 (METHOD, "oidc"),
@@ -293,8 +360,12 @@ mod tests {
             ];
             assert!(check(&properties(&all)).is_ok());
             for missing in 1..all.len() {
-                let some: Vec<_> =
-                    all.iter().enumerate().filter(|(n, _)| *n != missing).map(|(_, one)| *one).collect();
+                let some: Vec<_> = all
+                    .iter()
+                    .enumerate()
+                    .filter(|(n, _)| *n != missing)
+                    .map(|(_, one)| *one)
+                    .collect();
                 assert!(refusal(&some).contains(all[missing].0), "{missing}");
             }
             for (url, is_right) in [
@@ -309,14 +380,24 @@ mod tests {
                 let given = [all[0], (ENDPOINT, url), all[2], all[3]];
                 let checked = check(&properties(&given));
                 assert_eq!(checked.is_ok(), is_right, "{url}");
-                assert!(!checked.is_err_and(|error| error.to_string().contains("hush")), "{url}");
+                assert!(
+                    !checked.is_err_and(|error| error.to_string().contains("hush")),
+                    "{url}"
+                );
             }
         } else {
             assert!(refusal(&[(METHOD, "oidc")]).contains("kafka-oauth"));
         }
-        let plain =
-            vec![("sasl.mechanism".to_owned(), "PLAIN".to_owned()), (METHOD.to_owned(), "oidc".to_owned())];
-        assert!(check(&plain).unwrap_err().to_string().contains("OAUTHBEARER"));
+        let plain = vec![
+            ("sasl.mechanism".to_owned(), "PLAIN".to_owned()),
+            (METHOD.to_owned(), "oidc".to_owned()),
+        ];
+        assert!(
+            check(&plain)
+                .unwrap_err()
+                .to_string()
+                .contains("OAUTHBEARER")
+        );
     }
 
     #[test]
@@ -325,10 +406,19 @@ mod tests {
             return;
         }
         let mut config = ClientConfig::new();
-        config.set("sasl.mechanism", "OAUTHBEARER").set(METHOD, "oidc").set(CLIENT_ID, "billing");
-        config.set(CLIENT_SECRET, "hush").set(ENDPOINT, "https://id.example.org/token").set(SCOPE, "kafka");
+        config
+            .set("sasl.mechanism", "OAUTHBEARER")
+            .set(METHOD, "oidc")
+            .set(CLIENT_ID, "billing");
+        config
+            .set(CLIENT_SECRET, "hush")
+            .set(ENDPOINT, "https://id.example.org/token")
+            .set(SCOPE, "kafka");
         let tokens = Tokens::take(&mut config).unwrap();
         assert!(!format!("{tokens:?}").contains("hush") && tokens.is_some());
-        assert_eq!(config.config_map().keys().copied().collect::<Vec<_>>(), ["sasl.mechanism"]);
+        assert_eq!(
+            config.config_map().keys().copied().collect::<Vec<_>>(),
+            ["sasl.mechanism"]
+        );
     }
 }

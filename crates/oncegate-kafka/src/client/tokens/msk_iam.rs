@@ -1,14 +1,17 @@
-//! Tokens for Amazon MSK: a presigned URL of the action `kafka-cluster:Connect`, in the base64 of URLs.
+//! Tokens for Amazon MSK: a presigned URL of the action `kafka-cluster:Connect`, in the base64 of
+//! URLs.
 //!
-//! Source: the [signers of AWS](https://github.com/aws/aws-msk-iam-sasl-signer-go), which agree on this form. The broker
-//! replays the URL's signature to find out who made it.
+//! Source: the [signers of AWS](https://github.com/aws/aws-msk-iam-sasl-signer-go), which agree on
+//! this form. The broker replays the URL's signature to find out who made it.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use aws_config::{BehaviorVersion, Region};
 use aws_credential_types::Credentials;
 use aws_credential_types::provider::ProvideCredentials as _;
-use aws_sigv4::http_request::{SignableBody, SignableRequest, SignatureLocation, SigningSettings, sign};
+use aws_sigv4::http_request::{
+    SignableBody, SignableRequest, SignatureLocation, SigningSettings, sign,
+};
 use aws_sigv4::sign::v4;
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
@@ -21,7 +24,11 @@ use super::{METHOD, REGION, TokenError};
 const VALID: Duration = Duration::from_secs(900);
 
 /// What stays as it is in a query.
-const QUERY: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
+const QUERY: &AsciiSet = &NON_ALPHANUMERIC
+    .remove(b'-')
+    .remove(b'.')
+    .remove(b'_')
+    .remove(b'~');
 
 /// The name of this client in the token; it is not signed.
 const USER_AGENT: &str = concat!("oncegate/", env!("CARGO_PKG_VERSION"));
@@ -44,25 +51,44 @@ impl MskIam {
         }
         let config = loader.load().await;
         let region = config.region().ok_or_else(|| {
-            TokenError::refused(format!("{METHOD}=aws_msk_iam needs a region: set {REGION}, or AWS_REGION"))
+            TokenError::refused(format!(
+                "{METHOD}=aws_msk_iam needs a region: set {REGION}, or AWS_REGION"
+            ))
         })?;
-        let without =
-            |why: String| TokenError::away(format!("{METHOD}=aws_msk_iam: no AWS credentials: {why}"));
-        let provider = config.credentials_provider().ok_or_else(|| without("no provider".to_owned()))?;
-        let credentials = provider.provide_credentials().await.map_err(|error| without(error.to_string()))?;
+        let without = |why: String| {
+            TokenError::away(format!("{METHOD}=aws_msk_iam: no AWS credentials: {why}"))
+        };
+        let provider = config
+            .credentials_provider()
+            .ok_or_else(|| without("no provider".to_owned()))?;
+        let credentials = provider
+            .provide_credentials()
+            .await
+            .map_err(|error| without(error.to_string()))?;
         signed(region.as_ref(), credentials, SystemTime::now())
     }
 }
 
-/// The token of these credentials, signed at `now`. It ends with them, if that is earlier than its own end.
-fn signed(region: &str, credentials: Credentials, now: SystemTime) -> Result<OAuthToken, TokenError> {
+/// The token of these credentials, signed at `now`. It ends with them, if that is earlier than its
+/// own end.
+fn signed(
+    region: &str,
+    credentials: Credentials,
+    now: SystemTime,
+) -> Result<OAuthToken, TokenError> {
     let own_end = now + VALID;
-    let ends = credentials.expiry().map_or(own_end, |expiry| expiry.min(own_end));
+    let ends = credentials
+        .expiry()
+        .map_or(own_end, |expiry| expiry.min(own_end));
     if ends <= now {
-        return Err(TokenError::away(format!("{METHOD}=aws_msk_iam: the AWS credentials have expired")));
+        return Err(TokenError::away(format!(
+            "{METHOD}=aws_msk_iam: the AWS credentials have expired"
+        )));
     }
     let token = presigned(region, credentials, now).map_err(|why| {
-        TokenError::refused(format!("{METHOD}=aws_msk_iam: the token cannot be signed: {why}"))
+        TokenError::refused(format!(
+            "{METHOD}=aws_msk_iam: the token cannot be signed: {why}"
+        ))
     })?;
     let ends = ends.duration_since(UNIX_EPOCH).unwrap_or_default();
     Ok(OAuthToken {
@@ -93,12 +119,17 @@ fn presigned(region: &str, credentials: Credentials, now: SystemTime) -> Result<
     let headers = std::iter::once(("host", host.as_str()));
     let request = SignableRequest::new("GET", &url, headers, SignableBody::Bytes(b""));
     let request = request.map_err(|error| error.to_string())?;
-    let (signed, _) = sign(request, &parameters).map_err(|error| error.to_string())?.into_parts();
+    let (signed, _) = sign(request, &parameters)
+        .map_err(|error| error.to_string())?
+        .into_parts();
     let mut url = url;
     for (name, value) in signed.params() {
         url = format!("{url}&{name}={}", utf8_percent_encode(value, QUERY));
     }
-    url = format!("{url}&User-Agent={}", utf8_percent_encode(USER_AGENT, QUERY));
+    url = format!(
+        "{url}&User-Agent={}",
+        utf8_percent_encode(USER_AGENT, QUERY)
+    );
     Ok(URL_SAFE_NO_PAD.encode(url))
 }
 
@@ -128,12 +159,17 @@ mod tests {
         let url = url(Some("session/token="));
         let (place, query) = url.split_once('?').unwrap();
         assert_eq!(place, "https://kafka.eu-west-1.amazonaws.com/");
-        let parameters: BTreeMap<&str, &str> =
-            query.split('&').map(|pair| pair.split_once('=').unwrap()).collect();
+        let parameters: BTreeMap<&str, &str> = query
+            .split('&')
+            .map(|pair| pair.split_once('=').unwrap())
+            .collect();
         for (name, value) in [
             ("Action", "kafka-cluster%3AConnect"),
             ("X-Amz-Algorithm", "AWS4-HMAC-SHA256"),
-            ("X-Amz-Credential", "AKIDEXAMPLE%2F20240102%2Feu-west-1%2Fkafka-cluster%2Faws4_request"),
+            (
+                "X-Amz-Credential",
+                "AKIDEXAMPLE%2F20240102%2Feu-west-1%2Fkafka-cluster%2Faws4_request",
+            ),
             ("X-Amz-Date", "20240102T030405Z"),
             ("X-Amz-Expires", "900"),
             ("X-Amz-SignedHeaders", "host"),
@@ -150,24 +186,35 @@ mod tests {
         let now = UNIX_EPOCH + NOW;
         let until = |expiry: Option<SystemTime>| {
             let credentials = Credentials::new("AKIDEXAMPLE", "secret", None, expiry, "test");
-            signed("eu-west-1", credentials, now).map(|token| token.lifetime_ms - NOW.as_millis() as i64)
+            signed("eu-west-1", credentials, now)
+                .map(|token| token.lifetime_ms - NOW.as_millis() as i64)
         };
-        for (valid, lifetime_ms) in [(None, 900_000), (Some(3_600), 900_000), (Some(120), 120_000)] {
+        for (valid, lifetime_ms) in [
+            (None, 900_000),
+            (Some(3_600), 900_000),
+            (Some(120), 120_000),
+        ] {
             let expiry = valid.map(|seconds| now + Duration::from_secs(seconds));
             assert_eq!(until(expiry).unwrap(), lifetime_ms, "{valid:?}");
         }
         // A role's next credentials may be there at the next attempt.
         let error = until(Some(now)).unwrap_err();
-        assert!(error.is_away && error.to_string().contains("expired"), "{error}");
+        assert!(
+            error.is_away && error.to_string().contains("expired"),
+            "{error}"
+        );
     }
 
-    /// The signatures were computed from AWS's description of Signature Version 4 by the program in the comment of
-    /// `SIGNATURES`, with no library of AWS.
+    /// The signatures were computed from AWS's description of Signature Version 4 by the program in
+    /// the comment of `SIGNATURES`, with no library of AWS.
     #[test]
     fn the_signature_is_that_of_the_specification() {
         for (session, signature) in SIGNATURES {
             let url = url(*session);
-            assert!(url.contains(&format!("&X-Amz-Signature={signature}")), "{url}");
+            assert!(
+                url.contains(&format!("&X-Amz-Signature={signature}")),
+                "{url}"
+            );
         }
     }
 
@@ -189,7 +236,13 @@ mod tests {
     /// print(signature(None), signature("session/token="))
     /// ```
     const SIGNATURES: &[(Option<&str>, &str)] = &[
-        (None, "8e46bd6787e09b7c58faaa04d36154378d4dfcda99f072994912d5e4d9a64b8e"),
-        (Some("session/token="), "a0d118b37181b453138c343f2d382cfaae78e60ed95751d57169edf4f914aa6b"),
+        (
+            None,
+            "8e46bd6787e09b7c58faaa04d36154378d4dfcda99f072994912d5e4d9a64b8e",
+        ),
+        (
+            Some("session/token="),
+            "a0d118b37181b453138c343f2d382cfaae78e60ed95751d57169edf4f914aa6b",
+        ),
     ];
 }

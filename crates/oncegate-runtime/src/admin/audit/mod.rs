@@ -1,11 +1,13 @@
-//! The audit: reconciles the messages of topics with their records, their dead letters and their effects.
+//! The audit: reconciles the messages of topics with their records, their dead letters and their
+//! effects.
 //!
-//! It finds events that were lost, or that had their effect twice. Like a [dry run](crate::admin::dry_run), it claims
-//! nothing and writes nothing to the store, so it can run beside the consumers at any time.
+//! It finds events that were lost, or that had their effect twice. Like a [dry
+//! run](crate::admin::dry_run), it claims nothing and writes nothing to the store, so it can run
+//! beside the consumers at any time.
 //!
-//! Its memory does not grow with the number of messages. Messages, dead letters and effects become rows of 48 bytes,
-//! which are sorted by their idempotency key in runs of half a million and merged from a file. Two runs are in memory
-//! (50 MB), and during the merge up to 16 MiB.
+//! Its memory does not grow with the number of messages. Messages, dead letters and effects become
+//! rows of 48 bytes, which are sorted by their idempotency key in runs of half a million and merged
+//! from a file. Two runs are in memory (50 MB), and during the merge up to 16 MiB.
 
 use std::fs::File;
 use std::io;
@@ -82,12 +84,18 @@ impl Audit {
     /// The findings of each kind that are kept by default: 20.
     pub const DEFAULT_FINDINGS_MOST: usize = 20;
 
-    /// The step whose idempotency keys are compared by default: `handler`, which is that of workers.
+    /// The step whose idempotency keys are compared by default: `handler`, which is that of
+    /// workers.
     pub const DEFAULT_STEP: &str = "handler";
 
     /// Takes the same scope, key and store as the [`Gate`](crate::Gate) whose work is audited.
     pub fn new(scope: impl Into<String>, key: Key, store: impl Store + 'static) -> Self {
-        let subject = Subject { scope: scope.into(), key, fingerprint: None, store: Arc::new(store) };
+        let subject = Subject {
+            scope: scope.into(),
+            key,
+            fingerprint: None,
+            store: Arc::new(store),
+        };
         Self {
             subject,
             step: Self::DEFAULT_STEP.to_owned(),
@@ -103,17 +111,17 @@ impl Audit {
         self
     }
 
-    /// The step of [`Attempt::idempotency_key`](crate::Attempt::idempotency_key) whose effects are compared. Default:
-    /// [`DEFAULT_STEP`](Self::DEFAULT_STEP).
+    /// The step of [`Attempt::idempotency_key`](crate::Attempt::idempotency_key) whose effects are
+    /// compared. Default: [`DEFAULT_STEP`](Self::DEFAULT_STEP).
     #[must_use]
     pub fn step(mut self, step: impl Into<String>) -> Self {
         self.step = step.into();
         self
     }
 
-    /// The consumer group has committed this offset: earlier messages of the partition are acknowledged, and from it on
-    /// they are not. Without any such call, all messages count as acknowledged; after one, those of partitions without
-    /// one count as not acknowledged.
+    /// The consumer group has committed this offset: earlier messages of the partition are
+    /// acknowledged, and from it on they are not. Without any such call, all messages count as
+    /// acknowledged; after one, those of partitions without one count as not acknowledged.
     ///
     /// Read the offsets before the messages' records are read: before [`open`](Self::open).
     #[must_use]
@@ -130,25 +138,41 @@ impl Audit {
         self
     }
 
-    /// Checks the specifications, and compares them with those that the scope's records were made with. `file` is an
-    /// empty file for the sorted rows, such as an unnamed temporary one; it gets 48 bytes for each message, dead letter
-    /// and effect.
+    /// Checks the specifications, and compares them with those that the scope's records were made
+    /// with. `file` is an empty file for the sorted rows, such as an unnamed temporary one; it gets
+    /// 48 bytes for each message, dead letter and effect.
     ///
     /// # Errors
     /// The text of the [`AuditError`] names what to change.
     pub async fn open(self, file: File) -> Result<OpenAudit, AuditError> {
-        let Self { subject, step, topics, findings_most } = self;
+        let Self {
+            subject,
+            step,
+            topics,
+            findings_most,
+        } = self;
         let lookups = Lookups::open(subject).await?;
-        let rows = Rows { topics, step, sorter: Sorter::new(file, RUN_ROWS), foreign: None };
+        let rows = Rows {
+            topics,
+            step,
+            sorter: Sorter::new(file, RUN_ROWS),
+            foreign: None,
+        };
         let (report, given) = (AuditReport::default(), Given::default());
-        Ok(OpenAudit { lookups, rows, report, given, findings_most })
+        Ok(OpenAudit {
+            lookups,
+            rows,
+            report,
+            given,
+            findings_most,
+        })
     }
 }
 
 /// An open audit, to which messages, then dead letters, and then effects are added.
 ///
-/// The order matters beside running consumers: what happens to a message while it is audited must be seen in what is read
-/// later.
+/// The order matters beside running consumers: what happens to a message while it is audited must
+/// be seen in what is read later.
 #[derive(Debug)]
 pub struct OpenAudit {
     lookups: Lookups,
@@ -174,25 +198,31 @@ impl OpenAudit {
         self.lookups.known()
     }
 
-    /// Adds messages of the window, and begins to read their records; waits while more than a few thousand are in flight.
+    /// Adds messages of the window, and begins to read their records; waits while more than a few
+    /// thousand are in flight.
     ///
     /// # Errors
-    /// When the store did not answer for some ten seconds or refuses, when the file cannot be written, or when a message
-    /// is not from Kafka.
+    /// When the store did not answer for some ten seconds or refuses, when the file cannot be
+    /// written, or when a message is not from Kafka.
     pub async fn add_messages(&mut self, messages: Vec<Message>) -> Result<(), AuditError> {
         self.report.messages += messages.len() as u64;
         let Self { lookups, rows, .. } = self;
         let scope = lookups.scope().clone();
-        lookups.add(messages, |finding| rows.add_message(&scope, &finding)).await?;
+        lookups
+            .add(messages, |finding| rows.add_message(&scope, &finding))
+            .await?;
         rows.settle().await
     }
 
-    /// Adds dead letters; those of other scopes are left out. After a call, also with none, a message that its record
-    /// calls a dead letter must be among them.
+    /// Adds dead letters; those of other scopes are left out. After a call, also with none, a
+    /// message that its record calls a dead letter must be among them.
     ///
     /// # Errors
     /// When the store did not answer for the messages, or the file cannot be written.
-    pub async fn add_dead_letters(&mut self, letters: Vec<StoredDeadLetter>) -> Result<(), AuditError> {
+    pub async fn add_dead_letters(
+        &mut self,
+        letters: Vec<StoredDeadLetter>,
+    ) -> Result<(), AuditError> {
         self.given.dead_letters = true;
         self.finish_messages().await?;
         let scope = self.lookups.scope();
@@ -201,15 +231,18 @@ impl OpenAudit {
                 continue;
             }
             self.report.dead_letters += 1;
-            let key = letter.key.as_deref().filter(|_| letter.cause != DeadLetterCause::Mismatch);
+            let key = letter
+                .key
+                .as_deref()
+                .filter(|_| letter.cause != DeadLetterCause::Mismatch);
             self.rows.add_dead_letter(letter.message.origin(), key);
         }
         self.rows.settle().await
     }
 
-    /// Adds effects, by the idempotency keys under which the downstream system has them: one for each effect. A text that
-    /// is not a UUID is an effect that belongs to no message. After a call, also with none, a completed message must have
-    /// an effect.
+    /// Adds effects, by the idempotency keys under which the downstream system has them: one for
+    /// each effect. A text that is not a UUID is an effect that belongs to no message. After a
+    /// call, also with none, a completed message must have an effect.
     ///
     /// # Errors
     /// When the store did not answer for the messages, or the file cannot be written.
@@ -232,7 +265,13 @@ impl OpenAudit {
     /// When the store did not answer for the messages, or the file cannot be written or read.
     pub async fn finish(mut self) -> Result<AuditReport, AuditError> {
         self.finish_messages().await?;
-        let Self { lookups, rows, report, given, findings_most } = self;
+        let Self {
+            lookups,
+            rows,
+            report,
+            given,
+            findings_most,
+        } = self;
         let scope = lookups.scope().clone();
         let Rows { topics, sorter, .. } = rows;
         let mut merged = sorter.finish().await?;
@@ -256,13 +295,17 @@ impl OpenAudit {
             }
             Ok(tally.finish(&topics, &scope))
         };
-        tokio::task::spawn_blocking(reconcile).await.map_err(io::Error::other)?
+        tokio::task::spawn_blocking(reconcile)
+            .await
+            .map_err(io::Error::other)?
     }
 
     async fn finish_messages(&mut self) -> Result<(), AuditError> {
         let Self { lookups, rows, .. } = self;
         let scope = lookups.scope().clone();
-        lookups.finish(|finding| rows.add_message(&scope, &finding)).await?;
+        lookups
+            .finish(|finding| rows.add_message(&scope, &finding))
+            .await?;
         rows.settle().await
     }
 }
@@ -275,35 +318,66 @@ impl Rows {
         };
         let state = RecordState::of(&finding.standing);
         let (event, digest) = match finding.digest {
-            Some(digest) if state.is_of_message() => {
-                (idempotency_bits(StoreKey::new(scope, digest).as_str(), &self.step), digest)
-            }
+            Some(digest) if state.is_of_message() => (
+                idempotency_bits(StoreKey::new(scope, digest).as_str(), &self.step),
+                digest,
+            ),
             _ => (of_origin(&finding.origin), NO_DIGEST),
         };
-        self.sorter.push(&Row { event, what: What::Message(Found { state, acknowledged }), place, digest });
+        self.sorter.push(&Row {
+            event,
+            what: What::Message(Found {
+                state,
+                acknowledged,
+            }),
+            place,
+            digest,
+        });
     }
 
     /// A dead letter is that of its message, and of other messages with the same key.
     fn add_dead_letter(&mut self, origin: &Origin, key: Option<&str>) {
-        let events = [Some(of_origin(origin)), key.map(|key| idempotency_bits(key, &self.step))];
+        let events = [
+            Some(of_origin(origin)),
+            key.map(|key| idempotency_bits(key, &self.step)),
+        ];
         for event in events.into_iter().flatten() {
             let place = RowPlace::default();
-            self.sorter.push(&Row { event, what: What::DeadLetter, place, digest: NO_DIGEST });
+            self.sorter.push(&Row {
+                event,
+                what: What::DeadLetter,
+                place,
+                digest: NO_DIGEST,
+            });
         }
     }
 
     fn add_effect(&mut self, key: &str, number: u64) {
         let (topic, event) = match parse_uuid(key) {
             Some(event) => (RowPlace::UUID, event),
-            None => (RowPlace::NO_UUID, of_text("oncegate v1 audit effect", &number.to_string())),
+            None => (
+                RowPlace::NO_UUID,
+                of_text("oncegate v1 audit effect", &number.to_string()),
+            ),
         };
-        let place = RowPlace { topic, partition: 0, offset: number };
-        self.sorter.push(&Row { event, what: What::Effect, place, digest: NO_DIGEST });
+        let place = RowPlace {
+            topic,
+            partition: 0,
+            offset: number,
+        };
+        self.sorter.push(&Row {
+            event,
+            what: What::Effect,
+            place,
+            digest: NO_DIGEST,
+        });
     }
 
     async fn settle(&mut self) -> Result<(), AuditError> {
         if let Some(origin) = self.foreign.take() {
-            return Err(AuditError::NotInKafka { origin: origin.to_string() });
+            return Err(AuditError::NotInKafka {
+                origin: origin.to_string(),
+            });
         }
         Ok(self.sorter.make_room().await?)
     }
@@ -318,7 +392,10 @@ fn of_origin(origin: &Origin) -> u128 {
 
 fn of_text(context: &str, text: &str) -> u128 {
     let mut bytes = [0; 16];
-    blake3::Hasher::new_derive_key(context).update(text.as_bytes()).finalize_xof().fill(&mut bytes);
+    blake3::Hasher::new_derive_key(context)
+        .update(text.as_bytes())
+        .finalize_xof()
+        .fill(&mut bytes);
     u128::from_be_bytes(bytes)
 }
 

@@ -11,9 +11,9 @@ use super::verdict::{AuditVerdict, AuditedEvent, Given};
 
 /// What an audit has found, counted by event.
 ///
-/// An event is all messages with one key, or one message without a key of its own. Each event, and each effect that
-/// belongs to none, counts in exactly one of `ok`, `dead_lettered`, `in_flight`, `lost`, `doubled`, `unexplained`,
-/// `without_effect`, `overdue` and `unreadable`.
+/// An event is all messages with one key, or one message without a key of its own. Each event, and
+/// each effect that belongs to none, counts in exactly one of `ok`, `dead_lettered`, `in_flight`,
+/// `lost`, `doubled`, `unexplained`, `without_effect`, `overdue` and `unreadable`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct AuditReport {
@@ -33,12 +33,13 @@ pub struct AuditReport {
     pub dead_lettered: u64,
     /// Events whose handler runs, whose retry waits, or that are not acknowledged yet.
     pub in_flight: u64,
-    /// Acknowledged events without record, dead letter or effect; or given up, without a dead letter.
+    /// Acknowledged events without record, dead letter or effect; or given up, without a dead
+    /// letter.
     pub lost: u64,
     /// Events with more than one effect.
     pub doubled: u64,
-    /// Effects of no message of the window, counted by their key, and events that have an effect although they were given
-    /// up.
+    /// Effects of no message of the window, counted by their key, and events that have an effect
+    /// although they were given up.
     pub unexplained: u64,
     /// Completed events without an effect.
     pub without_effect: u64,
@@ -56,7 +57,8 @@ pub struct AuditReport {
 pub struct AuditFinding {
     /// The kind of finding.
     pub verdict: AuditVerdict,
-    /// The position of its first message, such as `orders/3@42`; of an effect without one, its number: `effect 7`.
+    /// The position of its first message, such as `orders/3@42`; of an effect without one, its
+    /// number: `effect 7`.
     pub origin: String,
     /// Its store key, if it has a message with one.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -76,7 +78,12 @@ impl AuditReport {
     /// How many events and effects an operator must look at.
     #[must_use]
     pub fn found(&self) -> u64 {
-        self.lost + self.doubled + self.unexplained + self.without_effect + self.overdue + self.unreadable
+        self.lost
+            + self.doubled
+            + self.unexplained
+            + self.without_effect
+            + self.overdue
+            + self.unreadable
     }
 }
 
@@ -100,11 +107,17 @@ struct KeptFinding {
 
 impl Tally {
     pub(super) fn new(report: AuditReport, findings_most: usize) -> Self {
-        Self { report, findings: BTreeMap::new(), findings_most }
+        Self {
+            report,
+            findings: BTreeMap::new(),
+            findings_most,
+        }
     }
 
     pub(super) fn count(&mut self, event: AuditedEvent, given: Given) {
-        let Some((verdict, why)) = event.judge(given) else { return };
+        let Some((verdict, why)) = event.judge(given) else {
+            return;
+        };
         let report = &mut self.report;
         report.events += u64::from(event.first.is_some());
         let counter = match verdict {
@@ -125,7 +138,12 @@ impl Tally {
         let first = event.first.or(event.first_effect);
         if let (true, Some(first)) = (verdict.is_finding(), first) {
             let kept = self.findings.entry(verdict).or_default();
-            kept.insert(KeptFinding { is_stray: event.first.is_none(), place: first.place, event, why });
+            kept.insert(KeptFinding {
+                is_stray: event.first.is_none(),
+                place: first.place,
+                event,
+                why,
+            });
             if kept.len() > self.findings_most {
                 kept.pop_last();
             }
@@ -133,18 +151,32 @@ impl Tally {
     }
 
     pub(super) fn finish(self, topics: &Topics, scope: &Scope) -> AuditReport {
-        let Self { mut report, findings, .. } = self;
-        let all =
-            findings.into_iter().flat_map(|(verdict, kept)| kept.into_iter().map(move |one| (verdict, one)));
-        report.findings = all.map(|(verdict, kept)| kept.show(verdict, topics, scope)).collect();
+        let Self {
+            mut report,
+            findings,
+            ..
+        } = self;
+        let all = findings
+            .into_iter()
+            .flat_map(|(verdict, kept)| kept.into_iter().map(move |one| (verdict, one)));
+        report.findings = all
+            .map(|(verdict, kept)| kept.show(verdict, topics, scope))
+            .collect();
         report
     }
 }
 
 impl KeptFinding {
     fn show(&self, verdict: AuditVerdict, topics: &Topics, scope: &Scope) -> AuditFinding {
-        let AuditedEvent { first, first_effect, messages, effects, .. } = self.event;
-        let own = first.filter(|row| matches!(row.what, What::Message(found) if found.state.is_of_message()));
+        let AuditedEvent {
+            first,
+            first_effect,
+            messages,
+            effects,
+            ..
+        } = self.event;
+        let own = first
+            .filter(|row| matches!(row.what, What::Message(found) if found.state.is_of_message()));
         let has_id = |place: RowPlace| place.topic == RowPlace::UUID;
         let is_identified = own.is_some() || first_effect.is_some_and(|row| has_id(row.place));
         let event = first.or(first_effect).map_or(0, |row| row.event);

@@ -4,7 +4,8 @@ use oncegate_core::key::Digest;
 
 use super::super::dry_run::Standing;
 
-/// An encoded row. Rows of one event have the same first 16 bytes, and their messages come first, in order.
+/// An encoded row. Rows of one event have the same first 16 bytes, and their messages come first,
+/// in order.
 pub(super) type EncodedRow = [u8; Row::BYTES];
 
 /// What is known of one message, dead letter or effect.
@@ -115,13 +116,18 @@ impl Row {
 
     pub(super) fn encode(&self) -> EncodedRow {
         let (kind, state) = match self.what {
-            What::Message(Found { state, acknowledged }) => {
-                (0, state as u8 | if acknowledged { ACKNOWLEDGED } else { 0 })
-            }
+            What::Message(Found {
+                state,
+                acknowledged,
+            }) => (0, state as u8 | if acknowledged { ACKNOWLEDGED } else { 0 }),
             What::DeadLetter => (1, 0),
             What::Effect => (2, 0),
         };
-        let RowPlace { topic, partition, offset } = self.place;
+        let RowPlace {
+            topic,
+            partition,
+            offset,
+        } = self.place;
         let mut bytes = [0; Self::BYTES];
         let parts: [&[u8]; 7] = [
             &self.event.to_be_bytes(),
@@ -160,7 +166,16 @@ impl Row {
             1 => What::DeadLetter,
             _ => What::Effect,
         };
-        Self { event, what, place: RowPlace { topic, partition, offset }, digest }
+        Self {
+            event,
+            what,
+            place: RowPlace {
+                topic,
+                partition,
+                offset,
+            },
+            digest,
+        }
     }
 }
 
@@ -179,18 +194,36 @@ mod tests {
         let row = |what, offset| Row {
             event: 7 << 64 | 3,
             what,
-            place: RowPlace { topic: 2, partition: 11, offset },
+            place: RowPlace {
+                topic: 2,
+                partition: 11,
+                offset,
+            },
             digest: Digest::from_bytes([9; 16]),
         };
         for (number, state) in (0..).zip(STATES) {
             assert_eq!(state as usize, number, "a state is found by its number");
             for acknowledged in [false, true] {
-                let row = row(What::Message(Found { state, acknowledged }), 1 << 40);
+                let row = row(
+                    What::Message(Found {
+                        state,
+                        acknowledged,
+                    }),
+                    1 << 40,
+                );
                 assert_eq!(Row::decode(&row.encode()), row);
             }
         }
-        let message = What::Message(Found { state: RecordState::NoKey, acknowledged: true });
-        let ordered = [row(message, 1), row(message, 256), row(What::DeadLetter, 0), row(What::Effect, 0)];
+        let message = What::Message(Found {
+            state: RecordState::NoKey,
+            acknowledged: true,
+        });
+        let ordered = [
+            row(message, 1),
+            row(message, 256),
+            row(What::DeadLetter, 0),
+            row(What::Effect, 0),
+        ];
         assert!(ordered.map(|row| row.encode()).is_sorted());
         assert!(ordered.iter().all(|row| Row::decode(&row.encode()) == *row));
     }

@@ -1,4 +1,5 @@
-//! Sorts any number of rows in a bounded amount of memory: sorted runs in one file, merged at the end.
+//! Sorts any number of rows in a bounded amount of memory: sorted runs in one file, merged at the
+//! end.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -11,8 +12,8 @@ use tokio::task::JoinHandle;
 
 use super::row::{EncodedRow, Row};
 
-/// The most bytes that are read ahead of the merge, over all runs, unless there are so many runs that each must have the
-/// least.
+/// The most bytes that are read ahead of the merge, over all runs, unless there are so many runs
+/// that each must have the least.
 const READ_AHEAD_BYTES: usize = 16 << 20;
 
 /// The most and the fewest rows that are read ahead of one run.
@@ -32,7 +33,13 @@ pub(super) struct Sorter {
 impl Sorter {
     /// Keeps its runs in `file`, from its beginning.
     pub(super) fn new(file: File, run_rows: usize) -> Self {
-        Self { rows: Vec::new(), run_rows, writing: None, file: Arc::new(file), runs: Vec::new() }
+        Self {
+            rows: Vec::new(),
+            run_rows,
+            writing: None,
+            file: Arc::new(file),
+            runs: Vec::new(),
+        }
     }
 
     pub(super) fn push(&mut self, row: &Row) {
@@ -44,7 +51,11 @@ impl Sorter {
     /// # Errors
     /// When the file cannot be written.
     pub(super) async fn make_room(&mut self) -> io::Result<()> {
-        if self.rows.len() >= self.run_rows { self.write_run().await } else { Ok(()) }
+        if self.rows.len() >= self.run_rows {
+            self.write_run().await
+        } else {
+            Ok(())
+        }
     }
 
     async fn write_run(&mut self) -> io::Result<()> {
@@ -86,8 +97,17 @@ impl Sorter {
         drop(self.written().await?);
         let rows = READ_AHEAD_BYTES / Row::BYTES / self.runs.len().max(1);
         let most = rows.clamp(READ_AHEAD_ROWS.start, READ_AHEAD_ROWS.end);
-        let cursors = self.runs.into_iter().map(|left| Cursor { left, rows: Vec::new(), most });
-        Ok(Merged { file: self.file, cursors: cursors.collect(), heads: BinaryHeap::new(), begun: false })
+        let cursors = self.runs.into_iter().map(|left| Cursor {
+            left,
+            rows: Vec::new(),
+            most,
+        });
+        Ok(Merged {
+            file: self.file,
+            cursors: cursors.collect(),
+            heads: BinaryHeap::new(),
+            begun: false,
+        })
     }
 }
 
@@ -140,7 +160,9 @@ impl Merged {
                 }
             }
         }
-        let Some(Reverse((row, number))) = self.heads.pop() else { return Ok(None) };
+        let Some(Reverse((row, number))) = self.heads.pop() else {
+            return Ok(None);
+        };
         if let Some(cursor) = self.cursors.get_mut(number)
             && let Some(following) = cursor.next(&self.file)?
         {
@@ -168,14 +190,25 @@ mod tests {
             for offset in 0..count {
                 let event = u128::from(random.u64(..count));
                 events.push(event);
-                let place = RowPlace { offset, ..RowPlace::default() };
-                sorter.push(&Row { event, what: What::Effect, place, digest: Digest::from_bytes([0; 16]) });
+                let place = RowPlace {
+                    offset,
+                    ..RowPlace::default()
+                };
+                sorter.push(&Row {
+                    event,
+                    what: What::Effect,
+                    place,
+                    digest: Digest::from_bytes([0; 16]),
+                });
                 sorter.make_room().await.unwrap();
             }
             let (mut merged, mut found) = (sorter.finish().await.unwrap(), Vec::new());
             let mut last = None;
             while let Some(row) = merged.next().unwrap() {
-                assert!(last < Some((row.event, row.place)), "rows of one event keep their order");
+                assert!(
+                    last < Some((row.event, row.place)),
+                    "rows of one event keep their order"
+                );
                 last = Some((row.event, row.place));
                 found.push(row.event);
             }

@@ -1,4 +1,8 @@
-#![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test that cannot go on has failed")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::indexing_slicing,
+    reason = "a test that cannot go on has failed"
+)]
 
 use std::time::SystemTime;
 
@@ -15,7 +19,11 @@ fn key() -> Key {
 }
 
 fn message(offset: i64, payload: impl Into<String>) -> Message {
-    let origin = Origin::Kafka { topic: "orders".into(), partition: 3, offset };
+    let origin = Origin::Kafka {
+        topic: "orders".into(),
+        partition: 3,
+        offset,
+    };
     Message::new("orders", origin, Some(payload.into().into()))
 }
 
@@ -34,13 +42,22 @@ fn letter_of(message: &Message, key: Option<String>, cause: DeadLetterCause) -> 
         first_failed_at: None,
         failed_at: SystemTime::now(),
     };
-    let place = Origin::Kafka { topic: "dead".into(), partition: 0, offset: 0 };
-    StoredDeadLetter { place, what: Letter::Known(letter) }
+    let place = Origin::Kafka {
+        topic: "dead".into(),
+        partition: 0,
+        offset: 0,
+    };
+    StoredDeadLetter {
+        place,
+        what: Letter::Known(letter),
+    }
 }
 
 /// Completes the message, and returns the idempotency key of its effect.
 async fn handle(gate: &Gate, message: &Message) -> String {
-    let Entry::Granted(lease) = gate.enter(message).await.unwrap() else { panic!("not granted") };
+    let Entry::Granted(lease) = gate.enter(message).await.unwrap() else {
+        panic!("not granted")
+    };
     let key = lease.attempt().idempotency_key(STEP);
     assert_eq!(lease.complete(&()).await.unwrap(), Completion::Applied);
     key
@@ -81,40 +98,90 @@ async fn planted_losses_and_doubles_are_found_and_nothing_else_is() {
             continue;
         }
         let effect = handle(&gate, &order(id)).await;
-        let times = if twice.contains(&id) { 2 } else { usize::from(!silent.contains(&id)) };
+        let times = if twice.contains(&id) {
+            2
+        } else {
+            usize::from(!silent.contains(&id))
+        };
         effects.extend(std::iter::repeat_n(effect, times));
     }
     random.shuffle(&mut effects);
 
     let mut audit = open(audit(&store)).await;
     for id in 0..EVENTS {
-        // Each comes twice; the second time later in the partition, with another spelling of its key.
+        // Each comes twice; the second time later in the partition, with another spelling of its
+        // key.
         let again = message(EVENTS + id, format!(r#"{{"id": {id}.0, "again": true}}"#));
         audit.add_messages(vec![order(id), again]).await.unwrap();
     }
-    audit.add_effects(effects.iter().map(String::as_str)).await.unwrap();
+    audit
+        .add_effects(effects.iter().map(String::as_str))
+        .await
+        .unwrap();
     let report = audit.finish().await.unwrap();
-    assert_eq!((report.messages, report.events), (2 * EVENTS as u64, EVENTS as u64));
+    assert_eq!(
+        (report.messages, report.events),
+        (2 * EVENTS as u64, EVENTS as u64)
+    );
     assert_eq!(report.effects, effects.len() as u64);
-    assert_eq!((report.lost, report.doubled, report.without_effect, report.unexplained), (5, 5, 5, 2));
+    assert_eq!(
+        (
+            report.lost,
+            report.doubled,
+            report.without_effect,
+            report.unexplained
+        ),
+        (5, 5, 5, 2)
+    );
     assert_eq!((report.ok, report.found()), (EVENTS as u64 - 15, 17));
-    for (verdict, planted) in
-        [(AuditVerdict::Lost, lost), (AuditVerdict::Doubled, twice), (AuditVerdict::WithoutEffect, silent)]
-    {
+    for (verdict, planted) in [
+        (AuditVerdict::Lost, lost),
+        (AuditVerdict::Doubled, twice),
+        (AuditVerdict::WithoutEffect, silent),
+    ] {
         let mut planted: Vec<String> = {
             let mut planted = planted;
             planted.sort_unstable();
-            planted.into_iter().map(|id| format!("orders/3@{id}")).collect()
+            planted
+                .into_iter()
+                .map(|id| format!("orders/3@{id}"))
+                .collect()
         };
         planted.dedup();
-        let origins = report.findings.iter().filter(|finding| finding.verdict == verdict);
-        assert!(origins.clone().all(|finding| finding.key.is_some() && finding.messages == 2));
-        assert_eq!(origins.map(|finding| finding.origin.clone()).collect::<Vec<_>>(), planted, "{verdict:?}");
+        let origins = report
+            .findings
+            .iter()
+            .filter(|finding| finding.verdict == verdict);
+        assert!(
+            origins
+                .clone()
+                .all(|finding| finding.key.is_some() && finding.messages == 2)
+        );
+        assert_eq!(
+            origins
+                .map(|finding| finding.origin.clone())
+                .collect::<Vec<_>>(),
+            planted,
+            "{verdict:?}"
+        );
     }
-    let strays: Vec<_> =
-        report.findings.iter().filter(|one| one.verdict == AuditVerdict::Unexplained).collect();
-    assert!(strays.iter().all(|stray| stray.origin.starts_with("effect ") && stray.key.is_none()));
-    assert_eq!(strays.iter().filter(|stray| stray.idempotency_key.is_some()).count(), 1);
+    let strays: Vec<_> = report
+        .findings
+        .iter()
+        .filter(|one| one.verdict == AuditVerdict::Unexplained)
+        .collect();
+    assert!(
+        strays
+            .iter()
+            .all(|stray| stray.origin.starts_with("effect ") && stray.key.is_none())
+    );
+    assert_eq!(
+        strays
+            .iter()
+            .filter(|stray| stray.idempotency_key.is_some())
+            .count(),
+        1
+    );
 }
 
 #[tokio::test]
@@ -127,17 +194,30 @@ async fn dead_letters_explain_messages_by_their_key_or_their_position() {
     let (bad, worse) = (message(10, "{"), message(11, "{"));
     let (other, another) = (other_content(20), other_content(21));
     let letters = vec![
-        letter_of(&given_up, Some(gate_key(&given_up)), DeadLetterCause::Permanent),
+        letter_of(
+            &given_up,
+            Some(gate_key(&given_up)),
+            DeadLetterCause::Permanent,
+        ),
         letter_of(&bad, None, DeadLetterCause::BadKey),
         letter_of(&other, Some(gate_key(&order(1))), DeadLetterCause::Mismatch),
     ];
     let audit = audit(&store).fingerprint(FingerprintSpec::payload());
     let mut audit = open(audit).await;
-    audit.add_messages(vec![order(1), given_up, bad, worse, other, another]).await.unwrap();
+    audit
+        .add_messages(vec![order(1), given_up, bad, worse, other, another])
+        .await
+        .unwrap();
     audit.add_dead_letters(letters).await.unwrap();
     let report = audit.finish().await.unwrap();
-    assert_eq!((report.events, report.ok, report.dead_lettered, report.lost), (6, 1, 3, 2));
-    let lost = [(AuditVerdict::Lost, "orders/3@11", 0), (AuditVerdict::Lost, "orders/3@21", 0)];
+    assert_eq!(
+        (report.events, report.ok, report.dead_lettered, report.lost),
+        (6, 1, 3, 2)
+    );
+    let lost = [
+        (AuditVerdict::Lost, "orders/3@11", 0),
+        (AuditVerdict::Lost, "orders/3@21", 0),
+    ];
     assert_eq!(found(&report), lost);
     assert!(
         report.findings.iter().all(|finding| finding.key.is_none()),
@@ -171,31 +251,62 @@ async fn what_is_not_acknowledged_is_not_lost_yet() {
 async fn the_first_findings_are_kept_and_all_are_counted() {
     let store = Arc::new(MemoryStore::new());
     let mut audit = open(audit(&store).findings_most(3)).await;
-    audit.add_messages((0..100).map(order).collect()).await.unwrap();
+    audit
+        .add_messages((0..100).map(order).collect())
+        .await
+        .unwrap();
     let report = audit.finish().await.unwrap();
     assert_eq!(report.lost, 100);
     let first = [0, 1, 2].map(|offset| format!("orders/3@{offset}"));
-    assert_eq!(report.findings.iter().map(|finding| finding.origin.clone()).collect::<Vec<_>>(), first);
+    assert_eq!(
+        report
+            .findings
+            .iter()
+            .map(|finding| finding.origin.clone())
+            .collect::<Vec<_>>(),
+        first
+    );
 }
 
 #[tokio::test]
 async fn messages_of_queues_are_refused() {
     let store = Arc::new(MemoryStore::new());
     let mut audit = open(audit(&store)).await;
-    let origin = Origin::Queue { queue: "orders".into(), id: "7".into() };
-    audit.add_messages(vec![Message::new("orders", origin, None)]).await.unwrap();
+    let origin = Origin::Queue {
+        queue: "orders".into(),
+        id: "7".into(),
+    };
+    audit
+        .add_messages(vec![Message::new("orders", origin, None)])
+        .await
+        .unwrap();
     let error = audit.finish().await.unwrap_err().to_string();
-    assert!(error.contains("orders") && error.contains("Kafka"), "{error}");
+    assert!(
+        error.contains("orders") && error.contains("Kafka"),
+        "{error}"
+    );
 }
 
 #[test]
 fn idempotency_keys_are_recognised_however_they_are_spelt() {
     let bits = idempotency_bits("billing:x", STEP);
     let text = crate::attempt::uuid(bits);
-    for spelt in [text.clone(), text.to_uppercase(), text.replace('-', ""), format!(" \"{text}\"\r")] {
+    for spelt in [
+        text.clone(),
+        text.to_uppercase(),
+        text.replace('-', ""),
+        format!(" \"{text}\"\r"),
+    ] {
         assert_eq!(parse_uuid(&spelt), Some(bits), "{spelt}");
     }
-    for other in ["", "7", "order 7", &text[1..], &format!("{text}0"), &text.replace('8', "x")] {
+    for other in [
+        "",
+        "7",
+        "order 7",
+        &text[1..],
+        &format!("{text}0"),
+        &text.replace('8', "x"),
+    ] {
         assert_eq!(parse_uuid(other), None, "{other}");
     }
 }

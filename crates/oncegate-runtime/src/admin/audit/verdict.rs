@@ -4,7 +4,8 @@ use serde::Serialize;
 
 use super::row::{Found, RecordState, Row, What};
 
-/// The rows of one event: a business event with all its deliveries, or one message without a usable key.
+/// The rows of one event: a business event with all its deliveries, or one message without a usable
+/// key.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct AuditedEvent {
     /// The first message.
@@ -30,8 +31,8 @@ pub(super) struct Given {
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum AuditVerdict {
-    /// It was acknowledged, and there is no record, no dead letter and no effect of it; or it was given up, and there is
-    /// no dead letter of it.
+    /// It was acknowledged, and there is no record, no dead letter and no effect of it; or it was
+    /// given up, and there is no dead letter of it.
     Lost,
     /// It has more than one effect.
     Doubled,
@@ -39,7 +40,8 @@ pub enum AuditVerdict {
     Unexplained,
     /// Its record says completed, and it has no effect.
     WithoutEffect,
-    /// It was acknowledged, an attempt of it ended without success, and no other has begun although one is due.
+    /// It was acknowledged, an attempt of it ended without success, and no other has begun although
+    /// one is due.
     Overdue,
     /// The store holds something else than a record under its key.
     Unreadable,
@@ -80,13 +82,21 @@ impl AuditedEvent {
 
     /// Whether it has an effect, and a record that would not stop a second one.
     pub(super) fn is_forgotten(&self) -> bool {
-        self.effects > 0 && self.found.is_some_and(|found| found.state == RecordState::Missing)
+        self.effects > 0
+            && self
+                .found
+                .is_some_and(|found| found.state == RecordState::Missing)
     }
 
-    /// The verdict, with the reason of a finding. `None` when there is neither a message nor an effect.
+    /// The verdict, with the reason of a finding. `None` when there is neither a message nor an
+    /// effect.
     pub(super) fn judge(&self, given: Given) -> Option<(AuditVerdict, &'static str)> {
         use AuditVerdict as V;
-        let Some(Found { state, acknowledged }) = self.found else {
+        let Some(Found {
+            state,
+            acknowledged,
+        }) = self.found
+        else {
             let stray = "its key belongs to no message of the window";
             return (self.effects > 0).then_some((V::Unexplained, stray));
         };
@@ -94,38 +104,56 @@ impl AuditedEvent {
             return Some((V::Doubled, "it has more than one effect"));
         }
         Some(match state {
-            RecordState::Unreadable => (V::Unreadable, "the store holds something else under its key"),
-            RecordState::Completed if given.effects && self.effects == 0 => {
-                (V::WithoutEffect, "its record says completed, and it has no effect")
-            }
+            RecordState::Unreadable => (
+                V::Unreadable,
+                "the store holds something else under its key",
+            ),
+            RecordState::Completed if given.effects && self.effects == 0 => (
+                V::WithoutEffect,
+                "its record says completed, and it has no effect",
+            ),
             RecordState::Completed => (V::Ok, ""),
             RecordState::InProgress | RecordState::Waiting => (V::InFlight, ""),
-            RecordState::Failed | RecordState::HandedOver if self.effects > 0 => {
-                (V::Unexplained, "it has an effect, although its record says failed")
-            }
+            RecordState::Failed | RecordState::HandedOver if self.effects > 0 => (
+                V::Unexplained,
+                "it has an effect, although its record says failed",
+            ),
             RecordState::HandedOver if !given.dead_letters => (V::DeadLettered, ""),
-            _ if self.dead_letters > 0 && self.effects > 0 => {
-                (V::Unexplained, "it has an effect, although it is in the dead letters")
-            }
+            _ if self.dead_letters > 0 && self.effects > 0 => (
+                V::Unexplained,
+                "it has an effect, although it is in the dead letters",
+            ),
             _ if self.dead_letters > 0 => (V::DeadLettered, ""),
-            RecordState::HandedOver => {
-                (V::Lost, "its record says that it is in the dead letters, and it is not there")
-            }
+            RecordState::HandedOver => (
+                V::Lost,
+                "its record says that it is in the dead letters, and it is not there",
+            ),
             RecordState::Missing if self.effects > 0 => (V::Ok, ""),
             _ if !acknowledged => (V::InFlight, ""),
-            RecordState::Missing => (V::Lost, "there is no record, no dead letter and no effect of it"),
-            RecordState::Failed => (V::Lost, "its record says failed, and there is no dead letter of it"),
+            RecordState::Missing => (
+                V::Lost,
+                "there is no record, no dead letter and no effect of it",
+            ),
+            RecordState::Failed => (
+                V::Lost,
+                "its record says failed, and there is no dead letter of it",
+            ),
             RecordState::Mismatched => (
                 V::Lost,
                 "its key belongs to a message with other content, and there is no dead letter of it",
             ),
-            RecordState::NoKey => (V::Lost, "no key can be derived, and there is no dead letter of it"),
-            RecordState::Abandoned => {
-                (V::Overdue, "an attempt ended without an outcome, and its lease is over")
-            }
-            RecordState::RetryDue => {
-                (V::Overdue, "an attempt failed or was interrupted, and its retry is due")
-            }
+            RecordState::NoKey => (
+                V::Lost,
+                "no key can be derived, and there is no dead letter of it",
+            ),
+            RecordState::Abandoned => (
+                V::Overdue,
+                "an attempt ended without an outcome, and its lease is over",
+            ),
+            RecordState::RetryDue => (
+                V::Overdue,
+                "an attempt failed or was interrupted, and its retry is due",
+            ),
         })
     }
 }
@@ -138,21 +166,40 @@ mod tests {
     use super::*;
     use AuditVerdict as V;
 
-    const ALL: Given = Given { dead_letters: true, effects: true };
+    const ALL: Given = Given {
+        dead_letters: true,
+        effects: true,
+    };
 
     fn row(what: What) -> Row {
-        Row { event: 1, what, place: RowPlace::default(), digest: Digest::from_bytes([0; 16]) }
+        Row {
+            event: 1,
+            what,
+            place: RowPlace::default(),
+            digest: Digest::from_bytes([0; 16]),
+        }
     }
 
-    fn event(states: &[RecordState], acknowledged: bool, dead_letters: u64, effects: u64) -> AuditedEvent {
+    fn event(
+        states: &[RecordState],
+        acknowledged: bool,
+        dead_letters: u64,
+        effects: u64,
+    ) -> AuditedEvent {
         let mut event = AuditedEvent::default();
-        states.iter().for_each(|state| event.add(row(What::Message(Found { state: *state, acknowledged }))));
+        states.iter().for_each(|state| {
+            event.add(row(What::Message(Found {
+                state: *state,
+                acknowledged,
+            })))
+        });
         (0..dead_letters).for_each(|_| event.add(row(What::DeadLetter)));
         (0..effects).for_each(|_| event.add(row(What::Effect)));
         event
     }
 
-    /// Every state that a record may have, with and without acknowledgement, dead letter and effect.
+    /// Every state that a record may have, with and without acknowledgement, dead letter and
+    /// effect.
     #[test]
     fn each_combination_has_the_verdict_that_the_document_gives_it() {
         use RecordState as S;
@@ -197,8 +244,9 @@ mod tests {
         ] {
             let judged = event(&[state], acknowledged, letters, effects).judge(ALL);
             let (verdict, why) = judged.unwrap();
-            let case =
-                format!("{state:?}, acknowledged {acknowledged}, {letters} letters, {effects} effects");
+            let case = format!(
+                "{state:?}, acknowledged {acknowledged}, {letters} letters, {effects} effects"
+            );
             assert_eq!(verdict, expected, "{case}");
             assert_eq!(verdict.is_finding(), !why.is_empty(), "{case}");
         }
@@ -208,8 +256,17 @@ mod tests {
     fn what_was_not_given_is_not_missed() {
         use RecordState as S;
         let nothing = Given::default();
-        assert_eq!(event(&[S::Completed], true, 0, 0).judge(nothing).unwrap().0, V::Ok);
-        assert_eq!(event(&[S::HandedOver], true, 0, 0).judge(nothing).unwrap().0, V::DeadLettered);
+        assert_eq!(
+            event(&[S::Completed], true, 0, 0).judge(nothing).unwrap().0,
+            V::Ok
+        );
+        assert_eq!(
+            event(&[S::HandedOver], true, 0, 0)
+                .judge(nothing)
+                .unwrap()
+                .0,
+            V::DeadLettered
+        );
     }
 
     #[test]
@@ -222,6 +279,9 @@ mod tests {
     #[test]
     fn effects_and_dead_letters_of_other_messages() {
         assert_eq!(event(&[], true, 0, 3).judge(ALL).unwrap().0, V::Unexplained);
-        assert!(event(&[], true, 1, 0).judge(ALL).is_none(), "it may be of a message before the window");
+        assert!(
+            event(&[], true, 1, 0).judge(ALL).is_none(),
+            "it may be of a message before the window"
+        );
     }
 }

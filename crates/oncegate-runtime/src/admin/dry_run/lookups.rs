@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use oncegate_core::key::{
-    CompiledFingerprint, CompiledKey, Descriptor, Digest, Fingerprint, FingerprintSpec, Key, KeyError,
-    PrepareError, Scope, StoreKey,
+    CompiledFingerprint, CompiledKey, Descriptor, Digest, Fingerprint, FingerprintSpec, Key,
+    KeyError, PrepareError, Scope, StoreKey,
 };
 use oncegate_core::record::{State, StoreTime, Token};
 use oncegate_core::rules::{Operation, Reply, Verdict, apply};
@@ -25,7 +25,8 @@ const LOOK_KEYS_MAX: usize = 1_000;
 /// The most reads in flight.
 const LOOKS_IN_FLIGHT_MAX: usize = 8;
 
-/// The most tries of a read without an answer, with the waits of [`PATIENCE`] between: some ten seconds in all.
+/// The most tries of a read without an answer, with the waits of [`PATIENCE`] between: some ten
+/// seconds in all.
 pub(super) const LOOK_TRIES: u32 = 8;
 const PATIENCE: Backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(4));
 
@@ -47,26 +48,45 @@ pub(in crate::admin) struct Lookups {
 }
 
 impl Lookups {
-    /// Checks the specifications, and compares them with those that the scope's records were made with.
+    /// Checks the specifications, and compares them with those that the scope's records were made
+    /// with.
     pub(in crate::admin) async fn open(subject: Subject) -> Result<Self, DryRunError> {
-        let Subject { scope: name, key, fingerprint, store } = subject;
+        let Subject {
+            scope: name,
+            key,
+            fingerprint,
+            store,
+        } = subject;
         let scope = Scope::new(&name)?;
         let compiled = key.compile(&scope)?;
-        let content = fingerprint.as_ref().map(|spec| spec.compile(&key)).transpose()?;
+        let content = fingerprint
+            .as_ref()
+            .map(|spec| spec.compile(&key))
+            .transpose()?;
         let ours = Descriptor::new(&key, fingerprint.as_ref())?;
         let known = match store.descriptor(&scope).await? {
             None => Known::Nothing,
             Some(held) => {
                 let held = ScopeDescriptor::parse(&scope, &held)?.keys;
-                compare(&held, &ours, fingerprint.is_some()).ok_or_else(|| DryRunError::OtherKey {
-                    scope: name,
-                    held,
-                    ours: ours.to_string(),
+                compare(&held, &ours, fingerprint.is_some()).ok_or_else(|| {
+                    DryRunError::OtherKey {
+                        scope: name,
+                        held,
+                        ours: ours.to_string(),
+                    }
                 })?
             }
         };
-        let judge = Arc::new(Judge { key: compiled, fingerprint: content, store });
-        Ok(Self { judge, known, in_flight: VecDeque::new() })
+        let judge = Arc::new(Judge {
+            key: compiled,
+            fingerprint: content,
+            store,
+        });
+        Ok(Self {
+            judge,
+            known,
+            in_flight: VecDeque::new(),
+        })
     }
 
     /// What the store knows of the scope.
@@ -83,8 +103,8 @@ impl Lookups {
         self.judge.key.scope()
     }
 
-    /// Examines messages; waits while more than a few thousand are in flight. Calls `each` for those that are examined,
-    /// in the order of the messages.
+    /// Examines messages; waits while more than a few thousand are in flight. Calls `each` for
+    /// those that are examined, in the order of the messages.
     pub(in crate::admin) async fn add(
         &mut self,
         messages: Vec<Message>,
@@ -120,7 +140,9 @@ impl Lookups {
         &mut self,
         each: &mut (impl FnMut(MessageFinding) + Send),
     ) -> Result<(), DryRunError> {
-        let Some(oldest) = self.in_flight.front_mut() else { return Ok(()) };
+        let Some(oldest) = self.in_flight.front_mut() else {
+            return Ok(());
+        };
         let findings = match oldest.await {
             Ok(findings) => findings?,
             Err(ended) if ended.is_panic() => std::panic::resume_unwind(ended.into_panic()),
@@ -170,23 +192,43 @@ pub(super) struct Judge {
 type KeyAndFingerprint = (StoreKey, Option<Fingerprint>);
 
 impl Judge {
-    pub(super) async fn examine(&self, messages: Vec<Message>) -> Result<Vec<MessageFinding>, StoreError> {
+    pub(super) async fn examine(
+        &self,
+        messages: Vec<Message>,
+    ) -> Result<Vec<MessageFinding>, StoreError> {
         self.prepare(&messages).await?;
-        let identified: Vec<(Origin, Result<KeyAndFingerprint, KeyError>)> =
-            messages.iter().map(|message| (message.origin().clone(), self.identify(message))).collect();
+        let identified: Vec<(Origin, Result<KeyAndFingerprint, KeyError>)> = messages
+            .iter()
+            .map(|message| (message.origin().clone(), self.identify(message)))
+            .collect();
         // The payloads are not needed any more, and reads may take long.
         drop(messages);
-        let keys = identified.iter().filter_map(|(_, identity)| Some(identity.as_ref().ok()?.0.clone()));
+        let keys = identified
+            .iter()
+            .filter_map(|(_, identity)| Some(identity.as_ref().ok()?.0.clone()));
         let mut records = self.read(keys.collect()).await?.into_iter();
         let find = |(origin, identity)| match identity {
             Ok((key, fingerprint)) => {
                 let record = records.next().expect("there is one answer for each key");
                 let (standing, uncompared) = judge(record, fingerprint);
-                MessageFinding { origin, digest: Some(StoreKey::digest(&key)), standing, uncompared }
+                MessageFinding {
+                    origin,
+                    digest: Some(StoreKey::digest(&key)),
+                    standing,
+                    uncompared,
+                }
             }
             Err(error) => {
-                let standing = Standing::Undecodable { kind: KeyError::kind(&error), why: error.to_string() };
-                MessageFinding { origin, digest: None, standing, uncompared: false }
+                let standing = Standing::Undecodable {
+                    kind: KeyError::kind(&error),
+                    why: error.to_string(),
+                };
+                MessageFinding {
+                    origin,
+                    digest: None,
+                    standing,
+                    uncompared: false,
+                }
             }
         };
         Ok(identified.into_iter().map(find).collect())
@@ -221,8 +263,11 @@ impl Judge {
     /// Derives key and fingerprint as a gate does.
     fn identify(&self, message: &Message) -> Result<KeyAndFingerprint, KeyError> {
         let key = self.key.derive(message.route(), message)?;
-        let fingerprint =
-            self.fingerprint.as_ref().map(|fingerprint| fingerprint.derive(message)).transpose()?;
+        let fingerprint = self
+            .fingerprint
+            .as_ref()
+            .map(|fingerprint| fingerprint.derive(message))
+            .transpose()?;
         Ok((key, fingerprint))
     }
 
@@ -280,7 +325,9 @@ pub(super) fn judge(seen: ReadRecord, fingerprint: Option<Fingerprint>) -> (Stan
         Err(reason) => return (Standing::Unreadable(reason.as_ref().to_owned()), false),
     };
     // Without a record, no lease is compared with the time.
-    let now = snapshot.as_ref().map_or(StoreTime::default(), |snapshot| snapshot.now);
+    let now = snapshot
+        .as_ref()
+        .map_or(StoreTime::default(), |snapshot| snapshot.now);
     let record = snapshot.map(|snapshot| snapshot.record);
     let (granted, busy) = match record.as_ref().map(|record| &record.state) {
         None => (Standing::WithoutRecord, Standing::Waiting),
@@ -296,7 +343,14 @@ pub(super) fn judge(seen: ReadRecord, fingerprint: Option<Fingerprint>) -> (Stan
         fenced: false,
         longest_lease: Duration::MAX,
     };
-    let (_, Reply::Verdict { verdict, uncompared }) = apply(now, record, &claim) else {
+    let (
+        _,
+        Reply::Verdict {
+            verdict,
+            uncompared,
+        },
+    ) = apply(now, record, &claim)
+    else {
         unreachable!("the answer to a claim is a verdict");
     };
     let standing = match verdict {

@@ -1,10 +1,11 @@
 //! The dry run: checks whether a replay of these messages would run any handler a second time.
 //!
-//! It derives the key of every message as a consumer would, reads the record from the store, and counts what a claim
-//! would return. It claims nothing and writes nothing, so it can run beside the consumers at any time.
+//! It derives the key of every message as a consumer would, reads the record from the store, and
+//! counts what a claim would return. It claims nothing and writes nothing, so it can run beside the
+//! consumers at any time.
 //!
-//! Its memory does not grow with the number of messages: it holds a few batches, two sets of bounded size, and a few
-//! examples.
+//! Its memory does not grow with the number of messages: it holds a few batches, two sets of
+//! bounded size, and a few examples.
 
 use std::sync::Arc;
 
@@ -28,7 +29,8 @@ use distinct::Distinct;
 /// The number of distinct keys that are counted exactly; more are estimated.
 const EXACT_RERUN_KEYS_MAX: usize = 131_072;
 
-/// Settings of a dry run, which checks that the messages of a scope, by this key, are completed in this store.
+/// Settings of a dry run, which checks that the messages of a scope, by this key, are completed in
+/// this store.
 ///
 /// ```
 /// use oncegate::admin::dry_run::DryRun;
@@ -68,7 +70,8 @@ impl DryRun {
     /// 1,000,000: the set of their digests takes 36 MB at the most.
     const DEFAULT_EXACT_KEYS_MAX: usize = 1_000_000;
 
-    /// Takes the same scope, key and store as the [`Gate`](crate::Gate) whose work is to be checked.
+    /// Takes the same scope, key and store as the [`Gate`](crate::Gate) whose work is to be
+    /// checked.
     pub fn new(scope: impl Into<String>, key: Key, store: impl Store + 'static) -> Self {
         Self {
             scope: scope.into(),
@@ -79,15 +82,15 @@ impl DryRun {
         }
     }
 
-    /// Compares the rest of the payload as well, as the gate does. Default: off. Then a message that would be a
-    /// mismatch counts by the state of its record.
+    /// Compares the rest of the payload as well, as the gate does. Default: off. Then a message
+    /// that would be a mismatch counts by the state of its record.
     pub fn fingerprint(mut self, fingerprint: FingerprintSpec) -> Self {
         self.fingerprint = Some(fingerprint);
         self
     }
 
-    /// The number of distinct keys that are counted exactly, with 20 to 39 bytes each. More keys are estimated, with a
-    /// standard error of 0.81 %. Default: a million.
+    /// The number of distinct keys that are counted exactly, with 20 to 39 bytes each. More keys
+    /// are estimated, with a standard error of 0.81 %. Default: a million.
     #[cfg(test)]
     fn exact_keys_max(mut self, keys: usize) -> Self {
         self.exact_keys_max = keys;
@@ -95,11 +98,23 @@ impl DryRun {
     }
 
     fn subject(self) -> Subject {
-        let Self { scope, key, fingerprint, store, .. } = self;
-        Subject { scope, key, fingerprint, store }
+        let Self {
+            scope,
+            key,
+            fingerprint,
+            store,
+            ..
+        } = self;
+        Subject {
+            scope,
+            key,
+            fingerprint,
+            store,
+        }
     }
 
-    /// Checks the specifications, and compares them with those that the scope's records were made with.
+    /// Checks the specifications, and compares them with those that the scope's records were made
+    /// with.
     ///
     /// # Errors
     /// The text of the [`DryRunError`] names what to change.
@@ -122,8 +137,8 @@ impl DryRun {
 pub enum Known {
     /// Its records were made with exactly these specifications.
     Same,
-    /// Its keys are the same, but its gate compares content by another fingerprint than this dry run: none, or one
-    /// that was not given here.
+    /// Its keys are the same, but its gate compares content by another fingerprint than this dry
+    /// run: none, or one that was not given here.
     OtherFingerprint,
     /// No gate has ever opened the scope in this store: every message would run.
     Nothing,
@@ -160,7 +175,9 @@ impl Examination {
     pub async fn add(&mut self, messages: Vec<Message>) -> Result<(), DryRunError> {
         let Self { lookups, counts } = self;
         let scope = lookups.scope().clone();
-        lookups.add(messages, |finding| counts.count(&scope, &finding)).await
+        lookups
+            .add(messages, |finding| counts.count(&scope, &finding))
+            .await
     }
 
     /// Waits for the messages in flight, and returns the report.
@@ -171,20 +188,37 @@ impl Examination {
         let Self { lookups, counts } = &mut self;
         let scope = lookups.scope().clone();
         // In the order of the messages, so that the examples are the first ones.
-        lookups.finish(|finding| counts.count(&scope, &finding)).await?;
-        let Counts { mut report, distinct, rerun } = self.counts;
+        lookups
+            .finish(|finding| counts.count(&scope, &finding))
+            .await?;
+        let Counts {
+            mut report,
+            distinct,
+            rerun,
+        } = self.counts;
         (report.distinct_keys, report.distinct_keys_exact) = distinct.count();
-        (report.would_run_again_keys, report.would_run_again_keys_exact) = rerun.count();
+        (
+            report.would_run_again_keys,
+            report.would_run_again_keys_exact,
+        ) = rerun.count();
         Ok(report)
     }
 }
 
 impl Counts {
     fn count(&mut self, scope: &Scope, finding: &MessageFinding) {
-        let MessageFinding { origin, digest, standing, uncompared } = finding;
+        let MessageFinding {
+            origin,
+            digest,
+            standing,
+            uncompared,
+        } = finding;
         if let Some(digest) = *digest {
             self.distinct.insert(digest);
-            if matches!(standing, Standing::WithoutRecord | Standing::Abandoned | Standing::RetryDue) {
+            if matches!(
+                standing,
+                Standing::WithoutRecord | Standing::Abandoned | Standing::RetryDue
+            ) {
                 self.rerun.insert(digest);
             }
         }
@@ -204,7 +238,8 @@ pub enum DryRunError {
     /// The scope, key or fingerprint specification is invalid.
     #[error(transparent)]
     Specification(#[from] KeySpecError),
-    /// The records of this scope were made with another specification: with this one, none would be found.
+    /// The records of this scope were made with another specification: with this one, none would be
+    /// found.
     #[error(
         "the records of scope `{scope}` were made by another specification of key or fingerprint; give that one.\n  the store has: {held}\n  given:         {ours}"
     )]

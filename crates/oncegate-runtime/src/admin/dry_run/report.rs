@@ -18,7 +18,8 @@ pub struct ReplayReport {
     pub messages: u64,
     /// Distinct keys among them.
     pub distinct_keys: u64,
-    /// Whether `distinct_keys` is exact. Otherwise it is an estimate with a standard error of 0.81 %.
+    /// Whether `distinct_keys` is exact. Otherwise it is an estimate with a standard error of 0.81
+    /// %.
     pub distinct_keys_exact: bool,
     /// Completed messages: they would get the stored result.
     pub completed: u64,
@@ -28,8 +29,8 @@ pub struct ReplayReport {
     pub would_run_again_keys: u64,
     /// Whether `would_run_again_keys` is exact.
     pub would_run_again_keys_exact: bool,
-    /// Of those that would run again: the store has no record, because none was ever made, or because its retention
-    /// is over.
+    /// Of those that would run again: the store has no record, because none was ever made, or
+    /// because its retention is over.
     pub without_record: u64,
     /// Of those that would run again: an attempt ended without a report, and its lease is over.
     pub abandoned: u64,
@@ -41,10 +42,11 @@ pub struct ReplayReport {
     pub waiting: u64,
     /// Messages that were given up, and are durably in the dead letters.
     pub failed_handed_over: u64,
-    /// Messages that were given up, and are not known to be in the dead letters: a replay would put them there.
+    /// Messages that were given up, and are not known to be in the dead letters: a replay would put
+    /// them there.
     pub failed_not_handed_over: u64,
-    /// Messages whose key is known with other content: a replay would put them into the dead letters. Only with a
-    /// fingerprint.
+    /// Messages whose key is known with other content: a replay would put them into the dead
+    /// letters. Only with a fingerprint.
     pub mismatched: u64,
     /// Messages whose key holds data that is not a record: they would wait until an operator acts.
     pub unreadable: u64,
@@ -52,8 +54,8 @@ pub struct ReplayReport {
     pub undecodable: u64,
     /// The undecodable ones by [kind](oncegate_core::key::KeyError::kind).
     pub undecodable_by_kind: BTreeMap<&'static str, u64>,
-    /// Messages whose content was not compared, because record and message have no fingerprint of one specification.
-    /// They are also counted in another field.
+    /// Messages whose content was not compared, because record and message have no fingerprint of
+    /// one specification. They are also counted in another field.
     pub uncompared: u64,
     /// The first messages of each unexpected kind.
     pub examples: Examples,
@@ -94,15 +96,15 @@ impl ReplayReport {
         self.would_run_again + self.in_progress + self.waiting
     }
 
-    /// Messages that a replay would put into the dead letters. Those that are there already are not included, except
-    /// for the undecodable ones, which have no record.
+    /// Messages that a replay would put into the dead letters. Those that are there already are not
+    /// included, except for the undecodable ones, which have no record.
     #[must_use]
     pub fn dead_letters(&self) -> u64 {
         self.failed_not_handed_over + self.mismatched + self.undecodable
     }
 
-    /// Whether a replay would change nothing: no handler would run, no message would go to the dead letters, and
-    /// the store can answer for every message.
+    /// Whether a replay would change nothing: no handler would run, no message would go to the dead
+    /// letters, and the store can answer for every message.
     #[must_use]
     pub fn changes_nothing(&self) -> bool {
         self.handler_runs() + self.dead_letters() + self.unreadable == 0
@@ -110,7 +112,11 @@ impl ReplayReport {
 
     /// The sum of the fields; always the number of examined messages.
     fn accounted(&self) -> u64 {
-        self.completed + self.handler_runs() + self.dead_letters() + self.failed_handed_over + self.unreadable
+        self.completed
+            + self.handler_runs()
+            + self.dead_letters()
+            + self.failed_handed_over
+            + self.unreadable
     }
 }
 
@@ -147,28 +153,48 @@ impl ReplayReport {
             Standing::Abandoned => {
                 self.would_run_again += 1;
                 let why = "an attempt ended without an outcome, and its lease is over";
-                (&mut self.abandoned, Some(&mut examples.would_run_again), why)
+                (
+                    &mut self.abandoned,
+                    Some(&mut examples.would_run_again),
+                    why,
+                )
             }
             Standing::RetryDue => {
                 self.would_run_again += 1;
                 let why = "an attempt failed or was interrupted, and its retry is due";
-                (&mut self.retry_due, Some(&mut examples.would_run_again), why)
+                (
+                    &mut self.retry_due,
+                    Some(&mut examples.would_run_again),
+                    why,
+                )
             }
             Standing::InProgress => (&mut self.in_progress, None, ""),
             Standing::Waiting => (&mut self.waiting, None, ""),
             Standing::Failed { handed_over: true } => (&mut self.failed_handed_over, None, ""),
             Standing::Failed { handed_over: false } => {
                 let why = "it was given up, and is not known to be in the dead letters";
-                (&mut self.failed_not_handed_over, Some(&mut examples.failed_not_handed_over), why)
+                (
+                    &mut self.failed_not_handed_over,
+                    Some(&mut examples.failed_not_handed_over),
+                    why,
+                )
             }
             Standing::Mismatched => {
                 let why = "its key is known with other content";
                 (&mut self.mismatched, Some(&mut examples.mismatched), why)
             }
-            Standing::Unreadable(why) => (&mut self.unreadable, Some(&mut examples.unreadable), why.as_str()),
+            Standing::Unreadable(why) => (
+                &mut self.unreadable,
+                Some(&mut examples.unreadable),
+                why.as_str(),
+            ),
             Standing::Undecodable { kind, why } => {
                 *self.undecodable_by_kind.entry(kind).or_default() += 1;
-                (&mut self.undecodable, Some(&mut examples.undecodable), why.as_str())
+                (
+                    &mut self.undecodable,
+                    Some(&mut examples.undecodable),
+                    why.as_str(),
+                )
             }
         };
         *counter += 1;
@@ -177,6 +203,10 @@ impl ReplayReport {
         {
             kept.push(example(why));
         }
-        debug_assert_eq!(self.accounted(), self.messages, "every message ends in one place");
+        debug_assert_eq!(
+            self.accounted(),
+            self.messages,
+            "every message ends in one place"
+        );
     }
 }

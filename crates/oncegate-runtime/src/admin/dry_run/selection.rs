@@ -14,8 +14,8 @@ use crate::message::Message;
 pub enum RunAgain {
     /// Those without a record.
     WithoutRecord,
-    /// Also those whose attempt ended without an outcome and whose lease is over, and those whose retry is due. Their
-    /// effects may have happened.
+    /// Also those whose attempt ended without an outcome and whose lease is over, and those whose
+    /// retry is due. Their effects may have happened.
     Overdue,
 }
 
@@ -34,7 +34,11 @@ impl DryRun {
     /// The text of the [`DryRunError`] names what to change.
     pub async fn selector(self, which: RunAgain) -> Result<Selector, DryRunError> {
         let lookups = Lookups::open(self.subject()).await?;
-        Ok(Selector { judge: lookups.judge(), known: lookups.known(), which })
+        Ok(Selector {
+            judge: lookups.judge(),
+            known: lookups.known(),
+            which,
+        })
     }
 }
 
@@ -44,8 +48,8 @@ impl Selector {
         self.known
     }
 
-    /// Returns the messages that should run, in their order. Several messages of one key are all returned, and a gate runs
-    /// one of them.
+    /// Returns the messages that should run, in their order. Several messages of one key are all
+    /// returned, and a gate runs one of them.
     ///
     /// # Errors
     /// When the store or the schema registry did not answer for some ten seconds, or refuses.
@@ -56,7 +60,10 @@ impl Selector {
             Standing::Abandoned | Standing::RetryDue => self.which == RunAgain::Overdue,
             _ => false,
         };
-        let wanted = messages.iter().zip(findings).filter(|(_, finding)| is_wanted(&finding.standing));
+        let wanted = messages
+            .iter()
+            .zip(findings)
+            .filter(|(_, finding)| is_wanted(&finding.standing));
         Ok(wanted.map(|(message, _)| message.clone()).collect())
     }
 }

@@ -18,8 +18,11 @@ fn key() -> Key {
 }
 
 fn message(number: u64, payload: impl Into<String>) -> Message {
-    let origin =
-        Origin::Kafka { topic: "orders".into(), partition: 0, offset: i64::try_from(number).unwrap() };
+    let origin = Origin::Kafka {
+        topic: "orders".into(),
+        partition: 0,
+        offset: i64::try_from(number).unwrap(),
+    };
     Message::new("orders", origin, Some(payload.into().into()))
 }
 
@@ -41,7 +44,10 @@ async fn granted(gate: &Gate, message: &Message) -> crate::Lease {
 }
 
 async fn complete(gate: &Gate, message: &Message) {
-    assert_eq!(granted(gate, message).await.complete(&()).await.unwrap(), Completion::Applied);
+    assert_eq!(
+        granted(gate, message).await.complete(&()).await.unwrap(),
+        Completion::Applied
+    );
 }
 
 /// A store with one key in each state, by the plain rules.
@@ -54,11 +60,23 @@ async fn one_of_each(store: &MemoryStore) {
         fenced: false,
         longest_lease: Duration::MAX,
     };
-    let release =
-        |delay| Operation::Release { token: token(), delay, end: ReleaseCause::Failed, reason: "no".into() };
-    let fail = || Operation::Fail { token: token(), reason: "never".into(), retention: LEASE };
-    let complete =
-        || Operation::Complete { token: token(), fingerprint: None, result: "".into(), retention: LEASE };
+    let release = |delay| Operation::Release {
+        token: token(),
+        delay,
+        end: ReleaseCause::Failed,
+        reason: "no".into(),
+    };
+    let fail = || Operation::Fail {
+        token: token(),
+        reason: "never".into(),
+        retention: LEASE,
+    };
+    let complete = || Operation::Complete {
+        token: token(),
+        fingerprint: None,
+        result: "".into(),
+        retention: LEASE,
+    };
     let plans = [
         vec![claim(LEASE), complete()],
         vec![],
@@ -66,13 +84,24 @@ async fn one_of_each(store: &MemoryStore) {
         vec![claim(LEASE), release(Duration::ZERO)],
         vec![claim(LEASE)],
         vec![claim(LEASE), release(LEASE)],
-        vec![claim(LEASE), fail(), Operation::HandOver { by: token().tag() }],
+        vec![
+            claim(LEASE),
+            fail(),
+            Operation::HandOver { by: token().tag() },
+        ],
         vec![claim(LEASE), fail()],
     ];
     for (plan, id) in plans.into_iter().zip(0..) {
         let key = compiled.derive("orders", &order(id)).unwrap();
         for operation in plan {
-            store.execute(vec![Command { key: key.clone(), operation }]).await.remove(0).unwrap();
+            store
+                .execute(vec![Command {
+                    key: key.clone(),
+                    operation,
+                }])
+                .await
+                .remove(0)
+                .unwrap();
         }
     }
 }
@@ -86,17 +115,50 @@ async fn every_state_has_a_counter_of_its_own() {
     let store = Arc::new(MemoryStore::new());
     one_of_each(&store).await;
     tokio::time::advance(Duration::from_secs(2)).await;
-    let report = report(DryRun::new("billing", key(), store), (0..8).map(order).collect()).await;
+    let report = report(
+        DryRun::new("billing", key(), store),
+        (0..8).map(order).collect(),
+    )
+    .await;
 
-    assert_eq!((report.messages, report.distinct_keys, report.distinct_keys_exact), (8, 8, true));
-    assert_eq!((report.completed, report.in_progress, report.waiting), (1, 1, 1));
-    assert_eq!((report.without_record, report.abandoned, report.retry_due), (1, 1, 1));
-    assert_eq!((report.would_run_again, report.would_run_again_keys), (3, 3));
-    assert_eq!((report.failed_handed_over, report.failed_not_handed_over), (1, 1));
+    assert_eq!(
+        (
+            report.messages,
+            report.distinct_keys,
+            report.distinct_keys_exact
+        ),
+        (8, 8, true)
+    );
+    assert_eq!(
+        (report.completed, report.in_progress, report.waiting),
+        (1, 1, 1)
+    );
+    assert_eq!(
+        (report.without_record, report.abandoned, report.retry_due),
+        (1, 1, 1)
+    );
+    assert_eq!(
+        (report.would_run_again, report.would_run_again_keys),
+        (3, 3)
+    );
+    assert_eq!(
+        (report.failed_handed_over, report.failed_not_handed_over),
+        (1, 1)
+    );
     assert_eq!((report.handler_runs(), report.dead_letters()), (5, 1));
-    let origins = report.examples.would_run_again.iter().map(|example| example.origin.as_str());
-    assert_eq!(origins.collect::<Vec<_>>(), ["orders/0@1", "orders/0@2", "orders/0@3"]);
-    assert_eq!(report.examples.failed_not_handed_over[0].origin, "orders/0@7");
+    let origins = report
+        .examples
+        .would_run_again
+        .iter()
+        .map(|example| example.origin.as_str());
+    assert_eq!(
+        origins.collect::<Vec<_>>(),
+        ["orders/0@1", "orders/0@2", "orders/0@3"]
+    );
+    assert_eq!(
+        report.examples.failed_not_handed_over[0].origin,
+        "orders/0@7"
+    );
 }
 
 #[tokio::test(start_paused = true)]
@@ -104,12 +166,37 @@ async fn what_has_no_record_is_selected_and_what_is_overdue_only_where_that_is_w
     let store = Arc::new(MemoryStore::new());
     one_of_each(&store).await;
     tokio::time::advance(Duration::from_secs(2)).await;
-    for (which, expected) in [(RunAgain::WithoutRecord, vec![1]), (RunAgain::Overdue, vec![1, 2, 3])] {
-        let selector = DryRun::new("billing", key(), Arc::clone(&store)).selector(which).await.unwrap();
-        let selected = selector.select(&(0..8).map(order).collect::<Vec<_>>()).await.unwrap();
-        let offsets = selected.iter().map(|message| message.origin().to_string()).collect::<Vec<_>>();
-        assert_eq!(offsets, expected.iter().map(|n| format!("orders/0@{n}")).collect::<Vec<_>>());
-        assert!(selector.select(&[message(9, "{")]).await.unwrap().is_empty(), "what has no key is left");
+    for (which, expected) in [
+        (RunAgain::WithoutRecord, vec![1]),
+        (RunAgain::Overdue, vec![1, 2, 3]),
+    ] {
+        let selector = DryRun::new("billing", key(), Arc::clone(&store))
+            .selector(which)
+            .await
+            .unwrap();
+        let selected = selector
+            .select(&(0..8).map(order).collect::<Vec<_>>())
+            .await
+            .unwrap();
+        let offsets = selected
+            .iter()
+            .map(|message| message.origin().to_string())
+            .collect::<Vec<_>>();
+        assert_eq!(
+            offsets,
+            expected
+                .iter()
+                .map(|n| format!("orders/0@{n}"))
+                .collect::<Vec<_>>()
+        );
+        assert!(
+            selector
+                .select(&[message(9, "{")])
+                .await
+                .unwrap()
+                .is_empty(),
+            "what has no key is left"
+        );
     }
 }
 
@@ -135,7 +222,10 @@ async fn a_topic_that_is_done_changes_nothing_and_is_not_changed() {
     let dry_run = DryRun::new("billing", key(), Arc::clone(&store));
     let messages = (0..10_000).map(|n| order(n % 700)).collect();
     let report = report(dry_run, messages).await;
-    assert_eq!((report.messages, report.completed, report.distinct_keys), (10_000, 10_000, 700));
+    assert_eq!(
+        (report.messages, report.completed, report.distinct_keys),
+        (10_000, 10_000, 700)
+    );
     assert!(report.changes_nothing());
     assert_eq!(store.records().len(), before.len());
     assert!(before.iter().all(|record| store.records().contains(record)));
@@ -144,10 +234,21 @@ async fn a_topic_that_is_done_changes_nothing_and_is_not_changed() {
 #[tokio::test]
 async fn what_has_no_key_is_counted_by_kind() {
     let bad = ["{", "{}", r#"{"id":null}"#, r#"{"id":1,"id":1}"#, "{"];
-    let mut messages: Vec<Message> = bad.into_iter().zip(0..).map(|(text, n)| message(n, text)).collect();
-    messages.push(Message::new("orders", Origin::Other("tombstone".into()), None));
+    let mut messages: Vec<Message> = bad
+        .into_iter()
+        .zip(0..)
+        .map(|(text, n)| message(n, text))
+        .collect();
+    messages.push(Message::new(
+        "orders",
+        Origin::Other("tombstone".into()),
+        None,
+    ));
     let report = report(DryRun::new("billing", key(), MemoryStore::new()), messages).await;
-    assert_eq!((report.messages, report.undecodable, report.distinct_keys), (6, 6, 0));
+    assert_eq!(
+        (report.messages, report.undecodable, report.distinct_keys),
+        (6, 6, 0)
+    );
     let kinds: Vec<_> = report.undecodable_by_kind.into_iter().collect();
     assert_eq!(
         kinds,
@@ -160,7 +261,11 @@ async fn what_has_no_key_is_counted_by_kind() {
         ]
     );
     assert_eq!(report.examples.undecodable[1].origin, "orders/0@1");
-    assert!(report.examples.undecodable[1].why.contains("`id` is missing"));
+    assert!(
+        report.examples.undecodable[1]
+            .why
+            .contains("`id` is missing")
+    );
     assert_eq!(report.examples.undecodable[1].key, None);
 }
 
@@ -168,9 +273,19 @@ async fn what_has_no_key_is_counted_by_kind() {
 async fn examples_are_the_first_ones_and_no_more() {
     let messages = (0..5_000).map(order).collect();
     let report = report(DryRun::new("billing", key(), MemoryStore::new()), messages).await;
-    assert_eq!((report.would_run_again, report.without_record), (5_000, 5_000));
-    let origins = report.examples.would_run_again.iter().map(|example| example.origin.clone());
-    assert_eq!(origins.collect::<Vec<_>>(), (0..10).map(|n| format!("orders/0@{n}")).collect::<Vec<_>>());
+    assert_eq!(
+        (report.would_run_again, report.without_record),
+        (5_000, 5_000)
+    );
+    let origins = report
+        .examples
+        .would_run_again
+        .iter()
+        .map(|example| example.origin.clone());
+    assert_eq!(
+        origins.collect::<Vec<_>>(),
+        (0..10).map(|n| format!("orders/0@{n}")).collect::<Vec<_>>()
+    );
 }
 
 #[tokio::test]
@@ -179,28 +294,50 @@ async fn beyond_the_limit_keys_are_estimated_and_it_says_so() {
     let report = report(dry_run, (0..20_000).map(order).collect()).await;
     assert!(!report.distinct_keys_exact && report.would_run_again_keys_exact);
     assert_eq!(report.would_run_again_keys, 20_000);
-    assert!(report.distinct_keys.abs_diff(20_000) < 700, "{}", report.distinct_keys);
+    assert!(
+        report.distinct_keys.abs_diff(20_000) < 700,
+        "{}",
+        report.distinct_keys
+    );
 }
 
 #[tokio::test]
 async fn other_content_under_the_same_key_is_a_mismatch_when_asked() {
     let store = Arc::new(MemoryStore::new());
-    let gate = Gate::new("billing", key(), Arc::clone(&store)).fingerprint(FingerprintSpec::payload());
+    let gate =
+        Gate::new("billing", key(), Arc::clone(&store)).fingerprint(FingerprintSpec::payload());
     complete(&gate, &order(1)).await;
     let messages = || vec![order(1), message(2, r#"{"id": 1, "amount": 11}"#)];
 
     let blind = DryRun::new("billing", key(), Arc::clone(&store));
     let examination = blind.open().await.unwrap();
     assert_eq!(examination.known(), Known::OtherFingerprint);
-    let blind = report(DryRun::new("billing", key(), Arc::clone(&store)), messages()).await;
-    assert_eq!((blind.completed, blind.mismatched, blind.uncompared), (2, 0, 0));
+    let blind = report(
+        DryRun::new("billing", key(), Arc::clone(&store)),
+        messages(),
+    )
+    .await;
+    assert_eq!(
+        (blind.completed, blind.mismatched, blind.uncompared),
+        (2, 0, 0)
+    );
 
     let dry_run = || DryRun::new("billing", key(), Arc::clone(&store));
-    let seeing = report(dry_run().fingerprint(FingerprintSpec::payload()), messages()).await;
-    assert_eq!((seeing.completed, seeing.mismatched, seeing.uncompared), (1, 1, 0));
+    let seeing = report(
+        dry_run().fingerprint(FingerprintSpec::payload()),
+        messages(),
+    )
+    .await;
+    assert_eq!(
+        (seeing.completed, seeing.mismatched, seeing.uncompared),
+        (1, 1, 0)
+    );
     assert_eq!(seeing.examples.mismatched[0].origin, "orders/0@2");
 
-    let other = dry_run().fingerprint(FingerprintSpec::payload().except(["amount"])).open().await;
+    let other = dry_run()
+        .fingerprint(FingerprintSpec::payload().except(["amount"]))
+        .open()
+        .await;
     assert!(matches!(other, Err(DryRunError::OtherKey { .. })));
 }
 
@@ -208,16 +345,30 @@ async fn other_content_under_the_same_key_is_a_mismatch_when_asked() {
 async fn another_key_than_the_stores_is_refused_and_nothing_is_written() {
     let store = Arc::new(MemoryStore::new());
     let scope = Scope::new("billing").unwrap();
-    let stranger = DryRun::new("billing", key(), Arc::clone(&store)).open().await.unwrap();
+    let stranger = DryRun::new("billing", key(), Arc::clone(&store))
+        .open()
+        .await
+        .unwrap();
     assert_eq!(stranger.known(), Known::Nothing);
     assert_eq!(store.descriptor(&scope).await.unwrap(), None);
 
-    Gate::new("billing", key(), Arc::clone(&store)).open().await.unwrap();
-    let same = DryRun::new("billing", Key::json(["id"]), Arc::clone(&store)).open().await.unwrap();
+    Gate::new("billing", key(), Arc::clone(&store))
+        .open()
+        .await
+        .unwrap();
+    let same = DryRun::new("billing", Key::json(["id"]), Arc::clone(&store))
+        .open()
+        .await
+        .unwrap();
     assert_eq!(same.known(), Known::Same);
-    let other = DryRun::new("billing", Key::json(["amount"]), Arc::clone(&store)).open().await;
+    let other = DryRun::new("billing", Key::json(["amount"]), Arc::clone(&store))
+        .open()
+        .await;
     let text = other.unwrap_err().to_string();
-    assert!(text.contains(r#"["id"]"#) && text.contains(r#"["amount"]"#), "{text}");
+    assert!(
+        text.contains(r#"["id"]"#) && text.contains(r#"["amount"]"#),
+        "{text}"
+    );
 }
 
 /// A store that fails, refuses or returns unreadable records, a set number of times.
@@ -232,7 +383,12 @@ struct Moody {
 impl Moody {
     fn new() -> Self {
         let inner = store::MemoryStore::with_clock(|| StoreTime::from_millis(1));
-        Self { inner, outages: AtomicU32::new(0), refuses: false, garbage: false }
+        Self {
+            inner,
+            outages: AtomicU32::new(0),
+            refuses: false,
+            garbage: false,
+        }
     }
 }
 
@@ -248,14 +404,26 @@ impl Store for Moody {
             self.outages.store(left - 1, Ordering::Relaxed);
             // All but the last get an answer.
             let last = keys.len() - 1;
-            let lost = |n: usize| if n < last { Ok(None) } else { Err(StoreError::unknown("down")) };
+            let lost = |n: usize| {
+                if n < last {
+                    Ok(None)
+                } else {
+                    Err(StoreError::unknown("down"))
+                }
+            };
             return (0..keys.len()).map(lost).collect();
         }
         if self.refuses {
-            return keys.iter().map(|_| Err(StoreError::refused("no rights"))).collect();
+            return keys
+                .iter()
+                .map(|_| Err(StoreError::refused("no rights")))
+                .collect();
         }
         if self.garbage {
-            return keys.into_iter().map(|key| Err(StoreError::unreadable(key, "garbage"))).collect();
+            return keys
+                .into_iter()
+                .map(|key| Err(StoreError::unreadable(key, "garbage")))
+                .collect();
         }
         self.inner.read(keys).await
     }
@@ -275,18 +443,41 @@ impl Store for Moody {
 
 #[tokio::test(start_paused = true)]
 async fn a_look_without_an_answer_is_repeated_and_no_message_is_lost() {
-    let store = Moody { outages: AtomicU32::new(LOOK_TRIES - 1), ..Moody::new() };
-    let report = report(DryRun::new("billing", key(), store), (0..100).map(order).collect()).await;
-    assert_eq!((report.messages, report.would_run_again, report.distinct_keys), (100, 100, 100));
+    let store = Moody {
+        outages: AtomicU32::new(LOOK_TRIES - 1),
+        ..Moody::new()
+    };
+    let report = report(
+        DryRun::new("billing", key(), store),
+        (0..100).map(order).collect(),
+    )
+    .await;
+    assert_eq!(
+        (
+            report.messages,
+            report.would_run_again,
+            report.distinct_keys
+        ),
+        (100, 100, 100)
+    );
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_store_that_stays_away_or_refuses_ends_the_proof() {
-    let gone = Moody { outages: AtomicU32::new(u32::MAX), ..Moody::new() };
-    let refusing = Moody { refuses: true, ..Moody::new() };
+    let gone = Moody {
+        outages: AtomicU32::new(u32::MAX),
+        ..Moody::new()
+    };
+    let refusing = Moody {
+        refuses: true,
+        ..Moody::new()
+    };
     for (store, class) in [(gone, "unknown"), (refusing, "refused")] {
         let mut examination = DryRun::new("billing", key(), store).open().await.unwrap();
-        examination.add((0..100).map(order).collect()).await.unwrap();
+        examination
+            .add((0..100).map(order).collect())
+            .await
+            .unwrap();
         match examination.finish().await {
             Err(DryRunError::Store(error)) => assert_eq!(error.class(), class),
             other => panic!("{other:?}"),
@@ -296,20 +487,37 @@ async fn a_store_that_stays_away_or_refuses_ends_the_proof() {
 
 #[tokio::test]
 async fn what_is_no_record_is_neither_new_nor_completed() {
-    let store = Moody { garbage: true, ..Moody::new() };
+    let store = Moody {
+        garbage: true,
+        ..Moody::new()
+    };
     let report = report(DryRun::new("billing", key(), store), vec![order(1)]).await;
-    assert_eq!((report.unreadable, report.would_run_again, report.completed), (1, 0, 0));
+    assert_eq!(
+        (report.unreadable, report.would_run_again, report.completed),
+        (1, 0, 0)
+    );
     assert!(!report.changes_nothing());
     assert_eq!(report.examples.unreadable[0].why, "garbage");
 }
 
 #[test]
 fn a_claim_is_judged_by_the_owners_lease() {
-    let state =
-        State::Pending { token: token(), attempt: 1, recovery: Default::default(), fencing_token: None };
-    let record = Record { expires_at: StoreTime::from_millis(50) + TAIL, fingerprint: None, state };
+    let state = State::Pending {
+        token: token(),
+        attempt: 1,
+        recovery: Default::default(),
+        fencing_token: None,
+    };
+    let record = Record {
+        expires_at: StoreTime::from_millis(50) + TAIL,
+        fingerprint: None,
+        state,
+    };
     let standing = |now| {
-        let snapshot = RecordSnapshot { now: StoreTime::from_millis(now), record: record.clone() };
+        let snapshot = RecordSnapshot {
+            now: StoreTime::from_millis(now),
+            record: record.clone(),
+        };
         judge(Ok(Some(snapshot)), None).0
     };
     assert!(matches!(standing(50), Standing::InProgress));

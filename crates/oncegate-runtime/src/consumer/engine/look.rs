@@ -1,5 +1,5 @@
-//! Counts everything that waits in the engine, once a second, for the monitor, and drops what no longer is this
-//! consumer's.
+//! Counts everything that waits in the engine, once a second, for the monitor, and drops what no
+//! longer is this consumer's.
 
 use std::sync::Arc;
 
@@ -15,17 +15,29 @@ use crate::health::{Messages, Stage, WaitCause};
 const MOST_WAITING: usize = 16;
 
 impl Engine {
-    /// Counts what waits and why, and drops what another consumer has now. Attempts in progress have notes of their own.
+    /// Counts what waits and why, and drops what another consumer has now. Attempts in progress
+    /// have notes of their own.
     pub(super) fn look(&mut self) {
         let gathering = self.schedule.gathering(super::now());
-        let asked = self.schedule.asked().map(|(shard, at)| (shard, Instant::from_std(at))).collect();
-        let mut look = Look { asked, outages: self.seen_outages(), gathering, ..Look::default() };
+        let asked = self
+            .schedule
+            .asked()
+            .map(|(shard, at)| (shard, Instant::from_std(at)))
+            .collect();
+        let mut look = Look {
+            asked,
+            outages: self.seen_outages(),
+            gathering,
+            ..Look::default()
+        };
         let mut revoked = Vec::new();
         for (place, item, state) in self.schedule.waiting() {
             if !item.delivery.ack_handle.is_ours() {
                 revoked.push(place);
             }
-            let Some(seen) = seen(item, state) else { continue };
+            let Some(seen) = seen(item, state) else {
+                continue;
+            };
             count(&mut look.messages, seen.stage);
             let is_worth_knowing = matches!(
                 seen.stage,
@@ -43,9 +55,13 @@ impl Engine {
             see(&mut look.partitions, seen);
         }
         // A message that comes again would wait behind a delivery that is over.
-        revoked.into_iter().for_each(|place| self.schedule.revoke(place));
-        // Thousands may be wanted later, and nothing is wrong with them: they take no place of the others.
-        look.waiting.sort_by_key(|seen| (seen.stage == Stage::Parked(WaitCause::Later), seen.since));
+        revoked
+            .into_iter()
+            .for_each(|place| self.schedule.revoke(place));
+        // Thousands may be wanted later, and nothing is wrong with them: they take no place of the
+        // others.
+        look.waiting
+            .sort_by_key(|seen| (seen.stage == Stage::Parked(WaitCause::Later), seen.since));
         look.waiting.truncate(MOST_WAITING);
         let free = self.shared.permits.available_permits();
         self.shared.watch.looked(look, free);
@@ -71,9 +87,13 @@ fn seen(item: &Item, state: MessageState) -> Option<Seen> {
     let (stage, since) = match state {
         MessageState::Behind { .. } => (Stage::Behind, item.received_at),
         MessageState::Ready | MessageState::Found => (Stage::Ready, item.received_at),
-        MessageState::Delayed(delay) => (Stage::Parked(delay.cause), Instant::from_std(delay.since)),
+        MessageState::Delayed(delay) => {
+            (Stage::Parked(delay.cause), Instant::from_std(delay.since))
+        }
         MessageState::TenantFull => (Stage::Parked(WaitCause::Tenant), item.received_at),
-        MessageState::StoreAway { .. } | MessageState::EveryStoreAway => (Stage::HeldBack, item.received_at),
+        MessageState::StoreAway { .. } | MessageState::EveryStoreAway => {
+            (Stage::HeldBack, item.received_at)
+        }
         MessageState::HandlerPaused => (Stage::Parked(WaitCause::Breaker), item.received_at),
         MessageState::Running { .. } | MessageState::Answering | MessageState::Gone => return None,
     };

@@ -23,7 +23,10 @@ pub(super) struct Starts {
 
 impl Starts {
     pub(super) fn new(tasks: &Arc<Tasks>) -> Self {
-        Self { tasks: Arc::clone(tasks), units: Vec::new() }
+        Self {
+            tasks: Arc::clone(tasks),
+            units: Vec::new(),
+        }
     }
 
     /// A message that starts under its own permit.
@@ -36,7 +39,10 @@ impl Starts {
             })
         };
         let found = self.units.iter().position(is_of);
-        let mut unit = found.map_or_else(|| Vec::with_capacity(most), |place| self.units.swap_remove(place));
+        let mut unit = found.map_or_else(
+            || Vec::with_capacity(most),
+            |place| self.units.swap_remove(place),
+        );
         unit.push(member);
         if unit.len() >= most {
             self.start(unit);
@@ -55,11 +61,20 @@ impl Starts {
     }
 
     /// Messages that were found completed, and are answered under one permit.
-    pub(super) fn answers(&mut self, found: Vec<(PlaceId, Box<Item>)>, permit: OwnedSemaphorePermit) {
+    pub(super) fn answers(
+        &mut self,
+        found: Vec<(PlaceId, Box<Item>)>,
+        permit: OwnedSemaphorePermit,
+    ) {
         let permit = Arc::new(permit);
         let member = |(place, item)| {
             let permit = Some(Permit::OfBatch(Arc::clone(&permit)));
-            Member { place, item, asks: None, permit }
+            Member {
+                place,
+                item,
+                asks: None,
+                permit,
+            }
         };
         unit::start_answers(&self.tasks, found.into_iter().map(member).collect());
     }
@@ -71,7 +86,8 @@ impl Starts {
         }
     }
 
-    /// A unit whose members run in transactions of their own has one member: all of them wait for the database.
+    /// A unit whose members run in transactions of their own has one member: all of them wait for
+    /// the database.
     fn most(&self, member: &Member) -> usize {
         if member.item.route.transactional.is_some() {
             return 1;
@@ -81,10 +97,16 @@ impl Starts {
     }
 
     fn start(&self, mut members: Vec<Member>) {
-        let Some(route) = members.first().map(|member| Arc::clone(&member.item.route)) else { return };
+        let Some(route) = members.first().map(|member| Arc::clone(&member.item.route)) else {
+            return;
+        };
         let note = self.tasks.shared.watch.begin(&route.gate, route.number);
         for member in &mut members {
-            let Item { delivery, received_at, .. } = &*member.item;
+            let Item {
+                delivery,
+                received_at,
+                ..
+            } = &*member.item;
             member.item.attempt = Some(note.begin(&delivery.message, *received_at));
         }
         unit::start(&self.tasks, members);

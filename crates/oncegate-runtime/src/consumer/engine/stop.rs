@@ -1,5 +1,5 @@
-//! How the engine ends: what has started may finish, what ignores its cancellation is dropped, and what blocks its
-//! thread is named.
+//! How the engine ends: what has started may finish, what ignores its cancellation is dropped, and
+//! what blocks its thread is named.
 
 use std::time::Duration;
 
@@ -28,20 +28,28 @@ impl Engine {
         self.failed.take().map_or(Ok(()), Err)
     }
 
-    /// Cancels what has not ended in time. A handler that blocks its thread cannot be ended, so it is named.
+    /// Cancels what has not ended in time. A handler that blocks its thread cannot be ended, so it
+    /// is named.
     async fn cut_short(&mut self) {
         let handlers = self.shared.watch.named();
-        warn!(?handlers, "the stop deadline is over; handlers that still run are cancelled");
+        warn!(
+            ?handlers,
+            "the stop deadline is over; handlers that still run are cancelled"
+        );
         self.shared.routes().for_each(|route| route.cancel_all());
         if self.drain_until(Instant::now() + STOP_GRACE).await {
             return;
         }
         let handlers = self.shared.watch.named();
-        warn!(?handlers, "handlers ignore their cancellation; their leases will lapse");
+        warn!(
+            ?handlers,
+            "handlers ignore their cancellation; their leases will lapse"
+        );
         self.tasks.abort_all();
         if !self.drain(Instant::now() + ABORT_GRACE).await {
             let handlers = self.shared.watch.named();
-            self.failed.get_or_insert(ConsumerError::StillRunning { handlers });
+            self.failed
+                .get_or_insert(ConsumerError::StillRunning { handlers });
         }
     }
 

@@ -1,4 +1,5 @@
-//! When the messages of a route that is handled in batches start: together, once a batch is full or has waited.
+//! When the messages of a route that is handled in batches start: together, once a batch is full or
+//! has waited.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -19,7 +20,11 @@ pub(super) struct Gathering {
 
 impl Gathering {
     pub(super) fn new(limits: BTreeMap<usize, BatchLimits>) -> Self {
-        Self { limits, since: BTreeMap::new(), more_may_arrive: true }
+        Self {
+            limits,
+            since: BTreeMap::new(),
+            more_may_arrive: true,
+        }
     }
 
     /// The limits of the route's batches; `None` if its messages run one by one.
@@ -27,11 +32,13 @@ impl Gathering {
         self.limits.get(&route)
     }
 
-    /// Notes which batches have begun to wait by now. The wait goes on as long as the message with which it began is
-    /// among the waiting ones.
+    /// Notes which batches have begun to wait by now. The wait goes on as long as the message with
+    /// which it began is among the waiting ones.
     pub(super) fn note(&mut self, queues: &BTreeMap<usize, GatherQueue>, now: Instant) {
         self.since.retain(|route, (first, _)| {
-            queues.get(route).is_some_and(|queue| queue.ready.contains_key(first))
+            queues
+                .get(route)
+                .is_some_and(|queue| queue.ready.contains_key(first))
         });
         for (route, queue) in queues {
             if let Some((first, _)) = queue.ready.first_key_value() {
@@ -40,8 +47,8 @@ impl Gathering {
         }
     }
 
-    /// Whether the route's batch starts now. `is_anything_running`: a message that runs may make another one ready by
-    /// its end.
+    /// Whether the route's batch starts now. `is_anything_running`: a message that runs may make
+    /// another one ready by its end.
     pub(super) fn is_due(
         &self,
         route: usize,
@@ -49,7 +56,9 @@ impl Gathering {
         now: Instant,
         is_anything_running: bool,
     ) -> bool {
-        let Some(limits) = self.limits(route) else { return true };
+        let Some(limits) = self.limits(route) else {
+            return true;
+        };
         let is_full = queue.ready.len() >= limits.messages || queue.bytes >= limits.bytes;
         is_full
             || self.ends_at(route, limits.wait, now) <= now
@@ -57,7 +66,11 @@ impl Gathering {
     }
 
     /// When the wait of the next batch ends, other than those that wait for a permit.
-    pub(super) fn next_end(&self, queues: &BTreeMap<usize, GatherQueue>, now: Instant) -> Option<Instant> {
+    pub(super) fn next_end(
+        &self,
+        queues: &BTreeMap<usize, GatherQueue>,
+        now: Instant,
+    ) -> Option<Instant> {
         let ends = queues.keys().filter_map(|route| {
             let wait = self.limits(*route)?.wait;
             Some(self.ends_at(*route, wait, now))

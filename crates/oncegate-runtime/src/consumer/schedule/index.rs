@@ -1,7 +1,7 @@
 //! Which messages are in which state: the queues and counts of the engine.
 //!
-//! A message is entered and removed by the same function, [`Index::update`], so no queue and no count can miss one of
-//! the two.
+//! A message is entered and removed by the same function, [`Index::update`], so no queue and no
+//! count can miss one of the two.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -113,15 +113,27 @@ impl TenantQueue {
 }
 
 impl Index {
-    /// Moves a message from one state to another. A message that arrives comes from `Gone`, and one that leaves goes
-    /// there.
-    pub(super) fn update(&mut self, place: PlaceId, message: Fixed, from: MessageState, to: MessageState) {
+    /// Moves a message from one state to another. A message that arrives comes from `Gone`, and one
+    /// that leaves goes there.
+    pub(super) fn update(
+        &mut self,
+        place: PlaceId,
+        message: Fixed,
+        from: MessageState,
+        to: MessageState,
+    ) {
         self.note(place, message, from, Way::Out);
         self.note(place, message, to, Way::In);
     }
 
     fn note(&mut self, place: PlaceId, message: Fixed, state: MessageState, way: Way) {
-        let Fixed { arrival, bytes, route, tenant, in_batch } = message;
+        let Fixed {
+            arrival,
+            bytes,
+            route,
+            tenant,
+            in_batch,
+        } = message;
         if state == MessageState::Gone {
             return;
         }
@@ -134,27 +146,40 @@ impl Index {
             }),
             MessageState::Ready => way.queue(&mut self.ready, arrival, place),
             MessageState::Found => way.queue(&mut self.found, arrival, place),
-            MessageState::Behind { .. } | MessageState::TenantFull => way.add(&mut self.counts.waiting, 1),
+            MessageState::Behind { .. } | MessageState::TenantFull => {
+                way.add(&mut self.counts.waiting, 1)
+            }
             MessageState::Delayed(delay) => {
                 way.add(&mut self.counts.waiting, 1);
                 way.queue(&mut self.delayed, (delay.until, arrival), place);
             }
             MessageState::StoreAway { shard } => {
                 way.add(&mut self.counts.held_back, 1);
-                change(&mut self.shards, shard, |of_shard| way.queue(&mut of_shard.waiting, arrival, place));
+                change(&mut self.shards, shard, |of_shard| {
+                    way.queue(&mut of_shard.waiting, arrival, place)
+                });
             }
             MessageState::EveryStoreAway => {
                 way.add(&mut self.counts.held_back, 1);
                 way.queue(&mut self.every_store_away, arrival, place);
             }
             MessageState::HandlerPaused => {
-                change(&mut self.paused, route, |of_route| way.queue(of_route, arrival, place));
+                change(&mut self.paused, route, |of_route| {
+                    way.queue(of_route, arrival, place)
+                });
             }
-            MessageState::Running { asks: Some(shard), is_probe: true } => {
+            MessageState::Running {
+                asks: Some(shard),
+                is_probe: true,
+            } => {
                 way.add(&mut self.counts.running, 1);
-                change(&mut self.shards, shard, |of_shard| way.add(&mut of_shard.probes, 1));
+                change(&mut self.shards, shard, |of_shard| {
+                    way.add(&mut of_shard.probes, 1)
+                });
             }
-            MessageState::Running { .. } | MessageState::Answering => way.add(&mut self.counts.running, 1),
+            MessageState::Running { .. } | MessageState::Answering => {
+                way.add(&mut self.counts.running, 1)
+            }
             MessageState::Gone => {}
         }
         let Some(tenant) = tenant else { return };
@@ -168,7 +193,11 @@ impl Index {
 }
 
 /// Changes the value of a key. A key whose value is empty is not kept.
-fn change<K: Ord + Copy, V: Default + PartialEq>(map: &mut BTreeMap<K, V>, key: K, how: impl FnOnce(&mut V)) {
+fn change<K: Ord + Copy, V: Default + PartialEq>(
+    map: &mut BTreeMap<K, V>,
+    key: K,
+    how: impl FnOnce(&mut V),
+) {
     let value = map.entry(key).or_default();
     how(value);
     if *value == V::default() {

@@ -1,8 +1,10 @@
-//! Which message starts next: the table of all messages in the engine, each in one [`MessageState`].
+//! Which message starts next: the table of all messages in the engine, each in one
+//! [`MessageState`].
 //!
-//! The state changes only in `Schedule::apply`, which asks the pure function `state::next` and updates the [`Index`] of
-//! queues and counts. The schedule is deterministic: it has no clock, no randomness, no I/O and no runtime. Time,
-//! random numbers and what the circuit breakers admit are parameters.
+//! The state changes only in `Schedule::apply`, which asks the pure function `state::next` and
+//! updates the [`Index`] of queues and counts. The schedule is deterministic: it has no clock, no
+//! randomness, no I/O and no runtime. Time, random numbers and what the circuit breakers admit are
+//! parameters.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -30,7 +32,8 @@ use index::{Fixed, Index};
 use outages::{Outages, StoreAccess};
 use state::{Action, Facts, MessageEvent, next};
 
-/// Everything that waits or runs. `T` is the content of a message; a running message's content is with its task.
+/// Everything that waits or runs. `T` is the content of a message; a running message's content is
+/// with its task.
 #[derive(Debug)]
 pub(super) struct Schedule<T> {
     table: Lanes<Scheduled<T>>,
@@ -101,7 +104,11 @@ pub(super) enum AttemptEnd<T> {
     /// It was acknowledged, or belongs to another consumer.
     Finished,
     /// It wants another attempt.
-    TryAgain { content: T, after: Duration, cause: WaitCause },
+    TryAgain {
+        content: T,
+        after: Duration,
+        cause: WaitCause,
+    },
     /// The store did not answer.
     NoAnswer { content: T },
 }
@@ -120,13 +127,15 @@ impl<T> Schedule<T> {
         }
     }
 
-    /// The same schedule, in which the messages of these routes, by their numbers, start in batches.
+    /// The same schedule, in which the messages of these routes, by their numbers, start in
+    /// batches.
     pub(super) fn with_batches(mut self, limits: BTreeMap<usize, BatchLimits>) -> Self {
         self.gathering = Gathering::new(limits);
         self
     }
 
-    /// Takes in a message. One that is known to be completed needs no order, unless another one is before it.
+    /// Takes in a message. One that is known to be completed needs no order, unless another one is
+    /// before it.
     pub(super) fn arrive(&mut self, content: T, arrival: Arrival) {
         let ahead = self.table.occupied(arrival.lanes);
         let (state, lanes) = match (ahead, arrival.is_completed) {
@@ -142,8 +151,12 @@ impl<T> Schedule<T> {
             in_batch: self.gathering.limits(arrival.route).is_some(),
         };
         self.arrivals += 1;
-        let scheduled =
-            Scheduled { state: MessageState::Gone, fixed, last_delay: None, content: Some(content) };
+        let scheduled = Scheduled {
+            state: MessageState::Gone,
+            fixed,
+            last_delay: None,
+            content: Some(content),
+        };
         let place = self.table.join(scheduled, lanes);
         self.set(place, state);
     }
@@ -156,7 +169,9 @@ impl<T> Schedule<T> {
     /// Every message that neither runs nor is answered, with its place and its state.
     pub(super) fn waiting(&self) -> impl Iterator<Item = (PlaceId, &T, MessageState)> {
         let all = self.table.iter();
-        all.filter_map(|(place, scheduled)| Some((place, scheduled.content.as_ref()?, scheduled.state)))
+        all.filter_map(|(place, scheduled)| {
+            Some((place, scheduled.content.as_ref()?, scheduled.state))
+        })
     }
 
     /// What the limits on messages in flight need to know.
@@ -173,8 +188,9 @@ impl<T> Schedule<T> {
         self.outages.is_everything_away()
     }
 
-    /// Whether no store answers, and messages wait for one or find out whether it does. What asks no store waits with
-    /// them: failures that need no store would otherwise follow each other without the successes between them.
+    /// Whether no store answers, and messages wait for one or find out whether it does. What asks
+    /// no store waits with them: failures that need no store would otherwise follow each other
+    /// without the successes between them.
     fn is_every_store_awaited(&self) -> bool {
         self.is_every_store_away() && !self.index.shards.is_empty()
     }
@@ -187,7 +203,11 @@ impl<T> Schedule<T> {
     /// The outages, each with the number of messages that wait for its end.
     pub(super) fn outages(&self) -> impl Iterator<Item = (Shard, &Outage, usize)> {
         self.outages.away().map(|(shard, outage)| {
-            let waiting = self.index.shards.get(&shard).map_or(0, |queue| queue.waiting.len() + queue.probes);
+            let waiting = self
+                .index
+                .shards
+                .get(&shard)
+                .map_or(0, |queue| queue.waiting.len() + queue.probes);
             (shard, outage, waiting)
         })
     }
@@ -201,19 +221,28 @@ impl<T> Schedule<T> {
     pub(super) fn gathering(&self, now: Instant) -> usize {
         let is_anything_running = self.index.counts.running > 0;
         let queues = self.index.gathering.iter();
-        let waiting =
-            queues.filter(|(route, queue)| !self.gathering.is_due(**route, queue, now, is_anything_running));
+        let waiting = queues.filter(|(route, queue)| {
+            !self
+                .gathering
+                .is_due(**route, queue, now, is_anything_running)
+        });
         waiting.map(|(_, queue)| queue.ready.len()).sum()
     }
 
-    /// Makes the messages ready whose delay is over, and those that no longer wait for the end of every outage.
+    /// Makes the messages ready whose delay is over, and those that no longer wait for the end of
+    /// every outage.
     pub(super) fn advance(&mut self, now: Instant) {
         if !self.index.every_store_away.is_empty() && !self.is_every_store_awaited() {
             let places: Vec<PlaceId> = self.index.every_store_away.values().copied().collect();
-            places.into_iter().for_each(|place| self.apply(place, MessageEvent::StoreAnswers));
+            places
+                .into_iter()
+                .for_each(|place| self.apply(place, MessageEvent::StoreAnswers));
         }
-        while let Some((_, place)) =
-            self.index.delayed.first_key_value().filter(|((until, _), _)| *until <= now)
+        while let Some((_, place)) = self
+            .index
+            .delayed
+            .first_key_value()
+            .filter(|((until, _), _)| *until <= now)
         {
             self.apply(*place, MessageEvent::TimeIs(now));
         }
@@ -224,12 +253,17 @@ impl<T> Schedule<T> {
         self.gathering.more_may_arrive = more_may_arrive;
     }
 
-    /// Makes the messages ready that the circuit breakers admit: `admitted` returns how many of a route, by its number.
+    /// Makes the messages ready that the circuit breakers admit: `admitted` returns how many of a
+    /// route, by its number.
     pub(super) fn resume_handlers(&mut self, admitted: impl Fn(usize) -> usize) {
         let paused = self.index.paused.iter();
-        let resumed: Vec<PlaceId> =
-            paused.flat_map(|(route, queue)| queue.values().take(admitted(*route))).copied().collect();
-        resumed.into_iter().for_each(|place| self.apply(place, MessageEvent::HandlerResumes));
+        let resumed: Vec<PlaceId> = paused
+            .flat_map(|(route, queue)| queue.values().take(admitted(*route)))
+            .copied()
+            .collect();
+        resumed
+            .into_iter()
+            .for_each(|place| self.apply(place, MessageEvent::HandlerResumes));
     }
 
     /// The routes with messages that wait for their paused handler.
@@ -237,18 +271,21 @@ impl<T> Schedule<T> {
         self.index.paused.keys().copied()
     }
 
-    /// Lets messages run without the shards that have been away for longer than the patience. Returns the outages for
-    /// which that begins now.
+    /// Lets messages run without the shards that have been away for longer than the patience.
+    /// Returns the outages for which that begins now.
     pub(super) fn bypass_outages(&mut self, now: Instant) -> Vec<Outage> {
         let begun = self.outages.bypass_overdue(now);
         let bypassed = self.outages.away().filter(|(_, outage)| outage.is_bypassed);
         let shards: Vec<Shard> = bypassed.map(|(shard, _)| shard).collect();
-        shards.into_iter().for_each(|shard| self.release_waiting(shard));
+        shards
+            .into_iter()
+            .for_each(|shard| self.release_waiting(shard));
         begun
     }
 
-    /// Notes whether a handler may be failing for all messages alike. Then those start first that were not delayed yet:
-    /// failures of other keys open its circuit breaker before retries use up the attempts of a few.
+    /// Notes whether a handler may be failing for all messages alike. Then those start first that
+    /// were not delayed yet: failures of other keys open its circuit breaker before retries use up
+    /// the attempts of a few.
     pub(super) fn note_doubt(&mut self, is_in_doubt: bool) {
         self.spares_retries = is_in_doubt;
     }
@@ -261,7 +298,11 @@ impl<T> Schedule<T> {
 
     /// Starts answering up to `most` of the messages that the prefetch found completed.
     pub(super) fn start_answers(&mut self, most: usize) -> Vec<(PlaceId, T)> {
-        let facts = Facts { tenant_is_full: false, shard: None, access: StoreAccess::Open };
+        let facts = Facts {
+            tenant_is_full: false,
+            shard: None,
+            access: StoreAccess::Open,
+        };
         let places: Vec<PlaceId> = self.index.found.values().take(most).copied().collect();
         let start = |place: PlaceId| {
             self.apply(place, MessageEvent::Offered(facts));
@@ -270,7 +311,8 @@ impl<T> Schedule<T> {
         places.into_iter().filter_map(start).collect()
     }
 
-    /// What starts next: a due probe of a store, or the oldest message that is ready, with the others of its batch.
+    /// What starts next: a due probe of a store, or the oldest message that is ready, with the
+    /// others of its batch.
     pub(super) fn next_start(&self, now: Instant) -> Option<NextStart> {
         match self.turn(now)? {
             Turn::Of(place) => Some(NextStart::One(place)),
@@ -280,46 +322,80 @@ impl<T> Schedule<T> {
 
     fn turn(&self, now: Instant) -> Option<Turn> {
         let due = |shard: Shard| self.outages.probe_at(shard).is_some_and(|at| at <= now);
-        let mut waiting = self.index.shards.iter().filter(|(_, queue)| queue.probes == 0);
-        let probe =
-            waiting.find_map(|(shard, queue)| queue.waiting.first_key_value().filter(|_| due(*shard)));
+        let mut waiting = self
+            .index
+            .shards
+            .iter()
+            .filter(|(_, queue)| queue.probes == 0);
+        let probe = waiting
+            .find_map(|(shard, queue)| queue.waiting.first_key_value().filter(|_| due(*shard)));
         if let Some((_, place)) = probe {
             return Some(Turn::Of(*place));
         }
         let is_anything_running = self.index.counts.running > 0;
         let gathered = self.index.gathering.iter();
-        let due =
-            gathered.filter(|(route, queue)| self.gathering.is_due(**route, queue, now, is_anything_running));
+        let due = gathered.filter(|(route, queue)| {
+            self.gathering
+                .is_due(**route, queue, now, is_anything_running)
+        });
         let batches = due.filter_map(|(route, queue)| {
             let (arrival, _) = queue.ready.first_key_value()?;
             Some((*arrival, Turn::OfBatch(*route)))
         });
-        let alone = self.next_alone().map(|(arrival, place)| (arrival, Turn::Of(place)));
-        batches.chain(alone).min_by_key(|(arrival, _)| *arrival).map(|(_, turn)| turn)
+        let alone = self
+            .next_alone()
+            .map(|(arrival, place)| (arrival, Turn::Of(place)));
+        batches
+            .chain(alone)
+            .min_by_key(|(arrival, _)| *arrival)
+            .map(|(_, turn)| turn)
     }
 
-    /// The oldest message that is ready and starts alone; in doubt, the oldest that was not delayed yet.
+    /// The oldest message that is ready and starts alone; in doubt, the oldest that was not delayed
+    /// yet.
     fn next_alone(&self) -> Option<(u64, PlaceId)> {
-        let mut ready = self.index.ready.iter().map(|(arrival, place)| (*arrival, *place));
+        let mut ready = self
+            .index
+            .ready
+            .iter()
+            .map(|(arrival, place)| (*arrival, *place));
         let oldest = ready.clone().next();
-        let is_new = |place| self.table.get(place).is_some_and(|scheduled| scheduled.last_delay.is_none());
-        let new = self.spares_retries.then(|| ready.find(|(_, place)| is_new(*place))).flatten();
+        let is_new = |place| {
+            self.table
+                .get(place)
+                .is_some_and(|scheduled| scheduled.last_delay.is_none())
+        };
+        let new = self
+            .spares_retries
+            .then(|| ready.find(|(_, place)| is_new(*place)))
+            .flatten();
         new.or(oldest)
     }
 
     /// The oldest ready messages of the route, within the limits of a batch.
     fn next_batch(&self, route: usize) -> Vec<PlaceId> {
-        let (Some(queue), Some(limits)) = (self.index.gathering.get(&route), self.gathering.limits(route))
-        else {
+        let (Some(queue), Some(limits)) = (
+            self.index.gathering.get(&route),
+            self.gathering.limits(route),
+        ) else {
             return Vec::new();
         };
         let mut bytes = 0_usize;
         let fits = |place: &PlaceId| {
             let before = bytes;
-            bytes += self.table.get(*place).map_or(0, |scheduled| scheduled.fixed.bytes);
+            bytes += self
+                .table
+                .get(*place)
+                .map_or(0, |scheduled| scheduled.fixed.bytes);
             before == 0 || bytes <= limits.bytes
         };
-        queue.ready.values().copied().take(limits.messages).take_while(fits).collect()
+        queue
+            .ready
+            .values()
+            .copied()
+            .take(limits.messages)
+            .take_while(fits)
+            .collect()
     }
 
     /// From now on the message, which runs, does not start together with others.
@@ -331,7 +407,8 @@ impl<T> Schedule<T> {
         }
     }
 
-    /// Starts the message, or makes it wait for what it lacks. `shard` is the one that its attempt would ask.
+    /// Starts the message, or makes it wait for what it lacks. `shard` is the one that its attempt
+    /// would ask.
     pub(super) fn offer(
         &mut self,
         place: PlaceId,
@@ -339,24 +416,47 @@ impl<T> Schedule<T> {
         now: Instant,
     ) -> Option<Starting<T>> {
         let scheduled = self.table.get(place)?;
-        // A message held back for a shard probes that shard, even if the store has moved its key since.
+        // A message held back for a shard probes that shard, even if the store has moved its key
+        // since.
         let shard = match scheduled.state {
             MessageState::StoreAway { shard } => Some(shard),
             _ => shard,
         };
-        let tenant_is_full = scheduled.fixed.tenant.is_some_and(|tenant| self.is_tenant_full(tenant));
-        let is_probed =
-            shard.is_some_and(|shard| self.index.shards.get(&shard).is_some_and(|queue| queue.probes > 0));
+        let tenant_is_full = scheduled
+            .fixed
+            .tenant
+            .is_some_and(|tenant| self.is_tenant_full(tenant));
+        let is_probed = shard.is_some_and(|shard| {
+            self.index
+                .shards
+                .get(&shard)
+                .is_some_and(|queue| queue.probes > 0)
+        });
         let access = match shard {
             Some(shard) => self.outages.access(shard, now, is_probed),
             None if self.is_every_store_awaited() => StoreAccess::Away,
             None => StoreAccess::Open,
         };
-        self.apply(place, MessageEvent::Offered(Facts { tenant_is_full, shard, access }));
+        self.apply(
+            place,
+            MessageEvent::Offered(Facts {
+                tenant_is_full,
+                shard,
+                access,
+            }),
+        );
         let scheduled = self.table.get_mut(place)?;
-        let MessageState::Running { asks, is_probe } = scheduled.state else { return None };
+        let MessageState::Running { asks, is_probe } = scheduled.state else {
+            return None;
+        };
         let without_store = access == StoreAccess::Bypassed;
-        Some(Starting { place, content: scheduled.content.take()?, asks, is_probe, without_store })
+        Some(Starting {
+            place,
+            content: scheduled.content.take()?,
+            asks,
+            is_probe,
+            without_store,
+        })
     }
 
     /// Takes a message back whose start the circuit breaker did not admit.
@@ -373,9 +473,15 @@ impl<T> Schedule<T> {
                 self.put_back(place, content);
                 MessageEvent::NoAnswer
             }
-            AttemptEnd::TryAgain { content, after, cause } => {
+            AttemptEnd::TryAgain {
+                content,
+                after,
+                cause,
+            } => {
                 self.put_back(place, content);
-                let Some(scheduled) = self.table.get_mut(place) else { return };
+                let Some(scheduled) = self.table.get_mut(place) else {
+                    return;
+                };
                 let before = scheduled.last_delay.filter(|delay| delay.cause == cause);
                 let delay = Delay {
                     cause,
@@ -389,13 +495,16 @@ impl<T> Schedule<T> {
         self.apply(place, event);
         // The last message that waited may have been another consumer's, and asked nothing.
         let shards = &self.index.shards;
-        let waits =
-            |shard| shards.get(&shard).is_some_and(|queue| queue.probes > 0 || !queue.waiting.is_empty());
+        let waits = |shard| {
+            shards
+                .get(&shard)
+                .is_some_and(|queue| queue.probes > 0 || !queue.waiting.is_empty())
+        };
         self.outages.forget_without_messages(waits);
     }
 
-    /// Notes that the shard did not answer the attempt of this message, which may have been the shard's probe. Returns
-    /// whether an outage begins with this. `fraction` is random.
+    /// Notes that the shard did not answer the attempt of this message, which may have been the
+    /// shard's probe. Returns whether an outage begins with this. `fraction` is random.
     pub(super) fn no_answer(
         &mut self,
         shard: Shard,
@@ -405,11 +514,12 @@ impl<T> Schedule<T> {
         fraction: f64,
     ) -> bool {
         let was_probe = self.is_probe(place);
-        self.outages.no_answer(shard, (error, was_probe), now, fraction)
+        self.outages
+            .no_answer(shard, (error, was_probe), now, fraction)
     }
 
-    /// Notes that the shard answered the attempt of this message, which may go on. If that was a probe, the shard's
-    /// messages may start. Returns whether that ends an outage.
+    /// Notes that the shard answered the attempt of this message, which may go on. If that was a
+    /// probe, the shard's messages may start. Returns whether that ends an outage.
     pub(super) fn answered(&mut self, shard: Shard, place: PlaceId, now: Instant) -> bool {
         if !self.is_probe(place) {
             // It began before the outage, and may have had its answer before, too.
@@ -434,21 +544,41 @@ impl<T> Schedule<T> {
     /// Drops every message that has not started.
     pub(super) fn stop(&mut self) {
         let places: Vec<PlaceId> = self.table.iter().map(|(place, _)| place).collect();
-        places.into_iter().for_each(|place| self.apply(place, MessageEvent::Stopped));
+        places
+            .into_iter()
+            .for_each(|place| self.apply(place, MessageEvent::Stopped));
     }
 
-    /// When something may start by the passing of time alone. `now` is excluded: what is due already waits for a permit.
+    /// When something may start by the passing of time alone. `now` is excluded: what is due
+    /// already waits for a permit.
     pub(super) fn next_wake(&self, now: Instant) -> Option<Instant> {
-        let delayed = self.index.delayed.first_key_value().map(|((until, _), _)| *until);
-        let probed =
-            self.index.shards.iter().filter(|(_, queue)| queue.probes == 0 && !queue.waiting.is_empty());
-        let probes = probed.filter_map(|(shard, _)| self.outages.probe_at(*shard)).filter(|at| *at > now);
+        let delayed = self
+            .index
+            .delayed
+            .first_key_value()
+            .map(|((until, _), _)| *until);
+        let probed = self
+            .index
+            .shards
+            .iter()
+            .filter(|(_, queue)| queue.probes == 0 && !queue.waiting.is_empty());
+        let probes = probed
+            .filter_map(|(shard, _)| self.outages.probe_at(*shard))
+            .filter(|at| *at > now);
         let batch = self.gathering.next_end(&self.index.gathering, now);
-        probes.chain(delayed).chain(batch).chain(self.outages.next_bypass()).min()
+        probes
+            .chain(delayed)
+            .chain(batch)
+            .chain(self.outages.next_bypass())
+            .min()
     }
 
     fn is_tenant_full(&self, tenant: u64) -> bool {
-        let running = self.index.tenants.get(&tenant).map_or(0, |of_tenant| of_tenant.running);
+        let running = self
+            .index
+            .tenants
+            .get(&tenant)
+            .map_or(0, |of_tenant| of_tenant.running);
         self.tenant_limit.is_some_and(|limit| running >= limit)
     }
 
@@ -459,20 +589,32 @@ impl<T> Schedule<T> {
     }
 
     fn release_waiting(&mut self, shard: Shard) {
-        let waiting = self.index.shards.get(&shard).into_iter().flat_map(|queue| queue.waiting.values());
+        let waiting = self
+            .index
+            .shards
+            .get(&shard)
+            .into_iter()
+            .flat_map(|queue| queue.waiting.values());
         let released: Vec<PlaceId> = waiting.copied().collect();
-        released.into_iter().for_each(|place| self.apply(place, MessageEvent::StoreAnswers));
+        released
+            .into_iter()
+            .for_each(|place| self.apply(place, MessageEvent::StoreAnswers));
     }
 
     /// Applies an event to a message. Nothing else changes the state of a message that has arrived.
     fn apply(&mut self, place: PlaceId, event: MessageEvent) {
-        let Some(scheduled) = self.table.get(place) else { return };
+        let Some(scheduled) = self.table.get(place) else {
+            return;
+        };
         let (state, tenant) = (scheduled.state, scheduled.fixed.tenant);
         let (new, action) = next(state, event);
         self.set(place, new);
         if action == Action::Remove {
             let advanced = self.table.leave(place);
-            advanced.into_iter().flatten().for_each(|place| self.apply(place, MessageEvent::LaneAdvanced));
+            advanced
+                .into_iter()
+                .flatten()
+                .for_each(|place| self.apply(place, MessageEvent::LaneAdvanced));
         }
         if let Some(tenant) = tenant.filter(|_| state != new) {
             self.fill(tenant);
@@ -480,7 +622,9 @@ impl<T> Schedule<T> {
     }
 
     fn set(&mut self, place: PlaceId, new: MessageState) {
-        let Some(scheduled) = self.table.get_mut(place) else { return };
+        let Some(scheduled) = self.table.get_mut(place) else {
+            return;
+        };
         let old = std::mem::replace(&mut scheduled.state, new);
         if new == MessageState::Gone {
             scheduled.content = None;
@@ -490,11 +634,16 @@ impl<T> Schedule<T> {
         }
     }
 
-    /// Makes as many messages of the tenant ready as may run, the oldest first. So a message that leaves its turn to
-    /// others does that whether it has run or waits for something else.
+    /// Makes as many messages of the tenant ready as may run, the oldest first. So a message that
+    /// leaves its turn to others does that whether it has run or waits for something else.
     fn fill(&mut self, tenant: u64) {
         let limit = self.tenant_limit.unwrap_or(usize::MAX);
-        if let Some(place) = self.index.tenants.get(&tenant).and_then(|of_tenant| of_tenant.next(limit)) {
+        if let Some(place) = self
+            .index
+            .tenants
+            .get(&tenant)
+            .and_then(|of_tenant| of_tenant.next(limit))
+        {
             self.apply(place, MessageEvent::TenantHasRoom);
         }
     }

@@ -1,5 +1,5 @@
-//! Which shards of the stores do not answer, and when one message asks them again. Pure: time and randomness are
-//! parameters.
+//! Which shards of the stores do not answer, and when one message asks them again. Pure: time and
+//! randomness are parameters.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -12,10 +12,12 @@ use crate::backoff::Backoff;
 /// The delays between probes of a store that does not answer.
 const PROBE_BACKOFF: Backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(2));
 
-/// The shortest delay before a probe that is sent early, because messages would otherwise run without the store.
+/// The shortest delay before a probe that is sent early, because messages would otherwise run
+/// without the store.
 const SHORTEST_PROBE_WAIT: Duration = Duration::from_millis(100);
 
-/// A shard that was not asked for this long may have left its store: it no longer counts as one that answers.
+/// A shard that was not asked for this long may have left its store: it no longer counts as one
+/// that answers.
 const FORGOTTEN_AFTER: Duration = Duration::from_secs(600);
 
 /// A shard of a route's store. Each route may have a store of its own.
@@ -63,13 +65,18 @@ pub(super) struct Outages {
 
 impl Outages {
     pub(super) fn new(patience: Option<Duration>) -> Self {
-        Self { patience, asked: BTreeMap::new(), away: BTreeMap::new() }
+        Self {
+            patience,
+            asked: BTreeMap::new(),
+            away: BTreeMap::new(),
+        }
     }
 
     /// Whether a message of this shard may ask it. `is_probed`: another one is asking it now.
     pub(super) fn access(&mut self, shard: Shard, now: Instant, is_probed: bool) -> StoreAccess {
         self.asked.insert(shard, now);
-        self.asked.retain(|_, asked_at| now.saturating_duration_since(*asked_at) < FORGOTTEN_AFTER);
+        self.asked
+            .retain(|_, asked_at| now.saturating_duration_since(*asked_at) < FORGOTTEN_AFTER);
         match self.away.get(&shard) {
             None => StoreAccess::Open,
             Some(outage) if !is_probed && now >= outage.probe_at => StoreAccess::ProbeDue,
@@ -118,22 +125,29 @@ impl Outages {
         self.away.remove(&shard).is_some()
     }
 
-    /// Ends each outage for which no message waits, unless messages run without that shard: nothing would ask it again.
-    /// The next message asks, and the gate's own checks notice a store that is away meanwhile.
+    /// Ends each outage for which no message waits, unless messages run without that shard: nothing
+    /// would ask it again. The next message asks, and the gate's own checks notice a store that is
+    /// away meanwhile.
     pub(super) fn forget_without_messages(&mut self, waits: impl Fn(Shard) -> bool) {
-        self.away.retain(|shard, outage| outage.is_bypassed || waits(*shard));
+        self.away
+            .retain(|shard, outage| outage.is_bypassed || waits(*shard));
     }
 
-    /// Lets messages run without each shard that has been away for longer than the patience. Returns the outages for
-    /// which that begins now.
+    /// Lets messages run without each shard that has been away for longer than the patience.
+    /// Returns the outages for which that begins now.
     pub(super) fn bypass_overdue(&mut self, now: Instant) -> Vec<Outage> {
         let patience = self.patience;
-        let is_overdue = |outage: &&mut Outage| outage.bypass_at(patience).is_some_and(|at| at <= now);
+        let is_overdue =
+            |outage: &&mut Outage| outage.bypass_at(patience).is_some_and(|at| at <= now);
         let begin = |outage: &mut Outage| {
             outage.is_bypassed = true;
             outage.clone()
         };
-        self.away.values_mut().filter(is_overdue).map(begin).collect()
+        self.away
+            .values_mut()
+            .filter(is_overdue)
+            .map(begin)
+            .collect()
     }
 
     /// Whether every shard that was asked is away, and messages wait for them.
@@ -145,7 +159,10 @@ impl Outages {
 
     /// When messages begin to run without a shard, the next time.
     pub(super) fn next_bypass(&self) -> Option<Instant> {
-        self.away.values().filter_map(|outage| outage.bypass_at(self.patience)).min()
+        self.away
+            .values()
+            .filter_map(|outage| outage.bypass_at(self.patience))
+            .min()
     }
 
     /// When the shard may be probed, if it is away.
@@ -166,12 +183,17 @@ impl Outages {
 impl Outage {
     /// When messages begin to run without the store; `None` if they already do or never will.
     fn bypass_at(&self, patience: Option<Duration>) -> Option<Instant> {
-        patience.filter(|_| !self.is_bypassed && !self.is_refusal).map(|patience| self.since + patience)
+        patience
+            .filter(|_| !self.is_bypassed && !self.is_refusal)
+            .map(|patience| self.since + patience)
     }
 
-    /// The delay before the next probe, short enough to ask the store again before messages run without it.
+    /// The delay before the next probe, short enough to ask the store again before messages run
+    /// without it.
     fn probe_within(&self, wait: Duration, now: Instant, patience: Option<Duration>) -> Duration {
-        let left = self.bypass_at(patience).and_then(|at| at.checked_duration_since(now));
+        let left = self
+            .bypass_at(patience)
+            .and_then(|at| at.checked_duration_since(now));
         left.map_or(wait, |left| wait.min((left / 2).max(SHORTEST_PROBE_WAIT)))
     }
 }

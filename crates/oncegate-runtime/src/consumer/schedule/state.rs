@@ -1,6 +1,7 @@
 //! The state of a message in the engine, and what follows from an event.
 //!
-//! [`next`] is pure: it has no clock, no I/O and no table. Time and facts about other messages are parameters.
+//! [`next`] is pure: it has no clock, no I/O and no table. Time and facts about other messages are
+//! parameters.
 
 use std::time::Instant;
 
@@ -14,7 +15,8 @@ pub(in crate::consumer) enum MessageState {
     Behind { lanes: usize },
     /// It starts with the next free permit.
     Ready,
-    /// The prefetch found it completed: it is answered with the next free permit, and is in no lane.
+    /// The prefetch found it completed: it is answered with the next free permit, and is in no
+    /// lane.
     Found,
     /// It waits for a point in time.
     Delayed(Delay),
@@ -22,7 +24,8 @@ pub(in crate::consumer) enum MessageState {
     TenantFull,
     /// Its shard of the store does not answer.
     StoreAway { shard: Shard },
-    /// It asks no store itself, and waits until a store answers again: it must not overtake the messages that ask.
+    /// It asks no store itself, and waits until a store answers again: it must not overtake the
+    /// messages that ask.
     EveryStoreAway,
     /// Its handler is paused by the circuit breaker.
     HandlerPaused,
@@ -59,12 +62,13 @@ pub(super) enum MessageEvent {
     TimeIs(Instant),
     /// Fewer messages of its tenant run than allowed.
     TenantHasRoom,
-    /// Its shard of the store answers again, or messages run without it from now on. If the message runs to find that
-    /// out, it has.
+    /// Its shard of the store answers again, or messages run without it from now on. If the message
+    /// runs to find that out, it has.
     StoreAnswers,
     /// Its handler may run again, or a message is wanted that finds that out.
     HandlerResumes,
-    /// It belongs to another consumer now: its partition was revoked, or its queue has taken it back.
+    /// It belongs to another consumer now: its partition was revoked, or its queue has taken it
+    /// back.
     Revoked,
     /// The circuit breaker did not admit the start.
     HandlerRefused,
@@ -84,7 +88,8 @@ pub(super) struct Facts {
     pub(super) tenant_is_full: bool,
     /// The shard of the store that the attempt must ask, if any.
     pub(super) shard: Option<Shard>,
-    /// Whether that shard can be asked; without one, whether any store that messages wait for can be.
+    /// Whether that shard can be asked; without one, whether any store that messages wait for can
+    /// be.
     pub(super) access: StoreAccess,
 }
 
@@ -98,8 +103,8 @@ pub(super) enum Action {
     Remove,
 }
 
-/// Returns the state after the event, and what the engine must do. An event that does not concern the state changes
-/// nothing.
+/// Returns the state after the event, and what the engine must do. An event that does not concern
+/// the state changes nothing.
 pub(super) fn next(state: MessageState, event: MessageEvent) -> (MessageState, Action) {
     use MessageEvent as On;
     use MessageState as Is;
@@ -116,16 +121,36 @@ pub(super) fn next(state: MessageState, event: MessageEvent) -> (MessageState, A
         | (Is::HandlerPaused, On::HandlerResumes)
         | (Is::Running { asks: None, .. }, On::NoAnswer) => (Is::Ready, Action::Nothing),
         // The probe is over, and its handler may run for a long time yet.
-        (Is::Running { asks, is_probe: true }, On::StoreAnswers) => {
-            (Is::Running { asks, is_probe: false }, Action::Nothing)
-        }
+        (
+            Is::Running {
+                asks,
+                is_probe: true,
+            },
+            On::StoreAnswers,
+        ) => (
+            Is::Running {
+                asks,
+                is_probe: false,
+            },
+            Action::Nothing,
+        ),
         (Is::Running { .. }, On::HandlerRefused) => (Is::HandlerPaused, Action::Nothing),
         (Is::Running { .. }, On::TryAgain(delay)) => (Is::Delayed(delay), Action::Nothing),
-        (Is::Running { asks: Some(shard), .. }, On::NoAnswer) => (Is::StoreAway { shard }, Action::Nothing),
-        (Is::Running { .. } | Is::Answering, On::Finished) => (Is::Gone, Action::Remove),
-        // Each is first in its lanes. What is ready finds out when it starts, and what is behind others when it is first.
         (
-            Is::Delayed(_) | Is::TenantFull | Is::StoreAway { .. } | Is::EveryStoreAway | Is::HandlerPaused,
+            Is::Running {
+                asks: Some(shard), ..
+            },
+            On::NoAnswer,
+        ) => (Is::StoreAway { shard }, Action::Nothing),
+        (Is::Running { .. } | Is::Answering, On::Finished) => (Is::Gone, Action::Remove),
+        // Each is first in its lanes. What is ready finds out when it starts, and what is behind
+        // others when it is first.
+        (
+            Is::Delayed(_)
+            | Is::TenantFull
+            | Is::StoreAway { .. }
+            | Is::EveryStoreAway
+            | Is::HandlerPaused,
             On::Revoked,
         ) => (Is::Gone, Action::Remove),
         // The places in the lanes go with the engine: what waits leaves, and nothing advances.
@@ -135,7 +160,8 @@ pub(super) fn next(state: MessageState, event: MessageEvent) -> (MessageState, A
     }
 }
 
-/// A message starts when its tenant has room and its store can be asked, or it waits for the first of them.
+/// A message starts when its tenant has room and its store can be asked, or it waits for the first
+/// of them.
 fn offered(facts: Facts) -> (MessageState, Action) {
     if facts.tenant_is_full {
         return (MessageState::TenantFull, Action::Nothing);
@@ -160,37 +186,99 @@ mod tests {
 
     use super::*;
 
-    const SHARD: Shard = Shard { route: 1, number: 2 };
+    const SHARD: Shard = Shard {
+        route: 1,
+        number: 2,
+    };
     const AWAY: MessageState = Is::StoreAway { shard: SHARD };
     const RUNNING: [MessageState; 3] = [WITHOUT_STORE, ASKING, PROBING];
-    const WITHOUT_STORE: MessageState = Is::Running { asks: None, is_probe: false };
-    const ASKING: MessageState = Is::Running { asks: Some(SHARD), is_probe: false };
-    const PROBING: MessageState = Is::Running { asks: Some(SHARD), is_probe: true };
+    const WITHOUT_STORE: MessageState = Is::Running {
+        asks: None,
+        is_probe: false,
+    };
+    const ASKING: MessageState = Is::Running {
+        asks: Some(SHARD),
+        is_probe: false,
+    };
+    const PROBING: MessageState = Is::Running {
+        asks: Some(SHARD),
+        is_probe: true,
+    };
 
-    const fn offer(tenant_is_full: bool, shard: Option<Shard>, access: StoreAccess) -> MessageEvent {
-        On::Offered(Facts { tenant_is_full, shard, access })
+    const fn offer(
+        tenant_is_full: bool,
+        shard: Option<Shard>,
+        access: StoreAccess,
+    ) -> MessageEvent {
+        On::Offered(Facts {
+            tenant_is_full,
+            shard,
+            access,
+        })
     }
 
     /// Each kind of offer, and where it leads a message that is ready.
     const OFFERS: [(MessageEvent, MessageState, Action); 7] = [
-        (offer(true, Some(SHARD), StoreAccess::Open), Is::TenantFull, Nothing),
+        (
+            offer(true, Some(SHARD), StoreAccess::Open),
+            Is::TenantFull,
+            Nothing,
+        ),
         (offer(false, Some(SHARD), StoreAccess::Open), ASKING, Start),
         (offer(false, None, StoreAccess::Open), WITHOUT_STORE, Start),
-        (offer(false, Some(SHARD), StoreAccess::ProbeDue), PROBING, Start),
+        (
+            offer(false, Some(SHARD), StoreAccess::ProbeDue),
+            PROBING,
+            Start,
+        ),
         (offer(false, Some(SHARD), StoreAccess::Away), AWAY, Nothing),
-        (offer(false, Some(SHARD), StoreAccess::Bypassed), WITHOUT_STORE, Start),
-        (offer(false, None, StoreAccess::Away), Is::EveryStoreAway, Nothing),
+        (
+            offer(false, Some(SHARD), StoreAccess::Bypassed),
+            WITHOUT_STORE,
+            Start,
+        ),
+        (
+            offer(false, None, StoreAccess::Away),
+            Is::EveryStoreAway,
+            Nothing,
+        ),
     ];
 
     fn delay(until: Instant) -> Delay {
-        Delay { cause: WaitCause::Retry, since: until, until }
+        Delay {
+            cause: WaitCause::Retry,
+            since: until,
+            until,
+        }
     }
 
     fn states(now: Instant) -> Vec<MessageState> {
-        let (due, later) = (Is::Delayed(delay(now)), Is::Delayed(delay(now + Duration::from_millis(1))));
+        let (due, later) = (
+            Is::Delayed(delay(now)),
+            Is::Delayed(delay(now + Duration::from_millis(1))),
+        );
         let (behind_two, behind_one) = (Is::Behind { lanes: 2 }, Is::Behind { lanes: 1 });
-        let waiting = [behind_two, behind_one, Is::Ready, Is::Found, due, later, Is::TenantFull, AWAY];
-        [&waiting[..], &[Is::EveryStoreAway, Is::HandlerPaused, Is::Answering, Is::Gone], &RUNNING].concat()
+        let waiting = [
+            behind_two,
+            behind_one,
+            Is::Ready,
+            Is::Found,
+            due,
+            later,
+            Is::TenantFull,
+            AWAY,
+        ];
+        [
+            &waiting[..],
+            &[
+                Is::EveryStoreAway,
+                Is::HandlerPaused,
+                Is::Answering,
+                Is::Gone,
+            ],
+            &RUNNING,
+        ]
+        .concat()
     }
 
     fn events(now: Instant) -> Vec<MessageEvent> {
@@ -202,16 +290,37 @@ mod tests {
             On::Revoked,
             On::Stopped,
         ];
-        let of_attempt = [On::HandlerRefused, On::Finished, On::TryAgain(delay(now)), On::NoAnswer];
-        [&of_others[..], &[On::TimeIs(now)], &of_attempt, &OFFERS.map(|(offer, ..)| offer)].concat()
+        let of_attempt = [
+            On::HandlerRefused,
+            On::Finished,
+            On::TryAgain(delay(now)),
+            On::NoAnswer,
+        ];
+        [
+            &of_others[..],
+            &[On::TimeIs(now)],
+            &of_attempt,
+            &OFFERS.map(|(offer, ..)| offer),
+        ]
+        .concat()
     }
 
     /// Every change of a state.
     fn changes(now: Instant) -> Vec<(MessageState, MessageEvent, MessageState, Action)> {
         let due = Is::Delayed(delay(now));
         let mut changes = vec![
-            (Is::Behind { lanes: 2 }, On::LaneAdvanced, Is::Behind { lanes: 1 }, Nothing),
-            (Is::Behind { lanes: 1 }, On::LaneAdvanced, Is::Ready, Nothing),
+            (
+                Is::Behind { lanes: 2 },
+                On::LaneAdvanced,
+                Is::Behind { lanes: 1 },
+                Nothing,
+            ),
+            (
+                Is::Behind { lanes: 1 },
+                On::LaneAdvanced,
+                Is::Ready,
+                Nothing,
+            ),
             (due, On::TimeIs(now), Is::Ready, Nothing),
             (Is::TenantFull, On::TenantHasRoom, Is::Ready, Nothing),
             (AWAY, On::StoreAnswers, Is::Ready, Nothing),
@@ -233,7 +342,9 @@ mod tests {
         for state in [Is::TenantFull, AWAY, Is::EveryStoreAway, Is::HandlerPaused] {
             changes.push((state, On::Revoked, Is::Gone, Remove));
         }
-        let delayed = states(now).into_iter().filter(|state| matches!(state, Is::Delayed(_)));
+        let delayed = states(now)
+            .into_iter()
+            .filter(|state| matches!(state, Is::Delayed(_)));
         changes.extend(delayed.map(|state| (state, On::Revoked, Is::Gone, Remove)));
         for state in RUNNING {
             changes.extend([
@@ -256,7 +367,9 @@ mod tests {
         let changes = changes(now);
         for state in states(now) {
             for event in events(now) {
-                let listed = changes.iter().find(|(from, on, ..)| (*from, *on) == (state, event));
+                let listed = changes
+                    .iter()
+                    .find(|(from, on, ..)| (*from, *on) == (state, event));
                 let expected = listed.map_or((state, Nothing), |(_, _, to, action)| (*to, *action));
                 assert_eq!(next(state, event), expected, "{state:?}, {event:?}");
             }

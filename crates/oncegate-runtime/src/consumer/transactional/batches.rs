@@ -8,7 +8,9 @@ use oncegate_core::store::StoreError;
 use tokio::time::Instant;
 use tracing::Instrument as _;
 
-use super::single::{Erased, Handled, Pair, on_a_blocking_thread, outcome_of_run, too_long, within};
+use super::single::{
+    Erased, Handled, Pair, on_a_blocking_thread, outcome_of_run, too_long, within,
+};
 use crate::attempt::Attempt;
 use crate::batch::BatchMessage;
 use crate::consumer::end::{PANICKED, outcome_of};
@@ -62,21 +64,32 @@ impl<Tx: Send + 'static, H: TransactionalBatchHandler<Tx>> TransactionalHandler<
     }
 }
 
-/// It is not known which outcome belongs to which message. The transaction is rolled back, so nothing is done.
+/// It is not known which outcome belongs to which message. The transaction is rolled back, so
+/// nothing is done.
 fn miscounted(outcomes: usize, messages: usize) -> Failure {
-    Failure::retry(format!("the batch handler returned {outcomes} outcomes for {messages} messages"))
+    Failure::retry(format!(
+        "the batch handler returned {outcomes} outcomes for {messages} messages"
+    ))
 }
 
 impl<D: Transactions, H: TransactionalBatchHandler<D::Transaction>> ErasedTransactionalBatches
     for Erased<D, OfOne<H>>
 {
-    fn run_batch(&self, runs: Vec<Arc<TransactionRun>>, call: BatchCall) -> BoxFuture<'_, BatchEnd> {
+    fn run_batch(
+        &self,
+        runs: Vec<Arc<TransactionRun>>,
+        call: BatchCall,
+    ) -> BoxFuture<'_, BatchEnd> {
         let (pair, limit, count) = (Arc::clone(&self.pair), self.limit, runs.len());
         if D::BLOCKS {
             Box::pin(async move {
                 let work = async move { pair.run_batch(&runs, call, limit).await };
-                let ended = on_a_blocking_thread(work).await.map_err(StoreError::unknown);
-                ended.unwrap_or_else(|error| BatchEnd::all(count, || TransactionEnd::Unknown(error.clone())))
+                let ended = on_a_blocking_thread(work)
+                    .await
+                    .map_err(StoreError::unknown);
+                ended.unwrap_or_else(|error| {
+                    BatchEnd::all(count, || TransactionEnd::Unknown(error.clone()))
+                })
             })
         } else {
             Box::pin(async move { pair.run_batch(&runs, call, limit).await })
@@ -89,23 +102,39 @@ const OTHERS_FAILED: &str = "other messages of the batch have failed; it runs ag
 
 impl<D: Transactions, H: TransactionalBatchHandler<D::Transaction>> Pair<D, OfOne<H>> {
     /// First attempts of keys without a record.
-    async fn run_batch(&self, runs: &[Arc<TransactionRun>], call: BatchCall, limit: Duration) -> BatchEnd {
+    async fn run_batch(
+        &self,
+        runs: &[Arc<TransactionRun>],
+        call: BatchCall,
+        limit: Duration,
+    ) -> BatchEnd {
         let count = runs.len();
-        let keys: Vec<Completing> = runs.iter().map(|run| run.attempt().unit().beginning()).collect();
+        let keys: Vec<Completing> = runs
+            .iter()
+            .map(|run| run.attempt().unit().beginning())
+            .collect();
         let (transaction, holds) = match self.database.begin_batch(&keys, limit).await {
             Ok(Begun::Open(transaction, holds)) => (transaction, holds),
-            Ok(Begun::RecordExists) => return BatchEnd::all(count, || TransactionEnd::RecordExists),
+            Ok(Begun::RecordExists) => {
+                return BatchEnd::all(count, || TransactionEnd::RecordExists);
+            }
             Ok(Begun::Held) => return BatchEnd::none(count, Rest::Held),
             Err(error) => return BatchEnd::all(count, || TransactionEnd::NotBegun(error.clone())),
         };
         let is_taken: Vec<bool> = holds.iter().map(Option::is_some).collect();
-        let taken = runs.iter().zip(holds).filter_map(|(run, hold)| Some((&**run, hold?)));
+        let taken = runs
+            .iter()
+            .zip(holds)
+            .filter_map(|(run, hold)| Some((&**run, hold?)));
         let (runs, holds): (Vec<_>, Vec<_>) = taken.unzip();
-        let ended = self.run_taken(&runs, (transaction, holds), call, limit).await;
+        let ended = self
+            .run_taken(&runs, (transaction, holds), call, limit)
+            .await;
         ended.with_left_out(&is_taken)
     }
 
-    /// Runs the handler with the messages whose keys the transaction has taken, and ends the transaction.
+    /// Runs the handler with the messages whose keys the transaction has taken, and ends the
+    /// transaction.
     async fn run_taken(
         &self,
         runs: &[&TransactionRun],
@@ -118,13 +147,23 @@ impl<D: Transactions, H: TransactionalBatchHandler<D::Transaction>> Pair<D, OfOn
             self.database.roll_back(transaction).await;
             return BatchEnd::all(count, || TransactionEnd::NotBegun(refused.clone()));
         }
-        let message = |run: &&TransactionRun| BatchMessage::new(run.message().clone(), run.attempt().clone());
+        let message =
+            |run: &&TransactionRun| BatchMessage::new(run.message().clone(), run.attempt().clone());
         let batch: Vec<BatchMessage> = runs.iter().map(message).collect();
-        let scope = runs.first().map(|run| run.gate().scope()).unwrap_or_default();
-        runs.iter().take(1).for_each(|run| run.gate().observe(Event::BatchCalled { scope, call }));
+        let scope = runs
+            .first()
+            .map(|run| run.gate().scope())
+            .unwrap_or_default();
+        runs.iter()
+            .take(1)
+            .for_each(|run| run.gate().observe(Event::BatchCalled { scope, call }));
         let started = Instant::now();
         let span = trace::batch(scope, &batch);
-        let work = self.handler.0.handle(&batch, &mut transaction).instrument(span.clone());
+        let work = self
+            .handler
+            .0
+            .handle(&batch, &mut transaction)
+            .instrument(span.clone());
         let handled = tokio::select! {
             biased;
             handled = within(limit, work) => handled,
@@ -139,7 +178,8 @@ impl<D: Transactions, H: TransactionalBatchHandler<D::Transaction>> Pair<D, OfOn
             Handled::Returned(Ok(outcomes)) => {
                 let failure = miscounted(outcomes.len(), count);
                 drop(outcomes);
-                self.roll_back_all(runs, transaction, failure, RunOutcome::Failed).await
+                self.roll_back_all(runs, transaction, failure, RunOutcome::Failed)
+                    .await
             }
             Handled::Discarded => {
                 self.database.roll_back(transaction).await;
@@ -153,13 +193,15 @@ impl<D: Transactions, H: TransactionalBatchHandler<D::Transaction>> Pair<D, OfOn
                     Handled::TooLong => too_long(limit),
                     _ => Failure::retry(PANICKED),
                 };
-                self.roll_back_all(runs, transaction, failure, outcome).await
+                self.roll_back_all(runs, transaction, failure, outcome)
+                    .await
             }
         };
         BatchEnd { took, ..ended }
     }
 
-    /// Commits if every outcome is a result. Otherwise the others run again without the failed messages.
+    /// Commits if every outcome is a result. Otherwise the others run again without the failed
+    /// messages.
     async fn end(
         &self,
         runs: &[&TransactionRun],
@@ -168,8 +210,10 @@ impl<D: Transactions, H: TransactionalBatchHandler<D::Transaction>> Pair<D, OfOn
     ) -> BatchEnd {
         if outcomes.iter().all(Result::is_ok) {
             let outputs = outcomes.iter().flatten();
-            let completing =
-                runs.iter().zip(outputs).map(|(run, output)| run.attempt().unit().completing(output));
+            let completing = runs
+                .iter()
+                .zip(outputs)
+                .map(|(run, output)| run.attempt().unit().completing(output));
             let batch = holds.into_iter().zip(completing).collect();
             drop(outcomes);
             return self.commit_all(runs, transaction, batch).await;
@@ -192,7 +236,11 @@ impl<D: Transactions, H: TransactionalBatchHandler<D::Transaction>> Pair<D, OfOn
             Some(TransactionEnd::Failed { failure, outcome })
         };
         let ends = runs.iter().zip(failures).map(end).collect();
-        BatchEnd { ends, rest: Rest::RunAgain, took: Duration::ZERO }
+        BatchEnd {
+            ends,
+            rest: Rest::RunAgain,
+            took: Duration::ZERO,
+        }
     }
 
     async fn commit_all(

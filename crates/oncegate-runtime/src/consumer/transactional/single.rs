@@ -36,7 +36,9 @@ pub(super) struct Pair<D, H> {
     pub(super) handler: H,
 }
 
-impl<D: Transactions, H: TransactionalHandler<D::Transaction>> ErasedTransactional for Erased<D, H> {
+impl<D: Transactions, H: TransactionalHandler<D::Transaction>> ErasedTransactional
+    for Erased<D, H>
+{
     fn limit(&self) -> Duration {
         self.limit
     }
@@ -73,7 +75,11 @@ impl<D: Transactions, H: TransactionalHandler<D::Transaction>> ErasedHandler for
         let (pair, limit) = (Arc::clone(&self.pair), self.limit);
         let run = async move { pair.run_claimed(&message, &attempt, limit).await };
         Box::pin(async move {
-            let ran = if D::BLOCKS { on_a_blocking_thread(run).await? } else { run.await };
+            let ran = if D::BLOCKS {
+                on_a_blocking_thread(run).await?
+            } else {
+                run.await
+            };
             // Its transaction has stored the result, or nothing was stored.
             ran.map(|()| Ok(Bytes::new()))
         })
@@ -121,13 +127,16 @@ impl<D: Transactions, H: TransactionalHandler<D::Transaction>> Pair<D, H> {
     /// The first attempt of a key without a record.
     async fn run(&self, run: &TransactionRun, limit: Duration) -> TransactionEnd {
         let unit = run.attempt().unit();
-        let (mut transaction, hold) =
-            match self.database.begin(&unit.beginning(), Ground::NoRecord, limit).await {
-                Ok(Begun::Open(transaction, hold)) => (transaction, hold),
-                Ok(Begun::RecordExists) => return TransactionEnd::RecordExists,
-                Ok(Begun::Held) => return TransactionEnd::Held,
-                Err(error) => return TransactionEnd::NotBegun(error),
-            };
+        let (mut transaction, hold) = match self
+            .database
+            .begin(&unit.beginning(), Ground::NoRecord, limit)
+            .await
+        {
+            Ok(Begun::Open(transaction, hold)) => (transaction, hold),
+            Ok(Begun::RecordExists) => return TransactionEnd::RecordExists,
+            Ok(Begun::Held) => return TransactionEnd::Held,
+            Err(error) => return TransactionEnd::NotBegun(error),
+        };
         if let Err(refused) = run.granted() {
             self.database.roll_back(transaction).await;
             return TransactionEnd::NotBegun(refused);
@@ -140,7 +149,11 @@ impl<D: Transactions, H: TransactionalHandler<D::Transaction>> Pair<D, H> {
         };
         let outcome = outcome_of_run(&handled);
         let (gate, took) = (run.gate(), started.elapsed());
-        gate.observe(Event::HandlerRan { scope: gate.scope(), outcome, took });
+        gate.observe(Event::HandlerRan {
+            scope: gate.scope(),
+            outcome,
+            took,
+        });
         let failure = match handled {
             Handled::Returned(Ok(output)) => {
                 let completing = unit.completing(&output);
@@ -185,7 +198,10 @@ impl<D: Transactions, H: TransactionalHandler<D::Transaction>> Pair<D, H> {
         run.rolled_back(&reason);
         match excuse {
             Some(excuse) => TransactionEnd::Excused { excuse, reason },
-            None => TransactionEnd::Failed { failure, outcome: RunOutcome::Failed },
+            None => TransactionEnd::Failed {
+                failure,
+                outcome: RunOutcome::Failed,
+            },
         }
     }
 
@@ -197,12 +213,17 @@ impl<D: Transactions, H: TransactionalHandler<D::Transaction>> Pair<D, H> {
         limit: Duration,
     ) -> Result<(), Failure> {
         let unit = attempt.unit();
-        let (mut transaction, hold) =
-            match self.database.begin(&unit.beginning(), Ground::Claimed, limit).await {
-                Ok(Begun::Open(transaction, hold)) => (transaction, hold),
-                Ok(Begun::RecordExists | Begun::Held) => return Err(Failure::not_run("the key is locked")),
-                Err(error) => return Err(Failure::not_run(error)),
-            };
+        let (mut transaction, hold) = match self
+            .database
+            .begin(&unit.beginning(), Ground::Claimed, limit)
+            .await
+        {
+            Ok(Begun::Open(transaction, hold)) => (transaction, hold),
+            Ok(Begun::RecordExists | Begun::Held) => {
+                return Err(Failure::not_run("the key is locked"));
+            }
+            Err(error) => return Err(Failure::not_run(error)),
+        };
         let failure = match self.handle(message, attempt, &mut transaction, limit).await {
             Handled::Returned(Ok(output)) => {
                 let completing = unit.completing(&output);

@@ -1,4 +1,5 @@
-//! One call of a batch handler with the granted members of a unit, and what follows when it fails as a whole.
+//! One call of a batch handler with the granted members of a unit, and what follows when it fails
+//! as a whole.
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
@@ -23,10 +24,12 @@ use crate::handler::BoxFuture;
 use crate::health::Stage;
 use crate::observe::{BatchCall, Event, RunOutcome};
 
-/// The number of the attempt from which a message is called alone: two have failed, and it may fail again.
+/// The number of the attempt from which a message is called alone: two have failed, and it may fail
+/// again.
 const ALONE_FROM_ATTEMPT: u32 = 3;
 
-/// Calls the handler with all members, and splits a batch that fails. Finishes each member as soon as its end is known.
+/// Calls the handler with all members, and splits a batch that fails. Finishes each member as soon
+/// as its end is known.
 pub(super) async fn run(
     tasks: &Arc<Tasks>,
     handler: &dyn ErasedBatchHandler,
@@ -35,7 +38,9 @@ pub(super) async fn run(
 ) -> Vec<Ended> {
     tasks.report(&mut ended);
     let fails_again = |place: &usize| {
-        granted.get(*place).is_some_and(|one| one.lease.attempt().number() >= ALONE_FROM_ATTEMPT)
+        granted
+            .get(*place)
+            .is_some_and(|one| one.lease.attempt().number() >= ALONE_FROM_ATTEMPT)
     };
     let (alone, together) = (0..granted.len()).partition(fails_again);
     let mut split = Split::new(together, alone);
@@ -53,7 +58,11 @@ pub(super) async fn run(
         match split.failed(part, failure.blame()) {
             NextStep::GoOn | NextStep::BackOff(_) => batch.log_split(messages, &reason),
             NextStep::Fail { members, is_cause } => batch.fail(members, &failure, is_cause),
-            NextStep::Outage { members, is_cause, rest } => {
+            NextStep::Outage {
+                members,
+                is_cause,
+                rest,
+            } => {
                 batch.fail(members, &failure, is_cause);
                 batch.fail(rest, &Failed::Returned(Failure::not_run(reason)), false);
             }
@@ -113,11 +122,22 @@ struct BatchMembers<'a> {
 }
 
 impl<'a> BatchMembers<'a> {
-    fn of(tasks: &'a Arc<Tasks>, handler: &'a dyn ErasedBatchHandler, granted: Vec<Granted>) -> Self {
+    fn of(
+        tasks: &'a Arc<Tasks>,
+        handler: &'a dyn ErasedBatchHandler,
+        granted: Vec<Granted>,
+    ) -> Self {
         let began = Instant::now();
         let cancelled = granted.iter().enumerate().map(|(place, one)| {
             one.member.item.enter(Stage::Running, began);
-            let grace = one.member.item.route.gate.settings().lease.min(CANCELLATION_GRACE);
+            let grace = one
+                .member
+                .item
+                .route
+                .gate
+                .settings()
+                .lease
+                .min(CANCELLATION_GRACE);
             let discarded = discarded(one);
             Box::pin(async move {
                 discarded.await;
@@ -127,37 +147,63 @@ impl<'a> BatchMembers<'a> {
         });
         let cancelled = cancelled.collect();
         let members = granted.into_iter().map(Some).collect();
-        Self { tasks, handler, members, cancelled, began, finished: Vec::new() }
+        Self {
+            tasks,
+            handler,
+            members,
+            cancelled,
+            began,
+            finished: Vec::new(),
+        }
     }
 
     fn has(&self, place: usize) -> bool {
         self.members.get(place).is_some_and(Option::is_some)
     }
 
-    /// Calls the handler with one part of the batch, and ends its messages if it has an outcome for each. A message that is
-    /// answered early is finished at once. Returns the failure of those that are left in `part`.
+    /// Calls the handler with one part of the batch, and ends its messages if it has an outcome for
+    /// each. A message that is answered early is finished at once. Returns the failure of those
+    /// that are left in `part`.
     async fn call(&mut self, part: &mut Part<usize>, call: BatchCall) -> Option<Failed> {
         // What the call before has ended does not wait for this one.
         self.finish_apart();
-        let route = self.members.iter().flatten().next().map(|one| Arc::clone(&one.member.item.route))?;
+        let route = self
+            .members
+            .iter()
+            .flatten()
+            .next()
+            .map(|one| Arc::clone(&one.member.item.route))?;
         let (gate, codec) = (&route.gate, route.gate.settings().codec);
-        gate.observe(Event::BatchCalled { scope: gate.scope(), call });
+        gate.observe(Event::BatchCalled {
+            scope: gate.scope(),
+            call,
+        });
         let (answers, mut early) = mpsc::unbounded_channel();
         let batch: Vec<BatchMessage> = part
             .members
             .iter()
-            .filter_map(|place| self.message(*place)?.in_call(*place, codec, &answers).into())
+            .filter_map(|place| {
+                self.message(*place)?
+                    .in_call(*place, codec, &answers)
+                    .into()
+            })
             .collect();
         let work = self.handler.handle_batch(&batch, codec);
         let span = trace::batch(gate.scope(), &batch);
-        let work = AssertUnwindSafe(work).catch_unwind().instrument(span.clone());
+        let work = AssertUnwindSafe(work)
+            .catch_unwind()
+            .instrument(span.clone());
         let mut work = std::pin::pin!(work);
         let mut has_cancelled = false;
         let ran = loop {
             if !part.members.iter().any(|place| self.has(*place)) {
                 trace::ended(
                     &span,
-                    if has_cancelled { RunOutcome::Cancelled } else { RunOutcome::Succeeded },
+                    if has_cancelled {
+                        RunOutcome::Cancelled
+                    } else {
+                        RunOutcome::Succeeded
+                    },
                 );
                 return None;
             }
@@ -200,7 +246,10 @@ impl<'a> BatchMembers<'a> {
 
     fn message(&self, place: usize) -> Option<BatchMessage> {
         let lease = &self.members.get(place)?.as_ref()?.lease;
-        Some(BatchMessage::new(lease.message().clone(), lease.attempt().clone()))
+        Some(BatchMessage::new(
+            lease.message().clone(),
+            lease.attempt().clone(),
+        ))
     }
 
     fn answered(&mut self, EarlyAnswer { place, outcome }: EarlyAnswer) {
@@ -210,7 +259,11 @@ impl<'a> BatchMembers<'a> {
     /// Ends a member, unless it has ended before.
     fn end(&mut self, place: usize, ran: Ran) {
         if let Some(granted) = self.members.get_mut(place).and_then(Option::take) {
-            self.finished.push(Finished { granted, ran, began: self.began });
+            self.finished.push(Finished {
+                granted,
+                ran,
+                began: self.began,
+            });
         }
     }
 
@@ -227,13 +280,19 @@ impl<'a> BatchMembers<'a> {
     fn finish_apart(&mut self) {
         if !self.finished.is_empty() {
             let (tasks, finished) = (Arc::clone(self.tasks), std::mem::take(&mut self.finished));
-            self.tasks.spawn(async move { finish(&tasks, finished).await });
+            self.tasks
+                .spawn(async move { finish(&tasks, finished).await });
         }
     }
 
     fn log_split(&self, messages: usize, reason: &str) {
-        let Some(one) = self.members.iter().flatten().next() else { return };
+        let Some(one) = self.members.iter().flatten().next() else {
+            return;
+        };
         let scope = one.member.item.route.gate.scope();
-        info!(scope, messages, reason, "a batch failed as a whole; each half of it is tried");
+        info!(
+            scope,
+            messages, reason, "a batch failed as a whole; each half of it is tried"
+        );
     }
 }

@@ -1,8 +1,9 @@
 //! Calls the handlers of a unit's granted members, each with its own message.
 //!
-//! A handler is polled in the unit's own task first. One that ends at once costs no task, no timer and no wake-up; one that
-//! waits goes on in a task of its own. A handler that computes or blocks holds up its thread, so a second task takes what
-//! the first has not called yet, and completes what has ended.
+//! A handler is polled in the unit's own task first. One that ends at once costs no task, no timer
+//! and no wake-up; one that waits goes on in a task of its own. A handler that computes or blocks
+//! holds up its thread, so a second task takes what the first has not called yet, and completes
+//! what has ended.
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -26,13 +27,20 @@ use crate::observe::{BatchCall, Event};
 /// A handler's work for one message.
 type HandlerCall = BoxFuture<'static, Result<Encoded, Failure>>;
 
-/// Calls the handler of each member, and finishes what ends. What waits goes on in tasks of its own.
-pub(super) async fn run(tasks: &Arc<Tasks>, mut granted: Vec<Granted>, mut ended: Vec<Ended>) -> Vec<Ended> {
+/// Calls the handler of each member, and finishes what ends. What waits goes on in tasks of its
+/// own.
+pub(super) async fn run(
+    tasks: &Arc<Tasks>,
+    mut granted: Vec<Granted>,
+    mut ended: Vec<Ended>,
+) -> Vec<Ended> {
     tasks.report(&mut ended);
     if granted.len() > 1 {
         return Calls::of(tasks, granted).run().await;
     }
-    let Some(granted) = granted.pop() else { return ended };
+    let Some(granted) = granted.pop() else {
+        return ended;
+    };
     match call(granted) {
         Called::Ended(finished) => finish(tasks, vec![finished]).await,
         Called::Waits(granted, work, began) => wait(tasks, granted, work, began).await,
@@ -57,8 +65,14 @@ struct Members {
 
 impl Calls {
     fn of(tasks: &Arc<Tasks>, granted: Vec<Granted>) -> Arc<Self> {
-        let members = Members { waiting: granted.into(), ..Members::default() };
-        Arc::new(Self { tasks: Arc::clone(tasks), members: Mutex::new(members) })
+        let members = Members {
+            waiting: granted.into(),
+            ..Members::default()
+        };
+        Arc::new(Self {
+            tasks: Arc::clone(tasks),
+            members: Mutex::new(members),
+        })
     }
 
     /// Calls members until none is waiting, and finishes those that have ended.
@@ -68,7 +82,8 @@ impl Calls {
                 Called::Ended(finished) => self.members().ended.push(finished),
                 Called::Waits(granted, work, began) => {
                     let tasks = Arc::clone(&self.tasks);
-                    self.tasks.spawn(async move { wait(&tasks, granted, work, began).await });
+                    self.tasks
+                        .spawn(async move { wait(&tasks, granted, work, began).await });
                 }
             }
         }
@@ -88,7 +103,8 @@ impl Calls {
                 others.members().is_help_due = false;
                 others.run().await
             }) as BoxFuture<'static, Vec<Ended>>);
-            // The task that a thread has started last waits for that thread, and no other one can take it.
+            // The task that a thread has started last waits for that thread, and no other one can
+            // take it.
             tokio::spawn(std::future::ready(()));
         }
         Some(next)
@@ -112,11 +128,17 @@ fn call(granted: Granted) -> Called {
     let item = &granted.member.item;
     let gate = &item.route.gate;
     if item.route.limits.is_some() {
-        gate.observe(Event::BatchCalled { scope: gate.scope(), call: BatchCall::Gathered });
+        gate.observe(Event::BatchCalled {
+            scope: gate.scope(),
+            call: BatchCall::Gathered,
+        });
     }
     let began = Instant::now();
     item.enter(Stage::Running, began);
-    let (message, attempt) = (granted.lease.message().clone(), granted.lease.attempt().clone());
+    let (message, attempt) = (
+        granted.lease.message().clone(),
+        granted.lease.attempt().clone(),
+    );
     let mut work = Arc::clone(&item.route.handler).handle(message, attempt, gate.settings().codec);
     let polled = {
         let _entered = granted.span.enter();
@@ -128,13 +150,32 @@ fn call(granted: Granted) -> Called {
         Ok(Poll::Ready(returned)) => Ran::Returned(returned),
         Err(_panic) => Ran::Panicked,
     };
-    Called::Ended(Finished { granted, ran, began })
+    Called::Ended(Finished {
+        granted,
+        ran,
+        began,
+    })
 }
 
 /// Waits for the end of a handler that has begun, and finishes its member.
-async fn wait(tasks: &Arc<Tasks>, granted: Granted, work: HandlerCall, began: Instant) -> Vec<Ended> {
-    let ran = until_cancelled(&granted, work).instrument(granted.span.clone()).await;
-    finish(tasks, vec![Finished { granted, ran, began }]).await
+async fn wait(
+    tasks: &Arc<Tasks>,
+    granted: Granted,
+    work: HandlerCall,
+    began: Instant,
+) -> Vec<Ended> {
+    let ran = until_cancelled(&granted, work)
+        .instrument(granted.span.clone())
+        .await;
+    finish(
+        tasks,
+        vec![Finished {
+            granted,
+            ran,
+            began,
+        }],
+    )
+    .await
 }
 
 /// Waits for the handler's end, or until it is cancelled and does not end in time.
@@ -155,11 +196,13 @@ async fn until_cancelled(granted: &Granted, work: HandlerCall) -> Ran {
     }
 }
 
-/// Waits until the run should stop and its result would not be used: its lease says so, or the broker takes its message
-/// away.
+/// Waits until the run should stop and its result would not be used: its lease says so, or the
+/// broker takes its message away.
 pub(super) fn discarded(granted: &Granted) -> impl Future<Output = ()> + Send + 'static {
-    let (discarded, ack_handle) =
-        (granted.lease.discarded().clone(), Arc::clone(&granted.member.item.delivery.ack_handle));
+    let (discarded, ack_handle) = (
+        granted.lease.discarded().clone(),
+        Arc::clone(&granted.member.item.delivery.ack_handle),
+    );
     async move {
         match ack_handle.lost() {
             None => discarded.cancelled().await,

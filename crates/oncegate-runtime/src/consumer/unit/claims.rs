@@ -34,11 +34,12 @@ const KEY_RECHECK: Duration = Duration::from_secs(1);
 /// The longest time between two reads of a record that cannot be read.
 const UNREADABLE_RECHECK: Duration = Duration::from_secs(30);
 
-/// The longest time until the store treats a claim released without delay as due, or a lease as over: it counts whole
-/// milliseconds.
+/// The longest time until the store treats a claim released without delay as due, or a lease as
+/// over: it counts whole milliseconds.
 const RELEASED_IS_DUE: Duration = Duration::from_millis(2);
 
-/// How long a message that must run alone may keep others from starting while the last handlers end.
+/// How long a message that must run alone may keep others from starting while the last handlers
+/// end.
 const QUARANTINE_PATIENCE: Duration = Duration::from_secs(10);
 
 /// The delay before such a message tries again to run alone: meanwhile the others run.
@@ -66,39 +67,59 @@ pub(super) async fn run(
     for (member, claimed) in claim_all(members).await {
         granted.extend(follow(tasks, member, claimed, purpose, &mut ended));
     }
-    let Some(first) = granted.first() else { return ended };
+    let Some(first) = granted.first() else {
+        return ended;
+    };
     let route = Arc::clone(&first.member.item.route);
     match &route.batches {
-        Some(handler) if first.member.is_in_batch() => batch::run(tasks, &**handler, granted, ended).await,
+        Some(handler) if first.member.is_in_batch() => {
+            batch::run(tasks, &**handler, granted, ended).await
+        }
         _ => calls::run(tasks, granted, ended).await,
     }
 }
 
-/// Claims the keys of these members: those of one shard by one call, so that a shard without an answer holds up no other.
-/// Those that run without their store have no shard.
+/// Claims the keys of these members: those of one shard by one call, so that a shard without an
+/// answer holds up no other. Those that run without their store have no shard.
 async fn claim_all(members: Vec<Member>) -> Vec<(Member, Result<Claimed, StoreError>)> {
-    let is_one_shard = members.windows(2).all(|pair| matches!(pair, [one, other] if one.asks == other.asks));
+    let is_one_shard = members
+        .windows(2)
+        .all(|pair| matches!(pair, [one, other] if one.asks == other.asks));
     if is_one_shard {
         return claim_of_shard(members).await;
     }
     let mut shards: BTreeMap<Option<Shard>, Vec<(usize, Member)>> = BTreeMap::new();
     for (position, member) in members.into_iter().enumerate() {
-        shards.entry(member.asks).or_default().push((position, member));
+        shards
+            .entry(member.asks)
+            .or_default()
+            .push((position, member));
     }
     let claims = shards.into_values().map(|of_shard| async move {
         let (positions, members): (Vec<usize>, Vec<Member>) = of_shard.into_iter().unzip();
-        positions.into_iter().zip(claim_of_shard(members).await).collect::<Vec<_>>()
+        positions
+            .into_iter()
+            .zip(claim_of_shard(members).await)
+            .collect::<Vec<_>>()
     });
     let mut claimed: Vec<_> = join_all(claims).await.into_iter().flatten().collect();
     claimed.sort_by_key(|(position, _)| *position);
     claimed.into_iter().map(|(_, claimed)| claimed).collect()
 }
 
-/// Claims keys by one call. After a lost answer the same claim is sent again: it may have been granted.
+/// Claims keys by one call. After a lost answer the same claim is sent again: it may have been
+/// granted.
 async fn claim_of_shard(mut members: Vec<Member>) -> Vec<(Member, Result<Claimed, StoreError>)> {
     let mut claims: Vec<(&mut OpenClaim, &Message)> = Vec::with_capacity(members.len());
     for member in &mut members {
-        let Item { route, delivery, claim, identity, without_store, .. } = &mut *member.item;
+        let Item {
+            route,
+            delivery,
+            claim,
+            identity,
+            without_store,
+            ..
+        } = &mut *member.item;
         let Ok(identity) = identity else {
             debug_assert!(false, "a message without a key is settled before");
             continue;
@@ -144,7 +165,8 @@ fn follow(
     granted(tasks, shared, (member, lease), purpose, ended)
 }
 
-/// The key is claimed: its handler runs, unless a failure of before must be recorded first, or it must run at another time.
+/// The key is claimed: its handler runs, unless a failure of before must be recorded first, or it
+/// must run at another time.
 fn granted(
     tasks: &Arc<Tasks>,
     shared: &Shared,
@@ -152,10 +174,14 @@ fn granted(
     purpose: Purpose,
     ended: &mut Vec<Ended>,
 ) -> Option<Granted> {
-    let (progress, is_used_up) = (&member.item.past.progress, is_used_up(shared, &member.item, &lease));
+    let (progress, is_used_up) = (
+        &member.item.past.progress,
+        is_used_up(shared, &member.item, &lease),
+    );
     let runs_later = match purpose {
         Purpose::Look => !progress.is_rolled_back(),
-        // Earlier attempts have ended their processes. It holds no failure that must be recorded first.
+        // Earlier attempts have ended their processes. It holds no failure that must be recorded
+        // first.
         Purpose::Run => lease.is_suspect() && !progress.is_rolled_back() && !is_used_up,
         Purpose::RunAlone => false,
     };
@@ -167,7 +193,13 @@ fn granted(
         lease.mark_recovered();
     }
     if let Some(rolled_back) = member.item.past.granted() {
-        let end = failed(shared, &member.item, lease, &rolled_back.failure, rolled_back.count);
+        let end = failed(
+            shared,
+            &member.item,
+            lease,
+            &rolled_back.failure,
+            rolled_back.count,
+        );
         tasks.settle(ended, member, end);
         return None;
     }
@@ -181,13 +213,26 @@ fn granted(
         let tasks_of_end = Arc::clone(tasks);
         tasks.apart(ended, async move {
             // The grant came too late. Nothing has run yet.
-            lease.release(Duration::ZERO, false, "the lease was over before the handler began").await;
-            let end = End::NotNow { ask_again_in: Duration::ZERO, cause: WaitCause::Lapse };
+            lease
+                .release(
+                    Duration::ZERO,
+                    false,
+                    "the lease was over before the handler began",
+                )
+                .await;
+            let end = End::NotNow {
+                ask_again_in: Duration::ZERO,
+                cause: WaitCause::Lapse,
+            };
             settle(&tasks_of_end.shared, member, end).await
         });
         return None;
     }
-    Some(Granted { member, lease, span })
+    Some(Granted {
+        member,
+        lease,
+        span,
+    })
 }
 
 /// Whether all attempts of the message were used before this one.
@@ -197,7 +242,11 @@ fn is_used_up(shared: &Shared, item: &Item, lease: &Lease) -> bool {
 }
 
 /// The end of a message whose key was not granted.
-async fn not_granted(shared: &Shared, item: &mut Item, claimed: Result<Claimed, StoreError>) -> End {
+async fn not_granted(
+    shared: &Shared,
+    item: &mut Item,
+    claimed: Result<Claimed, StoreError>,
+) -> End {
     match claimed {
         Ok(Claimed::Granted(lease)) => {
             debug_assert!(false, "it was granted");
@@ -208,25 +257,44 @@ async fn not_granted(shared: &Shared, item: &mut Item, claimed: Result<Claimed, 
         Ok(Claimed::Failed { reason, by, .. }) if returned_letter::is_own(item) => {
             returned_letter::follow(shared, item, (reason, by)).await
         }
-        Ok(Claimed::Failed { handed_over: true, .. }) => {
+        Ok(Claimed::Failed {
+            handed_over: true, ..
+        }) => {
             let (scope, origin) = (item.route.gate.scope(), item.delivery.message.origin());
             info!(scope, %origin, "the message has failed before, and is in the dead letters");
             End::HandedOver
         }
-        Ok(Claimed::Failed { handed_over: false, reason, by }) => End::NotHandedOver { reason, by },
+        Ok(Claimed::Failed {
+            handed_over: false,
+            reason,
+            by,
+        }) => End::NotHandedOver { reason, by },
         Ok(Claimed::Mismatch) => {
-            let (cause, reason) =
-                (DeadLetterCause::Mismatch, "the key is known with other content".to_owned());
-            End::GiveUp { lease: None, cause, reason, attempts: 0 }
+            let (cause, reason) = (
+                DeadLetterCause::Mismatch,
+                "the key is known with other content".to_owned(),
+            );
+            End::GiveUp {
+                lease: None,
+                cause,
+                reason,
+                attempts: 0,
+            }
         }
         Err(StoreError::Unreadable { key, reason }) => {
             tracing::error!(%key, %reason, "the record cannot be read; its message waits");
-            End::NotNow { ask_again_in: UNREADABLE_RECHECK, cause: WaitCause::Unreadable }
+            End::NotNow {
+                ask_again_in: UNREADABLE_RECHECK,
+                cause: WaitCause::Unreadable,
+            }
         }
         // Its shard answers for other keys, so this is no outage.
         Err(error @ StoreError::KeyUnavailable { .. }) => {
             tracing::debug!(%error, "the message waits");
-            End::NotNow { ask_again_in: KEY_RECHECK, cause: WaitCause::Retry }
+            End::NotNow {
+                ask_again_in: KEY_RECHECK,
+                cause: WaitCause::Retry,
+            }
         }
         Err(error) => End::NoAnswer { error },
     }
@@ -240,16 +308,24 @@ fn busy(shared: &Shared, item: &mut Item, retry_in: Duration) -> End {
     }
     item.past.busy = item.past.busy.saturating_add(1);
     let ask_again_in = retry_in.min(BUSY_BACKOFF.wait(item.past.busy, shared.random()));
-    End::NotNow { ask_again_in, cause: WaitCause::Busy }
+    End::NotNow {
+        ask_again_in,
+        cause: WaitCause::Busy,
+    }
 }
 
-/// The record is completed: by this message's own transaction, if its commit was not answered, or before.
+/// The record is completed: by this message's own transaction, if its commit was not answered, or
+/// before.
 async fn completed(shared: &Shared, item: &Item, stored: Bytes) -> End {
-    let Ok(identity) = &item.identity else { return End::HandedOver };
+    let Ok(identity) = &item.identity else {
+        return End::HandedOver;
+    };
     if let Some(tag) = item.past.unanswered_commit() {
         match item.route.gate.is_completed_by(identity, tag).await {
             Ok(true) => {
-                item.route.gate.note_transaction_completed(&item.delivery.message, identity, tag);
+                item.route
+                    .gate
+                    .note_transaction_completed(&item.delivery.message, identity, tag);
                 return End::Completed;
             }
             Ok(false) => {}
@@ -260,11 +336,18 @@ async fn completed(shared: &Shared, item: &Item, stored: Bytes) -> End {
     answer(item, stored).instrument(span).await
 }
 
-/// Gives the claim back of a message that is to run alone: in quarantine if it may have ended processes, or at another time
-/// if it is in a batch. It holds no claim while it waits: if this process dies in the meantime, that costs it no attempt.
-fn run_later(tasks: Arc<Tasks>, mut member: Member, lease: Lease) -> BoxFuture<'static, Vec<Ended>> {
+/// Gives the claim back of a message that is to run alone: in quarantine if it may have ended
+/// processes, or at another time if it is in a batch. It holds no claim while it waits: if this
+/// process dies in the meantime, that costs it no attempt.
+fn run_later(
+    tasks: Arc<Tasks>,
+    mut member: Member,
+    lease: Lease,
+) -> BoxFuture<'static, Vec<Ended>> {
     Box::pin(async move {
-        lease.release(Duration::ZERO, false, "the message waits to run alone").await;
+        lease
+            .release(Duration::ZERO, false, "the message waits to run alone")
+            .await;
         let shared = &tasks.shared;
         let wait = if member.is_in_batch() {
             member.item.past.runs_alone = true;
@@ -277,16 +360,20 @@ fn run_later(tasks: Arc<Tasks>, mut member: Member, lease: Lease) -> BoxFuture<'
             }
             QUARANTINE_PAUSE
         };
-        let end = End::NotNow { ask_again_in: wait, cause: WaitCause::Retry };
+        let end = End::NotNow {
+            ask_again_in: wait,
+            cause: WaitCause::Retry,
+        };
         vec![settle(shared, member, end).await]
     })
 }
 
-/// Waits until nothing else runs in this process, and keeps it so: a message that kills its process must not
-/// use up the attempts of other messages. `None` when the consumer stops, or when others run for too long: while this
-/// one waits for the last permits, no other message starts.
+/// Waits until nothing else runs in this process, and keeps it so: a message that kills its process
+/// must not use up the attempts of other messages. `None` when the consumer stops, or when others
+/// run for too long: while this one waits for the last permits, no other message starts.
 ///
-/// It gives its own permit back first: two such messages that kept theirs would wait for each other.
+/// It gives its own permit back first: two such messages that kept theirs would wait for each
+/// other.
 async fn quarantine(shared: &Shared, item: &Item, permit: Option<Permit>) -> Option<Permit> {
     drop(permit);
     let scope = item.route.gate.scope();
@@ -294,7 +381,10 @@ async fn quarantine(shared: &Shared, item: &Item, permit: Option<Permit>) -> Opt
     item.route.gate.observe(Event::Quarantined { scope });
     let origin = item.delivery.message.origin();
     warn!(scope, %origin, "earlier attempts ended without an outcome: the message runs alone");
-    let every = shared.permits.clone().acquire_many_owned(shared.settings.concurrency);
+    let every = shared
+        .permits
+        .clone()
+        .acquire_many_owned(shared.settings.concurrency);
     let every = tokio::select! {
         biased;
         () = shared.stopping.cancelled() => return None,

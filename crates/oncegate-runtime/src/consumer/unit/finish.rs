@@ -1,4 +1,5 @@
-//! Ends the attempts whose handlers have ended: those that succeeded together by one call of the store.
+//! Ends the attempts whose handlers have ended: those that succeeded together by one call of the
+//! store.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -35,12 +36,18 @@ pub(super) struct Finished {
     pub(super) began: Instant,
 }
 
-/// Ends the attempts of these members. Those whose results are stored as they are are completed by one call.
+/// Ends the attempts of these members. Those whose results are stored as they are are completed by
+/// one call.
 pub(super) async fn finish(tasks: &Arc<Tasks>, finished: Vec<Finished>) -> Vec<Ended> {
     let mut ended = Vec::with_capacity(finished.len());
     let mut results: Vec<(Granted, Bytes)> = Vec::with_capacity(finished.len());
     let now = Instant::now();
-    for Finished { granted, ran, began } in finished {
+    for Finished {
+        granted,
+        ran,
+        began,
+    } in finished
+    {
         let count = note(&tasks.shared, &granted, &ran, (began, now));
         match ran {
             Ran::Returned(Ok(Ok(stored))) if is_stored_as_it_is(&granted, &stored) => {
@@ -58,20 +65,36 @@ pub(super) async fn finish(tasks: &Arc<Tasks>, finished: Vec<Finished>) -> Vec<E
     ended
 }
 
-/// Tells the observer, the breaker and the span how the handler ended. Returns whether it counts if it failed.
-fn note(shared: &Shared, granted: &Granted, ran: &Ran, (began, now): (Instant, Instant)) -> FailureCount {
-    let Granted { member, lease, span } = granted;
+/// Tells the observer, the breaker and the span how the handler ended. Returns whether it counts if
+/// it failed.
+fn note(
+    shared: &Shared,
+    granted: &Granted,
+    ran: &Ran,
+    (began, now): (Instant, Instant),
+) -> FailureCount {
+    let Granted {
+        member,
+        lease,
+        span,
+    } = granted;
     let (gate, outcome) = (&member.item.route.gate, ran.outcome());
     let took = now.saturating_duration_since(began);
     shared.watch.handler_times.note(took);
-    gate.observe(Event::HandlerRan { scope: gate.scope(), outcome, took });
+    gate.observe(Event::HandlerRan {
+        scope: gate.scope(),
+        outcome,
+        took,
+    });
     trace::ended(span, outcome);
     member.item.enter(Stage::Ending, now);
-    member.item.tell_breaker(lease.was_cut_short(), outcome, ran.failure())
+    member
+        .item
+        .tell_breaker(lease.was_cut_short(), outcome, ran.failure())
 }
 
-/// Whether the record of this run holds its result and nothing else is to be done: no transaction of the handler's, no
-/// result store.
+/// Whether the record of this run holds its result and nothing else is to be done: no transaction
+/// of the handler's, no result store.
 fn is_stored_as_it_is(Granted { member, lease, .. }: &Granted, stored: &Bytes) -> bool {
     let settings = member.item.route.gate.settings();
     stored.len() <= settings.max_result_bytes
@@ -87,10 +110,23 @@ async fn record(tasks: &Arc<Tasks>, results: Vec<(Granted, Bytes)>, ended: &mut 
     }
     tasks.report(ended);
     let began = Instant::now();
-    let leases: Vec<(&Lease, &Bytes)> =
-        results.iter().map(|(granted, stored)| (&granted.lease, stored)).collect();
+    let leases: Vec<(&Lease, &Bytes)> = results
+        .iter()
+        .map(|(granted, stored)| (&granted.lease, stored))
+        .collect();
     let recorded = Lease::record_results(&leases).await;
-    for ((Granted { member, lease, span }, stored), recorded) in results.into_iter().zip(recorded) {
+    for (
+        (
+            Granted {
+                member,
+                lease,
+                span,
+            },
+            stored,
+        ),
+        recorded,
+    ) in results.into_iter().zip(recorded)
+    {
         match recorded {
             Ok(completion) => {
                 drop((lease, span));
@@ -117,15 +153,23 @@ fn end_of(completion: Completion) -> End {
 
 /// Ends the attempt of one member, and settles it.
 async fn finish_one(shared: &Shared, granted: Granted, ran: Ran, count: FailureCount) -> Ended {
-    let Granted { member, lease, span } = granted;
+    let Granted {
+        member,
+        lease,
+        span,
+    } = granted;
     let item = &member.item;
     let end = if lease.is_attempted() {
         read_back(shared, item, lease, ran, count).await
     } else {
         match ran {
-            Ran::Returned(Ok(_)) if item.route.gate.settings().transactional => {
-                failed(shared, item, lease, &Failure::retry(WITHOUT_TRANSACTION), count)
-            }
+            Ran::Returned(Ok(_)) if item.route.gate.settings().transactional => failed(
+                shared,
+                item,
+                lease,
+                &Failure::retry(WITHOUT_TRANSACTION),
+                count,
+            ),
             Ran::Returned(Ok(encoded)) => complete(lease, encoded).await,
             Ran::Returned(Err(failure)) => failed(shared, item, lease, &failure, count),
             Ran::Panicked => failed(shared, item, lease, &Failure::retry(PANICKED), count),
@@ -141,9 +185,15 @@ async fn complete(lease: Lease, encoded: Encoded) -> End {
     end_of(lease.record_result(storable.stored).await)
 }
 
-/// Reads the record after the handler tried to complete the message in its own transaction. The record decides, not
-/// what the handler returned.
-async fn read_back(shared: &Shared, item: &Item, lease: Lease, ran: Ran, count: FailureCount) -> End {
+/// Reads the record after the handler tried to complete the message in its own transaction. The
+/// record decides, not what the handler returned.
+async fn read_back(
+    shared: &Shared,
+    item: &Item,
+    lease: Lease,
+    ran: Ran,
+    count: FailureCount,
+) -> End {
     match (lease.read_back().await, ran) {
         (Committed::Yes, ran) => {
             if let Ran::Returned(Err(failure)) = ran {
@@ -152,8 +202,12 @@ async fn read_back(shared: &Shared, item: &Item, lease: Lease, ran: Ran, count: 
             End::Completed
         }
         (Committed::NotOwner, _) => End::TAKEN_OVER,
-        (Committed::No, Ran::Returned(Err(failure))) => failed(shared, item, lease, &failure, count),
-        (Committed::No, Ran::Panicked) => failed(shared, item, lease, &Failure::retry(PANICKED), count),
+        (Committed::No, Ran::Returned(Err(failure))) => {
+            failed(shared, item, lease, &failure, count)
+        }
+        (Committed::No, Ran::Panicked) => {
+            failed(shared, item, lease, &Failure::retry(PANICKED), count)
+        }
         (Committed::No, Ran::Returned(Ok(_))) => {
             let failure = lease.not_committed();
             failed(shared, item, lease, &failure, count)
@@ -163,8 +217,8 @@ async fn read_back(shared: &Shared, item: &Item, lease: Lease, ran: Ran, count: 
     }
 }
 
-/// The end of an attempt whose handler was dropped. What it has begun elsewhere may go on, so the next attempt waits as long
-/// as the lease would have lasted.
+/// The end of an attempt whose handler was dropped. What it has begun elsewhere may go on, so the
+/// next attempt waits as long as the lease would have lasted.
 async fn discarded(lease: Lease) -> End {
     let end = End::lapsing(&lease, CANCELLED.to_owned());
     lease.discard(CANCELLED).await;
@@ -175,7 +229,9 @@ async fn discarded(lease: Lease) -> End {
 pub(super) fn used_up(item: &Item, lease: Lease) -> End {
     let attempts = lease.attempt().number().saturating_sub(1);
     let reason = match &item.past.last_failure {
-        Some(last) => format!("{attempts} attempts have failed or ended their process; the last one: {last}"),
+        Some(last) => {
+            format!("{attempts} attempts have failed or ended their process; the last one: {last}")
+        }
         // They ran in other processes, or their processes ended.
         None => format!("{attempts} attempts have failed or ended their process"),
     };
@@ -183,7 +239,12 @@ pub(super) fn used_up(item: &Item, lease: Lease) -> End {
 }
 
 fn give_up(lease: Lease, cause: DeadLetterCause, reason: String, attempts: u32) -> End {
-    End::GiveUp { lease: Some(Box::new(lease)), cause, reason, attempts }
+    End::GiveUp {
+        lease: Some(Box::new(lease)),
+        cause,
+        reason,
+        attempts,
+    }
 }
 
 /// The end of an attempt that has failed.
@@ -196,14 +257,19 @@ pub(super) fn failed(
 ) -> End {
     let reason = failure.reason();
     let attempt = lease.attempt().number();
-    // One that is due starts before messages that came later, so one without a delay would leave them no permit.
+    // One that is due starts before messages that came later, so one without a delay would leave
+    // them no permit.
     let delayed = |delay: Duration| delay.max(shared.settings.backoff.first() / 2);
     let (after, count) = match failure.advice() {
         Advice::GiveUp => return give_up(lease, DeadLetterCause::Permanent, reason, attempt),
         Advice::Retry { after } => (after, count),
         Advice::NotRun => (None, FailureCount::Uncounted),
         Advice::Later { after } => {
-            return End::Later { lease: Box::new(lease), delay: delayed(after), reason };
+            return End::Later {
+                lease: Box::new(lease),
+                delay: delayed(after),
+                reason,
+            };
         }
         Advice::Unknown => return End::lapsing(&lease, reason),
     };
@@ -212,6 +278,12 @@ pub(super) fn failed(
     }
     // Attempts that are not counted get the same delays as those that are.
     let failures = attempt.saturating_add(item.past.uncounted);
-    let delay = delayed(after.unwrap_or_else(|| shared.settings.backoff.wait(failures, shared.random())));
-    End::Retry { lease: Box::new(lease), delay, count, reason }
+    let delay =
+        delayed(after.unwrap_or_else(|| shared.settings.backoff.wait(failures, shared.random())));
+    End::Retry {
+        lease: Box::new(lease),
+        delay,
+        count,
+        reason,
+    }
 }

@@ -1,14 +1,16 @@
-//! A unit: 1 to n messages of one route that start together, each with its permit. One path for all of them:
-//! claims → calls → finish → [`settle`](super::settle).
+//! A unit: 1 to n messages of one route that start together, each with its permit. One path for all
+//! of them: claims → calls → finish → [`settle`](super::settle).
 //!
-//! 1. **Claim** (`claims`): the keys are claimed by one call of the store, or, for a transactional handler, taken in its
-//!    transaction (`transaction`). A member that is completed, busy, failed or without an answer ends here.
-//! 2. **Call** (`calls`): each handler is polled in the unit's own task; a batch handler is called once (`batch`). A
-//!    handler that waits for something goes on in a task of its own. While one blocks its thread, another task calls the
-//!    rest.
+//! 1. **Claim** (`claims`): the keys are claimed by one call of the store, or, for a transactional
+//!    handler, taken in its transaction (`transaction`). A member that is completed, busy, failed
+//!    or without an answer ends here.
+//! 2. **Call** (`calls`): each handler is polled in the unit's own task; a batch handler is called
+//!    once (`batch`). A handler that waits for something goes on in a task of its own. While one
+//!    blocks its thread, another task calls the rest.
 //! 3. **Finish** (`finish`): those that ended together are completed by one call.
 //!
-//! No member waits for a slower one: what does not end at once goes on [apart](tasks::Tasks::apart).
+//! No member waits for a slower one: what does not end at once goes on
+//! [apart](tasks::Tasks::apart).
 
 use std::sync::Arc;
 
@@ -52,21 +54,35 @@ async fn run(tasks: Arc<Tasks>, members: Vec<Member>) -> Vec<Ended> {
             ended.push(member.not_ours());
         } else if let Err(error) = &member.item.identity {
             let (cause, reason) = (DeadLetterCause::BadKey, error.to_string());
-            tasks.settle(&mut ended, member, End::GiveUp { lease: None, cause, reason, attempts: 0 });
+            tasks.settle(
+                &mut ended,
+                member,
+                End::GiveUp {
+                    lease: None,
+                    cause,
+                    reason,
+                    attempts: 0,
+                },
+            );
         } else if let Some(stored) = member.item.found.take() {
             let tasks_of_answer = Arc::clone(&tasks);
-            tasks.apart(&mut ended, async move { answered(&tasks_of_answer.shared, member, stored).await });
+            tasks.apart(&mut ended, async move {
+                answered(&tasks_of_answer.shared, member, stored).await
+            });
         } else {
             started.push(member);
         }
     }
-    let Some(first) = started.first() else { return ended };
+    let Some(first) = started.first() else {
+        return ended;
+    };
     let (route, is_batch) = (Arc::clone(&first.item.route), first.is_in_batch());
     match &route.transactional {
         None => claims::run(&tasks, started, Purpose::Run, ended).await,
-        Some(TransactionalRoute { batches: Some(caller), .. }) if is_batch => {
-            transaction::run_batch(&tasks, caller, started, ended).await
-        }
+        Some(TransactionalRoute {
+            batches: Some(caller),
+            ..
+        }) if is_batch => transaction::run_batch(&tasks, caller, started, ended).await,
         Some(transactional) => transaction::run_each(&tasks, transactional, started, ended).await,
     }
 }

@@ -32,9 +32,18 @@ pub(in crate::consumer) struct Tasks {
 }
 
 impl Tasks {
-    pub(in crate::consumer) fn new(shared: Arc<Shared>) -> (Arc<Self>, mpsc::UnboundedReceiver<Vec<Ended>>) {
+    pub(in crate::consumer) fn new(
+        shared: Arc<Shared>,
+    ) -> (Arc<Self>, mpsc::UnboundedReceiver<Vec<Ended>>) {
         let (ended_early, ends) = mpsc::unbounded_channel();
-        (Arc::new(Self { shared, running: Mutex::default(), ended_early }), ends)
+        (
+            Arc::new(Self {
+                shared,
+                running: Mutex::default(),
+                ended_early,
+            }),
+            ends,
+        )
     }
 
     /// Waits for the end of a task; `None` when none runs.
@@ -69,8 +78,13 @@ impl Tasks {
         }
     }
 
-    /// Runs what ends a member here if it ends at once, and in a task of its own if it waits for something.
-    pub(super) fn apart(&self, ended: &mut Vec<Ended>, work: impl Future<Output = Ended> + Send + 'static) {
+    /// Runs what ends a member here if it ends at once, and in a task of its own if it waits for
+    /// something.
+    pub(super) fn apart(
+        &self,
+        ended: &mut Vec<Ended>,
+        work: impl Future<Output = Ended> + Send + 'static,
+    ) {
         match polled(work) {
             Ok(end) => ended.push(end),
             Err(work) => self.spawn(async move { vec![work.await] }),
@@ -80,7 +94,10 @@ impl Tasks {
     /// Settles a member.
     pub(super) fn settle(self: &Arc<Self>, ended: &mut Vec<Ended>, member: Member, end: End) {
         let tasks = Arc::clone(self);
-        self.apart(ended, async move { settle(&tasks.shared, member, end).await });
+        self.apart(
+            ended,
+            async move { settle(&tasks.shared, member, end).await },
+        );
     }
 
     fn running(&self) -> MutexGuard<'_, JoinSet<Vec<Ended>>> {

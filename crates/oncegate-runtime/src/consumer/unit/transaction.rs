@@ -1,7 +1,9 @@
-//! The first attempts of a transactional handler: one transaction, for one message or for a batch, and no claim before it.
+//! The first attempts of a transactional handler: one transaction, for one message or for a batch,
+//! and no claim before it.
 //!
-//! It is for keys of which nothing is known. Whatever else it finds is [claimed](super::claims): a key with a record, a key
-//! that a process may have died with, and a run whose failure must be counted.
+//! It is for keys of which nothing is known. Whatever else it finds is [claimed](super::claims): a
+//! key with a record, a key that a process may have died with, and a run whose failure must be
+//! counted.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -52,17 +54,27 @@ pub(super) async fn run_each(
             }
         };
         let run = Arc::new(run);
-        let span = tasks.shared.spans.unclaimed(&member.item.delivery.message, run.store_key());
+        let span = tasks
+            .shared
+            .spans
+            .unclaimed(&member.item.delivery.message, run.store_key());
         member.item.enter(Stage::Running, Instant::now());
         let running = transactional.work.run(Arc::clone(&run));
-        let end = until_lost(&member.item, &run, running).instrument(span.clone()).await;
-        to_claim.extend(follow(tasks, InTransaction { member, run, span }, end, &mut ended));
+        let end = until_lost(&member.item, &run, running)
+            .instrument(span.clone())
+            .await;
+        to_claim.extend(follow(
+            tasks,
+            InTransaction { member, run, span },
+            end,
+            &mut ended,
+        ));
     }
     claims::run(tasks, to_claim, Purpose::Run, ended).await
 }
 
-/// Runs the members in one transaction. What fails it runs again without the message that made it fail. What cannot be in
-/// one runs alone, and later.
+/// Runs the members in one transaction. What fails it runs again without the message that made it
+/// fail. What cannot be in one runs alone, and later.
 pub(super) async fn run_batch(
     tasks: &Arc<Tasks>,
     caller: &Arc<dyn ErasedTransactionalBatches>,
@@ -74,14 +86,26 @@ pub(super) async fn run_batch(
     for mut member in members {
         match prepare(&mut listing, &mut member.item).await {
             ControlFlow::Continue(Some(run)) => {
-                let span = tasks.shared.spans.unclaimed(&member.item.delivery.message, run.store_key());
-                begun.push(InTransaction { member, run: Arc::new(run), span });
+                let span = tasks
+                    .shared
+                    .spans
+                    .unclaimed(&member.item.delivery.message, run.store_key());
+                begun.push(InTransaction {
+                    member,
+                    run: Arc::new(run),
+                    span,
+                });
             }
-            // Another attempt, or another process, may have ended with it. It is not claimed here: that would cost it an
-            // attempt if one of its neighbours ended this process.
-            ControlFlow::Continue(None) if matches!(member.item.past.progress, Progress::NeedsClaim) => {
+            // Another attempt, or another process, may have ended with it. It is not claimed here:
+            // that would cost it an attempt if one of its neighbours ended this process.
+            ControlFlow::Continue(None)
+                if matches!(member.item.past.progress, Progress::NeedsClaim) =>
+            {
                 member.item.past.runs_alone = true;
-                let end = End::NotNow { ask_again_in: Duration::ZERO, cause: WaitCause::Retry };
+                let end = End::NotNow {
+                    ask_again_in: Duration::ZERO,
+                    cause: WaitCause::Retry,
+                };
                 tasks.settle(&mut ended, member, end);
             }
             ControlFlow::Continue(None) => to_claim.push(member),
@@ -122,7 +146,10 @@ impl<'a> TransactionMembers<'a> {
         let began = Instant::now();
         let lost = begun.iter().map(|InTransaction { member, run, .. }| {
             member.item.enter(Stage::Running, began);
-            let (run, ack_handle) = (Arc::clone(run), Arc::clone(&member.item.delivery.ack_handle));
+            let (run, ack_handle) = (
+                Arc::clone(run),
+                Arc::clone(&member.item.delivery.ack_handle),
+            );
             Box::pin(async move {
                 if let Some(lost) = ack_handle.lost() {
                     lost.await;
@@ -132,7 +159,14 @@ impl<'a> TransactionMembers<'a> {
         });
         let lost = lost.collect();
         let members = begun.into_iter().map(Some).collect();
-        Self { tasks, caller, members, lost, ended: Vec::new(), to_claim: Vec::new() }
+        Self {
+            tasks,
+            caller,
+            members,
+            lost,
+            ended: Vec::new(),
+            to_claim: Vec::new(),
+        }
     }
 
     /// Runs transactions until each message has an end.
@@ -145,7 +179,9 @@ impl<'a> TransactionMembers<'a> {
             if !to_claim.is_empty() {
                 claim_apart(self.tasks, to_claim);
             }
-            let Some(rest) = self.run_one(&mut part, call, &mut split).await else { continue };
+            let Some(rest) = self.run_one(&mut part, call, &mut split).await else {
+                continue;
+            };
             let messages = part.members.len();
             let was_split = matches!(rest.blame(), Blame::One | Blame::InTheWay | Blame::Conflict);
             match split.failed(part, rest.blame()) {
@@ -155,9 +191,16 @@ impl<'a> TransactionMembers<'a> {
                     sleep(BUSY_BACKOFF.wait(conflicts, self.tasks.shared.random())).await;
                 }
                 NextStep::Fail { members, .. } => self.end_all(members, &rest),
-                NextStep::Outage { members, rest: others, .. } => {
+                NextStep::Outage {
+                    members,
+                    rest: others,
+                    ..
+                } => {
                     self.end_all(members, &rest);
-                    let later = Rest::Excused { excuse: Excuse::Conflict, reason: rest.reason() };
+                    let later = Rest::Excused {
+                        excuse: Excuse::Conflict,
+                        reason: rest.reason(),
+                    };
                     self.end_all(others, &later);
                 }
             }
@@ -174,13 +217,23 @@ impl<'a> TransactionMembers<'a> {
     ) -> Option<Rest> {
         for place in &part.members {
             let is_discarded = |running: &InTransaction| running.run.discarded().is_cancelled();
-            if self.members.get(*place).and_then(Option::as_ref).is_some_and(is_discarded) {
+            if self
+                .members
+                .get(*place)
+                .and_then(Option::as_ref)
+                .is_some_and(is_discarded)
+            {
                 self.end(*place, TransactionEnd::Discarded, Duration::ZERO);
             }
         }
-        part.members.retain(|place| self.members.get(*place).is_some_and(Option::is_some));
-        let members = part.members.iter().filter_map(|place| self.members.get(*place)?.as_ref());
-        let runs: Vec<Arc<TransactionRun>> = members.map(|running| Arc::clone(&running.run)).collect();
+        part.members
+            .retain(|place| self.members.get(*place).is_some_and(Option::is_some));
+        let members = part
+            .members
+            .iter()
+            .filter_map(|place| self.members.get(*place)?.as_ref());
+        let runs: Vec<Arc<TransactionRun>> =
+            members.map(|running| Arc::clone(&running.run)).collect();
         if runs.is_empty() {
             return None;
         }
@@ -200,38 +253,54 @@ impl<'a> TransactionMembers<'a> {
             }
             self.end(*place, end, took);
         }
-        part.members.retain(|place| self.members.get(*place).is_some_and(Option::is_some));
+        part.members
+            .retain(|place| self.members.get(*place).is_some_and(Option::is_some));
         (!part.members.is_empty()).then_some(rest)
     }
 
     fn end_all(&mut self, members: Vec<usize>, rest: &Rest) {
-        members.into_iter().for_each(|place| self.end(place, rest.of_one(), Duration::ZERO));
+        members
+            .into_iter()
+            .for_each(|place| self.end(place, rest.of_one(), Duration::ZERO));
     }
 
     /// Ends a message, and notes how the handler's run ended for it.
     fn end(&mut self, place: usize, end: TransactionEnd, took: Duration) {
-        let Some(mut running) = self.members.get_mut(place).and_then(Option::take) else { return };
+        let Some(mut running) = self.members.get_mut(place).and_then(Option::take) else {
+            return;
+        };
         let outcome = match &end {
             TransactionEnd::Committed | TransactionEnd::Unknown(_) => Some(RunOutcome::Succeeded),
             TransactionEnd::Failed { outcome, .. } => Some(*outcome),
             TransactionEnd::Excused { .. } => Some(RunOutcome::Failed),
             TransactionEnd::Discarded => Some(RunOutcome::Cancelled),
-            TransactionEnd::RecordExists | TransactionEnd::Held | TransactionEnd::NotBegun(_) => None,
+            TransactionEnd::RecordExists | TransactionEnd::Held | TransactionEnd::NotBegun(_) => {
+                None
+            }
         };
         if let Some(outcome) = outcome {
             let gate = running.run.gate();
-            gate.observe(Event::HandlerRan { scope: gate.scope(), outcome, took });
+            gate.observe(Event::HandlerRan {
+                scope: gate.scope(),
+                outcome,
+                took,
+            });
         }
         running.member.item.past.runs_alone |= matches!(end, TransactionEnd::Failed { .. });
-        self.to_claim.extend(follow(self.tasks, running, end, &mut self.ended));
+        self.to_claim
+            .extend(follow(self.tasks, running, end, &mut self.ended));
     }
 
     fn log_split(&self, messages: usize, rest: &Rest) {
-        let Some(running) = self.members.iter().flatten().next() else { return };
+        let Some(running) = self.members.iter().flatten().next() else {
+            return;
+        };
         let (scope, reason) = (running.run.gate().scope(), rest.reason());
         info!(
             scope,
-            messages, reason, "the transaction of a batch was rolled back; each half of it is tried"
+            messages,
+            reason,
+            "the transaction of a batch was rolled back; each half of it is tried"
         );
     }
 }
@@ -241,9 +310,16 @@ impl Rest {
         match self {
             Self::RunAgain => Blame::Others,
             Self::Failed { failure, .. } => blame(failure),
-            Self::Excused { excuse: Excuse::Conflict, .. } => Blame::Conflict,
+            Self::Excused {
+                excuse: Excuse::Conflict,
+                ..
+            } => Blame::Conflict,
             // A message may end the session of its transaction, and a held key is the key of one.
-            Self::Excused { excuse: Excuse::ConnectionLost, .. } | Self::Held => Blame::InTheWay,
+            Self::Excused {
+                excuse: Excuse::ConnectionLost,
+                ..
+            }
+            | Self::Held => Blame::InTheWay,
         }
     }
 
@@ -258,12 +334,14 @@ impl Rest {
     /// What it means to one message.
     fn of_one(&self) -> TransactionEnd {
         match self {
-            Self::Failed { failure, outcome } => {
-                TransactionEnd::Failed { failure: failure.copied(), outcome: *outcome }
-            }
-            Self::Excused { excuse, reason } => {
-                TransactionEnd::Excused { excuse: *excuse, reason: reason.clone() }
-            }
+            Self::Failed { failure, outcome } => TransactionEnd::Failed {
+                failure: failure.copied(),
+                outcome: *outcome,
+            },
+            Self::Excused { excuse, reason } => TransactionEnd::Excused {
+                excuse: *excuse,
+                reason: reason.clone(),
+            },
             Self::Held | Self::RunAgain => TransactionEnd::Held,
         }
     }
@@ -272,12 +350,16 @@ impl Rest {
 /// Claims the keys of a batch's members while its transactions go on.
 fn claim_apart(tasks: &Arc<Tasks>, members: Vec<Member>) {
     let others = Arc::clone(tasks);
-    tasks.spawn(Box::pin(async move { claims::run(&others, members, Purpose::Look, Vec::new()).await })
-        as BoxFuture<'static, Vec<Ended>>);
+    tasks.spawn(Box::pin(
+        async move { claims::run(&others, members, Purpose::Look, Vec::new()).await },
+    ) as BoxFuture<'static, Vec<Ended>>);
 }
 
 /// The right to run without a claim; `None` if the key must be claimed.
-async fn prepare(listing: &mut UnitListing, item: &mut Item) -> ControlFlow<End, Option<TransactionRun>> {
+async fn prepare(
+    listing: &mut UnitListing,
+    item: &mut Item,
+) -> ControlFlow<End, Option<TransactionRun>> {
     // A fencing token comes from a claim.
     if !item.past.progress.is_new() || item.claim.is_some() || item.route.gate.settings().fenced {
         return ControlFlow::Continue(None);
@@ -290,19 +372,33 @@ async fn prepare(listing: &mut UnitListing, item: &mut Item) -> ControlFlow<End,
         }
         Err(error) => return ControlFlow::Break(End::NoAnswer { error }),
     }
-    let Ok(identity) = &item.identity else { return ControlFlow::Continue(None) };
-    let Some(limit) = item.route.transactional.as_ref().map(|transactional| transactional.work.limit())
+    let Ok(identity) = &item.identity else {
+        return ControlFlow::Continue(None);
+    };
+    let Some(limit) = item
+        .route
+        .transactional
+        .as_ref()
+        .map(|transactional| transactional.work.limit())
     else {
         return ControlFlow::Continue(None);
     };
-    let on_grant = item.probe.clone().map(|probe| OnGrant::new(move || probe.answered()));
-    match item.route.gate.transaction_run(&item.delivery.message, identity, limit, on_grant) {
+    let on_grant = item
+        .probe
+        .clone()
+        .map(|probe| OnGrant::new(move || probe.answered()));
+    match item
+        .route
+        .gate
+        .transaction_run(&item.delivery.message, identity, limit, on_grant)
+    {
         Ok(run) => ControlFlow::Continue(Some(run)),
         Err(error) => ControlFlow::Break(End::NoAnswer { error }),
     }
 }
 
-/// Whether another process may have died with this key. When this returns, this process is known to have it.
+/// Whether another process may have died with this key. When this returns, this process is known to
+/// have it.
 async fn is_suspect(listing: &mut UnitListing, item: &Item) -> Result<bool, StoreError> {
     match &item.entry {
         Some(entry) => listing.list(entry).await,
@@ -310,13 +406,16 @@ async fn is_suspect(listing: &mut UnitListing, item: &Item) -> Result<bool, Stor
     }
 }
 
-/// Waits for the end of the transaction, which is rolled back when the broker takes the message away.
+/// Waits for the end of the transaction, which is rolled back when the broker takes the message
+/// away.
 async fn until_lost(
     item: &Item,
     run: &TransactionRun,
     running: BoxFuture<'_, TransactionEnd>,
 ) -> TransactionEnd {
-    let Some(lost) = item.delivery.ack_handle.lost() else { return running.await };
+    let Some(lost) = item.delivery.ack_handle.lost() else {
+        return running.await;
+    };
     let mut running = running;
     tokio::select! {
         biased;
@@ -331,7 +430,11 @@ async fn until_lost(
 /// Does what the end of the transaction says. Returns the member if its key must be claimed.
 fn follow(
     tasks: &Arc<Tasks>,
-    InTransaction { mut member, run, span }: InTransaction,
+    InTransaction {
+        mut member,
+        run,
+        span,
+    }: InTransaction,
     end: TransactionEnd,
     ended: &mut Vec<Ended>,
 ) -> Option<Member> {
@@ -346,10 +449,16 @@ fn follow(
         TransactionEnd::Held => {
             item.past.busy = item.past.busy.saturating_add(1);
             let ask_again_in = BUSY_BACKOFF.wait(item.past.busy, shared.random());
-            End::NotNow { ask_again_in, cause: WaitCause::Busy }
+            End::NotNow {
+                ask_again_in,
+                cause: WaitCause::Busy,
+            }
         }
         TransactionEnd::NotBegun(error) => {
-            gate.observe(Event::StoreError { scope: gate.scope(), class: error.class() });
+            gate.observe(Event::StoreError {
+                scope: gate.scope(),
+                class: error.class(),
+            });
             End::NoAnswer { error }
         }
         TransactionEnd::Excused { excuse, reason } => excused(shared, item, excuse, &reason),
@@ -358,13 +467,17 @@ fn follow(
             item.past.progress = Progress::RolledBack(RolledBack { failure, count });
             return Some(member);
         }
-        TransactionEnd::Discarded => {
-            End::NotNow { ask_again_in: BUSY_BACKOFF.first(), cause: WaitCause::Lapse }
-        }
+        TransactionEnd::Discarded => End::NotNow {
+            ask_again_in: BUSY_BACKOFF.first(),
+            cause: WaitCause::Lapse,
+        },
         TransactionEnd::Unknown(error) => {
             let origin = item.delivery.message.origin();
             warn!(scope = gate.scope(), %origin, %error, "the commit was not answered; the record decides");
-            gate.observe(Event::StoreError { scope: gate.scope(), class: error.class() });
+            gate.observe(Event::StoreError {
+                scope: gate.scope(),
+                class: error.class(),
+            });
             return Some(member);
         }
     };
@@ -396,5 +509,8 @@ fn excused(shared: &Shared, item: &mut Item, excuse: Excuse, reason: &str) -> En
     debug!(scope, %origin, reason, ?excuse, "the transaction was rolled back; it is repeated, and not counted");
     item.past.uncounted = item.past.uncounted.saturating_add(1);
     let ask_again_in = BUSY_BACKOFF.wait(item.past.uncounted, shared.random());
-    End::NotNow { ask_again_in, cause: WaitCause::Retry }
+    End::NotNow {
+        ask_again_in,
+        cause: WaitCause::Retry,
+    }
 }

@@ -8,8 +8,8 @@ use super::millis_of;
 use crate::gate::store_position::StorePosition;
 use crate::gate::witnesses::Witness;
 
-/// A process notices a loss up to this long after another one, on another clock: the longest time between two checks of a
-/// server, and half a minute of clocks.
+/// A process notices a loss up to this long after another one, on another clock: the longest time
+/// between two checks of a server, and half a minute of clocks.
 const SAME_LOSS_MS: u64 = 70_000;
 
 /// A loss of records that was detected.
@@ -39,20 +39,31 @@ pub(in crate::gate) enum Evidence {
 impl Loss {
     /// A loss that is noticed now.
     pub(in crate::gate) fn new(reason: &str, epochs: Vec<Epoch>, evidence: Evidence) -> Self {
-        Self { at_ms: millis_of(SystemTime::now()), reason: reason.to_owned(), epochs, evidence }
+        Self {
+            at_ms: millis_of(SystemTime::now()),
+            reason: reason.to_owned(),
+            epochs,
+            evidence,
+        }
     }
 
-    /// Whether the descriptor in the store has it: another process was faster, or an operator has accepted it already.
-    pub(in crate::gate) fn is_written_in(&self, held: &ScopeDescriptor, known: &ScopeDescriptor) -> bool {
+    /// Whether the descriptor in the store has it: another process was faster, or an operator has
+    /// accepted it already.
+    pub(in crate::gate) fn is_written_in(
+        &self,
+        held: &ScopeDescriptor,
+        known: &ScopeDescriptor,
+    ) -> bool {
         let halt = held.halt.as_ref();
         let is_settled = halt.is_some() || (held.epoch != known.epoch && held.knows(known.epoch));
-        let names =
-            |lost: &Epoch| held.knows(*lost) || halt.is_some_and(|halt| halt.lost_epochs.contains(lost));
+        let names = |lost: &Epoch| {
+            held.knows(*lost) || halt.is_some_and(|halt| halt.lost_epochs.contains(lost))
+        };
         is_settled && self.epochs.iter().all(names)
     }
 
-    /// Returns the descriptor with the loss written into it: halted, or in `next_epoch` if work continues and no other
-    /// process has halted the scope.
+    /// Returns the descriptor with the loss written into it: halted, or in `next_epoch` if work
+    /// continues and no other process has halted the scope.
     pub(in crate::gate) fn written_into(
         &self,
         held: Option<&ScopeDescriptor>,
@@ -67,21 +78,30 @@ impl Loss {
         if let Some(epoch) = next_epoch.filter(|_| base.halt.is_none()) {
             return base.succeed(epoch, &lost, self.at_ms);
         }
-        let mut halt = base.halt.clone().unwrap_or_else(|| Halt::new(self.at_ms, &self.reason, Vec::new()));
+        let mut halt = base
+            .halt
+            .clone()
+            .unwrap_or_else(|| Halt::new(self.at_ms, &self.reason, Vec::new()));
         for epoch in lost {
             if !halt.lost_epochs.contains(&epoch) {
                 halt.lost_epochs.push(epoch);
             }
         }
-        ScopeDescriptor { halt: Some(halt), ..base.clone() }
+        ScopeDescriptor {
+            halt: Some(halt),
+            ..base.clone()
+        }
     }
 }
 
-/// Whether a loss that the store had noticed before the scope was opened needs no halt: the scope has begun since, or
-/// its loss was accepted.
+/// Whether a loss that the store had noticed before the scope was opened needs no halt: the scope
+/// has begun since, or its loss was accepted.
 pub(super) fn is_settled(at: SystemTime, known: &ScopeDescriptor, first: &ScopeDescriptor) -> bool {
     // Another process may have opened it, on another clock.
-    let is_new = known.epoch == first.epoch || known.begun_at_ms > millis_of(at).saturating_add(SAME_LOSS_MS);
-    let is_accepted = known.lost_at_ms.is_some_and(|lost| millis_of(at) <= lost.saturating_add(SAME_LOSS_MS));
+    let is_new = known.epoch == first.epoch
+        || known.begun_at_ms > millis_of(at).saturating_add(SAME_LOSS_MS);
+    let is_accepted = known
+        .lost_at_ms
+        .is_some_and(|lost| millis_of(at) <= lost.saturating_add(SAME_LOSS_MS));
     is_new || (known.halt.is_none() && is_accepted)
 }

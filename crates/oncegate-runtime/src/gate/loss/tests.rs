@@ -44,7 +44,11 @@ impl StoreWrapper for Counting {
             return Err(StoreError::unavailable("connection refused"));
         }
         let copy = self.copy.lock().unwrap().clone();
-        let held = if copy.is_some() { Ok(copy) } else { self.inner.descriptor(scope).await };
+        let held = if copy.is_some() {
+            Ok(copy)
+        } else {
+            self.inner.descriptor(scope).await
+        };
         let held_back = self.holds_back.lock().unwrap().take();
         if let Some(held_back) = held_back {
             held_back.notified().await;
@@ -80,10 +84,13 @@ async fn watching(store: &Arc<Counting>) -> LossWatch {
     let (scope, lease) = (Scope::new("billing").unwrap(), Duration::from_secs(30));
     let (observer, entropy) = (Arc::new(Counters::default()), Arc::default());
     let (shared, on_loss) = (Arc::clone(store) as _, OnStoreLoss::Halt);
-    LossWatch::open(scope, shared, "{}", lease, on_loss, observer, entropy).await.unwrap()
+    LossWatch::open(scope, shared, "{}", lease, on_loss, observer, entropy)
+        .await
+        .unwrap()
 }
 
-/// Completes a message, and lets the checks find that in the store; returns what a commit holds then.
+/// Completes a message, and lets the checks find that in the store; returns what a commit holds
+/// then.
 async fn completed(watch: &LossWatch) -> StorePosition {
     let before = watch.position();
     watch.note_completed();
@@ -98,19 +105,31 @@ async fn completed(watch: &LossWatch) -> StorePosition {
 async fn with_many_processes_each_check_reads_the_descriptor_and_few_read_records() {
     let (store, watch) = watched().await;
     let key = StoreKey::new(&watch.scope, Digest::from_bytes([7; 16]));
-    watch.witnesses.note_completed(&key, &Token::from_bits(1), Instant::now(), Duration::from_secs(3_600));
+    watch.witnesses.note_completed(
+        &key,
+        &Token::from_bits(1),
+        Instant::now(),
+        Duration::from_secs(3_600),
+    );
     let before = store.descriptors.load(Ordering::SeqCst);
     // The first one was made when the gate opened.
     for _ in 0..3 {
         watch.look().await;
     }
     assert_eq!(
-        (store.descriptors.load(Ordering::SeqCst) - before, store.reads.load(Ordering::SeqCst)),
+        (
+            store.descriptors.load(Ordering::SeqCst) - before,
+            store.reads.load(Ordering::SeqCst)
+        ),
         (3, 0)
     );
     assert!(watch.refusal().is_none());
     watch.look().await;
-    assert_eq!(store.reads.load(Ordering::SeqCst), 2, "and once more before the halt is written");
+    assert_eq!(
+        store.reads.load(Ordering::SeqCst),
+        2,
+        "and once more before the halt is written"
+    );
     assert!(watch.refusal().is_some(), "the record is not there");
 }
 
@@ -125,7 +144,10 @@ async fn checks_without_an_answer_are_noted_until_one_is_answered() {
         tokio::time::advance(Duration::from_secs(4)).await;
     }
     let (lasts, error) = watch.unanswered(Instant::now()).expect("it is away");
-    assert!(lasts >= Duration::from_secs(12) && error.contains("connection refused"), "{lasts:?} {error}");
+    assert!(
+        lasts >= Duration::from_secs(12) && error.contains("connection refused"),
+        "{lasts:?} {error}"
+    );
     store.is_away.store(false, Ordering::SeqCst);
     watch.look().await;
     assert_eq!(watch.unanswered(Instant::now()), None);
@@ -135,36 +157,55 @@ async fn checks_without_an_answer_are_noted_until_one_is_answered() {
 #[tokio::test]
 async fn what_others_complete_and_commit_after_a_process_has_read_the_store_is_no_loss() {
     let (store, running) = watched().await;
-    // It reads the store when it opens, and then waits for the broker, which tells what the other one has committed since.
+    // It reads the store when it opens, and then waits for the broker, which tells what the other
+    // one has committed since.
     let starting = watching(&store).await;
     let committed = completed(&running).await;
     starting.compare_with(&[committed]).await.unwrap();
     assert!(starting.refusal().is_none(), "nothing is lost");
 
     store.is_away.store(true, Ordering::SeqCst);
-    let later = StorePosition { sequence: committed.sequence + 1, ..committed };
+    let later = StorePosition {
+        sequence: committed.sequence + 1,
+        ..committed
+    };
     assert!(starting.compare_with(&[later]).await.unwrap_err().is_away());
     assert!(starting.refusal().is_none(), "nothing was compared");
     store.is_away.store(false, Ordering::SeqCst);
     starting.compare_with(&[later]).await.unwrap();
-    assert!(starting.refusal().is_some(), "the store is older than that commit");
+    assert!(
+        starting.refusal().is_some(),
+        "the store is older than that commit"
+    );
 }
 
-/// The text of the scope's descriptor.
-/// Another process has opened the scope. What this one's store has noticed before concerns other scopes.
+/// The text of the scope's descriptor. Another process has opened the scope. What this one's store
+/// has noticed before concerns other scopes.
 // invariant: halt-without-loss
 #[tokio::test]
 async fn a_scope_that_began_after_a_loss_is_not_halted_by_it() {
     let (store, _first) = watched().await;
     for (ago, is_halted) in [(Duration::from_secs(3_600), false), (Duration::ZERO, true)] {
         let at = SystemTime::now() - ago;
-        *store.noticed.lock().unwrap() = Some(StoreLoss { at, reason: "it was emptied".into() });
-        assert_eq!(watching(&store).await.refusal().is_some(), is_halted, "noticed {ago:?} ago");
+        *store.noticed.lock().unwrap() = Some(StoreLoss {
+            at,
+            reason: "it was emptied".into(),
+        });
+        assert_eq!(
+            watching(&store).await.refusal().is_some(),
+            is_halted,
+            "noticed {ago:?} ago"
+        );
     }
 }
 
 async fn text(store: &Counting) -> String {
-    store.inner.descriptor(&Scope::new("billing").unwrap()).await.unwrap().unwrap()
+    store
+        .inner
+        .descriptor(&Scope::new("billing").unwrap())
+        .await
+        .unwrap()
+        .unwrap()
 }
 
 // invariant: halt-without-loss
@@ -196,7 +237,10 @@ async fn a_copy_that_lags_halts_only_while_it_answers() {
     completed(&watch).await;
     *store.copy.lock().unwrap() = Some(earlier);
     watch.look().await;
-    assert!(watch.refusal().is_some(), "as far as is known, the store was put back");
+    assert!(
+        watch.refusal().is_some(),
+        "as far as is known, the store was put back"
+    );
     *store.copy.lock().unwrap() = None;
     watch.look().await;
     assert!(watch.refusal().is_none(), "the store has everything");
@@ -210,7 +254,12 @@ async fn a_restored_store_whose_number_others_have_raised_stays_lost() {
     let (store, watch) = watched().await;
     let earlier = text(&store).await;
     let key = StoreKey::new(&watch.scope, Digest::from_bytes([7; 16]));
-    watch.witnesses.note_completed(&key, &Token::from_bits(1), Instant::now(), Duration::from_secs(3_600));
+    watch.witnesses.note_completed(
+        &key,
+        &Token::from_bits(1),
+        Instant::now(),
+        Duration::from_secs(3_600),
+    );
     completed(&watch).await;
     *store.copy.lock().unwrap() = Some(earlier);
     watch.look().await;
@@ -218,7 +267,10 @@ async fn a_restored_store_whose_number_others_have_raised_stays_lost() {
     *store.copy.lock().unwrap() = None;
     watch.look().await;
     assert!(watch.refusal().is_some());
-    assert!(text(&store).await.contains("halt"), "and every process obeys");
+    assert!(
+        text(&store).await.contains("halt"),
+        "and every process obeys"
+    );
 }
 
 // invariant: halt-without-loss
@@ -228,10 +280,18 @@ async fn a_completion_confirmed_after_a_long_outage_may_have_expired() {
     let key = StoreKey::new(&watch.scope, Digest::from_bytes([7; 16]));
     let begun = Instant::now();
     tokio::time::advance(Duration::from_secs(2_000)).await;
-    watch.witnesses.note_completed(&key, &Token::from_bits(1), begun, Duration::from_secs(3_600));
+    watch.witnesses.note_completed(
+        &key,
+        &Token::from_bits(1),
+        begun,
+        Duration::from_secs(3_600),
+    );
     tokio::time::advance(Duration::from_secs(1_700)).await;
     for _ in 0..5 {
         watch.look().await;
     }
-    assert!(watch.refusal().is_none(), "it expired an hour after its first execution");
+    assert!(
+        watch.refusal().is_none(),
+        "it expired an hour after its first execution"
+    );
 }

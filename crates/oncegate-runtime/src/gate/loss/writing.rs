@@ -1,4 +1,5 @@
-//! Looks again after a loss was found, and writes it into the scope's descriptor, so that every process obeys it.
+//! Looks again after a loss was found, and writes it into the scope's descriptor, so that every
+//! process obeys it.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -33,13 +34,14 @@ pub(super) enum Written {
 }
 
 impl LossWatch {
-    /// Records a loss that was found in `epoch`: halts this process if so configured, and writes the loss to the store
-    /// if another look shows it as well.
+    /// Records a loss that was found in `epoch`: halts this process if so configured, and writes
+    /// the loss to the store if another look shows it as well.
     pub(super) async fn lost(&self, epoch: Epoch, loss: Loss) {
         {
             let mut state = self.lock();
             if state.known.epoch != epoch {
-                // Another check has adopted an accepted loss since the question: this one was about the records before.
+                // Another check has adopted an accepted loss since the question: this one was about
+                // the records before.
                 return;
             }
             state.lost_at = Some(time_of(loss.at_ms));
@@ -61,13 +63,17 @@ impl LossWatch {
         }
     }
 
-    /// Waits until a loss that this process has noticed is in the store, or is withdrawn. A process that stops before
-    /// would take it along: the next one may find no evidence of its own.
+    /// Waits until a loss that this process has noticed is in the store, or is withdrawn. A process
+    /// that stops before would take it along: the next one may find no evidence of its own.
     pub(in crate::gate) async fn losses_written(&self) {
         let mut failures = 0_u32;
         loop {
-            let Some(loss) = self.lock().unwritten.clone() else { return };
-            let Err(error) = self.write(&loss).await else { return };
+            let Some(loss) = self.lock().unwritten.clone() else {
+                return;
+            };
+            let Err(error) = self.write(&loss).await else {
+                return;
+            };
             failures = failures.saturating_add(1);
             tracing::warn!(
                 scope = self.scope.as_str(),
@@ -83,7 +89,10 @@ impl LossWatch {
         for _ in 0..MAX_WRITES {
             let known = self.lock().known.clone();
             let text = self.store.descriptor(&self.scope).await?;
-            let held = text.as_deref().map(|held| ScopeDescriptor::parse(&self.scope, held)).transpose()?;
+            let held = text
+                .as_deref()
+                .map(|held| ScopeDescriptor::parse(&self.scope, held))
+                .transpose()?;
             if let Some(held) = held.clone().filter(|held| loss.is_written_in(held, &known)) {
                 self.settle(held);
                 return Ok(Written::Settled);
@@ -92,15 +101,17 @@ impl LossWatch {
                 self.withdraw(loss);
                 return Ok(Written::Withdrawn);
             }
-            let next_epoch =
-                (self.on_loss == OnStoreLoss::Continue).then(|| Epoch::from_bits(self.entropy.bits()));
+            let next_epoch = (self.on_loss == OnStoreLoss::Continue)
+                .then(|| Epoch::from_bits(self.entropy.bits()));
             let next = loss.written_into(held.as_ref(), &known, next_epoch);
             if self.replace(held.as_ref(), &next).await? {
                 self.settle(next);
                 return Ok(Written::Settled);
             }
         }
-        Err(StoreError::unavailable("other processes keep changing the scope's descriptor"))
+        Err(StoreError::unavailable(
+            "other processes keep changing the scope's descriptor",
+        ))
     }
 
     /// Takes over the descriptor that holds the loss which this process has noticed.
@@ -125,7 +136,8 @@ impl LossWatch {
             Evidence::Told => Ok(true),
             Evidence::Positions(kept) => Ok(kept.iter().any(|kept| kept.is_ahead_of(&held))),
             Evidence::Records(witnesses) => witnesses::are_missing(&*self.store, witnesses).await,
-            // Other processes may have raised the number of a restored store meanwhile: its records must be there, too.
+            // Other processes may have raised the number of a restored store meanwhile: its records
+            // must be there, too.
             Evidence::Descriptor | Evidence::Marker => {
                 if shard_markers::is_one_missing(&*self.store, &self.scope, known).await {
                     return Ok(true);

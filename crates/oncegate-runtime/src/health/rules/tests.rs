@@ -36,10 +36,18 @@ fn well() -> Status {
         phase: Phase::Running,
         scopes: vec![scope],
         permits: Permits { total: 4, free: 2 },
-        messages: Messages { in_flight: 10, most: 100, most_bytes: 1, ..Messages::default() },
+        messages: Messages {
+            in_flight: 10,
+            most: 100,
+            most_bytes: 1,
+            ..Messages::default()
+        },
         handler_p99: Some(S * 2),
         runs: vec![run(Stage::Running, 20), run(Stage::Claiming, 1)],
-        refusals: Refusals { in_a_row: 0, most_in_a_row: 100 },
+        refusals: Refusals {
+            in_a_row: 0,
+            most_in_a_row: 100,
+        },
         delivered_ago: S * 9_000,
         source: super::super::SourceStatus {
             polled_ago: Some(S),
@@ -62,11 +70,23 @@ fn run(stage: Stage, seconds: u32) -> Run {
 
 fn parked(cause: WaitCause, seconds: u32) -> Unfinished {
     let (scope, origin) = ("billing".into(), "orders/0@7".into());
-    Unfinished { scope, origin, stage: Stage::Parked(cause), in_stage_for: S * seconds, age: S * seconds }
+    Unfinished {
+        scope,
+        origin,
+        stage: Stage::Parked(cause),
+        in_stage_for: S * seconds,
+        age: S * seconds,
+    }
 }
 
 fn outage(shard: u64) -> StoreOutage {
-    StoreOutage { shard, lasts: S * 3, error: "connection refused".into(), waiting: 1, open: false }
+    StoreOutage {
+        shard,
+        lasts: S * 3,
+        error: "connection refused".into(),
+        waiting: 1,
+        open: false,
+    }
 }
 
 fn failure(operation: &str, seconds: u32) -> SourceFailure {
@@ -79,14 +99,39 @@ fn failure(operation: &str, seconds: u32) -> SourceFailure {
     }
 }
 
-/// A change to the healthy status, the words of its reasons, whether it is live, and whether it is ready.
-type RuleCase = (&'static str, fn(&mut Status), &'static [&'static str], bool, bool);
+/// A change to the healthy status, the words of its reasons, whether it is live, and whether it is
+/// ready.
+type RuleCase = (
+    &'static str,
+    fn(&mut Status),
+    &'static [&'static str],
+    bool,
+    bool,
+);
 
 const TABLE: &[RuleCase] = &[
     ("well", |_| {}, &[], true, true),
-    ("starting", |s| s.phase = Phase::Starting, &["starting"], true, false),
-    ("stopping", |s| s.phase = Phase::Stopping, &["stopping"], true, false),
-    ("stopped", |s| s.phase = Phase::Stopped, &["stopped"], true, false),
+    (
+        "starting",
+        |s| s.phase = Phase::Starting,
+        &["starting"],
+        true,
+        false,
+    ),
+    (
+        "stopping",
+        |s| s.phase = Phase::Stopping,
+        &["stopping"],
+        true,
+        false,
+    ),
+    (
+        "stopped",
+        |s| s.phase = Phase::Stopped,
+        &["stopped"],
+        true,
+        false,
+    ),
     (
         "ended by itself",
         |s| (s.phase, s.error) = (Phase::Stopped, Some("no topic".into())),
@@ -94,8 +139,20 @@ const TABLE: &[RuleCase] = &[
         false,
         false,
     ),
-    ("slow, within the lease", |s| s.runs = vec![run(Stage::Running, 30)], &[], true, true),
-    ("slower than usual", |s| s.runs = vec![run(Stage::Running, 31)], &["slow_handler"], true, true),
+    (
+        "slow, within the lease",
+        |s| s.runs = vec![run(Stage::Running, 30)],
+        &[],
+        true,
+        true,
+    ),
+    (
+        "slower than usual",
+        |s| s.runs = vec![run(Stage::Running, 31)],
+        &["slow_handler"],
+        true,
+        true,
+    ),
     (
         "slow, as usual",
         |s| (s.handler_p99, s.runs) = (Some(S * 300), vec![run(Stage::Running, 800)]),
@@ -110,7 +167,13 @@ const TABLE: &[RuleCase] = &[
         true,
         true,
     ),
-    ("overdue", |s| s.runs = vec![run(Stage::Running, 901)], &["overdue_handler"], true, true),
+    (
+        "overdue",
+        |s| s.runs = vec![run(Stage::Running, 901)],
+        &["overdue_handler"],
+        true,
+        true,
+    ),
     (
         "no permit left",
         |s| (s.overdue, s.runs) = (4, vec![run(Stage::Running, 901)]),
@@ -118,8 +181,20 @@ const TABLE: &[RuleCase] = &[
         false,
         false,
     ),
-    ("a result that is not stored", |s| s.runs = vec![run(Stage::Ending, 31)], &["not_stored"], true, true),
-    ("a dead letter being written", |s| s.runs = vec![run(Stage::Burying, 30)], &[], true, true),
+    (
+        "a result that is not stored",
+        |s| s.runs = vec![run(Stage::Ending, 31)],
+        &["not_stored"],
+        true,
+        true,
+    ),
+    (
+        "a dead letter being written",
+        |s| s.runs = vec![run(Stage::Burying, 30)],
+        &[],
+        true,
+        true,
+    ),
     (
         "a dead letter that is not written",
         |s| s.runs = vec![run(Stage::Burying, 31)],
@@ -127,9 +202,27 @@ const TABLE: &[RuleCase] = &[
         true,
         true,
     ),
-    ("one shard away", |s| s.scopes[0].outages = vec![outage(1)], &["store_away"], true, true),
-    ("the store away", |s| s.scopes[0].outages = vec![outage(0), outage(1)], &["store_away"], true, false),
-    ("a source's call failed", |s| s.source.failures = vec![failure("receive", 9)], &[], true, true),
+    (
+        "one shard away",
+        |s| s.scopes[0].outages = vec![outage(1)],
+        &["store_away"],
+        true,
+        true,
+    ),
+    (
+        "the store away",
+        |s| s.scopes[0].outages = vec![outage(0), outage(1)],
+        &["store_away"],
+        true,
+        false,
+    ),
+    (
+        "a source's call failed",
+        |s| s.source.failures = vec![failure("receive", 9)],
+        &[],
+        true,
+        true,
+    ),
     (
         "the source brings nothing",
         |s| s.source.failures = vec![failure("receive", 10)],
@@ -196,8 +289,20 @@ const TABLE: &[RuleCase] = &[
         true,
         true,
     ),
-    ("the handler paused", |s| s.scopes[0].handler_paused = true, &["handler_paused"], true, false),
-    ("ready for a moment", |s| s.nothing_started_for = S * 30, &[], true, true),
+    (
+        "the handler paused",
+        |s| s.scopes[0].handler_paused = true,
+        &["handler_paused"],
+        true,
+        false,
+    ),
+    (
+        "ready for a moment",
+        |s| s.nothing_started_for = S * 30,
+        &[],
+        true,
+        true,
+    ),
     (
         "nothing starts",
         |s| (s.messages.ready, s.nothing_started_for) = (3, S * 31),
@@ -239,10 +344,34 @@ const TABLE: &[RuleCase] = &[
         true,
         true,
     ),
-    ("a long revoke", |s| s.source.polled_ago = Some(S * 59), &[], true, true),
-    ("not polled", |s| s.source.polled_ago = Some(S * 61), &["not_polled"], false, false),
-    ("connecting", |s| s.source.disconnected_for = Some(S * 30), &[], true, true),
-    ("no broker", |s| s.source.disconnected_for = Some(S * 31), &["not_connected"], true, false),
+    (
+        "a long revoke",
+        |s| s.source.polled_ago = Some(S * 59),
+        &[],
+        true,
+        true,
+    ),
+    (
+        "not polled",
+        |s| s.source.polled_ago = Some(S * 61),
+        &["not_polled"],
+        false,
+        false,
+    ),
+    (
+        "connecting",
+        |s| s.source.disconnected_for = Some(S * 30),
+        &[],
+        true,
+        true,
+    ),
+    (
+        "no broker",
+        |s| s.source.disconnected_for = Some(S * 31),
+        &["not_connected"],
+        true,
+        false,
+    ),
     (
         "no connection",
         |s| (s.source.disconnected_for, s.source.others_connect) = (Some(S * 31), true),
@@ -250,7 +379,13 @@ const TABLE: &[RuleCase] = &[
         false,
         false,
     ),
-    ("blocked", |s| s.looked_ago = S * 11, &["blocked"], false, false),
+    (
+        "blocked",
+        |s| s.looked_ago = S * 11,
+        &["blocked"],
+        false,
+        false,
+    ),
     (
         "not committed",
         |s| s.source.partitions[0].uncommitted_for = Some(S * 31),
@@ -265,8 +400,20 @@ const TABLE: &[RuleCase] = &[
         true,
         true,
     ),
-    ("a retry in an hour", |s| s.waiting = vec![parked(WaitCause::Retry, 3_600)], &[], true, true),
-    ("busy elsewhere", |s| s.waiting = vec![parked(WaitCause::Busy, 900)], &[], true, true),
+    (
+        "a retry in an hour",
+        |s| s.waiting = vec![parked(WaitCause::Retry, 3_600)],
+        &[],
+        true,
+        true,
+    ),
+    (
+        "busy elsewhere",
+        |s| s.waiting = vec![parked(WaitCause::Busy, 900)],
+        &[],
+        true,
+        true,
+    ),
     (
         "busy elsewhere for ever",
         |s| s.waiting = vec![parked(WaitCause::Busy, 901)],
@@ -281,8 +428,20 @@ const TABLE: &[RuleCase] = &[
         true,
         true,
     ),
-    ("some refusals", |s| s.refusals.in_a_row = 49, &[], true, true),
-    ("many dead letters", |s| s.refusals.in_a_row = 50, &["flood"], true, true),
+    (
+        "some refusals",
+        |s| s.refusals.in_a_row = 49,
+        &[],
+        true,
+        true,
+    ),
+    (
+        "many dead letters",
+        |s| s.refusals.in_a_row = 50,
+        &["flood"],
+        true,
+        true,
+    ),
 ];
 
 // invariant: stall-unreported
@@ -294,8 +453,16 @@ fn each_sign_has_its_reason_and_its_answer_to_both_probes() {
         let health = Health::of(&status);
         let found: Vec<&str> = health.reasons().iter().map(Reason::as_str).collect();
         assert_eq!(&found, words, "{name}: {health}");
-        assert_eq!((health.is_live(), health.is_ready()), (*live, *ready), "{name}: {health}");
-        assert_eq!(matches!(health, Health::Stalled { .. }), !live, "{name}: {health}");
+        assert_eq!(
+            (health.is_live(), health.is_ready()),
+            (*live, *ready),
+            "{name}: {health}"
+        );
+        assert_eq!(
+            matches!(health, Health::Stalled { .. }),
+            !live,
+            "{name}: {health}"
+        );
     }
 }
 
