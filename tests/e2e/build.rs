@@ -1,4 +1,4 @@
-//! Makes the program `readme` from the README: servers and topics come from the environment.
+//! Makes the program `readme` from the tutorial for Rust: servers and topics come from the environment.
 
 use std::path::Path;
 
@@ -6,8 +6,8 @@ use std::path::Path;
 mod extract;
 
 fn main() {
-    let readme = extract::readme();
-    let mut program = extract::program(&readme).to_owned();
+    let tutorial = extract::tutorial();
+    let mut program = extract::program(&tutorial).to_owned();
     for (literal, name) in [
         ("\"redis://localhost:6379\"", "README_REDIS"),
         ("\"localhost:9092\"", "README_KAFKA"),
@@ -17,7 +17,7 @@ fn main() {
         assert_eq!(
             program.matches(literal).count(),
             1,
-            "the README's program contains {literal} once"
+            "the tutorial's program contains {literal} once"
         );
         let variable = match name {
             "README_REDIS" => format!("&std::env::var({name:?})?"),

@@ -115,10 +115,10 @@ pub mod results {
     pub use oncegate_runtime::results::*;
 }
 
-/// The README's programs, compiled as documentation tests.
+/// The program of the tutorial, compiled as a documentation test.
 #[cfg(all(doctest, feature = "kafka", feature = "redis"))]
-#[doc = include_str!("../README.md")]
-pub mod readme {}
+#[doc = include_str!("../../../docs/tutorials/rust.md")]
+pub mod tutorial {}
 
 /// The program of the Redis document, compiled as a documentation test.
 #[cfg(all(doctest, feature = "redis"))]

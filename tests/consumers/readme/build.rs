@@ -1,4 +1,4 @@
-//! Takes the program from the README, and compares the dependencies that it names with those of
+//! Takes the program from the tutorial for Rust, and compares the dependencies that it names with those of
 //! this package.
 
 use std::collections::BTreeMap;
@@ -7,13 +7,13 @@ use std::path::Path;
 mod extract;
 
 fn main() {
-    let readme = extract::readme();
+    let tutorial = extract::tutorial();
     let manifest = std::fs::read_to_string("Cargo.toml").expect("the manifest");
     let dependencies = manifest.split("[dependencies]\n").nth(1).expect("dependencies");
     let own: BTreeMap<String, Vec<String>> = dependencies.lines().map(dependency).collect();
-    assert_eq!(own, extract::dependencies(&readme), "the dependencies of this package, and those of the README");
+    assert_eq!(own, extract::dependencies(&tutorial), "the dependencies of this package, and those of the tutorial");
     let out = std::env::var("OUT_DIR").expect("cargo sets it");
-    std::fs::write(Path::new(&out).join("program.rs"), extract::program(&readme)).expect("written");
+    std::fs::write(Path::new(&out).join("program.rs"), extract::program(&tutorial)).expect("written");
 }
 
 /// The name and the features of a line such as `serde = { version = "1", features = ["derive"] }`.
