@@ -17,6 +17,7 @@ const SCHEMA: &str = "oncegate.init/1";
 
 const CONFIGURATION: &str = "oncegate.toml";
 const MESSAGES: &str = "orders.jsonl";
+const SAMPLES: &str = "samples.jsonl";
 
 /// Write a commented configuration, a worker, and a few messages to try them with
 ///
@@ -131,6 +132,7 @@ pub(crate) fn run(args: &InitArgs) -> Result<Exit, Problem> {
     let mut files = vec![(CONFIGURATION, configuration.as_str())];
     files.extend(args.language.worker());
     files.push((MESSAGES, include_str!("../templates/orders.jsonl")));
+    files.push((SAMPLES, include_str!("../templates/samples.jsonl")));
     if let Some((name, _)) = files
         .iter()
         .find(|(name, _)| args.folder.join(name).exists())
@@ -214,10 +216,23 @@ impl InitArgs {
         self.source.template(&self.flags, &commands)
     }
 
-    /// Returns the commands to continue with, in the folder.
+    /// Returns the commands to continue with, in the folder: what tries the worker comes before what
+    /// runs it.
     fn next(&self) -> Vec<String> {
-        let build = self.language.build().map(str::to_owned);
-        build.into_iter().chain(self.template().next).collect()
+        let mut next: Vec<String> = self
+            .language
+            .build()
+            .map(str::to_owned)
+            .into_iter()
+            .collect();
+        next.push(format!(
+            "head -n 1 {SAMPLES} | oncegate worker-test --config {CONFIGURATION}"
+        ));
+        next.push(format!(
+            "oncegate prove --config {CONFIGURATION} --samples {SAMPLES}"
+        ));
+        next.extend(self.template().next);
+        next
     }
 
     fn configuration(&self) -> String {

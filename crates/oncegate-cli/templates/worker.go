@@ -3,11 +3,19 @@ package main
 
 import (
 	"bufio"
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"log"
+	"net/http"
 	"os"
+	"time"
 )
+
+// downstream is set by `oncegate prove`, which tries this worker: the address of what stands for your bank.
+var downstream = os.Getenv("ONCEGATE_DOWNSTREAM")
+
+var bank = http.Client{Timeout: 10 * time.Second}
 
 type message struct {
 	Type           string `json:"type"`
@@ -30,6 +38,9 @@ type answer struct {
 
 // charge is your effect. The key is the same in every attempt for this order: pass it to the systems that you call.
 func charge(o order, idempotencyKey string) error {
+	if downstream != "" {
+		return callBank(o, idempotencyKey)
+	}
 	charges, err := os.OpenFile("charges.txt", os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o644)
 	if err != nil {
 		return err
@@ -37,6 +48,28 @@ func charge(o order, idempotencyKey string) error {
 	defer charges.Close()
 	_, err = fmt.Fprintf(charges, "%s %s\n", o.OrderID, o.Amount)
 	return err
+}
+
+func callBank(o order, idempotencyKey string) error {
+	body, err := json.Marshal(o)
+	if err != nil {
+		return err
+	}
+	request, err := http.NewRequest(http.MethodPost, downstream+"/effects", bytes.NewReader(body))
+	if err != nil {
+		return err
+	}
+	request.Header.Set("Content-Type", "application/json")
+	request.Header.Set("Idempotency-Key", idempotencyKey)
+	response, err := bank.Do(request)
+	if err != nil {
+		return err
+	}
+	defer response.Body.Close()
+	if response.StatusCode != http.StatusOK {
+		return fmt.Errorf("the bank answers with %s", response.Status)
+	}
+	return nil
 }
 
 func handle(m message) answer {

@@ -1,8 +1,17 @@
 // A worker of oncegate. It gets each order once, as a line of JSON on standard input, and answers with a line of JSON.
 const fs = require("node:fs");
 
+// Set by `oncegate prove`, which tries this worker: the address of what stands for your bank.
+const downstream = process.env.ONCEGATE_DOWNSTREAM;
+
 async function charge(order, idempotencyKey) {
   // Your effect. The key is the same in every attempt for this order: pass it to the systems that you call.
+  if (downstream) {
+    const headers = { "Content-Type": "application/json", "Idempotency-Key": idempotencyKey };
+    const response = await fetch(`${downstream}/effects`, { method: "POST", headers, body: JSON.stringify(order) });
+    if (!response.ok) throw new Error(`the bank answers with status ${response.status}`);
+    return response.json();
+  }
   await fs.promises.appendFile("charges.txt", `${order.order_id} ${order.amount}\n`);
   return { charged: order.order_id };
 }

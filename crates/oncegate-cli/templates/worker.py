@@ -3,10 +3,19 @@ import json
 import os
 import sys
 import traceback
+import urllib.request
+
+# Set by `oncegate prove`, which tries this worker: the address of what stands for your bank.
+DOWNSTREAM = os.environ.get("ONCEGATE_DOWNSTREAM")
 
 
 def charge(order, idempotency_key):
     # Your effect. The key is the same in every attempt for this order: pass it to the systems that you call.
+    if DOWNSTREAM:
+        headers = {"Content-Type": "application/json", "Idempotency-Key": idempotency_key}
+        request = urllib.request.Request(f"{DOWNSTREAM}/effects", json.dumps(order).encode(), headers)
+        with urllib.request.urlopen(request, timeout=10) as response:
+            return json.load(response)
     with open("charges.txt", "a") as charges:
         charges.write(f"{order['order_id']} {order['amount']}\n")
     return {"charged": order["order_id"]}

@@ -1,7 +1,9 @@
 // A worker of oncegate. It gets each order once, as a line of JSON on standard input, and answers
 // with a line on standard output. So print with `eprintln!`; oncegate writes that into its log.
 use std::fs::OpenOptions;
-use std::io::{self, Write};
+use std::io::{self, BufRead, BufReader, Write};
+use std::net::TcpStream;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
@@ -19,7 +21,7 @@ enum Line {
     Cancel,
 }
 
-#[derive(Deserialize)]
+#[derive(Deserialize, Serialize)]
 struct Order {
     order_id: String,
     amount: serde_json::Number,
@@ -47,15 +49,40 @@ struct Answer {
 
 /// Your effect. The key is the same in every attempt for this order: pass it to the systems that
 /// you call.
-fn charge(order: &Order, _idempotency_key: &str) -> io::Result<Receipt> {
+fn charge(order: &Order, idempotency_key: &str) -> io::Result<Receipt> {
+    let receipt = Receipt {
+        charged: order.order_id.clone(),
+    };
+    // `oncegate prove`, which tries this worker, sets the address of what stands for your bank.
+    if let Ok(bank) = std::env::var("ONCEGATE_DOWNSTREAM") {
+        call_bank(&bank, &serde_json::to_string(order)?, idempotency_key)?;
+        return Ok(receipt);
+    }
     let mut charges = OpenOptions::new()
         .append(true)
         .create(true)
         .open("charges.txt")?;
     charges.write_all(format!("{} {}\n", order.order_id, order.amount).as_bytes())?;
-    Ok(Receipt {
-        charged: order.order_id.clone(),
-    })
+    Ok(receipt)
+}
+
+/// Your bank's own client does this better.
+fn call_bank(url: &str, body: &str, idempotency_key: &str) -> io::Result<()> {
+    let mut bank = TcpStream::connect(url.trim_start_matches("http://"))?;
+    bank.set_read_timeout(Some(Duration::from_secs(10)))?;
+    write!(
+        bank,
+        "POST /effects HTTP/1.1\r\nHost: bank\r\nConnection: close\r\n\
+         Content-Type: application/json\r\nContent-Length: {}\r\n\
+         Idempotency-Key: {idempotency_key}\r\n\r\n{body}",
+        body.len()
+    )?;
+    let mut status = String::new();
+    BufReader::new(bank).read_line(&mut status)?;
+    match status.split(' ').nth(1) {
+        Some("200") => Ok(()),
+        _ => Err(io::Error::other(format!("the bank answers {status:?}"))),
+    }
 }
 
 fn handle(idempotency_key: &str, payload: &str) -> Outcome {

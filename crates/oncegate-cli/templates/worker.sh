@@ -5,6 +5,11 @@ set -euo pipefail
 order=$(cat)
 
 # Your effect. $ONCEGATE_IDEMPOTENCY_KEY is the same in every attempt for this order: pass it to the systems that you call.
-printf '%s\n' "$order" >>charges.txt
+if [ -n "${ONCEGATE_DOWNSTREAM:-}" ]; then # set by `oncegate prove`, which tries this worker: what stands for your bank
+    curl --fail --silent --show-error --max-time 10 --output /dev/null "$ONCEGATE_DOWNSTREAM/effects" \
+        --header 'Content-Type: application/json' --header "Idempotency-Key: $ONCEGATE_IDEMPOTENCY_KEY" --data "$order"
+else
+    printf '%s\n' "$order" >>charges.txt
+fi
 
 printf 'charged under %s' "$ONCEGATE_IDEMPOTENCY_KEY"

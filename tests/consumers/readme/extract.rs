@@ -18,7 +18,10 @@ pub(crate) fn tutorial() -> String {
     });
     let shown = fence(&readme, "rust,ignore").expect("the README shows a handler");
     for part in shown.split("// …\n") {
-        assert!(program(&tutorial).contains(part), "not in the program of the tutorial:\n{part}");
+        assert!(
+            program(&tutorial).contains(part),
+            "not in the program of the tutorial:\n{part}"
+        );
     }
     tutorial
 }

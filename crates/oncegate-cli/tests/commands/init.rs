@@ -111,6 +111,30 @@ async fn runs(language: &str) {
     );
 }
 
+/// What `init` names as next, `worker-test` and `prove`, finds nothing wrong with its own worker.
+async fn is_proved(language: &str) {
+    let (dir, answer) = initialised(&["--language", language]).await;
+    let prove = "oncegate prove --config oncegate.toml --samples samples.jsonl";
+    assert!(answer.ended(0).out.contains(prove), "{answer:?}");
+    let folder = dir.path().join("billing");
+    build(language, &folder);
+    let samples = std::fs::read_to_string(folder.join("samples.jsonl")).unwrap();
+    std::fs::write(folder.join("one.json"), samples.lines().next().unwrap()).unwrap();
+    let test = ["worker-test", "--config", "oncegate.toml", "one.json"];
+    within(&folder, &test, None).await.ended(0);
+    let mut trial: Vec<&str> = prove.split(' ').skip(1).collect();
+    trial.extend(["--faults", "kill-after-effect,redelivery", "--seconds", "4"]);
+    let ended = within(&folder, &trial, None).await;
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+}
+
+#[tokio::test]
+async fn the_workers_of_init_pass_the_trial() {
+    for language in ["python", "node", "go", "rust", "bash"] {
+        is_proved(language).await;
+    }
+}
+
 #[tokio::test]
 async fn a_worker_in_python_runs() {
     runs("python").await;
@@ -352,7 +376,7 @@ async fn the_json_document_lists_files_and_commands() {
             (&"oncegate.init/1".into(), &true.into())
         );
         let files = document["files"].as_array().unwrap();
-        assert_eq!(files.len(), 2 + worker.len(), "{files:?}");
+        assert_eq!(files.len(), 3 + worker.len(), "{files:?}");
         for file in files {
             assert!(
                 dir.path()
