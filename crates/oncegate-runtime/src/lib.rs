@@ -26,6 +26,7 @@ pub mod handler;
 pub mod health;
 pub mod journal;
 mod memory;
+mod memory_source;
 pub mod message;
 pub mod observe;
 pub mod outbox;
@@ -47,6 +48,7 @@ pub use gate::{Completion, Entry, Gate, GateError, Lease, NotCommitted, OnStoreL
 pub use handler::Handler;
 pub use health::{Health, Status};
 pub use memory::MemoryStore;
+pub use memory_source::MemorySource;
 pub use message::{Broker, Header, Message, Origin};
 pub use observe::{Counters, Event, Observer};
 pub use shutdown::shutdown_signal;

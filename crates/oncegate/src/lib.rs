@@ -77,10 +77,10 @@ pub use oncegate_core::key::{Field, FingerprintSpec, Key, TenantSource};
 pub use oncegate_runtime::{
     Attempt, Backoff, BatchHandler, BatchLimits, BatchMessage, Batched, BlockingSqlTransaction,
     BoxError, Broker, Codec, Completing, Completion, Consumer, ConsumerError, Counters, Documents,
-    Entry, Event, Failure, Gate, GateError, Handler, Header, Health, Lease, MemoryStore, Message,
-    Monitor, NotCommitted, Observer, OnStoreLoss, OrPermanent, Ordering, Origin, Raw,
-    SqlTransaction, Status, Transactional, TransactionalBatchHandler, TransactionalHandler,
-    Transactions, shutdown_signal,
+    Entry, Event, Failure, Gate, GateError, Handler, Header, Health, Lease, MemorySource,
+    MemoryStore, Message, Monitor, NotCommitted, Observer, OnStoreLoss, OrPermanent, Ordering,
+    Origin, Raw, SqlTransaction, Status, Transactional, TransactionalBatchHandler,
+    TransactionalHandler, Transactions, shutdown_signal,
 };
 pub use oncegate_runtime::{
     admin, attempt, backoff, batch, codec, consumer, dead_letters, failure, gate, handler, health,
