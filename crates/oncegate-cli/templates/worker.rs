@@ -68,11 +68,13 @@ fn charge(order: &Order, idempotency_key: &str) -> io::Result<Receipt> {
 
 /// Your bank's own client does this better.
 fn call_bank(url: &str, body: &str, idempotency_key: &str) -> io::Result<()> {
-    let mut bank = TcpStream::connect(url.trim_start_matches("http://"))?;
+    let url = url.trim_start_matches("http://");
+    let (address, path) = url.split_once('/').unwrap_or((url, ""));
+    let mut bank = TcpStream::connect(address)?;
     bank.set_read_timeout(Some(Duration::from_secs(10)))?;
     write!(
         bank,
-        "POST /effects HTTP/1.1\r\nHost: bank\r\nConnection: close\r\n\
+        "POST /{path}/effects HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\
          Content-Type: application/json\r\nContent-Length: {}\r\n\
          Idempotency-Key: {idempotency_key}\r\n\r\n{body}",
         body.len()

@@ -223,7 +223,7 @@ async fn a_configuration_without_topics_or_without_a_broker_is_told() {
     .ended(0);
     let path = folder.join("oncegate.toml");
     let answer = oncegate(&["topics", "create", path.to_str().unwrap()], b"").await;
-    answer.ended(78).says("names no topic of Kafka");
+    answer.ended(78).says("names no topic");
 }
 
 #[tokio::test]
