@@ -190,9 +190,10 @@ async fn dead_letters_explain_messages_by_their_key_or_their_position() {
     let gate = Gate::new(SCOPE, key(), Arc::clone(&store)).fingerprint(FingerprintSpec::payload());
     handle(&gate, &order(1)).await;
     let given_up = order(2);
-    let other_content = |offset| message(offset, r#"{"id": 1, "amount": 2}"#);
-    let (bad, worse) = (message(10, "{"), message(11, "{"));
-    let (other, another) = (other_content(20), other_content(21));
+    let bad = message(10, "{");
+    let worse = message(11, "{");
+    let other = message(20, r#"{"id": 1, "amount": 2}"#);
+    let another = message(21, r#"{"id": 1, "amount": 2}"#);
     let letters = vec![
         letter_of(
             &given_up,
@@ -234,14 +235,16 @@ fn gate_key(message: &Message) -> String {
 #[tokio::test]
 async fn what_is_not_acknowledged_is_not_lost_yet() {
     let store = Arc::new(MemoryStore::new());
-    let messages = || (0..10).map(order).collect::<Vec<_>>();
     for (audit, lost) in [
         (audit(&store), 10),
         (audit(&store).committed("orders", 3, 4), 4),
         (audit(&store).committed("orders", 2, 4), 0),
     ] {
         let mut audit = open(audit).await;
-        audit.add_messages(messages()).await.unwrap();
+        audit
+            .add_messages((0..10).map(order).collect())
+            .await
+            .unwrap();
         let report = audit.finish().await.unwrap();
         assert_eq!((report.lost, report.in_flight), (lost, 10 - lost));
     }
