@@ -132,7 +132,7 @@ enum State {
     Unknown,
     /// The last scan found nothing expired.
     None,
-    /// Records that have expired since then may be in the store.
+    /// The store may hold records that have expired since this time.
     Since(Instant),
 }
 
