@@ -169,8 +169,8 @@ impl Attempt {
         self.run.cancellation.discarded().cancelled().await;
     }
 
-    /// Returns whether [`cancelled`](Self::cancelled) would resolve at once; for handlers that block
-    /// their thread.
+    /// Returns whether [`cancelled`](Self::cancelled) would resolve at once; for handlers that
+    /// block their thread.
     pub fn is_cancelled(&self) -> bool {
         self.run.cancellation.is_cancelled()
     }

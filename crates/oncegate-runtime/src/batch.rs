@@ -259,8 +259,8 @@ impl BatchLimits {
     }
 
     /// The time that the first message of a batch waits for others: 10 ms by default, [5
-    /// seconds](Self::LONGEST_WAIT) at most. With zero, a batch has the messages that are ready when
-    /// a permit is free.
+    /// seconds](Self::LONGEST_WAIT) at most. With zero, a batch has the messages that are ready
+    /// when a permit is free.
     #[must_use]
     pub const fn wait(mut self, wait: Duration) -> Self {
         self.wait = wait;

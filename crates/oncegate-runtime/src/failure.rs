@@ -50,9 +50,9 @@ impl Failure {
         }
     }
 
-    /// Requests another attempt, but not before `delay` has passed. A delay of more than 365 days is
-    /// shortened to that. A delay of less than half of the consumer's first back-off is prolonged to
-    /// that, so that other messages run meanwhile.
+    /// Requests another attempt, but not before `delay` has passed. A delay of more than 365 days
+    /// is shortened to that. A delay of less than half of the consumer's first back-off is
+    /// prolonged to that, so that other messages run meanwhile.
     pub fn retry_after(delay: Duration, error: impl Into<BoxError>) -> Self {
         Self {
             advice: Advice::Retry {

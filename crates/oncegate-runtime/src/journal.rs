@@ -184,8 +184,8 @@ pub struct JournalEntry {
     /// The reason, at most 256 bytes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    /// `true` when it was written after the change without waiting for it, so that other entries may
-    /// be missing.
+    /// `true` when it was written after the change without waiting for it, so that other entries
+    /// may be missing.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub best_effort: bool,
 }

@@ -117,8 +117,8 @@ impl Health {
         !self.reasons().iter().any(Reason::is_stall)
     }
 
-    /// Returns whether the consumer receives and handles messages: for `/readyz`. `false` also while
-    /// it starts or stops.
+    /// Returns whether the consumer receives and handles messages: for `/readyz`. `false` also
+    /// while it starts or stops.
     pub fn is_ready(&self) -> bool {
         !self
             .reasons()

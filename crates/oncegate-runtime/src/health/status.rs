@@ -295,8 +295,8 @@ pub struct SourceStatus {
     /// apply.
     #[serde(rename = "polled_seconds_ago", with = "seconds::optional")]
     pub polled_ago: Option<Duration>,
-    /// The time since the broker's client had a connection to any broker; `None` when it has one, or
-    /// that is unknown.
+    /// The time since the broker's client had a connection to any broker; `None` when it has one,
+    /// or that is unknown.
     #[serde(
         default,
         rename = "disconnected_for_seconds",
@@ -307,8 +307,8 @@ pub struct SourceStatus {
     /// one should have connected.
     #[serde(default)]
     pub others_connect: bool,
-    /// The partitions or the queue that it consumes now. The consumer adds its messages in flight of
-    /// each.
+    /// The partitions or the queue that it consumes now. The consumer adds its messages in flight
+    /// of each.
     pub partitions: Vec<PartitionStatus>,
     /// Operations that fail now. Empty when each one succeeded the last time, or was never called.
     #[serde(default)]

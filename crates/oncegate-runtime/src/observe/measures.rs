@@ -5,8 +5,8 @@ use std::time::Duration;
 use super::Event;
 
 impl Event<'_> {
-    /// The short name and the label under which the event is counted, and the number that it counts.
-    /// The label is empty where the event has no kinds.
+    /// The short name and the label under which the event is counted, and the number that it
+    /// counts. The label is empty where the event has no kinds.
     pub const fn metric(&self) -> (&'static str, &'static str, u64) {
         match *self {
             Self::Claimed { verdict, .. } => ("claims", verdict, 1),

@@ -306,8 +306,8 @@ pub trait OutboxStore: Send + Sync + fmt::Debug {
     /// The database did not answer or refuses.
     async fn purge(&self, retention: Duration, most: u32) -> Result<u64, StoreError>;
 
-    /// Counts the messages that are not sent, up to `most`, and returns the age of the first one. It
-    /// is called every few seconds, by each relay: it must not read all of them.
+    /// Counts the messages that are not sent, up to `most`, and returns the age of the first one.
+    /// It is called every few seconds, by each relay: it must not read all of them.
     ///
     /// # Errors
     /// The database did not answer or refuses.

@@ -112,8 +112,8 @@ impl Relay {
         self
     }
 
-    /// The most bytes of payloads that are read and in flight at a time: 16 MiB by default. A larger
-    /// message is sent alone.
+    /// The most bytes of payloads that are read and in flight at a time: 16 MiB by default. A
+    /// larger message is sent alone.
     pub fn batch_bytes(mut self, bytes: u64) -> Self {
         self.limits.bytes = bytes;
         self
@@ -164,10 +164,10 @@ impl Relay {
     /// Publishes until `stop` resolves. Then it sends nothing more, waits for messages in flight,
     /// and gives the lead away.
     ///
-    /// The relay waits for a database or broker that is away. A message that the broker refuses, for
-    /// example because it is too large, is logged as an error and tried again, at last every 30 s;
-    /// the later messages with its key wait behind it, and all others go on. The same holds for a
-    /// topic that the broker refuses, of which one message is tried at a time. If this future is
+    /// The relay waits for a database or broker that is away. A message that the broker refuses,
+    /// for example because it is too large, is logged as an error and tried again, at last every 30
+    /// s; the later messages with its key wait behind it, and all others go on. The same holds for
+    /// a topic that the broker refuses, of which one message is tried at a time. If this future is
     /// **dropped**, or the process ends, another relay takes over when the lease is over, and
     /// publishes again every message that was not marked.
     ///

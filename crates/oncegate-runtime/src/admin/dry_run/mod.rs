@@ -138,8 +138,8 @@ impl DryRun {
 pub enum Known {
     /// The records of the scope were made with exactly these specifications.
     Same,
-    /// The keys of the scope are the same, but its gate compares content by another fingerprint than
-    /// this dry run: none, or one that was not given here.
+    /// The keys of the scope are the same, but its gate compares content by another fingerprint
+    /// than this dry run: none, or one that was not given here.
     OtherFingerprint,
     /// No gate has ever opened the scope in this store: every message would run.
     Nothing,

@@ -14,8 +14,8 @@ use crate::message::Message;
 pub enum RunAgain {
     /// Messages without a record.
     WithoutRecord,
-    /// Also messages whose attempt ended without an outcome and whose lease is over, and those whose
-    /// retry is due. Their effects may have happened.
+    /// Also messages whose attempt ended without an outcome and whose lease is over, and those
+    /// whose retry is due. Their effects may have happened.
     Overdue,
 }
 
