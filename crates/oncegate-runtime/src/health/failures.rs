@@ -141,12 +141,12 @@ mod tests {
             (ERROR_MAX_BYTES, false)
         );
         log.succeeded("receive");
-        assert_eq!(log.at(at(66)).len(), 1);
+        assert_eq!(log.at(start + second * 66).len(), 1);
         log.succeeded("delete");
-        assert_eq!(log.at(at(66)), []);
-        log.failed(at(70), "receive", &"again");
+        assert_eq!(log.at(start + second * 66), []);
+        log.failed(start + second * 70, "receive", &"again");
         assert_eq!(
-            log.at(at(70))[0].lasts,
+            log.at(start + second * 70)[0].lasts,
             Duration::ZERO,
             "a new failure has a new beginning"
         );

@@ -74,7 +74,7 @@ impl RelayMonitor {
                     Ok(backlog) => *self.measured() = Some((backlog, Instant::now())),
                     // The relay itself reports an outbox that cannot be reached.
                     Err(error) => {
-                        debug!(outbox = &*self.outbox, %error, "the backlog was not measured")
+                        debug!(outbox = &*self.outbox, %error, "the backlog was not measured");
                     }
                 }
                 tokio::time::sleep(MEASURE_EVERY).await;

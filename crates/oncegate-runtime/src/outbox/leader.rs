@@ -105,7 +105,7 @@ impl Leader {
                 }
                 Err(error) => {
                     self.wait_after(error, &mut failures, &self.stopping)
-                        .await?
+                        .await?;
                 }
             }
         }
