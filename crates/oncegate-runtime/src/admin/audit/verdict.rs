@@ -187,12 +187,12 @@ mod tests {
         effects: u64,
     ) -> AuditedEvent {
         let mut event = AuditedEvent::default();
-        states.iter().for_each(|state| {
+        for state in states {
             event.add(row(What::Message(Found {
                 state: *state,
                 acknowledged,
-            })))
-        });
+            })));
+        }
         (0..dead_letters).for_each(|_| event.add(row(What::DeadLetter)));
         (0..effects).for_each(|_| event.add(row(What::Effect)));
         event
