@@ -20,7 +20,7 @@ use super::letter::{self, Outgoing};
 use super::publisher::Publisher;
 use super::settings::{Connection, check_name};
 
-/// After this long without a message, the queue counts as read.
+/// The time without a message after which the queue counts as read.
 const QUIET: Duration = Duration::from_secs(3);
 /// The number of messages that are requested at a time.
 const RECEIVE_MOST: usize = 100;

@@ -27,7 +27,7 @@ use super::settings::{Connection, check_name};
 pub struct AmqpDeadLetters {
     connection: Connection,
     queue: String,
-    /// The queue that a source consumes. Ours must be a different one.
+    /// The queue that a source consumes. Dead letters must go to a different one.
     consumed: Option<String>,
     publisher: Publisher,
 }
@@ -118,7 +118,8 @@ impl AmqpDeadLetters {
         self.publisher.check(&self.queue).await
     }
 
-    /// Returns the error of a write; it says when the broker will never take the letter.
+    /// Returns the error of a write: [`DeadLetterRefused`] when the broker will never take the
+    /// letter.
     fn unwritten(&self, error: &AmqpError) -> BoxError {
         let what = format!(
             "dead letter could not be written to the queue `{}`: {error}",

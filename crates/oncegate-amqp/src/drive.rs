@@ -1,7 +1,7 @@
 //! The thread of a queue: one session after another, until the source leaves.
 //!
-//! It shares no runtime with the handlers: a handler that blocks its thread must not cost the
-//! connection its heartbeat.
+//! The thread shares no runtime with the handlers: a handler that blocks its thread must not cost
+//! the connection its heartbeat.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,7 +20,7 @@ use super::watch::Watch;
 
 /// The delays between tries to connect.
 const BACKOFF: Backoff = Backoff::new(Duration::from_millis(200), Duration::from_secs(10));
-/// A session that lasted as long was a good one: the next delay is the first again.
+/// The duration from which on a session was a good one: the next delay is the first again.
 const GOOD_SESSION: Duration = Duration::from_secs(30);
 
 /// The state of a queue's thread.
@@ -31,8 +31,8 @@ pub(crate) struct Driver {
 }
 
 impl Driver {
-    /// Runs until the source leaves. The first session is reported to `opened`; if it cannot begin,
-    /// that is the end. The error says that the last acks may be lost.
+    /// Runs until the source leaves. The result of the first session is sent to `opened`; if that
+    /// session cannot begin, the thread ends. An error means that the last acks may be lost.
     pub(crate) async fn run(
         self,
         opened: oneshot::Sender<Result<(), AmqpError>>,
@@ -47,7 +47,7 @@ impl Driver {
             }
         };
         if opened.send(Ok(())).is_err() {
-            // The source was dropped while it was opened: its messages would wait for no one.
+            // The source was dropped while it was opened: nothing would take its messages.
             return session.leave().await;
         }
         let mut failures = 0;
@@ -65,11 +65,9 @@ impl Driver {
                 return Err(error);
             }
             warn!(queue = self.settings.queue, %error, messages = unacked, "the connection to the broker is lost; its messages are delivered again");
-            failures = if began.elapsed() >= GOOD_SESSION {
-                0
-            } else {
-                failures
-            };
+            if began.elapsed() >= GOOD_SESSION {
+                failures = 0;
+            }
             let Some(next) = self.connect_again(&mut failures).await else {
                 return Ok(());
             };

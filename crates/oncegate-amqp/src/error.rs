@@ -7,11 +7,11 @@ use oncegate_runtime::source::SourceError;
 /// The call that an error answers.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Asked<'a> {
-    /// A connection.
+    /// To connect.
     Connection { user: &'a str, vhost: &'a str },
-    /// That the queue exists.
+    /// To check that the queue exists.
     Queue(&'a str),
-    /// Messages of the queue.
+    /// To deliver messages of the queue.
     Messages(&'a str),
     /// To make the queue.
     Declare(&'a str),
@@ -45,7 +45,7 @@ const EXCLUSIVE: &str = "in exclusive use";
 pub(crate) const CONSUMER_PRIORITY: &str = "x-priority";
 
 impl AmqpError {
-    /// An error that another try does not end.
+    /// Creates an error that another try does not end.
     pub(crate) fn new(what: impl Into<String>) -> Self {
         Self {
             what: what.into(),
@@ -55,7 +55,7 @@ impl AmqpError {
         }
     }
 
-    /// An error that ends when the broker answers again.
+    /// Creates an error that ends when the broker answers again.
     pub(crate) fn away(what: impl Into<String>) -> Self {
         Self {
             is_away: true,
@@ -63,12 +63,12 @@ impl AmqpError {
         }
     }
 
-    /// The broker did not answer within the limit.
+    /// Creates the error of a broker that did not answer within the limit.
     pub(crate) fn unanswered(asked: Asked<'_>) -> Self {
         Self::away(format!("the broker did not answer in time ({asked:?})"))
     }
 
-    /// No queue has this name.
+    /// Creates the error of a queue name that no queue has.
     pub(crate) fn no_queue(queue: &str) -> Self {
         Self::new(missing(
             Asked::Publish(queue),
@@ -76,7 +76,7 @@ impl AmqpError {
         ))
     }
 
-    /// The broker reads nothing from connections that publish.
+    /// Creates the error of a broker that reads nothing from connections that publish.
     pub(crate) fn blocked() -> Self {
         Self::away(
             "the broker takes no messages: it is short of memory or disk (see `rabbitmq-diagnostics check_local_alarms`)",
@@ -238,7 +238,9 @@ mod tests {
 
     #[test]
     fn errors_say_what_to_change_and_whether_to_wait() {
-        let soft = |kind, said| error(AMQPErrorKind::Soft(kind), said);
+        fn soft(kind: AMQPSoftError, said: &str) -> lapin::Error {
+            error(AMQPErrorKind::Soft(kind), said)
+        }
         let cases = [
             (
                 soft(AMQPSoftError::NOTFOUND, "NOT_FOUND - no queue 'orders'"),

@@ -12,13 +12,13 @@ pub(crate) struct Described {
     arguments: Map<String, Value>,
     /// `null`, or an empty list, without a policy.
     effective_policy_definition: Value,
-    /// The limit that applies to a quorum queue, from RabbitMQ 4 on also by default. A number, or a
-    /// word.
+    /// The limit that applies to a quorum queue: a number, or a word. From RabbitMQ 4 on, there is
+    /// one by default.
     delivery_limit: Value,
 }
 
 impl Described {
-    /// Returns a warning for each of them, with what to change.
+    /// Returns a warning for each limit that loses messages, with what to change.
     pub(crate) fn warnings(&self, queue: &str, max_attempts: u32) -> Vec<String> {
         let mut warnings = Vec::new();
         if !self.durable || self.auto_delete {

@@ -16,7 +16,7 @@ pub(crate) enum Settlement {
     Return(u64),
     /// The delivery is finished.
     Ack(u64),
-    /// This delivery and all earlier ones are finished, except for those that were returned.
+    /// The delivery and all earlier ones are finished, except for those that were returned.
     AckUpTo(u64),
 }
 
@@ -24,17 +24,17 @@ pub(crate) enum Settlement {
 #[derive(Debug, Default)]
 pub(crate) struct Held {
     epoch: u64,
-    /// The times at which they were received.
+    /// The times at which unfinished deliveries were received.
     in_hand: BTreeMap<u64, Instant>,
     acked: BTreeSet<u64>,
     returned: BTreeSet<u64>,
-    /// They go back when the channel is closed: all together, and so in their order.
+    /// Deliveries that go back when the channel is closed: all together, and so in their order.
     withheld: BTreeSet<u64>,
     lost: CancellationToken,
 }
 
 impl Held {
-    /// Begins with a new channel. What the last one had delivered is no longer ours.
+    /// Begins with a new channel. Deliveries of the last one are no longer ours.
     pub(crate) fn begin(&mut self) {
         self.lost.cancel();
         *self = Self {

@@ -134,7 +134,7 @@ impl Hub {
         self.failures.succeeded(RECEIVE);
     }
 
-    /// Notes that the channel is lost: what it has delivered is no longer ours.
+    /// Notes that the channel is lost: its deliveries are no longer ours.
     pub(crate) fn disconnected(&self, error: &dyn std::fmt::Display) {
         let now = Instant::now();
         let mut state = self.lock();
@@ -167,7 +167,8 @@ impl Hub {
         }
     }
 
-    /// Returns what is held of the queue. Only the queue knows how many messages wait there.
+    /// Returns the state of the deliveries. Only the broker knows how many messages wait in the
+    /// queue.
     pub(crate) fn status(&self, queue: &str) -> SourceStatus {
         let now = Instant::now();
         let state = self.lock();
@@ -212,9 +213,10 @@ impl HubState {
 
     /// Returns a message; one of an order, at the end, only with the channel.
     fn give_back(&mut self, epoch: u64, tag: u64, in_order: bool) -> bool {
-        match in_order && self.end.is_some() {
-            true => self.held.withhold(epoch, tag),
-            false => self.held.give_back(epoch, tag),
+        if in_order && self.end.is_some() {
+            self.held.withhold(epoch, tag)
+        } else {
+            self.held.give_back(epoch, tag)
         }
     }
 

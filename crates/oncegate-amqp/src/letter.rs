@@ -38,7 +38,7 @@ pub(crate) struct Outgoing {
 #[derive(Debug, Default, Deserialize, Serialize)]
 #[serde(default)]
 struct Provenance {
-    /// Equal for copies of one dead letter.
+    /// The id of the dead letter: equal for its copies.
     id: String,
     route: String,
     origin: String,
@@ -98,7 +98,7 @@ impl Outgoing {
         let mut table = headers::write(message.headers());
         table.insert(REASON.into(), AMQPValue::LongString(reason.into()));
         loop {
-            // It has only text and numbers, so it can always be serialized.
+            // The origin has only text and numbers, so it can always be serialized.
             let origin = serde_json::to_string(&provenance).unwrap_or_default();
             table.insert(
                 ORIGIN.into(),
@@ -197,14 +197,10 @@ pub(crate) fn id(kept: &Message) -> Option<String> {
 /// Returns the sender's headers and properties, with the exchange and routing key of the first
 /// delivery.
 fn own_headers(kept: &Message, provenance: &Provenance) -> Vec<Header> {
-    const OF_THE_LETTER: [&str; 3] = [EXCHANGE, ROUTING_KEY, REDELIVERED];
-    let is_own = |name: &str| {
-        is_senders(name) || (name.starts_with(PREFIX) && !OF_THE_LETTER.contains(&name))
-    };
     let mut headers: Vec<Header> = kept
         .headers()
         .iter()
-        .filter(|header| is_own(&header.name))
+        .filter(|header| is_of_the_message(&header.name))
         .cloned()
         .collect();
     headers.push(text(EXCHANGE, provenance.exchange.clone()));
@@ -223,11 +219,16 @@ fn own_headers(kept: &Message, provenance: &Provenance) -> Vec<Header> {
     headers
 }
 
-/// Returns the message's own properties, stored on disk. It has no `expiration`, by which the
-/// broker would drop it, and no `user_id`, which must be the sender's own.
+/// Returns whether the header is one of the dead-lettered message, not of the dead letter.
+fn is_of_the_message(name: &str) -> bool {
+    const OF_THE_LETTER: [&str; 3] = [EXCHANGE, ROUTING_KEY, REDELIVERED];
+    is_senders(name) || (name.starts_with(PREFIX) && !OF_THE_LETTER.contains(&name))
+}
+
+/// Returns the message's own properties, with storage on disk. They have no `expiration`, by which
+/// the broker would drop the message, and no `user_id`, which must be the sender's own.
 fn properties(message: &Message) -> BasicProperties {
     let mut properties = BasicProperties::default().with_delivery_mode(PERSISTENT);
-    let named = |name| word(message, name).and_then(short);
     type Setter = fn(BasicProperties, ShortString) -> BasicProperties;
     let setters: [(&str, Setter); 7] = [
         (CONTENT_TYPE, BasicProperties::with_content_type),
@@ -239,7 +240,7 @@ fn properties(message: &Message) -> BasicProperties {
         (APP_ID, BasicProperties::with_app_id),
     ];
     for (name, set) in setters {
-        if let Some(value) = named(name) {
+        if let Some(value) = word(message, name).and_then(short) {
             properties = set(properties, value);
         }
     }

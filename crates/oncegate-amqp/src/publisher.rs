@@ -17,10 +17,10 @@ const FRAME_DEFAULT: usize = 131_072;
 /// Bytes of a frame besides its content.
 const FRAME_OVERHEAD: usize = 64;
 
-/// A connection of its own, opened when it is needed, and again after it was lost.
+/// A connection that publishes, opened when it is needed, and again after it was lost.
 ///
-/// It is not the source's: the broker stops reading a connection that publishes while it is short
-/// of memory or disk, and acks must not wait for that.
+/// The source has another one: while the broker is short of memory or disk, it stops reading from
+/// connections that publish, and acks must not wait for that.
 #[derive(Debug)]
 pub(crate) struct Publisher {
     settings: Connection,
@@ -158,7 +158,7 @@ impl Link {
 enum Unpublished {
     /// No queue has the name.
     NoQueue,
-    /// The queue has not taken it.
+    /// The queue has not taken the message.
     NotStored,
     Failed(AmqpError),
 }

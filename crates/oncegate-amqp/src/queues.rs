@@ -1,4 +1,4 @@
-//! The queues of a source: which exist, and how missing ones are made. A consumer never does that.
+//! Finds the queues of a source, and makes missing ones. A consumer never makes a queue.
 
 use lapin::options::QueueDeclareOptions;
 use lapin::types::{AMQPValue, FieldTable};
@@ -10,8 +10,8 @@ use super::error::{AmqpError, Asked};
 use super::headers::short;
 use super::settings::check_name;
 
-/// A queue that is to be made. It is a durable quorum queue: the broker confirms a message when a
-/// majority of its replicas has it.
+/// A queue to make. It is a durable quorum queue: the broker confirms a message when a majority of
+/// the queue's replicas has it.
 #[derive(Clone, Debug)]
 pub struct QueuePlan {
     name: String,

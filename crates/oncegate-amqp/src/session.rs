@@ -1,7 +1,7 @@
-//! One connection that consumes a queue, until it is lost or left.
+//! A connection that consumes a queue, until it is lost or left.
 //!
 //! A lost connection is never repaired: a new session begins, with a new channel. So nothing of the
-//! old one, a consumer that gets nothing for example, lives on.
+//! old one remains, such as a consumer that gets no messages.
 
 use std::time::Duration;
 

@@ -27,7 +27,7 @@ pub(crate) struct Settings {
     pub(crate) queue: String,
     pub(crate) prefetch: u16,
     pub(crate) priority: Option<i32>,
-    /// One after another.
+    /// `true` to run messages one after another.
     pub(crate) in_order: bool,
     pub(crate) routes_from_headers: bool,
     /// The URL of the management plugin.
@@ -37,7 +37,7 @@ pub(crate) struct Settings {
 /// The heartbeat in seconds, if the URI has none: a connection that is silent for twice as long is
 /// given up.
 const HEARTBEAT: u16 = 10;
-/// The time that a TCP connection may take, in milliseconds, if the URI does not say.
+/// The time limit of a TCP connection in milliseconds, if the URI has none.
 const CONNECT_MILLIS: u64 = 5_000;
 
 impl Connection {
@@ -97,7 +97,7 @@ impl Connection {
 }
 
 impl Settings {
-    /// 128 messages: twice the concurrency that a consumer has by default.
+    /// The default prefetch: 128 messages, twice the concurrency that a consumer has by default.
     pub(crate) const PREFETCH: u16 = 128;
 
     pub(crate) fn new(connection: Connection, queue: String) -> Self {
@@ -169,7 +169,9 @@ mod tests {
 
     #[test]
     fn a_uri_gets_the_defaults_of_this_crate() {
-        let uri = |text: &str| Connection::new(text.to_owned()).uri().unwrap();
+        fn uri(text: &str) -> AMQPUri {
+            Connection::new(text.to_owned()).uri().unwrap()
+        }
         assert_eq!(uri("amqp://localhost").vhost, "/");
         assert_eq!(uri("amqp://localhost/").vhost, "/");
         assert_eq!(

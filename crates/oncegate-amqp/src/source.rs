@@ -56,7 +56,7 @@ const DROPPED_GRACE: Duration = Duration::from_secs(5);
 const LEAVING: Duration = Duration::from_secs(20);
 
 impl AmqpSource {
-    /// 128 messages.
+    /// The default of [`prefetch`](Self::prefetch): 128 messages.
     pub const DEFAULT_PREFETCH: u16 = Settings::PREFETCH;
 
     /// Creates a source for the queue of this name at the broker of the URI:
@@ -245,7 +245,7 @@ impl Source for AmqpSource {
         Supply::OnDemand
     }
 
-    /// Connects, and consumes the queue. What the broker delivers waits here until it is received.
+    /// Connects, and consumes the queue. Delivered messages wait here until they are received.
     async fn open(&self, observer: Arc<dyn Observer>) -> Result<(), SourceError> {
         self.settings.check()?;
         if self.hub().is_ok() {
@@ -296,7 +296,7 @@ impl Source for AmqpSource {
         }
     }
 
-    /// Returns messages that were not taken to the queue.
+    /// Returns to the queue the messages that were not taken.
     fn stop_receiving(&self) {
         if let Ok(hub) = self.hub() {
             hub.end(End::Closed);
@@ -339,26 +339,27 @@ fn spawn(
     driver: Driver,
     opened: oneshot::Sender<Result<(), AmqpError>>,
 ) -> Result<oneshot::Receiver<Result<(), AmqpError>>, SourceError> {
-    let refuse =
-        |error: std::io::Error| SourceError::caused("cannot start the thread of the queue", error);
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
-        .map_err(refuse)?;
+        .map_err(no_thread)?;
     let (left, leaving) = oneshot::channel();
-    let body = move || {
-        // A receiver must not wait for a thread that has panicked.
-        let _end = EndOnDrop(hub);
-        let ended = runtime.block_on(driver.run(opened));
-        drop(runtime);
-        // A source that was dropped does not wait for it.
-        _ = left.send(ended);
-    };
     std::thread::Builder::new()
         .name("oncegate-amqp".to_owned())
-        .spawn(body)
-        .map_err(refuse)?;
+        .spawn(move || {
+            // A receiver must not wait for a thread that has panicked.
+            let _end = EndOnDrop(hub);
+            let ended = runtime.block_on(driver.run(opened));
+            drop(runtime);
+            // A source that was dropped does not wait for it.
+            _ = left.send(ended);
+        })
+        .map_err(no_thread)?;
     Ok(leaving)
+}
+
+fn no_thread(error: std::io::Error) -> SourceError {
+    SourceError::caused("cannot start the thread of the queue", error)
 }
 
 /// Ends the receives when the thread ends.

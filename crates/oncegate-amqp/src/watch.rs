@@ -8,13 +8,13 @@ use tokio::time::Instant;
 const QUIET: Duration = Duration::from_secs(10);
 /// The longest time between two questions.
 const QUIET_MOST: Duration = Duration::from_secs(600);
-/// After so many answers in a row that it has messages, the queue is consumed anew.
+/// The number of answers in a row that the queue has messages after which it is consumed anew.
 const SILENT_LOOKS: u32 = 3;
 
 /// Watches a queue that delivers nothing, through all sessions.
 ///
-/// A standby of a single active consumer gets nothing either, so that the queue is asked less and
-/// less often.
+/// A standby of a single active consumer gets nothing either, so the queue is asked less and less
+/// often.
 #[derive(Debug)]
 pub(crate) struct Watch {
     since: Instant,

@@ -109,13 +109,13 @@ impl fmt::Debug for Body {
 /// The result of reading a body.
 #[derive(Debug)]
 pub(super) struct Collected {
-    /// The whole content, or why reading ended before the body did.
+    /// The whole content, or the reason that reading ended before the body did.
     pub(super) whole: Result<Bytes, Cut>,
     /// The complete body, including the part that was read.
     pub(super) body: Body,
 }
 
-/// Why reading ended before the body.
+/// The reason that reading ended before the body did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Cut {
     TooLarge,
@@ -155,8 +155,8 @@ pub(super) async fn collect(
                 body = Body::stream(Failed { error: Some(error) });
                 break Some(Cut::Broken);
             }
-            // The handler has ended, so its body that panics is one that breaks off: nothing runs
-            // again for it.
+            // The handler has ended, so a body that panics counts as one that breaks off: nothing
+            // runs again for it.
             Ok(Err(_panic)) => {
                 body = Body::stream(Failed {
                     error: Some("the body has panicked".into()),

@@ -16,7 +16,7 @@ pub(super) struct BodyMemory {
 #[derive(Debug, Default)]
 struct Used {
     bytes: usize,
-    /// Callers whose requests hold memory now, so no more than there are requests.
+    /// The bytes of each caller whose requests hold memory now: no more callers than requests.
     callers: HashMap<Arc<str>, usize>,
 }
 
@@ -27,7 +27,7 @@ pub(super) struct OccupiedMemory {
     caller: Arc<str>,
     caller_bytes: usize,
     bytes: usize,
-    /// Why the last bytes were refused.
+    /// The limit that refused the last bytes.
     refused: Option<Refused>,
 }
 
@@ -45,12 +45,13 @@ impl BodyMemory {
         }
     }
 
-    /// The size of the whole.
+    /// Returns the size of the whole memory, in bytes.
     pub(super) fn bytes(&self) -> usize {
         self.most_bytes
     }
 
-    /// Nothing yet, for a request of this caller, whose requests may hold `caller_bytes` together.
+    /// Occupies nothing yet, for a request of this caller. Its requests may hold `caller_bytes`
+    /// together.
     pub(super) fn none(self: &Arc<Self>, caller: &str, caller_bytes: usize) -> OccupiedMemory {
         OccupiedMemory {
             memory: Arc::clone(self),
@@ -61,14 +62,14 @@ impl BodyMemory {
         }
     }
 
-    /// Each change leaves the sums consistent, so a panic elsewhere does no harm.
+    /// Locks the sums. Each change leaves them consistent, so a poisoned lock is safe to use.
     fn lock(&self) -> MutexGuard<'_, Used> {
         self.used.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl OccupiedMemory {
-    /// Occupies so many bytes more; `false` when there are not so many left.
+    /// Occupies this many bytes more. Returns `false` when fewer are left.
     pub(super) fn occupy(&mut self, bytes: usize) -> bool {
         let mut used = self.memory.lock();
         let all = used.bytes.saturating_add(bytes);
@@ -91,7 +92,7 @@ impl OccupiedMemory {
         self.refused.is_none()
     }
 
-    /// What the client is told whose body was refused.
+    /// Returns the problem to send to a client whose body was refused.
     pub(super) fn refusal(&self) -> Problem {
         match self.refused {
             Some(Refused::Caller) => Problem::CallerOverloaded,

@@ -17,8 +17,8 @@ use oncegate_runtime::codec::Raw;
 use oncegate_runtime::failure::{BoxError, Failure};
 use oncegate_runtime::transaction::{BlockingSqlTransaction, SqlTransaction};
 
-/// Keeps the response of a request in a transaction of its handler. In the extensions of every
-/// request that the layer lets in under a key, beside the [`Attempt`].
+/// Keeps the response of a request in a transaction of its handler. Every request that the layer
+/// lets in under a key has one in its extensions, beside the [`Attempt`].
 ///
 /// The rows that the handler has written, and the response that repetitions get, are committed
 /// together, or neither is. The response leaves after the commit.
@@ -39,10 +39,10 @@ use oncegate_runtime::transaction::{BlockingSqlTransaction, SqlTransaction};
 /// # }
 /// ```
 ///
-/// The record decides what the client gets, not what the handler returns: when the transaction was
-/// committed, it gets the response that was given to it, also if the handler returns something
-/// else. When it was not, nothing is kept, a response that would complete the key becomes 503
-/// `not-committed`, and a repeated request runs again.
+/// The record decides what the client gets, not the value that the handler returns. When the
+/// transaction was committed, the client gets the response that was given to the transaction, also
+/// if the handler returns something else. When it was not, nothing is kept, a response that would
+/// complete the key becomes 503 `not-committed`, and a repeated request runs again.
 #[derive(Clone)]
 pub struct ResponseCommit {
     attempt: Attempt,
@@ -51,11 +51,11 @@ pub struct ResponseCommit {
     given: Arc<Mutex<Given>>,
 }
 
-/// What a response may be, and how long it is kept.
+/// The largest response, and the time that it is kept.
 #[derive(Clone, Copy, Debug)]
 struct Limits {
     body_bytes: usize,
-    /// Of status, headers and body together, as they are stored.
+    /// The bytes of status, headers and body together, as they are stored.
     record_bytes: usize,
     retention: Duration,
 }
@@ -63,18 +63,18 @@ struct Limits {
 /// The responses that were given to transactions.
 #[derive(Debug, Default)]
 struct Given {
-    /// How many.
+    /// The number of responses.
     count: u32,
     /// The last one; after a confirmed commit, its response.
     response: Option<Response<Bytes>>,
     is_confirmed: bool,
 }
 
-/// What the layer sends after a transaction was committed.
+/// The response that the layer sends after a transaction was committed.
 pub(super) enum CommittedResponse {
     /// The response that was committed.
     Known(Response<Body>),
-    /// One of several that were given to transactions: the record shows which.
+    /// Several responses were given to transactions: the record shows the committed one.
     InTheRecord,
     /// The handler has completed the key without a response.
     None,
@@ -101,7 +101,7 @@ impl ResponseCommit {
         &self.attempt
     }
 
-    /// Keeps `response` in `transaction`, and commits it. Call it last, and return what it returns.
+    /// Keeps `response` in `transaction`, and commits it. Call it last, and return its result.
     ///
     /// The transaction must be one of the database in which the gate's store keeps its records.
     /// From here on it runs under the limits of [`Attempt::commit_with`]. After a **crash** both
@@ -138,8 +138,7 @@ impl ResponseCommit {
         self.end(response, committed)
     }
 
-    /// Notes the response before its transaction is committed, and returns it with what is stored
-    /// of it.
+    /// Notes the response before its transaction is committed, and returns it with its stored form.
     fn give<B: Into<Bytes>>(&self, response: Response<B>) -> (Response<Bytes>, Raw) {
         let Limits {
             body_bytes,
@@ -148,16 +147,15 @@ impl ResponseCommit {
         } = self.limits;
         let mut response = response.map(Into::into);
         let expires_unix_s = expires_unix_s(retention);
-        let encode = |body: Option<Bytes>| {
-            Kept::new(response.status(), response.headers(), body, expires_unix_s).encode()
-        };
+        let status = response.status();
+        let headers = response.headers();
         let body = Some(response.body().clone()).filter(|body| body.len() <= body_bytes);
-        let whole = encode(body);
+        let whole = Kept::new(status, headers, body, expires_unix_s).encode();
         // One byte names the encoding.
         let kept = if whole.len() < record_bytes {
             whole
         } else {
-            encode(None)
+            Kept::new(status, headers, None, expires_unix_s).encode()
         };
         mark_expiry(response.headers_mut(), expires_unix_s);
         let mut given = self.given();
@@ -220,8 +218,8 @@ impl fmt::Debug for ResponseCommit {
     }
 }
 
-/// Why the transaction of a response was not committed, as far as the handler knows. The layer
-/// reads the record.
+/// The reason that the transaction of a response was not committed, as far as the handler knows.
+/// The layer reads the record.
 #[derive(Debug)]
 pub struct ResponseNotCommitted {
     error: BoxError,

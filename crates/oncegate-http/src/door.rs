@@ -90,13 +90,13 @@ pub(super) async fn serve<E: Send + 'static>(
     }
 }
 
-/// Whether the store cannot be asked now. An unreadable record, for example, is still a record: the
-/// request may have been handled.
+/// Returns whether the store cannot be asked now. An unreadable record, for example, is still a
+/// record: the request may have been handled.
 fn is_away(error: &StoreError) -> bool {
     error.is_away()
 }
 
-/// Whether the program must be changed before requests can be served.
+/// Returns whether the program must be changed before requests can be served.
 fn is_setting(error: &GateError) -> bool {
     matches!(
         error,
@@ -135,8 +135,8 @@ impl IdempotencyLayer {
         let mut memory = self
             .body_memory
             .none(&caller.principal, self.caller_bytes());
-        let room = |bytes| memory.occupy(bytes);
-        let collected = collect(body, limit_bytes, self.settings.request_timeout, room).await;
+        let patience = self.settings.request_timeout;
+        let collected = collect(body, limit_bytes, patience, |bytes| memory.occupy(bytes)).await;
         let refusal = memory.refusal();
         collected
             .whole
@@ -216,7 +216,7 @@ impl IdempotencyLayer {
         let answered = match error {
             None => true,
             Some(GateError::Store(error)) => !is_away(error),
-            // These do not tell.
+            // These errors do not tell whether the store answers.
             Some(_) => return,
         };
         let scope = self.gate.scope();

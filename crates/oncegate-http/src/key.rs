@@ -96,23 +96,23 @@ fn bare_item(text: &[u8]) -> Option<&[u8]> {
         [b'"', ..] => string(text).map(|(_, rest)| rest),
         [b'?', b'0' | b'1', rest @ ..] => Some(rest),
         [b'@', date @ ..] => number(date, false),
-        [b':', bytes @ ..] => {
-            let is_base64 =
-                |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'+' | b'/' | b'=');
-            from_first_not(bytes, is_base64).strip_prefix(b":")
-        }
+        [b':', bytes @ ..] => from_first_not(bytes, is_base64).strip_prefix(b":"),
         [b'%', b'"', display @ ..] => {
             from_first_not(display, |byte| matches!(byte, b' '..=b'~') && byte != b'"')
                 .strip_prefix(b"\"")
         }
         [b'-' | b'0'..=b'9', ..] => number(text, true),
-        [b'A'..=b'Z' | b'a'..=b'z' | b'*', ..] => {
-            let is_token =
-                |byte: u8| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~:/".contains(&byte);
-            Some(from_first_not(text, is_token))
-        }
+        [b'A'..=b'Z' | b'a'..=b'z' | b'*', ..] => Some(from_first_not(text, is_token)),
         _ => None,
     }
+}
+
+fn is_base64(byte: u8) -> bool {
+    byte.is_ascii_alphanumeric() || matches!(byte, b'+' | b'/' | b'=')
+}
+
+fn is_token(byte: u8) -> bool {
+    byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~:/".contains(&byte)
 }
 
 /// The rest after a leading integer of up to 15 digits, or a decimal of up to 12 and 3 digits.

@@ -167,7 +167,7 @@ const MAX_ATTEMPTS_LIMIT: u32 = 254;
 #[derive(Clone)]
 pub struct IdempotencyLayer {
     gate: Arc<Gate>,
-    /// Whether the gate was made by [`request_gate`].
+    /// `true` when the gate was made by [`request_gate`].
     fits: bool,
     tasks: Arc<Tasks>,
     body_memory: Arc<BodyMemory>,
@@ -201,7 +201,7 @@ impl IdempotencyLayer {
     const DEFAULT_RESPONSE_PATIENCE: Duration = Duration::from_secs(5);
     const DEFAULT_CLAIM_TIMEOUT: Duration = Duration::from_secs(5);
     const DEFAULT_SETTLE_TIMEOUT: Duration = Duration::from_secs(10);
-    /// 10.
+    /// The default of [`max_attempts`](Self::max_attempts): 10.
     pub const DEFAULT_MAX_ATTEMPTS: u32 = 10;
     const DEFAULT_MAX_IN_FLIGHT: usize = 1_024;
     const DEFAULT_MAX_BUFFERED_BYTES: usize = 256 * 1024 * 1024;
@@ -290,7 +290,7 @@ impl IdempotencyLayer {
         self
     }
 
-    /// How long the layer waits for the end of a response body before it treats the body as
+    /// The time that the layer waits for the end of a response body before it treats the body as
     /// endless. Default: 5 s.
     ///
     /// Server-sent events are recognised by their content type, without a wait.
@@ -299,8 +299,8 @@ impl IdempotencyLayer {
         self
     }
 
-    /// How long a request waits for the store's answer to its claim. Default: 5 s. After it, the
-    /// answer is 503 `store-unavailable`, and nothing runs.
+    /// Time limit for the store's answer to a request's claim. Default: 5 s. After it, the answer
+    /// is 503 `store-unavailable`, and nothing runs.
     ///
     /// After five claims in a row without an answer, requests are refused at once, except for one a
     /// second, until the store answers one.
@@ -309,14 +309,14 @@ impl IdempotencyLayer {
         self
     }
 
-    /// How long a response waits for its completion. Default: 10 s. After it, the client gets 503
-    /// `outcome-unknown`, and the layer goes on trying to complete.
+    /// Time limit for the completion that a response waits for. Default: 10 s. After it, the client
+    /// gets 503 `outcome-unknown`, and the layer goes on trying to complete.
     pub fn settle_timeout(mut self, timeout: Duration) -> Self {
         self.settings.settle_timeout = timeout;
         self
     }
 
-    /// How long a repetition waits for the first request's response before it gets 409
+    /// The time that a repetition waits for the first request's response before it gets 409
     /// `in-progress`.
     ///
     /// Default: no wait. While it waits, it asks the store every 20 to 250 ms.
@@ -430,34 +430,40 @@ impl IdempotencyLayer {
             ..
         } = self.settings;
         let max_response_bytes = self.kept_response_bytes();
-        let refuse = |what: &str| {
-            let (scope, what) = (self.gate.scope().to_owned(), what.to_owned());
-            Err(GateError::Settings { scope, what })
-        };
         if !self.fits {
-            return refuse("its key is not that of HTTP requests; make it with `request_gate`");
+            return self.refuse_setting(
+                "its key is not that of HTTP requests; make it with `request_gate`",
+            );
         }
         if max_request_bytes > MAX_REQUEST_BYTES_LIMIT {
-            return refuse("`max_request_bytes` must be at most 64 MiB");
+            return self.refuse_setting("`max_request_bytes` must be at most 64 MiB");
         }
         if max_request_bytes > self.body_memory.bytes() {
-            return refuse("`max_buffered_bytes` must be at least `max_request_bytes`");
+            return self
+                .refuse_setting("`max_buffered_bytes` must be at least `max_request_bytes`");
         }
         if max_request_bytes > self.caller_bytes() {
-            return refuse("`max_caller_bytes` must be at least `max_request_bytes`");
+            return self.refuse_setting("`max_caller_bytes` must be at least `max_request_bytes`");
         }
         if max_response_bytes > MAX_RESPONSE_BYTES_LIMIT {
-            return refuse("`max_response_bytes` must be at most 8 MiB");
+            return self.refuse_setting("`max_response_bytes` must be at most 8 MiB");
         }
         if max_response_bytes > self.gate.largest_result_bytes() {
-            return refuse(
+            return self.refuse_setting(
                 "`max_response_bytes` is more than the gate keeps; raise its `max_result_bytes`, or give it `large_results`",
             );
         }
         if !(1..=MAX_ATTEMPTS_LIMIT).contains(&max_attempts) {
-            return refuse("`max_attempts` must be between 1 and 254");
+            return self.refuse_setting("`max_attempts` must be between 1 and 254");
         }
         Ok(())
+    }
+
+    fn refuse_setting(&self, what: &str) -> Result<(), GateError> {
+        Err(GateError::Settings {
+            scope: self.gate.scope().to_owned(),
+            what: what.to_owned(),
+        })
     }
 }
 

@@ -17,7 +17,7 @@ pub enum Settle {
     Fail,
 }
 
-/// What happens to the key.
+/// The fate of the key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Decision {
     Complete,
@@ -29,13 +29,12 @@ pub(super) enum Decision {
     Fail,
 }
 
-/// How the status decides, unless the response contains a [`Settle`].
+/// The rule by which the status decides, unless the response contains a [`Settle`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Policy {
-    /// Results are kept; responses that another attempt may change are not, and the key is
-    /// released.
+    /// Keeps results, but not responses that another attempt may change: these release the key.
     ByStatus,
-    /// Every response is kept once the handler has begun.
+    /// Keeps every response once the handler has begun.
     KeepEverything,
 }
 
@@ -52,7 +51,7 @@ impl Policy {
             // A time limit inside of the layer drops the handler, which may have had its effect by
             // then; so may a server that the handler has called and that did not answer it.
             StatusCode::REQUEST_TIMEOUT | StatusCode::GATEWAY_TIMEOUT => Decision::Unknown,
-            // These do not concern the work, but the caller, the rate or the time.
+            // These statuses do not concern the work, but the caller, the rate or the time.
             StatusCode::UNAUTHORIZED
             | StatusCode::FORBIDDEN
             | StatusCode::CONFLICT
@@ -80,10 +79,8 @@ mod tests {
 
     #[test]
     fn the_status_decides_unless_the_handler_does() {
-        let (free, counted) = (
-            Decision::Release { counted: false },
-            Decision::Release { counted: true },
-        );
+        let free = Decision::Release { counted: false };
+        let counted = Decision::Release { counted: true };
         for status in [200, 201, 204, 302, 400, 402, 404, 410, 413, 422, 451] {
             assert_eq!(
                 decide(Policy::ByStatus, status, None),

@@ -7,22 +7,22 @@ use ::http::request::Parts;
 
 type Function = dyn Fn(&Parts) -> Option<String> + Send + Sync;
 
-/// How the caller of a request is identified. It is part of every key, so no caller gets another's
+/// Identifies the caller of a request. The caller is part of every key, so no caller gets another's
 /// responses.
 ///
-/// It is read from the request after authentication, so the layer belongs inside of that. A request
-/// without a principal gets 401; callers never share a default. The principal does not appear in
-/// the store or in logs: only the key's digest contains it.
+/// The principal is read from the request after authentication, so the layer belongs inside of
+/// that. A request without a principal gets 401; callers never share a default. The principal does
+/// not appear in the store or in logs: only the key's digest contains it.
 #[derive(Clone)]
 pub struct Principal {
     of: Arc<Function>,
-    /// Whether all requests come from one caller.
+    /// `true` when all requests come from one caller.
     is_one: bool,
 }
 
 impl Principal {
-    /// The text of a request extension that authentication has added, such as a user's or tenant's
-    /// id. Two callers must never have the same text.
+    /// Takes the text of a request extension that authentication has added, such as a user's or
+    /// tenant's id. Two callers must never have the same text.
     ///
     /// ```
     /// use oncegate::http::Principal;
@@ -43,7 +43,7 @@ impl Principal {
         Self::from_fn(|request| request.extensions.get::<T>().map(ToString::to_string))
     }
 
-    /// The text that `of` returns for a request; `None` and blank texts are answered with 401.
+    /// Takes the text that `of` returns for a request; `None` and blank texts are answered with 401.
     pub fn from_fn(of: impl Fn(&Parts) -> Option<String> + Send + Sync + 'static) -> Self {
         Self {
             of: Arc::new(move |request| {
@@ -55,8 +55,8 @@ impl Principal {
         }
     }
 
-    /// All requests come from one caller. Any client that knows or guesses a key gets its response,
-    /// so use this only for services with a single client.
+    /// Takes all requests as those of one caller. Any client that knows or guesses a key gets its
+    /// response, so use this only for services with a single client.
     pub fn single_tenant() -> Self {
         Self {
             of: Arc::new(|_| Some("single tenant".to_owned())),
@@ -73,7 +73,7 @@ impl Principal {
     }
 }
 
-/// A prefix, so that no caller's text can equal that of the single tenant.
+/// Adds a prefix, so that no caller's text can equal that of the single tenant.
 fn named(text: String) -> String {
     format!("named {text}")
 }

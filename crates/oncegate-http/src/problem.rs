@@ -19,7 +19,7 @@ pub(super) const DEFAULT_PROBLEMS_AT: &str =
 /// finishes long before its lease expires.
 const RETRY_AFTER_SECONDS: HeaderValue = HeaderValue::from_static("1");
 
-/// Why a request was not handled, or its response cannot be given.
+/// The reason that a request was not handled, or that its response cannot be given.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Problem {
     KeyMissing,
@@ -98,7 +98,7 @@ impl Problem {
         }
     }
 
-    /// Whether the client should repeat the same request soon.
+    /// Returns whether the client should repeat the same request soon.
     fn may_retry_soon(&self) -> bool {
         matches!(
             self,

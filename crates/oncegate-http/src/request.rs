@@ -1,8 +1,9 @@
 //! Converts a request to a message for the gate.
 
+use ::http::header::{CONTENT_TYPE, HOST};
 use ::http::request::Parts;
 use ::http::uri::Authority;
-use ::http::{HeaderMap, Method, Uri, header};
+use ::http::{HeaderMap, Method, Uri};
 use axum::extract::OriginalUri;
 use bytes::Bytes;
 use oncegate_core::key::{FingerprintSpec, Key, TenantSource};
@@ -96,10 +97,6 @@ pub(super) fn message(request: &Parts, caller: &Caller, body: &Bytes, form: Form
     };
     // Strings and parsed JSON can always be serialized.
     let document = serde_json::to_vec(&document).unwrap_or_default();
-    let header = |name: &str, value: &str| Header {
-        name: name.into(),
-        value: Some(Bytes::copy_from_slice(value.as_bytes())),
-    };
     Message::new(
         ROUTE,
         Origin::Other("an HTTP request".into()),
@@ -109,6 +106,13 @@ pub(super) fn message(request: &Parts, caller: &Caller, body: &Bytes, form: Form
         header(KEY, &caller.key),
         header(PRINCIPAL, &caller.principal),
     ])
+}
+
+fn header(name: &str, value: &str) -> Header {
+    Header {
+        name: name.into(),
+        value: Some(Bytes::copy_from_slice(value.as_bytes())),
+    }
 }
 
 /// The URI that the client sent. A nested router of axum strips its prefix from that of the
@@ -124,16 +128,16 @@ fn sent_uri(request: &Parts) -> &Uri {
 /// header.
 fn host(uri: &Uri, headers: &HeaderMap) -> Option<String> {
     let named = headers
-        .get(header::HOST)
+        .get(HOST)
         .and_then(|value| Authority::try_from(value.as_bytes()).ok());
     let host = uri.host().or_else(|| named.as_ref().map(Authority::host))?;
     Some(host.to_ascii_lowercase())
 }
 
-/// Whether the content type is `application/json` or ends with `+json`.
+/// Returns whether the content type is `application/json` or ends with `+json`.
 fn is_json(headers: &HeaderMap) -> bool {
     let Some(value) = headers
-        .get(header::CONTENT_TYPE)
+        .get(CONTENT_TYPE)
         .and_then(|value| value.to_str().ok())
     else {
         return false;
@@ -147,15 +151,15 @@ fn is_json(headers: &HeaderMap) -> bool {
     essence == "application/json" || essence.ends_with("+json")
 }
 
-/// What a method means for the layer.
+/// The meaning of a method for the layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Duty {
-    /// It changes nothing: the request passes, with or without a key.
+    /// The method changes nothing: the request passes, with or without a key.
     Safe,
-    /// It may change something, but repeating it does no harm by itself: a key is used, but not
-    /// required.
+    /// The method may change something, but repeating it does no harm by itself: a key is used, but
+    /// not required.
     Honour,
-    /// Repeating it may do harm: a key is required.
+    /// Repeating the method may do harm: a key is required.
     Enforce,
 }
 
@@ -217,8 +221,10 @@ mod tests {
             of(r#"{"a":9007199254740992}"#)
         );
         assert_eq!(of("{}"), of(" {} "));
-        let text = |body| fingerprint("POST", "/c", "text/plain", body);
-        assert_ne!(text(r#"{"a":1}"#), text(r#"{ "a":1}"#));
+        assert_ne!(
+            fingerprint("POST", "/c", "text/plain", r#"{"a":1}"#),
+            fingerprint("POST", "/c", "text/plain", r#"{ "a":1}"#)
+        );
     }
 
     #[test]

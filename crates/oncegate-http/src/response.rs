@@ -8,9 +8,9 @@
 //! {"charge":"ch_1"}
 //! ```
 //!
-//! `oncegate-expires` is when the record expires, in seconds since 1970. `oncegate-body: not-kept`
-//! means that there was a body and that it was not stored. A 1xx response (a change of protocols)
-//! cannot be repeated and is not kept.
+//! `oncegate-expires` is the time at which the record expires, in seconds since 1970.
+//! `oncegate-body: not-kept` means that there was a body and that it was not stored. A 1xx response
+//! (a change of protocols) cannot be repeated and is not kept.
 
 use ::http::header::{self, HeaderName};
 use ::http::{HeaderMap, HeaderValue, Response, StatusCode};
@@ -29,7 +29,7 @@ const OURS: &str = "oncegate-";
 
 /// Marks a response as a repetition.
 const REPLAYED: HeaderName = HeaderName::from_static("idempotent-replayed");
-/// When the key expires: a date of RFC 9651, `@` and seconds since 1970.
+/// The time at which the key expires: a date of RFC 9651, `@` and seconds since 1970.
 const IDEMPOTENCY_EXPIRES: HeaderName = HeaderName::from_static("idempotency-expires");
 
 /// Headers that are not kept: they are valid for one connection, one moment or one request.
@@ -59,7 +59,7 @@ const NOT_REPEATED_PREFIXES: [&str; 4] = ["proxy-", "ratelimit", "x-ratelimit-",
 pub(super) struct Kept {
     pub(super) status: StatusCode,
     headers: HeaderMap,
-    /// `None`: too large, endless or broken.
+    /// The body; `None` when it is too large, endless or broken.
     body: Option<Bytes>,
     expires_unix_s: u64,
 }
@@ -96,25 +96,20 @@ impl Kept {
         let reason = self.status.canonical_reason().unwrap_or_default();
         let mut out = BytesMut::new();
         out.put_slice(format!("HTTP/1.1 {} {reason}\r\n", self.status.as_u16()).as_bytes());
-        let mut line = |name: &str, value: &[u8]| {
-            out.put_slice(name.as_bytes());
-            out.put_slice(b": ");
-            out.put_slice(value);
-            out.put_slice(b"\r\n");
-        };
         for (name, value) in &self.headers {
-            line(name.as_str(), value.as_bytes());
+            put_line(&mut out, name.as_str(), value.as_bytes());
         }
-        line(EXPIRES, self.expires_unix_s.to_string().as_bytes());
+        let expires = self.expires_unix_s.to_string();
+        put_line(&mut out, EXPIRES, expires.as_bytes());
         if self.body.is_none() {
-            line(BODY, NOT_KEPT);
+            put_line(&mut out, BODY, NOT_KEPT);
         }
         out.put_slice(b"\r\n");
         out.put_slice(self.body.as_deref().unwrap_or_default());
         out.freeze()
     }
 
-    /// `None` when the bytes are not such a message.
+    /// Decodes a stored response; `None` when the bytes are not one.
     pub(super) fn decode(stored: &Bytes) -> Option<Self> {
         let mut lines = [httparse::EMPTY_HEADER; MAX_KEPT_HEADERS];
         let mut head = httparse::Response::new(&mut lines);
@@ -158,6 +153,13 @@ impl Kept {
     }
 }
 
+fn put_line(out: &mut BytesMut, name: &str, value: &[u8]) {
+    out.put_slice(name.as_bytes());
+    out.put_slice(b": ");
+    out.put_slice(value);
+    out.put_slice(b"\r\n");
+}
+
 /// The headers that a repetition gets: those that are not about one connection, one moment or one
 /// request.
 fn repeatable(headers: &HeaderMap) -> HeaderMap {
@@ -168,20 +170,21 @@ fn repeatable(headers: &HeaderMap) -> HeaderMap {
         .flat_map(|value| value.split(','))
         .map(str::trim)
         .collect();
-    let is_repeated = |name: &HeaderName| {
-        !NOT_REPEATED.contains(name)
-            && !NOT_REPEATED_PREFIXES
-                .iter()
-                .any(|prefix| name.as_str().starts_with(prefix))
-            && !named_by_connection
-                .iter()
-                .any(|named| name.as_str().eq_ignore_ascii_case(named))
-    };
     headers
         .iter()
-        .filter(|(name, _)| is_repeated(name))
+        .filter(|(name, _)| is_repeatable(name, &named_by_connection))
         .map(|(name, value)| (name.clone(), value.clone()))
         .collect()
+}
+
+fn is_repeatable(name: &HeaderName, named_by_connection: &[&str]) -> bool {
+    !NOT_REPEATED.contains(name)
+        && !NOT_REPEATED_PREFIXES
+            .iter()
+            .any(|prefix| name.as_str().starts_with(prefix))
+        && !named_by_connection
+            .iter()
+            .any(|named| name.as_str().eq_ignore_ascii_case(named))
 }
 
 /// Adds the header with the time when the key expires.

@@ -7,7 +7,7 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use ::http::{Request, Response, StatusCode, header};
+use ::http::{HeaderMap, Request, Response, StatusCode, header};
 use futures_util::FutureExt;
 use tokio::sync::oneshot;
 use tokio::time::{Instant, timeout};
@@ -34,7 +34,7 @@ struct Waiting<E> {
 }
 
 impl<E> Waiting<E> {
-    /// Whether a client waits that has not been answered yet.
+    /// Returns whether a client still waits for its answer.
     fn is_there(&self) -> bool {
         self.client
             .as_ref()
@@ -83,7 +83,7 @@ enum Ran<E> {
     Cancelled,
 }
 
-/// What the record holds after the handler's transaction.
+/// The state of the record after the handler's transaction.
 enum ReadBack {
     Committed,
     /// Another attempt has taken over.
@@ -122,7 +122,7 @@ impl<E: Send + 'static> Run<E> {
         if !lease.is_attempted() {
             return self.end(lease, ran, took).await;
         }
-        // Its transaction has decided, and only the record shows how.
+        // The handler's transaction has decided, and only the record shows how.
         match self.read_back(lease).await {
             ReadBack::Committed => self.send_committed(&commit, ran, took, &message).await,
             ReadBack::NotOwner => self.follow(&message).await,
@@ -197,18 +197,11 @@ impl<E: Send + 'static> Run<E> {
             (CommittedResponse::None, Ran::Answered(response)) => response,
             _ => return self.follow(message).await,
         };
-        if self.waiting.is_there() {
-            let scope = self.layer.gate.scope();
-            self.layer.gate.observe(Event::Acked {
-                scope,
-                count: 1,
-                age: None,
-            });
-        }
+        self.acked();
         self.send(response, "handled");
     }
 
-    /// What a handler has returned whose transaction was not committed: a response that would
+    /// Changes the outcome of a handler whose transaction was not committed: a response that would
     /// complete the key must not.
     fn without_commit(&self, ran: Ran<E>) -> Ran<E> {
         let Ran::Answered(response) = ran else {
@@ -274,24 +267,10 @@ impl<E: Send + 'static> Run<E> {
     async fn complete(mut self, lease: Lease, response: Response<Body>) {
         let (mut parts, body) = response.into_parts();
         let settings = &self.layer.settings;
-        let endless = parts
-            .headers
-            .get(header::CONTENT_TYPE)
-            .is_some_and(|value| {
-                value
-                    .as_bytes()
-                    .to_ascii_lowercase()
-                    .starts_with(b"text/event-stream")
-            });
-        let limit_bytes = if endless {
-            0
+        let (limit_bytes, patience) = if is_endless(&parts.headers) {
+            (0, Duration::ZERO)
         } else {
-            self.layer.kept_response_bytes()
-        };
-        let patience = if endless {
-            Duration::ZERO
-        } else {
-            settings.response_patience
+            (self.layer.kept_response_bytes(), settings.response_patience)
         };
         let collected = collect(body, limit_bytes, patience, |_bytes| true).await;
         let expires_unix_s = expires_unix_s(self.layer.gate.retention_period());
@@ -304,7 +283,8 @@ impl<E: Send + 'static> Run<E> {
         if !kept.is_whole() {
             self.not_kept(&lease);
         }
-        let (message, key) = (lease.message().clone(), lease.store_key().clone());
+        let message = lease.message().clone();
+        let key = lease.store_key().clone();
         let mut completing = pin!(lease.complete(&Raw(kept.encode())));
         let completed = match timeout(settings.settle_timeout, &mut completing).await {
             Ok(completed) => completed,
@@ -325,18 +305,11 @@ impl<E: Send + 'static> Run<E> {
             }
         }
         mark_expiry(&mut parts.headers, expires_unix_s);
-        if self.waiting.is_there() {
-            let scope = self.layer.gate.scope();
-            self.layer.gate.observe(Event::Acked {
-                scope,
-                count: 1,
-                age: None,
-            });
-        }
+        self.acked();
         self.send(Response::from_parts(parts, collected.body), "handled");
     }
 
-    /// Another owner took over: its outcome counts.
+    /// Answers with the outcome of another owner, which took over.
     async fn follow(mut self, message: &Message) {
         let problem = match self.layer.ask(message).await {
             Ok(Entry::Granted(lease)) => {
@@ -393,7 +366,7 @@ impl<E: Send + 'static> Run<E> {
         }
     }
 
-    /// How long a handler may continue after its cancellation.
+    /// The time that a handler may continue after its cancellation.
     fn grace(&self) -> Duration {
         self.layer.gate.lease_period().min(CANCELLATION_GRACE)
     }
@@ -405,6 +378,18 @@ impl<E: Send + 'static> Run<E> {
             outcome,
             took,
         });
+    }
+
+    /// Counts the response as an ack, if its client still waits.
+    fn acked(&self) {
+        if self.waiting.is_there() {
+            let scope = self.layer.gate.scope();
+            self.layer.gate.observe(Event::Acked {
+                scope,
+                count: 1,
+                age: None,
+            });
+        }
     }
 
     fn not_kept(&self, lease: &Lease) {
@@ -434,6 +419,16 @@ impl<E: Send + 'static> Run<E> {
     }
 }
 
+/// Returns whether the body is a stream of events, which does not end by itself.
+fn is_endless(headers: &HeaderMap) -> bool {
+    headers.get(header::CONTENT_TYPE).is_some_and(|value| {
+        value
+            .as_bytes()
+            .to_ascii_lowercase()
+            .starts_with(b"text/event-stream")
+    })
+}
+
 async fn call<E>(
     lease: &Lease,
     grace: Duration,
@@ -456,7 +451,7 @@ async fn call<E>(
     }
 }
 
-/// When a record expires that is completed now.
+/// The time at which a record expires that is completed now, in seconds since 1970.
 pub(super) fn expires_unix_s(retention: Duration) -> u64 {
     let now = SystemTime::now()
         .duration_since(UNIX_EPOCH)

@@ -124,12 +124,12 @@ mod tests {
             Principal::single_tenant(),
         );
         let mut service = layer.layer(Flaky);
-        let request = || {
+        fn request() -> Request<Body> {
             Request::post("/")
                 .header("idempotency-key", "k")
                 .body(Body::empty())
                 .unwrap()
-        };
+        }
         assert_eq!(service.call(request()).await.unwrap_err(), "told to");
         let response = service.call(request()).await.unwrap();
         assert_eq!(

@@ -11,24 +11,25 @@ use tokio::time::Instant;
 /// does not: claims of the others are answered in between.
 const FAILURES_TO_OPEN: u32 = 5;
 
-/// How often an open breaker lets one request ask the store, and how long it lets none after one
-/// was not answered. Without the pause, a client that sends one request after another would wait
-/// with each of them.
+/// The interval at which an open breaker lets one request ask the store, and the pause after one
+/// that was not answered. Without the pause, a client that sends one request after another would
+/// wait with each of them.
 const PROBE_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Counts the claims that the store did not answer. Shared by all requests of a layer.
 #[derive(Debug, Default)]
 pub(super) struct StoreBreaker {
     claims: Mutex<UnansweredClaims>,
-    /// Whether the last claim was refused until an operator acts: in a halted scope, for example.
+    /// `true` when the last claim was refused until an operator acts: in a halted scope, for
+    /// example.
     is_refusing: AtomicBool,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
 struct UnansweredClaims {
-    /// Successive ones.
+    /// The number of successive ones.
     count: u32,
-    /// When the next request may ask; `None` while the breaker is closed.
+    /// The time at which the next request may ask; `None` while the breaker is closed.
     probe_at: Option<Instant>,
 }
 
@@ -40,7 +41,8 @@ pub(super) enum BreakerChange {
 }
 
 impl StoreBreaker {
-    /// Whether a request may ask the store. While the breaker is open, one may in each interval.
+    /// Returns whether a request may ask the store. While the breaker is open, one may in each
+    /// interval.
     pub(super) fn admits(&self, now: Instant) -> bool {
         self.with(|claims| match claims.probe_at {
             None => true,
@@ -86,7 +88,8 @@ mod tests {
 
     #[test]
     fn an_open_breaker_admits_one_request_a_second_and_none_right_after_one_without_an_answer() {
-        let (breaker, start) = (StoreBreaker::default(), Instant::now());
+        let breaker = StoreBreaker::default();
+        let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);
         for claim in 1..=FAILURES_TO_OPEN {
             assert!(breaker.admits(start));

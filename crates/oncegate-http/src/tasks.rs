@@ -11,7 +11,7 @@ use tokio_util::task::TaskTracker;
 use tokio_util::task::task_tracker::TaskTrackerToken;
 use tracing::Instrument;
 
-/// How long cancelled handlers may take to end.
+/// The time that cancelled handlers may take to end.
 const CUT_OFF_GRACE: Duration = Duration::from_secs(1);
 
 /// A permit to run a handler; [`drain`](Tasks::drain) waits for it.

@@ -83,6 +83,10 @@ fn layer() -> IdempotencyLayer {
     )
 }
 
+fn second() -> Request<Full<Bytes>> {
+    post("second", Full::new(Bytes::from_static(b"12345")))
+}
+
 // invariant: stalled-upload
 #[tokio::test(start_paused = true)]
 async fn bodies_that_do_not_fit_into_memory_are_refused_until_others_have_ended() {
@@ -91,13 +95,13 @@ async fn bodies_that_do_not_fit_into_memory_are_refused_until_others_have_ended(
         .max_buffered_bytes(10)
         .layer(Limited::new(1));
     let stalled = Pieces::new(6);
-    let (sent, end) = (Arc::clone(&stalled.sent), stalled.end.clone());
+    let sent = Arc::clone(&stalled.sent);
+    let end = stalled.end.clone();
     let first = {
         let service = service.clone();
         tokio::spawn(async move { call(&service, post("first", stalled)).await })
     };
     drop(sent.acquire().await.unwrap());
-    let second = || post("second", Full::new(Bytes::from_static(b"12345")));
     let refused = call(&service, second()).await;
     assert_eq!(refused.status(), StatusCode::SERVICE_UNAVAILABLE);
     end.add_permits(1);
@@ -116,11 +120,12 @@ async fn one_caller_cannot_take_the_memory_of_all_others() {
         .max_request_bytes(10)
         .max_buffered_bytes(20)
         .layer(Limited::new(9));
-    let second = || post("second", Full::new(Bytes::from_static(b"12345")));
     let stalled = Pieces::new(6);
-    let (sent, end) = (Arc::clone(&stalled.sent), stalled.end.clone());
+    let sent = Arc::clone(&stalled.sent);
+    let end = stalled.end.clone();
     let first = {
-        let (service, request) = (service.clone(), of("greedy", post("first", stalled)));
+        let service = service.clone();
+        let request = of("greedy", post("first", stalled));
         tokio::spawn(async move { call(&service, request).await })
     };
     drop(sent.acquire().await.unwrap());
@@ -198,7 +203,7 @@ async fn not_every_request_waits_for_a_store_that_is_away() {
     assert_eq!(status("next").await, StatusCode::OK);
 }
 
-/// What layers outside of this one require of a body, such as tower-http's `TimeoutLayer`.
+/// Layers outside of this one, such as tower-http's `TimeoutLayer`, require a default of a body.
 #[tokio::test]
 async fn a_body_has_a_default() {
     async fn status<S, B: Default + HttpBody>(mut service: S) -> usize
@@ -312,7 +317,8 @@ async fn a_body_in_pieces_of_one_byte_takes_the_memory_of_its_bytes() {
     const BODY_BYTES: usize = 1024 * 1024;
     let service = layer().layer(Limited::new(1));
     let pieces = Pieces::new(BODY_BYTES);
-    let (sent, end) = (Arc::clone(&pieces.sent), pieces.end.clone());
+    let sent = Arc::clone(&pieces.sent);
+    let end = pieces.end.clone();
     let before = resident_bytes();
     let answered = tokio::spawn(async move { call(&service, post("pieces", pieces)).await });
     drop(sent.acquire().await.unwrap());

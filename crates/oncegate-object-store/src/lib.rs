@@ -73,7 +73,7 @@ impl ObjectResults {
     /// other settings, configure your own client: [`from_object_store`](Self::from_object_store).
     ///
     /// # Errors
-    /// When the URL or a variable is invalid. This does not connect yet.
+    /// When the URL or a variable is invalid. The call does not connect yet.
     #[cfg(feature = "s3")]
     pub fn s3(url: &str) -> Result<Self, ResultStoreError> {
         use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
@@ -210,7 +210,7 @@ impl ResultStore for ObjectResults {
             .map(|folder| (folder.clone(), Path::from(name)));
         #[cfg(unix)]
         if let Some((folder, name)) = file.clone() {
-            // Before the file, so that at no time another user reads it.
+            // The folders come before the file, so that no other user can read it at any time.
             blocking(move || make_private_folders(&folder, name.as_ref())).await?;
         }
         // Overwriting is right: only a repeat of this same attempt uses this name.
@@ -247,9 +247,11 @@ impl ResultStore for ObjectResults {
             .map_err(ResultStoreError::new)?;
         if let Some(folder) = &self.folder {
             let folder = folder.join(Path::from(scope.as_str()).as_ref());
-            let sweeping =
-                move || sweep_unfinished(&folder, older_than, sweep, &mut swept).map(|()| swept);
-            swept = blocking(sweeping).await?;
+            swept = blocking(move || {
+                sweep_unfinished(&folder, older_than, sweep, &mut swept)?;
+                Ok(swept)
+            })
+            .await?;
         }
         Ok(swept)
     }
@@ -276,7 +278,7 @@ fn make_private_folders(root: &FilePath, name: &str) -> std::io::Result<()> {
         let parent = folder.clone();
         folder.push(part);
         match std::fs::DirBuilder::new().mode(0o700).create(&folder) {
-            // It must survive a power cut, as what the object store creates does.
+            // The folder must survive a power cut, as the files of the object store do.
             Ok(()) => std::fs::File::open(&parent)?.sync_all()?,
             Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {}
             Err(error) => return Err(error),

@@ -1,4 +1,4 @@
-//! One run of a handler under a lease.
+//! A run of a handler under a lease.
 
 use std::fmt;
 use std::sync::Arc;
@@ -15,8 +15,7 @@ use crate::transaction::Unit;
 /// dropped.
 pub const CANCELLATION_GRACE: Duration = Duration::from_secs(5);
 
-/// One run of a handler under a lease: its number, cancellation, fencing token and idempotency
-/// keys.
+/// A run of a handler under a lease: its number, cancellation, fencing token and idempotency keys.
 ///
 /// A handler receives it with its message; your own loop gets it from
 /// [`Lease::attempt`](crate::Lease::attempt), and an HTTP handler finds it in the extensions of its
@@ -59,15 +58,16 @@ pub struct Attempt {
     run: Arc<GrantedRun>,
 }
 
-/// What the gate has granted.
+/// The grant of the gate.
 #[derive(Debug)]
 struct GrantedRun {
     grant: Grant,
-    /// An earlier attempt may have had its effect, although the record does not hold one.
+    /// `true` when an earlier attempt may have had its effect, although the record does not hold
+    /// one.
     recovered: AtomicBool,
     cancellation: Cancellation,
     unit: Unit,
-    /// It runs without the store.
+    /// `true` when the attempt runs without the store.
     fail_open: bool,
 }
 
@@ -114,20 +114,21 @@ impl Attempt {
         u32::from(self.run.grant.attempt)
     }
 
-    /// Whether an earlier attempt ended without an outcome, so that its effect may have happened.
+    /// Returns whether an earlier attempt ended without an outcome, so that its effect may have
+    /// happened.
     ///
     /// A handler that can ask its downstream system "did this happen?" should ask when this is
     /// true.
     ///
-    /// It is true of every attempt that [runs without its store](Self::is_fail_open), because the
+    /// Every attempt that [runs without its store](Self::is_fail_open) returns `true`, because the
     /// record is unknown then.
     pub fn recovered(&self) -> bool {
         self.run.fail_open || self.run.recovered.load(Relaxed)
     }
 
-    /// Whether it runs without its store, which is away, because the consumer [fails
-    /// open](crate::Consumer::fail_open_after): the message may have run before, run elsewhere now,
-    /// or run again.
+    /// Returns whether the attempt runs without its store, which is away, because the consumer
+    /// [fails open](crate::Consumer::fail_open_after): the message may have run before, run
+    /// elsewhere now, or run again.
     pub fn is_fail_open(&self) -> bool {
         self.run.fail_open
     }
@@ -168,8 +169,8 @@ impl Attempt {
         self.run.cancellation.discarded().cancelled().await;
     }
 
-    /// Whether [`cancelled`](Self::cancelled) would resolve at once; for handlers that block their
-    /// thread.
+    /// Returns whether [`cancelled`](Self::cancelled) would resolve at once; for handlers that
+    /// block their thread.
     pub fn is_cancelled(&self) -> bool {
         self.run.cancellation.is_cancelled()
     }

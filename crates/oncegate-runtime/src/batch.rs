@@ -53,11 +53,12 @@ pub trait BatchHandler: Send + Sync + 'static {
     /// other, and splits further what fails. So a message that makes its batch fail is found, gets
     /// its own reason, and costs the others no attempt. It runs in a batch of its own from then on.
     ///
-    /// Not split, because no message can be the cause: [`Failure::retry_after`],
-    /// [`Failure::later`], [`Failure::not_run`] and [`Failure::unknown`]. They concern each message
-    /// of the batch as if it had been alone. When three messages fail alone, one after another, and
-    /// no call succeeds in between, the cause is taken to be what all of them need: the rest of the
-    /// batch is tried again after the back-off, and uses up no attempt.
+    /// A batch is not split after [`Failure::retry_after`], [`Failure::later`],
+    /// [`Failure::not_run`] and [`Failure::unknown`], because no message can be the cause. They
+    /// concern each message of the batch as if it had been alone. When three messages fail alone,
+    /// one after another, and no call succeeds in between, the cause is taken to be something that
+    /// all of them need: the rest of the batch is tried again after the back-off, and uses up no
+    /// attempt.
     fn handle(
         &self,
         batch: &[BatchMessage],
@@ -197,7 +198,7 @@ struct Early {
     listener: Option<Listener>,
 }
 
-/// Is told of an early outcome.
+/// A function that receives an early outcome.
 type Told = dyn Fn(&Result<Encoded, Failure>) + Send + Sync;
 
 #[derive(Clone)]
@@ -218,7 +219,7 @@ fn encoded<O: Output>(one: &BatchMessage, output: &O, codec: Codec) -> Encoded {
     output.to_stored(codec)
 }
 
-/// When a batch is full, and how long one that is not waits for more messages.
+/// The size at which a batch is full, and the time that a smaller one waits for more messages.
 ///
 /// A batch starts when it has the most messages or bytes, when the wait of its first message is
 /// over, or when no more messages can come. While they wait, messages are not claimed, and they
@@ -231,9 +232,9 @@ pub struct BatchLimits {
 }
 
 impl BatchLimits {
-    /// 10 ms.
+    /// The default of [`wait`](Self::wait): 10 ms.
     pub const DEFAULT_WAIT: Duration = Duration::from_millis(10);
-    /// 8 MiB.
+    /// The default of [`bytes`](Self::bytes): 8 MiB.
     pub const DEFAULT_BYTES: usize = 8 * 1024 * 1024;
     /// The most messages that a batch may have: 10,000.
     pub const MOST_MESSAGES: usize = 10_000;
@@ -249,24 +250,24 @@ impl BatchLimits {
         }
     }
 
-    /// How many bytes the messages of a batch have together, at most: 8 MiB by default. A larger
-    /// message is a batch of its own.
+    /// The most bytes of the messages of a batch together: 8 MiB by default. A larger message is a
+    /// batch of its own.
     #[must_use]
     pub const fn bytes(mut self, bytes: usize) -> Self {
         self.bytes = bytes;
         self
     }
 
-    /// How long the first message of a batch waits for others: 10 ms by default, [5
-    /// seconds](Self::LONGEST_WAIT) at most. With zero, a batch is what is ready when a permit is
-    /// free.
+    /// The time that the first message of a batch waits for others: 10 ms by default, [5
+    /// seconds](Self::LONGEST_WAIT) at most. With zero, a batch has the messages that are ready
+    /// when a permit is free.
     #[must_use]
     pub const fn wait(mut self, wait: Duration) -> Self {
         self.wait = wait;
         self
     }
 
-    /// Returns what is wrong with the limits, for a consumer with at most `in_flight` messages in
+    /// Returns the error of wrong limits, for a consumer with at most `in_flight` messages in
     /// flight.
     pub(crate) fn defect(&self, in_flight: usize) -> Option<String> {
         let most = Self::MOST_MESSAGES;
@@ -322,7 +323,7 @@ impl<H: BatchHandler> ErasedBatchHandler for ErasedBatches<H> {
     }
 }
 
-/// The handler succeeded, and it is not known for which messages.
+/// The failure of a handler that succeeded, when it is not known for which messages.
 fn miscounted(outcomes: usize, messages: usize) -> Failure {
     Failure::unknown(format!(
         "the batch handler returned {outcomes} outcomes for {messages} messages"
@@ -344,7 +345,7 @@ impl<H: BatchHandler> ErasedHandler for ErasedBatches<H> {
                 Some(answer) = early.recv() => return answer.outcome,
                 ended = self.handle_batch(&batch, codec) => ended,
             };
-            // It was answered and has ended in the same poll.
+            // The message may have been answered in the poll in which the call ended.
             if let Ok(answer) = early.try_recv() {
                 return answer.outcome;
             }

@@ -14,9 +14,9 @@ pub(crate) struct Cancellation {
     discarded: OnceLock<CancellationToken>,
 }
 
-/// The run should stop.
+/// The signal that the run should stop.
 const CANCELLED: u8 = 1;
-/// The run should stop, and its result would not be used.
+/// The signal that the run should stop, and that its result would not be used.
 const DISCARDED: u8 = 2;
 
 impl Cancellation {
@@ -46,7 +46,7 @@ impl Cancellation {
         self.is_given(DISCARDED, &self.discarded)
     }
 
-    /// Fires when the run should stop.
+    /// The token that fires when the run should stop.
     pub(crate) fn cancelled(&self) -> &CancellationToken {
         let token = self
             .cancelled
@@ -55,7 +55,7 @@ impl Cancellation {
         token
     }
 
-    /// Fires when the run should stop and its result would not be used; then
+    /// The token that fires when the run should stop and its result would not be used; then
     /// [`cancelled`](Self::cancelled) has fired, too.
     pub(crate) fn discarded(&self) -> &CancellationToken {
         let token = self.discarded.get_or_init(CancellationToken::new);
@@ -77,7 +77,8 @@ impl Cancellation {
         }
     }
 
-    /// The token is public, so it may have been cancelled elsewhere.
+    /// Returns whether the signal was given. The token is public, so it may have been cancelled
+    /// elsewhere.
     fn is_given(&self, signal: u8, token: &OnceLock<CancellationToken>) -> bool {
         self.given.load(Ordering::Relaxed) >= signal
             || token.get().is_some_and(CancellationToken::is_cancelled)
@@ -92,7 +93,8 @@ mod tests {
 
     #[test]
     fn a_signal_reaches_a_token_that_is_made_before_or_after_it() {
-        let (before, after) = (Cancellation::default(), Cancellation::default());
+        let before = Cancellation::default();
+        let after = Cancellation::default();
         let token = before.cancelled().clone();
         before.cancel();
         after.cancel();
@@ -103,7 +105,8 @@ mod tests {
 
     #[test]
     fn what_is_discarded_is_cancelled() {
-        let (made, unmade) = (Cancellation::default(), Cancellation::default());
+        let made = Cancellation::default();
+        let unmade = Cancellation::default();
         let token = made.cancelled().clone();
         made.discard();
         unmade.discard();

@@ -28,7 +28,7 @@ const JSON_NULL: &[u8] = b"null";
 #[cfg(feature = "messagepack")]
 const MESSAGE_PACK_NIL: &[u8] = &[0xc0];
 
-/// How results are encoded when they are stored. Reading needs no setting: the record names its
+/// The encoding of results that are stored. Reading needs no setting: the record names its
 /// encoding, so the codec may change at any time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
@@ -117,7 +117,7 @@ impl<T: DeserializeOwned> FromStored for T {
     }
 }
 
-/// What a record holds when the work is done and its result could not be kept.
+/// The stored form of a result that could not be kept, although the work is done.
 pub(crate) fn not_kept() -> Bytes {
     Bytes::from_static(&[NOT_KEPT])
 }

@@ -61,7 +61,7 @@ impl<D: DeadLetters + ?Sized> DeadLetters for Arc<D> {
     }
 }
 
-/// A message that cannot be handled, and why.
+/// A message that cannot be handled, and the reason.
 #[derive(Clone, Debug)]
 pub struct DeadLetter {
     /// The message, with its bytes unchanged.
@@ -74,15 +74,15 @@ pub struct DeadLetter {
     pub cause: DeadLetterCause,
     /// The reason as text, without any part of the payload.
     pub reason: String,
-    /// How many attempts ran.
+    /// The number of attempts that ran.
     pub attempts: u32,
-    /// When its first attempt failed, on the wall clock of the process that saw it.
+    /// The time at which its first attempt failed, on the wall clock of the process that saw it.
     ///
     /// `None` when that time is unknown: another process saw the failure and the message was
     /// redelivered by its broker, not by a retry topic, or the first attempt ended without a
     /// report.
     pub first_failed_at: Option<SystemTime>,
-    /// When it was dead-lettered, on the wall clock of the process that did so.
+    /// The time at which it was dead-lettered, on the wall clock of the process that did so.
     pub failed_at: SystemTime,
 }
 
@@ -115,7 +115,7 @@ impl DeadLetter {
     }
 }
 
-/// How many hexadecimal digits the id of a dead letter has.
+/// The number of hexadecimal digits in the id of a dead letter.
 const ID_DIGITS: usize = 32;
 
 /// Converts a time to milliseconds since 1970, as stored in dead letters.
@@ -129,7 +129,7 @@ pub fn time_of(millis: u64) -> Option<SystemTime> {
     UNIX_EPOCH.checked_add(Duration::from_millis(millis))
 }
 
-/// Why a message became a dead letter.
+/// The cause for which a message became a dead letter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum DeadLetterCause {
@@ -137,16 +137,16 @@ pub enum DeadLetterCause {
     BadKey,
     /// The handler returned a permanent error.
     Permanent,
-    /// All attempts failed or ended their process.
+    /// Every attempt failed or ended its process.
     AttemptsUsedUp,
     /// The key has a record with other content.
     Mismatch,
-    /// It failed before, and that process ended before the dead letter was written.
+    /// The message failed before, and that process ended before the dead letter was written.
     NotHandedOver,
 }
 
 impl DeadLetterCause {
-    /// All causes.
+    /// Every cause.
     pub const ALL: [Self; 5] = [
         Self::BadKey,
         Self::Permanent,
@@ -189,20 +189,14 @@ mod tests {
     use super::*;
     use crate::message::Origin;
 
-    // invariant: dead-letter-id
-    #[test]
-    fn copies_of_a_letter_have_one_id_and_other_letters_have_others() {
-        let letter = |scope: &str, offset: i64, timestamp_ms: i64, cause| DeadLetter {
-            message: Message::new(
-                "orders",
-                Origin::Kafka {
-                    topic: "orders".into(),
-                    partition: 0,
-                    offset,
-                },
-                None,
-            )
-            .with_timestamp_ms(timestamp_ms),
+    fn letter(scope: &str, offset: i64, timestamp_ms: i64, cause: DeadLetterCause) -> DeadLetter {
+        let origin = Origin::Kafka {
+            topic: "orders".into(),
+            partition: 0,
+            offset,
+        };
+        DeadLetter {
+            message: Message::new("orders", origin, None).with_timestamp_ms(timestamp_ms),
             scope: scope.to_owned(),
             key: None,
             cause,
@@ -210,7 +204,12 @@ mod tests {
             attempts: 1,
             first_failed_at: None,
             failed_at: SystemTime::now(),
-        };
+        }
+    }
+
+    // invariant: dead-letter-id
+    #[test]
+    fn copies_of_a_letter_have_one_id_and_other_letters_have_others() {
         let id = letter("billing", 1, 1_000, DeadLetterCause::Permanent).id();
         assert_eq!(id.len(), ID_DIGITS);
         assert_eq!(

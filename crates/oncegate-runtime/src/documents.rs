@@ -8,7 +8,7 @@ use oncegate_core::key::{CompiledKey, Key, KeySpecError, Scope};
 use crate::failure::Failure;
 use crate::message::{Header, Message};
 
-/// The headers that say what the payload is.
+/// The headers that describe the payload.
 const REPLACED: [&str; 2] = ["content-type", "content-encoding"];
 
 /// Makes documents: the JSON of payloads in the [format](Key::format) of a key, such as Avro.
@@ -41,7 +41,7 @@ impl Documents {
     /// # Errors
     /// When the key cannot be used; its gate returns the same error.
     pub fn new(key: &Key) -> Result<Self, KeySpecError> {
-        // Of a document, no part is the scope.
+        // The scope is no part of a document.
         let scope = Scope::new("documents").expect("it is a valid name");
         Ok(Self(Arc::new(key.compile(&scope)?)))
     }
@@ -61,15 +61,10 @@ impl Documents {
         let document = self.0.document(message);
         let document =
             document.map_err(|error| Failure::permanent(format!("it has no document: {error}")))?;
-        let describes_payload = |header: &Header| {
-            REPLACED
-                .iter()
-                .any(|replaced| header.name.eq_ignore_ascii_case(replaced))
-        };
         let kept = message
             .headers()
             .iter()
-            .filter(|header| !describes_payload(header))
+            .filter(|header| !describes_payload(&header.name))
             .cloned();
         let content_type = Header {
             name: "content-type".into(),
@@ -81,4 +76,10 @@ impl Documents {
             .with_payload(Bytes::copy_from_slice(&document))
             .with_headers(headers))
     }
+}
+
+fn describes_payload(name: &str) -> bool {
+    REPLACED
+        .iter()
+        .any(|replaced| name.eq_ignore_ascii_case(replaced))
 }

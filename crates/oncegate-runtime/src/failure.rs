@@ -1,4 +1,4 @@
-//! How a handler reports that it did not succeed.
+//! The failure by which a handler reports that it did not succeed.
 
 use std::fmt;
 use std::time::Duration;
@@ -7,7 +7,7 @@ pub use oncegate_core::BoxError;
 
 use crate::backoff::LONGEST_TIME;
 
-/// Why a handler did not succeed, and whether another attempt makes sense.
+/// The reason that a handler did not succeed, and whether another attempt makes sense.
 ///
 /// `?` on any error means "try again"; giving up must be explicit, by [`Failure::permanent`] or
 /// [`OrPermanent::or_permanent`]. `Failure` cannot implement [`Error`](std::error::Error), because
@@ -17,7 +17,7 @@ pub struct Failure {
     error: BoxError,
 }
 
-/// What to do with the message.
+/// The next step for the message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Advice {
     /// Another attempt, after the usual back-off or after this long.
@@ -34,7 +34,7 @@ pub(crate) enum Advice {
 }
 
 impl Failure {
-    /// Another attempt would fail as well: the message goes to the dead letters.
+    /// Gives up, because another attempt would fail as well: the message goes to the dead letters.
     pub fn permanent(error: impl Into<BoxError>) -> Self {
         Self {
             advice: Advice::GiveUp,
@@ -42,7 +42,7 @@ impl Failure {
         }
     }
 
-    /// Try again after the consumer's back-off. `?` does the same.
+    /// Requests another attempt after the consumer's back-off. `?` does the same.
     pub fn retry(error: impl Into<BoxError>) -> Self {
         Self {
             advice: Advice::Retry { after: None },
@@ -50,9 +50,9 @@ impl Failure {
         }
     }
 
-    /// Try again, but not before `delay` has passed. A delay of more than 365 days is shortened to
-    /// that. One that is shorter than half of the consumer's first back-off is prolonged to that,
-    /// so that other messages run meanwhile.
+    /// Requests another attempt, but not before `delay` has passed. A delay of more than 365 days
+    /// is shortened to that. A delay of less than half of the consumer's first back-off is
+    /// prolonged to that, so that other messages run meanwhile.
     pub fn retry_after(delay: Duration, error: impl Into<BoxError>) -> Self {
         Self {
             advice: Advice::Retry {
@@ -62,8 +62,8 @@ impl Failure {
         }
     }
 
-    /// The outcome is unknown: the effect may have happened, and may still be in progress, as after
-    /// a timeout.
+    /// Reports an unknown outcome: the effect may have happened, and may still be in progress, as
+    /// after a timeout.
     ///
     /// The message is tried again when the lease has lapsed, not sooner, and the next attempt is
     /// flagged by [`Attempt::recovered`](crate::Attempt::recovered). It counts as an attempt that
@@ -75,8 +75,8 @@ impl Failure {
         }
     }
 
-    /// The work did not begin: its executor could not be reached, or had no capacity. Nothing has
-    /// happened.
+    /// Reports work that did not begin: its executor could not be reached, or had no capacity.
+    /// Nothing has happened.
     ///
     /// The message is tried again after the consumer's back-off. It does not count as an attempt,
     /// so it never leads to the dead letters; a handler that fails so for many keys is paused by
@@ -88,11 +88,11 @@ impl Failure {
         }
     }
 
-    /// The message cannot be done yet: the handler wants it again after `delay`. Nothing has
-    /// failed, and nothing has happened. `reason` says what the message waits for: "the report is
-    /// not ready".
+    /// Postpones a message that cannot be done yet: the handler wants it again after `delay`.
+    /// Nothing has failed, and nothing has happened. `reason` says what the message waits for: "the
+    /// report is not ready".
     ///
-    /// This counts neither as an attempt nor as a failure, so it leads neither to the dead letters
+    /// It counts neither as an attempt nor as a failure, so it leads neither to the dead letters
     /// nor to an open circuit breaker, however often the handler returns it: only the handler can
     /// end the wait. Bound it by the age of the message, and return [`permanent`](Self::permanent)
     /// when that is over:
@@ -122,12 +122,12 @@ impl Failure {
         }
     }
 
-    /// Whether the handler wants the message later, and nothing has failed.
+    /// Returns whether the handler wants the message later, and nothing has failed.
     pub fn is_later(&self) -> bool {
         matches!(self.advice, Advice::Later { .. })
     }
 
-    /// Whether another attempt makes no sense.
+    /// Returns whether another attempt makes no sense.
     pub fn is_permanent(&self) -> bool {
         self.advice == Advice::GiveUp
     }

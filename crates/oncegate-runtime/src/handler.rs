@@ -38,7 +38,7 @@ pub trait Handler: Send + Sync + 'static {
         attempt: &Attempt,
     ) -> impl Future<Output = Result<Self::Output, Failure>> + Send;
 
-    /// Called for a message whose work was done before; `result` is what the first one returned.
+    /// Called for a message whose work was done before; `result` is the result of the first one.
     /// Does nothing unless overridden; a request-reply consumer can send its reply here.
     ///
     /// # Errors
@@ -55,7 +55,7 @@ pub trait Handler: Send + Sync + 'static {
 
     /// Called for a duplicate whose stored result does not decode as `Output`, was not kept, or is
     /// missing or damaged in the gate's [`large_results`](crate::Gate::large_results). `error` is
-    /// the cause, and `stored` is what was found. Does nothing unless overridden.
+    /// the cause, and `stored` the bytes that were found. Does nothing unless overridden.
     fn undecodable_duplicate(
         &self,
         message: &Message,

@@ -26,7 +26,7 @@ use serde::{Deserialize, Serialize};
 /// The reason of a claim that was granted after its last owner had ended without an outcome.
 pub(crate) const TAKEOVER: &str = "takeover";
 
-/// The longest line of a journal that is read, in bytes; longer ones are no entries.
+/// The longest line of a journal that is read, in bytes; longer lines are not entries.
 const LINE_MAX_BYTES: usize = 64 * 1024;
 
 /// The most entries that wait for the disk; further ones are dropped and counted.
@@ -86,7 +86,7 @@ impl FileJournal {
         self
     }
 
-    /// How many entries were not written.
+    /// Returns the number of entries that were not written.
     pub fn dropped(&self) -> u64 {
         self.dropped.total.load(Relaxed)
     }
@@ -154,7 +154,7 @@ fn write(file: &JournalFile, entries: &Receiver<JournalEntry>, dropped: &Dropped
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(default)]
 pub struct JournalEntry {
-    /// When, in milliseconds since 1970, by the writer's wall clock.
+    /// The time, in milliseconds since 1970, by the writer's wall clock.
     pub at_ms: u64,
     /// The event, in one lower-case word: `claimed`, `completed`, `released`, `failed`,
     /// `handed_over` or `lost` from a gate; also `reopened` from the SQL stores; `reset`,
@@ -172,7 +172,7 @@ pub struct JournalEntry {
     /// The run, in eight hexadecimal digits: the same for a claim and its end.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub run: Option<String>,
-    /// How long the run took from its claim to this end, in milliseconds.
+    /// The duration of the run from its claim to this end, in milliseconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub took_ms: Option<u64>,
     /// The origin of the message, or the position of the dead letter.
@@ -184,8 +184,8 @@ pub struct JournalEntry {
     /// The reason, at most 256 bytes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    /// Whether it was written after the change without waiting for it, so that other entries may be
-    /// missing.
+    /// `true` when it was written after the change without waiting for it, so that other entries
+    /// may be missing.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub best_effort: bool,
 }
@@ -247,7 +247,7 @@ impl JournalEntry {
         self
     }
 
-    /// The entry with this reason; what exceeds 256 bytes is cut off.
+    /// The entry with this reason, cut off after 256 bytes.
     #[must_use]
     pub fn reason(mut self, reason: &str) -> Self {
         self.reason = Some(cut_reason(reason));
@@ -308,7 +308,7 @@ impl JournalFile {
     }
 
     /// The entries about `key`, the oldest first, at most the last `most` of them. Lines that are
-    /// no entries are skipped: a power cut may have cut one short.
+    /// not entries are skipped: a power cut may have cut one short.
     ///
     /// # Errors
     /// Returns an error when the file cannot be read.
@@ -386,13 +386,13 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("new folder").join("journal.jsonl");
         let journal = JournalFile::open(&path).unwrap();
-        let entry = |key: &str, attempt| {
+        fn entry(key: &str, attempt: u32) -> JournalEntry {
             JournalEntry::now("reset")
                 .key(key)
                 .attempt(attempt)
                 .by("ada")
                 .reason(&"é".repeat(200))
-        };
+        }
         for attempt in 1..=5 {
             journal.append(&entry("billing:a", attempt)).unwrap();
             journal.append(&entry("billing:b", attempt)).unwrap();

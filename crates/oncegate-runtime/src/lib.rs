@@ -2,8 +2,8 @@
 //! key and stores its result; the [`Consumer`] that runs handlers and acknowledges messages; and
 //! the ports behind which brokers, stores and observers stand.
 //!
-//! It knows no broker and no database. Programs use it through the crate `oncegate`; adapters are
-//! written against this crate and `oncegate-core`.
+//! The crate knows no broker and no database. Programs use it through the crate `oncegate`;
+//! adapters are written against this crate and `oncegate-core`.
 //!
 //! ```text
 //! Source (port)  →  lanes (order, permits)  →  key  →  gate (claim … complete)  →  handler

@@ -9,8 +9,8 @@ use tokio::time::Instant;
 
 /// A store in this process's memory, for tests and for trying things out.
 ///
-/// It forgets everything when the process ends, so it protects against duplicates only within one
-/// run. Its clock is the runtime's: on paused time, leases pause too.
+/// The store forgets everything when the process ends, so it protects against duplicates only
+/// within one run. Its clock is the runtime's: on paused time, leases pause too.
 #[derive(Debug)]
 pub struct MemoryStore {
     inner: store::MemoryStore,
@@ -20,15 +20,15 @@ impl MemoryStore {
     /// An empty store.
     pub fn new() -> Self {
         let started = Instant::now();
-        let clock = move || {
-            StoreTime::from_micros(u64::try_from(started.elapsed().as_micros()).unwrap_or(u64::MAX))
-        };
         Self {
-            inner: store::MemoryStore::with_clock(clock),
+            inner: store::MemoryStore::with_clock(move || {
+                let micros = u64::try_from(started.elapsed().as_micros());
+                StoreTime::from_micros(micros.unwrap_or(u64::MAX))
+            }),
         }
     }
 
-    /// All its records, in no order; expired ones may be among them.
+    /// Returns the records, in no order; expired ones may be among them.
     pub fn records(&self) -> Vec<(StoreKey, Record)> {
         self.inner.records()
     }

@@ -1,4 +1,4 @@
-//! One delivery from a broker.
+//! A delivery from a broker.
 
 use std::fmt;
 use std::sync::Arc;
@@ -10,9 +10,9 @@ use serde::de::DeserializeOwned;
 
 use crate::failure::Failure;
 
-/// One delivery from a broker: payload, broker key, headers and where it came from.
+/// A delivery from a broker: payload, broker key, headers and origin.
 ///
-/// Cheap to clone. It knows nothing of attempts: see [`Attempt`](crate::Attempt).
+/// Cheap to clone. A message knows nothing of attempts: see [`Attempt`](crate::Attempt).
 #[derive(Clone)]
 pub struct Message {
     delivered: Arc<Delivered>,
@@ -39,6 +39,13 @@ pub struct Header {
     pub name: Box<str>,
     /// The value; `None` is a null header.
     pub value: Option<Bytes>,
+}
+
+impl Header {
+    fn size_bytes(&self) -> usize {
+        const FIXED_BYTES: usize = 48;
+        FIXED_BYTES + self.name.len() + self.value.as_ref().map_or(0, Bytes::len)
+    }
 }
 
 impl fmt::Debug for Header {
@@ -103,25 +110,28 @@ impl Origin {
 impl Origin {
     /// Parses an origin as `Display` writes it.
     pub fn parse(words: &str) -> Self {
-        let kafka = || {
-            let (place, offset) = words.rsplit_once('@')?;
-            let (topic, partition) = place.rsplit_once('/')?;
-            Some(Self::Kafka {
-                topic: topic.into(),
-                partition: partition.parse().ok()?,
-                offset: offset.parse().ok()?,
-            })
-        };
-        // Neither a queue's name nor a topic's contains this character.
-        let queue = || {
-            words.split_once('#').map(|(queue, id)| Self::Queue {
-                queue: queue.into(),
-                id: id.into(),
-            })
-        };
-        kafka()
-            .or_else(queue)
+        Self::parse_kafka(words)
+            .or_else(|| Self::parse_queue(words))
             .unwrap_or_else(|| Self::Other(words.into()))
+    }
+
+    fn parse_kafka(words: &str) -> Option<Self> {
+        let (place, offset) = words.rsplit_once('@')?;
+        let (topic, partition) = place.rsplit_once('/')?;
+        Some(Self::Kafka {
+            topic: topic.into(),
+            partition: partition.parse().ok()?,
+            offset: offset.parse().ok()?,
+        })
+    }
+
+    fn parse_queue(words: &str) -> Option<Self> {
+        // Neither a queue's name nor a topic's contains this character.
+        let (queue, id) = words.split_once('#')?;
+        Some(Self::Queue {
+            queue: queue.into(),
+            id: id.into(),
+        })
     }
 }
 
@@ -190,13 +200,13 @@ impl Message {
     }
 
     /// The same message, marked as not having the form that its source is configured to read;
-    /// `expected` describes that form. No gate makes a key of it: it is bad input, and goes to the
-    /// dead letters.
+    /// `expected` describes that form. No gate derives a key from it: it is bad input, and goes to
+    /// the dead letters.
     pub fn with_defect(self, expected: &'static str) -> Self {
         self.edit(|delivered| delivered.defect = Some(expected))
     }
 
-    /// The form that its source expects and it does not have; see
+    /// The form that its source expects and the message does not have; see
     /// [`with_defect`](Self::with_defect).
     pub fn defect(&self) -> Option<&'static str> {
         self.delivered.defect
@@ -250,7 +260,7 @@ impl Message {
         self.delivered.payload.clone()
     }
 
-    /// Whether the broker delivered a null payload.
+    /// Returns whether the broker delivered a null payload.
     pub fn is_tombstone(&self) -> bool {
         self.delivered.payload.is_none()
     }
@@ -276,7 +286,7 @@ impl Message {
         named.and_then(|header| header.value.as_deref())
     }
 
-    /// All headers, in the broker's order.
+    /// The headers, in the broker's order.
     pub fn headers(&self) -> &[Header] {
         &self.delivered.headers
     }
@@ -286,14 +296,14 @@ impl Message {
         self.delivered.timestamp_ms
     }
 
-    /// When its first attempt failed, by the wall clock of the process that ran it. `None` when
-    /// none has failed, or when another process ran it and the message did not come through a
-    /// [retry queue](crate::source::RetryQueue).
+    /// The time at which its first attempt failed, by the wall clock of the process that ran it.
+    /// `None` when none has failed, or when another process ran it and the message did not come
+    /// through a [retry queue](crate::source::RetryQueue).
     pub fn first_failed_at(&self) -> Option<SystemTime> {
         self.delivered.first_failed_at
     }
 
-    /// How long ago the broker received it, by this machine's clock; `None` without a timestamp,
+    /// The time since the broker received it, by this machine's clock; `None` without a timestamp,
     /// and with one of 0, which producers send that set none.
     pub fn age(&self) -> Option<Duration> {
         Some(
@@ -314,12 +324,10 @@ impl Message {
     /// The approximate size of this message in memory, in bytes, as counted by the limits on bytes.
     pub fn size_bytes(&self) -> usize {
         const FIXED_BYTES: usize = 256;
-        let header =
-            |header: &Header| 48 + header.name.len() + header.value.as_ref().map_or(0, Bytes::len);
         FIXED_BYTES
             + self.payload().len()
             + self.key().map_or(0, <[u8]>::len)
-            + self.headers().iter().map(header).sum::<usize>()
+            + self.headers().iter().map(Header::size_bytes).sum::<usize>()
     }
 
     /// Decodes the payload as JSON.
@@ -333,7 +341,9 @@ impl Message {
         let payload = payload.strip_prefix(b"\xEF\xBB\xBF").unwrap_or(payload);
         serde_json::from_slice(payload).map_err(|error| {
             // serde's own text quotes the value, and a reason is written to logs and dead letters.
-            let (line, column, category) = (error.line(), error.column(), error.classify());
+            let category = error.classify();
+            let line = error.line();
+            let column = error.column();
             Failure::permanent(format!(
                 "payload is not the expected JSON ({category:?} error at {line}:{column})"
             ))
@@ -364,7 +374,7 @@ impl KeySource for Message {
 }
 
 impl fmt::Debug for Message {
-    /// Shows where it came from and how large it is, never its content.
+    /// Shows its origin and its size, never its content.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Message")
             .field("origin", &format_args!("{}", self.origin()))

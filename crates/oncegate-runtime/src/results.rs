@@ -90,7 +90,7 @@ impl<S: ResultStore + ?Sized> ResultStore for Arc<S> {
     }
 }
 
-/// What a sweep does with expired objects.
+/// The action of a sweep on expired objects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sweep {
     /// Deletes them.
@@ -118,7 +118,7 @@ impl Swept {
     }
 }
 
-/// A result store did not answer, or cannot be used.
+/// The error of a result store that did not answer, or cannot be used.
 #[derive(Debug, thiserror::Error)]
 #[error("the result store: {source}")]
 pub struct ResultStoreError {
@@ -126,7 +126,7 @@ pub struct ResultStoreError {
 }
 
 impl ResultStoreError {
-    /// The cause and the location, without a password.
+    /// Creates the error of a cause and location, without a password.
     pub fn new(source: impl Into<BoxError>) -> Self {
         Self {
             source: source.into(),
@@ -137,7 +137,7 @@ impl ResultStoreError {
 /// The name under which an attempt stores its result: `<scope>/<2>/<digest of the key>.<attempt>`.
 ///
 /// No two attempts share a name. Equal results of two keys, or of two attempts, must not be one
-/// object: the sweep goes by the object's age, and one record may be much older than the other.
+/// object: the sweep goes by the age of objects, and one record may be much older than the other.
 pub(crate) fn name(key: &StoreKey, token: &Token) -> String {
     const ATTEMPT_BYTES: usize = 8;
     let mut attempt = [0; ATTEMPT_BYTES];
@@ -182,7 +182,7 @@ impl Reference {
         }
     }
 
-    /// Whether a stored result has the first byte of a reference, valid or not.
+    /// Returns whether a stored result has the first byte of a reference, valid or not.
     pub(crate) fn is(stored: &[u8]) -> bool {
         stored.first() == Some(&REFERENCE)
     }
@@ -208,7 +208,7 @@ impl Reference {
         })
     }
 
-    /// Whether `object` is the object that this refers to.
+    /// Returns whether `object` is the object that this refers to.
     pub(crate) fn fits(&self, object: &[u8]) -> bool {
         object.len() as u64 == self.size_bytes && blake3::hash(object).as_bytes() == &self.digest
     }

@@ -40,7 +40,7 @@ async fn asked_to_stop() -> std::io::Result<()> {
     Ok(())
 }
 
-/// Whether the process was started to ignore SIGHUP. Watching it would end that.
+/// Returns whether the process was started to ignore SIGHUP. Watching the signal would end that.
 #[cfg(unix)]
 fn is_hang_up_ignored() -> bool {
     const HANG_UP_BIT: u64 = 1;

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 /// The most encodings of one payload.
 pub(crate) const MAX_ENCODINGS: usize = 4;
 
-/// How a whole payload is compressed or encoded.
+/// The compression or encoding of a whole payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 #[non_exhaustive]
@@ -47,19 +47,17 @@ impl Encoding {
 
     /// Decodes at most `limit` bytes. More is an error, before they take memory.
     fn decode(self, bytes: &[u8], limit: usize) -> Result<Vec<u8>, KeyError> {
-        let refuse = |what| KeyError::BadEncoding {
-            encoding: self.as_str(),
-            what,
-        };
         match self {
-            Self::Gzip => read(MultiGzDecoder::new(bytes), limit, || {
-                refuse("it is no gzip, or is damaged")
-            }),
+            Self::Gzip => {
+                let damaged = self.refusal("it is no gzip, or is damaged");
+                read(MultiGzDecoder::new(bytes), limit, damaged)
+            }
             Self::Zstd => {
-                let damaged = || refuse("it is no zstd, or is damaged");
-                let decoder =
-                    zstd::stream::read::Decoder::with_buffer(bytes).map_err(|_| damaged())?;
-                read(decoder, limit, damaged)
+                let damaged = self.refusal("it is no zstd, or is damaged");
+                match zstd::stream::read::Decoder::with_buffer(bytes) {
+                    Ok(decoder) => read(decoder, limit, damaged),
+                    Err(_) => Err(damaged),
+                }
             }
             Self::Base64 => {
                 let bytes = bytes.trim_ascii();
@@ -70,25 +68,28 @@ impl Encoding {
                     GeneralPurpose::new(if is_url { &URL_SAFE } else { &STANDARD }, config);
                 let decoded = engine
                     .decode(bytes)
-                    .map_err(|_| refuse("it has other characters, or is cut"))?;
+                    .map_err(|_| self.refusal("it has other characters, or is cut"))?;
                 within(decoded.len(), limit)?;
                 Ok(decoded)
             }
         }
     }
+
+    fn refusal(self, what: &'static str) -> KeyError {
+        KeyError::BadEncoding {
+            encoding: self.as_str(),
+            what,
+        }
+    }
 }
 
-fn read(
-    decoder: impl Read,
-    limit: usize,
-    damaged: impl Fn() -> KeyError,
-) -> Result<Vec<u8>, KeyError> {
+fn read(decoder: impl Read, limit: usize, damaged: KeyError) -> Result<Vec<u8>, KeyError> {
     let mut decoded = Vec::new();
     let most = u64::try_from(limit).unwrap_or(u64::MAX).saturating_add(1);
     decoder
         .take(most)
         .read_to_end(&mut decoded)
-        .map_err(|_| damaged())?;
+        .map_err(|_| damaged)?;
     within(decoded.len(), limit)?;
     Ok(decoded)
 }
@@ -120,10 +121,6 @@ pub(crate) fn decode<'m>(
 /// The encodings that a header names, in the order in which they are undone: the last one was
 /// applied last.
 pub(crate) fn of_header(value: &[u8]) -> Result<Vec<Encoding>, KeyError> {
-    let unknown = |what| KeyError::BadEncoding {
-        encoding: "the header says",
-        what,
-    };
     let text = std::str::from_utf8(value).map_err(|_| unknown("the header is no text"))?;
     let names = text
         .split(',')
@@ -136,4 +133,11 @@ pub(crate) fn of_header(value: &[u8]) -> Result<Vec<Encoding>, KeyError> {
         return Err(unknown("the header names too many encodings"));
     }
     Ok(encodings)
+}
+
+fn unknown(what: &'static str) -> KeyError {
+    KeyError::BadEncoding {
+        encoding: "the header says",
+        what,
+    }
 }

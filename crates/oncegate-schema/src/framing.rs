@@ -6,9 +6,9 @@ use oncegate_core::key::{HeaderValue, KeyError, KeySource, foreign_form};
 
 /// The header in which newer serialisers of Confluent put the schema of the payload.
 const HEADER: &str = "__value_schema_id";
-/// Before a schema's id: four bytes.
+/// The byte before a schema's id, which has four bytes.
 const MAGIC_ID: u8 = 0;
-/// Before a schema's GUID: sixteen bytes.
+/// The byte before a schema's GUID, which has sixteen bytes.
 const MAGIC_GUID: u8 = 1;
 /// The most levels of messages inside each other that a payload may name.
 const MAX_INDEXES: u64 = 64;
@@ -41,12 +41,12 @@ impl fmt::Display for SchemaName {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Framed<'m> {
     pub(crate) schema: SchemaName,
-    /// What follows the name: the indexes of Protobuf, in the header or in front of the body.
+    /// The bytes after the name: the indexes of Protobuf, in the header or in front of the body.
     after: &'m [u8],
     /// The payload, or its rest.
     rest: &'m [u8],
     is_in_header: bool,
-    /// Where `rest` begins in the payload.
+    /// The offset of `rest` in the payload.
     offset: usize,
 }
 
@@ -84,12 +84,12 @@ impl<'m> Framed<'m> {
         }
     }
 
-    /// The body of a format without more framing, and where it begins in the payload.
+    /// The body of a format without more framing, and its offset in the payload.
     pub(crate) fn body(&self) -> (&'m [u8], usize) {
         (self.rest, self.offset)
     }
 
-    /// The indexes of a Protobuf message, its body, and where it begins in the payload.
+    /// The indexes of a Protobuf message, its body, and the body's offset in the payload.
     pub(crate) fn indexed_body(&self) -> Result<(Vec<usize>, &'m [u8], usize), KeyError> {
         let (indexes, after) = indexes(self.after).ok_or(KeyError::MalformedPayload {
             format: "protobuf in Confluent's framing",
@@ -103,7 +103,7 @@ impl<'m> Framed<'m> {
     }
 }
 
-/// The name of the schema at the beginning of these bytes, and what follows it.
+/// The name of the schema at the beginning of these bytes, and the bytes after it.
 fn name(bytes: &[u8]) -> Option<(SchemaName, &[u8])> {
     match bytes.split_first()? {
         (&MAGIC_ID, after) => {
@@ -118,8 +118,8 @@ fn name(bytes: &[u8]) -> Option<(SchemaName, &[u8])> {
     }
 }
 
-/// Which of the messages of a schema it is: a count, then as many indexes, all as zigzag varints. A
-/// count of zero is short for the first message.
+/// The indexes of the message in its schema, and the bytes after them: a count, then as many
+/// indexes, all as zigzag varints. A count of zero is short for the first message.
 fn indexes(bytes: &[u8]) -> Option<(Vec<usize>, &[u8])> {
     let (count, mut rest) = varint(bytes)?;
     if count > MAX_INDEXES {
@@ -156,7 +156,7 @@ fn varint(bytes: &[u8]) -> Option<(u64, &[u8])> {
 /// The error of a payload that names no schema.
 fn unframed(payload: &[u8]) -> KeyError {
     match foreign_form(payload) {
-        // It begins as the framing does, and is too short for one.
+        // A payload with the magic byte begins as the framing does, and is too short for one.
         Some(what) if payload.first() != Some(&MAGIC_ID) => KeyError::Framed { what },
         _ => KeyError::MalformedPayload {
             format: "in a schema registry's framing",

@@ -47,15 +47,16 @@ use self::protobuf::{ProtoFile, ProtobufSchema};
 pub use self::registry::Registry;
 use self::registry::{Schema, Schemas};
 
-/// A format cannot be used: its schema, its registry's address or login. Said at start-up.
+/// The error of a format that cannot be used: its schema, or its registry's address or login. It is
+/// reported at start-up.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{what}")]
 pub struct SchemaError {
-    /// What cannot be used, and why.
+    /// The part that cannot be used, and the reason.
     pub what: String,
 }
 
-/// How payloads are turned into documents.
+/// Turns payloads into documents.
 #[derive(Debug)]
 pub struct SchemaFormat {
     body: Body,
@@ -100,15 +101,12 @@ impl SchemaFormat {
     /// # Errors
     /// When the source does not compile, or has no such message.
     pub fn protobuf(source: &str, message: Option<&str>) -> Result<Self, SchemaError> {
-        let refuse = |why: String| SchemaError {
-            what: format!("the Protobuf schema cannot be used: {why}"),
-        };
         let file = ProtoFile {
             name: "schema.proto".to_owned(),
             text: source.to_owned(),
         };
-        let schema = ProtobufSchema::compile(&[file]).map_err(refuse)?;
-        let message = schema.named(message).map_err(refuse)?;
+        let schema = ProtobufSchema::compile(&[file]).map_err(unusable_protobuf)?;
+        let message = schema.named(message).map_err(unusable_protobuf)?;
         Ok(Self::of(Body::Protobuf { schema, message }))
     }
 
@@ -123,22 +121,19 @@ impl SchemaFormat {
     }
 
     /// Reads Avro's records with the aliases and defaults of this schema too, the text of an
-    /// `.avsc` file: a path finds a field by the name in it or by an alias, and a field that a
-    /// payload was written without has its default. Everything else stays that of the payload's own
-    /// schema. It may be a union of records.
+    /// `.avsc` file. A path finds a field by the name in this schema or by an alias. A field that a
+    /// payload was written without has its default. Everything else is as in the payload's own
+    /// schema. The schema may be a union of records.
     ///
     /// # Errors
     /// When it is no schema, a default is no value of its type, or the format is not Avro.
     pub fn reader(mut self, schema: &str) -> Result<Self, SchemaError> {
-        let refuse = |why: String| SchemaError {
-            what: format!("the reader schema cannot be used: {why}"),
-        };
-        let reader = AvroSchema::reader(schema).map_err(refuse)?;
+        let reader = AvroSchema::reader(schema).map_err(unusable_reader)?;
         match &mut self.body {
-            Body::Avro(schema) => *schema = schema.resolved(&reader).map_err(refuse)?,
+            Body::Avro(schema) => *schema = schema.resolved(&reader).map_err(unusable_reader)?,
             Body::Registry(schemas) => schemas.read_with(reader),
             Body::Json | Body::Protobuf { .. } => {
-                return Err(refuse(
+                return Err(unusable_reader(
                     "it is for Avro, with a registry or a schema file".to_owned(),
                 ));
             }
@@ -162,7 +157,7 @@ impl SchemaFormat {
         self
     }
 
-    /// Asks the registry whether it is there. Without one, there is nothing to ask.
+    /// Asks the registry whether it answers. Without one, there is nothing to ask.
     ///
     /// # Errors
     /// When it does not answer, or refuses.
@@ -196,7 +191,7 @@ impl SchemaFormat {
             HeaderValue::One(value) => encoding::of_header(value)?,
             HeaderValue::Several => return Err(KeyError::RepeatedHeader { name: name.clone() }),
         };
-        // What the header names was applied to the whole, so it is undone first.
+        // The encodings of the header were applied to the whole, so they are undone first.
         let payload = encoding::decode(payload, &of_header, limit)?;
         match self.encodings.as_slice() {
             [] => Ok(payload),
@@ -215,10 +210,6 @@ impl SchemaFormat {
         json: Json<'_>,
     ) -> Result<Option<usize>, KeyError> {
         let framed = Framed::of(message, payload)?;
-        let unusable = |why: &str| KeyError::UnusableSchema {
-            schema: framed.schema.to_string(),
-            why: why.to_owned(),
-        };
         match &*schemas.get(framed.schema)? {
             Schema::Json => return Ok(Some(framed.body().1)),
             Schema::Avro(schema) => {
@@ -227,13 +218,28 @@ impl SchemaFormat {
             }
             Schema::Protobuf(schema) => {
                 let (indexes, body, offset) = framed.indexed_body()?;
-                let id = schema.at(&indexes);
-                let id =
-                    id.ok_or_else(|| unusable("it has no message at the indexes of the payload"))?;
+                let id = schema
+                    .at(&indexes)
+                    .ok_or_else(|| KeyError::UnusableSchema {
+                        schema: framed.schema.to_string(),
+                        why: "it has no message at the indexes of the payload".to_owned(),
+                    })?;
                 schema.document(id, body, offset, wanted, json)?;
             }
         }
         Ok(None)
+    }
+}
+
+fn unusable_protobuf(why: String) -> SchemaError {
+    SchemaError {
+        what: format!("the Protobuf schema cannot be used: {why}"),
+    }
+}
+
+fn unusable_reader(why: String) -> SchemaError {
+    SchemaError {
+        what: format!("the reader schema cannot be used: {why}"),
     }
 }
 
@@ -247,7 +253,7 @@ impl Format for SchemaFormat {
         out: &mut Vec<u8>,
     ) -> Result<DocumentPlace<'m>, KeyError> {
         let payload = self.decoded(message, limit)?;
-        // Where the document is in the payload, if it is a part of it.
+        // The offset of the document in the payload, if it is a part of it.
         let plain = match &self.body {
             Body::Json => {
                 if let Some(what) = foreign_form(&payload) {
@@ -287,8 +293,8 @@ impl Format for SchemaFormat {
         let Body::Registry(schemas) = &self.body else {
             return Ok(());
         };
-        // Only the head of the payload is needed, but an encoding hides it. What is wrong with it,
-        // the key says.
+        // Only the head of the payload is needed, but an encoding hides it. A wrong payload is an
+        // error of the key, not of the registry.
         let name = {
             let Ok(payload) = self.decoded(message, limit) else {
                 return Ok(());

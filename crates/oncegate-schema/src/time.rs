@@ -1,6 +1,6 @@
 //! Writes dates and times as ISO 8601, from counts since 1970.
 
-/// The unit of a count: how many of them a second has.
+/// The units of a count, as their number in a second.
 pub(crate) const MILLIS: i64 = 1_000;
 pub(crate) const MICROS: i64 = 1_000_000;
 pub(crate) const NANOS: i64 = 1_000_000_000;

@@ -122,7 +122,7 @@ impl ArchiveFile {
     fn open(&self) -> io::Result<(File, bool)> {
         let mut options = OpenOptions::new();
         options.read(true).append(true);
-        // Results are in it. A file that exists keeps its mode.
+        // Keys are in the file, so only its owner may read it. A file that exists keeps its mode.
         #[cfg(unix)]
         std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
         match options.open(&self.path) {
@@ -141,7 +141,7 @@ impl Archive for ArchiveFile {
     }
 }
 
-/// Whether the last line is complete.
+/// Returns whether the last line is complete.
 fn ends_with_a_line(file: &mut File) -> io::Result<bool> {
     if file.seek(SeekFrom::End(0))? == 0 {
         return Ok(true);
@@ -191,14 +191,13 @@ impl<'a> Line<'a> {
                 ..
             } => ("failed", Some(*attempt), None, Some(*handed_over)),
         };
-        let (key, expired_at_ms) = (key.as_str(), record.expires_at.millis());
         Self {
-            key,
+            key: key.as_str(),
             state,
             attempts,
             result_bytes,
             handed_over,
-            expired_at_ms,
+            expired_at_ms: record.expires_at.millis(),
         }
     }
 }
@@ -213,7 +212,7 @@ impl SharedArchive {
         Self(Arc::new(archive))
     }
 
-    /// See [`Archive::keep`]; it is not called when nothing has expired.
+    /// Calls [`Archive::keep`], but not when nothing has expired.
     pub fn keep(&self, expired: &[Expired]) -> Result<(), BoxError> {
         if expired.is_empty() {
             Ok(())

@@ -26,7 +26,7 @@ const MAX_WAITING_CALLS: usize = 4_096;
 
 /// Something that can be sent in a batch.
 pub trait Item {
-    /// Its approximate size on the wire, in bytes.
+    /// Returns the approximate size on the wire, in bytes.
     fn bytes(&self) -> usize;
 }
 
@@ -50,10 +50,10 @@ impl Item for StoreKey {
     }
 }
 
-/// The carrier is gone: it is unknown whether the items were sent.
+/// The error of a carrier that is gone: it is unknown whether the items were sent.
 #[derive(Debug, PartialEq, Eq)]
 pub struct CarrierGone {
-    /// Whether the items certainly never reached it.
+    /// `true` when the items certainly never reached the carrier.
     pub unsent: bool,
 }
 
@@ -71,7 +71,7 @@ pub struct Carrier<T, A> {
     gathered: Vec<Call<T, A>>,
 }
 
-/// One caller's items. Most calls have one item, and need no list for it.
+/// The items of one caller. Most calls have one item, and need no list for it.
 #[derive(Debug)]
 enum Call<T, A> {
     One(T, oneshot::Sender<A>),
@@ -125,7 +125,8 @@ impl<T: Item, A> Joiner<T, A> {
         let mut answers = Vec::with_capacity(items.len());
         let mut items = items.into_iter().peekable();
         while items.peek().is_some() {
-            let (mut free, mut chunk) = (MAX_BATCH_BYTES, Vec::new());
+            let mut free = MAX_BATCH_BYTES;
+            let mut chunk = Vec::new();
             while chunk.len() < MAX_BATCH_ITEMS
                 && let Some(item) = items.next_if(|item| chunk.is_empty() || item.bytes() <= free)
             {

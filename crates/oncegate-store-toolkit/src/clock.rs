@@ -9,13 +9,10 @@ const TOLERANCE: Duration = Duration::from_secs(10);
 /// Returns a warning for a server whose clock showed `server` between `asked` and `answered`, both
 /// by this machine's clock; `None` when the clocks may agree.
 pub fn warning(server: SystemTime, asked: SystemTime, answered: SystemTime) -> Option<String> {
-    let beyond = |late: SystemTime, early: SystemTime| {
-        late.duration_since(early)
-            .ok()
-            .filter(|apart| *apart > TOLERANCE)
-            .map(|apart| apart.as_secs())
-    };
-    let (seconds, side) = match (beyond(server, answered), beyond(asked, server)) {
+    let (seconds, side) = match (
+        seconds_apart(server, answered),
+        seconds_apart(asked, server),
+    ) {
         (Some(ahead), _) => (ahead, "ahead of"),
         (None, Some(behind)) => (behind, "behind"),
         (None, None) => return None,
@@ -27,15 +24,28 @@ pub fn warning(server: SystemTime, asked: SystemTime, answered: SystemTime) -> O
     ))
 }
 
+/// Returns the seconds that `late` is after `early`; `None` within the tolerance.
+fn seconds_apart(late: SystemTime, early: SystemTime) -> Option<u64> {
+    late.duration_since(early)
+        .ok()
+        .filter(|apart| *apart > TOLERANCE)
+        .map(|apart| apart.as_secs())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn at(seconds: u64) -> SystemTime {
+        SystemTime::UNIX_EPOCH + Duration::from_secs(1_000 + seconds)
+    }
+
+    fn said(server: u64, asked: u64, answered: u64) -> Option<String> {
+        warning(at(server), at(asked), at(answered))
+    }
+
     #[test]
     fn only_clocks_that_cannot_agree_are_worth_a_word() {
-        let at = |seconds: u64| SystemTime::UNIX_EPOCH + Duration::from_secs(1_000 + seconds);
-        let said =
-            |server: u64, asked: u64, answered: u64| warning(at(server), at(asked), at(answered));
         assert_eq!(said(110, 100, 100), None);
         assert_eq!(said(90, 100, 100), None);
         // The answer took a minute, and the clock may have been read at any time of it.

@@ -1,8 +1,8 @@
-//! What the stores of oncegate are built from: calls that travel in [batches](batch), the [pace of
+//! The parts that the stores of oncegate share: calls that travel in [batches](batch), the [pace of
 //! a purge](purge), [archives](archive) of expired records, a comparison of the server's [clock]
 //! with this machine's, and the [wait](start) for a server that is away at the start.
 //!
-//! It knows no database. Programs meet its [`archive`] alone, as `oncegate::archive`.
+//! The crate knows no database. Programs use its [`archive`] alone, as `oncegate::archive`.
 
 pub mod archive;
 pub mod batch;

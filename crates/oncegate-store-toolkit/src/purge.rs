@@ -31,11 +31,11 @@ const MOST_PAUSES: f64 = 4.0;
 /// The result of a step or a scan of a purge.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Work {
-    /// How long it took.
+    /// The duration.
     pub took: Duration,
-    /// Records that it read, expired or not.
+    /// The number of records that were read, expired or not.
     pub met: u64,
-    /// The expired ones among them.
+    /// The number of expired ones among them.
     pub expired: u64,
 }
 
@@ -66,13 +66,13 @@ impl Pace {
         self.interval
     }
 
-    /// How long to rest after an error: at least `shortest`, but no longer than the longest
+    /// Returns the rest after an error: at least `shortest`, but no longer than the longest
     /// interval between scans.
     pub fn after_error(&self, shortest: Duration) -> Duration {
         self.interval.max(shortest).min(self.longest)
     }
 
-    /// How long to pause after a step within a scan.
+    /// Returns the pause after a step within a scan.
     pub fn pause(&self, step: Work) -> Duration {
         let share = if step.met == 0 {
             0.0
@@ -83,10 +83,10 @@ impl Pace {
             .mul_f64(self.pauses * (1.0 - share / WANTED_SHARE).max(0.0))
     }
 
-    /// Adapts to a scan of all records, and returns how long to rest before the next one.
+    /// Adapts to a scan of all records, and returns the rest before the next one.
     ///
-    /// `since_last` is the time between its beginning and that of the previous scan: what it found
-    /// expired in that time.
+    /// `since_last` is the time between its beginning and that of the previous scan: the records
+    /// that it found have expired in that time.
     pub fn walked(&mut self, walk: Work, since_last: Duration) -> Duration {
         let share = walk.expired as f64 / (walk.met as f64).max(LEAST_RECORDS);
         let most = self.interval.saturating_mul(2);
@@ -98,6 +98,7 @@ impl Pace {
                 .clamp(self.interval / 4, most),
         };
         self.interval = self.interval.clamp(SHORTEST_REST, self.longest);
+        // A scan that takes longer than its interval is behind: its pauses become shorter.
         self.pauses = match walk.took {
             took if took > self.interval => {
                 if self.pauses < 0.25 {
@@ -117,8 +118,8 @@ fn seconds(seconds: f64) -> Duration {
     Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX)
 }
 
-/// How far a purge is behind: when the oldest expired record that may still be in the store
-/// expired.
+/// The backlog of a purge: the time at which the oldest expired record that may still be in the
+/// store expired.
 #[derive(Debug, Default)]
 pub struct Backlog {
     state: Mutex<State>,
@@ -131,13 +132,13 @@ enum State {
     Unknown,
     /// The last scan found nothing expired.
     None,
-    /// Records that have expired since then may be in the store.
+    /// The store may hold records that have expired since this time.
     Since(Instant),
 }
 
 impl Backlog {
-    /// How long ago the oldest expired record that may still be in the store expired; zero when
-    /// there is none, and `None` when this process does not know.
+    /// Returns the time since the oldest expired record that may still be in the store expired;
+    /// zero when there is none, and `None` when this process does not know.
     pub fn age(&self) -> Option<Duration> {
         match *self.lock() {
             State::Unknown => None,
@@ -158,8 +159,8 @@ impl Backlog {
         }
     }
 
-    /// Notes the end of a scan. `began` is its beginning, `found` whether it read anything expired,
-    /// and `left` how long ago the oldest record expired that it could not remove.
+    /// Notes the end of a scan. `began` is its beginning. `found` is `true` when it read anything
+    /// expired. `left` is the time since the oldest record expired that it could not remove.
     pub fn walked(&self, began: Instant, found: bool, left: Option<Duration>) {
         *self.lock() = match left.and_then(|age| Instant::now().checked_sub(age)) {
             Some(left) => State::Since(left.min(began)),
@@ -175,7 +176,7 @@ impl Backlog {
         *self.lock() = State::Unknown;
     }
 
-    /// A panic elsewhere leaves the state consistent: it is one value.
+    /// Locks the state. It is one value, so a panic elsewhere leaves it consistent.
     fn lock(&self) -> std::sync::MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -200,10 +201,11 @@ mod tests {
         /// Scans for `time`; returns the largest share of expired records in its second half.
         fn worst_share(&self, longest: Duration, time: Duration) -> f64 {
             let mut pace = Pace::new(longest);
-            let (mut now, mut removed_until, mut last_began) = (0.0_f64, 0.0_f64, 0.0_f64);
+            let mut removed_until: f64 = 0.0;
+            let mut last_began: f64 = 0.0;
             let retention = self.retention.as_secs_f64();
             let mut worst: f64 = 0.0;
-            now += pace.interval().as_secs_f64();
+            let mut now = pace.interval().as_secs_f64();
             while now < time.as_secs_f64() {
                 let expired_until = (now - retention).max(0.0);
                 let live = (now - expired_until) * self.rate;
@@ -212,7 +214,7 @@ mod tests {
                     worst = worst.max(expired / live);
                 }
                 let began = now;
-                // They are stored in order of arrival: first the expired ones, then the others.
+                // Records are stored in order of arrival: first the expired ones, then the others.
                 for (met, expired) in [(expired, expired), (live, 0.0)] {
                     let took = seconds(met * self.look + expired * self.remove);
                     let step = Work {

@@ -8,7 +8,7 @@ use tracing::warn;
 
 /// The first delay between two tries. It doubles.
 const FIRST_DELAY: Duration = Duration::from_millis(200);
-/// The longest delay, which is how long a server that is there may stay unused.
+/// The longest delay: a server that is back stays unused for up to this time.
 const LONGEST_DELAY: Duration = Duration::from_secs(5);
 
 /// Connects with `connect`; while the server is away, tries again until `patience` is over. With a
@@ -25,7 +25,8 @@ pub async fn until_reachable<T, Connecting>(
 where
     Connecting: Future<Output = Result<T, StoreError>>,
 {
-    let (began, mut delay) = (Instant::now(), FIRST_DELAY);
+    let began = Instant::now();
+    let mut delay = FIRST_DELAY;
     loop {
         let error = match connect().await {
             Ok(connected) => return Ok(connected),
@@ -46,19 +47,24 @@ mod tests {
 
     use super::*;
 
-    /// Connects to a server that is there after so many tries. Returns how often it was tried, and
-    /// for how long.
+    /// Connects to a server that answers after `away` tries. Returns the number of tries, and their
+    /// time.
     async fn connected(
         patience: Duration,
         away: u32,
         error: StoreError,
     ) -> (Result<(), StoreError>, u32, Duration) {
-        let (tries, began) = (AtomicU32::new(0), Instant::now());
-        let connect = || {
-            let is_there = tries.fetch_add(1, Ordering::Relaxed) >= away;
-            std::future::ready(if is_there { Ok(()) } else { Err(error.clone()) })
-        };
-        let result = until_reachable(patience, || 0.0, connect).await;
+        let tries = AtomicU32::new(0);
+        let began = Instant::now();
+        let result = until_reachable(
+            patience,
+            || 0.0,
+            || {
+                let is_there = tries.fetch_add(1, Ordering::Relaxed) >= away;
+                std::future::ready(if is_there { Ok(()) } else { Err(error.clone()) })
+            },
+        )
+        .await;
         (result, tries.into_inner(), began.elapsed())
     }
 

@@ -18,7 +18,7 @@ const NO_SCOPE: &str = "";
 
 /// A recorder, and a cache of its handles, so that names and labels are looked up there once.
 pub(super) struct Export {
-    /// `None` for the program's own recorder.
+    /// The recorder; `None` for the program's own.
     recorder: Option<Box<dyn Recorder + Send + Sync>>,
     counters: Handles<Counter>,
     histograms: Handles<Histogram>,
@@ -36,11 +36,10 @@ impl Export {
     }
 
     fn new(recorder: Option<Box<dyn Recorder + Send + Sync>>) -> Self {
-        let (counters, histograms) = (Handles::default(), Handles::default());
         let export = Self {
             recorder,
-            counters,
-            histograms,
+            counters: Handles::default(),
+            histograms: Handles::default(),
             upkeep: None,
             durations: AtomicU32::new(0),
         };
@@ -67,7 +66,8 @@ impl Export {
     }
 
     fn describe(&self, metric: &Metric) {
-        let (name, help) = (metric.full_name().into(), metric.help.into());
+        let name = metric.full_name().into();
+        let help = metric.help.into();
         self.with(|recorder| match metric.kind {
             Kind::Counter => recorder.describe_counter(name, Some(Unit::Count), help),
             Kind::Gauge => recorder.describe_gauge(name, None, help),

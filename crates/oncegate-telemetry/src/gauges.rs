@@ -7,7 +7,7 @@ use std::time::Duration;
 use metrics::{Gauge, Key, Label};
 
 use super::export::Export;
-use oncegate_runtime::health::{Health, PartitionStatus, Status};
+use oncegate_runtime::health::{Health, Messages, PartitionStatus, ScopeStatus, Status};
 use oncegate_runtime::observe::Metric;
 use oncegate_runtime::outbox::OutboxBacklog;
 
@@ -19,8 +19,8 @@ pub(super) struct Gauges {
 }
 
 impl Gauges {
-    /// Sets the gauges to the status of these consumers and to what waits in these outboxes, and
-    /// sets those that none reports any more to zero.
+    /// Sets the gauges to the status of these consumers and to the backlogs of these outboxes.
+    /// Gauges that are no longer reported become zero.
     pub(super) fn set(&self, export: &Export, statuses: &[Status], outboxes: &[Outbox]) {
         let mut values = GaugeValues::default();
         values.insert("build_info", &[("version", env!("CARGO_PKG_VERSION"))], 1.0);
@@ -40,7 +40,7 @@ impl Gauges {
     }
 }
 
-/// The name of an outbox, and what waits in it.
+/// The name of an outbox, and its backlog.
 pub(super) type Outbox = (String, OutboxBacklog);
 
 #[derive(Default)]
@@ -78,57 +78,10 @@ impl GaugeValues {
                 1.0,
             );
         }
-        for scope in &status.scopes {
-            let named = [("scope", scope.scope.as_str())];
-            self.insert("store_up", &named, flag(scope.is_store_up()));
-            self.insert(
-                "lease_remaining_seconds",
-                &named,
-                scope.lease_remaining.as_secs_f64(),
-            );
-            self.insert("lease_seconds", &named, scope.lease.as_secs_f64());
-            self.insert(
-                "run_remaining_seconds",
-                &named,
-                scope.run_remaining.as_secs_f64(),
-            );
-            self.insert("max_run_seconds", &named, scope.max_run.as_secs_f64());
-            self.insert(
-                "record_retention_seconds",
-                &named,
-                scope.retention.as_secs_f64(),
-            );
-            if let Some(age) = scope.oldest_expired {
-                self.insert("oldest_expired_seconds", &named, age.as_secs_f64());
-            }
-            if let Some(bytes) = scope.log_bytes {
-                self.insert("store_log_bytes", &named, count(bytes));
-            }
-            if let Some(bytes) = scope.memory_bytes {
-                self.insert("store_memory_bytes", &named, count(bytes));
-            }
-            if let Some(bytes) = scope.max_memory_bytes {
-                self.insert("store_memory_max_bytes", &named, count(bytes));
-            }
-        }
+        status.scopes.iter().for_each(|scope| self.scope(scope));
         self.insert("permits", &consumer, f64::from(status.permits.total));
         self.insert("permits_free", &consumer, f64::from(status.permits.free));
-        let messages = status.messages;
-        self.insert("in_flight", &consumer, count(messages.in_flight as u64));
-        self.insert("in_flight_bytes", &consumer, count(messages.bytes as u64));
-        for (stage, how_many) in [
-            ("running", messages.running),
-            ("ready", messages.ready),
-            ("behind", messages.behind),
-            ("parked", messages.parked),
-            ("held_back", messages.held_back),
-        ] {
-            self.insert(
-                "messages",
-                &[("consumer", name), ("stage", stage)],
-                count(how_many as u64),
-            );
-        }
+        self.messages(name, status.messages);
         if let Some(polled_ago) = status.source.polled_ago {
             self.insert("poll_age_seconds", &consumer, polled_ago.as_secs_f64());
         }
@@ -142,6 +95,51 @@ impl GaugeValues {
             .partitions
             .iter()
             .for_each(|partition| self.partition(name, partition));
+    }
+
+    fn scope(&mut self, status: &ScopeStatus) {
+        let scope = [("scope", status.scope.as_str())];
+        self.insert("store_up", &scope, flag(status.is_store_up()));
+        for (name, duration) in [
+            ("lease_remaining_seconds", status.lease_remaining),
+            ("lease_seconds", status.lease),
+            ("run_remaining_seconds", status.run_remaining),
+            ("max_run_seconds", status.max_run),
+            ("record_retention_seconds", status.retention),
+        ] {
+            self.insert(name, &scope, duration.as_secs_f64());
+        }
+        if let Some(age) = status.oldest_expired {
+            self.insert("oldest_expired_seconds", &scope, age.as_secs_f64());
+        }
+        for (name, bytes) in [
+            ("store_log_bytes", status.log_bytes),
+            ("store_memory_bytes", status.memory_bytes),
+            ("store_memory_max_bytes", status.max_memory_bytes),
+        ] {
+            if let Some(bytes) = bytes {
+                self.insert(name, &scope, count(bytes));
+            }
+        }
+    }
+
+    fn messages(&mut self, consumer: &str, messages: Messages) {
+        let named = [("consumer", consumer)];
+        self.insert("in_flight", &named, count(messages.in_flight as u64));
+        self.insert("in_flight_bytes", &named, count(messages.bytes as u64));
+        for (stage, how_many) in [
+            ("running", messages.running),
+            ("ready", messages.ready),
+            ("behind", messages.behind),
+            ("parked", messages.parked),
+            ("held_back", messages.held_back),
+        ] {
+            self.insert(
+                "messages",
+                &[("consumer", consumer), ("stage", stage)],
+                count(how_many as u64),
+            );
+        }
     }
 
     fn outbox(&mut self, outbox: &str, backlog: OutboxBacklog) {
@@ -163,11 +161,10 @@ impl GaugeValues {
             .unwrap_or(Duration::ZERO)
             .as_secs_f64();
         self.insert("oldest_incomplete_age_seconds", &labels, oldest);
-        let offset = |offset: Option<i64>| offset.and_then(|offset| u64::try_from(offset).ok());
         for (name, value) in [
             ("lag", status.lag),
-            ("watermark", offset(status.watermark)),
-            ("committed_offset", offset(status.committed)),
+            ("watermark", status.watermark.and_then(offset)),
+            ("committed_offset", status.committed.and_then(offset)),
         ] {
             if let Some(value) = value {
                 self.insert(name, &labels, count(value));
@@ -180,7 +177,12 @@ fn flag(is: bool) -> f64 {
     if is { 1.0 } else { 0.0 }
 }
 
-/// Exact up to 2^53, which no offset reaches.
+/// An offset as a count; `None` for the negative numbers that stand for "none".
+fn offset(offset: i64) -> Option<u64> {
+    u64::try_from(offset).ok()
+}
+
+/// The value of a gauge: exact up to 2^53, which no offset reaches.
 fn count(value: u64) -> f64 {
     value as f64
 }
@@ -202,16 +204,16 @@ mod tests {
 
     /// A consumer of two partitions whose store is unavailable.
     fn paused() -> Status {
-        let partition = |number: i32| PartitionStatus {
+        let partitions = [0, 1].map(|number| PartitionStatus {
             lag: Some(7),
             watermark: Some(100),
             committed: Some(90),
             oldest_unfinished: Some(Duration::from_millis(2_500)),
             ..PartitionStatus::new("orders", number)
-        };
+        });
         let source = SourceStatus {
             polled_ago: Some(Duration::from_millis(250)),
-            partitions: vec![partition(0), partition(1)],
+            partitions: partitions.into(),
             ..SourceStatus::default()
         };
         let scope = serde_json::json!({
@@ -228,7 +230,9 @@ mod tests {
         status.paused = vec![PauseCause::StoreAway];
         status.source = source;
         let mut worker = WorkerStatus::default();
-        (worker.processes, worker.ready, worker.restarts) = (4, 3, 7);
+        worker.processes = 4;
+        worker.ready = 3;
+        worker.restarts = 7;
         status.worker = Some(worker);
         status
     }

@@ -23,7 +23,7 @@
 //! Implementation notes: facts about metrics and spans that this code depends on.
 //!
 //! - Prometheus treats a counter that appears with its first event as if it had always been at one.
-//!   So every counter of a scope is registered when the scope is first seen.
+//!   So all counters of a scope are registered when the scope is first seen.
 //! - The `metrics` facade never removes a gauge. A gauge that a consumer no longer reports is set
 //!   to zero; otherwise a revoked partition would keep its lag forever.
 //! - The Prometheus recorder keeps every duration until it is scraped, which may never happen. So
@@ -143,7 +143,7 @@ impl Telemetry {
         consumer.observer(Arc::new(self.clone()))
     }
 
-    /// Observes this relay from now on, and reads what waits in its outbox when metrics are
+    /// Observes this relay from now on, and reads the backlog of its outbox when metrics are
     /// requested.
     ///
     /// Replaces the relay's own [`observer`](Relay::observer).
@@ -184,7 +184,7 @@ impl Telemetry {
         monitors.iter().map(Monitor::status).collect()
     }
 
-    /// What waits in the outboxes of the watched relays that run.
+    /// The backlogs of the outboxes of the watched relays that run.
     fn outboxes(&self) -> Vec<gauges::Outbox> {
         let relays = self
             .inner
@@ -208,7 +208,7 @@ impl Telemetry {
         letters.iter().rev().cloned().collect()
     }
 
-    /// All counts so far.
+    /// Returns the counts of all events so far.
     pub fn counters(&self) -> &Counters {
         &self.inner.counters
     }

@@ -23,7 +23,8 @@ use oncegate_runtime::observe::CATALOGUE;
 /// The page with its style and script. It loads nothing from other servers.
 const PAGE: &str = include_str!("page.html");
 
-/// The page may only run its own script and style, and send requests to this server.
+/// The policy of the page: it may only run its own script and style, and send requests to this
+/// server.
 const PAGE_POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; \
                            connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
@@ -124,13 +125,14 @@ async fn for_known_hosts(
             .get(header::HOST)
             .map(|host| host.as_bytes()),
     };
-    match named.is_none_or(|host| is_known(host, &hosts)) {
-        true => next.run(request).await,
-        false => fresh((StatusCode::MISDIRECTED_REQUEST, REFUSED)),
+    if named.is_none_or(|host| is_known(host, &hosts)) {
+        next.run(request).await
+    } else {
+        fresh((StatusCode::MISDIRECTED_REQUEST, REFUSED))
     }
 }
 
-/// Whether this `Host` is an IP address, a name of the machine itself, or one of `hosts`.
+/// Returns whether this `Host` is an IP address, a name of the machine itself, or one of `hosts`.
 fn is_known(host: &[u8], hosts: &[String]) -> bool {
     let Ok(authority) = Authority::try_from(host) else {
         return false;
@@ -170,7 +172,7 @@ async fn metrics(State(telemetry): State<Telemetry>) -> Response {
 /// The answer to a probe.
 #[derive(Debug, Serialize)]
 struct Probed {
-    /// Whether all consumers pass the probe.
+    /// `true` when all consumers pass the probe.
     ok: bool,
     reasons: Vec<ReasonView>,
 }
@@ -184,12 +186,14 @@ struct ReasonView {
 }
 
 fn reason_views(status: &Status, reasons: &[Reason]) -> Vec<ReasonView> {
-    let view = |reason: &Reason| ReasonView {
-        consumer: status.name.clone(),
-        reason: reason.as_str(),
-        words: reason.to_string(),
-    };
-    reasons.iter().map(view).collect()
+    reasons
+        .iter()
+        .map(|reason| ReasonView {
+            consumer: status.name.clone(),
+            reason: reason.as_str(),
+            words: reason.to_string(),
+        })
+        .collect()
 }
 
 /// Answers a probe. `well` checks one consumer; all must pass.
@@ -243,26 +247,33 @@ struct Consuming {
     status: Status,
 }
 
-async fn status(State(telemetry): State<Telemetry>) -> Response {
-    let mut counts: BTreeMap<_, BTreeMap<_, _>> = BTreeMap::new();
-    for ((name, label), count) in telemetry.counters().snapshot() {
-        counts.entry(name).or_default().insert(label, count);
-    }
-    let consuming = |status: Status| {
+impl Consuming {
+    fn of(status: Status) -> Self {
         let health = Health::of(&status);
-        Consuming {
+        Self {
             name: status.name.clone(),
             live: health.is_live(),
             ready: health.is_ready(),
             reasons: reason_views(&status, health.reasons()),
             status,
         }
-    };
+    }
+}
+
+async fn status(State(telemetry): State<Telemetry>) -> Response {
+    let mut counts: BTreeMap<_, BTreeMap<_, _>> = BTreeMap::new();
+    for ((name, label), count) in telemetry.counters().snapshot() {
+        counts.entry(name).or_default().insert(label, count);
+    }
     fresh(Json(Shown {
         schema: SCHEMA,
         version: env!("CARGO_PKG_VERSION"),
         at_unix_ms: unix_ms(),
-        consumers: telemetry.statuses().into_iter().map(consuming).collect(),
+        consumers: telemetry
+            .statuses()
+            .into_iter()
+            .map(Consuming::of)
+            .collect(),
         counts,
         dead_letters: telemetry.letters(),
     }))

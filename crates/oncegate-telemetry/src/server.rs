@@ -1,5 +1,5 @@
-//! Serves the router with limits: visitors can use up neither the files nor the memory of the work
-//! beside it.
+//! Serves the router with limits: clients can use up neither the files nor the memory of the
+//! consumers beside it.
 
 use std::collections::VecDeque;
 use std::io;
@@ -16,16 +16,16 @@ use tracing::warn;
 
 use super::Telemetry;
 
-/// The most connections at a time. A further one ends the oldest: a probe comes through, whatever
-/// others hold open.
+/// The most connections at a time. A further one ends the oldest, so that a probe is answered
+/// however many connections others hold open.
 const CONNECTIONS_MOST: usize = 32;
 /// The most bytes of a request's head, which is kept in memory.
 const HEAD_MAX_BYTES: usize = 16 * 1024;
 /// The most headers of a request.
 const HEADERS_MOST: usize = 64;
-/// How long a request's head may take to arrive.
+/// Time limit for a request's head to arrive.
 const HEAD_LIMIT: Duration = Duration::from_secs(5);
-/// How long a connection may last, with its answer. Each has one request, so none is idle.
+/// Time limit for a connection, with its answer. Each has one request, so none is idle.
 const CONNECTION_LIMIT: Duration = Duration::from_secs(30);
 /// The wait after an accept that failed, for example because the process has no file left.
 const ACCEPT_AGAIN_AFTER: Duration = Duration::from_millis(200);
@@ -56,6 +56,7 @@ impl Telemetry {
                 },
                 Some(_) = connections.join_next() => continue,
             };
+            // Finished connections must not count, or a live one would end for them.
             oldest_first.retain(|connection| !connection.is_finished());
             if oldest_first.len() >= CONNECTIONS_MOST
                 && let Some(oldest) = oldest_first.pop_front()
@@ -67,7 +68,7 @@ impl Telemetry {
     }
 }
 
-/// Logs an accept that failed, unless the visitor has only gone away.
+/// Logs an accept that failed, unless the client has only gone away.
 fn tell(error: &io::Error) {
     use io::ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset};
     if !matches!(
@@ -78,7 +79,7 @@ fn tell(error: &io::Error) {
     }
 }
 
-/// Answers one request. A visitor that breaks off, or is too slow, has no answer.
+/// Answers one request. A client that breaks off, or is too slow, gets no answer.
 async fn answer(stream: TcpStream, router: Router) {
     let connection = http1::Builder::new()
         .keep_alive(false)
@@ -117,7 +118,7 @@ mod tests {
         stream
     }
 
-    /// What comes until the connection is closed.
+    /// Returns the text that arrives until the connection is closed.
     async fn received(mut stream: TcpStream) -> String {
         let mut bytes = Vec::new();
         // A connection that is reset is closed as well.

@@ -1,6 +1,6 @@
-//! Reading and redriving the dead letters of a topic or queue.
+//! Reads and redrives the dead letters of a topic or queue.
 //!
-//! [`operate`](crate::admin) decides what to do with a dead letter; a reader knows a broker and no
+//! [`admin`](crate::admin) decides the action for a dead letter; a reader knows a broker and no
 //! store.
 
 use std::fmt;
@@ -68,19 +68,19 @@ pub trait DeadLetterReader: Send + Sync + fmt::Debug {
 /// The disposition of a dead letter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Disposition {
-    /// Its message was sent and is durable. A queue deletes the dead letter; a topic keeps it, and
+    /// The message was sent and is durable. A queue deletes the dead letter; a topic keeps it, and
     /// the progress moves past it.
     Sent,
-    /// It is not wanted, or needs no action: it stays, and the progress moves past it.
+    /// The dead letter is not wanted, or needs no action: it stays, and the progress moves past it.
     Passed,
-    /// It stays, and must be read again.
+    /// The dead letter stays, and must be read again.
     Left,
 }
 
 /// A message in a dead-letter topic or queue.
 #[derive(Clone, Debug)]
 pub struct StoredDeadLetter {
-    /// Its position: partition and offset, or the queue's message id.
+    /// The position: partition and offset, or the queue's message id.
     pub place: Origin,
     /// The dead letter or other message.
     pub what: Letter,
@@ -99,9 +99,9 @@ pub enum Letter {
 impl StoredDeadLetter {
     /// Creates it from the message read; `read` decodes the dead letter if oncegate wrote it.
     pub fn of(message: Message, read: impl FnOnce(&Message) -> Option<DeadLetter>) -> Self {
-        let (place, letter) = (message.origin().clone(), read(&message));
+        let letter = read(&message);
         Self {
-            place,
+            place: message.origin().clone(),
             what: letter.map_or(Letter::Foreign(message), Letter::Known),
         }
     }

@@ -3,7 +3,7 @@
 use oncegate_core::key::Scope;
 use oncegate_core::store::{Epoch, Halt, ScopeDescriptor, Store, StoreError};
 
-/// How often the descriptor's write is repeated when another process has changed it meanwhile.
+/// The most writes of the descriptor when other processes change it meanwhile.
 const MAX_WRITES: u32 = 8;
 
 /// The outcome of accepting a loss.
@@ -54,7 +54,7 @@ pub async fn accept_loss(
     ))
 }
 
-/// Returns why a scope is halted; `None` when it is not halted, or was never opened.
+/// Returns the halt of a scope; `None` when it is not halted, or was never opened.
 ///
 /// # Errors
 /// When the store does not answer, or the scope's descriptor cannot be read.

@@ -24,7 +24,7 @@ pub use loss::{AcceptedLoss, accept_loss, halt_of};
 pub use redrive::{Redrive, RedriveError, Wanted};
 pub use redrive_action::{RedriveAction, Redriven, Step};
 
-/// How often a reopen whose answer was lost is repeated.
+/// The most repeats of a reopen whose answer was lost.
 const REPEATS: u32 = 5;
 
 /// Delay between two repeats.
@@ -103,7 +103,7 @@ pub async fn read(store: &dyn Store, key: &StoreKey) -> Result<Option<RecordSnap
         .unwrap_or_else(|| Err(StoreError::unknown("no answer")))
 }
 
-/// Whether an operator has reopened the record, and no attempt has run since.
+/// Returns whether an operator has reopened the record, and no attempt has run since.
 pub fn is_reopened(record: &Record) -> bool {
     matches!(
         record.state,

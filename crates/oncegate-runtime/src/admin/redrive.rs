@@ -21,14 +21,15 @@ use crate::dead_letters::DeadLetterCause;
 use crate::failure::BoxError;
 use crate::source::SourceError;
 
-/// How many dead letters are in flight at once.
+/// The most dead letters in flight at once.
 const AT_ONCE: usize = 64;
 
-/// How many keys a redrive remembers, so that two dead letters of one message are sent once. Beyond
-/// this number, a message may be sent twice, and its record answers the second one.
+/// The most keys that a redrive remembers, so that two dead letters of one message are sent once.
+/// Beyond this number, a message may be sent twice, and its record answers the second one.
 const KEYS_REMEMBERED_MOST: usize = 1_000_000;
 
-/// Why a redrive ended early. Dead letters that were not sent are still in their topic or queue.
+/// The reason that a redrive ended early. Dead letters that were not sent are still in their topic
+/// or queue.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RedriveError {
@@ -156,7 +157,7 @@ impl Redrive {
         Ok(run.redriven)
     }
 
-    /// Returns how many messages to send at once: at most what the rate allows in a second.
+    /// Returns the number of messages to send at once: at most those of a second at the rate.
     fn at_once(&self) -> usize {
         self.per_second
             .map_or(AT_ONCE, |per_second| AT_ONCE.min(per_second as usize))
@@ -243,6 +244,7 @@ impl Redrive {
                 courses.push(Some(Planned::new(self.open_way(letters, letter))));
                 continue;
             };
+            // The store was asked for the keys of wanted letters alone, in the same order.
             let found = match snapshots
                 .next()
                 .unwrap_or_else(|| Err(StoreError::unknown("no answer")))
@@ -277,7 +279,7 @@ impl Redrive {
         Ok(courses)
     }
 
-    /// Checks that the store has had a gate of the dead letter's scope. Asked once for each scope.
+    /// Checks that the store has had a gate of the dead letter's scope, once for each scope.
     async fn check_scope(
         &self,
         run: &mut RedriveState,
@@ -289,10 +291,12 @@ impl Redrive {
         if run.scopes.contains(&letter.scope) {
             return Ok(());
         }
-        let unknown = || RedriveError::UnknownScope(letter.scope.clone());
-        let scope = Scope::new(letter.scope.as_str()).map_err(|_| unknown())?;
-        if self.store.descriptor(&scope).await?.is_none() {
-            return Err(unknown());
+        let is_known = match Scope::new(letter.scope.as_str()) {
+            Ok(scope) => self.store.descriptor(&scope).await?.is_some(),
+            Err(_) => false,
+        };
+        if !is_known {
+            return Err(RedriveError::UnknownScope(letter.scope.clone()));
         }
         run.scopes.insert(letter.scope.clone());
         Ok(())
@@ -350,34 +354,42 @@ impl Redrive {
                 None => orders.push(vec![place]),
             }
         }
-        let act = async |places: Vec<usize>| {
-            let (mut done, mut failed) = (Vec::with_capacity(places.len()), false);
-            for place in places {
-                let (Some((letter, _)), Some(course)) = (chunk.get(place), courses.get(place))
-                else {
-                    continue;
-                };
-                let acted = match failed {
-                    false => self.act(letters, letter, course.as_ref()).await,
-                    true => Err(RedriveError::Send(
-                        "an earlier message with the same order key was not sent".into(),
-                    )),
-                };
-                failed |= acted.is_err();
-                done.push((place, acted));
-            }
-            done
-        };
-        let mut done: Vec<_> = join_all(orders.into_iter().map(act))
-            .await
+        let acting = orders
             .into_iter()
-            .flatten()
-            .collect();
+            .map(|places| self.act_on(letters, chunk, courses, places));
+        let mut done: Vec<_> = join_all(acting).await.into_iter().flatten().collect();
         done.sort_by_key(|(place, _)| *place);
         done.into_iter().map(|(_, acted)| acted).collect()
     }
 
-    /// Carries out an action, and returns what was done.
+    /// Carries out the actions at these places one after another, up to the first failure.
+    async fn act_on(
+        &self,
+        letters: &dyn DeadLetterReader,
+        chunk: &[(&StoredDeadLetter, Wanted)],
+        courses: &[Option<Planned>],
+        places: Vec<usize>,
+    ) -> Vec<(usize, Result<Option<RedriveAction>, RedriveError>)> {
+        let mut done = Vec::with_capacity(places.len());
+        let mut failed = false;
+        for place in places {
+            let (Some((letter, _)), Some(course)) = (chunk.get(place), courses.get(place)) else {
+                continue;
+            };
+            let acted = if failed {
+                Err(RedriveError::Send(
+                    "an earlier message with the same order key was not sent".into(),
+                ))
+            } else {
+                self.act(letters, letter, course.as_ref()).await
+            };
+            failed |= acted.is_err();
+            done.push((place, acted));
+        }
+        done
+    }
+
+    /// Carries out an action, and returns the action that was taken.
     async fn act(
         &self,
         letters: &dyn DeadLetterReader,
@@ -410,21 +422,21 @@ impl Redrive {
     }
 }
 
-/// Whether a record of the dead letter's own says, or said, that its message has failed. A message
-/// without a key has no record, and that of a mismatch belongs to another message.
+/// Returns whether a record of the dead letter's own says, or said, that its message has failed. A
+/// message without a key has no record, and that of a mismatch belongs to another message.
 fn has_failed_in_a_store(letter: &StoredDeadLetter) -> bool {
     let cause = letter.letter().map(|letter| letter.cause);
     cause.is_some_and(|cause| !matches!(cause, DeadLetterCause::BadKey | DeadLetterCause::Mismatch))
 }
 
-/// Whether a dead letter is wanted.
+/// The answer of a filter to a dead letter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wanted {
-    /// It is wanted.
+    /// The dead letter is wanted.
     Yes,
-    /// It is not wanted, and the same redrive will never want it.
+    /// The dead letter is not wanted, and the same redrive will never want it.
     No,
-    /// It is not wanted yet: the same redrive may want it later.
+    /// The dead letter is not wanted yet: the same redrive may want it later.
     NotNow,
 }
 
@@ -455,12 +467,12 @@ struct RedriveState {
     sent: HashSet<StoreKey>,
     /// The scopes of dead letters that the store knows.
     scopes: HashSet<String>,
-    /// When the next message may be sent.
+    /// The time at which the next message may be sent.
     next: Instant,
 }
 
 impl RedriveState {
-    /// Whether no dead letter with this key has been sent.
+    /// Notes the key. Returns whether no dead letter with it has been sent.
     fn first(&mut self, key: &StoreKey) -> bool {
         if self.sent.len() < KEYS_REMEMBERED_MOST {
             self.sent.insert(key.clone())

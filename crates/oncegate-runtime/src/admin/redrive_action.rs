@@ -1,4 +1,4 @@
-//! What a redrive does with a dead letter, and the counts of it.
+//! The actions of a redrive on dead letters, and their counts.
 
 use crate::admin::dead_letter_reader::StoredDeadLetter;
 
@@ -8,13 +8,13 @@ use crate::admin::dead_letter_reader::StoredDeadLetter;
 pub enum RedriveAction {
     /// Reopen its record, then send its message to this topic or queue.
     Reopen {
-        /// Where to.
+        /// The topic or queue.
         to: String,
     },
     /// Send its message to this topic or queue without a reopen: it has no record of its own, or
     /// the record was already reopened by a redrive that did not finish.
     Send {
-        /// Where to.
+        /// The topic or queue.
         to: String,
     },
     /// Nothing: the message has been completed since.
@@ -60,7 +60,7 @@ impl RedriveAction {
         }
     }
 
-    /// Whether an operator must handle the dead letter.
+    /// Returns whether an operator must handle the dead letter.
     pub const fn is_trouble(&self) -> bool {
         matches!(
             self,
@@ -69,7 +69,7 @@ impl RedriveAction {
     }
 }
 
-/// What a redrive did, or would do, with one dead letter.
+/// The action that a redrive took, or would take, on one dead letter.
 #[derive(Debug)]
 pub struct Step<'a> {
     /// The dead letter.
@@ -78,7 +78,7 @@ pub struct Step<'a> {
     pub course: &'a RedriveAction,
 }
 
-/// How many dead letters had which outcome.
+/// The number of dead letters with each outcome.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub struct Redriven {
     /// Dead letters that were read.
@@ -106,7 +106,7 @@ pub struct Redriven {
 }
 
 impl Redriven {
-    /// Returns how many dead letters an operator must handle.
+    /// Returns the number of dead letters that an operator must handle.
     pub const fn troubles(&self) -> u64 {
         self.mismatched + self.record_missing + self.unreadable + self.no_way_back
     }

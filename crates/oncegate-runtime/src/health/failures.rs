@@ -1,4 +1,4 @@
-//! Records which operations of a source fail: since when, how often, and with which last error.
+//! Records the operations of a source that fail, with their first time, count and last error.
 
 use std::collections::BTreeMap;
 use std::fmt::Display;
@@ -20,8 +20,8 @@ const DELIVERING: [&str; 10] = [
 /// and the code that reads a status.
 #[derive(Debug, Default)]
 pub struct FailureLog {
-    /// Whether `failing` is not empty: a success, which may occur for each message, then costs one
-    /// load.
+    /// `true` when `failing` is not empty: a success, which may occur for each message, then costs
+    /// one load.
     any: AtomicBool,
     failing: Mutex<BTreeMap<&'static str, Failing>>,
 }
@@ -32,6 +32,19 @@ struct Failing {
     last: Instant,
     count: u64,
     error: String,
+}
+
+impl Failing {
+    fn failure(&self, operation: &str, now: Instant) -> SourceFailure {
+        SourceFailure {
+            operation: operation.to_owned(),
+            error: self.error.clone(),
+            lasts: now.saturating_duration_since(self.first),
+            failed_ago: now.saturating_duration_since(self.last),
+            failures: self.count,
+            stops_delivery: DELIVERING.contains(&operation),
+        }
+    }
 }
 
 impl FailureLog {
@@ -49,7 +62,8 @@ impl FailureLog {
             count: 0,
             error: String::new(),
         });
-        (entry.last, entry.error) = (now, error);
+        entry.last = now;
+        entry.error = error;
         entry.count = entry.count.saturating_add(1);
         self.any.store(true, Ordering::Release);
     }
@@ -66,15 +80,10 @@ impl FailureLog {
 
     /// Returns every operation that fails as of `now`.
     pub fn at(&self, now: Instant) -> Vec<SourceFailure> {
-        let failure = |(operation, failing): (&&'static str, &Failing)| SourceFailure {
-            operation: (*operation).to_owned(),
-            error: failing.error.clone(),
-            lasts: now.saturating_duration_since(failing.first),
-            failed_ago: now.saturating_duration_since(failing.last),
-            failures: failing.count,
-            stops_delivery: DELIVERING.contains(operation),
-        };
-        self.lock().iter().map(failure).collect()
+        self.lock()
+            .iter()
+            .map(|(operation, failing)| failing.failure(operation, now))
+            .collect()
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<&'static str, Failing>> {
@@ -90,14 +99,12 @@ pub(super) fn reasons(status: &Status) -> impl Iterator<Item = Reason> {
     } else {
         SOURCE_LIMIT
     };
-    let counts = move |failure: &&SourceFailure| {
-        failure.lasts >= limit && !(failure.stops_delivery && status.phase == Phase::Stopping)
-    };
+    let is_stopping = status.phase == Phase::Stopping;
     status
         .source
         .failures
         .iter()
-        .filter(counts)
+        .filter(move |failure| failure.lasts >= limit && !(failure.stops_delivery && is_stopping))
         .map(|failure| Reason::SourceFails {
             operation: failure.operation.clone(),
             error: failure.error.clone(),
@@ -112,12 +119,14 @@ mod tests {
 
     #[test]
     fn the_first_failure_and_the_last_error_stand_until_a_success() {
-        let (log, start) = (FailureLog::default(), Instant::now());
-        let at = |seconds: u64| start + Duration::from_secs(seconds);
-        log.failed(at(0), "receive", &"connection refused");
-        log.failed(at(5), "receive", &"AccessDenied");
-        log.failed(at(6), "delete", &"é".repeat(400));
-        let [delete, receive] = log.at(at(65)).try_into().expect("two operations fail");
+        let log = FailureLog::default();
+        let start = Instant::now();
+        let second = Duration::from_secs(1);
+        log.failed(start, "receive", &"connection refused");
+        log.failed(start + second * 5, "receive", &"AccessDenied");
+        log.failed(start + second * 6, "delete", &"é".repeat(400));
+        let failures = log.at(start + second * 65);
+        let [delete, receive] = failures.try_into().expect("two operations fail");
         assert_eq!(
             (receive.operation.as_str(), receive.error.as_str()),
             ("receive", "AccessDenied")
@@ -132,12 +141,12 @@ mod tests {
             (ERROR_MAX_BYTES, false)
         );
         log.succeeded("receive");
-        assert_eq!(log.at(at(66)).len(), 1);
+        assert_eq!(log.at(start + second * 66).len(), 1);
         log.succeeded("delete");
-        assert_eq!(log.at(at(66)), []);
-        log.failed(at(70), "receive", &"again");
+        assert_eq!(log.at(start + second * 66), []);
+        log.failed(start + second * 70, "receive", &"again");
         assert_eq!(
-            log.at(at(70))[0].lasts,
+            log.at(start + second * 70)[0].lasts,
             Duration::ZERO,
             "a new failure has a new beginning"
         );

@@ -1,26 +1,26 @@
-//! Decides what a status means. Pure: one status in, reasons out.
+//! Judges a status: a pure function from a status to its reasons.
 
 use std::time::Duration;
 
-use super::status::{
-    PartitionStatus, PauseCause, Phase, Run, ScopeStatus, Stage, Status, Unfinished, WaitCause,
-};
+use super::stage::{Run, Stage, Unfinished, WaitCause};
+use super::status::{PartitionStatus, PauseCause, Phase, ScopeStatus, Status};
 use super::{
     COMMIT_LIMIT, CONNECTION_LIMIT, LOOP_LIMIT, POLL_LIMIT, QUIET_LIMIT, Reason, failures,
 };
 
-/// A handler is slow when it takes this many times the 99th percentile …
+/// The multiple of the 99th percentile from which on a handler is slow.
 const SLOW_FACTOR: u32 = 3;
-/// A reason is reported from the dead-letter limit divided by this on.
+/// The divisor of the dead-letter limit: from the quotient on, a reason is reported.
 const REPORT_DIVISOR: u32 = 2;
-/// Of so many processes of a worker that end in a row without an outcome, it is no accident …
+/// The number of a worker's processes that end in a row without an outcome from which on they are
+/// reported: it is no accident then.
 const ENDS_REPORTED: u32 = 2;
-/// … and of so many, nothing is handled.
+/// The number of such processes from which on nothing counts as handled.
 const ENDS_OF_ALL: u32 = 3;
 /// The most reasons of one kind: a hundred slow handlers are one fact.
 const MOST_OF_A_KIND: usize = 3;
 
-/// Everything that is wrong, the worst first.
+/// Returns a reason for everything that is wrong, the worst first.
 pub(super) fn reasons(status: &Status) -> Vec<Reason> {
     let mut reasons: Vec<Reason> = life(status).into_iter().collect();
     if status.phase == Phase::Stopped {
@@ -69,7 +69,7 @@ fn life(status: &Status) -> Option<Reason> {
     }
 }
 
-/// Processes of a worker that end while the consumer stops are no news.
+/// Judges the processes of a worker. While the consumer stops, their ends are expected.
 fn worker(status: &Status) -> Option<Reason> {
     let worker = status
         .worker
@@ -88,7 +88,7 @@ fn worker(status: &Status) -> Option<Reason> {
     Some(Reason::WorkerNotReady { why })
 }
 
-/// There is work, and none of it is done.
+/// Returns the reasons for which no work is done although there is some.
 fn stalls(status: &Status) -> Vec<Reason> {
     let mut stalls = Vec::new();
     let permits = status.permits.total;
@@ -117,8 +117,10 @@ fn stalls(status: &Status) -> Vec<Reason> {
         return stalls;
     }
     if status.nothing_started_for > QUIET_LIMIT {
-        let (ready, lasts) = (status.messages.ready, status.nothing_started_for);
-        stalls.push(Reason::NothingStarts { ready, lasts });
+        stalls.push(Reason::NothingStarts {
+            ready: status.messages.ready,
+            lasts: status.nothing_started_for,
+        });
     }
     // While the consumer is at its limits, or its store is away, the source is not the cause of
     // missing deliveries.
@@ -151,19 +153,14 @@ fn delivers_nothing(partition: &PartitionStatus) -> Option<Reason> {
 
 fn stores(status: &Status) -> Vec<Reason> {
     let mut reasons = Vec::new();
-    // A scope that runs without its store is not held up by it.
-    let waits = |scope: &ScopeStatus| {
-        scope.is_store_away() && scope.outages.iter().all(|outage| !outage.open)
-    };
-    let all = !status.scopes.is_empty() && status.scopes.iter().all(waits);
+    let all = !status.scopes.is_empty() && status.scopes.iter().all(waits_for_store);
     for scope in &status.scopes {
         // Of a cluster with many shards down, only the one that has been down for longest is
         // reported.
         if let Some(outage) = scope.outages.iter().max_by_key(|outage| outage.lasts) {
-            let (scope, error) = (scope.scope.clone(), outage.error.clone());
             reasons.push(Reason::StoreAway {
-                scope,
-                error,
+                scope: scope.scope.clone(),
+                error: outage.error.clone(),
                 lasts: outage.lasts,
                 all,
             });
@@ -172,10 +169,16 @@ fn stores(status: &Status) -> Vec<Reason> {
     reasons
 }
 
-/// Only messages whose dead letters cannot be written are in progress, ready or waiting, and no
-/// other message can be received or start before they are written.
+/// Returns whether the scope waits for its store. A scope that runs without it does not.
+fn waits_for_store(scope: &ScopeStatus) -> bool {
+    scope.is_store_away() && scope.outages.iter().all(|outage| !outage.open)
+}
+
+/// Returns a reason when only messages whose dead letters cannot be written are in progress, ready
+/// or waiting, and no other message can be received or start before they are written.
 fn only_letters_left(status: &Status) -> Option<Reason> {
-    let (letters, messages) = (status.letters_waiting, status.messages);
+    let letters = status.letters_waiting;
+    let messages = status.messages;
     let waiting = letters as usize;
     let others = messages.running.saturating_sub(waiting) + messages.ready + messages.parked;
     let fills_permits = letters >= status.permits.total && status.delivered_ago > QUIET_LIMIT;
@@ -202,42 +205,40 @@ fn runs(status: &Status) -> impl Iterator<Item = Reason> {
 
 fn judge_run(status: &Status, run: &Run) -> Option<Reason> {
     let lease = lease_of(status, &run.scope);
-    let run_clone = || run.clone();
     match run.stage {
-        Stage::Running if run.is_overdue() => Some(Reason::OverdueHandler { run: run_clone() }),
+        Stage::Running if run.is_overdue() => Some(Reason::OverdueHandler { run: run.clone() }),
         Stage::Running => {
             let usual = status.handler_p99?;
             let slow = run.in_stage_for > lease.max(usual * SLOW_FACTOR);
             slow.then(|| Reason::SlowHandler {
-                run: run_clone(),
+                run: run.clone(),
                 usual,
             })
         }
-        Stage::Ending if run.in_stage_for > lease => Some(Reason::NotStored { run: run_clone() }),
+        Stage::Ending if run.in_stage_for > lease => Some(Reason::NotStored { run: run.clone() }),
         Stage::Burying if run.in_stage_for > QUIET_LIMIT => {
-            Some(Reason::LetterNotWritten { run: run_clone() })
+            Some(Reason::LetterNotWritten { run: run.clone() })
         }
         _ => None,
     }
 }
 
 fn partition(partition: &PartitionStatus) -> Vec<Reason> {
-    let (topic, number) = (|| partition.topic.clone(), partition.partition);
     let mut reasons = Vec::new();
     if let Some(lasts) = partition
         .uncommitted_for
         .filter(|lasts| *lasts > COMMIT_LIMIT)
     {
         reasons.push(Reason::NotCommitted {
-            topic: topic(),
-            partition: number,
+            topic: partition.topic.clone(),
+            partition: partition.partition,
             lasts,
         });
     }
     if partition.paused == Some(PauseCause::Span) {
         reasons.push(Reason::SpanFull {
-            topic: topic(),
-            partition: number,
+            topic: partition.topic.clone(),
+            partition: partition.partition,
             first: partition.first.clone(),
         });
     }

@@ -1,14 +1,14 @@
-//! What a consumer does now, as plain data. Every duration is serialised as a number of seconds,
+//! The status of a consumer, as plain data. Every duration is serialised as a number of seconds,
 //! under a name that ends in `_seconds`.
 
-use std::fmt;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Words, seconds};
+use super::seconds;
+use super::stage::{Run, Unfinished};
 
-/// What a consumer does now.
+/// The status of a consumer.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Status {
@@ -16,18 +16,18 @@ pub struct Status {
     pub name: String,
     /// The phase of its life.
     pub phase: Phase,
-    /// Why it ended by itself, when it has.
+    /// The reason that it ended by itself, when it has.
     pub error: Option<String>,
-    /// How long it has been running.
+    /// The time since its start.
     #[serde(rename = "up_seconds", with = "seconds")]
     pub up: Duration,
-    /// Its gates.
+    /// The gates.
     pub scopes: Vec<ScopeStatus>,
-    /// How many handlers may run.
+    /// The permits of handlers.
     pub permits: Permits,
-    /// What is in flight, between the source and the ack.
+    /// The messages in flight, between the source and the ack.
     pub messages: Messages,
-    /// Why dispatching or fetching is reduced; empty when nothing is held back.
+    /// The causes for which dispatching or fetching is reduced; empty when nothing is held back.
     pub paused: Vec<PauseCause>,
     /// The recent rates of deliveries and acknowledgements.
     pub rates: Rates,
@@ -36,9 +36,9 @@ pub struct Status {
     pub handler_p99: Option<Duration>,
     /// The attempts that have been in their stage for longest, at most 16.
     pub runs: Vec<Run>,
-    /// How many handlers have run for longer than allowed.
+    /// The number of handlers that have run for longer than allowed.
     pub overdue: u32,
-    /// How many dead letters could not be written for longer than
+    /// The number of dead letters that could not be written for longer than
     /// [`QUIET_LIMIT`](super::QUIET_LIMIT).
     #[serde(default)]
     pub letters_waiting: u32,
@@ -50,8 +50,8 @@ pub struct Status {
     /// Time since the source last delivered anything, or since the start.
     #[serde(rename = "delivered_seconds_ago", with = "seconds")]
     pub delivered_ago: Duration,
-    /// How long messages have been ready, with permits free, while none has started. Zero when that
-    /// is not the case.
+    /// The time that messages have been ready, with permits free, while none has started. Zero when
+    /// that is not the case.
     #[serde(rename = "nothing_started_for_seconds", with = "seconds")]
     pub nothing_started_for: Duration,
     /// Time since the consumer's own loop last ran.
@@ -71,23 +71,23 @@ pub struct Status {
 pub struct WorkerStatus {
     /// Processes that run.
     pub processes: u32,
-    /// Those of them that take messages.
+    /// Processes that take messages.
     pub ready: u32,
-    /// How often a process that has ended was started again.
+    /// The number of times that a process that has ended was started again.
     pub restarts: u64,
-    /// How many processes have ended in a row, with no outcome of a message between them.
+    /// The number of processes that have ended in a row, with no outcome of a message between them.
     pub ends_in_a_row: u32,
-    /// How the last of them has ended.
+    /// The last end of a process.
     pub last_end: Option<String>,
-    /// Why no message can be handled: no process is ready. `None` while one is.
+    /// The reason that no process is ready, so that no message can be handled. `None` while one is.
     pub not_ready: Option<String>,
 }
 
 impl Status {
-    /// 16.
+    /// The most runs in a status: 16.
     pub(crate) const RUNS_SHOWN: usize = 16;
 
-    /// Whether another message could be received now.
+    /// Returns whether another message could be received now.
     pub fn has_room(&self) -> bool {
         self.messages.in_flight < self.messages.most
             && self.messages.bytes < self.messages.most_bytes
@@ -99,14 +99,14 @@ impl Status {
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Phase {
-    /// It has not begun to receive.
+    /// The consumer has not begun to receive.
     #[default]
     Starting,
-    /// It receives.
+    /// The consumer receives.
     Running,
-    /// It is stopping: what has started may end.
+    /// The consumer is stopping: handlers that have started may end.
     Stopping,
-    /// It has ended.
+    /// The consumer has ended.
     Stopped,
 }
 
@@ -118,31 +118,31 @@ pub struct ScopeStatus {
     pub scope: String,
     /// The route whose messages it takes; `None` for those that no other takes.
     pub route: Option<String>,
-    /// Its store in a few words, without a password.
+    /// The store in a few words, without a password.
     pub store: String,
     /// The promise in force: its row in `docs/STORES.md`.
     pub promise: String,
-    /// What that row promises for a confirmed completion.
+    /// The promise of that row for a confirmed completion.
     pub holds: String,
-    /// What weakens the promise, from the check at the start.
+    /// The facts that weaken the promise, from the check at the start.
     pub warnings: Vec<String>,
-    /// Its lease.
+    /// The lease.
     #[serde(rename = "lease_seconds", with = "seconds")]
     pub lease: Duration,
     /// The least time that is left of one of its running leases; the whole lease when none runs.
     #[serde(rename = "lease_remaining_seconds", with = "seconds")]
     pub lease_remaining: Duration,
-    /// How long it keeps completed records.
+    /// The time that it keeps completed records.
     #[serde(rename = "retention_seconds", with = "seconds")]
     pub retention: Duration,
-    /// How long one run may take.
+    /// The longest time of one run.
     #[serde(rename = "max_run_seconds", with = "seconds")]
     pub max_run: Duration,
     /// The least time that a running handler has left until `max_run`; the whole of it when none
     /// runs.
     #[serde(rename = "run_remaining_seconds", with = "seconds", default)]
     pub run_remaining: Duration,
-    /// How long ago the oldest expired record that its store may still hold expired; zero when
+    /// The time since the oldest expired record that its store may still hold expired; zero when
     /// there is none, and `None` where the server removes them by itself, or another process does.
     #[serde(rename = "oldest_expired_seconds", with = "seconds::optional", default)]
     pub oldest_expired: Option<Duration>,
@@ -156,23 +156,23 @@ pub struct ScopeStatus {
     /// The limit of that memory, in bytes; `None` when the server has none.
     #[serde(default)]
     pub max_memory_bytes: Option<u64>,
-    /// How many shards of its store are known: those that do not answer, and the others that were
+    /// The number of known shards of its store: those that do not answer, and the others that were
     /// asked in the last ten minutes, or since the first outage began. A store that is not sharded
     /// has one.
     pub shards: u32,
     /// The shards that do not answer.
     pub outages: Vec<StoreOutage>,
-    /// Whether its handler fails for all messages alike, and is paused.
+    /// `true` when its handler fails for all messages alike, and is paused.
     pub handler_paused: bool,
 }
 
 impl ScopeStatus {
-    /// Whether every shard of the store that was asked answers.
+    /// Returns whether every shard of the store that was asked answers.
     pub fn is_store_up(&self) -> bool {
         self.outages.is_empty()
     }
 
-    /// Whether no shard of the store is known to answer.
+    /// Returns whether no shard of the store is known to answer.
     pub fn is_store_away(&self) -> bool {
         !self.outages.is_empty() && self.outages.len() >= self.shards as usize
     }
@@ -184,36 +184,36 @@ impl ScopeStatus {
 pub struct StoreOutage {
     /// The shard's number, an opaque identifier; 0 for a store that is not sharded.
     pub shard: u64,
-    /// For how long.
+    /// The time since its first error.
     #[serde(rename = "for_seconds", with = "seconds")]
     pub lasts: Duration,
-    /// Its last error.
+    /// The last error.
     pub error: String,
-    /// How many messages wait for it.
+    /// The number of messages that wait for it.
     pub waiting: usize,
-    /// Whether it has been away for so long that messages run without it, because the consumer
+    /// `true` when it has been away for so long that messages run without it, because the consumer
     /// [fails open](crate::Consumer::fail_open_after).
     #[serde(default)]
     pub open: bool,
 }
 
-/// How many handlers may run.
+/// The permits of handlers: the number that may run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Permits {
-    /// `Consumer::concurrency`.
+    /// The number of permits: `Consumer::concurrency`.
     pub total: u32,
     /// Permits that are free.
     pub free: u32,
 }
 
-/// What is in flight, between the source and the ack.
+/// The messages in flight, between the source and the ack.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Messages {
-    /// All of them.
+    /// The number of messages in flight.
     pub in_flight: usize,
-    /// Their bytes.
+    /// The bytes of the messages in flight.
     pub bytes: usize,
     /// The most messages that may be in flight.
     pub most: usize,
@@ -231,7 +231,7 @@ pub struct Messages {
     pub held_back: usize,
 }
 
-/// Why dispatching or fetching is reduced.
+/// The cause for which dispatching or fetching is reduced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
@@ -274,151 +274,14 @@ pub struct Rates {
     pub ended_per_second: f64,
 }
 
-/// How many messages were given up recently, and at how many the consumer stops.
+/// The number of messages that were given up recently, and the number at which the consumer stops.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Refusals {
-    /// How many messages in a row were given up.
+    /// The number of messages in a row that were given up.
     pub in_a_row: u32,
-    /// At how many in a row the consumer stops.
+    /// The number in a row at which the consumer stops.
     pub most_in_a_row: u32,
-}
-
-/// An attempt in progress.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[non_exhaustive]
-pub struct Run {
-    /// The gate's scope.
-    pub scope: String,
-    /// Where the message came from.
-    pub origin: String,
-    /// The stage of its attempt.
-    pub stage: Stage,
-    /// How long it has been in this stage.
-    #[serde(rename = "in_stage_for_seconds", with = "seconds")]
-    pub in_stage_for: Duration,
-    /// How long a handler may run.
-    #[serde(rename = "max_run_seconds", with = "seconds")]
-    pub max_run: Duration,
-}
-
-impl Run {
-    /// Whether its handler has run for longer than allowed.
-    pub(crate) fn is_overdue(&self) -> bool {
-        self.stage == Stage::Running && self.in_stage_for > self.max_run
-    }
-}
-
-impl fmt::Display for Run {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { scope, origin, .. } = self;
-        write!(
-            f,
-            "the handler of {origin} in `{scope}` has run for {}",
-            Words(self.in_stage_for)
-        )
-    }
-}
-
-/// The stage of a message in the consumer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-#[non_exhaustive]
-pub enum Stage {
-    /// Behind another in its lane.
-    Behind,
-    /// First in its lanes, waiting for a permit.
-    Ready,
-    /// Waiting until its time comes.
-    Parked(WaitCause),
-    /// Its shard of the store is away.
-    HeldBack,
-    /// Claiming its key.
-    Claiming,
-    /// Waiting until nothing else runs in this process.
-    Quarantined,
-    /// Its handler runs.
-    Running,
-    /// Its outcome is being stored.
-    Ending,
-    /// Its dead letter is being written.
-    Burying,
-}
-
-impl fmt::Display for Stage {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Behind => "waits behind another",
-            Self::Ready => "waits for a permit",
-            Self::Parked(WaitCause::Retry) => "waits for its retry",
-            Self::Parked(WaitCause::Later) => "waits until its handler wants it again",
-            Self::Parked(WaitCause::Busy) => "waits for another worker",
-            Self::Parked(WaitCause::Lapse) => "waits until its own lease is over",
-            Self::Parked(WaitCause::Unreadable) => "waits, for its record cannot be read",
-            Self::Parked(WaitCause::Result) => "waits for the result store",
-            Self::Parked(WaitCause::Breaker) => "waits for its handler, which is paused",
-            Self::Parked(WaitCause::Tenant) => "waits for another of its tenant",
-            Self::HeldBack => "waits for its store",
-            Self::Claiming => "is being claimed",
-            Self::Quarantined => "waits to run alone",
-            Self::Running => "is running",
-            Self::Ending => "is being completed",
-            Self::Burying => "is being written to the dead letters",
-        })
-    }
-}
-
-/// What a message waits for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-#[non_exhaustive]
-pub enum WaitCause {
-    /// Its next attempt is not due.
-    Retry,
-    /// It cannot be done yet: its handler wants it later.
-    Later,
-    /// Another worker has its key, or its record's retry is not due.
-    Busy,
-    /// Its own lease must be over first: its handler was cancelled and has not returned an outcome.
-    Lapse,
-    /// Its record cannot be read.
-    Unreadable,
-    /// The result store does not answer.
-    Result,
-    /// Its handler's circuit breaker is open.
-    Breaker,
-    /// Its tenant has as many handlers running as allowed.
-    Tenant,
-}
-
-/// A message that is not finished.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[non_exhaustive]
-pub struct Unfinished {
-    /// The gate's scope.
-    pub scope: String,
-    /// Where it came from.
-    pub origin: String,
-    /// Its stage.
-    pub stage: Stage,
-    /// How long it has been there; for a parked message, since it first waited for this cause.
-    #[serde(rename = "in_stage_for_seconds", with = "seconds")]
-    pub in_stage_for: Duration,
-    /// Time since it was received.
-    #[serde(rename = "age_seconds", with = "seconds")]
-    pub age: Duration,
-}
-
-impl fmt::Display for Unfinished {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "{}, which {} for {}",
-            self.origin,
-            self.stage,
-            Words(self.in_stage_for)
-        )
-    }
 }
 
 /// A source's own status. Created by [`Source::status`](crate::source::Source::status) from
@@ -432,20 +295,20 @@ pub struct SourceStatus {
     /// apply.
     #[serde(rename = "polled_seconds_ago", with = "seconds::optional")]
     pub polled_ago: Option<Duration>,
-    /// How long the broker's client has had no connection to any broker; `None` when it has one, or
-    /// that is unknown.
+    /// The time since the broker's client had a connection to any broker; `None` when it has one,
+    /// or that is unknown.
     #[serde(
         default,
         rename = "disconnected_for_seconds",
         with = "seconds::optional"
     )]
     pub disconnected_for: Option<Duration>,
-    /// Whether the brokers have answered another client of this process for so long that this one
-    /// should have connected.
+    /// `true` when the brokers have answered another client of this process for so long that this
+    /// one should have connected.
     #[serde(default)]
     pub others_connect: bool,
-    /// What it consumes now: partitions, or a queue. The consumer adds what it has in flight of
-    /// each.
+    /// The partitions or the queue that it consumes now. The consumer adds its messages in flight
+    /// of each.
     pub partitions: Vec<PartitionStatus>,
     /// Operations that fail now. Empty when each one succeeded the last time, or was never called.
     #[serde(default)]
@@ -456,8 +319,8 @@ pub struct SourceStatus {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct SourceFailure {
-    /// Which: `receive`, `delete` or `visibility` of a queue, `broker`, `fetch`, `join`, `offset`
-    /// or `read` of Kafka, `dead_letter`, or `open` at the start.
+    /// The operation: `receive`, `delete` or `visibility` of a queue, `broker`, `fetch`, `join`,
+    /// `offset` or `read` of Kafka, `dead_letter`, or `open` at the start.
     pub operation: String,
     /// The last error.
     pub error: String,
@@ -467,9 +330,9 @@ pub struct SourceFailure {
     /// Time since the last failure.
     #[serde(rename = "failed_seconds_ago", with = "seconds")]
     pub failed_ago: Duration,
-    /// How often it has failed in a row.
+    /// The number of failures in a row.
     pub failures: u64,
-    /// Whether messages are not delivered while it fails, those of some partitions at least.
+    /// `true` when messages are not delivered while it fails, those of some partitions at least.
     pub stops_delivery: bool,
 }
 
@@ -480,11 +343,12 @@ pub struct PartitionStatus {
     pub topic: String,
     /// The partition; 0 for a queue.
     pub partition: i32,
-    /// How many messages are not finished, including those still at the broker; `None` when that is
-    /// unknown.
+    /// The number of messages that are not finished, including those still at the broker; `None`
+    /// when that is unknown.
     pub lag: Option<u64>,
-    /// How many messages at the broker were not delivered to this consumer. 0 once everything
-    /// deliverable was delivered, not counting transaction markers; `None` when that is unknown.
+    /// The number of messages at the broker that were not delivered to this consumer. 0 once
+    /// everything deliverable was delivered, not counting transaction markers; `None` when that is
+    /// unknown.
     pub undelivered: Option<u64>,
     /// The last offset that was received.
     pub received: Option<i64>,
@@ -492,7 +356,7 @@ pub struct PartitionStatus {
     pub watermark: Option<i64>,
     /// The offset that was last committed to the broker.
     pub committed: Option<i64>,
-    /// How long the watermark has been ahead of the committed offset; `None` while it is not.
+    /// The time that the watermark has been ahead of the committed offset; `None` while it is not.
     #[serde(rename = "uncommitted_for_seconds", with = "seconds::optional")]
     pub uncommitted_for: Option<Duration>,
     /// Time since its last message was delivered, or since it was assigned.
@@ -502,11 +366,11 @@ pub struct PartitionStatus {
     /// may wait for a reason.
     #[serde(rename = "oldest_unfinished_seconds", with = "seconds::optional")]
     pub oldest_unfinished: Option<Duration>,
-    /// Why its fetching is paused; `None` when it is not.
+    /// The cause for which its fetching is paused; `None` when it is not.
     pub paused: Option<PauseCause>,
-    /// How many of its messages are held by the source and the consumer.
+    /// The number of its messages that are held by the source and the consumer.
     pub in_flight: usize,
-    /// Its first unfinished message among those, from the consumer's view.
+    /// The first unfinished message among those, from the consumer's view.
     pub first: Option<Unfinished>,
 }
 

@@ -1,4 +1,4 @@
-//! What oncegate publishes, and under which names: the one place that names a metric.
+//! The metrics that oncegate publishes, with their names: no other module names a metric.
 //!
 //! The table in `docs/OBSERVABILITY.md`, the dashboard and the alert rules in `monitoring/` are
 //! compared with it by tests.
@@ -8,23 +8,23 @@
 pub struct Metric {
     /// The middle of its name: `claims` of `oncegate_claims_total`.
     pub name: &'static str,
-    /// What kind of number it is.
+    /// The kind of number.
     pub kind: Kind,
     /// The names of its labels.
     pub labels: &'static [&'static str],
     /// Every value of the last label, where there are no others; of a counter, each is there from
     /// the start, as zero.
     pub values: &'static [&'static str],
-    /// What it says.
+    /// The description.
     pub help: &'static str,
 }
 
-/// What kind of number a metric is.
+/// The kind of number that a metric is.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Kind {
-    /// It only grows while the process lives.
+    /// A count that only grows while the process lives.
     Counter,
-    /// It says how things are.
+    /// A current value.
     Gauge,
     /// Durations in seconds, counted by these upper bounds.
     Seconds(&'static [f64]),
@@ -111,7 +111,7 @@ impl Metric {
         }
     }
 
-    /// Whether each gate has its own.
+    /// Returns whether each gate has its own.
     pub fn is_scoped(&self) -> bool {
         self.labels.first() == Some(&"scope")
     }
@@ -122,17 +122,17 @@ impl Metric {
     }
 }
 
-/// The bounds of what handlers take: a millisecond to a minute.
+/// The bounds of handlers' durations: a millisecond to a minute.
 const HANDLER_BOUNDS: &[f64] = &[
     0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0,
 ];
-/// The bounds of what stores take: 50 microseconds to a second.
+/// The bounds of store calls' durations: 50 microseconds to a second.
 const STORE_BOUNDS: &[f64] = &[
     0.000_05, 0.000_1, 0.000_25, 0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5,
     1.0,
 ];
-/// The bounds of how old messages become: ten milliseconds to an hour. The alert rules count those
-/// up to 60.
+/// The bounds of messages' ages: ten milliseconds to an hour. The alert rules count those up to 60
+/// seconds.
 const AGE_BOUNDS: &[f64] = &[
     0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 900.0, 3_600.0,
 ];
@@ -149,7 +149,7 @@ const RESULT_BOUNDS: &[f64] = &[
     1_048_576.0,
 ];
 
-/// What a store is asked.
+/// The operations of a store.
 const OPERATIONS: &[&str] = &[
     "claim",
     "extend",
@@ -166,10 +166,10 @@ const CONSUMER: &[&str] = &["consumer"];
 const OUTBOX: &[&str] = &["outbox"];
 const PARTITION: &[&str] = &["consumer", "topic", "partition"];
 
-/// Every metric that there is. Durations are in seconds, sizes in bytes.
+/// Every metric. Durations are in seconds, sizes in bytes.
 ///
-/// Gauges say how things were when the status was last asked for. Those of a partition that was
-/// given away are zero.
+/// Gauges have the values at the last request of the status. Those of a partition that was given
+/// away are zero.
 pub const CATALOGUE: &[Metric] = &[
     // The promise.
     Metric::counter("extra_runs", &["scope", "cause"], "handler runs beyond the first, by what caused them")

@@ -24,7 +24,7 @@ pub struct Counters {
 }
 
 impl Counters {
-    /// How often `name` was counted with `label`, such as `("extra_runs", "crash_takeover")`.
+    /// Returns the count of `name` with `label`, such as `("extra_runs", "crash_takeover")`.
     pub fn get(&self, name: &str, label: &str) -> u64 {
         self.snapshot()
             .iter()
@@ -32,7 +32,7 @@ impl Counters {
             .map_or(0, |(_, count)| *count)
     }
 
-    /// How often `name` was counted with any label.
+    /// Returns the count of `name` with any label.
     pub fn total(&self, name: &str) -> u64 {
         self.snapshot()
             .iter()
@@ -41,7 +41,7 @@ impl Counters {
             .sum()
     }
 
-    /// Every count so far that is not zero, by name and label.
+    /// Returns every count so far that is not zero, by name and label.
     pub fn snapshot(&self) -> BTreeMap<(&'static str, &'static str), u64> {
         let mut counts = self
             .counts

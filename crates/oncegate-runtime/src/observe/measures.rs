@@ -1,12 +1,12 @@
-//! Which metric of the catalogue an event counts in, and with which numbers.
+//! Maps an event to the metric of the catalogue that it counts in, and to its numbers.
 
 use std::time::Duration;
 
 use super::Event;
 
 impl Event<'_> {
-    /// The short name and the label under which the event is counted, and how much it counts. The
-    /// label is empty where the event has no kinds.
+    /// The short name and the label under which the event is counted, and the number that it
+    /// counts. The label is empty where the event has no kinds.
     pub const fn metric(&self) -> (&'static str, &'static str, u64) {
         match *self {
             Self::Claimed { verdict, .. } => ("claims", verdict, 1),
@@ -73,8 +73,8 @@ impl Event<'_> {
         }
     }
 
-    /// The scope of the gate that it belongs to; `None` for what a source or an engine does for all
-    /// of them.
+    /// The scope of the gate that the event belongs to; `None` for events of a source or an engine,
+    /// which serve all gates.
     pub const fn scope(&self) -> Option<&str> {
         match *self {
             Self::Claimed { scope, .. }

@@ -37,30 +37,30 @@ pub enum Event<'a> {
         scope: &'a str,
         /// `claim`, `extend`, `complete`, `release`, `fail`, `hand_over` or `reopen`.
         operation: &'static str,
-        /// How long that took, including the wait for its batch.
+        /// The duration, including the wait for its batch.
         took: Duration,
     },
     /// A handler returned.
     HandlerRan {
         /// The gate's scope.
         scope: &'a str,
-        /// How it ended.
+        /// The outcome of the run.
         outcome: RunOutcome,
-        /// How long it ran.
+        /// The duration of the run.
         took: Duration,
     },
     /// A handler runs, or has run, once more than the messages with this key alone would require.
     ExtraRun {
         /// The gate's scope.
         scope: &'a str,
-        /// Why.
+        /// The cause.
         cause: ExtraRunCause,
     },
     /// A batch handler is called. The messages of the call are counted as its runs.
     BatchCalled {
         /// The gate's scope.
         scope: &'a str,
-        /// What the call is for.
+        /// The purpose of the call.
         call: BatchCall,
     },
     /// The store has confirmed a completion.
@@ -104,7 +104,7 @@ pub enum Event<'a> {
     JournalDropped {
         /// The gate's scope.
         scope: &'a str,
-        /// How many.
+        /// The number of entries.
         entries: u64,
     },
     /// `Handler::duplicate` has failed every time; the message was acknowledged all the same.
@@ -122,9 +122,9 @@ pub enum Event<'a> {
     DeadLettered {
         /// The gate's scope.
         scope: &'a str,
-        /// Why.
+        /// The cause.
         cause: DeadLetterCause,
-        /// Where the message came from.
+        /// The origin of the message.
         origin: &'a Origin,
         /// The reason in words: the handler's own text, if it gave up or failed too often.
         reason: &'a str,
@@ -140,9 +140,9 @@ pub enum Event<'a> {
     Acked {
         /// The gate's scope.
         scope: &'a str,
-        /// How many.
+        /// The number of messages.
         count: u64,
-        /// How long ago the broker received the message, by this machine's clock, if its handler
+        /// The time since the broker received the message, by this machine's clock, if its handler
         /// has just succeeded and the broker gives a timestamp. Zero if this clock is behind the
         /// broker's.
         age: Option<Duration>,
@@ -161,7 +161,7 @@ pub enum Event<'a> {
     },
     /// Dispatching has stopped because the store does not answer, or continues again.
     StorePaused {
-        /// Whether it has stopped.
+        /// `true` when dispatching has stopped.
         paused: bool,
     },
     /// The circuit breaker of a handler, which fails for all messages alike, has changed its state.
@@ -178,19 +178,19 @@ pub enum Event<'a> {
     },
     /// Partitions were assigned or revoked.
     Rebalanced {
-        /// How many were assigned.
+        /// The number of assigned partitions.
         assigned: usize,
-        /// How many were revoked.
+        /// The number of revoked partitions.
         revoked: usize,
     },
-    /// Partitions are no longer fetched, and what was prefetched of them is discarded.
+    /// Partitions are no longer fetched, and prefetched messages of them are discarded.
     SourcePaused {
         /// `full` (a limit in flight is reached), or `span` (too much of a partition is
         /// unfinished).
         cause: &'static str,
     },
     /// The client is no longer a member of its Kafka group, and another client joins in its place:
-    /// what was received and not committed is delivered again.
+    /// messages that were received and not committed are delivered again.
     MemberReplaced {
         /// `poll_interval`, `dropped`, `disconnected` (no connection, though the brokers answer
         /// another client), `unread` (it is connected, and does not begin to read a partition),
@@ -203,12 +203,12 @@ pub enum Event<'a> {
     /// Messages were deleted from their topic before they were received, by its retention for
     /// example.
     MessagesGone {
-        /// How many offsets were skipped, at most: a compacted topic has fewer messages.
+        /// The number of skipped offsets: a compacted topic may have fewer messages.
         count: u64,
     },
     /// The source reported its committed position.
     Committed {
-        /// How many partitions moved.
+        /// The number of partitions that moved.
         partitions: usize,
     },
     /// An operation of the source failed, or a dead letter could not be written; it is tried again.
@@ -224,31 +224,31 @@ pub enum Event<'a> {
     },
     /// The visibility timeout of messages of an SQS queue was extended.
     SqsVisibilityExtended {
-        /// How many.
+        /// The number of messages.
         count: u64,
     },
     /// The visibility timeout of messages has ended, or may end at any moment: their handlers are
     /// cancelled, and they are not deleted.
     SqsVisibilityLost {
-        /// How many.
+        /// The number of messages.
         count: u64,
     },
     /// Messages were returned to an SQS queue: for a retry, or not started before a stop.
     SqsHandedBack {
-        /// How many.
+        /// The number of messages.
         count: u64,
     },
     /// Finished messages could not be deleted before the queue delivers them again; their records
     /// answer the duplicates.
     SqsDeleteFailed {
-        /// How many.
+        /// The number of messages.
         count: u64,
     },
     /// A message was received for the last time before the queue's redrive policy moves it.
     SqsLastReceive,
     /// A relay has published a message of an outbox, and the broker has confirmed it.
     OutboxPublished {
-        /// How long ago the message was written, by the database's clock.
+        /// The time since the message was written, by the database's clock.
         age: Duration,
     },
     /// A relay could not publish a message, or could not reach its outbox; it tries again.
@@ -258,7 +258,7 @@ pub enum Event<'a> {
     },
     /// A relay has removed messages that were sent and whose retention is over.
     OutboxPurged {
-        /// How many.
+        /// The number of messages.
         count: u64,
     },
     /// A relay leads its outbox, or does no longer.
@@ -268,31 +268,31 @@ pub enum Event<'a> {
     },
 }
 
-/// How a run of a handler ended.
+/// The outcome of a run of a handler.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum RunOutcome {
-    /// It returned a result.
+    /// The handler returned a result.
     Succeeded,
-    /// It failed and wants another attempt.
+    /// The handler failed and wants another attempt.
     Failed,
-    /// The message cannot be done yet: it wants the message later.
+    /// The message cannot be done yet: the handler wants it later.
     Later,
-    /// It gave up.
+    /// The handler gave up.
     GaveUp,
-    /// It panicked.
+    /// The handler panicked.
     Panicked,
-    /// It was cancelled and did not return in time.
+    /// The handler was cancelled and did not return in time.
     Cancelled,
 }
 
-/// What a call of a batch handler is for.
+/// The purpose of a call of a batch handler.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum BatchCall {
-    /// It handles a new batch.
+    /// The call handles a new batch.
     Gathered,
-    /// It handles a part of a batch, of which a call failed for all messages.
+    /// The call handles a part of a batch, of which a call failed for all messages.
     Split,
 }
 
@@ -329,18 +329,19 @@ impl BreakerState {
     }
 }
 
-/// Why a handler ran once more: the complete list of the causes that the promise allows.
+/// The cause for which a handler ran once more: the complete list of the causes that the promise
+/// allows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ExtraRunCause {
     /// A claim was taken over whose owner had ended without an outcome.
     CrashTakeover,
-    /// This process has dropped a handler that had not ended in time after its cancellation: it
-    /// took longer than `max_run`, or a stop or a rebalance did not wait for it. The run that
-    /// follows, here or in another process, is no takeover.
+    /// The process has dropped a handler that had not ended in time after its cancellation: it took
+    /// longer than `max_run`, or a stop or a rebalance did not wait for it. The run that follows,
+    /// here or in another process, is no takeover.
     Discarded,
-    /// This process lost its lease while its handler ran: the record was deleted, or another
-    /// process has taken over.
+    /// The process lost its lease while its handler ran: the record was deleted, or another process
+    /// has taken over.
     LeaseLost,
     /// A handler had ended, the store did not answer its completion, its lease ran out in the
     /// meantime, and another process has taken over.

@@ -1,4 +1,4 @@
-//! What waits in an outbox, as a relay has measured it.
+//! The backlog of an outbox, as a relay has measured it.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -19,16 +19,16 @@ const COUNTED_MOST: u32 = 10_000;
 /// Messages of an outbox that are not sent yet.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct OutboxBacklog {
-    /// How many there are. When this is the most that was to be counted, there may be more.
+    /// The number of messages. When this is the most that was to be counted, there may be more.
     pub messages: u64,
-    /// How long ago the first of them was written; `None` if there is none.
+    /// The time since the first of them was written; `None` if there is none.
     pub oldest: Option<Duration>,
 }
 
-/// Reads what waits in the outbox of a relay; made by [`Relay::monitor`](super::Relay::monitor).
+/// Reads the backlog of a relay's outbox; made by [`Relay::monitor`](super::Relay::monitor).
 ///
-/// Every relay that runs measures it each 10 seconds, whether it leads or not: so it is also known
-/// while no relay leads.
+/// Every relay that runs measures the backlog each 10 seconds, whether it leads or not: so it is
+/// also known while no relay leads.
 #[derive(Clone, Debug)]
 pub struct RelayMonitor {
     outbox: Arc<str>,
@@ -48,7 +48,7 @@ impl RelayMonitor {
         &self.outbox
     }
 
-    /// Returns what waited at the last measurement, which counts up to 10,000 messages; `None`
+    /// Returns the backlog at the last measurement, which counts up to 10,000 messages; `None`
     /// before the first one, and after the relay has ended.
     ///
     /// The age of the oldest message grows until the next measurement, so it is too high rather
@@ -74,7 +74,7 @@ impl RelayMonitor {
                     Ok(backlog) => *self.measured() = Some((backlog, Instant::now())),
                     // The relay itself reports an outbox that cannot be reached.
                     Err(error) => {
-                        debug!(outbox = &*self.outbox, %error, "the backlog was not measured")
+                        debug!(outbox = &*self.outbox, %error, "the backlog was not measured");
                     }
                 }
                 tokio::time::sleep(MEASURE_EVERY).await;
@@ -84,8 +84,8 @@ impl RelayMonitor {
     }
 }
 
-/// A backlog that is shown until this is dropped: that of a relay that has ended would stay for
-/// ever.
+/// A backlog that is shown until this is dropped. Otherwise the backlog of a relay that has ended
+/// would stay for ever.
 struct ShownBacklog<'a>(&'a RelayMonitor);
 
 impl Drop for ShownBacklog<'_> {

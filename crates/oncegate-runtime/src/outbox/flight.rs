@@ -9,7 +9,7 @@ use futures_util::{FutureExt as _, StreamExt as _};
 use super::held_back::OrderOf;
 use super::{HeldBack, PublishError, ReadLimits, UnsentMessage};
 
-/// How much some messages are.
+/// The size of some messages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct OrderSize {
     messages: u32,
@@ -50,7 +50,7 @@ impl<'a> Flight<'a> {
             .push(sending.map(|outcome| (order, outcome)).boxed());
     }
 
-    /// The next order that has ended, and how.
+    /// The next order that has ended, and its outcome.
     pub(super) async fn next(&mut self) -> Option<(OrderOf, Published)> {
         let (order, outcome) = self.sending.next().await?;
         self.sizes.remove(&order);
@@ -61,7 +61,7 @@ impl<'a> Flight<'a> {
         self.sending.is_empty()
     }
 
-    /// What may be read beside it; `None` when it is full.
+    /// The limits of a read beside the messages in flight; `None` when they are at the limit.
     pub(super) fn room(&self, most: ReadLimits) -> Option<ReadLimits> {
         let mut left = most;
         for size in self.sizes.values() {
@@ -72,7 +72,7 @@ impl<'a> Flight<'a> {
         (left.messages > 0 && (left.bytes > 0 || self.is_empty())).then_some(left)
     }
 
-    /// What is held back, with what is in flight.
+    /// Adds the orders in flight to those that are held back.
     pub(super) fn and(&self, mut held_back: HeldBack) -> HeldBack {
         self.sizes.keys().for_each(|order| held_back.add(order));
         held_back

@@ -1,7 +1,7 @@
 //! Messages that are not tried again yet, because the broker has not taken them or an earlier one
 //! of their key.
 //!
-//! A broker that takes nothing of a topic costs only that topic: it is held back as a whole, and a
+//! A broker that takes nothing of a topic delays only that topic: it is held back as a whole, and a
 //! few of its messages are tried from time to time.
 
 use std::collections::HashMap;
@@ -20,18 +20,18 @@ const BACKOFF: Backoff = Backoff::new(Duration::from_millis(250), Duration::from
 /// The most orders that are held back one by one.
 const ORDERS_MOST: usize = 4_096;
 
-/// A topic of which so many orders were not confirmed is held back as a whole.
+/// The number of unconfirmed orders from which on their topic is held back as a whole.
 const UNCONFIRMED_MOST: usize = 256;
 
 /// The most topics that are held back. When so many wait, everything waits.
 pub(super) const TOPICS_MOST: usize = 256;
 
-/// How many orders of a topic are tried at once that is held back because of many of its orders.
-/// Some of them may be in partitions that are written.
+/// The number of orders that are tried at once of a topic that is held back because of many of its
+/// orders. Some of them may be in partitions that can be written.
 const PROBES: usize = 16;
 
-/// What keeps its order: the messages with one key in one topic. A message without a key is an
-/// order of its own.
+/// The unit of order: the messages with one key in one topic. A message without a key is an order
+/// of its own.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) enum OrderOf {
     Key { topic: Arc<str>, key: Bytes },
@@ -59,12 +59,12 @@ impl OrderOf {
     }
 }
 
-/// Which messages of an outbox are not read now.
+/// The messages of an outbox that are not read now.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HeldBack {
-    /// All messages with these topics.
+    /// The messages with these topics.
     pub topics: Vec<Arc<str>>,
-    /// All messages with these topics and keys.
+    /// The messages with these topics and keys.
     pub keys: Vec<(Arc<str>, Bytes)>,
     /// The messages with these sequences.
     pub sequences: Vec<i64>,
@@ -79,7 +79,7 @@ impl HeldBack {
     }
 }
 
-/// What waits, each until its next try.
+/// The orders and topics that wait, each until its next try.
 #[derive(Debug, Default)]
 pub(super) struct HeldOrders {
     orders: HashMap<OrderOf, HeldOrder>,
@@ -97,9 +97,9 @@ struct HeldOrder {
 struct HeldTopic {
     failures: u32,
     until: Instant,
-    /// How many of its orders are tried at once.
+    /// The number of its orders that are tried at once.
     probes: usize,
-    /// Its orders are being tried.
+    /// `true` while orders of the topic are being tried.
     is_probed: bool,
 }
 
@@ -113,7 +113,7 @@ impl HeldOrders {
         now: Instant,
         fraction: f64,
     ) {
-        // What was not tried again for so long has no messages any more.
+        // An order that was not tried again for so long has no messages any more.
         self.orders
             .retain(|_, held| held.until + BACKOFF.most() > now);
         self.topics
@@ -121,7 +121,7 @@ impl HeldOrders {
         let topic = Arc::clone(order.topic());
         match failure {
             PublishError::TopicRefused(_) => return self.hold_topic(topic, 1, now, fraction),
-            // Of this topic, others may be taken.
+            // The broker may take other messages of this topic.
             PublishError::Refused(_) => drop(self.topics.remove(&topic)),
             PublishError::Unconfirmed(_) if self.topics.contains_key(&topic) => {
                 return self.hold_topic(topic, PROBES, now, fraction);
@@ -184,7 +184,7 @@ impl HeldOrders {
         self.topics.remove(order.topic());
     }
 
-    /// What is held back now.
+    /// Returns the orders and topics that are held back now.
     pub(super) fn at(&self, now: Instant) -> HeldBack {
         let topics = self.topics.iter().filter(|(_, held)| held.until > now);
         let topics = topics.map(|(topic, _)| Arc::clone(topic)).collect();
@@ -211,7 +211,7 @@ impl HeldOrders {
             };
             let taken = taken.entry(Arc::clone(order.topic())).or_default();
             *taken += 1;
-            // Until there is an outcome, no more are read.
+            // No more of the topic is read until there is an outcome.
             held.is_probed = true;
             held.until = now + BACKOFF.most();
             *taken <= held.probes
@@ -219,11 +219,15 @@ impl HeldOrders {
         orders
     }
 
-    /// When the next topic may be tried again, if so many are held back that nothing else may be
-    /// tried.
+    /// Returns the time at which the next topic may be tried again, if so many are held back that
+    /// nothing else may be tried.
     pub(super) fn full_until(&self, now: Instant) -> Option<Instant> {
-        let waiting = || self.topics.values().filter(|held| held.until > now);
-        (waiting().count() >= TOPICS_MOST).then(|| waiting().map(|held| held.until).min())?
+        let times = self.topics.values().map(|held| held.until);
+        let waiting = times.filter(|until| *until > now);
+        if waiting.clone().count() < TOPICS_MOST {
+            return None;
+        }
+        waiting.min()
     }
 }
 

@@ -8,9 +8,9 @@
 //!   confirmed the one before it with the same key, so the first copies are in order even while two
 //!   relays send the same rows. The lease keeps them from sending everything twice.
 //! - Sequences are given before a commit, so a row with a smaller one may become visible later than
-//!   others. The relay reads what is not marked, and not what follows a position.
+//!   others. The relay reads rows that are not marked, not rows that follow a position.
 //! - A producer may deliver a message that it has reported as failed, or fail one and deliver the
-//!   next. Waiting for each confirmation is what makes a gap impossible.
+//!   next. Only the wait for each confirmation makes a gap impossible.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
@@ -33,18 +33,18 @@ use crate::observe::Event;
 /// The pauses after errors of the database.
 const STORE_BACKOFF: Backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(5));
 
-/// Of a lease, the part between two renewals.
+/// The number of renewals in the time of a lease.
 const RENEWALS_PER_LEASE: u32 = 3;
 
-/// How long a batch is waited for. What takes longer stays in flight beside the next one. It is
-/// also the longest time between a confirmation and the mark of its message.
+/// Time limit for the wait for a batch. Messages that take longer stay in flight beside the next
+/// one. It is also the longest time between a confirmation and the mark of its message.
 const SLOW_AFTER: Duration = Duration::from_secs(1);
 
 /// The time between two purges when the last one has found little.
 const PURGE_EVERY: Duration = Duration::from_secs(10);
 
-/// A purge removes up to this many messages for each one of a batch, so that it keeps up with what
-/// is sent.
+/// The number of messages that a purge may remove for each one of a batch, so that it keeps up with
+/// the sent messages.
 const PURGED_PER_SENT: u32 = 2;
 
 /// A running relay, which leads or waits for the lead.
@@ -57,10 +57,9 @@ pub(super) struct Leader {
 impl Leader {
     /// Leads in turns with other relays, until the stop.
     pub(super) async fn work(&self) -> Result<(), RelayError> {
-        let name = || self.relay.outbox.name().to_owned();
         let opened = self.relay.publisher.open().await;
         opened.map_err(|error| RelayError::Publisher {
-            outbox: name(),
+            outbox: self.relay.outbox.name().to_owned(),
             error,
         })?;
         let ended = CancellationToken::new();
@@ -75,14 +74,15 @@ impl Leader {
         )
         .await;
         led.map_err(|error| RelayError::Store {
-            outbox: name(),
+            outbox: self.relay.outbox.name().to_owned(),
             error,
         })
     }
 
     async fn lead_in_turns(&self) -> Result<(), StoreError> {
         let outbox = &self.relay.outbox;
-        let (mut failures, mut is_checked) = (0, false);
+        let mut failures = 0;
+        let mut is_checked = false;
         while !self.stopping.is_cancelled() {
             let asked = async {
                 if !is_checked {
@@ -92,7 +92,8 @@ impl Leader {
             };
             match asked.await {
                 Ok(leads) => {
-                    (failures, is_checked) = (0, true);
+                    failures = 0;
+                    is_checked = true;
                     if leads {
                         self.lead().await?;
                     } else {
@@ -104,7 +105,7 @@ impl Leader {
                 }
                 Err(error) => {
                     self.wait_after(error, &mut failures, &self.stopping)
-                        .await?
+                        .await?;
                 }
             }
         }
@@ -135,8 +136,8 @@ impl Leader {
         published
     }
 
-    /// Renews the lease until `ended`, which it cancels when the lead is lost. Returns whether it
-    /// is lost.
+    /// Renews the lease until `ended`, which it cancels when the lead is lost. Returns whether the
+    /// lead is lost.
     async fn renew_until(&self, ended: &CancellationToken) -> bool {
         let lease = self.relay.lease;
         let mut renewed_at = Instant::now();
@@ -152,6 +153,7 @@ impl Leader {
                     false
                 }
                 Ok(Ok(false)) => true,
+                // Without an answer, this relay leads until its lease is over.
                 Ok(Err(_)) | Err(_) => renewed_at.elapsed() > lease,
             };
             if is_lost {
@@ -163,7 +165,7 @@ impl Leader {
 
     /// Reads and sends batch by batch.
     ///
-    /// An order that takes long stays in flight beside the next batches: it holds up no other.
+    /// An order that takes long stays in flight beside the next batches, and delays no other.
     async fn publish_until(&self, ended: &CancellationToken) -> Result<(), StoreError> {
         let Relay {
             outbox,
@@ -174,9 +176,11 @@ impl Leader {
         let sent = Mutex::new(Vec::new());
         let mut held = HeldOrders::default();
         let mut flight = Flight::default();
-        let (mut failures, mut purge_at) = (0, Instant::now());
+        let mut failures = 0;
+        let mut purge_at = Instant::now();
         while !ended.is_cancelled() {
             let now = Instant::now();
+            // So many topics are held back that nothing else may be read.
             if let Some(free_at) = held.full_until(now) {
                 self.land(&mut flight, &mut held, &sent, free_at).await?;
                 pause(ended, free_at - now).await;
@@ -207,22 +211,13 @@ impl Leader {
             }
             let until = read_at + if is_idle { *poll_interval } else { SLOW_AFTER };
             self.land(&mut flight, &mut held, &sent, until).await?;
-            let mut is_purged = true;
-            if purge_at <= Instant::now() {
-                is_purged = self.purge().await;
-                purge_at = Instant::now()
-                    + if is_purged {
-                        PURGE_EVERY
-                    } else {
-                        Duration::ZERO
-                    };
-            }
+            let is_purged = self.purge_if_due(&mut purge_at).await;
             if is_idle && is_purged {
                 let rest = *poll_interval;
                 pause(ended, rest.saturating_sub(read_at.elapsed())).await;
             }
         }
-        // What was sent has an outcome. The stop deadline ends this as well.
+        // Every message in flight gets its outcome. The stop deadline ends this wait as well.
         while !flight.is_empty() {
             self.land(&mut flight, &mut held, &sent, Instant::now() + SLOW_AFTER)
                 .await?;
@@ -230,7 +225,7 @@ impl Leader {
         Ok(())
     }
 
-    /// Waits for what is in flight, up to `until`, and marks what was sent.
+    /// Waits for the messages in flight, up to `until`, and marks those that were sent.
     async fn land(
         &self,
         flight: &mut Flight<'_>,
@@ -320,7 +315,7 @@ impl Leader {
         }
     }
 
-    /// Marks what was confirmed, and repeats that until the database has it.
+    /// Marks the confirmed messages, and repeats that until the database has the marks.
     async fn mark(&self, sent: &Mutex<Vec<i64>>) -> Result<(), StoreError> {
         let sequences = std::mem::take(&mut *sent.lock().unwrap_or_else(PoisonError::into_inner));
         if sequences.is_empty() {
@@ -335,7 +330,23 @@ impl Leader {
         Ok(())
     }
 
-    /// Removes what was sent long ago. Returns whether nothing more is to be removed now.
+    /// Purges at `purge_at`, and sets the next time. Returns whether nothing more is to be removed
+    /// now.
+    async fn purge_if_due(&self, purge_at: &mut Instant) -> bool {
+        if Instant::now() < *purge_at {
+            return true;
+        }
+        let is_purged = self.purge().await;
+        let rest = if is_purged {
+            PURGE_EVERY
+        } else {
+            Duration::ZERO
+        };
+        *purge_at = Instant::now() + rest;
+        is_purged
+    }
+
+    /// Removes messages that were sent long ago. Returns whether nothing more is to be removed now.
     async fn purge(&self) -> bool {
         let Relay {
             outbox,

@@ -45,8 +45,8 @@ pub use self::relay::{Relay, RelayError};
 /// The header with the id of a published message. The next consumer's key is
 /// `Key::header("outbox-id")`.
 ///
-/// It does not begin with `oncegate-`: headers that do are taken off by retry topics and dead
-/// letters, and this one must come back with its message.
+/// The name does not begin with `oncegate-`: retry topics and dead letters remove such headers, and
+/// this one must come back with its message.
 pub const ID_HEADER: &str = "outbox-id";
 
 /// The longest id, in bytes.
@@ -165,12 +165,11 @@ impl OutboxMessage {
 
     /// The bytes of payload, key and headers.
     pub fn size_bytes(&self) -> usize {
-        let length = |bytes: &Option<Bytes>| bytes.as_ref().map_or(0, Bytes::len);
         let headers = self
             .headers
             .iter()
-            .map(|header| header.name.len() + length(&header.value));
-        length(&self.payload) + length(&self.key) + headers.sum::<usize>()
+            .map(|header| header.name.len() + length(header.value.as_ref()));
+        length(self.payload()) + length(self.key_bytes()) + headers.sum::<usize>()
     }
 
     /// Checks the limits, for adapters that write the message.
@@ -207,6 +206,10 @@ impl OutboxMessage {
     }
 }
 
+fn length(bytes: Option<&Bytes>) -> usize {
+    bytes.map_or(0, Bytes::len)
+}
+
 impl fmt::Debug for OutboxMessage {
     /// Shows nothing of payload, key and headers.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -221,15 +224,15 @@ impl fmt::Debug for OutboxMessage {
 /// A message in the outbox that was not sent yet.
 #[derive(Clone, Debug)]
 pub struct UnsentMessage {
-    /// Its place in the order of the outbox.
+    /// The place in the order of the outbox.
     pub sequence: i64,
     /// The message.
     pub message: OutboxMessage,
-    /// How long ago it was written, by the database's clock, when it was read.
+    /// The time from its write to its read, by the database's clock.
     pub age: Duration,
 }
 
-/// How much is read at once.
+/// The limits of a read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReadLimits {
     /// The most messages.
@@ -238,16 +241,16 @@ pub struct ReadLimits {
     pub bytes: u64,
 }
 
-/// What an outbox holds.
+/// The numbers of messages in an outbox.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct OutboxStatus {
     /// Messages that are not sent yet.
     pub unsent: u64,
-    /// How long ago the oldest of them was written; `None` if there is none.
+    /// The time since the oldest of them was written; `None` if there is none.
     pub oldest_unsent: Option<Duration>,
     /// Messages that were sent and are kept until their retention is over.
     pub sent: u64,
-    /// Whether a relay leads at this moment.
+    /// `true` when a relay leads at this moment.
     pub led: bool,
 }
 
@@ -297,20 +300,20 @@ pub trait OutboxStore: Send + Sync + fmt::Debug {
     async fn mark_sent(&self, sequences: Vec<i64>) -> Result<(), StoreError>;
 
     /// Removes messages that were sent longer ago than `retention`, at most `most` of them. Returns
-    /// how many.
+    /// the number of removed messages.
     ///
     /// # Errors
     /// The database did not answer or refuses.
     async fn purge(&self, retention: Duration, most: u32) -> Result<u64, StoreError>;
 
-    /// Counts the messages that are not sent, up to `most`, and says how old the first one is. It
-    /// is called every few seconds, by each relay: it must not read all of them.
+    /// Counts the messages that are not sent, up to `most`, and returns the age of the first one.
+    /// It is called every few seconds, by each relay: it must not read all of them.
     ///
     /// # Errors
     /// The database did not answer or refuses.
     async fn backlog(&self, most: u32) -> Result<OutboxBacklog, StoreError>;
 
-    /// Counts what the outbox holds.
+    /// Counts the messages of the outbox.
     ///
     /// # Errors
     /// The database did not answer or refuses.
@@ -337,7 +340,7 @@ pub trait Publisher: Send + Sync + fmt::Debug {
     async fn publish(&self, message: &OutboxMessage) -> Result<(), PublishError>;
 }
 
-/// Why a message may not have been published.
+/// The reason that a message may not have been published.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PublishError {
@@ -353,7 +356,7 @@ pub enum PublishError {
 }
 
 impl PublishError {
-    /// One lower-case word for metrics: `refused` or `unconfirmed`.
+    /// Returns the lower-case word for metrics: `refused` or `unconfirmed`.
     pub fn class(&self) -> &'static str {
         match self {
             Self::Refused(_) | Self::TopicRefused(_) => "refused",
@@ -368,7 +371,9 @@ mod tests {
 
     #[test]
     fn a_message_over_a_limit_is_refused_before_it_is_written() {
-        let message = || OutboxMessage::new("shipments", "{}");
+        fn message() -> OutboxMessage {
+            OutboxMessage::new("shipments", "{}")
+        }
         assert!(message().key("k").header("type", "shipped").check().is_ok());
         assert!(OutboxMessage::tombstone("shipments").check().is_ok());
         let many = (0..=HEADERS_MAX).fold(message(), |message, _| message.header("x", "y"));
@@ -390,12 +395,11 @@ mod tests {
 
     #[test]
     fn ids_are_random_and_no_content_is_shown() {
-        let message = || {
-            OutboxMessage::new("shipments", "a secret")
-                .key("secret key")
-                .header("h", "secret value")
-        };
-        assert_ne!(message().message_id(), message().message_id());
-        assert!(!format!("{:?}", message()).contains("secret"));
+        let message = OutboxMessage::new("shipments", "a secret")
+            .key("secret key")
+            .header("h", "secret value");
+        let other = OutboxMessage::new("shipments", "a secret");
+        assert_ne!(message.message_id(), other.message_id());
+        assert!(!format!("{message:?}").contains("secret"));
     }
 }

@@ -1,4 +1,4 @@
-//! What a user configures and starts: the relay of an outbox.
+//! The relay of an outbox, which a user configures and starts.
 
 use std::fmt;
 use std::pin::pin;
@@ -16,10 +16,10 @@ use super::{OutboxStore, Publisher, ReadLimits, RelayMonitor};
 use crate::failure::BoxError;
 use crate::observe::Observer;
 
-/// How long the last call of a relay may take.
+/// Time limit for the last call of a relay.
 const RESIGN_LIMIT: Duration = Duration::from_secs(1);
 
-/// Publishes an outbox: reads what was committed, sends it, and marks what the broker has
+/// Publishes an outbox: reads committed messages, sends them, and marks those that the broker has
 /// confirmed.
 ///
 /// Any number of relays may run for one outbox. One of them leads, by a lease in the database; when
@@ -51,7 +51,7 @@ pub struct Relay {
     stop_deadline: Duration,
 }
 
-/// Why a relay has ended by itself.
+/// The reason that a relay has ended by itself.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RelayError {
@@ -60,7 +60,7 @@ pub enum RelayError {
     Publisher {
         /// The outbox.
         outbox: String,
-        /// What to change.
+        /// The change that is needed.
         error: BoxError,
     },
     /// The database refuses until something is changed there.
@@ -68,24 +68,24 @@ pub enum RelayError {
     Store {
         /// The outbox.
         outbox: String,
-        /// What to change.
+        /// The change that is needed.
         #[source]
         error: StoreError,
     },
 }
 
 impl Relay {
-    /// 500 messages.
+    /// The default of [`batch`](Self::batch): 500 messages.
     pub const DEFAULT_BATCH: u32 = 500;
-    /// 16 MiB.
+    /// The default of [`batch_bytes`](Self::batch_bytes): 16 MiB.
     pub const DEFAULT_BATCH_BYTES: u64 = 16 * 1024 * 1024;
-    /// 100 ms.
+    /// The default of [`poll_interval`](Self::poll_interval): 100 ms.
     pub const DEFAULT_POLL_INTERVAL: Duration = Duration::from_millis(100);
-    /// 10 s.
+    /// The default of [`lease`](Self::lease): 10 s.
     pub const DEFAULT_LEASE: Duration = Duration::from_secs(10);
-    /// One day.
+    /// The default of [`retention`](Self::retention): one day.
     pub const DEFAULT_RETENTION: Duration = Duration::from_secs(86_400);
-    /// 10 s.
+    /// The default of [`stop_deadline`](Self::stop_deadline): 10 s.
     pub const DEFAULT_STOP_DEADLINE: Duration = Duration::from_secs(10);
 
     /// Creates a relay from an outbox to a broker.
@@ -112,13 +112,14 @@ impl Relay {
         self
     }
 
-    /// The most bytes of their payloads: 16 MiB by default. A larger message is sent alone.
+    /// The most bytes of payloads that are read and in flight at a time: 16 MiB by default. A
+    /// larger message is sent alone.
     pub fn batch_bytes(mut self, bytes: u64) -> Self {
         self.limits.bytes = bytes;
         self
     }
 
-    /// How long the relay waits before it reads an empty outbox again: 100 ms by default.
+    /// The wait before the relay reads an empty outbox again: 100 ms by default.
     pub fn poll_interval(self, poll_interval: Duration) -> Self {
         Self {
             poll_interval,
@@ -126,19 +127,19 @@ impl Relay {
         }
     }
 
-    /// How long another relay waits after the leader was killed: 10 s by default. The leader renews
-    /// it three times in that time.
+    /// The lease of the leader: 10 s by default. Another relay waits for its end after the leader
+    /// was killed. The leader renews the lease three times in that time.
     pub fn lease(self, lease: Duration) -> Self {
         Self { lease, ..self }
     }
 
-    /// How long sent messages are kept in the table, to look at: one day by default. They are
+    /// The time that sent messages are kept in the table, to look at: one day by default. They are
     /// removed in small steps.
     pub fn retention(self, retention: Duration) -> Self {
         Self { retention, ..self }
     }
 
-    /// How long messages in flight may be waited for after a stop: 10 s by default. Those that are
+    /// Time limit for the wait for messages in flight after a stop: 10 s by default. Those that are
     /// not confirmed by then are published again by the next relay.
     pub fn stop_deadline(self, stop_deadline: Duration) -> Self {
         Self {
@@ -155,26 +156,27 @@ impl Relay {
         }
     }
 
-    /// Returns a monitor, which shows what waits in the outbox while the relay runs.
+    /// Returns a monitor, which shows the backlog of the outbox while the relay runs.
     pub fn monitor(&self) -> RelayMonitor {
         self.monitor.clone()
     }
 
-    /// Publishes until `stop` resolves. Then it sends nothing more, waits for what is in flight,
+    /// Publishes until `stop` resolves. Then it sends nothing more, waits for messages in flight,
     /// and gives the lead away.
     ///
-    /// A database or broker that is away is waited for. A message that the broker refuses, for
-    /// example because it is too large, is logged as an error and tried again, at last every 30 s;
-    /// the later messages with its key wait behind it, and all others go on. So it is with a topic
-    /// that the broker refuses, of which one message is tried at a time. If this future is
+    /// The relay waits for a database or broker that is away. A message that the broker refuses,
+    /// for example because it is too large, is logged as an error and tried again, at last every 30
+    /// s; the later messages with its key wait behind it, and all others go on. The same holds for
+    /// a topic that the broker refuses, of which one message is tried at a time. If this future is
     /// **dropped**, or the process ends, another relay takes over when the lease is over, and
-    /// publishes again what was not marked.
+    /// publishes again every message that was not marked.
     ///
     /// # Errors
     /// When a setting or a right must be changed.
     pub async fn run_until(self, stop: impl Future<Output = ()> + Send) -> Result<(), RelayError> {
         let stopping = CancellationToken::new();
-        let (stop_deadline, outbox) = (self.stop_deadline, Arc::clone(&self.outbox));
+        let stop_deadline = self.stop_deadline;
+        let outbox = Arc::clone(&self.outbox);
         let token = Token::from_bits(rand::random());
         let leader = Leader {
             relay: self,

@@ -11,7 +11,7 @@ const MAX_VALUES: usize = 10_000;
 /// The deepest default: a record whose default holds itself has no end.
 const MAX_DEPTH: usize = 64;
 
-/// Returns the default of a field of this type, which is written as a schema writes it.
+/// Encodes the default of a field of this type, given in the form of a schema.
 ///
 /// # Errors
 /// When it is no value of the type.
@@ -138,7 +138,7 @@ fn plain_value(kind: &Type, value: &Value, out: &mut Vec<u8>) -> Option<()> {
     Some(())
 }
 
-/// The bytes that a schema writes as the characters of their numbers.
+/// The bytes of a text in which a schema writes each byte as the character of its number.
 fn bytes(value: &Value) -> Option<Vec<u8>> {
     value
         .as_str()?

@@ -1,6 +1,6 @@
 //! Makes documents of Avro's binary encoding.
 //!
-//! The bytes are read once, from the front: what is wanted is written as JSON, everything else is
+//! The bytes are read once, from the front: wanted values are written as JSON, everything else is
 //! skipped. No tree is built.
 
 mod decimal;
@@ -50,14 +50,14 @@ struct AvroReader<'a> {
     schema: &'a AvroSchema,
     bytes: &'a [u8],
     at: usize,
-    /// Where `bytes` begin in the payload.
+    /// The offset of `bytes` in the payload.
     offset: usize,
     depth: usize,
     json: Json<'a>,
 }
 
 impl<'a> AvroReader<'a> {
-    /// Reads a value and writes what is wanted of it.
+    /// Reads a value and writes the wanted parts of it.
     fn write(&mut self, id: TypeId, wanted: Wanted<'_>) -> Result<(), KeyError> {
         let schema = self.schema;
         match schema.kind(id) {
@@ -183,7 +183,7 @@ impl<'a> AvroReader<'a> {
         self.json.close(b'}')
     }
 
-    /// Writes what is wanted of a default.
+    /// Writes the wanted parts of a default.
     fn missing(&mut self, field: &'a MissingField, wanted: Wanted<'_>) -> Result<(), KeyError> {
         let bytes = std::mem::replace(&mut self.bytes, &field.default);
         let at = std::mem::take(&mut self.at);
@@ -297,8 +297,8 @@ impl<'a> AvroReader<'a> {
         })
     }
 
-    /// Reads over elements. Those that take no bytes may be more than fit into a lifetime, so they
-    /// are not counted.
+    /// Reads over elements. A count of elements that take no bytes has no limit, so these are not
+    /// counted.
     fn skip_items(&mut self, items: TypeId, count: usize) -> Result<(), KeyError> {
         for _ in 0..count {
             let start = self.at;
@@ -439,8 +439,8 @@ impl<'a> AvroReader<'a> {
     }
 }
 
-/// The names of a field. A whole document has the first one; paths may also name a field as it was
-/// named before.
+/// The names of a field. A whole document has the first one; paths may also use a former name of
+/// the field.
 fn names<'f>(
     name: &'f String,
     aliases: &'f [String],
@@ -454,7 +454,7 @@ fn names<'f>(
 #[derive(Clone, Copy)]
 struct Block {
     count: usize,
-    /// The end of its bytes, if it says how many they are.
+    /// The end of its bytes, if the block has their number.
     end: Option<usize>,
 }
 

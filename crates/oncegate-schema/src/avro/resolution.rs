@@ -1,8 +1,8 @@
 //! Adds the names and defaults of a reader schema to the schema of a payload.
 //!
-//! Of Avro's schema resolution, only that: the bytes are read as they were written, types are those
-//! of the payload's schema, and a field that the reader schema does not have stays. Without it,
-//! messages that differ in it alone would share a key.
+//! This is all that is done of Avro's schema resolution: the bytes are read as they were written,
+//! types are those of the payload's schema, and a field that the reader schema does not have stays.
+//! Without that field, messages that differ in it alone would share a key.
 
 use std::collections::HashMap;
 
@@ -65,6 +65,16 @@ enum Origin {
     Defaulted(TypeId),
 }
 
+impl Origin {
+    /// Returns a type that this one contains.
+    fn inner(self, id: TypeId) -> Self {
+        match self {
+            Self::Written(_) => Self::Written(id),
+            Self::Defaulted(_) => Self::Defaulted(id),
+        }
+    }
+}
+
 /// A type, and the type that the reader schema has in its place.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 struct Pair {
@@ -108,15 +118,11 @@ impl<'a> Resolution<'a> {
     fn kind(&mut self, pair: Pair) -> Result<Type, String> {
         let kind = self.original(pair.of);
         let read_as = pair.read_as.and_then(|id| self.counterpart(kind, id));
-        let inner = |id| match pair.of {
-            Origin::Written(_) => Origin::Written(id),
-            Origin::Defaulted(_) => Origin::Defaulted(id),
-        };
         Ok(match (kind, read_as) {
             (Type::Union(branches), _) => {
                 let branches = branches.iter().map(|id| {
                     self.of(Pair {
-                        of: inner(*id),
+                        of: pair.of.inner(*id),
                         read_as: pair.read_as,
                     })
                 });
@@ -131,7 +137,7 @@ impl<'a> Resolution<'a> {
                     }
                 });
                 Type::Array(self.of(Pair {
-                    of: inner(*items),
+                    of: pair.of.inner(*items),
                     read_as,
                 })?)
             }
@@ -144,18 +150,18 @@ impl<'a> Resolution<'a> {
                     }
                 });
                 Type::Map(self.of(Pair {
-                    of: inner(*values),
+                    of: pair.of.inner(*values),
                     read_as,
                 })?)
             }
             (Type::Record(record), Some(Type::Record(read_as))) => {
-                Type::Record(self.record(record, read_as, inner)?)
+                Type::Record(self.record(record, read_as, pair.of)?)
             }
             (Type::Record(record), _) => {
                 let mut fields = record.fields.clone();
                 for field in &mut fields {
                     field.of = self.of(Pair {
-                        of: inner(field.of),
+                        of: pair.of.inner(field.of),
                         read_as: None,
                     })?;
                 }
@@ -184,30 +190,33 @@ impl<'a> Resolution<'a> {
         &mut self,
         record: &Record,
         read_as: &Record,
-        inner: impl Fn(TypeId) -> Origin,
+        origin: Origin,
     ) -> Result<Record, String> {
-        // The field of the payload for each field of the reader schema: the one with its name goes
-        // first.
-        let mut matches: Vec<Option<usize>> = Vec::new();
-        for field in &read_as.fields {
-            matches.push(position(record, &field.name));
-        }
-        for (field, found) in read_as.fields.iter().zip(0..) {
-            let mut former = field
-                .aliases
-                .iter()
-                .filter_map(|alias| position(record, alias));
-            let former = former.find(|index| !matches.contains(&Some(*index)));
-            if let Some(slot @ None) = matches.get_mut(found) {
-                *slot = former;
-            }
-        }
+        let matches = matches(record, read_as);
+        let mut resolved = Record {
+            fields: self.fields(record, read_as, &matches, origin)?,
+            missing: self.missing(read_as, &matches)?,
+            name: record.name.clone(),
+            aliases: Vec::new(),
+        };
+        resolved.keep_names_apart();
+        Ok(resolved)
+    }
+
+    /// Returns the fields of the payload, with the names that the reader schema has for them.
+    fn fields(
+        &mut self,
+        record: &Record,
+        read_as: &Record,
+        matches: &[Option<usize>],
+        origin: Origin,
+    ) -> Result<Vec<RecordField>, String> {
         let mut fields = Vec::new();
         for (index, field) in record.fields.iter().enumerate() {
             let counterpart = matches.iter().position(|found| *found == Some(index));
             let counterpart = counterpart.and_then(|index| read_as.fields.get(index));
             let of = self.of(Pair {
-                of: inner(field.of),
+                of: origin.inner(field.of),
                 read_as: counterpart.map(|field| field.of),
             })?;
             let mut resolved = RecordField {
@@ -221,13 +230,20 @@ impl<'a> Resolution<'a> {
             }
             fields.push(resolved);
         }
+        Ok(fields)
+    }
+
+    /// Returns the fields that only the reader schema has, with their defaults.
+    fn missing(
+        &mut self,
+        read_as: &Record,
+        matches: &[Option<usize>],
+    ) -> Result<Vec<MissingField>, String> {
         let mut missing = Vec::new();
-        for (field, _) in read_as
-            .fields
-            .iter()
-            .zip(&matches)
-            .filter(|(_, found)| found.is_none())
-        {
+        for (field, found) in read_as.fields.iter().zip(matches) {
+            if found.is_some() {
+                continue;
+            }
             let Some(value) = &field.default else {
                 continue;
             };
@@ -241,15 +257,28 @@ impl<'a> Resolution<'a> {
                 default: default::encoded(self.reader, field.of, value)?,
             });
         }
-        let mut resolved = Record {
-            fields,
-            missing,
-            name: record.name.clone(),
-            aliases: Vec::new(),
-        };
-        resolved.keep_names_apart();
-        Ok(resolved)
+        Ok(missing)
     }
+}
+
+/// Returns the position of the payload's field for each field of the reader schema. A field with
+/// the same name goes before one with an alias.
+fn matches(record: &Record, read_as: &Record) -> Vec<Option<usize>> {
+    let mut matches: Vec<Option<usize>> = Vec::new();
+    for field in &read_as.fields {
+        matches.push(position(record, &field.name));
+    }
+    for (field, found) in read_as.fields.iter().zip(0..) {
+        let mut former = field
+            .aliases
+            .iter()
+            .filter_map(|alias| position(record, alias));
+        let former = former.find(|index| !matches.contains(&Some(*index)));
+        if let Some(slot @ None) = matches.get_mut(found) {
+            *slot = former;
+        }
+    }
+    matches
 }
 
 impl Record {
@@ -275,8 +304,8 @@ fn position(record: &Record, name: &str) -> Option<usize> {
     record.fields.iter().position(|field| field.name == name)
 }
 
-/// Whether the reader schema speaks of this type. Records do by their names, of which Avro compares
-/// the last part, or by an alias.
+/// Returns whether a type of the reader schema stands for this type. Records match by their names,
+/// of which Avro compares the last part, or by an alias.
 fn fits(kind: &Type, read_as: &Type, is_exact: bool) -> bool {
     match (kind, read_as) {
         (Type::Record(kind), Type::Record(read_as)) if is_exact => kind.name == read_as.name,

@@ -1,7 +1,7 @@
 //! Reads an Avro schema: the types that the reader follows.
 //!
-//! A reader of keys needs the shape of the bytes, and the names and the aliases of fields. What a
-//! reader schema adds to those is worked out once for each schema, in `resolution`.
+//! A reader of keys needs the shape of the bytes, and the names and the aliases of fields. The
+//! additions of a reader schema are worked out once for each schema, in `resolution`.
 
 use std::collections::HashMap;
 
@@ -35,14 +35,14 @@ pub(super) enum Type {
     Map(TypeId),
     Union(Vec<TypeId>),
     Record(Record),
-    /// `size` is that of a fixed.
+    /// A decimal. `size` is that of a fixed.
     Decimal {
         scale: usize,
         size: Option<usize>,
     },
     /// A UUID in sixteen bytes. One in a string is a string.
     Uuid,
-    /// Days.
+    /// A date as days.
     Date,
     Time {
         unit: i64,
@@ -116,13 +116,13 @@ impl AvroSchema {
         }
     }
 
-    /// Whether values of the type take no bytes.
+    /// Returns whether values of the type take no bytes.
     pub(super) fn takes_no_bytes(&self, id: TypeId) -> bool {
         self.empty.get(id) == Some(&true)
     }
 }
 
-/// Finds the types whose values take no bytes. A record that contains itself is none of them.
+/// Finds the types whose values take no bytes. A record that contains itself is not one of them.
 fn empty(types: &[Type]) -> Vec<bool> {
     let mut empty = vec![false; types.len()];
     loop {
@@ -242,7 +242,7 @@ impl Parser {
     }
 
     fn record(&mut self, map: &Map<String, Value>, namespace: &str) -> Result<TypeId, String> {
-        // Defined before its fields, which may refer to it.
+        // The record is defined before its fields, which may refer to it.
         let id = self.define(map, namespace, Type::Null)?;
         let own = namespace_of(map, namespace)?;
         let mut fields: Vec<RecordField> = Vec::new();

@@ -1,7 +1,7 @@
 //! Makes documents of Protobuf's binary encoding.
 //!
-//! A message is read once, from the front: its fields are noted, those of them that are wanted are
-//! written as JSON. Only what is wanted is looked into, so the rest costs no more than its length.
+//! A message is read once, from the front: its fields are noted, and the wanted ones are written as
+//! JSON. Only wanted fields are looked into, so the rest costs no more than its length.
 //!
 //! # Not obvious
 //!
@@ -50,7 +50,7 @@ impl ProtobufSchema {
 
 struct MessageReader<'a> {
     schema: &'a ProtobufSchema,
-    /// Where the message begins in the payload.
+    /// The offset of the message in the payload.
     offset: usize,
     depth: usize,
     json: Json<'a>,
@@ -137,7 +137,7 @@ impl<'a> MessageReader<'a> {
                 .binary_search_by_key(&number, |field| field.number)
             else {
                 if wanted.is_all() {
-                    // Without it, two messages that differ in it alone would have one key.
+                    // Without the field, two messages that differ in it alone would have one key.
                     let what = "a field that the schema does not have, and the whole payload is in the key";
                     return Err(wire.malformed(what));
                 }
@@ -146,6 +146,7 @@ impl<'a> MessageReader<'a> {
             let Some(field) = message.fields.get(position) else {
                 continue;
             };
+            // The last member of a `oneof` removes the others.
             if field.oneof.is_some() {
                 found.retain(|other| {
                     let other = message.fields.get(other.position);
@@ -173,8 +174,8 @@ impl<'a> MessageReader<'a> {
         wanted: Wanted<'_>,
     ) -> Result<(), KeyError> {
         let last = own.raws().next_back();
-        // A whole document has no member for what is not sent; a path finds the default, as the
-        // program that reads it would.
+        // A whole document has no member for a field that is not sent; a path finds the default, as
+        // the program that reads it would.
         let is_left_out = match (field.shape, last) {
             (Shape::Single, None) => own.is_whole || field.has_presence,
             (Shape::Single, Some(raw)) => {
@@ -325,7 +326,7 @@ impl<'a> MessageReader<'a> {
 /// The fields of a message that are wanted.
 struct Content<'b> {
     found: Vec<Found<'b>>,
-    /// Whether all of the message is wanted.
+    /// `true` when all of the message is wanted.
     is_whole: bool,
 }
 
@@ -339,7 +340,7 @@ impl<'b> Content<'b> {
     }
 }
 
-/// All occurrences of one field.
+/// The occurrences of one field.
 #[derive(Clone, Copy)]
 struct Own<'f, 'b> {
     found: &'f [Found<'b>],

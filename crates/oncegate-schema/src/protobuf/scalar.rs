@@ -9,13 +9,13 @@ use super::schema::Kind;
 use super::wire::{Raw, Wire, zigzag};
 
 impl Kind {
-    /// Whether a list of them may be packed.
+    /// Returns whether a list of values of this kind may be packed.
     pub(super) fn is_packable(self) -> bool {
         !matches!(self, Self::Text | Self::Bytes | Self::Message(_))
     }
 }
 
-/// Whether a value is the one that its absence stands for, in a field without presence.
+/// Returns whether a value is the one that its absence stands for, in a field without presence.
 pub(super) fn is_default(raw: Raw<'_>) -> bool {
     match raw {
         Raw::Varint(value) => value == 0,

@@ -1,4 +1,4 @@
-//! Compiles Protobuf descriptors into what the decoder follows.
+//! Compiles Protobuf descriptors into the schema that the decoder follows.
 
 use std::collections::HashMap;
 
@@ -31,7 +31,7 @@ pub(crate) struct ProtoFile {
 pub(crate) struct ProtobufSchema {
     pub(super) messages: Vec<Message>,
     pub(super) enums: Vec<HashMap<i32, String>>,
-    /// By full name.
+    /// The messages by full name.
     by_name: HashMap<String, MessageId>,
     /// The messages at the top of the schema's own file, in their order, each with those inside.
     tree: Vec<Nested>,
@@ -45,7 +45,7 @@ struct Nested {
 
 #[derive(Debug)]
 pub(super) struct Message {
-    /// Sorted by number.
+    /// The fields, sorted by number.
     pub(super) fields: Vec<MessageField>,
     pub(super) well_known: WellKnown,
 }
@@ -72,9 +72,9 @@ pub(super) struct MessageField {
     pub(super) json_name: String,
     pub(super) kind: Kind,
     pub(super) shape: Shape,
-    /// Whether a message tells "not set" from "set to the default".
+    /// `true` when a message tells "not set" from "set to the default".
     pub(super) has_presence: bool,
-    /// Its `oneof`, by position in its message.
+    /// The `oneof` of the field, by position in the message.
     pub(super) oneof: Option<usize>,
 }
 
@@ -82,7 +82,7 @@ pub(super) struct MessageField {
 pub(super) enum Shape {
     Single,
     List,
-    /// The kind is the entry: a message with the fields 1 and 2.
+    /// A map. The kind is the entry: a message with the fields 1 and 2.
     Map,
 }
 

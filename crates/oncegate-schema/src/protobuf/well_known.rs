@@ -11,6 +11,20 @@ use crate::time;
 /// The position of the only member of `Struct` and `ListValue`.
 const ONLY: usize = 0;
 
+impl Content<'_> {
+    /// The seconds and nanoseconds of an instant or a duration.
+    fn count(&self) -> (i64, i64) {
+        (self.number(0), self.number(1))
+    }
+
+    fn number(&self, position: usize) -> i64 {
+        match self.of(position).raws().next_back() {
+            Some(Raw::Varint(value)) => value.cast_signed(),
+            _ => 0,
+        }
+    }
+}
+
 impl<'a> MessageReader<'a> {
     pub(super) fn well_known(
         &mut self,
@@ -20,24 +34,24 @@ impl<'a> MessageReader<'a> {
     ) -> Result<(), KeyError> {
         match message.well_known {
             WellKnown::Any => return self.any(message, bytes, wanted),
-            // Its members stand in no object of their own, so what is wanted of them is decided by
-            // their values.
+            // The members stand in no object of their own, so their values decide which parts are
+            // wanted.
             _ if wanted.is_all() => {}
             WellKnown::Struct | WellKnown::Value | WellKnown::ListValue => {}
-            // Nothing is inside: a path that goes on finds nothing.
+            // The value has no members: a path that goes on finds nothing.
             _ => return self.json.raw("null"),
         }
         let content = self.content(message, bytes, Wanted::all())?;
         match message.well_known {
             WellKnown::Timestamp => {
-                let (seconds, nanos) = self.count(&content);
+                let (seconds, nanos) = content.count();
                 let nanos_of = time::fraction(nanos.rem_euclid(time::NANOS));
                 let whole =
                     time::date_time(seconds.saturating_add(nanos.div_euclid(time::NANOS)), 1);
                 self.json.text(format!("{whole}{nanos_of}Z").as_bytes())
             }
             WellKnown::Duration => {
-                let (seconds, nanos) = self.count(&content);
+                let (seconds, nanos) = content.count();
                 let sign = if seconds < 0 || nanos < 0 { "-" } else { "" };
                 let fraction = time::fraction((nanos % time::NANOS).abs());
                 self.json
@@ -60,15 +74,6 @@ impl<'a> MessageReader<'a> {
             }
             _ => self.any_value(message, &content, wanted),
         }
-    }
-
-    /// Seconds and nanoseconds.
-    fn count(&self, content: &Content<'_>) -> (i64, i64) {
-        let number = |position: usize| match content.of(position).raws().next_back() {
-            Some(Raw::Varint(value)) => value.cast_signed(),
-            _ => 0,
-        };
-        (number(0), number(1))
     }
 
     /// The value of a wrapper. A wrapper without a value has the default: it is there.

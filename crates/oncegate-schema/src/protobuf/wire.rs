@@ -14,12 +14,12 @@ pub(super) enum Raw<'a> {
     Bytes(&'a [u8]),
 }
 
-/// Reads from the front.
+/// Reads bytes from the front.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Wire<'a> {
     pub(super) bytes: &'a [u8],
     pub(super) at: usize,
-    /// Where `bytes` begin in the payload; an approximation inside of merged messages.
+    /// The offset of `bytes` in the payload; an approximation inside of merged messages.
     pub(super) offset: usize,
 }
 

@@ -37,7 +37,7 @@ const CONTENT_TYPE: HeaderValue =
 #[derive(Debug, Deserialize)]
 pub(super) struct Registered {
     pub(super) schema: String,
-    /// `AVRO` unless given.
+    /// The type of the schema; `AVRO` when absent.
     #[serde(rename = "schemaType")]
     pub(super) kind: Option<String>,
     #[serde(default)]
@@ -57,10 +57,10 @@ struct Refusal {
     error_code: u32,
 }
 
-/// A registry, and how this program logs in.
+/// A registry, and the login of this program.
 pub(super) struct RegistryClient {
     http: Client<HttpsConnector<HttpConnector>, Empty<Bytes>>,
-    /// Without a slash at the end. Tried in their order.
+    /// The URLs of the servers, without a slash at the end. They are tried in this order.
     urls: Vec<String>,
     authorization: Option<HeaderValue>,
 }
@@ -170,7 +170,7 @@ impl RegistryClient {
     }
 }
 
-/// The words for an answer that is none, with what to change.
+/// The text for an answer without a schema, with what to change.
 fn refusal_text(path: &str, status: StatusCode) -> String {
     match status {
         StatusCode::NOT_FOUND => format!(
@@ -206,7 +206,7 @@ fn secret(text: &str) -> Result<HeaderValue, SchemaError> {
 }
 
 fn tls(is_encrypted: bool, root: Option<&Path>) -> Result<ClientConfig, SchemaError> {
-    // Set here and not for the whole process: other libraries in it choose their own.
+    // The provider is set here and not for the whole process: other libraries choose their own.
     let cryptography = Arc::new(rustls::crypto::ring::default_provider());
     let config = ClientConfig::builder_with_provider(cryptography)
         .with_safe_default_protocol_versions()

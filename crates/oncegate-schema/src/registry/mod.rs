@@ -27,16 +27,16 @@ use crate::protobuf::{ProtoFile, ProtobufSchema};
 const MAX_REFUSED: usize = 10_000;
 /// The most schemas that one schema uses, directly or not.
 const MAX_REFERENCES: usize = 1_000;
-/// How long a schema that does not exist is not asked for again: it may be registered yet.
+/// The time in which a schema that does not exist is not asked for again: it may be registered yet.
 const MISSING_FOR: Duration = Duration::from_secs(60);
-/// A schema that does not exist is asked for once more after this wait: a follower may be behind
+/// The wait before a schema that does not exist is asked for once more: a follower may be behind
 /// the registry's leader.
 const ASKED_AGAIN_AFTER: Duration = Duration::from_millis(500);
 /// The file name of a Protobuf schema itself; others import each other by the names of their
 /// references.
 const ROOT_FILE: &str = "oncegate-root.proto";
 
-/// A registry: its address, and how to log in.
+/// A registry: its address, and the login.
 pub struct Registry {
     urls: Vec<String>,
     authorization: Option<HeaderValue>,
@@ -115,18 +115,19 @@ pub(crate) struct Schemas {
     /// The names and defaults that the schemas have besides their own.
     reader: Option<AvroSchema>,
     kept: RwLock<Kept>,
-    /// Held by the one who asks; the last failure, for those who waited meanwhile.
+    /// The lock of the caller that asks. It holds the last failure, for callers that waited
+    /// meanwhile.
     asking: Mutex<Option<(Instant, PrepareError)>>,
 }
 
 #[derive(Default)]
 struct Kept {
     schemas: HashMap<SchemaName, Answer>,
-    /// Those without a usable schema, in the order in which they came.
+    /// The names without a usable schema, in the order in which they came.
     refused: std::collections::VecDeque<SchemaName>,
 }
 
-/// What the registry has said of a schema.
+/// The registry's answer about a schema.
 #[derive(Clone)]
 enum Answer {
     Schema(Arc<Schema>),
@@ -139,7 +140,7 @@ enum Answer {
 pub(crate) enum Schema {
     Avro(AvroSchema),
     Protobuf(ProtobufSchema),
-    /// JSON needs no schema to be read, so nothing is kept of it.
+    /// A JSON Schema. JSON needs no schema to be read, so nothing is kept of it.
     Json,
 }
 
@@ -176,8 +177,8 @@ impl Schemas {
         if self.is_known(name) {
             return Ok(());
         }
-        // Who waited while the registry did not answer has the same answer, instead of one wait
-        // after the other.
+        // A caller that waited while the registry did not answer gets the same failure. Otherwise
+        // the waits would follow one after another.
         if let Some((at, error)) = &*last_failure
             && *at >= since
         {
@@ -201,7 +202,7 @@ impl Schemas {
         }
     }
 
-    /// Whether the registry answers.
+    /// Asks the registry for something that every registry has.
     pub(crate) async fn check(&self) -> Result<(), PrepareError> {
         let answer = self.client.check().await;
         answer.map_err(|why| PrepareError {
@@ -228,7 +229,7 @@ impl Schemas {
             let Some(oldest) = kept.refused.pop_front() else {
                 break;
             };
-            // It may have been registered since.
+            // The schema may have been registered since.
             if !matches!(kept.schemas.get(&oldest), Some(Answer::Schema(_))) {
                 kept.schemas.remove(&oldest);
             }

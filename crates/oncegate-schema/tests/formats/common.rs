@@ -1,4 +1,4 @@
-//! What the tests of formats share.
+//! Helpers that the tests of formats share.
 
 use std::sync::Arc;
 

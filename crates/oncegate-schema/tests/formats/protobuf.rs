@@ -247,11 +247,11 @@ fn malformed_messages_are_bad_payloads() {
 
 #[test]
 fn a_schema_that_makes_no_sense_is_refused() {
-    let error = |source: &str, message| {
+    fn error(source: &str, message: Option<&str>) -> String {
         SchemaFormat::protobuf(source, message)
             .unwrap_err()
             .to_string()
-    };
+    }
     assert!(error("message {", None).contains("compile"));
     assert!(error(SHOP, None).contains("name the one"));
     assert!(error(SHOP, Some("Order")).contains("full name"));

@@ -87,10 +87,12 @@ fn an_alias_is_known_to_the_reader_schema_alone() {
     );
 }
 
+fn record(fields: &str) -> String {
+    format!(r#"{{"type": "record", "name": "R", "fields": [{fields}]}}"#)
+}
+
 #[test]
 fn a_field_with_the_name_goes_before_an_alias() {
-    let record =
-        |fields: &str| format!(r#"{{"type": "record", "name": "R", "fields": [{fields}]}}"#);
     let writer = record(r#"{"name": "a", "type": "int"}, {"name": "b", "type": "int"}"#);
     let reader = record(
         r#"{"name": "b", "type": "int", "aliases": ["a"]}, {"name": "c", "type": "int", "aliases": ["b"], "default": 9}"#,
@@ -156,11 +158,11 @@ fn records_of_another_name_are_read_as_written() {
 
 #[test]
 fn a_reader_schema_may_refer_to_itself() {
-    let node = |field: &str| {
+    fn node(field: &str) -> String {
         format!(
             r#"{{"type": "record", "name": "Node", "fields": [{field}, {{"name": "next", "type": ["null", "Node"]}}]}}"#
         )
-    };
+    }
     let writer = node(r#"{"name": "v", "type": "int"}"#);
     let reader = node(
         r#"{"name": "value", "type": "int", "aliases": ["v"]}, {"name": "w", "type": "int", "default": 3}"#,
@@ -174,7 +176,6 @@ fn a_reader_schema_may_refer_to_itself() {
 
 #[test]
 fn a_reader_schema_that_makes_no_sense_is_refused() {
-    let record = |field: &str| format!(r#"{{"type": "record", "name": "R", "fields": [{field}]}}"#);
     let endless = r#"{"name": "next", "type": "R", "default": {}}"#;
     let cases = [
         (

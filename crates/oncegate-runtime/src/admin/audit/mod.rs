@@ -5,7 +5,7 @@
 //! run](crate::admin::dry_run), it claims nothing and writes nothing to the store, so it can run
 //! beside the consumers at any time.
 //!
-//! Its memory does not grow with the number of messages. Messages, dead letters and effects become
+//! The memory does not grow with the number of messages. Messages, dead letters and effects become
 //! rows of 48 bytes, which are sorted by their idempotency key in runs of half a million and merged
 //! from a file. Two runs are in memory (50 MB), and during the merge up to 16 MiB.
 
@@ -33,7 +33,7 @@ pub use verdict::AuditVerdict;
 
 use report::Tally;
 use row::{Found, RecordState, Row, RowPlace, What};
-use sorted::Sorter;
+use sorted::{Merged, Sorter};
 use topics::Topics;
 use verdict::{AuditedEvent, Given};
 
@@ -119,8 +119,8 @@ impl Audit {
         self
     }
 
-    /// The consumer group has committed this offset: earlier messages of the partition are
-    /// acknowledged, and from it on they are not. Without any such call, all messages count as
+    /// Notes that the consumer group has committed this offset: earlier messages of the partition
+    /// are acknowledged, and from it on they are not. Without any such call, all messages count as
     /// acknowledged; after one, those of partitions without one count as not acknowledged.
     ///
     /// Read the offsets before the messages' records are read: before [`open`](Self::open).
@@ -158,12 +158,11 @@ impl Audit {
             sorter: Sorter::new(file, RUN_ROWS),
             foreign: None,
         };
-        let (report, given) = (AuditReport::default(), Given::default());
         Ok(OpenAudit {
             lookups,
             rows,
-            report,
-            given,
+            report: AuditReport::default(),
+            given: Given::default(),
             findings_most,
         })
     }
@@ -171,8 +170,8 @@ impl Audit {
 
 /// An open audit, to which messages, then dead letters, and then effects are added.
 ///
-/// The order matters beside running consumers: what happens to a message while it is audited must
-/// be seen in what is read later.
+/// The order matters beside running consumers: a change of a message during the audit must show in
+/// the data that is read later.
 #[derive(Debug)]
 pub struct OpenAudit {
     lookups: Lookups,
@@ -193,7 +192,7 @@ struct Rows {
 }
 
 impl OpenAudit {
-    /// What the store knows of the scope.
+    /// Returns the store's knowledge of the scope.
     pub fn known(&self) -> Known {
         self.lookups.known()
     }
@@ -275,29 +274,13 @@ impl OpenAudit {
         let scope = lookups.scope().clone();
         let Rows { topics, sorter, .. } = rows;
         let mut merged = sorter.finish().await?;
-        let reconcile = move || {
+        tokio::task::spawn_blocking(move || {
             let mut tally = Tally::new(report, findings_most);
-            let mut event: Option<(u128, AuditedEvent)> = None;
-            while let Some(row) = merged.next()? {
-                match &mut event {
-                    Some((id, event)) if *id == row.event => event.add(row),
-                    _ => {
-                        let mut next = AuditedEvent::default();
-                        next.add(row);
-                        if let Some((_, whole)) = event.replace((row.event, next)) {
-                            tally.count(whole, given);
-                        }
-                    }
-                }
-            }
-            if let Some((_, whole)) = event {
-                tally.count(whole, given);
-            }
+            count_events(&mut merged, &mut tally, given)?;
             Ok(tally.finish(&topics, &scope))
-        };
-        tokio::task::spawn_blocking(reconcile)
-            .await
-            .map_err(io::Error::other)?
+        })
+        .await
+        .map_err(io::Error::other)?
     }
 
     async fn finish_messages(&mut self) -> Result<(), AuditError> {
@@ -308,6 +291,27 @@ impl OpenAudit {
             .await?;
         rows.settle().await
     }
+}
+
+/// Counts each event when all its rows are read: the rows of one event follow one another.
+fn count_events(merged: &mut Merged, tally: &mut Tally, given: Given) -> io::Result<()> {
+    let mut event: Option<(u128, AuditedEvent)> = None;
+    while let Some(row) = merged.next()? {
+        match &mut event {
+            Some((id, event)) if *id == row.event => event.add(row),
+            _ => {
+                let mut next = AuditedEvent::default();
+                next.add(row);
+                if let Some((_, whole)) = event.replace((row.event, next)) {
+                    tally.count(whole, given);
+                }
+            }
+        }
+    }
+    if let Some((_, whole)) = event {
+        tally.count(whole, given);
+    }
+    Ok(())
 }
 
 impl Rows {
@@ -335,7 +339,7 @@ impl Rows {
         });
     }
 
-    /// A dead letter is that of its message, and of other messages with the same key.
+    /// Adds a dead letter. It is that of its message, and of other messages with the same key.
     fn add_dead_letter(&mut self, origin: &Origin, key: Option<&str>) {
         let events = [
             Some(of_origin(origin)),
@@ -385,7 +389,7 @@ impl Rows {
 
 const NO_DIGEST: Digest = Digest::from_bytes([0; 16]);
 
-/// What the rows of a message without a key of its own have in common.
+/// The event of a message without a key of its own.
 fn of_origin(origin: &Origin) -> u128 {
     of_text("oncegate v1 audit origin", &origin.to_string())
 }
@@ -403,7 +407,8 @@ fn of_text(context: &str, text: &str) -> u128 {
 fn parse_uuid(text: &str) -> Option<u128> {
     /// The hexadecimal digits of 128 bits.
     const DIGITS: u32 = 32;
-    let (mut bits, mut digits) = (0u128, 0);
+    let mut bits = 0_u128;
+    let mut digits = 0;
     for c in text.trim().trim_matches('"').chars().filter(|c| *c != '-') {
         bits = bits << 4 | u128::from(c.to_digit(16)?);
         digits += 1;
@@ -414,7 +419,7 @@ fn parse_uuid(text: &str) -> Option<u128> {
     (digits == DIGITS).then_some(bits)
 }
 
-/// Why there is no report.
+/// The reason that there is no report.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum AuditError {
@@ -429,7 +434,7 @@ pub enum AuditError {
     /// Only messages of topics can be audited.
     #[error("the message {origin} is not from a topic of Kafka; only those can be audited")]
     NotInKafka {
-        /// Where the message is from.
+        /// The origin of the message.
         origin: String,
     },
 }

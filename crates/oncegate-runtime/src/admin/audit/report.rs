@@ -1,4 +1,4 @@
-//! What an audit has found.
+//! The report of an audit.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,7 +9,7 @@ use super::row::{RowPlace, What};
 use super::topics::Topics;
 use super::verdict::{AuditVerdict, AuditedEvent, Given};
 
-/// What an audit has found, counted by event.
+/// The findings of an audit, counted by event.
 ///
 /// An event is all messages with one key, or one message without a key of its own. Each event, and
 /// each effect that belongs to none, counts in exactly one of `ok`, `dead_lettered`, `in_flight`,
@@ -27,7 +27,7 @@ pub struct AuditReport {
     pub effects: u64,
     /// Events that were handled, with one effect if effects were given.
     pub ok: u64,
-    /// Of `ok`: the store has no record any more, so a replay would run them again.
+    /// Events of `ok` whose record the store has no longer, so that a replay would run them again.
     pub forgotten: u64,
     /// Events that were given up, and are in the dead letters.
     pub dead_lettered: u64,
@@ -51,7 +51,7 @@ pub struct AuditReport {
     pub findings: Vec<AuditFinding>,
 }
 
-/// One event, or effect, that an operator must look at. It contains nothing of a payload.
+/// An event, or effect, that an operator must look at. It contains nothing of a payload.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct AuditFinding {
@@ -60,22 +60,22 @@ pub struct AuditFinding {
     /// The position of its first message, such as `orders/3@42`; of an effect without one, its
     /// number: `effect 7`.
     pub origin: String,
-    /// Its store key, if it has a message with one.
+    /// The store key, if the event has a message with one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub key: Option<String>,
     /// The idempotency key of its effects, if it is known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub idempotency_key: Option<String>,
-    /// How many messages of the window it has.
+    /// The number of its messages in the window.
     pub messages: u64,
-    /// How many effects it has.
+    /// The number of its effects.
     pub effects: u64,
     /// The reason, as text.
     pub why: &'static str,
 }
 
 impl AuditReport {
-    /// How many events and effects an operator must look at.
+    /// Returns the number of events and effects that an operator must look at.
     #[must_use]
     pub fn found(&self) -> u64 {
         self.lost
@@ -98,7 +98,7 @@ pub(super) struct Tally {
 /// A finding, ordered by its position.
 #[derive(Debug)]
 struct KeptFinding {
-    /// Effects without a message come last.
+    /// `true` for an effect without a message. Such effects come last.
     is_stray: bool,
     place: RowPlace,
     event: AuditedEvent,
@@ -136,7 +136,9 @@ impl Tally {
         };
         *counter += 1;
         let first = event.first.or(event.first_effect);
-        if let (true, Some(first)) = (verdict.is_finding(), first) {
+        if verdict.is_finding()
+            && let Some(first) = first
+        {
             let kept = self.findings.entry(verdict).or_default();
             kept.insert(KeptFinding {
                 is_stray: event.first.is_none(),
@@ -177,8 +179,8 @@ impl KeptFinding {
         } = self.event;
         let own = first
             .filter(|row| matches!(row.what, What::Message(found) if found.state.is_of_message()));
-        let has_id = |place: RowPlace| place.topic == RowPlace::UUID;
-        let is_identified = own.is_some() || first_effect.is_some_and(|row| has_id(row.place));
+        let is_identified =
+            own.is_some() || first_effect.is_some_and(|row| row.place.topic == RowPlace::UUID);
         let event = first.or(first_effect).map_or(0, |row| row.event);
         AuditFinding {
             verdict,

@@ -1,4 +1,4 @@
-//! What is known of one message, dead letter or effect, in a row of fixed size.
+//! The row of one message, dead letter or effect: the known facts in a fixed size.
 
 use oncegate_core::key::Digest;
 
@@ -8,10 +8,10 @@ use super::super::dry_run::Standing;
 /// in order.
 pub(super) type EncodedRow = [u8; Row::BYTES];
 
-/// What is known of one message, dead letter or effect.
+/// The known facts about one message, dead letter or effect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Row {
-    /// What the rows of one event have in common.
+    /// The identity of the event, the same for all its rows.
     pub(super) event: u128,
     pub(super) what: What,
     pub(super) place: RowPlace,
@@ -19,7 +19,7 @@ pub(super) struct Row {
     pub(super) digest: Digest,
 }
 
-/// What a row stands for.
+/// The subject of a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum What {
     Message(Found),
@@ -27,7 +27,7 @@ pub(super) enum What {
     Effect,
 }
 
-/// Where a message is, or the number of an effect as its offset.
+/// The position of a message, or the number of an effect as its offset.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct RowPlace {
     /// The number of the topic in the order in which topics were first seen.
@@ -43,15 +43,15 @@ impl RowPlace {
     pub(super) const NO_UUID: u16 = u16::MAX;
 }
 
-/// What a message's record says, and whether the message is acknowledged.
+/// The state of a message's record, and whether the message is acknowledged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Found {
     pub(super) state: RecordState,
-    /// Whether the consumer group has committed an offset past it, or none is known.
+    /// `true` when the consumer group has committed an offset past it, or none is known.
     pub(super) acknowledged: bool,
 }
 
-/// What a record says; of several reads of one record, the greatest is the latest.
+/// The state of a record; of several reads of one record, the greatest is the latest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
 pub(super) enum RecordState {
@@ -101,7 +101,7 @@ impl RecordState {
         }
     }
 
-    /// Whether the record, if there is one, is that of the message.
+    /// Returns whether the record, if there is one, is that of the message.
     pub(super) fn is_of_message(self) -> bool {
         self < Self::Mismatched
     }
@@ -147,7 +147,7 @@ impl Row {
         bytes
     }
 
-    /// Decodes what `encode` has made.
+    /// Decodes a row that `encode` has made.
     pub(super) fn decode(bytes: &EncodedRow) -> Self {
         let mut left = bytes.as_slice();
         let event = u128::from_be_bytes(take(&mut left));
@@ -191,16 +191,18 @@ mod tests {
 
     #[test]
     fn rows_survive_their_encoding_and_messages_come_first() {
-        let row = |what, offset| Row {
-            event: 7 << 64 | 3,
-            what,
-            place: RowPlace {
-                topic: 2,
-                partition: 11,
-                offset,
-            },
-            digest: Digest::from_bytes([9; 16]),
-        };
+        fn row(what: What, offset: u64) -> Row {
+            Row {
+                event: 7 << 64 | 3,
+                what,
+                place: RowPlace {
+                    topic: 2,
+                    partition: 11,
+                    offset,
+                },
+                digest: Digest::from_bytes([9; 16]),
+            }
+        }
         for (number, state) in (0..).zip(STATES) {
             assert_eq!(state as usize, number, "a state is found by its number");
             for acknowledged in [false, true] {

@@ -111,7 +111,7 @@ impl Sorter {
     }
 }
 
-/// All rows in order. Reading them blocks.
+/// The rows of all runs in order. Reading them blocks.
 #[derive(Debug)]
 pub(super) struct Merged {
     file: Arc<File>,
@@ -126,7 +126,7 @@ pub(super) struct Merged {
 struct Cursor {
     /// The bytes of the file that are not read yet.
     left: Range<u64>,
-    /// What was read, the next row last.
+    /// The rows that were read, the next one last.
     rows: Vec<EncodedRow>,
     most: usize,
 }
@@ -202,7 +202,8 @@ mod tests {
                 });
                 sorter.make_room().await.unwrap();
             }
-            let (mut merged, mut found) = (sorter.finish().await.unwrap(), Vec::new());
+            let mut merged = sorter.finish().await.unwrap();
+            let mut found = Vec::new();
             let mut last = None;
             while let Some(row) = merged.next().unwrap() {
                 assert!(

@@ -80,6 +80,45 @@ fn found(report: &AuditReport) -> Vec<(AuditVerdict, &str, u64)> {
         .collect()
 }
 
+/// Handles all events but the lost ones. Returns their effects: two of those that are planted
+/// twice, and none of the silent ones.
+async fn handle_all(
+    gate: &Gate,
+    events: i64,
+    [lost, twice, silent]: &[Vec<i64>; 3],
+) -> Vec<String> {
+    let mut effects = Vec::new();
+    for id in 0..events {
+        if lost.contains(&id) {
+            continue;
+        }
+        let effect = handle(gate, &order(id)).await;
+        let times = if twice.contains(&id) {
+            2
+        } else {
+            usize::from(!silent.contains(&id))
+        };
+        effects.extend(std::iter::repeat_n(effect, times));
+    }
+    effects
+}
+
+/// Asserts that the findings with this verdict are exactly the events with these ids.
+fn assert_found(report: &AuditReport, verdict: AuditVerdict, ids: &[i64]) {
+    let findings = report
+        .findings
+        .iter()
+        .filter(|finding| finding.verdict == verdict);
+    assert!(
+        findings
+            .clone()
+            .all(|finding| finding.key.is_some() && finding.messages == 2)
+    );
+    let origins: Vec<String> = findings.map(|finding| finding.origin.clone()).collect();
+    let planted: Vec<String> = ids.iter().map(|id| format!("orders/3@{id}")).collect();
+    assert_eq!(origins, planted, "{verdict:?}");
+}
+
 // invariant: audit-finds-what-was-planted
 #[tokio::test]
 async fn planted_losses_and_doubles_are_found_and_nothing_else_is() {
@@ -91,20 +130,10 @@ async fn planted_losses_and_doubles_are_found_and_nothing_else_is() {
     const EVENTS: i64 = 3_000;
     let mut places: Vec<i64> = (0..EVENTS).collect();
     random.shuffle(&mut places);
-    let [lost, twice, silent] = [0..5, 5..10, 10..15].map(|planted| places[planted].to_vec());
-    let mut effects = vec!["0".repeat(32), "no key at all".to_owned()];
-    for id in 0..EVENTS {
-        if lost.contains(&id) {
-            continue;
-        }
-        let effect = handle(&gate, &order(id)).await;
-        let times = if twice.contains(&id) {
-            2
-        } else {
-            usize::from(!silent.contains(&id))
-        };
-        effects.extend(std::iter::repeat_n(effect, times));
-    }
+    let mut planted = [0..5, 5..10, 10..15].map(|planted| places[planted].to_vec());
+    planted.iter_mut().for_each(|ids| ids.sort_unstable());
+    let mut effects = handle_all(&gate, EVENTS, &planted).await;
+    effects.extend(["0".repeat(32), "no key at all".to_owned()]);
     random.shuffle(&mut effects);
 
     let mut audit = open(audit(&store)).await;
@@ -134,37 +163,10 @@ async fn planted_losses_and_doubles_are_found_and_nothing_else_is() {
         (5, 5, 5, 2)
     );
     assert_eq!((report.ok, report.found()), (EVENTS as u64 - 15, 17));
-    for (verdict, planted) in [
-        (AuditVerdict::Lost, lost),
-        (AuditVerdict::Doubled, twice),
-        (AuditVerdict::WithoutEffect, silent),
-    ] {
-        let mut planted: Vec<String> = {
-            let mut planted = planted;
-            planted.sort_unstable();
-            planted
-                .into_iter()
-                .map(|id| format!("orders/3@{id}"))
-                .collect()
-        };
-        planted.dedup();
-        let origins = report
-            .findings
-            .iter()
-            .filter(|finding| finding.verdict == verdict);
-        assert!(
-            origins
-                .clone()
-                .all(|finding| finding.key.is_some() && finding.messages == 2)
-        );
-        assert_eq!(
-            origins
-                .map(|finding| finding.origin.clone())
-                .collect::<Vec<_>>(),
-            planted,
-            "{verdict:?}"
-        );
-    }
+    let [lost, twice, silent] = planted;
+    assert_found(&report, AuditVerdict::Lost, &lost);
+    assert_found(&report, AuditVerdict::Doubled, &twice);
+    assert_found(&report, AuditVerdict::WithoutEffect, &silent);
     let strays: Vec<_> = report
         .findings
         .iter()
@@ -190,9 +192,10 @@ async fn dead_letters_explain_messages_by_their_key_or_their_position() {
     let gate = Gate::new(SCOPE, key(), Arc::clone(&store)).fingerprint(FingerprintSpec::payload());
     handle(&gate, &order(1)).await;
     let given_up = order(2);
-    let other_content = |offset| message(offset, r#"{"id": 1, "amount": 2}"#);
-    let (bad, worse) = (message(10, "{"), message(11, "{"));
-    let (other, another) = (other_content(20), other_content(21));
+    let bad = message(10, "{");
+    let worse = message(11, "{");
+    let other = message(20, r#"{"id": 1, "amount": 2}"#);
+    let another = message(21, r#"{"id": 1, "amount": 2}"#);
     let letters = vec![
         letter_of(
             &given_up,
@@ -234,14 +237,16 @@ fn gate_key(message: &Message) -> String {
 #[tokio::test]
 async fn what_is_not_acknowledged_is_not_lost_yet() {
     let store = Arc::new(MemoryStore::new());
-    let messages = || (0..10).map(order).collect::<Vec<_>>();
     for (audit, lost) in [
         (audit(&store), 10),
         (audit(&store).committed("orders", 3, 4), 4),
         (audit(&store).committed("orders", 2, 4), 0),
     ] {
         let mut audit = open(audit).await;
-        audit.add_messages(messages()).await.unwrap();
+        audit
+            .add_messages((0..10).map(order).collect())
+            .await
+            .unwrap();
         let report = audit.finish().await.unwrap();
         assert_eq!((report.lost, report.in_flight), (lost, 10 - lost));
     }

@@ -1,4 +1,4 @@
-//! The topics of the messages, and how far their consumer group has acknowledged them.
+//! The topics of the messages, and the offsets up to which they are acknowledged.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::row::RowPlace;
 use crate::message::Origin;
 
-/// Numbers topics in the order in which they are first seen, and knows what is acknowledged.
+/// Numbers topics in the order in which they are first seen, and knows the acknowledged offsets.
 #[derive(Debug, Default)]
 pub(super) struct Topics {
     names: Vec<Arc<str>>,
@@ -47,10 +47,8 @@ impl Topics {
                 number
             }
         };
-        let (partition, offset) = (
-            u32::try_from(*partition).ok()?,
-            u64::try_from(*offset).ok()?,
-        );
+        let partition = u32::try_from(*partition).ok()?;
+        let offset = u64::try_from(*offset).ok()?;
         let acknowledged = self.committed.is_empty()
             || self
                 .committed

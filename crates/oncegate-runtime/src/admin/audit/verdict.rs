@@ -1,4 +1,4 @@
-//! The verdict on one event: a pure function of what was found of it.
+//! The verdict on one event: a pure function of its rows.
 
 use serde::Serialize;
 
@@ -19,42 +19,42 @@ pub(super) struct AuditedEvent {
     found: Option<Found>,
 }
 
-/// What the audit was given besides messages and records.
+/// The inputs of the audit besides messages and records.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Given {
     pub(super) dead_letters: bool,
     pub(super) effects: bool,
 }
 
-/// What an event counts as.
+/// The verdict on an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum AuditVerdict {
-    /// It was acknowledged, and there is no record, no dead letter and no effect of it; or it was
-    /// given up, and there is no dead letter of it.
+    /// The event was acknowledged, and there is no record, no dead letter and no effect of it; or
+    /// it was given up, and there is no dead letter of it.
     Lost,
-    /// It has more than one effect.
+    /// The event has more than one effect.
     Doubled,
     /// An effect that belongs to no message of the window, or to one that was given up.
     Unexplained,
-    /// Its record says completed, and it has no effect.
+    /// The record says completed, and there is no effect.
     WithoutEffect,
-    /// It was acknowledged, an attempt of it ended without success, and no other has begun although
-    /// one is due.
+    /// The event was acknowledged, an attempt of it ended without success, and no other has begun
+    /// although one is due.
     Overdue,
-    /// The store holds something else than a record under its key.
+    /// The store holds data under the event's key that is not a record.
     Unreadable,
     /// A handler runs, a retry waits, or it is not acknowledged yet.
     InFlight,
-    /// It was given up, and is in the dead letters.
+    /// The event was given up, and is in the dead letters.
     DeadLettered,
-    /// It was handled once.
+    /// The event was handled once.
     Ok,
 }
 
 impl AuditVerdict {
-    /// Whether an operator must look at it.
+    /// Returns whether an operator must look at it.
     pub fn is_finding(self) -> bool {
         self < Self::InFlight
     }
@@ -80,7 +80,7 @@ impl AuditedEvent {
         }
     }
 
-    /// Whether it has an effect, and a record that would not stop a second one.
+    /// Returns whether it has an effect, and no record that would stop a second one.
     pub(super) fn is_forgotten(&self) -> bool {
         self.effects > 0
             && self
@@ -187,12 +187,12 @@ mod tests {
         effects: u64,
     ) -> AuditedEvent {
         let mut event = AuditedEvent::default();
-        states.iter().for_each(|state| {
+        for state in states {
             event.add(row(What::Message(Found {
                 state: *state,
                 acknowledged,
-            })))
-        });
+            })));
+        }
         (0..dead_letters).for_each(|_| event.add(row(What::DeadLetter)));
         (0..effects).for_each(|_| event.add(row(What::Effect)));
         event

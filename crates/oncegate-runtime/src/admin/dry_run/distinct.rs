@@ -8,15 +8,15 @@ use oncegate_core::key::Digest;
 /// Counts distinct digests: exactly up to a limit, above it by an estimate.
 #[derive(Debug)]
 pub(super) struct Distinct {
-    /// `None` above the limit.
+    /// The digests; `None` above the limit.
     exact: Option<HashSet<u128, BuildHasherDefault<Uniform>>>,
     exact_max: usize,
     estimate: HyperLogLog,
 }
 
 impl Distinct {
-    /// The set takes 20 to 39 bytes per key: 17 per slot, of which at most seven eighths are
-    /// filled.
+    /// Creates an empty count. Its set takes 20 to 39 bytes per key: 17 per slot, of which at most
+    /// seven eighths are filled.
     pub(super) fn new(exact_max: usize) -> Self {
         Self {
             exact: Some(HashSet::default()),
@@ -72,7 +72,7 @@ impl Hasher for Uniform {
 /// 16 KiB; the standard error is 1.04 / √16384 = 0.81 %.
 #[derive(Debug)]
 struct HyperLogLog {
-    /// For each bucket, the highest rank seen: leading zeros of the rest of the digest, plus 1.
+    /// The highest rank seen in each bucket: leading zeros of the rest of the digest, plus 1.
     ranks: Vec<u8>,
 }
 
@@ -101,26 +101,29 @@ impl HyperLogLog {
 
     fn count(&self) -> u64 {
         let buckets = f64::from(Self::BUCKETS);
-        let share = |rank: u32| {
-            let having = self
-                .ranks
-                .iter()
-                .filter(|highest| u32::from(**highest) == rank)
-                .count();
-            having as f64 / buckets
-        };
-        let mut sum = tau(1.0 - share(Self::RANK_BITS + 1));
+        let mut sum = tau(1.0 - self.share(Self::RANK_BITS + 1));
         for rank in (1..=Self::RANK_BITS).rev() {
-            sum = 0.5 * (sum + share(rank));
+            sum = 0.5 * (sum + self.share(rank));
         }
-        sum += sigma(share(0));
+        sum += sigma(self.share(0));
         (buckets / (2.0 * std::f64::consts::LN_2 * sum)).round() as u64
+    }
+
+    /// The share of the buckets with this rank.
+    fn share(&self, rank: u32) -> f64 {
+        let having = self
+            .ranks
+            .iter()
+            .filter(|highest| u32::from(**highest) == rank)
+            .count();
+        having as f64 / f64::from(Self::BUCKETS)
     }
 }
 
 /// The contribution of empty buckets: x + Σ x^(2^k) · 2^(k-1).
 fn sigma(mut x: f64) -> f64 {
-    let (mut weight, mut sum) = (1.0, x);
+    let mut weight = 1.0;
+    let mut sum = x;
     if x >= 1.0 {
         return f64::INFINITY;
     }
@@ -140,7 +143,8 @@ fn tau(mut x: f64) -> f64 {
     if x <= 0.0 || x >= 1.0 {
         return 0.0;
     }
-    let (mut weight, mut sum) = (1.0, 1.0 - x);
+    let mut weight = 1.0;
+    let mut sum = 1.0 - x;
     loop {
         x = x.sqrt();
         let before = sum;

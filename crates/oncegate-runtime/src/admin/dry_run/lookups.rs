@@ -1,4 +1,4 @@
-//! Finds out for many messages what a claim would return, with bulk reads by separate tasks.
+//! Finds out the answers that claims of many messages would get, with bulk reads by separate tasks.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -30,7 +30,7 @@ const LOOKS_IN_FLIGHT_MAX: usize = 8;
 pub(super) const LOOK_TRIES: u32 = 8;
 const PATIENCE: Backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(4));
 
-/// What is examined.
+/// The subject of an examination.
 #[derive(Debug)]
 pub(in crate::admin) struct Subject {
     pub(in crate::admin) scope: String,
@@ -89,7 +89,7 @@ impl Lookups {
         })
     }
 
-    /// What the store knows of the scope.
+    /// Returns the store's knowledge of the scope.
     pub(in crate::admin) fn known(&self) -> Known {
         self.known
     }
@@ -154,7 +154,8 @@ impl Lookups {
     }
 }
 
-/// `None` when the keys differ. A custom key is compared by its name and version only.
+/// Compares two descriptors; `None` when the keys differ. A custom key is compared by its name and
+/// version only.
 fn compare(held: &str, ours: &Descriptor, fingerprinted: bool) -> Option<Known> {
     /// The parts of a [`Descriptor`].
     #[derive(Deserialize, PartialEq)]
@@ -165,10 +166,13 @@ fn compare(held: &str, ours: &Descriptor, fingerprinted: bool) -> Option<Known> 
     if held == ours.as_str() {
         return Some(Known::Same);
     }
-    let parts = |text: &str| serde_json::from_str::<Parts>(text).ok();
     // With another fingerprint than the gate's, every comparison would be meaningless.
-    let same_keys = !fingerprinted && parts(held)? == parts(ours.as_str())?;
-    same_keys.then_some(Known::OtherFingerprint)
+    if fingerprinted {
+        return None;
+    }
+    let held: Parts = serde_json::from_str(held).ok()?;
+    let ours: Parts = serde_json::from_str(ours.as_str()).ok()?;
+    (held == ours).then_some(Known::OtherFingerprint)
 }
 
 /// The result for one message.
@@ -180,7 +184,7 @@ pub(in crate::admin) struct MessageFinding {
     pub(in crate::admin) uncompared: bool,
 }
 
-/// Finds out what a claim would return.
+/// Finds out the answer that a claim would get.
 #[derive(Debug)]
 pub(super) struct Judge {
     key: CompiledKey,
@@ -207,34 +211,34 @@ impl Judge {
             .iter()
             .filter_map(|(_, identity)| Some(identity.as_ref().ok()?.0.clone()));
         let mut records = self.read(keys.collect()).await?.into_iter();
-        let find = |(origin, identity)| match identity {
-            Ok((key, fingerprint)) => {
-                let record = records.next().expect("there is one answer for each key");
-                let (standing, uncompared) = judge(record, fingerprint);
-                MessageFinding {
-                    origin,
-                    digest: Some(StoreKey::digest(&key)),
-                    standing,
-                    uncompared,
+        let mut findings = Vec::with_capacity(identified.len());
+        for (origin, identity) in identified {
+            findings.push(match identity {
+                Ok((key, fingerprint)) => {
+                    let record = records.next().expect("there is one answer for each key");
+                    let (standing, uncompared) = judge(record, fingerprint);
+                    MessageFinding {
+                        origin,
+                        digest: Some(key.digest()),
+                        standing,
+                        uncompared,
+                    }
                 }
-            }
-            Err(error) => {
-                let standing = Standing::Undecodable {
-                    kind: KeyError::kind(&error),
-                    why: error.to_string(),
-                };
-                MessageFinding {
+                Err(error) => MessageFinding {
                     origin,
                     digest: None,
-                    standing,
+                    standing: Standing::Undecodable {
+                        kind: error.kind(),
+                        why: error.to_string(),
+                    },
                     uncompared: false,
-                }
-            }
-        };
-        Ok(identified.into_iter().map(find).collect())
+                },
+            });
+        }
+        Ok(findings)
     }
 
-    /// Gets what the keys of these messages need from elsewhere, such as schemas.
+    /// Fetches the data that the keys of these messages need from elsewhere, such as schemas.
     async fn prepare(&self, messages: &[Message]) -> Result<(), StoreError> {
         if !self.key.has_format() {
             return Ok(());
@@ -313,12 +317,13 @@ impl Judge {
     }
 }
 
-/// A record, or why it cannot be read.
+/// A record, or the reason that it cannot be read.
 type ReadRecord = Result<Option<RecordSnapshot>, Arc<str>>;
 
-/// Returns what a claim would return by the rules, and discards its changes.
+/// Returns the answer that a claim would get by the rules, and discards its changes.
 ///
-/// Also returns whether the contents could not be compared although a fingerprint was given.
+/// The second value is `true` when the contents could not be compared although a fingerprint was
+/// given.
 pub(super) fn judge(seen: ReadRecord, fingerprint: Option<Fingerprint>) -> (Standing, bool) {
     let snapshot = match seen {
         Ok(snapshot) => snapshot,

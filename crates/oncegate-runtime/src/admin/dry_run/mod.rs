@@ -1,10 +1,10 @@
 //! The dry run: checks whether a replay of these messages would run any handler a second time.
 //!
 //! It derives the key of every message as a consumer would, reads the record from the store, and
-//! counts what a claim would return. It claims nothing and writes nothing, so it can run beside the
-//! consumers at any time.
+//! counts the answers that a claim would get. It claims nothing and writes nothing, so it can run
+//! beside the consumers at any time.
 //!
-//! Its memory does not grow with the number of messages: it holds a few batches, two sets of
+//! The memory does not grow with the number of messages: a dry run holds a few batches, two sets of
 //! bounded size, and a few examples.
 
 use std::sync::Arc;
@@ -67,7 +67,8 @@ pub struct DryRun {
 }
 
 impl DryRun {
-    /// 1,000,000: the set of their digests takes 36 MB at the most.
+    /// The default of the keys that are counted exactly: 1,000,000. The set of their digests takes
+    /// 36 MB at the most.
     const DEFAULT_EXACT_KEYS_MAX: usize = 1_000_000;
 
     /// Takes the same scope, key and store as the [`Gate`](crate::Gate) whose work is to be
@@ -132,13 +133,13 @@ impl DryRun {
     }
 }
 
-/// What the store knows of the scope.
+/// The store's knowledge of the scope.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Known {
-    /// Its records were made with exactly these specifications.
+    /// The records of the scope were made with exactly these specifications.
     Same,
-    /// Its keys are the same, but its gate compares content by another fingerprint than this dry
-    /// run: none, or one that was not given here.
+    /// The keys of the scope are the same, but its gate compares content by another fingerprint
+    /// than this dry run: none, or one that was not given here.
     OtherFingerprint,
     /// No gate has ever opened the scope in this store: every message would run.
     Nothing,
@@ -161,7 +162,7 @@ struct Counts {
 }
 
 impl Examination {
-    /// What the store knows of the scope.
+    /// Returns the store's knowledge of the scope.
     pub fn known(&self) -> Known {
         self.lookups.known()
     }
@@ -231,7 +232,7 @@ impl Counts {
     }
 }
 
-/// Why there is no report.
+/// The reason that there is no report.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DryRunError {

@@ -7,7 +7,7 @@ use serde::Serialize;
 /// The number of examples of each kind in a [`ReplayReport`]: the first ones.
 const EXAMPLES_MAX: usize = 10;
 
-/// What a replay would do, counted by message.
+/// The effect of a replay, counted by message.
 ///
 /// Each message counts in exactly one of `completed`, `would_run_again`, `in_progress`, `waiting`,
 /// `failed_handed_over`, `failed_not_handed_over`, `mismatched`, `unreadable` and `undecodable`.
@@ -18,8 +18,8 @@ pub struct ReplayReport {
     pub messages: u64,
     /// Distinct keys among them.
     pub distinct_keys: u64,
-    /// Whether `distinct_keys` is exact. Otherwise it is an estimate with a standard error of 0.81
-    /// %.
+    /// `true` when `distinct_keys` is exact. Otherwise it is an estimate with a standard error of
+    /// 0.81 %.
     pub distinct_keys_exact: bool,
     /// Completed messages: they would get the stored result.
     pub completed: u64,
@@ -27,14 +27,16 @@ pub struct ReplayReport {
     pub would_run_again: u64,
     /// Distinct keys among those that would run again: a handler would run about as often.
     pub would_run_again_keys: u64,
-    /// Whether `would_run_again_keys` is exact.
+    /// `true` when `would_run_again_keys` is exact.
     pub would_run_again_keys_exact: bool,
-    /// Of those that would run again: the store has no record, because none was ever made, or
-    /// because its retention is over.
+    /// Messages that would run again because the store has no record: none was ever made, or its
+    /// retention is over.
     pub without_record: u64,
-    /// Of those that would run again: an attempt ended without a report, and its lease is over.
+    /// Messages that would run again because an attempt ended without a report, and its lease is
+    /// over.
     pub abandoned: u64,
-    /// Of those that would run again: an attempt failed or was interrupted, and its retry is due.
+    /// Messages that would run again because an attempt failed or was interrupted, and its retry is
+    /// due.
     pub retry_due: u64,
     /// Messages for which a handler runs now.
     pub in_progress: u64,
@@ -65,24 +67,24 @@ pub struct ReplayReport {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct Examples {
-    /// Of `would_run_again`.
+    /// Messages of `would_run_again`.
     pub would_run_again: Vec<Example>,
-    /// Of `failed_not_handed_over`.
+    /// Messages of `failed_not_handed_over`.
     pub failed_not_handed_over: Vec<Example>,
-    /// Of `mismatched`.
+    /// Messages of `mismatched`.
     pub mismatched: Vec<Example>,
-    /// Of `unreadable`.
+    /// Messages of `unreadable`.
     pub unreadable: Vec<Example>,
-    /// Of `undecodable`.
+    /// Messages of `undecodable`.
     pub undecodable: Vec<Example>,
 }
 
-/// One message. It contains nothing of the payload.
+/// A message, without anything of its payload.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Example {
     /// The position of the message, such as `orders/3@42`.
     pub origin: String,
-    /// Its store key, if one could be derived.
+    /// The store key, if one could be derived.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub key: Option<String>,
     /// The reason, as text.
@@ -103,8 +105,8 @@ impl ReplayReport {
         self.failed_not_handed_over + self.mismatched + self.undecodable
     }
 
-    /// Whether a replay would change nothing: no handler would run, no message would go to the dead
-    /// letters, and the store can answer for every message.
+    /// Returns whether a replay would change nothing: no handler would run, no message would go to
+    /// the dead letters, and the store can answer for every message.
     #[must_use]
     pub fn changes_nothing(&self) -> bool {
         self.handler_runs() + self.dead_letters() + self.unreadable == 0
@@ -135,73 +137,62 @@ pub(in crate::admin) enum Standing {
     Undecodable { kind: &'static str, why: String },
 }
 
+impl Standing {
+    /// The reason for which a message is unexpected; empty for an expected one.
+    fn why(&self) -> &str {
+        match self {
+            Self::Completed
+            | Self::InProgress
+            | Self::Waiting
+            | Self::Failed { handed_over: true } => "",
+            Self::WithoutRecord => "the store has no record of it",
+            Self::Abandoned => "an attempt ended without an outcome, and its lease is over",
+            Self::RetryDue => "an attempt failed or was interrupted, and its retry is due",
+            Self::Failed { handed_over: false } => {
+                "it was given up, and is not known to be in the dead letters"
+            }
+            Self::Mismatched => "its key is known with other content",
+            Self::Unreadable(why) | Self::Undecodable { why, .. } => why,
+        }
+    }
+}
+
 impl ReplayReport {
     /// Counts a message; `example` is only called when it is worth keeping.
     pub(super) fn count(&mut self, standing: &Standing, example: impl Fn(&str) -> Example) {
         self.messages += 1;
         let examples = &mut self.examples;
-        let (counter, kept, why) = match standing {
-            Standing::Completed => (&mut self.completed, None, ""),
-            Standing::WithoutRecord => {
-                self.would_run_again += 1;
-                (
-                    &mut self.without_record,
-                    Some(&mut examples.would_run_again),
-                    "the store has no record of it",
-                )
-            }
-            Standing::Abandoned => {
-                self.would_run_again += 1;
-                let why = "an attempt ended without an outcome, and its lease is over";
-                (
-                    &mut self.abandoned,
-                    Some(&mut examples.would_run_again),
-                    why,
-                )
-            }
-            Standing::RetryDue => {
-                self.would_run_again += 1;
-                let why = "an attempt failed or was interrupted, and its retry is due";
-                (
-                    &mut self.retry_due,
-                    Some(&mut examples.would_run_again),
-                    why,
-                )
-            }
-            Standing::InProgress => (&mut self.in_progress, None, ""),
-            Standing::Waiting => (&mut self.waiting, None, ""),
-            Standing::Failed { handed_over: true } => (&mut self.failed_handed_over, None, ""),
-            Standing::Failed { handed_over: false } => {
-                let why = "it was given up, and is not known to be in the dead letters";
-                (
-                    &mut self.failed_not_handed_over,
-                    Some(&mut examples.failed_not_handed_over),
-                    why,
-                )
-            }
-            Standing::Mismatched => {
-                let why = "its key is known with other content";
-                (&mut self.mismatched, Some(&mut examples.mismatched), why)
-            }
-            Standing::Unreadable(why) => (
-                &mut self.unreadable,
-                Some(&mut examples.unreadable),
-                why.as_str(),
+        let again = Some(&mut examples.would_run_again);
+        let (counter, kept) = match standing {
+            Standing::Completed => (&mut self.completed, None),
+            Standing::WithoutRecord => (&mut self.without_record, again),
+            Standing::Abandoned => (&mut self.abandoned, again),
+            Standing::RetryDue => (&mut self.retry_due, again),
+            Standing::InProgress => (&mut self.in_progress, None),
+            Standing::Waiting => (&mut self.waiting, None),
+            Standing::Failed { handed_over: true } => (&mut self.failed_handed_over, None),
+            Standing::Failed { handed_over: false } => (
+                &mut self.failed_not_handed_over,
+                Some(&mut examples.failed_not_handed_over),
             ),
-            Standing::Undecodable { kind, why } => {
+            Standing::Mismatched => (&mut self.mismatched, Some(&mut examples.mismatched)),
+            Standing::Unreadable(_) => (&mut self.unreadable, Some(&mut examples.unreadable)),
+            Standing::Undecodable { kind, .. } => {
                 *self.undecodable_by_kind.entry(kind).or_default() += 1;
-                (
-                    &mut self.undecodable,
-                    Some(&mut examples.undecodable),
-                    why.as_str(),
-                )
+                (&mut self.undecodable, Some(&mut examples.undecodable))
             }
         };
         *counter += 1;
+        if matches!(
+            standing,
+            Standing::WithoutRecord | Standing::Abandoned | Standing::RetryDue
+        ) {
+            self.would_run_again += 1;
+        }
         if let Some(kept) = kept
             && kept.len() < EXAMPLES_MAX
         {
-            kept.push(example(why));
+            kept.push(example(standing.why()));
         }
         debug_assert_eq!(
             self.accounted(),

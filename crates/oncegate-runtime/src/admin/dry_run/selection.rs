@@ -9,13 +9,13 @@ use super::report::Standing;
 use super::{DryRun, DryRunError, Known};
 use crate::message::Message;
 
-/// Which messages a replay runs.
+/// The messages that a replay runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RunAgain {
-    /// Those without a record.
+    /// Messages without a record.
     WithoutRecord,
-    /// Also those whose attempt ended without an outcome and whose lease is over, and those whose
-    /// retry is due. Their effects may have happened.
+    /// Also messages whose attempt ended without an outcome and whose lease is over, and those
+    /// whose retry is due. Their effects may have happened.
     Overdue,
 }
 
@@ -28,7 +28,7 @@ pub struct Selector {
 }
 
 impl DryRun {
-    /// Checks the specifications as [`open`](Self::open) does, and returns what selects messages.
+    /// Checks the specifications as [`open`](Self::open) does, and returns a selector of messages.
     ///
     /// # Errors
     /// The text of the [`DryRunError`] names what to change.
@@ -43,7 +43,7 @@ impl DryRun {
 }
 
 impl Selector {
-    /// What the store knows of the scope.
+    /// Returns the store's knowledge of the scope.
     pub fn known(&self) -> Known {
         self.known
     }
@@ -55,15 +55,18 @@ impl Selector {
     /// When the store or the schema registry did not answer for some ten seconds, or refuses.
     pub async fn select(&self, messages: &[Message]) -> Result<Vec<Message>, StoreError> {
         let findings = self.judge.examine(messages.to_vec()).await?;
-        let is_wanted = |standing: &Standing| match standing {
-            Standing::WithoutRecord => true,
-            Standing::Abandoned | Standing::RetryDue => self.which == RunAgain::Overdue,
-            _ => false,
-        };
         let wanted = messages
             .iter()
             .zip(findings)
-            .filter(|(_, finding)| is_wanted(&finding.standing));
+            .filter(|(_, finding)| self.wants(&finding.standing));
         Ok(wanted.map(|(message, _)| message.clone()).collect())
+    }
+
+    fn wants(&self, standing: &Standing) -> bool {
+        match standing {
+            Standing::WithoutRecord => true,
+            Standing::Abandoned | Standing::RetryDue => self.which == RunAgain::Overdue,
+            _ => false,
+        }
     }
 }

@@ -1,15 +1,15 @@
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use async_trait::async_trait;
 use oncegate_core::record::{Record, State, StoreTime, TAIL, Token};
-use oncegate_core::rules::{Operation, ReleaseCause, Reply};
-use oncegate_core::store::{self, Checkup, Command, RecordSnapshot};
+use oncegate_core::rules::{Operation, ReleaseCause};
+use oncegate_core::store::{Command, RecordSnapshot};
 
-use super::lookups::{LOOK_TRIES, judge};
+use super::lookups::judge;
 use super::*;
 use crate::message::Origin;
 use crate::{Completion, Entry, Gate, MemoryStore};
+
+mod failing_store;
 
 const LEASE: Duration = Duration::from_secs(30);
 
@@ -53,32 +53,14 @@ async fn complete(gate: &Gate, message: &Message) {
 /// A store with one key in each state, by the plain rules.
 async fn one_of_each(store: &MemoryStore) {
     let compiled = key().compile(&Scope::new("billing").unwrap()).unwrap();
-    let claim = |lease| Operation::Claim {
-        token: token(),
-        lease,
-        fingerprint: None,
-        fenced: false,
-        longest_lease: Duration::MAX,
-    };
-    let release = |delay| Operation::Release {
-        token: token(),
-        delay,
-        end: ReleaseCause::Failed,
-        reason: "no".into(),
-    };
-    let fail = || Operation::Fail {
-        token: token(),
-        reason: "never".into(),
-        retention: LEASE,
-    };
-    let complete = || Operation::Complete {
+    let completion = Operation::Complete {
         token: token(),
         fingerprint: None,
         result: "".into(),
         retention: LEASE,
     };
     let plans = [
-        vec![claim(LEASE), complete()],
+        vec![claim(LEASE), completion],
         vec![],
         vec![claim(Duration::from_secs(1))],
         vec![claim(LEASE), release(Duration::ZERO)],
@@ -108,6 +90,33 @@ async fn one_of_each(store: &MemoryStore) {
 
 fn token() -> Token {
     Token::from_bits(7)
+}
+
+fn claim(lease: Duration) -> Operation {
+    Operation::Claim {
+        token: token(),
+        lease,
+        fingerprint: None,
+        fenced: false,
+        longest_lease: Duration::MAX,
+    }
+}
+
+fn release(delay: Duration) -> Operation {
+    Operation::Release {
+        token: token(),
+        delay,
+        end: ReleaseCause::Failed,
+        reason: "no".into(),
+    }
+}
+
+fn fail() -> Operation {
+    Operation::Fail {
+        token: token(),
+        reason: "never".into(),
+        retention: LEASE,
+    }
 }
 
 #[tokio::test(start_paused = true)]
@@ -307,14 +316,14 @@ async fn other_content_under_the_same_key_is_a_mismatch_when_asked() {
     let gate =
         Gate::new("billing", key(), Arc::clone(&store)).fingerprint(FingerprintSpec::payload());
     complete(&gate, &order(1)).await;
-    let messages = || vec![order(1), message(2, r#"{"id": 1, "amount": 11}"#)];
+    let messages = vec![order(1), message(2, r#"{"id": 1, "amount": 11}"#)];
 
     let blind = DryRun::new("billing", key(), Arc::clone(&store));
     let examination = blind.open().await.unwrap();
     assert_eq!(examination.known(), Known::OtherFingerprint);
     let blind = report(
         DryRun::new("billing", key(), Arc::clone(&store)),
-        messages(),
+        messages.clone(),
     )
     .await;
     assert_eq!(
@@ -322,19 +331,15 @@ async fn other_content_under_the_same_key_is_a_mismatch_when_asked() {
         (2, 0, 0)
     );
 
-    let dry_run = || DryRun::new("billing", key(), Arc::clone(&store));
-    let seeing = report(
-        dry_run().fingerprint(FingerprintSpec::payload()),
-        messages(),
-    )
-    .await;
+    let seeing = DryRun::new("billing", key(), Arc::clone(&store));
+    let seeing = report(seeing.fingerprint(FingerprintSpec::payload()), messages).await;
     assert_eq!(
         (seeing.completed, seeing.mismatched, seeing.uncompared),
         (1, 1, 0)
     );
     assert_eq!(seeing.examples.mismatched[0].origin, "orders/0@2");
 
-    let other = dry_run()
+    let other = DryRun::new("billing", key(), store)
         .fingerprint(FingerprintSpec::payload().except(["amount"]))
         .open()
         .await;
@@ -369,135 +374,6 @@ async fn another_key_than_the_stores_is_refused_and_nothing_is_written() {
         text.contains(r#"["id"]"#) && text.contains(r#"["amount"]"#),
         "{text}"
     );
-}
-
-/// A store that fails, refuses or returns unreadable records, a set number of times.
-#[derive(Debug)]
-struct Moody {
-    inner: store::MemoryStore,
-    outages: AtomicU32,
-    refuses: bool,
-    garbage: bool,
-}
-
-impl Moody {
-    fn new() -> Self {
-        let inner = store::MemoryStore::with_clock(|| StoreTime::from_millis(1));
-        Self {
-            inner,
-            outages: AtomicU32::new(0),
-            refuses: false,
-            garbage: false,
-        }
-    }
-}
-
-#[async_trait]
-impl Store for Moody {
-    async fn execute(&self, _: Vec<Command>) -> Vec<Result<Reply, StoreError>> {
-        panic!("a dry run changes nothing");
-    }
-
-    async fn read(&self, keys: Vec<StoreKey>) -> Vec<Result<Option<RecordSnapshot>, StoreError>> {
-        let left = self.outages.load(Ordering::Relaxed);
-        if left > 0 {
-            self.outages.store(left - 1, Ordering::Relaxed);
-            // All but the last get an answer.
-            let last = keys.len() - 1;
-            let lost = |n: usize| {
-                if n < last {
-                    Ok(None)
-                } else {
-                    Err(StoreError::unknown("down"))
-                }
-            };
-            return (0..keys.len()).map(lost).collect();
-        }
-        if self.refuses {
-            return keys
-                .iter()
-                .map(|_| Err(StoreError::refused("no rights")))
-                .collect();
-        }
-        if self.garbage {
-            return keys
-                .into_iter()
-                .map(|key| Err(StoreError::unreadable(key, "garbage")))
-                .collect();
-        }
-        self.inner.read(keys).await
-    }
-
-    async fn describe(&self, _: &Scope, _: Option<&str>, _: &str) -> Result<String, StoreError> {
-        panic!("a dry run changes nothing");
-    }
-
-    async fn descriptor(&self, scope: &Scope) -> Result<Option<String>, StoreError> {
-        self.inner.descriptor(scope).await
-    }
-
-    async fn check(&self) -> Result<Checkup, StoreError> {
-        self.inner.check().await
-    }
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_look_without_an_answer_is_repeated_and_no_message_is_lost() {
-    let store = Moody {
-        outages: AtomicU32::new(LOOK_TRIES - 1),
-        ..Moody::new()
-    };
-    let report = report(
-        DryRun::new("billing", key(), store),
-        (0..100).map(order).collect(),
-    )
-    .await;
-    assert_eq!(
-        (
-            report.messages,
-            report.would_run_again,
-            report.distinct_keys
-        ),
-        (100, 100, 100)
-    );
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_store_that_stays_away_or_refuses_ends_the_proof() {
-    let gone = Moody {
-        outages: AtomicU32::new(u32::MAX),
-        ..Moody::new()
-    };
-    let refusing = Moody {
-        refuses: true,
-        ..Moody::new()
-    };
-    for (store, class) in [(gone, "unknown"), (refusing, "refused")] {
-        let mut examination = DryRun::new("billing", key(), store).open().await.unwrap();
-        examination
-            .add((0..100).map(order).collect())
-            .await
-            .unwrap();
-        match examination.finish().await {
-            Err(DryRunError::Store(error)) => assert_eq!(error.class(), class),
-            other => panic!("{other:?}"),
-        }
-    }
-}
-
-#[tokio::test]
-async fn what_is_no_record_is_neither_new_nor_completed() {
-    let store = Moody {
-        garbage: true,
-        ..Moody::new()
-    };
-    let report = report(DryRun::new("billing", key(), store), vec![order(1)]).await;
-    assert_eq!(
-        (report.unreadable, report.would_run_again, report.completed),
-        (1, 0, 0)
-    );
-    assert!(!report.changes_nothing());
-    assert_eq!(report.examples.unreadable[0].why, "garbage");
 }
 
 #[test]

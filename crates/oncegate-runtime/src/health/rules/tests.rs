@@ -11,7 +11,8 @@ fn well() -> Status {
     orders.delivered_ago = Some(S);
     orders.oldest_unfinished = Some(S * 7_200);
     let mut idle = PartitionStatus::new("orders", 1);
-    (idle.undelivered, idle.delivered_ago) = (Some(0), Some(S * 9_000));
+    idle.undelivered = Some(0);
+    idle.delivered_ago = Some(S * 9_000);
     let scope = ScopeStatus {
         scope: "billing".into(),
         route: None,
@@ -69,10 +70,9 @@ fn run(stage: Stage, seconds: u32) -> Run {
 }
 
 fn parked(cause: WaitCause, seconds: u32) -> Unfinished {
-    let (scope, origin) = ("billing".into(), "orders/0@7".into());
     Unfinished {
-        scope,
-        origin,
+        scope: "billing".into(),
+        origin: "orders/0@7".into(),
         stage: Stage::Parked(cause),
         in_stage_for: S * seconds,
         age: S * seconds,

@@ -1,0 +1,146 @@
+//! The stages of messages in a consumer: the attempts in progress, and the messages that wait.
+
+use std::fmt;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use super::seconds;
+use super::words::Words;
+
+/// An attempt in progress.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct Run {
+    /// The gate's scope.
+    pub scope: String,
+    /// The origin of the message.
+    pub origin: String,
+    /// The stage of its attempt.
+    pub stage: Stage,
+    /// The time in this stage.
+    #[serde(rename = "in_stage_for_seconds", with = "seconds")]
+    pub in_stage_for: Duration,
+    /// The longest time that a handler may run.
+    #[serde(rename = "max_run_seconds", with = "seconds")]
+    pub max_run: Duration,
+}
+
+impl Run {
+    /// Returns whether its handler has run for longer than allowed.
+    pub(crate) fn is_overdue(&self) -> bool {
+        self.stage == Stage::Running && self.in_stage_for > self.max_run
+    }
+}
+
+impl fmt::Display for Run {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { scope, origin, .. } = self;
+        write!(
+            f,
+            "the handler of {origin} in `{scope}` has run for {}",
+            Words(self.in_stage_for)
+        )
+    }
+}
+
+/// The stage of a message in the consumer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum Stage {
+    /// Behind another in its lane.
+    Behind,
+    /// First in its lanes, waiting for a permit.
+    Ready,
+    /// Waiting until its time comes.
+    Parked(WaitCause),
+    /// The message's shard of the store is away.
+    HeldBack,
+    /// Claiming its key.
+    Claiming,
+    /// Waiting until nothing else runs in this process.
+    Quarantined,
+    /// The handler runs.
+    Running,
+    /// The outcome is being stored.
+    Ending,
+    /// The dead letter is being written.
+    Burying,
+}
+
+impl fmt::Display for Stage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Behind => "waits behind another",
+            Self::Ready => "waits for a permit",
+            Self::Parked(WaitCause::Retry) => "waits for its retry",
+            Self::Parked(WaitCause::Later) => "waits until its handler wants it again",
+            Self::Parked(WaitCause::Busy) => "waits for another worker",
+            Self::Parked(WaitCause::Lapse) => "waits until its own lease is over",
+            Self::Parked(WaitCause::Unreadable) => "waits, for its record cannot be read",
+            Self::Parked(WaitCause::Result) => "waits for the result store",
+            Self::Parked(WaitCause::Breaker) => "waits for its handler, which is paused",
+            Self::Parked(WaitCause::Tenant) => "waits for another of its tenant",
+            Self::HeldBack => "waits for its store",
+            Self::Claiming => "is being claimed",
+            Self::Quarantined => "waits to run alone",
+            Self::Running => "is running",
+            Self::Ending => "is being completed",
+            Self::Burying => "is being written to the dead letters",
+        })
+    }
+}
+
+/// The cause for which a message waits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum WaitCause {
+    /// The next attempt is not due.
+    Retry,
+    /// The message cannot be done yet: its handler wants it later.
+    Later,
+    /// Another worker has its key, or its record's retry is not due.
+    Busy,
+    /// The lease must be over first: the handler was cancelled and has not returned an outcome.
+    Lapse,
+    /// The record cannot be read.
+    Unreadable,
+    /// The result store does not answer.
+    Result,
+    /// The handler's circuit breaker is open.
+    Breaker,
+    /// The tenant has as many handlers running as allowed.
+    Tenant,
+}
+
+/// A message that is not finished.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct Unfinished {
+    /// The gate's scope.
+    pub scope: String,
+    /// The origin.
+    pub origin: String,
+    /// The stage.
+    pub stage: Stage,
+    /// The time in this stage; for a parked message, since it first waited for this cause.
+    #[serde(rename = "in_stage_for_seconds", with = "seconds")]
+    pub in_stage_for: Duration,
+    /// Time since it was received.
+    #[serde(rename = "age_seconds", with = "seconds")]
+    pub age: Duration,
+}
+
+impl fmt::Display for Unfinished {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{}, which {} for {}",
+            self.origin,
+            self.stage,
+            Words(self.in_stage_for)
+        )
+    }
+}
