@@ -1,5 +1,5 @@
-//! What `accept-loss` and `accept-dead-letters` share: show what stops a scope, ask, and let the
-//! scope continue.
+//! The common part of `accept-loss` and `accept-dead-letters`: show what stops a scope, ask, and
+//! let the scope continue.
 
 use std::future::Future;
 use std::time::{Duration, SystemTime};
@@ -31,7 +31,7 @@ pub(crate) struct AcceptArgs {
     answer: AnswerArgs,
 }
 
-/// What stops a scope until an operator accepts it.
+/// A condition that stops a scope until an operator accepts it.
 pub(crate) trait Obstacle: Sized + Send + Sync {
     const WORDS: Words;
 
@@ -51,30 +51,30 @@ pub(crate) trait Obstacle: Sized + Send + Sync {
     fn since_and_why(&self) -> (u64, &str);
 }
 
-/// How a command speaks of its obstacle.
+/// The words in which a command speaks of its obstacle.
 pub(crate) struct Words {
     /// The format of the `--json` document.
     pub(crate) schema: &'static str,
-    /// What a terminal is asked.
+    /// The question to a terminal.
     pub(crate) question: &'static str,
-    /// What needs the confirmation, for the error where there is no terminal.
+    /// The change that needs the confirmation, for the error where there is no terminal.
     pub(crate) change: &'static str,
     /// The journal's event.
     pub(crate) event: &'static str,
-    /// What the scope is: `halted`. In the document, whether it is.
+    /// The state of the scope: `halted`. In the document, the name of a flag.
     pub(crate) state: &'static str,
     /// The document's name for since when.
     pub(crate) since: &'static str,
-    /// What is said when it was accepted, before and after the scope.
+    /// The message that it was accepted, before and after the scope.
     pub(crate) accepted: [&'static str; 2],
-    /// What is said when nothing stops the scope, before and after the scope.
+    /// The message that nothing stops the scope, before and after the scope.
     pub(crate) not_found: [&'static str; 2],
 }
 
 /// The outcome of accepting an obstacle.
 pub(crate) enum Accepted<T> {
     Yes(T),
-    /// It was gone already.
+    /// The obstacle was gone already.
     Gone,
     /// Something else stops the scope now.
     Changed(T),
@@ -171,7 +171,7 @@ struct AcceptDocument<'a> {
     scope: &'a str,
     /// Since when, in milliseconds since the Unix epoch, and why.
     found: Option<(u64, &'a str)>,
-    /// Whether it was accepted now.
+    /// `true` if it was accepted now.
     done: bool,
 }
 

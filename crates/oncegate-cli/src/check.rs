@@ -236,7 +236,7 @@ async fn examine(loaded: &Loaded) -> Report {
     report
 }
 
-/// One setting per line, with the origins in one column.
+/// Returns one setting per line, with the origins in one column.
 fn explained(settings: &[Explained]) -> String {
     /// A longer setting moves only its own origin to the right.
     const WIDTH_MOST: usize = 70;

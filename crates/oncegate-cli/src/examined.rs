@@ -108,7 +108,7 @@ pub(crate) struct Examined {
     pub(crate) scope: Scope,
     pub(crate) key: Key,
     pub(crate) fingerprint: Option<FingerprintSpec>,
-    /// Whether routes are from headers, and not the topics.
+    /// `true` if routes are from headers, and not the topics.
     pub(crate) routes_from_headers: bool,
     /// The consumer group.
     pub(crate) group: String,

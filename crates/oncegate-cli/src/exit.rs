@@ -35,7 +35,7 @@ impl From<Exit> for ExitCode {
     }
 }
 
-/// Why there is no answer, as text for the user.
+/// The reason why there is no answer, as text for the user.
 #[derive(Clone, Debug)]
 pub(crate) struct Problem {
     exit: Exit,

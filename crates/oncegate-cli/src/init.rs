@@ -122,7 +122,7 @@ struct InitDocument<'a> {
     files: Vec<&'static str>,
     /// NextCommands to continue with, in the folder.
     next: &'a [String],
-    /// Whether the files were written.
+    /// `true` if the files were written.
     done: bool,
 }
 

@@ -22,7 +22,7 @@ use crate::store::Opened;
 /// The format of the `--json` document.
 const SCHEMA: &str = "oncegate.inspect/1";
 
-/// How many entries of each journal are shown.
+/// The most entries of each journal that are shown.
 const ENTRIES_MOST: u32 = 100;
 
 /// Show what the store holds for one key, and what the next delivery would do
@@ -51,7 +51,7 @@ struct InspectDocument {
     state: &'static str,
     #[serde(skip_serializing_if = "Option::is_none")]
     attempt: Option<u8>,
-    /// Whether an attempt ever ended without an outcome.
+    /// `true` if an attempt ever ended without an outcome.
     #[serde(skip_serializing_if = "Option::is_none")]
     recovered: Option<bool>,
     /// The time until the lease expires, or until the retry is due; 0 when that is over.
@@ -70,7 +70,7 @@ struct InspectDocument {
     fingerprinted: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     expires_in_ms: Option<u64>,
-    /// What the store promises with its settings.
+    /// The promise of the store with its settings.
     #[serde(skip_serializing_if = "Option::is_none")]
     promise: Option<Promised>,
     /// The journals' entries for the key, the oldest first.

@@ -78,9 +78,9 @@ struct PeekDocument<'a> {
     queue: &'a str,
     store: String,
     scope: &'a str,
-    /// Whether the exit code is 0.
+    /// `true` if the exit code is 0.
     passed: bool,
-    /// Whether all messages of the queue were examined.
+    /// `true` if all messages of the queue were examined.
     complete: bool,
     seconds: f64,
     #[serde(flatten)]

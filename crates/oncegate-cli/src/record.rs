@@ -64,7 +64,7 @@ pub(crate) struct Found {
     pub(crate) record: Option<RecordSnapshot>,
 }
 
-/// How the record is named.
+/// The way in which the record is named.
 enum Named {
     ByKey(StoreKey),
     /// By its message, of this scope and route.

@@ -42,11 +42,11 @@ struct ResetDocument<'a> {
     key: &'a str,
     /// The state before the reset, as `oncegate inspect` names it.
     state: &'static str,
-    /// Which effect may repeat, as text.
+    /// The effect that may repeat, as text.
     effect: &'a str,
-    /// Whether the record was reopened.
+    /// `true` if the record was reopened.
     done: bool,
-    /// Whether the record had changed meanwhile.
+    /// `true` if the record had changed meanwhile.
     changed: bool,
 }
 
@@ -129,7 +129,7 @@ fn tell(
     Ok(())
 }
 
-/// Which effect may repeat.
+/// Returns which effect may repeat.
 fn effect(found: &RecordSnapshot) -> String {
     let RecordSnapshot { now, record } = found;
     match &record.state {

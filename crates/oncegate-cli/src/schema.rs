@@ -65,7 +65,7 @@ struct MigrateDocument<'a> {
     from: Option<u32>,
     to: u32,
     sql: &'a str,
-    /// Whether the statements were run.
+    /// `true` if the statements were run.
     done: bool,
 }
 

@@ -37,7 +37,7 @@ pub(crate) struct StoreArgs {
     pub(crate) url: String,
 }
 
-/// Whether it is the URL of a store that this build knows.
+/// Checks that it is the URL of a store that this build knows.
 ///
 /// # Errors
 /// With the known ones.
@@ -97,7 +97,7 @@ impl Opened {
     }
 }
 
-/// Why a store has no outboxes.
+/// The error of a store that has no outboxes.
 const NO_OUTBOX: &str =
     "an outbox is a table beside the rows of its effects: it needs postgres:// or an SQLite file";
 
@@ -411,8 +411,8 @@ fn address(url: &str) -> Result<Address, Problem> {
     }
 }
 
-/// Whether this text without a known scheme names a server: by a login, or by the port of one of
-/// its hosts. Paths that begin with `/` or `.` name files, whatever follows.
+/// Returns whether this text without a known scheme names a server: by a login, or by the port of
+/// one of its hosts. Paths that begin with `/` or `.` name files, whatever follows.
 fn is_like_address(text: &str) -> bool {
     if text.starts_with(['/', '.']) {
         return false;

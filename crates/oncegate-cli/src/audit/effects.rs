@@ -11,14 +11,15 @@ use tokio::sync::mpsc;
 
 use crate::exit::{Exit, Problem};
 
-/// How many keys are handed on at a time, and how many such batches may wait.
+/// The number of keys that are handed on at a time.
 const BATCH: usize = 4_096;
+/// The number of such batches that may wait.
 const BATCHES_WAITING: usize = 4;
 
-/// How many bytes of a field are kept. An idempotency key is shorter; what is longer is none.
+/// The number of bytes of a field that are kept. A longer field is no idempotency key.
 const FIELD_BYTES: usize = 256;
 
-/// Which field of each line is the key.
+/// The field of each line that is the key.
 #[derive(Clone, Debug)]
 enum Column {
     First,
@@ -192,8 +193,8 @@ fn read(
     }
 }
 
-/// Whether the reader is inside of a quoted field, which the CSV reader ends with the file in
-/// silence.
+/// The position of the reader in or outside of a quoted field. The CSV reader accepts a file that
+/// ends inside of one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Quotes {
     /// At the beginning of a field.
@@ -225,12 +226,12 @@ struct Fields<'a> {
     column: &'a Column,
     /// The number of the column, once it is known.
     wanted: Option<usize>,
-    /// Whether the line with the names is over.
+    /// `true` when the line with the names is over.
     named: bool,
     number: usize,
     /// The number of lines so far.
     line: u64,
-    /// Whether this line has had its key.
+    /// `true` when this line has had its key.
     has_key: bool,
 }
 

@@ -75,9 +75,9 @@ struct AuditDocument<'a> {
     scope: &'a str,
     group: &'a str,
     dead_letter_topic: Option<&'a str>,
-    /// Whether a list of effects was given.
+    /// `true` if a list of effects was given.
     with_effects: bool,
-    /// Whether the exit code is 0.
+    /// `true` if the exit code is 0.
     passed: bool,
     seconds: f64,
     #[serde(flatten)]

@@ -17,7 +17,7 @@ use crate::sources::SourceSettings;
 pub(super) const PASSWORD_IN_URL: &str =
     "the URL contains a password; take it out, and set `password`";
 
-/// What is wrong with one of the two alone.
+/// The error when only one of the two is given.
 const PAIR: &str = "`tls_certificate` and `tls_key` belong together: give both";
 
 /// Of a certificate and its key, the one that is given without the other.

@@ -10,7 +10,7 @@ use super::layers::{Layers, Origin, Path};
 /// The most characters of an offending line that are shown.
 const LINE_MOST: usize = 160;
 
-/// Whether a finding is an error or a warning.
+/// The severity of a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Severity {
@@ -47,7 +47,7 @@ pub(crate) struct Findings {
     spoilt: Vec<Path>,
 }
 
-/// Whether a finding is about a setting's name or its value.
+/// The part of a setting that a finding is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum About {
     Name,
@@ -118,7 +118,7 @@ impl Findings {
         self.spoilt.push(path);
     }
 
-    /// Whether a setting at, above or below `path` was wrong and has been removed.
+    /// Returns whether a setting at, above or below `path` was wrong and has been removed.
     pub(super) fn is_spoilt(&self, path: &[String]) -> bool {
         self.spoilt
             .iter()
@@ -244,7 +244,7 @@ const SECRETS: [&str; 8] = [
     "credential",
 ];
 
-/// Whether this text begins with the name of a setting or of a table.
+/// Returns whether this text begins with the name of a setting or of a table.
 fn is_names(text: &str) -> bool {
     let text = text.trim_start();
     let is_table = text.starts_with('[') && !text.contains('=');

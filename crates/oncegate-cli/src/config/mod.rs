@@ -1,4 +1,4 @@
-//! One configuration: a file, the environment over it, and flags over both.
+//! The configuration: a file, the environment over it, and flags over both.
 //!
 //! `layers` merges them and records where each value came from, `paths` makes the paths of the file
 //! absolute, `shape` defines the settings, `values` parses values, `check` checks that they fit
@@ -55,7 +55,7 @@ pub(crate) struct Loaded {
     text: String,
 }
 
-/// Whether literal secrets are errors.
+/// The treatment of literal secrets: an error or not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Secrets {
     MayBeLiteral,
@@ -192,7 +192,7 @@ impl Loaded {
         self.layers.variables()
     }
 
-    /// All findings as text.
+    /// Returns all findings as text.
     pub(crate) fn render(&self) -> String {
         self.findings.render(&self.file, &self.text)
     }
@@ -207,7 +207,7 @@ impl Loaded {
             + 1
     }
 
-    /// Where a setting came from, as text; `None` when it has its default.
+    /// Returns where a setting came from, as text; `None` when it has its default.
     fn origin(&self, path: &[String]) -> Option<String> {
         Some(match self.layers.exact_origin(path)? {
             Origin::File { name, .. } => format!("{}:{}", self.file, self.line(name.start)),

@@ -1,5 +1,5 @@
-//! What a configuration may say: one structure for the file, the environment, the flags, the JSON
-//! schema and the table in the documentation.
+//! The settings of a configuration: one structure for the file, the environment, the flags, the
+//! JSON schema and the table in the documentation.
 //!
 //! Every setting is optional here, so that one that is wrong does not hide the others; `check`
 //! knows what is missing.

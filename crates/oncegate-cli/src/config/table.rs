@@ -57,7 +57,7 @@ fn without_null(schema: &mut Json) {
     object.values_mut().for_each(without_null);
 }
 
-/// One setting.
+/// A setting in the table.
 #[derive(Debug)]
 struct SettingRow {
     path: Path,

@@ -133,7 +133,8 @@ impl Secret {
 }
 
 impl Secret {
-    /// When the file that holds it was last changed; `None` for a secret that is elsewhere.
+    /// The time of the last change of the file that holds it; `None` for a secret that is
+    /// elsewhere.
     pub(crate) fn changed_at(&self) -> Option<SystemTime> {
         let Self::File(path) = self else { return None };
         std::fs::metadata(path)
@@ -153,7 +154,7 @@ impl fmt::Debug for Secret {
 }
 
 impl Property {
-    /// Whether a property of this name is secret.
+    /// Returns whether a property of this name is secret.
     pub(crate) fn is_secret(name: &str) -> bool {
         [
             "password",

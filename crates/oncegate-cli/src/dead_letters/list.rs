@@ -43,9 +43,9 @@ struct ListDocument {
     place: String,
     /// The number of dead letters.
     seen: u64,
-    /// How many match the filter.
+    /// The number of those that match the filter.
     matching: u64,
-    /// How many by cause; `foreign` counts messages that oncegate did not write.
+    /// The number of matching ones by cause; `foreign` counts messages that oncegate did not write.
     by_cause: BTreeMap<&'static str, u64>,
     /// The first of those that match.
     letters: Vec<Known>,

@@ -1,4 +1,4 @@
-//! Where dead letters are: a topic or a queue, by flags or by a configuration.
+//! The place of dead letters: a topic or a queue, by flags or by a configuration.
 
 use crate::config::{Loaded, shape};
 use crate::configured::{ConfigArgs, choose, missing};

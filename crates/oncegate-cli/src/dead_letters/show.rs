@@ -46,9 +46,9 @@ pub(crate) struct ShowArgs {
 /// Everything that is known about a dead letter. Times are RFC 3339.
 #[derive(Debug, Serialize)]
 pub(super) struct Known {
-    /// Its position.
+    /// The position of the dead letter.
     pub(super) at: String,
-    /// Whether oncegate wrote it; if not, only the next four are known.
+    /// `true` if oncegate wrote it; if not, only the next four are known.
     pub(super) known: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     message_key: Option<String>,
@@ -126,7 +126,7 @@ struct ShowDocument {
 #[derive(Serialize)]
 struct Content {
     payload: String,
-    /// Whether the payload is UTF-8, and shown as it is.
+    /// `true` if the payload is UTF-8, and shown as it is.
     exact: bool,
     headers: Vec<(String, Option<String>)>,
 }

@@ -125,7 +125,7 @@ async fn same_key(
     }
 }
 
-/// What to ask about the consumer `name`.
+/// Returns what to ask about the consumer `name`.
 ///
 /// # Errors
 /// When the file or variable of a secret cannot be read.

@@ -25,17 +25,17 @@ struct Weakness {
     /// `store`, `kafka`, a topic or a queue.
     what: String,
     found: String,
-    /// What to change; empty where the finding says it.
+    /// The change to make; empty where the finding says it.
     #[serde(skip_serializing_if = "String::is_empty")]
     fix: String,
-    /// Whether the server could not be reached.
+    /// `true` if the server could not be reached.
     unreachable: bool,
 }
 
-/// What was examined, and the findings.
+/// The examined servers, topics and queues, and the findings.
 #[derive(Debug, Default, Serialize)]
 pub(crate) struct Report {
-    /// What was examined, one line each.
+    /// The names of what was examined, one line each.
     looked_at: Vec<String>,
     findings: Vec<Weakness>,
     /// The consumer that the next findings are about.
@@ -43,7 +43,7 @@ pub(crate) struct Report {
     consumer: Option<String>,
 }
 
-/// What to examine for one consumer.
+/// The questions about one consumer.
 pub(crate) struct Questions {
     pub(crate) retention: Duration,
     pub(crate) lease: Duration,
@@ -71,7 +71,7 @@ impl Report {
         self.looked_at.push(what.into());
     }
 
-    /// Whether there are no findings.
+    /// Returns the exit code: success if there are no findings.
     pub(crate) fn exit(&self) -> Exit {
         match self.findings.as_slice() {
             [] => Exit::Yes,

@@ -138,7 +138,7 @@ impl DoctorArgs {
         }
     }
 
-    /// Whether a flag says anything but which consumer is meant.
+    /// Returns whether a flag says anything but which consumer is meant.
     fn has_settings(&self) -> bool {
         self.store.url.is_some() || self.names_source() || self.names_limits()
     }

@@ -133,7 +133,7 @@ struct Sample {
     distinct_keys: u64,
     seconds: f64,
     message_bytes: u64,
-    /// Whether it covers so little time that the estimate is a mere extrapolation.
+    /// `true` if it covers so little time that the estimate is a mere extrapolation.
     short: bool,
 }
 

@@ -36,7 +36,7 @@ use workers::Workers;
 const SAMPLES_MAX_BYTES: u64 = 64 * 1024 * 1024;
 /// The port of the downstream service for workers behind HTTP, which are started before the trial.
 const DOWNSTREAM_PORT: u16 = 9797;
-/// What the names of scopes, topics and groups begin with that a trial makes on servers.
+/// The prefix of the names of scopes, topics and groups that a trial makes on servers.
 const TRIAL: &str = "oncegate-prove";
 
 /// Try to make a worker charge twice or lose a payment, without a server (docs/PROVE.md)
@@ -388,7 +388,7 @@ fn unwritable(path: &Path, error: &std::io::Error) -> Problem {
     Problem::new(Exit::Configuration, what)
 }
 
-/// One line for each defect, or one that nothing was found.
+/// Returns a line for each defect, or one that nothing was found.
 fn text(verdict: &Verdict) -> String {
     if verdict.is_clean() {
         return verdict.to_string();
@@ -404,8 +404,8 @@ fn text(verdict: &Verdict) -> String {
     verdict.roots().map(line).collect::<Vec<_>>().join("\n")
 }
 
-/// What the defects mean, how they are mended, and the commands that repeat them: on standard
-/// error.
+/// Prints to standard error what the defects mean, how they are mended, and the commands that
+/// repeat them.
 fn explain(verdict: &Verdict, repeat: &impl Fn(&Finding) -> String) {
     for finding in verdict.roots() {
         let defect = finding.violation.defect;

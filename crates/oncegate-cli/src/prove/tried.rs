@@ -18,7 +18,7 @@ const ROUTE: &str = "samples";
 /// The content type of samples without a configuration.
 const JSON: &str = "application/json";
 
-/// What is tried.
+/// The consumer that is tried.
 #[derive(Clone, Debug)]
 pub(super) struct TriedConsumer {
     pub(super) key: Key,
@@ -158,7 +158,7 @@ impl TriedConsumer {
         build::with_gate_settings(gate, &self.settings)
     }
 
-    /// Whether one round runs at a time, because rounds share the worker or what is listed.
+    /// Returns whether one round runs at a time, because rounds share the worker or what is listed.
     pub(super) fn takes_turns(&self, args: &ProveArgs) -> bool {
         let is_shared = |command: &str| !WitnessCommand::is_of_round(command);
         self.handler.http.is_some() || args.witness_command.as_deref().is_some_and(is_shared)
@@ -169,7 +169,7 @@ impl TriedConsumer {
         build::batch_limits(&self.settings)
     }
 
-    /// How many messages or batches the worker gets at a time, at most.
+    /// Returns the most messages or batches that the worker gets at a time.
     pub(super) fn most(&self) -> u32 {
         self.settings.concurrency.unwrap_or(u32::MAX)
     }
@@ -223,7 +223,7 @@ fn flags(args: &ProveArgs, known: &[String]) -> Vec<Setting> {
     given.into_iter().filter_map(setting).collect()
 }
 
-/// What the key needs besides a payload, in words.
+/// Returns what the key needs besides a payload, in words.
 fn outside_of_payload(key: &Key) -> Option<String> {
     let key = serde_json::to_value(key).unwrap_or_default();
     let header = |of: &Value| of.get("header").and_then(Value::as_str).map(str::to_owned);

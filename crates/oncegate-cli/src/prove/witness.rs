@@ -37,8 +37,8 @@ impl WitnessCommand {
         }
     }
 
-    /// Whether each round has a list of its own, because the command reads it from the folder of
-    /// the round.
+    /// Returns whether each round has a list of its own, because the command reads it from the
+    /// folder of the round.
     pub(super) fn is_of_round(command: &str) -> bool {
         command.contains(FOLDER)
     }

@@ -51,8 +51,8 @@ impl Workers {
     }
 }
 
-/// How long a worker may at least take to end in a trial whose slowest worker has taken this long
-/// to start.
+/// Returns the shortest time limit for a worker to end, in a trial whose slowest worker has taken
+/// this long to start.
 fn end_grace(slowest_start: Duration) -> Duration {
     slowest_start.saturating_mul(ENDS_IN_STARTS).min(END_LIMIT)
 }

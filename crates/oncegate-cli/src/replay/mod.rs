@@ -63,12 +63,12 @@ struct ReplayDocument<'a> {
     schema: &'static str,
     topics: &'a [String],
     store: String,
-    /// What the store promises with its settings.
+    /// The promise of the store with its settings.
     promise: &'a Promised,
     scope: &'a str,
     /// `same`, `other_fingerprint` or `nothing`: what the store's descriptor of the scope says.
     known: &'static str,
-    /// Whether the exit code is 0.
+    /// `true` if the exit code is 0.
     passed: bool,
     seconds: f64,
     #[serde(flatten)]
@@ -153,7 +153,7 @@ async fn read(
 }
 
 impl ReplayArgs {
-    /// Whether it runs messages, and stops cleanly at a signal.
+    /// Returns whether it runs messages, and stops cleanly at a signal.
     pub(crate) fn runs(&self) -> bool {
         self.repair.run
     }

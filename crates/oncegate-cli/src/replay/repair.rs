@@ -84,15 +84,16 @@ struct RepairDocument<'a> {
     missing: u64,
     /// Messages that were given to the consumer.
     delivered: u64,
-    /// Those that the handler has completed.
+    /// Delivered messages that the handler has completed.
     handled: u64,
-    /// Those that became dead letters.
+    /// Delivered messages that became dead letters.
     dead_letters: u64,
-    /// Those that a record has answered: another message of the same key was handled meanwhile.
+    /// Delivered messages that a record has answered: another message of the same key was handled
+    /// meanwhile.
     duplicates: u64,
-    /// Those that are not finished.
+    /// Delivered messages that are not finished.
     unfinished: u64,
-    /// Whether all that was missing is finished.
+    /// `true` if all that was missing is finished.
     complete: bool,
     seconds: f64,
 }
@@ -178,7 +179,7 @@ pub(super) async fn run(args: &ReplayArgs) -> Result<Exit, Problem> {
     answer(args, &document, &stop)
 }
 
-/// What will be run.
+/// The messages that will be run.
 struct Planned {
     examined: Examined,
     offsets: Offsets,
@@ -399,8 +400,8 @@ impl RepairArgs {
         }
     }
 
-    /// What to say of messages that a run without --overdue leaves alone, such as those of a replay
-    /// that was killed.
+    /// Returns the hint about messages that a run without --overdue leaves alone, such as those of
+    /// a replay that was killed.
     fn overdue_hint(&self, report: &ReplayReport) -> String {
         match report.would_run_again.saturating_sub(report.without_record) {
             0 => String::new(),

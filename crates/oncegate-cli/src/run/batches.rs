@@ -24,9 +24,9 @@ use super::worker::{AttemptInfo, Call, Limited, Reply, WithdrawOnDrop, Work, Wor
 /// The reply of a worker to a batch.
 #[derive(Debug)]
 pub(super) enum BatchReply {
-    /// One for each message, in the order of the batch.
+    /// A reply to each message, in the order of the batch.
     Each(Vec<Reply>),
-    /// One for the batch as a whole.
+    /// A reply to the batch as a whole.
     Whole(Reply),
 }
 

@@ -35,20 +35,20 @@ use super::worker::{AttemptInfo, Call, Reply};
 
 /// The longest line of a worker's standard error that is logged as one, in bytes.
 const LOG_LINE_MAX_BYTES: u64 = 8 * 1024;
-/// How much of the last line is told as the reason of an end, in characters.
+/// The part of the last line that is told as the reason of an end, in characters.
 const LAST_LINE_MOST: usize = 300;
 /// The exit codes of shells, and of ours, for a program that cannot be started.
 const CANNOT_START: [i32; 2] = [126, 127];
 /// The largest `max_in_flight` that a worker may request.
 const MAX_IN_FLIGHT_MOST: usize = 10_000;
-/// How many lines may wait in either direction: messages and their cancellations.
+/// The most lines that may wait in either direction: messages and their cancellations.
 const LINES_WAITING: usize = 2 * MAX_IN_FLIGHT_MOST;
 /// The longest time that a worker may take to report that it is ready.
 const READY_LIMIT: Duration = Duration::from_secs(60);
-/// How long a worker whose input was closed may take to end, and how long after a SIGTERM.
+/// The time limit for a worker to end after its input was closed, and again after a SIGTERM.
 pub(super) const END_GRACE: Duration = Duration::from_secs(10);
 pub(super) const TERM_GRACE: Duration = Duration::from_secs(5);
-/// How long a worker that has closed its standard output may take to end by itself.
+/// The time limit for a worker that has closed its standard output to end by itself.
 const EXIT_GRACE: Duration = Duration::from_secs(1);
 /// The longest time that a worker may be silent about a cancelled message before it is killed and
 /// replaced: four fifths of the lease, and at most this. The message's handler is dropped a little
@@ -67,7 +67,7 @@ pub(super) struct Order {
     pub(super) attempt: AttemptInfo,
 }
 
-/// What is on its way to a worker: the messages of one line.
+/// The messages of one line, on their way to a worker.
 pub(super) struct Job {
     pub(super) orders: Vec<(Order, oneshot::Sender<Reply>)>,
     /// The line is one for batches, even if there is one message.
@@ -90,9 +90,9 @@ pub(crate) struct Crew {
 pub(crate) struct Foreman {
     tasks: JoinSet<()>,
     stop: CancellationToken,
-    /// Whether a worker had to be signalled at the stop.
+    /// `true` once a worker had to be signalled at the stop.
     forced: Arc<AtomicBool>,
-    /// How long a worker may take to end after its input was closed, if not `END_GRACE`.
+    /// The time limit for a worker to end after its input was closed, if not `END_GRACE`.
     end_grace: Arc<OnceLock<Duration>>,
 }
 
@@ -154,7 +154,7 @@ impl Crew {
         self.violations.too_many().await;
     }
 
-    /// Why the consumer must stop, if it must.
+    /// Returns why the consumer must stop, if it must.
     pub(super) fn why_unfit(&self) -> Option<String> {
         self.violations.reason()
     }
@@ -206,7 +206,7 @@ impl Foreman {
     }
 }
 
-/// One worker, whose process may be replaced.
+/// A worker, whose process may be replaced.
 struct Slot {
     number: u32,
     program: Runnable,
@@ -217,7 +217,7 @@ struct Slot {
     report: WorkerReport,
     stop: CancellationToken,
     forced: Arc<AtomicBool>,
-    /// How long a worker may take to end after its input was closed, if not `END_GRACE`.
+    /// The time limit for a worker to end after its input was closed, if not `END_GRACE`.
     end_grace: Arc<OnceLock<Duration>>,
     violations: Arc<Violations>,
 }
@@ -502,7 +502,7 @@ impl Slot {
     }
 }
 
-/// How a process ended that was to go on.
+/// The end of a process that was to go on.
 #[derive(Debug, Default)]
 pub(super) struct Ended {
     pub(super) why: String,
@@ -514,7 +514,7 @@ pub(super) struct Ended {
 /// The reason when a process is stopped on purpose.
 const STOPPED: &str = "it was stopped";
 
-/// Why the exchange with a process is over.
+/// The end of the exchange with a process, and its reason.
 struct End {
     why: String,
     /// The process answers nothing, so it is killed without a request to end.

@@ -147,8 +147,8 @@ impl Caller {
         })
     }
 
-    /// Whether the worker is ready: its readiness URL answers with 2xx or, without one, it accepts
-    /// connections.
+    /// Checks that the worker is ready: its readiness URL answers with 2xx or, without one, it
+    /// accepts connections.
     pub(crate) async fn is_ready(&self) -> Result<(), String> {
         let Some(ready) = &self.ready else {
             return self.way.accepts().await;
@@ -170,9 +170,9 @@ impl Caller {
     }
 }
 
-/// Whether the connection ended before anything of the request was written: hyper gives the request
-/// back then. It happens when a worker closes a new connection at once, as one does that has
-/// refused the client's certificate.
+/// Returns whether the connection ended before anything of the request was written: hyper gives the
+/// request back then. It happens when a worker closes a new connection at once, as one does that
+/// has refused the client's certificate.
 fn was_never_sent(error: &(dyn Error + 'static)) -> bool {
     let mut cause = Some(error);
     while let Some(error) = cause {

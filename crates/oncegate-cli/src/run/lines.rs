@@ -26,7 +26,7 @@ use super::worker::{AttemptInfo, Call, Reply, Work};
 
 /// The longest line in either direction, in bytes.
 pub(super) const LINE_MAX_BYTES: u64 = 16 * 1024 * 1024;
-/// How much of an invalid line is shown, in characters.
+/// The part of an invalid line that is shown, in characters.
 const SHOWN_MOST: usize = 120;
 
 /// A line from a worker.
@@ -44,7 +44,7 @@ pub(super) struct Ready {
     pub(super) v: u32,
     #[serde(default = "one")]
     pub(super) max_in_flight: usize,
-    /// Whether the worker takes batches.
+    /// `true` if the worker takes batches.
     #[serde(default)]
     pub(super) batches: bool,
 }
@@ -225,21 +225,21 @@ impl<'a> HandleLine<'a> {
     }
 }
 
-/// What a worker has written, with the number of its line.
+/// A line that a worker has written, with its number.
 #[derive(Debug)]
 pub(super) struct Line {
     pub(super) number: u64,
     pub(super) text: Vec<u8>,
 }
 
-/// What is wrong with something that a worker has written.
+/// An error in something that a worker has written.
 #[derive(Debug)]
 pub(super) struct Misread {
     /// The line's number, what is wrong with it, and its beginning.
     pub(super) why: String,
     /// The id of the message that it means to answer, if it names one.
     pub(super) id: Option<String>,
-    /// It is no attempt at the protocol, as what a `print` writes.
+    /// `true` if it is no attempt at the protocol, as what a `print` writes.
     pub(super) is_noise: bool,
 }
 
@@ -329,7 +329,7 @@ fn answered_id(value: &Value) -> Option<String> {
     }
 }
 
-/// Whether the text cannot be meant as an answer or as `ready`, not even a damaged one.
+/// Returns whether the text cannot be meant as an answer or as `ready`, not even a damaged one.
 fn is_noise(text: &[u8], value: Option<&Value>) -> bool {
     const OUTCOME: &[u8] = b"\"outcome\"";
     let is_ready = value

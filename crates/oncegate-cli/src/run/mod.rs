@@ -110,7 +110,7 @@ struct Assembled {
     consumer: Consumer,
     worker: Arc<Worker>,
     report: WorkerReport,
-    /// How long the worker may end before it is ready.
+    /// The time for which the worker may end before it is ready.
     patience: Duration,
     concurrency: u32,
     foreman: Option<Foreman>,
@@ -431,13 +431,13 @@ async fn assemble(
     })
 }
 
-/// What a worker is held to.
+/// The limits that a worker is held to.
 pub(crate) struct WorkerLimits {
     /// The lease of the gate.
     pub(crate) lease: Duration,
     /// The largest result that is kept, in bytes.
     pub(crate) result_max_bytes: usize,
-    /// Whether it gets batches.
+    /// `true` if it gets batches.
     pub(crate) in_batches: bool,
     /// The variables of this process that it does not get.
     pub(crate) hidden: Vec<String>,

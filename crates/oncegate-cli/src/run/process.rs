@@ -157,12 +157,12 @@ pub(crate) fn become_worker() -> Option<std::process::ExitCode> {
     None
 }
 
-/// What becomes of the processes that a process leaves behind in its group.
+/// The treatment of the processes that a process leaves behind in its group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Leftovers {
-    /// They are killed.
+    /// Kills them.
     Killed,
-    /// They are left alone after exit code 0, and killed after every other end.
+    /// Leaves them alone after exit code 0, and kills them after every other end.
     KilledUnlessDone,
 }
 
@@ -240,7 +240,7 @@ impl Process {
         self.child.wait().await
     }
 
-    /// Whether the process is still running.
+    /// Returns whether the process is still running.
     pub(super) fn is_running(&self) -> bool {
         self.child.id().is_some() && matches!(look(self.leader), Ok(None))
     }

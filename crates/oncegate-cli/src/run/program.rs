@@ -100,9 +100,9 @@ fn is_program(path: &Path) -> bool {
         .is_ok_and(|file| file.is_file() && file.permissions().mode() & 0o111 != 0)
 }
 
-/// Whether the text is one command of a program, so that the shell can replace itself by it
-/// (`exec`) and nothing changes. It is so bound to the end of oncegate, which a child of the shell
-/// is not.
+/// Returns whether the text is one command of a program, so that the shell can replace itself by it
+/// (`exec`) and nothing changes. That binds the program to the end of oncegate, to which a child of
+/// the shell is not bound.
 pub(super) fn is_one_command(text: &str) -> bool {
     if !begins_with_a_program(text.trim_start()) {
         return false;
@@ -131,8 +131,8 @@ pub(super) fn is_one_command(text: &str) -> bool {
     quote.is_none()
 }
 
-/// Whether the first word of a text names a program, and neither a builtin of the shell nor an
-/// assignment.
+/// Returns whether the first word of a text names a program, and neither a builtin of the shell nor
+/// an assignment.
 fn begins_with_a_program(text: &str) -> bool {
     // A path in quotes, as of a folder with a blank in its name.
     if let Some(quoted) = text.strip_prefix('\'') {

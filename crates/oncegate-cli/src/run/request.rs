@@ -31,7 +31,7 @@ pub(crate) struct RequestParts {
     pub(crate) token: Option<Arc<Token>>,
     /// The lease that a run begins with, in milliseconds.
     pub(crate) lease_ms: u128,
-    /// Whether messages that are not CloudEvents get the headers of one.
+    /// `true` if messages that are not CloudEvents get the headers of one.
     pub(crate) cloudevents: bool,
 }
 

@@ -16,28 +16,28 @@ use super::worker::{Call, Reply};
 /// The time without a first answer after which a log line describes the expected answer.
 pub(super) const REMINDER: Duration = Duration::from_secs(5);
 
-/// One process, while its streams are open.
+/// A process, while its streams are open.
 pub(super) struct Session {
     /// The worker's number.
     number: u32,
     lease: Duration,
-    /// How long the process may leave a message unanswered after its `cancel`.
+    /// The time for which the process may leave a message unanswered after its `cancel`.
     grace: Duration,
     tell: mpsc::Sender<Outgoing>,
     pub(super) said: mpsc::Receiver<Line>,
     in_flight: HashMap<String, InFlight>,
-    /// How many messages of each line are in flight.
+    /// The number of messages of each line that are in flight.
     lines: HashMap<u64, usize>,
     /// Tasks that end with the ids of messages that were cancelled.
     pub(super) withdrawn: JoinSet<Vec<String>>,
     /// Cancelled messages, in the order in which their grace ends.
     cancelled: VecDeque<(Instant, String)>,
     next_id: u64,
-    /// When the reminder about the first answer is logged.
+    /// The time at which the reminder about the first answer is logged.
     remind_at: Option<Instant>,
     has_answered: bool,
     unknown_ids: u64,
-    /// How many lines had nothing to do with the protocol.
+    /// The number of lines that had nothing to do with the protocol.
     ignored: u64,
 }
 
@@ -273,7 +273,7 @@ impl Session {
         }
     }
 
-    /// When [`look`](Self::look) has something to do.
+    /// Returns when [`look`](Self::look) has something to do.
     pub(super) fn look_at(&self) -> Option<Instant> {
         self.cancelled
             .front()

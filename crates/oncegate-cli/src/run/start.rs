@@ -1,4 +1,4 @@
-//! What a consumer needs before it starts: its store, its topics or queues, and its worker.
+//! The requirements of a consumer's start: its store, its topics or queues, and its worker.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

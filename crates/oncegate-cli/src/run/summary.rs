@@ -1,5 +1,5 @@
-//! What became of the lines of standard input: the answer of `oncegate run` when their consumer has
-//! ended.
+//! The outcomes of the lines of standard input: the answer of `oncegate run` when their consumer
+//! has ended.
 
 use std::fmt::Write as _;
 use std::ops::RangeInclusive;
@@ -17,7 +17,7 @@ use crate::sources::input::{Input, Progress};
 
 /// The format of the `--json` document.
 const SCHEMA: &str = "oncegate.run/1";
-/// How many ranges of lines a text names.
+/// The most ranges of lines that a text names.
 const RANGES_MOST: usize = 20;
 
 /// Counts what became of the messages of one consumer, and forwards its events.
@@ -85,11 +85,11 @@ impl Account {
     }
 }
 
-/// What became of the lines.
+/// The outcomes of the lines.
 #[derive(Debug, Serialize)]
 pub(super) struct Summary {
     consumer: String,
-    /// Whether every line of the input is finished.
+    /// `true` if every line of the input is finished.
     complete: bool,
     lines_read: u64,
     messages: u64,
@@ -161,7 +161,7 @@ impl Summary {
             .sum()
     }
 
-    /// Why the input is not finished, and what to do; `None` when it is.
+    /// Returns why the input is not finished, and what to do; `None` when it is.
     fn remainder(&self) -> Option<String> {
         if self.complete {
             return None;

@@ -131,8 +131,9 @@ impl Service<Uri> for Tls {
     }
 }
 
-/// Whether a connection failed because the other side does not accept this client's certificate, or
-/// misses one. The handshake ends with that, so nothing sent on the connection was read.
+/// Returns whether a connection failed because the other side does not accept this client's
+/// certificate, or misses one. The handshake ends with that, so nothing sent on the connection was
+/// read.
 pub(super) fn is_refused(error: &(dyn std::error::Error + 'static)) -> bool {
     use rustls::AlertDescription::{
         AccessDenied, BadCertificate, CertificateExpired, CertificateRequired, CertificateRevoked,

@@ -12,25 +12,25 @@ use tokio::time::Instant;
 
 use super::tracked::Life;
 
-/// How long a connection must stay open behind its answer.
+/// The time for which a connection must stay open behind its answer.
 const STAYS_OPEN: Duration = Duration::from_millis(250);
 
-/// When a worker is tried again that closes its connections, because it may have been restarting,
-/// or that has not answered the trial.
+/// The delay before another trial of a worker that closes its connections, because it may have been
+/// restarting, or that has not answered the trial.
 const TRY_AGAIN_AFTER: Duration = Duration::from_secs(60);
 
 /// The part of a request in the trial.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Part {
-    /// It has a connection of its own.
+    /// The request has a connection of its own.
     Single,
-    /// Its connection is the one that is watched.
+    /// The request's connection is the one that is watched.
     Trial,
-    /// It may use a connection again.
+    /// The request may use a connection again.
     Keeping,
 }
 
-/// What is known of a worker's connections.
+/// The known facts about a worker's connections.
 #[derive(Debug)]
 pub(super) struct Trial(Mutex<TrialState>);
 

@@ -26,7 +26,7 @@ pub(crate) struct DeadLetterFile {
 /// The file, once it is open.
 struct OpenFile {
     file: File,
-    /// Whether the file ends in the middle of a line, because a write failed.
+    /// `true` if the file ends in the middle of a line, because a write failed.
     is_torn: bool,
 }
 

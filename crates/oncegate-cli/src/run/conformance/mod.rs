@@ -105,7 +105,7 @@ pub(crate) struct WorkerTestArgs {
     payload: Option<PathBuf>,
 }
 
-/// One requirement of a worker.
+/// A requirement of a worker.
 #[derive(Debug, Serialize)]
 struct Check {
     /// The name of the check: one word.
@@ -113,7 +113,7 @@ struct Check {
     ok: bool,
     /// The requirement, or what happened instead.
     found: String,
-    /// What to change; absent when the check passed.
+    /// The change to make; absent when the check passed.
     #[serde(skip_serializing_if = "str::is_empty")]
     fix: &'static str,
 }

@@ -121,7 +121,7 @@ impl Subject {
         }
     }
 
-    /// Whether a worker of this kind is notified when a message is cancelled.
+    /// Returns whether a worker of this kind is notified when a message is cancelled.
     pub(super) fn is_told_to_stop(&self) -> bool {
         !matches!(self, Self::Command(..))
     }
