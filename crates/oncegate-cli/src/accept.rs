@@ -47,7 +47,7 @@ pub(crate) trait Obstacle: Sized + Send + Sync {
         scope: &Scope,
     ) -> impl Future<Output = Result<Accepted<Self>, StoreError>> + Send;
 
-    /// Since when, in milliseconds since the Unix epoch, and why.
+    /// Returns the time of the stop, in milliseconds since the Unix epoch, and its reason.
     fn since_and_why(&self) -> (u64, &str);
 }
 
@@ -63,7 +63,7 @@ pub(crate) struct Words {
     pub(crate) event: &'static str,
     /// The state of the scope: `halted`. In the document, the name of a flag.
     pub(crate) state: &'static str,
-    /// The document's name for since when.
+    /// The document's name for the time of the stop.
     pub(crate) since: &'static str,
     /// The message that it was accepted, before and after the scope.
     pub(crate) accepted: [&'static str; 2],
@@ -140,8 +140,8 @@ fn show<T: Obstacle>(args: &AcceptArgs, found: &T) -> Result<(), Problem> {
 }
 
 fn tell<T: Obstacle>(args: &AcceptArgs, found: Option<&T>, done: bool) -> Result<(), Problem> {
-    let (words, scope) = (T::WORDS, &args.scope);
-    let of_scope = |[before, after]: [&str; 2]| format!("{before}{scope}{after}");
+    let words = T::WORDS;
+    let scope = &args.scope;
     if args.answer.json {
         let found = found.map(Obstacle::since_and_why);
         return output::answer_json(&AcceptDocument {
@@ -152,24 +152,28 @@ fn tell<T: Obstacle>(args: &AcceptArgs, found: Option<&T>, done: bool) -> Result
         });
     }
     match (found, done) {
-        (_, true) => eprintln!("oncegate: {}", of_scope(words.accepted)),
+        (_, true) => eprintln!("oncegate: {}", around(words.accepted, scope)),
         (None, false) => eprintln!(
             "oncegate: {}; nothing was changed",
-            of_scope(words.not_found)
+            around(words.not_found, scope)
         ),
         (Some(_), false) if args.change.dry_run => {
-            eprintln!("oncegate: nothing was changed (--dry-run)")
+            eprintln!("oncegate: nothing was changed (--dry-run)");
         }
         (Some(_), false) => {}
     }
     Ok(())
 }
 
+fn around([before, after]: [&str; 2], scope: &Scope) -> String {
+    format!("{before}{scope}{after}")
+}
+
 /// The answer of `--json`.
 struct AcceptDocument<'a> {
     words: Words,
     scope: &'a str,
-    /// Since when, in milliseconds since the Unix epoch, and why.
+    /// The time of the stop, in milliseconds since the Unix epoch, and its reason.
     found: Option<(u64, &'a str)>,
     /// `true` if it was accepted now.
     done: bool,

@@ -50,6 +50,11 @@ impl Problem {
         }
     }
 
+    /// A problem with the configuration, or with a flag in its place.
+    pub(crate) fn configuration(text: impl Into<String>) -> Self {
+        Self::new(Exit::Configuration, text)
+    }
+
     /// The exit code of the command.
     pub(crate) const fn exit(&self) -> Exit {
         self.exit

@@ -129,7 +129,8 @@ pub(crate) async fn migrate(args: &MigrateArgs) -> Result<Exit, Problem> {
 }
 
 fn words(args: &MigrateArgs, change: &SchemaChange) -> String {
-    let (store, to) = (args.store.redacted(), change.to);
+    let store = args.store.redacted();
+    let to = change.to;
     let before = change.from.map_or("no tables".to_owned(), |from| {
         format!("tables of format {from}")
     });

@@ -94,6 +94,7 @@ impl CreateArgs {
             within(self.answer.timeout, place.look()).await?;
         }
         let pending = named(&places).any(NamedTopic::is_missing);
+        // The JSON document comes at the end, with what was done.
         if !self.answer.json {
             output::answer(
                 &named(&places)
@@ -109,9 +110,12 @@ impl CreateArgs {
                 self.yes,
             )
             .await?;
-            for at in 0..places.len() {
-                let consumed = consumed(&places, places[at].broker());
-                within(self.answer.timeout, places[at].create(&wanted, &consumed)).await?;
+            let consumed: Vec<Vec<String>> = places
+                .iter()
+                .map(|place| consumed(&places, place.broker()))
+                .collect();
+            for (place, consumed) in places.iter_mut().zip(&consumed) {
+                within(self.answer.timeout, place.create(&wanted, consumed)).await?;
             }
             if !self.answer.json {
                 output::answer(

@@ -68,7 +68,8 @@ impl EffectsArgs {
     /// Begins to read.
     pub(super) fn open(&self) -> Effects {
         let (sender, batches) = mpsc::channel(BATCHES_WAITING);
-        let (file, command) = (self.effects.clone(), self.effects_command.clone());
+        let file = self.effects.clone();
+        let command = self.effects_command.clone();
         let column = self
             .effects_column
             .clone()
@@ -121,10 +122,6 @@ fn read_command(
     column: &Column,
     each: &mut impl FnMut(&str) -> bool,
 ) -> Result<(), Problem> {
-    let failed = |why: String| {
-        let text = format!("--effects-command {why}, so its list of effects may be incomplete");
-        Problem::new(Exit::Unreachable, text)
-    };
     let mut program = Command::new("sh");
     program
         .args(["-c", command])
@@ -132,18 +129,23 @@ fn read_command(
         .stdout(Stdio::piped());
     let mut child = program
         .spawn()
-        .map_err(|error| failed(format!("cannot be started: {error}")))?;
+        .map_err(|error| export_failed(&format!("cannot be started: {error}")))?;
     let output = child
         .stdout
         .take()
         .map_or(Ok(()), |output| read(BufReader::new(output), column, each));
     let status = child
         .wait()
-        .map_err(|error| failed(format!("has no exit status: {error}")))?;
+        .map_err(|error| export_failed(&format!("has no exit status: {error}")))?;
     if !status.success() {
-        return Err(failed(format!("ended with {status}")));
+        return Err(export_failed(&format!("ended with {status}")));
     }
-    output.map_err(|error| failed(format!("has an output that cannot be read: {error}")))
+    output.map_err(|error| export_failed(&format!("has an output that cannot be read: {error}")))
+}
+
+fn export_failed(why: &str) -> Problem {
+    let text = format!("--effects-command {why}, so its list of effects may be incomplete");
+    Problem::new(Exit::Unreachable, text)
 }
 
 /// Calls `each` with the key of each line that is not empty, until it returns `false`. It keeps one
@@ -156,7 +158,8 @@ fn read(
 ) -> io::Result<()> {
     let mut fields = Fields::new(column);
     let mut field = [0; FIELD_BYTES];
-    let (mut reader, mut kept) = (Reader::new(), 0);
+    let mut reader = Reader::new();
+    let mut kept = 0;
     let mut quotes = Quotes::default();
     loop {
         let available = input.fill_buf()?;
@@ -307,14 +310,13 @@ mod tests {
 
     fn keys(text: &str, column: &Column, buffer: usize) -> io::Result<Vec<String>> {
         let mut found = Vec::new();
-        let mut each = |key: &str| {
-            found.push(key.to_owned());
-            true
-        };
         read(
             BufReader::with_capacity(buffer, text.as_bytes()),
             column,
-            &mut each,
+            &mut |key: &str| {
+                found.push(key.to_owned());
+                true
+            },
         )?;
         Ok(found)
     }

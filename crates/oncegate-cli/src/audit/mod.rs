@@ -282,13 +282,13 @@ impl AuditArgs {
         } else {
             ""
         };
-        match parts.is_empty() {
-            true if report.messages == 0 => {
+        match parts.as_slice() {
+            [] if report.messages == 0 => {
                 "The window has no message, so nothing was compared: is it the right one?"
                     .to_owned()
             }
-            true => "Nothing was found.".to_owned(),
-            false => format!(
+            [] => "Nothing was found.".to_owned(),
+            _ => format!(
                 "Of {} events: {}{allowed}.",
                 grouped(report.events),
                 parts.join(", ")

@@ -52,6 +52,12 @@ impl Consumer {
     pub(crate) fn route_of<'a>(&'a self, name: &'a str) -> &'a str {
         self.route.as_ref().map_or(name, |route| route.name(name))
     }
+
+    pub(crate) fn reads_stdin(&self) -> bool {
+        self.source
+            .as_ref()
+            .is_some_and(|source| source.stdin.is_some())
+    }
 }
 
 /// A source, a gate and a handler.

@@ -142,20 +142,17 @@ impl RelayArgs {
                 value: value.clone()?,
             })
         });
-        let property = |(name, value): &(String, String)| Setting {
+        let properties = self.properties.iter().map(|(name, value)| Setting {
             flag: format!("--property {name}"),
             path: of(&["kafka", "properties", name]),
             value: value.clone(),
-        };
-        let any = |(path, value): &(String, String)| Setting {
+        });
+        let any = self.any.iter().map(|(path, value)| Setting {
             flag: format!("--set {path}"),
             path: parts(path),
             value: value.clone(),
-        };
-        given
-            .chain(self.properties.iter().map(property))
-            .chain(self.any.iter().map(any))
-            .collect()
+        });
+        given.chain(properties).chain(any).collect()
     }
 }
 
@@ -203,10 +200,8 @@ async fn relay_all(
     let served = Served::start(&status, Some(OFF), telemetry).await?;
     let mut relays = JoinSet::new();
     for (name, outbox) in loaded.config.outbox.clone() {
-        let (stop, store) = (
-            stop.clone(),
-            loaded.config.store.clone().unwrap_or_default(),
-        );
+        let stop = stop.clone();
+        let store = loaded.config.store.clone().unwrap_or_default();
         let telemetry = telemetry.clone();
         relays.spawn(async move {
             let running = async {
@@ -245,11 +240,10 @@ fn problem(error: RelayError) -> Problem {
 }
 
 fn document(counters: &Counters) -> RelayDocument {
-    let total = |name| counters.total(name);
     RelayDocument {
         schema: SCHEMA,
-        published: total("outbox_published"),
-        failures: total("outbox_failures"),
-        purged: total("outbox_purged"),
+        published: counters.total("outbox_published"),
+        failures: counters.total("outbox_failures"),
+        purged: counters.total("outbox_purged"),
     }
 }

@@ -91,7 +91,8 @@ impl Brokers {
     /// # Errors
     /// With what is left.
     pub(super) async fn remove(&self) -> Result<(), Problem> {
-        let (cluster, topics) = (&self.0, self.0.topics().clone());
+        let cluster = &self.0;
+        let topics = self.0.topics().clone();
         let deadline = Instant::now() + CHANGE_LIMIT;
         loop {
             // The group of a topic has the topic's name.

@@ -72,7 +72,8 @@ impl Stores {
     pub(super) fn of_trial(&self, trial: Trial) -> Trial {
         match self {
             Self::Files { folder, rounds } => {
-                let (folder, rounds) = (folder.clone(), Arc::clone(rounds));
+                let folder = folder.clone();
+                let rounds = Arc::clone(rounds);
                 trial.store_with(move || {
                     let number = rounds.fetch_add(1, Ordering::Relaxed);
                     RoundFile::open(folder.join(format!("{number}.db")))

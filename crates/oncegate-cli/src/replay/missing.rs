@@ -157,13 +157,13 @@ impl Source for Missing {
             state.next_at = state.next_at.max(Instant::now()) + took;
         }
         self.counts.delivered.fetch_add(count as u64, Relaxed);
-        let delivery = |message| Delivery {
+        let deliveries = state.selected.drain(..count).map(|message| Delivery {
             message,
             ack_handle: Arc::new(Finishing {
                 counts: Arc::clone(&self.counts),
             }),
-        };
-        Ok(Some(state.selected.drain(..count).map(delivery).collect()))
+        });
+        Ok(Some(deliveries.collect()))
     }
 
     async fn close(&self, _: Duration) -> Result<(), SourceError> {

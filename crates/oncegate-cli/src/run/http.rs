@@ -42,10 +42,8 @@ impl Caller {
         told: request::RequestParts,
         result_max_bytes: usize,
     ) -> Result<Self, String> {
-        let (allow_remote, http2) = (
-            handler.allow_remote.unwrap_or(false),
-            handler.http2.unwrap_or(false),
-        );
+        let allow_remote = handler.allow_remote.unwrap_or(false);
+        let http2 = handler.http2.unwrap_or(false);
         let files = TlsFiles::of(handler);
         let way = |url: &str| Way::to(Endpoint::parse(url, allow_remote)?, http2, &files);
         let worker = way(handler.http.as_deref().unwrap_or_default())?;

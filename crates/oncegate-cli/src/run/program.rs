@@ -141,8 +141,11 @@ fn begins_with_a_program(text: &str) -> bool {
         });
     }
     let first = text.split_whitespace().next().unwrap_or_default();
-    let is_plain = |c: char| c.is_alphanumeric() || "-_./:,@%+".contains(c);
-    !first.is_empty() && first.chars().all(is_plain) && !BUILTINS.contains(&first)
+    !first.is_empty()
+        && first
+            .chars()
+            .all(|c| c.is_alphanumeric() || "-_./:,@%+".contains(c))
+        && !BUILTINS.contains(&first)
 }
 
 /// The words of a text that a shell takes as they are; `None` for a text that means more.
@@ -163,7 +166,7 @@ fn plain_words(text: &str) -> Option<Vec<String>> {
                 }
             }
             c if c.is_alphanumeric() || "-_./:=,@%+".contains(c) => {
-                word.get_or_insert_default().push(c)
+                word.get_or_insert_default().push(c);
             }
             _ => return None,
         }

@@ -6,8 +6,6 @@ use std::time::Duration;
 use oncegate::health::WorkerStatus;
 use tokio::sync::watch;
 
-use super::exec::Ended;
-
 /// The current state of a worker. All clones share it.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct WorkerReport(Arc<watch::Sender<Worked>>);
@@ -17,6 +15,15 @@ struct Worked {
     status: WorkerStatus,
     /// `true` if the worker's program cannot be started.
     cannot_start: bool,
+}
+
+/// The end of a process that was to go on.
+#[derive(Debug, Default)]
+pub(super) struct Ended {
+    pub(super) why: String,
+    pub(super) was_ready: bool,
+    /// A shell has found no such program.
+    pub(super) cannot_start: bool,
 }
 
 /// The reason why no process of a worker is ready, and none will be.

@@ -54,12 +54,11 @@ pub(super) struct Account {
 
 impl Account {
     pub(super) fn of(consumer: &str, input: Input, telemetry: &Telemetry) -> Self {
-        let none = || AtomicU64::new(0);
         let tally = Tally {
             telemetry: telemetry.clone(),
-            handled: none(),
-            dead_letters: none(),
-            retries: none(),
+            handled: AtomicU64::new(0),
+            dead_letters: AtomicU64::new(0),
+            retries: AtomicU64::new(0),
         };
         Self {
             consumer: consumer.to_owned(),
@@ -192,11 +191,14 @@ impl Summary {
 
 /// `line 3 is`, `lines 3, 5 to 9 are`
 fn named(ranges: &[RangeInclusive<u64>]) -> String {
-    let one = |range: &RangeInclusive<u64>| match (range.start(), range.end()) {
-        (first, last) if first == last => first.to_string(),
-        (first, last) => format!("{first} to {last}"),
-    };
-    let mut shown: Vec<String> = ranges.iter().take(RANGES_MOST).map(one).collect();
+    let mut shown: Vec<String> = ranges
+        .iter()
+        .take(RANGES_MOST)
+        .map(|range| match (range.start(), range.end()) {
+            (first, last) if first == last => first.to_string(),
+            (first, last) => format!("{first} to {last}"),
+        })
+        .collect();
     if ranges.len() > RANGES_MOST {
         shown.push("others".to_owned());
     }
@@ -232,10 +234,10 @@ pub(super) fn answer(summaries: &[Summary], json: bool) -> Result<(), Problem> {
 /// When a line is not finished, or was not read: standard input cannot deliver it again.
 pub(super) fn verdict(summaries: &[Summary]) -> Result<(), Problem> {
     let remainders: Vec<String> = summaries.iter().filter_map(Summary::remainder).collect();
-    match remainders.is_empty() {
-        true => Ok(()),
-        false => Err(Problem::new(Exit::Interrupted, remainders.join("\n"))),
+    if remainders.is_empty() {
+        return Ok(());
     }
+    Err(Problem::new(Exit::Interrupted, remainders.join("\n")))
 }
 
 #[cfg(test)]

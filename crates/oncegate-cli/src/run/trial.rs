@@ -62,7 +62,7 @@ impl Trial {
         let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         match &*state {
             TrialState::Answered(life, _) if life.has_ended() => {
-                *state = TrialState::Closes(Instant::now())
+                *state = TrialState::Closes(Instant::now());
             }
             TrialState::Answered(_, at) if at.elapsed() >= STAYS_OPEN => *state = TrialState::Keeps,
             TrialState::Closes(at) | TrialState::Asked(at) if at.elapsed() >= TRY_AGAIN_AFTER => {

@@ -106,6 +106,7 @@ impl Splitter {
                 }
                 match rest.first() {
                     Some(b'{' | b'[') if self.line.is_empty() => self.begun_at = self.number,
+                    // No object and no array: it is passed on as the line that it is.
                     _ => {
                         self.line.extend_from_slice(rest);
                         self.skips = self.line.len() as u64 >= LINE_MAX_BYTES;

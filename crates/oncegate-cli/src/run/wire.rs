@@ -78,6 +78,7 @@ impl Endpoint {
         if host.is_empty() {
             return Err("it names no host".to_owned());
         }
+        // A connection within this machine needs no encryption.
         let is_here = host == "localhost" || address.is_some_and(|address| address.is_loopback());
         if !is_here && !encrypted && !allow_remote {
             return Err(format!(

@@ -117,7 +117,7 @@ impl Call {
         self.0.begun.get() == Some(&true)
     }
 
-    /// Prevents that the call begins. Returns whether it has not begun.
+    /// Prevents the call from beginning. Returns whether it has not begun.
     pub(super) fn forestall(&self) -> bool {
         let begun = *self.0.begun.get_or_init(|| false);
         if !begun {

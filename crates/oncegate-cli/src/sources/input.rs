@@ -340,13 +340,10 @@ mod tests {
 
     async fn received(input: &Input, most: usize) -> Option<Vec<(String, Vec<u8>)>> {
         let deliveries = input.receive(most).await.unwrap()?;
-        let shown = |delivery: &Delivery| {
-            (
-                delivery.message.origin().to_string(),
-                delivery.message.payload().to_vec(),
-            )
-        };
-        Some(deliveries.iter().map(shown).collect())
+        let shown = deliveries.iter().map(|Delivery { message, .. }| {
+            (message.origin().to_string(), message.payload().to_vec())
+        });
+        Some(shown.collect())
     }
 
     fn line(number: u64, payload: &str) -> (String, Vec<u8>) {

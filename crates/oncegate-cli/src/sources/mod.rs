@@ -131,7 +131,7 @@ impl SourceKind {
     }
 }
 
-/// NextCommands for the configuration that `init` writes.
+/// The commands for the configuration that `init` writes.
 pub(crate) struct NextCommands<'a> {
     pub(crate) check: &'a str,
     pub(crate) create_topics: &'a str,

@@ -8,12 +8,12 @@ use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout};
 
-use super::super::exec::{END_GRACE, TERM_GRACE, log};
 use super::super::lines::{HandleLine, Line, Outgoing, Ready, ReadyType, Said, parse, write_lines};
 use super::super::process::{self, Leftovers, Process, Runnable};
+use super::super::slot::{END_GRACE, TERM_GRACE, log};
 use super::super::values::read_values;
 use super::super::worker::{AttemptInfo, Reply};
-use super::LEASE;
+use super::messages::LEASE;
 
 /// The most lines that may wait in either direction.
 const LINES_WAITING: usize = 64;
