@@ -40,10 +40,7 @@ impl ChangeArgs {
         confirm(question, what, self.yes).await?;
         let path = self.journal.clone().or_else(default_path);
         let path = path.ok_or_else(|| {
-            Problem::new(
-                Exit::Configuration,
-                "there is no home directory for the journal: set --journal",
-            )
+            Problem::configuration("there is no home directory for the journal: set --journal")
         })?;
         let file = JournalFile::open(&path).map_err(|error| {
             Problem::configuration(format!(

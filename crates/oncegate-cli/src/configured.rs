@@ -46,10 +46,7 @@ pub(crate) fn load(file: &Path) -> Result<Loaded, Problem> {
     let loaded = config::load(Some(file), |_| Vec::new(), Secrets::MayBeLiteral)?;
     if loaded.findings.has_errors() {
         eprintln!("{}", loaded.render());
-        return Err(Problem::new(
-            Exit::Configuration,
-            "the configuration has errors",
-        ));
+        return Err(Problem::configuration("the configuration has errors"));
     }
     Ok(loaded)
 }
@@ -83,7 +80,7 @@ pub(crate) fn choose<'a>(
                 names(loaded)
             ),
         };
-        Problem::new(Exit::Configuration, why)
+        Problem::configuration(why)
     })
 }
 

@@ -269,7 +269,7 @@ pub(crate) fn formatted(key: Option<Key>, format: Option<&Format>) -> Result<Opt
         (Some(key), Some(format)) => {
             let key = format.apply(key);
             key.map(Some)
-                .map_err(|why| Problem::new(Exit::Configuration, format!("the format: {why}")))
+                .map_err(|why| Problem::configuration(format!("the format: {why}")))
         }
         (key, _) => Ok(key),
     }

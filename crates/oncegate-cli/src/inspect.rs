@@ -280,7 +280,7 @@ fn entries(path: &Path, key: &StoreKey) -> Result<Vec<JournalEntry>, Problem> {
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(Vec::new()),
         Err(error) => {
             let text = format!("--journal: {} cannot be read: {error}", path.display());
-            Err(Problem::new(Exit::Configuration, text))
+            Err(Problem::configuration(text))
         }
         Ok(entries) => Ok(entries),
     }

@@ -139,7 +139,7 @@ pub(crate) async fn open_sql(
     let opened = open(store, Purpose::Read, patience).await?;
     opened
         .sql
-        .ok_or_else(|| Problem::new(Exit::Configuration, format!("store: {NO_OUTBOX}")))
+        .ok_or_else(|| Problem::configuration(format!("store: {NO_OUTBOX}")))
 }
 
 /// A server with records of a trial, which are removed after it.
@@ -339,7 +339,7 @@ impl StoreArgs {
             Address::Postgres(url) => postgres(&url).await,
             _ => {
                 let text = "--store: only postgres://host:port/database needs its tables created by a command";
-                Err(Problem::new(Exit::Configuration, text))
+                Err(Problem::configuration(text))
             }
         }
     }

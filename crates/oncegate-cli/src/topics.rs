@@ -134,12 +134,9 @@ impl CreateArgs {
         }
         match (pending, self.dry_run) {
             (true, true) => Ok(Exit::No),
-            (true, false) if named(&places).any(|topic| topic.state == State::Refused) => {
-                Err(Problem::new(
-                    Exit::Configuration,
-                    "not all topics and queues were created",
-                ))
-            }
+            (true, false) if named(&places).any(|topic| topic.state == State::Refused) => Err(
+                Problem::configuration("not all topics and queues were created"),
+            ),
             _ => Ok(Exit::Yes),
         }
     }
@@ -154,10 +151,7 @@ impl CreateArgs {
         )?;
         if loaded.findings.has_errors() {
             eprintln!("{}", loaded.render());
-            return Err(Problem::new(
-                Exit::Configuration,
-                "the configuration has errors",
-            ));
+            return Err(Problem::configuration("the configuration has errors"));
         }
         let mut places = Places::new();
         for (name, consumer) in loaded.consumers() {
@@ -171,7 +165,7 @@ impl CreateArgs {
             else {
                 continue;
             };
-            let mut place = place.map_err(|why| Problem::new(Exit::Configuration, why).of(name))?;
+            let mut place = place.map_err(|why| Problem::configuration(why).of(name))?;
             // Several consumers may have one dead-letter topic.
             let same = places
                 .iter()
@@ -188,7 +182,7 @@ impl CreateArgs {
                 .map(|file| file.display().to_string())
                 .unwrap_or_default();
             let text = format!("{file} names no topic and no queue that can be created");
-            return Err(Problem::new(Exit::Configuration, text));
+            return Err(Problem::configuration(text));
         }
         Ok(places)
     }

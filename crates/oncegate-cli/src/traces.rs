@@ -47,8 +47,8 @@ impl Traces {
             return Ok(None);
         }
         let exporter = SpanExporter::builder().with_http().build();
-        let exporter = exporter
-            .map_err(|error| Problem::new(Exit::Configuration, format!("traces: {error}")))?;
+        let exporter =
+            exporter.map_err(|error| Problem::configuration(format!("traces: {error}")))?;
         Self::to(exporter).map(Some)
     }
 

@@ -189,7 +189,7 @@ impl AuditArgs {
                 "no temporary file in {} (TMPDIR): {error}",
                 folder.display()
             );
-            Problem::new(Exit::Configuration, text)
+            Problem::configuration(text)
         })?;
         Ok(audit.open(file).await?)
     }

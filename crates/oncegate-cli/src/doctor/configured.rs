@@ -11,7 +11,7 @@ use super::{NamedQueue, Questions, Report};
 use crate::config::Loaded;
 use crate::config::shape;
 use crate::config::values::Time;
-use crate::exit::{Exit, Problem};
+use crate::exit::Problem;
 use crate::sources::{LetterQueue, Source, sqs};
 use crate::store::{self, Opened};
 
@@ -67,7 +67,7 @@ pub(super) async fn examine_consumers<'a>(
         }
         match questions(name, &consumer) {
             Ok(questions) => questions.ask(&mut report).await,
-            Err(why) => report.problem("source", &Problem::new(Exit::Configuration, why)),
+            Err(why) => report.problem("source", &Problem::configuration(why)),
         }
     }
     if let (Some(redis), Some(first)) = (redis, first) {

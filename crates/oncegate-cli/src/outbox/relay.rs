@@ -171,14 +171,11 @@ pub(super) async fn run(args: &RelayArgs) -> Result<Exit, Problem> {
         eprintln!("{}", loaded.render());
     }
     if loaded.findings.has_errors() {
-        return Err(Problem::new(
-            Exit::Configuration,
-            "the configuration has errors",
-        ));
+        return Err(Problem::configuration("the configuration has errors"));
     }
     if loaded.config.outbox.is_empty() {
         let text = "there is no outbox: name one by a table as [outbox.shop], or by --outbox with --brokers or --region";
-        return Err(Problem::new(Exit::Configuration, text));
+        return Err(Problem::configuration(text));
     }
     let stop = CancellationToken::new();
     let telemetry =
@@ -235,7 +232,7 @@ async fn relay_all(
 fn problem(error: RelayError) -> Problem {
     match error {
         RelayError::Store { error, .. } => error.into(),
-        error => Problem::new(Exit::Configuration, error.to_string()),
+        error => Problem::configuration(error.to_string()),
     }
 }
 

@@ -61,9 +61,9 @@ impl Brokers {
             .unwrap_or_default();
         let mut properties = Vec::new();
         for (name, Property(value)) in &configured.properties {
-            let value = value.resolve().map_err(|why| {
-                Problem::new(Exit::Configuration, format!("the property {name}: {why}"))
-            })?;
+            let value = value
+                .resolve()
+                .map_err(|why| Problem::configuration(format!("the property {name}: {why}")))?;
             properties.push((name.clone(), value));
         }
         // What is set last wins.

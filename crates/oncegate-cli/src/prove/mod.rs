@@ -390,7 +390,7 @@ fn unwritable(path: &Path, error: &std::io::Error) -> Problem {
         "the report cannot be written to {}: {error}; change --report",
         path.display()
     );
-    Problem::new(Exit::Configuration, what)
+    Problem::configuration(what)
 }
 
 /// Returns a line for each defect, or one that nothing was found.

@@ -171,7 +171,7 @@ impl TriedConsumer {
 }
 
 fn refused(why: impl Into<String>) -> Problem {
-    Problem::new(Exit::Configuration, why)
+    Problem::configuration(why)
 }
 
 /// The flags as settings over those of the file, for the consumer that is tried.

@@ -141,14 +141,11 @@ pub(crate) async fn run(args: &RunArgs) -> Result<Exit, Problem> {
         eprintln!("{}", loaded.render());
     }
     if loaded.findings.has_errors() {
-        return Err(Problem::new(
-            Exit::Configuration,
-            "the configuration has errors",
-        ));
+        return Err(Problem::configuration("the configuration has errors"));
     }
     if loaded.config.consumer.is_empty() {
         let text = "there is no consumer: name one by a table as [consumer.billing], or by --scope";
-        return Err(Problem::new(Exit::Configuration, text));
+        return Err(Problem::configuration(text));
     }
     let stop = CancellationToken::new();
     let consuming = consume_all(&loaded, &stop, args.json);
