@@ -1,5 +1,5 @@
-//! What `accept-loss` and `accept-dead-letters` share: show what stops a scope, ask, and let the
-//! scope continue.
+//! The common part of `accept-loss` and `accept-dead-letters`: show what stops a scope, ask, and
+//! let the scope continue.
 
 use std::future::Future;
 use std::time::{Duration, SystemTime};
@@ -31,7 +31,7 @@ pub(crate) struct AcceptArgs {
     answer: AnswerArgs,
 }
 
-/// What stops a scope until an operator accepts it.
+/// A condition that stops a scope until an operator accepts it.
 pub(crate) trait Obstacle: Sized + Send + Sync {
     const WORDS: Words;
 
@@ -47,34 +47,34 @@ pub(crate) trait Obstacle: Sized + Send + Sync {
         scope: &Scope,
     ) -> impl Future<Output = Result<Accepted<Self>, StoreError>> + Send;
 
-    /// Since when, in milliseconds since the Unix epoch, and why.
+    /// Returns the time of the stop, in milliseconds since the Unix epoch, and its reason.
     fn since_and_why(&self) -> (u64, &str);
 }
 
-/// How a command speaks of its obstacle.
+/// The words in which a command speaks of its obstacle.
 pub(crate) struct Words {
     /// The format of the `--json` document.
     pub(crate) schema: &'static str,
-    /// What a terminal is asked.
+    /// The question to a terminal.
     pub(crate) question: &'static str,
-    /// What needs the confirmation, for the error where there is no terminal.
+    /// The change that needs the confirmation, for the error where there is no terminal.
     pub(crate) change: &'static str,
     /// The journal's event.
     pub(crate) event: &'static str,
-    /// What the scope is: `halted`. In the document, whether it is.
+    /// The state of the scope: `halted`. In the document, the name of a flag.
     pub(crate) state: &'static str,
-    /// The document's name for since when.
+    /// The document's name for the time of the stop.
     pub(crate) since: &'static str,
-    /// What is said when it was accepted, before and after the scope.
+    /// The message that it was accepted, before and after the scope.
     pub(crate) accepted: [&'static str; 2],
-    /// What is said when nothing stops the scope, before and after the scope.
+    /// The message that nothing stops the scope, before and after the scope.
     pub(crate) not_found: [&'static str; 2],
 }
 
 /// The outcome of accepting an obstacle.
 pub(crate) enum Accepted<T> {
     Yes(T),
-    /// It was gone already.
+    /// The obstacle was gone already.
     Gone,
     /// Something else stops the scope now.
     Changed(T),
@@ -140,8 +140,8 @@ fn show<T: Obstacle>(args: &AcceptArgs, found: &T) -> Result<(), Problem> {
 }
 
 fn tell<T: Obstacle>(args: &AcceptArgs, found: Option<&T>, done: bool) -> Result<(), Problem> {
-    let (words, scope) = (T::WORDS, &args.scope);
-    let of_scope = |[before, after]: [&str; 2]| format!("{before}{scope}{after}");
+    let words = T::WORDS;
+    let scope = &args.scope;
     if args.answer.json {
         let found = found.map(Obstacle::since_and_why);
         return output::answer_json(&AcceptDocument {
@@ -152,26 +152,30 @@ fn tell<T: Obstacle>(args: &AcceptArgs, found: Option<&T>, done: bool) -> Result
         });
     }
     match (found, done) {
-        (_, true) => eprintln!("oncegate: {}", of_scope(words.accepted)),
+        (_, true) => eprintln!("oncegate: {}", around(words.accepted, scope)),
         (None, false) => eprintln!(
             "oncegate: {}; nothing was changed",
-            of_scope(words.not_found)
+            around(words.not_found, scope)
         ),
         (Some(_), false) if args.change.dry_run => {
-            eprintln!("oncegate: nothing was changed (--dry-run)")
+            eprintln!("oncegate: nothing was changed (--dry-run)");
         }
         (Some(_), false) => {}
     }
     Ok(())
 }
 
+fn around([before, after]: [&str; 2], scope: &Scope) -> String {
+    format!("{before}{scope}{after}")
+}
+
 /// The answer of `--json`.
 struct AcceptDocument<'a> {
     words: Words,
     scope: &'a str,
-    /// Since when, in milliseconds since the Unix epoch, and why.
+    /// The time of the stop, in milliseconds since the Unix epoch, and its reason.
     found: Option<(u64, &'a str)>,
-    /// Whether it was accepted now.
+    /// `true` if it was accepted now.
     done: bool,
 }
 

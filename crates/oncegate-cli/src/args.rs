@@ -17,11 +17,11 @@ use crate::exit::{Exit, Problem};
 use crate::parse::{duration, fingerprint, pair};
 use crate::store::StoreArgs;
 
-/// What `--key` takes, in a line.
+/// The help of `--key`, in a line.
 pub(crate) const KEY_HELP: &str = "The key: order_id,amount:decimal or payload-except:sent_at or header:x-id or \
                                    message-key or message-id, or JSON, which may have a tenant";
 
-/// What `--key` takes.
+/// The long help of `--key`.
 pub(crate) const KEY_FORMS: &str = r#"The key: the parts of a message that identify it. Its forms are
 
 order_id,amount:decimal

@@ -40,19 +40,14 @@ impl ChangeArgs {
         confirm(question, what, self.yes).await?;
         let path = self.journal.clone().or_else(default_path);
         let path = path.ok_or_else(|| {
-            Problem::new(
-                Exit::Configuration,
-                "there is no home directory for the journal: set --journal",
-            )
+            Problem::configuration("there is no home directory for the journal: set --journal")
         })?;
-        let refuse = |error| {
-            let text = format!(
+        let file = JournalFile::open(&path).map_err(|error| {
+            Problem::configuration(format!(
                 "nothing was changed, because the journal {} cannot be written: {error}",
                 path.display()
-            );
-            Problem::new(Exit::Configuration, text)
-        };
-        let file = JournalFile::open(&path).map_err(refuse)?;
+            ))
+        })?;
         let by = self.by.clone().unwrap_or_else(user);
         Ok(Written {
             file,
@@ -95,21 +90,21 @@ impl Written {
 }
 
 fn default_path() -> Option<PathBuf> {
-    let set = |name| {
-        std::env::var_os(name)
-            .filter(|value| !value.is_empty())
-            .map(PathBuf::from)
-    };
-    let state = set("XDG_STATE_HOME").or_else(|| Some(set("HOME")?.join(".local/state")))?;
+    let state =
+        folder_of("XDG_STATE_HOME").or_else(|| Some(folder_of("HOME")?.join(".local/state")))?;
     Some(state.join("oncegate/journal.jsonl"))
 }
 
+fn folder_of(variable: &str) -> Option<PathBuf> {
+    std::env::var_os(variable)
+        .filter(|value| !value.is_empty())
+        .map(PathBuf::from)
+}
+
 fn user() -> String {
-    let set = |name: &&str| std::env::var(name).ok().filter(|name| !name.is_empty());
-    // Services and containers often have none of these.
-    let number = || format!("uid {}", rustix::process::getuid().as_raw());
     ["SUDO_USER", "USER", "LOGNAME"]
         .iter()
-        .find_map(set)
-        .unwrap_or_else(number)
+        .find_map(|name| std::env::var(name).ok().filter(|name| !name.is_empty()))
+        // Services and containers often have none of these.
+        .unwrap_or_else(|| format!("uid {}", rustix::process::getuid().as_raw()))
 }

@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use crate::args::{AnswerArgs, within};
 use crate::config::table::{self, Explained};
-use crate::config::{self, Finding, Loaded, Secrets, Severity};
+use crate::config::{self, Finding, Findings, Loaded, Secrets, Severity};
 use crate::doctor::{Report, examine_configured};
 use crate::exit::{Exit, Problem};
 use crate::output;
@@ -139,26 +139,23 @@ pub(crate) async fn run(args: &CheckArgs) -> Result<Exit, Problem> {
         Severity::Warning
     });
     let findings = &loaded.findings;
-    let settings = if args.explain && !findings.has_errors() {
+    let ok = !findings.has_errors();
+    let settings = if args.explain && ok {
         loaded.explain()
     } else {
         Vec::new()
     };
-    let ok = !findings.has_errors();
     let routes = if ok {
         SharedRoute::all(&loaded)
     } else {
         Vec::new()
     };
     // With errors in the file, the findings would only be their consequences.
-    let online = match args.online && ok {
-        true => Some(
-            within(args.answer.timeout, async {
-                Ok(Box::pin(examine(&loaded)).await)
-            })
-            .await?,
-        ),
-        false => None,
+    let online = if args.online && ok {
+        let examined = async { Ok(Box::pin(examine(&loaded)).await) };
+        Some(within(args.answer.timeout, examined).await?)
+    } else {
+        None
     };
     let exit = match (ok, &online) {
         (false, _) => Exit::No,
@@ -166,7 +163,8 @@ pub(crate) async fn run(args: &CheckArgs) -> Result<Exit, Problem> {
         (true, Some(report)) => report.exit(),
     };
     if args.answer.json {
-        let (findings, online) = (&*findings.all, online.as_ref());
+        let findings = &*findings.all;
+        let online = online.as_ref();
         output::answer_json(&CheckDocument {
             schema: SCHEMA,
             ok: exit == Exit::Yes,
@@ -183,28 +181,10 @@ pub(crate) async fn run(args: &CheckArgs) -> Result<Exit, Problem> {
     if !settings.is_empty() {
         output::answer(&explained(&settings))?;
     }
-    let (errors, warnings) = (
-        findings.count(Severity::Error),
-        findings.count(Severity::Warning),
-    );
     let file = file
         .map(|file| file.display().to_string())
         .unwrap_or_default();
-    let plural = |count: usize| if count == 1 { "" } else { "s" };
-    match (errors, warnings) {
-        (0, 0) => output::answer(&format!("{file} is fine."))?,
-        (0, _) => output::answer(&format!(
-            "{file} will do, with {warnings} warning{}.",
-            plural(warnings)
-        ))?,
-        _ => {
-            let warnings = format!("{warnings} warning{}", plural(warnings));
-            output::answer(&format!(
-                "{file} has {errors} error{} and {warnings}.",
-                plural(errors)
-            ))?;
-        }
-    }
+    output::answer(&judgement(&file, findings))?;
     for route in routes {
         output::answer(&route.to_string())?;
     }
@@ -236,18 +216,46 @@ async fn examine(loaded: &Loaded) -> Report {
     report
 }
 
-/// One setting per line, with the origins in one column.
+fn judgement(file: &str, findings: &Findings) -> String {
+    let errors = findings.count(Severity::Error);
+    let warnings = findings.count(Severity::Warning);
+    match (errors, warnings) {
+        (0, 0) => format!("{file} is fine."),
+        (0, _) => format!(
+            "{file} will do, with {warnings} warning{}.",
+            plural(warnings)
+        ),
+        _ => format!(
+            "{file} has {errors} error{} and {warnings} warning{}.",
+            plural(errors),
+            plural(warnings)
+        ),
+    }
+}
+
+fn plural(count: usize) -> &'static str {
+    if count == 1 { "" } else { "s" }
+}
+
+/// Returns one setting per line, with the origins in one column.
 fn explained(settings: &[Explained]) -> String {
     /// A longer setting moves only its own origin to the right.
     const WIDTH_MOST: usize = 70;
-    let text = |Explained { path, value, .. }: &Explained| format!("{path} = {value}");
-    let widths = settings.iter().map(|setting| text(setting).chars().count());
-    let width = widths
+    let width = settings
+        .iter()
+        .map(|setting| assigned(setting).chars().count())
         .filter(|width| *width <= WIDTH_MOST)
         .max()
         .unwrap_or(0);
-    let line = |setting: &Explained| format!("{:width$}  # {}", text(setting), setting.origin);
-    settings.iter().map(line).collect::<Vec<_>>().join("\n")
+    settings
+        .iter()
+        .map(|setting| format!("{:width$}  # {}", assigned(setting), setting.origin))
+        .collect::<Vec<_>>()
+        .join("\n")
+}
+
+fn assigned(Explained { path, value, .. }: &Explained) -> String {
+    format!("{path} = {value}")
 }
 
 /// Print a JSON schema: of a configuration, or of the report of `oncegate prove`; or the table of

@@ -46,10 +46,7 @@ pub(crate) fn load(file: &Path) -> Result<Loaded, Problem> {
     let loaded = config::load(Some(file), |_| Vec::new(), Secrets::MayBeLiteral)?;
     if loaded.findings.has_errors() {
         eprintln!("{}", loaded.render());
-        return Err(Problem::new(
-            Exit::Configuration,
-            "the configuration has errors",
-        ));
+        return Err(Problem::configuration("the configuration has errors"));
     }
     Ok(loaded)
 }
@@ -67,13 +64,6 @@ pub(crate) fn choose<'a>(
         Some(scope) => known.find(|(name, _)| *name == scope),
         None => known.next().filter(|_| known.next().is_none()),
     };
-    let names = || {
-        loaded
-            .consumers()
-            .map(|(name, _)| name)
-            .collect::<Vec<_>>()
-            .join(", ")
-    };
     found.ok_or_else(|| {
         let why = match scope {
             _ if loaded.config.consumer.is_empty() => {
@@ -82,16 +72,21 @@ pub(crate) fn choose<'a>(
             Some(scope) => {
                 format!(
                     "the configuration has no consumer `{scope}`: give --scope with one of {}",
-                    names()
+                    names(loaded)
                 )
             }
             None => format!(
                 "which consumer of the configuration? Give --scope with one of {}",
-                names()
+                names(loaded)
             ),
         };
-        Problem::new(Exit::Configuration, why)
+        Problem::configuration(why)
     })
+}
+
+fn names(loaded: &Loaded) -> String {
+    let names: Vec<&str> = loaded.consumers().map(|(name, _)| name).collect();
+    names.join(", ")
 }
 
 /// Returns the route of the messages of the consumer's source. `None` if there is no source.
@@ -191,12 +186,13 @@ impl NamedStore {
 mod tests {
     use super::*;
 
+    fn route(source: &str) -> Result<Option<String>, String> {
+        let settings: shape::Consumer = toml::from_str(&format!("source = {source}")).unwrap();
+        route_of(&settings)
+    }
+
     #[test]
     fn the_route_is_that_of_the_source() {
-        let route = |source: &str| {
-            let settings: shape::Consumer = toml::from_str(&format!("source = {source}")).unwrap();
-            route_of(&settings)
-        };
         assert_eq!(
             route("{ kafka = { topics = [\"orders\"] } }")
                 .unwrap()

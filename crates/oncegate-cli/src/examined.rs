@@ -1,8 +1,7 @@
-//! Whose messages a command examines, and which of them: arguments of `replay` and `audit`.
+//! The arguments of `replay` and `audit` that select a consumer and its messages.
 
 use std::collections::HashSet;
 use std::sync::Arc;
-use std::time::SystemTime;
 
 use indicatif::{ProgressBar, ProgressStyle};
 use oncegate::admin::dry_run::Known;
@@ -108,7 +107,7 @@ pub(crate) struct Examined {
     pub(crate) scope: Scope,
     pub(crate) key: Key,
     pub(crate) fingerprint: Option<FingerprintSpec>,
-    /// Whether routes are from headers, and not the topics.
+    /// `true` if routes are from headers, and not the topics.
     pub(crate) routes_from_headers: bool,
     /// The consumer group.
     pub(crate) group: String,
@@ -175,16 +174,17 @@ impl ExaminedArgs {
     }
 
     async fn of_configuration(&self, loaded: &Loaded) -> Result<Examined, Problem> {
-        let refuse = |why: String| Problem::new(Exit::Configuration, why);
         let (name, consumer) = choose(loaded, self.scope.as_ref().map(Scope::as_str))?;
         let scope = Scope::new(name)?;
         let kafka = consumer
             .source
             .as_ref()
             .and_then(|source| source.kafka.as_ref());
-        let kafka = kafka.ok_or_else(|| refuse(format!("{name} does not read topics of Kafka")))?;
+        let kafka = kafka.ok_or_else(|| {
+            Problem::configuration(format!("{name} does not read topics of Kafka"))
+        })?;
         let topics = kafka.cluster(name, consumer.dead_letters.as_ref());
-        let topics = topics.map_err(|why| refuse(why).of(name))?;
+        let topics = topics.map_err(|why| Problem::configuration(why).of(name))?;
         let Topics {
             brokers,
             properties,
@@ -194,7 +194,8 @@ impl ExaminedArgs {
             ..
         } = topics;
         if let Some(other) = self.topics.iter().find(|topic| !consumed.contains(topic)) {
-            return Err(refuse(format!("{name} does not consume the topic {other}")));
+            let why = format!("{name} does not consume the topic {other}");
+            return Err(Problem::configuration(why));
         }
         let key = self
             .key
@@ -219,7 +220,7 @@ impl ExaminedArgs {
             routes_from_headers: self.routes_from_headers
                 || kafka.routes_from_headers == Some(true),
             group: group.unwrap_or_else(|| name.to_owned()),
-            key: key.ok_or_else(|| refuse(format!("{name} has no key")))?,
+            key: key.ok_or_else(|| Problem::configuration(format!("{name} has no key")))?,
             fingerprint: self.fingerprint.clone().or(own),
             scope,
             dead_letters,
@@ -268,7 +269,7 @@ pub(crate) fn formatted(key: Option<Key>, format: Option<&Format>) -> Result<Opt
         (Some(key), Some(format)) => {
             let key = format.apply(key);
             key.map(Some)
-                .map_err(|why| Problem::new(Exit::Configuration, format!("the format: {why}")))
+                .map_err(|why| Problem::configuration(format!("the format: {why}")))
         }
         (key, _) => Ok(key),
     }
@@ -332,15 +333,10 @@ impl WindowArgs {
             .to_offset
             .into_iter()
             .fold(window, TopicWindow::to_offset);
-        let time = |moment: &Option<Moment>| -> Option<SystemTime> {
-            moment.as_ref().map(|moment| moment.time)
-        };
-        window = time(&self.since)
-            .into_iter()
-            .fold(window, TopicWindow::since);
-        time(&self.until)
-            .into_iter()
-            .fold(window, TopicWindow::until)
+        let since = self.since.iter().map(|moment| moment.time);
+        let until = self.until.iter().map(|moment| moment.time);
+        window = since.fold(window, TopicWindow::since);
+        until.fold(window, TopicWindow::until)
     }
 }
 

@@ -35,7 +35,7 @@ impl From<Exit> for ExitCode {
     }
 }
 
-/// Why there is no answer, as text for the user.
+/// The reason why there is no answer, as text for the user.
 #[derive(Clone, Debug)]
 pub(crate) struct Problem {
     exit: Exit,
@@ -48,6 +48,11 @@ impl Problem {
             exit,
             text: text.into(),
         }
+    }
+
+    /// A problem with the configuration, or with a flag in its place.
+    pub(crate) fn configuration(text: impl Into<String>) -> Self {
+        Self::new(Exit::Configuration, text)
     }
 
     /// The exit code of the command.

@@ -37,24 +37,22 @@ pub(crate) fn completions(
 }
 
 pub(crate) fn man(args: &ManArgs, command: clap::Command) -> Result<Exit, Problem> {
-    let failed = |error: std::io::Error| {
-        Problem::new(
-            Exit::Configuration,
-            format!("--folder: the pages cannot be written: {error}"),
-        )
-    };
     match &args.folder {
         Some(folder) => {
-            std::fs::create_dir_all(folder).map_err(failed)?;
-            clap_mangen::generate_to(command, folder).map_err(failed)?;
+            std::fs::create_dir_all(folder).map_err(not_written)?;
+            clap_mangen::generate_to(command, folder).map_err(not_written)?;
         }
         None => {
             let mut page = Vec::new();
             clap_mangen::Man::new(command)
                 .render(&mut page)
-                .map_err(failed)?;
+                .map_err(not_written)?;
             output::answer(&String::from_utf8_lossy(&page))?;
         }
     }
     Ok(Exit::Yes)
+}
+
+fn not_written(error: std::io::Error) -> Problem {
+    Problem::configuration(format!("--folder: the pages cannot be written: {error}"))
 }

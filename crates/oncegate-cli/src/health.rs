@@ -82,22 +82,23 @@ pub(crate) async fn run(args: &HealthArgs) -> Result<Exit, Problem> {
 }
 
 async fn ask(args: &HealthArgs) -> Result<(StatusCode, String), Problem> {
-    let away = |error: &dyn std::error::Error| {
-        let why = Problem::caused(Exit::Unreachable, error);
-        Problem::new(
-            Exit::Unreachable,
-            format!("no answer from {}: {why}", args.url),
-        )
-    };
     let client: Client<_, Empty<Bytes>> = Client::builder(TokioExecutor::new()).build_http();
     let response = client
         .get(args.url.clone())
         .await
-        .map_err(|error| away(&error))?;
+        .map_err(|error| no_answer(args, &error))?;
     let status = response.status();
     let body = Limited::new(response.into_body(), ANSWER_MAX_BYTES)
         .collect()
         .await;
-    let body = body.map_err(|error| away(&*error))?.to_bytes();
+    let body = body.map_err(|error| no_answer(args, &*error))?.to_bytes();
     Ok((status, String::from_utf8_lossy(&body).into_owned()))
+}
+
+fn no_answer(args: &HealthArgs, error: &dyn std::error::Error) -> Problem {
+    let why = Problem::caused(Exit::Unreachable, error);
+    Problem::new(
+        Exit::Unreachable,
+        format!("no answer from {}: {why}", args.url),
+    )
 }

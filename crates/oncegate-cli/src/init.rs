@@ -121,9 +121,9 @@ struct InitDocument<'a> {
     schema: &'static str,
     folder: &'a Path,
     files: Vec<&'static str>,
-    /// NextCommands to continue with, in the folder.
+    /// The commands to continue with, in the folder.
     next: &'a [String],
-    /// Whether the files were written.
+    /// `true` if the files were written.
     done: bool,
 }
 
@@ -149,7 +149,8 @@ pub(crate) fn run(args: &InitArgs) -> Result<Exit, Problem> {
         if !args.dry_run {
             write(&args.folder, &files)?;
         }
-        let (folder, done) = (&*args.folder, !args.dry_run);
+        let folder = &*args.folder;
+        let done = !args.dry_run;
         output::answer_json(&InitDocument {
             schema: SCHEMA,
             folder,
@@ -160,10 +161,11 @@ pub(crate) fn run(args: &InitArgs) -> Result<Exit, Problem> {
         return Ok(Exit::Yes);
     }
     if args.dry_run {
-        let shown = |(name, text): &(&str, &str)| {
-            format!("==> {} <==\n{text}", args.folder.join(name).display())
-        };
-        output::answer(&files.iter().map(shown).collect::<Vec<_>>().join("\n"))?;
+        let shown: Vec<String> = files
+            .iter()
+            .map(|(name, text)| format!("==> {} <==\n{text}", args.folder.join(name).display()))
+            .collect();
+        output::answer(&shown.join("\n"))?;
         return Ok(Exit::Yes);
     }
     write(&args.folder, &files)?;
@@ -184,21 +186,19 @@ pub(crate) fn run(args: &InitArgs) -> Result<Exit, Problem> {
 
 /// Writes new files; one that has come into being meanwhile is not overwritten either.
 fn write(folder: &Path, files: &[(&str, &str)]) -> Result<(), Problem> {
-    let failed = |path: &Path, error: &io::Error| {
-        Problem::new(
-            Exit::Configuration,
-            format!("{} cannot be written: {error}", path.display()),
-        )
-    };
     for (name, text) in files {
         let path = folder.join(name);
         let parent = path.parent().unwrap_or(folder);
-        std::fs::create_dir_all(parent).map_err(|error| failed(parent, &error))?;
+        std::fs::create_dir_all(parent).map_err(|error| not_written(parent, &error))?;
         let file = OpenOptions::new().write(true).create_new(true).open(&path);
         file.and_then(|mut file| file.write_all(text.as_bytes()))
-            .map_err(|error| failed(&path, &error))?;
+            .map_err(|error| not_written(&path, &error))?;
     }
     Ok(())
+}
+
+fn not_written(path: &Path, error: &io::Error) -> Problem {
+    Problem::configuration(format!("{} cannot be written: {error}", path.display()))
 }
 
 impl InitArgs {

@@ -22,7 +22,7 @@ use crate::store::Opened;
 /// The format of the `--json` document.
 const SCHEMA: &str = "oncegate.inspect/1";
 
-/// How many entries of each journal are shown.
+/// The most entries of each journal that are shown.
 const ENTRIES_MOST: u32 = 100;
 
 /// Show what the store holds for one key, and what the next delivery would do
@@ -51,7 +51,7 @@ struct InspectDocument {
     state: &'static str,
     #[serde(skip_serializing_if = "Option::is_none")]
     attempt: Option<u8>,
-    /// Whether an attempt ever ended without an outcome.
+    /// `true` if an attempt ever ended without an outcome.
     #[serde(skip_serializing_if = "Option::is_none")]
     recovered: Option<bool>,
     /// The time until the lease expires, or until the retry is due; 0 when that is over.
@@ -70,7 +70,7 @@ struct InspectDocument {
     fingerprinted: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     expires_in_ms: Option<u64>,
-    /// What the store promises with its settings.
+    /// The promise of the store with its settings.
     #[serde(skip_serializing_if = "Option::is_none")]
     promise: Option<Promised>,
     /// The journals' entries for the key, the oldest first.
@@ -129,8 +129,24 @@ pub(crate) fn words(key: &StoreKey, found: Option<&RecordSnapshot>) -> String {
         table.text("next", "a delivery would run the handler, as attempt 1");
         return table.render();
     };
-    let protected = record.protected_for(*now);
-    let next = match &record.state {
+    let next = tell_state(&mut table, &record.state, record.protected_for(*now));
+    table.text("next", next);
+    table.text(
+        "content",
+        if record.fingerprint.is_some() {
+            "compared by a fingerprint"
+        } else {
+            "not compared"
+        },
+    );
+    table.text("forgotten", format!("in {}", span(left(found))));
+    table.render()
+}
+
+/// Describes the state, and returns what a delivery would do. `protected` is the time for which the
+/// record is claimed or waits.
+fn tell_state(table: &mut Table, state: &State, protected: Option<Duration>) -> String {
+    match state {
         State::Pending {
             token,
             attempt,
@@ -140,26 +156,18 @@ pub(crate) fn words(key: &StoreKey, found: Option<&RecordSnapshot>) -> String {
             table.text("state", "pending: claimed, and not finished");
             table.text("attempt", format!("{attempt}{}", recovery_words(*recovery)));
             table.text("owner", format!("{:?}", token.tag()));
-            fencing_token_words(&mut table, *fencing_token);
-            let (lease, next) = match protected {
-                Some(left) => (
-                    format!("{} left, unless its owner extends it", span(left)),
-                    format!("a delivery would wait, for at most {}", span(left)),
-                ),
-                None => {
-                    let next = format!(
-                        "a delivery would run the handler, as attempt {}",
-                        attempt.saturating_add(1)
-                    );
-                    (
-                        "over: its owner has ended without an outcome, or lost the store"
-                            .to_owned(),
-                        next,
-                    )
-                }
-            };
-            table.text("lease", lease);
-            next
+            fencing_token_words(table, *fencing_token);
+            if let Some(left) = protected {
+                let lease = format!("{} left, unless its owner extends it", span(left));
+                table.text("lease", lease);
+                format!("a delivery would wait, for at most {}", span(left))
+            } else {
+                table.text(
+                    "lease",
+                    "over: its owner has ended without an outcome, or lost the store",
+                );
+                next_attempt(*attempt)
+            }
         }
         State::Released {
             attempt,
@@ -175,21 +183,11 @@ pub(crate) fn words(key: &StoreKey, found: Option<&RecordSnapshot>) -> String {
                 ""
             };
             table.text("attempts", format!("{attempt} counted{earlier}"));
-            fencing_token_words(&mut table, *fencing_token);
-            table.text(
-                "reason",
-                if reason.is_empty() {
-                    "none given"
-                } else {
-                    reason
-                },
-            );
+            fencing_token_words(table, *fencing_token);
+            table.text("reason", reason_words(reason));
             match protected {
                 Some(left) => format!("a delivery would run the handler after {}", span(left)),
-                None => format!(
-                    "a delivery would run the handler, as attempt {}",
-                    attempt.saturating_add(1)
-                ),
+                None => next_attempt(*attempt),
             }
         }
         State::Completed { by, result } => {
@@ -206,39 +204,29 @@ pub(crate) fn words(key: &StoreKey, found: Option<&RecordSnapshot>) -> String {
         } => {
             table.text("state", "failed: given up");
             table.text("attempts", attempt.to_string());
-            table.text(
-                "reason",
-                if reason.is_empty() {
-                    "none given"
-                } else {
-                    reason
-                },
-            );
-            table.text(
-                "dead letter",
-                if *handed_over {
-                    "written"
-                } else {
-                    "not known to be written"
-                },
-            );
-            match handed_over {
-                true => "a delivery would run nothing, and write no second dead letter".to_owned(),
-                false => "a delivery would run nothing, and write the dead letter".to_owned(),
-            }
+            table.text("reason", reason_words(reason));
+            let (letter, next) = if *handed_over {
+                ("written", "write no second dead letter")
+            } else {
+                ("not known to be written", "write the dead letter")
+            };
+            table.text("dead letter", letter);
+            format!("a delivery would run nothing, and {next}")
         }
-    };
-    table.text("next", next);
-    table.text(
-        "content",
-        if record.fingerprint.is_some() {
-            "compared by a fingerprint"
-        } else {
-            "not compared"
-        },
-    );
-    table.text("forgotten", format!("in {}", span(left(found))));
-    table.render()
+    }
+}
+
+fn next_attempt(attempt: u8) -> String {
+    let next = attempt.saturating_add(1);
+    format!("a delivery would run the handler, as attempt {next}")
+}
+
+fn reason_words(reason: &str) -> &str {
+    if reason.is_empty() {
+        "none given"
+    } else {
+        reason
+    }
 }
 
 fn recovery_words(recovery: Recovery) -> &'static str {
@@ -292,7 +280,7 @@ fn entries(path: &Path, key: &StoreKey) -> Result<Vec<JournalEntry>, Problem> {
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(Vec::new()),
         Err(error) => {
             let text = format!("--journal: {} cannot be read: {error}", path.display());
-            Err(Problem::new(Exit::Configuration, text))
+            Err(Problem::configuration(text))
         }
         Ok(entries) => Ok(entries),
     }
@@ -378,8 +366,6 @@ fn document(key: &StoreKey, found: Option<&RecordSnapshot>) -> InspectDocument {
         ..base
     };
     let protected_for_ms = Some(record.protected_for(*now).map_or(0, millis));
-    let number =
-        |fencing_token: &Option<FencingToken>| fencing_token.map(|FencingToken(number)| number);
     match &record.state {
         State::Pending {
             attempt,
@@ -389,7 +375,7 @@ fn document(key: &StoreKey, found: Option<&RecordSnapshot>) -> InspectDocument {
         } => InspectDocument {
             attempt: Some(*attempt),
             recovered: Some(recovery.recovered()),
-            fencing_token: number(fencing_token),
+            fencing_token: fencing_token.map(|FencingToken(number)| number),
             protected_for_ms,
             ..base
         },
@@ -402,7 +388,7 @@ fn document(key: &StoreKey, found: Option<&RecordSnapshot>) -> InspectDocument {
         } => InspectDocument {
             attempt: Some(*attempt),
             recovered: Some(recovery.recovered()),
-            fencing_token: number(fencing_token),
+            fencing_token: fencing_token.map(|FencingToken(number)| number),
             reason: Some(reason.clone()),
             protected_for_ms,
             ..base
@@ -427,147 +413,4 @@ fn document(key: &StoreKey, found: Option<&RecordSnapshot>) -> InspectDocument {
 }
 
 #[cfg(test)]
-mod tests {
-    use oncegate::core::record::{Record, StoreTime, TAIL, Token, TokenTag};
-
-    use super::*;
-
-    const NOW: StoreTime = StoreTime::from_millis(1_000_000);
-
-    fn shown(expires_in: Duration, state: State) -> (String, InspectDocument) {
-        let key: StoreKey = "billing:eMT5oSC2v1zTz8Nw5IO50A".parse().unwrap();
-        let record = Record {
-            expires_at: NOW + expires_in,
-            fingerprint: None,
-            state,
-        };
-        let found = RecordSnapshot { now: NOW, record };
-        (words(&key, Some(&found)), document(&key, Some(&found)))
-    }
-
-    fn pending(recovery: Recovery) -> State {
-        let token = Token::from_bits(u128::MAX);
-        State::Pending {
-            token,
-            attempt: 2,
-            recovery,
-            fencing_token: Some(FencingToken(77)),
-        }
-    }
-
-    fn check(text: &str, lines: &[&str]) {
-        for line in lines {
-            assert!(text.contains(line), "{line:?} is missing in:\n{text}");
-        }
-    }
-
-    #[test]
-    fn a_running_attempt() {
-        let (text, json) = shown(TAIL + Duration::from_secs(26), pending(Recovery::Takeover));
-        check(
-            &text,
-            &[
-                "attempt        2; the one before",
-                "26.0 s left",
-                "fencing token  77",
-                "ffffffff…",
-                "would wait",
-            ],
-        );
-        assert!(
-            !text.contains("ffffffffff"),
-            "the token is the owner's alone"
-        );
-        assert_eq!(
-            (json.state, json.protected_for_ms, json.recovered),
-            ("pending", Some(26_001), Some(true))
-        );
-    }
-
-    #[test]
-    fn an_abandoned_attempt() {
-        let (text, json) = shown(TAIL - Duration::from_secs(5), pending(Recovery::None));
-        check(
-            &text,
-            &[
-                "lease          over",
-                "run the handler, as attempt 3",
-                "forgotten      in 29 d 23 h",
-            ],
-        );
-        assert_eq!(
-            (json.protected_for_ms, json.recovered),
-            (Some(0), Some(false))
-        );
-    }
-
-    #[test]
-    fn a_retry_that_waits() {
-        let by = TokenTag([0; 4]);
-        let reason = "bank\nis closed".to_owned();
-        let state = State::Released {
-            by,
-            attempt: 1,
-            recovery: Recovery::None,
-            fencing_token: None,
-            reason,
-        };
-        let (text, json) = shown(TAIL + Duration::from_secs(90), state);
-        check(
-            &text,
-            &[
-                r"reason     bank\nis closed",
-                "after 1 min 30 s",
-                "attempts   1 counted",
-            ],
-        );
-        assert_eq!(
-            (json.state, json.attempt, json.fencing_token),
-            ("released", Some(1), None)
-        );
-    }
-
-    #[test]
-    fn a_result_is_described_and_never_shown() {
-        let state = State::Completed {
-            by: TokenTag([1; 4]),
-            result: b"\x01\"secret\"".as_slice().into(),
-        };
-        let (text, json) = shown(Duration::from_secs(86_400), state);
-        check(
-            &text,
-            &["result     8 bytes of JSON", "forgotten  in 1 d 0 h"],
-        );
-        assert!(!text.contains("secret"));
-        assert_eq!((json.state, json.result_bytes), ("completed", Some(9)));
-    }
-
-    #[test]
-    fn a_failure_and_its_dead_letter() {
-        let failed = |handed_over| State::Failed {
-            by: TokenTag([1; 4]),
-            attempt: 10,
-            handed_over,
-            reason: "no such account".to_owned(),
-        };
-        check(
-            &shown(TAIL, failed(true)).0,
-            &[
-                "dead letter  written",
-                "no second dead letter",
-                "no such account",
-            ],
-        );
-        check(
-            &shown(TAIL, failed(false)).0,
-            &["not known to be written", "and write the dead letter"],
-        );
-    }
-
-    #[test]
-    fn absence_is_said_in_words() {
-        let key: StoreKey = "billing:eMT5oSC2v1zTz8Nw5IO50A".parse().unwrap();
-        check(&words(&key, None), &["state  absent", "as attempt 1"]);
-        assert_eq!(document(&key, None).state, "absent");
-    }
-}
+mod tests;

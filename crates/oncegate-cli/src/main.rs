@@ -210,7 +210,7 @@ fn answer(runtime: Runtime, command: &Command) -> Result<Exit, Problem> {
 }
 
 impl Command {
-    /// Whether the command handles signals by itself.
+    /// Returns whether the command handles signals by itself.
     fn stops_by_itself(&self) -> bool {
         match self {
             Self::Run(_) | Self::Prove(_) | Self::Outbox(outbox::OutboxCommand::Relay(_)) => true,

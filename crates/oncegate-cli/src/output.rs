@@ -46,7 +46,8 @@ struct FactRow {
 
 impl Table {
     pub(crate) fn text(&mut self, name: &str, value: impl AsRef<str>) {
-        let (name, value) = (plain(name), plain(value.as_ref()));
+        let name = plain(name);
+        let value = plain(value.as_ref());
         self.rows.push(FactRow {
             name,
             value,
@@ -55,12 +56,20 @@ impl Table {
         });
     }
 
+    /// Adds the fact, if there is a value.
+    pub(crate) fn optional(&mut self, name: &str, value: Option<impl AsRef<str>>) {
+        if let Some(value) = value {
+            self.text(name, value);
+        }
+    }
+
     pub(crate) fn number(&mut self, name: &str, value: u64) {
         self.noted(name, value, "");
     }
 
     pub(crate) fn noted(&mut self, name: &str, value: u64, note: &str) {
-        let (name, note) = (name.to_owned(), note.to_owned());
+        let name = name.to_owned();
+        let note = note.to_owned();
         self.rows.push(FactRow {
             name,
             value: grouped(value),
@@ -70,15 +79,17 @@ impl Table {
     }
 
     pub(crate) fn render(&self) -> String {
-        let width = |text: &str| text.chars().count();
         let names = self
             .rows
             .iter()
-            .map(|row| width(&row.name))
+            .map(|row| row.name.chars().count())
             .max()
             .unwrap_or(0);
         let numeric = self.rows.iter().filter(|row| row.numeric);
-        let numbers = numeric.map(|row| width(&row.value)).max().unwrap_or(0);
+        let numbers = numeric
+            .map(|row| row.value.chars().count())
+            .max()
+            .unwrap_or(0);
         let mut out = String::new();
         for FactRow {
             name,
@@ -176,9 +187,12 @@ mod tests {
         assert_eq!(spans, expected);
     }
 
+    fn after(seconds: u64) -> SystemTime {
+        SystemTime::UNIX_EPOCH + Duration::from_secs(seconds)
+    }
+
     #[test]
     fn no_time_is_too_strange_to_be_shown() {
-        let after = |seconds| SystemTime::UNIX_EPOCH + Duration::from_secs(seconds);
         assert_eq!(time(after(1_795_284_000)), "2026-11-21T18:00:00.000Z");
         assert_eq!(time(after(1 << 60)), "9999-12-31T23:59:59.000Z");
         assert_eq!(

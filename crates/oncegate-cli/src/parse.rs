@@ -76,10 +76,9 @@ impl std::str::FromStr for Moment {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let ago = |ago: Duration| SystemTime::now().checked_sub(ago);
         let time = humantime::parse_rfc3339_weak(text)
             .ok()
-            .or_else(|| duration(text).ok().and_then(ago));
+            .or_else(|| SystemTime::now().checked_sub(duration(text).ok()?));
         let time =
             time.ok_or("it must be a time as 2026-11-21T10:00:00Z, in UTC, or a duration as 2h")?;
         Ok(Self {

@@ -78,9 +78,9 @@ struct PeekDocument<'a> {
     queue: &'a str,
     store: String,
     scope: &'a str,
-    /// Whether the exit code is 0.
+    /// `true` if the exit code is 0.
     passed: bool,
-    /// Whether all messages of the queue were examined.
+    /// `true` if all messages of the queue were examined.
     complete: bool,
     seconds: f64,
     #[serde(flatten)]
@@ -159,18 +159,19 @@ async fn examine(args: &PeekArgs) -> Result<(ReplayReport, bool), Problem> {
 
 impl PeekArgs {
     fn check(&self) -> Result<(), Problem> {
-        let refuse = |why: &str| Err(Problem::new(Exit::Usage, why));
         if self.queue.ends_with(".fifo") {
-            return refuse(
+            return Err(Problem::new(
+                Exit::Usage,
                 "--queue: a FIFO queue shows nothing behind the first messages of a group as long as those are held, \
                  so most of it would not be seen",
-            );
+            ));
         }
         if !self.use_up_a_receive {
-            return refuse(
+            return Err(Problem::new(
+                Exit::Usage,
                 "looking into a queue uses up one receive of each message, which counts for the redrive policy or the \
                  delivery limit of the queue, and hides the messages from consumers meanwhile: say --use-up-a-receive if that may be",
-            );
+            ));
         }
         Ok(())
     }
@@ -201,12 +202,14 @@ impl PeekArgs {
         examples(&mut text, report);
         text.push('\n');
         let parts = changes(report);
-        text.push_str(&match parts.is_empty() {
-            true => {
-                "All of these messages are done: consuming them would change nothing.".to_owned()
-            }
-            false => format!("Of {} messages, {parts}.", grouped(report.messages)),
-        });
+        if parts.is_empty() {
+            text.push_str("All of these messages are done: consuming them would change nothing.");
+        } else {
+            text.push_str(&format!(
+                "Of {} messages, {parts}.",
+                grouped(report.messages)
+            ));
+        }
         if !complete {
             text.push_str(&format!(
                 "\nThe queue has more than the {} that were looked at.",

@@ -1,4 +1,4 @@
-//! What the store promises with its settings: shown by every command that connects to a store.
+//! The promise of the store with its settings: shown by every command that connects to a store.
 
 use oncegate::core::store::{Checkup, Store};
 use serde::Serialize;

@@ -14,7 +14,7 @@ use crate::config::Loaded;
 use crate::config::format::Format;
 use crate::configured::{ConfigArgs, StoreFlag, choose, missing, route_of};
 use crate::examined::{formatted, routed};
-use crate::exit::{Exit, Problem};
+use crate::exit::Problem;
 use crate::key::explain;
 use crate::store::Opened;
 
@@ -64,7 +64,7 @@ pub(crate) struct Found {
     pub(crate) record: Option<RecordSnapshot>,
 }
 
-/// How the record is named.
+/// The way in which the record is named.
 enum Named {
     ByKey(StoreKey),
     /// By its message, of this scope and route.
@@ -113,7 +113,7 @@ impl RecordArgs {
         if let Some(digest) = self.digest {
             return Ok(Named::ByKey(StoreKey::new(&scope, digest)));
         }
-        let refuse = |why: String| Problem::new(Exit::Configuration, why).of(name);
+        let refuse = |why: String| Problem::configuration(why).of(name);
         let route = match &self.route {
             Some(route) => Some(route.clone()),
             None => route_of(&consumer).map_err(refuse)?,

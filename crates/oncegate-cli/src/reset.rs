@@ -42,11 +42,11 @@ struct ResetDocument<'a> {
     key: &'a str,
     /// The state before the reset, as `oncegate inspect` names it.
     state: &'static str,
-    /// Which effect may repeat, as text.
+    /// The effect that may repeat, as text.
     effect: &'a str,
-    /// Whether the record was reopened.
+    /// `true` if the record was reopened.
     done: bool,
-    /// Whether the record had changed meanwhile.
+    /// `true` if the record had changed meanwhile.
     changed: bool,
 }
 
@@ -117,7 +117,7 @@ fn tell(
     }
     match (done, changed, found) {
         (true, ..) => {
-            eprintln!("oncegate: {key} is open: its next delivery runs the handler as attempt 1")
+            eprintln!("oncegate: {key} is open: its next delivery runs the handler as attempt 1");
         }
         (_, true, found) => {
             eprintln!("oncegate: the record has changed meanwhile, and was left as it is now:");
@@ -129,7 +129,7 @@ fn tell(
     Ok(())
 }
 
-/// Which effect may repeat.
+/// Returns which effect may repeat.
 fn effect(found: &RecordSnapshot) -> String {
     let RecordSnapshot { now, record } = found;
     match &record.state {
@@ -159,19 +159,29 @@ mod tests {
 
     use super::*;
 
+    fn said(state: State, left: Duration) -> String {
+        let now = StoreTime::from_millis(1_000_000);
+        effect(&RecordSnapshot {
+            now,
+            record: Record {
+                expires_at: now + left,
+                fingerprint: None,
+                state,
+            },
+        })
+    }
+
+    fn pending() -> State {
+        State::Pending {
+            token: Token::from_bits(1),
+            attempt: 2,
+            recovery: Recovery::None,
+            fencing_token: None,
+        }
+    }
+
     #[test]
     fn each_state_says_which_effect_may_repeat() {
-        let now = StoreTime::from_millis(1_000_000);
-        let said = |state, left| {
-            effect(&RecordSnapshot {
-                now,
-                record: Record {
-                    expires_at: now + left,
-                    fingerprint: None,
-                    state,
-                },
-            })
-        };
         let by = TokenTag([1; 4]);
         assert!(
             said(
@@ -183,12 +193,6 @@ mod tests {
             )
             .contains("happens once more")
         );
-        let pending = || State::Pending {
-            token: Token::from_bits(1),
-            attempt: 2,
-            recovery: Recovery::None,
-            fencing_token: None,
-        };
         assert!(said(pending(), TAIL + Duration::from_secs(9)).contains("attempt 2 is running"));
         assert!(said(pending(), TAIL - Duration::from_secs(9)).contains("without an outcome"));
         let reason = String::new();

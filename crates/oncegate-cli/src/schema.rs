@@ -65,7 +65,7 @@ struct MigrateDocument<'a> {
     from: Option<u32>,
     to: u32,
     sql: &'a str,
-    /// Whether the statements were run.
+    /// `true` if the statements were run.
     done: bool,
 }
 
@@ -129,7 +129,8 @@ pub(crate) async fn migrate(args: &MigrateArgs) -> Result<Exit, Problem> {
 }
 
 fn words(args: &MigrateArgs, change: &SchemaChange) -> String {
-    let (store, to) = (args.store.redacted(), change.to);
+    let store = args.store.redacted();
+    let to = change.to;
     let before = change.from.map_or("no tables".to_owned(), |from| {
         format!("tables of format {from}")
     });

@@ -14,10 +14,10 @@ use tracing::info;
 /// with `SendSIGHUP` send two for one stop.
 const ONE_REQUEST: Duration = Duration::from_secs(1);
 
-/// What was asked for so far.
+/// The signals so far.
 #[derive(Default)]
 struct Asked {
-    /// When the first signal came.
+    /// The time of the first signal.
     first: Option<Instant>,
     /// Another one came later.
     again: bool,

@@ -37,7 +37,7 @@ pub(crate) struct StoreArgs {
     pub(crate) url: String,
 }
 
-/// Whether it is the URL of a store that this build knows.
+/// Checks that it is the URL of a store that this build knows.
 ///
 /// # Errors
 /// With the known ones.
@@ -97,7 +97,7 @@ impl Opened {
     }
 }
 
-/// Why a store has no outboxes.
+/// The error of a store that has no outboxes.
 const NO_OUTBOX: &str =
     "an outbox is a table beside the rows of its effects: it needs postgres:// or an SQLite file";
 
@@ -139,7 +139,7 @@ pub(crate) async fn open_sql(
     let opened = open(store, Purpose::Read, patience).await?;
     opened
         .sql
-        .ok_or_else(|| Problem::new(Exit::Configuration, format!("store: {NO_OUTBOX}")))
+        .ok_or_else(|| Problem::configuration(format!("store: {NO_OUTBOX}")))
 }
 
 /// A server with records of a trial, which are removed after it.
@@ -208,7 +208,6 @@ async fn open(
     purpose: Purpose,
     patience: Duration,
 ) -> Result<Opened, Problem> {
-    let refuse = |why: String| Problem::new(Exit::Configuration, format!("store: {why}"));
     let (password, password_file) = match &store.password {
         Some(Secret::File(path)) => (None, Some(path)),
         other => (
@@ -216,7 +215,7 @@ async fn open(
                 .as_ref()
                 .map(Secret::resolve)
                 .transpose()
-                .map_err(refuse)?,
+                .map_err(secret_unread)?,
             None,
         ),
     };
@@ -230,7 +229,7 @@ async fn open(
             .as_ref()
             .map(Secret::resolve)
             .transpose()
-            .map_err(refuse)?,
+            .map_err(secret_unread)?,
     };
     let access = Access {
         purpose,
@@ -260,6 +259,10 @@ async fn open(
     }
 }
 
+fn secret_unread(why: String) -> Problem {
+    Problem::configuration(format!("store: {why}"))
+}
+
 /// The URL with a password in it, percent-encoded so that no character of the password ends it
 /// early.
 fn with_password(url: &str, password: Option<&str>) -> String {
@@ -270,11 +273,10 @@ fn with_password(url: &str, password: Option<&str>) -> String {
         .rsplit_once('@')
         .map_or(("", rest), |(user, rest)| (user, rest));
     let user = user.split(':').next().unwrap_or_default();
-    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~".contains(&byte);
     let spelt: String = password
         .bytes()
         .map(|byte| {
-            if plain(byte) {
+            if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) {
                 char::from(byte).to_string()
             } else {
                 format!("%{byte:02X}")
@@ -337,7 +339,7 @@ impl StoreArgs {
             Address::Postgres(url) => postgres(&url).await,
             _ => {
                 let text = "--store: only postgres://host:port/database needs its tables created by a command";
-                Err(Problem::new(Exit::Configuration, text))
+                Err(Problem::configuration(text))
             }
         }
     }
@@ -373,14 +375,12 @@ async fn postgres(url: &str) -> Result<PostgresStore, Problem> {
 }
 
 fn address(url: &str) -> Result<Address, Problem> {
-    let refuse = |why: String| {
-        Err(Problem::new(
-            Exit::Configuration,
-            format!("--store: {why}; {KNOWN}"),
-        ))
-    };
+    understood(url).map_err(|why| Problem::configuration(format!("--store: {why}; {KNOWN}")))
+}
+
+fn understood(url: &str) -> Result<Address, String> {
     if url.trim() != url {
-        return refuse("it begins or ends with a blank".to_owned());
+        return Err("it begins or ends with a blank".to_owned());
     }
     // A single letter is a drive of Windows.
     let parts = url.split_once(':').filter(|(scheme, _)| is_scheme(scheme));
@@ -393,26 +393,26 @@ fn address(url: &str) -> Result<Address, Problem> {
         Some(("sqlite", path)) => {
             let path = path.strip_prefix("//").unwrap_or(path);
             if path.is_empty() {
-                refuse("sqlite: names no file".to_owned())
+                Err("sqlite: names no file".to_owned())
             } else {
                 Ok(Address::Sqlite(path.into()))
             }
         }
         // A file of that name would be a store of each host's own.
-        _ if is_like_address(url) => refuse(
+        _ if is_like_address(url) => Err(
             "it looks like the address of a server: begin it with redis:// or postgres://"
                 .to_owned(),
         ),
-        Some((scheme, _)) => refuse(format!(
+        Some((scheme, _)) => Err(format!(
             "`{scheme}` is not a kind of store that this build knows"
         )),
-        None if url.is_empty() => refuse("it is empty".to_owned()),
+        None if url.is_empty() => Err("it is empty".to_owned()),
         None => Ok(Address::Sqlite(url.into())),
     }
 }
 
-/// Whether this text without a known scheme names a server: by a login, or by the port of one of
-/// its hosts. Paths that begin with `/` or `.` name files, whatever follows.
+/// Returns whether this text without a known scheme names a server: by a login, or by the port of
+/// one of its hosts. Paths that begin with `/` or `.` name files, whatever follows.
 fn is_like_address(text: &str) -> bool {
     if text.starts_with(['/', '.']) {
         return false;
@@ -422,12 +422,13 @@ fn is_like_address(text: &str) -> bool {
     if !scheme.is_empty() && is_scheme(scheme) {
         return false;
     }
-    let has_port = |host: &str| {
-        let host = host.split(['/', '?', '#']).next().unwrap_or_default();
-        host.rsplit_once(':')
-            .is_some_and(|(_, port)| port.parse::<u16>().is_ok())
-    };
     !scheme.is_empty() || rest.contains('@') || rest.split(',').any(has_port)
+}
+
+fn has_port(host: &str) -> bool {
+    let host = host.split(['/', '?', '#']).next().unwrap_or_default();
+    host.rsplit_once(':')
+        .is_some_and(|(_, port)| port.parse::<u16>().is_ok())
 }
 
 fn is_scheme(text: &str) -> bool {
@@ -460,132 +461,4 @@ pub(crate) fn redacted(url: &str) -> String {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn stores_are_known_by_their_scheme_and_files_by_their_path() {
-        let known = |url| address(url).unwrap();
-        for url in [
-            "redis://cache:6379/2",
-            "rediss://cache:6379",
-            "redis+cluster://a:7000,b:7000",
-            "rediss+sentinel://a,b,c/primary",
-        ] {
-            assert_eq!(known(url), Address::Redis(url.to_owned()));
-        }
-        for url in ["postgres://db/once", "postgresql://db/once"] {
-            assert_eq!(known(url), Address::Postgres(url.to_owned()));
-        }
-        for file in [
-            "sqlite:/var/once.db",
-            "sqlite:///var/once.db",
-            "/var/once.db",
-        ] {
-            assert_eq!(known(file), Address::Sqlite("/var/once.db".into()));
-        }
-        assert_eq!(known("once.db"), Address::Sqlite("once.db".into()));
-        assert_eq!(known(r"C:\once.db"), Address::Sqlite(r"C:\once.db".into()));
-    }
-
-    #[test]
-    fn a_password_goes_into_the_url_whatever_is_in_it() {
-        let url = |url| with_password(url, Some("p@ss:/w%"));
-        assert_eq!(
-            url("redis://cache:6379/2"),
-            "redis://:p%40ss%3A%2Fw%25@cache:6379/2"
-        );
-        assert_eq!(
-            url("redis+cluster://me@a:1,b:2"),
-            "redis+cluster://me:p%40ss%3A%2Fw%25@a:1,b:2"
-        );
-        assert_eq!(url("once.db"), "once.db");
-    }
-
-    #[test]
-    fn others_are_refused_with_the_known_ones() {
-        for (url, says) in [
-            ("mysql:once", "`mysql`"),
-            ("sqlite:", "no file"),
-            ("", "empty"),
-        ] {
-            let text = address(url).unwrap_err().to_string();
-            assert!(
-                text.contains(says) && text.contains("known are redis://"),
-                "{url}: {text}"
-            );
-        }
-    }
-
-    #[test]
-    fn what_looks_like_a_server_is_no_file() {
-        for url in [
-            "127.0.0.1:6379",
-            "cache:6379",
-            "my_cache:6379/2",
-            "[::1]:6379",
-            "@cache:6379",
-            ":hunter2@cache",
-            "user:hunter2@cache:6379",
-            "us_er:hunter2@cache",
-            "a:7000,b:7000",
-            " redis://user:hunter2@cache",
-            "redis_cluster://user:hunter2@cache",
-        ] {
-            let text = address(url).unwrap_err().to_string();
-            assert!(
-                text.contains("known are redis://") && !text.contains("hunter2"),
-                "{url}: {text}"
-            );
-            assert!(!redacted(url).contains("hunter2"), "{url}");
-        }
-        for file in [
-            "./cache:6379",
-            "/var/a@b.db",
-            "sqlite:cache:6379",
-            "sqlite:a@b.db",
-            "once.db",
-        ] {
-            assert!(
-                !matches!(address(file), Ok(Address::Redis(_) | Address::Postgres(_))),
-                "{file}"
-            );
-        }
-        assert_eq!(
-            address("sqlite:cache:6379").unwrap(),
-            Address::Sqlite("cache:6379".into())
-        );
-        assert_eq!(
-            address("./cache:6379").unwrap(),
-            Address::Sqlite("./cache:6379".into())
-        );
-    }
-
-    #[test]
-    fn nobody_reads_a_password() {
-        assert_eq!(
-            redacted("redis://user:p@ss@cache:6379/2"),
-            "redis://***@cache:6379/2"
-        );
-        assert_eq!(
-            redacted("redis://:secret@cache?pass=secret"),
-            "redis://***@cache?***"
-        );
-        assert_eq!(
-            redacted("redis+cluster://u:p@a:1,b:2"),
-            "redis+cluster://***@a:1,b:2"
-        );
-        assert_eq!(redacted("redis://cache:6379"), "redis://cache:6379");
-        assert_eq!(redacted("/var/once.db"), "/var/once.db");
-        assert_eq!(
-            redacted("postgres://user:p@ss@db/once?password=x"),
-            "postgres://***@db/once?***"
-        );
-        assert!(
-            !address("mysql://user:secret@db")
-                .unwrap_err()
-                .to_string()
-                .contains("secret")
-        );
-    }
-}
+mod tests;

@@ -101,10 +101,9 @@ pub(crate) async fn run(args: &SweepArgs) -> Result<Exit, Problem> {
 }
 
 fn open(place: &str) -> Result<ObjectResults, Problem> {
-    let refuse = |why: String| Problem::new(Exit::Configuration, format!("--results: {why}"));
     #[cfg(feature = "s3")]
     if place.starts_with("s3://") {
-        return ObjectResults::s3(place).map_err(|error| refuse(error.to_string()));
+        return ObjectResults::s3(place).map_err(|error| refused(&error.to_string()));
     }
     if place.contains("://") {
         let with_s3 = if cfg!(feature = "s3") {
@@ -112,7 +111,7 @@ fn open(place: &str) -> Result<ObjectResults, Problem> {
         } else {
             "(with the feature `s3`) s3://bucket/prefix"
         };
-        return Err(refuse(format!(
+        return Err(refused(&format!(
             "{place} is no place that this build knows; known are a folder, and {with_s3}"
         )));
     }
@@ -123,5 +122,9 @@ fn open(place: &str) -> Result<ObjectResults, Problem> {
             format!("there is no folder {place}"),
         ));
     }
-    ObjectResults::folder(place).map_err(|error| refuse(error.to_string()))
+    ObjectResults::folder(place).map_err(|error| refused(&error.to_string()))
+}
+
+fn refused(why: &str) -> Problem {
+    Problem::configuration(format!("--results: {why}"))
 }

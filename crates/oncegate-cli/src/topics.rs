@@ -94,6 +94,7 @@ impl CreateArgs {
             within(self.answer.timeout, place.look()).await?;
         }
         let pending = named(&places).any(NamedTopic::is_missing);
+        // The JSON document comes at the end, with what was done.
         if !self.answer.json {
             output::answer(
                 &named(&places)
@@ -109,9 +110,12 @@ impl CreateArgs {
                 self.yes,
             )
             .await?;
-            for at in 0..places.len() {
-                let consumed = consumed(&places, places[at].broker());
-                within(self.answer.timeout, places[at].create(&wanted, &consumed)).await?;
+            let consumed: Vec<Vec<String>> = places
+                .iter()
+                .map(|place| consumed(&places, place.broker()))
+                .collect();
+            for (place, consumed) in places.iter_mut().zip(&consumed) {
+                within(self.answer.timeout, place.create(&wanted, consumed)).await?;
             }
             if !self.answer.json {
                 output::answer(
@@ -130,12 +134,9 @@ impl CreateArgs {
         }
         match (pending, self.dry_run) {
             (true, true) => Ok(Exit::No),
-            (true, false) if named(&places).any(|topic| topic.state == State::Refused) => {
-                Err(Problem::new(
-                    Exit::Configuration,
-                    "not all topics and queues were created",
-                ))
-            }
+            (true, false) if named(&places).any(|topic| topic.state == State::Refused) => Err(
+                Problem::configuration("not all topics and queues were created"),
+            ),
             _ => Ok(Exit::Yes),
         }
     }
@@ -150,10 +151,7 @@ impl CreateArgs {
         )?;
         if loaded.findings.has_errors() {
             eprintln!("{}", loaded.render());
-            return Err(Problem::new(
-                Exit::Configuration,
-                "the configuration has errors",
-            ));
+            return Err(Problem::configuration("the configuration has errors"));
         }
         let mut places = Places::new();
         for (name, consumer) in loaded.consumers() {
@@ -167,7 +165,7 @@ impl CreateArgs {
             else {
                 continue;
             };
-            let mut place = place.map_err(|why| Problem::new(Exit::Configuration, why).of(name))?;
+            let mut place = place.map_err(|why| Problem::configuration(why).of(name))?;
             // Several consumers may have one dead-letter topic.
             let same = places
                 .iter()
@@ -184,7 +182,7 @@ impl CreateArgs {
                 .map(|file| file.display().to_string())
                 .unwrap_or_default();
             let text = format!("{file} names no topic and no queue that can be created");
-            return Err(Problem::new(Exit::Configuration, text));
+            return Err(Problem::configuration(text));
         }
         Ok(places)
     }

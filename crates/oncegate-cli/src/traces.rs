@@ -47,8 +47,8 @@ impl Traces {
             return Ok(None);
         }
         let exporter = SpanExporter::builder().with_http().build();
-        let exporter = exporter
-            .map_err(|error| Problem::new(Exit::Configuration, format!("traces: {error}")))?;
+        let exporter =
+            exporter.map_err(|error| Problem::configuration(format!("traces: {error}")))?;
         Self::to(exporter).map(Some)
     }
 
@@ -150,7 +150,7 @@ mod tests {
         };
         let collector = HttpServer::start(Router::new().route("/v1/traces", post(collect))).await;
         let endpoint = format!("http://{}/v1/traces", collector.address());
-        let traced = move || {
+        let sending = tokio::task::spawn_blocking(move || {
             let exporter = SpanExporter::builder()
                 .with_http()
                 .with_endpoint(endpoint)
@@ -164,8 +164,8 @@ mod tests {
                 tracing::info_span!(target: "another_crate", "else").in_scope(|| {});
             });
             drop(traces);
-        };
-        tokio::task::spawn_blocking(traced).await.unwrap();
+        });
+        sending.await.unwrap();
         let got = got.lock().unwrap_or_else(PoisonError::into_inner);
         let has = |text: &str| {
             got.windows(text.len())

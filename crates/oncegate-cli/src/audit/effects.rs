@@ -11,14 +11,15 @@ use tokio::sync::mpsc;
 
 use crate::exit::{Exit, Problem};
 
-/// How many keys are handed on at a time, and how many such batches may wait.
+/// The number of keys that are handed on at a time.
 const BATCH: usize = 4_096;
+/// The number of such batches that may wait.
 const BATCHES_WAITING: usize = 4;
 
-/// How many bytes of a field are kept. An idempotency key is shorter; what is longer is none.
+/// The number of bytes of a field that are kept. A longer field is no idempotency key.
 const FIELD_BYTES: usize = 256;
 
-/// Which field of each line is the key.
+/// The field of each line that is the key.
 #[derive(Clone, Debug)]
 enum Column {
     First,
@@ -67,7 +68,8 @@ impl EffectsArgs {
     /// Begins to read.
     pub(super) fn open(&self) -> Effects {
         let (sender, batches) = mpsc::channel(BATCHES_WAITING);
-        let (file, command) = (self.effects.clone(), self.effects_command.clone());
+        let file = self.effects.clone();
+        let command = self.effects_command.clone();
         let column = self
             .effects_column
             .clone()
@@ -120,10 +122,6 @@ fn read_command(
     column: &Column,
     each: &mut impl FnMut(&str) -> bool,
 ) -> Result<(), Problem> {
-    let failed = |why: String| {
-        let text = format!("--effects-command {why}, so its list of effects may be incomplete");
-        Problem::new(Exit::Unreachable, text)
-    };
     let mut program = Command::new("sh");
     program
         .args(["-c", command])
@@ -131,18 +129,23 @@ fn read_command(
         .stdout(Stdio::piped());
     let mut child = program
         .spawn()
-        .map_err(|error| failed(format!("cannot be started: {error}")))?;
+        .map_err(|error| export_failed(&format!("cannot be started: {error}")))?;
     let output = child
         .stdout
         .take()
         .map_or(Ok(()), |output| read(BufReader::new(output), column, each));
     let status = child
         .wait()
-        .map_err(|error| failed(format!("has no exit status: {error}")))?;
+        .map_err(|error| export_failed(&format!("has no exit status: {error}")))?;
     if !status.success() {
-        return Err(failed(format!("ended with {status}")));
+        return Err(export_failed(&format!("ended with {status}")));
     }
-    output.map_err(|error| failed(format!("has an output that cannot be read: {error}")))
+    output.map_err(|error| export_failed(&format!("has an output that cannot be read: {error}")))
+}
+
+fn export_failed(why: &str) -> Problem {
+    let text = format!("--effects-command {why}, so its list of effects may be incomplete");
+    Problem::new(Exit::Unreachable, text)
 }
 
 /// Calls `each` with the key of each line that is not empty, until it returns `false`. It keeps one
@@ -155,7 +158,8 @@ fn read(
 ) -> io::Result<()> {
     let mut fields = Fields::new(column);
     let mut field = [0; FIELD_BYTES];
-    let (mut reader, mut kept) = (Reader::new(), 0);
+    let mut reader = Reader::new();
+    let mut kept = 0;
     let mut quotes = Quotes::default();
     loop {
         let available = input.fill_buf()?;
@@ -192,8 +196,8 @@ fn read(
     }
 }
 
-/// Whether the reader is inside of a quoted field, which the CSV reader ends with the file in
-/// silence.
+/// The position of the reader in or outside of a quoted field. The CSV reader accepts a file that
+/// ends inside of one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Quotes {
     /// At the beginning of a field.
@@ -225,12 +229,12 @@ struct Fields<'a> {
     column: &'a Column,
     /// The number of the column, once it is known.
     wanted: Option<usize>,
-    /// Whether the line with the names is over.
+    /// `true` when the line with the names is over.
     named: bool,
     number: usize,
     /// The number of lines so far.
     line: u64,
-    /// Whether this line has had its key.
+    /// `true` when this line has had its key.
     has_key: bool,
 }
 
@@ -306,14 +310,13 @@ mod tests {
 
     fn keys(text: &str, column: &Column, buffer: usize) -> io::Result<Vec<String>> {
         let mut found = Vec::new();
-        let mut each = |key: &str| {
-            found.push(key.to_owned());
-            true
-        };
         read(
             BufReader::with_capacity(buffer, text.as_bytes()),
             column,
-            &mut each,
+            &mut |key: &str| {
+                found.push(key.to_owned());
+                true
+            },
         )?;
         Ok(found)
     }

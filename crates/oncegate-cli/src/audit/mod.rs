@@ -75,9 +75,9 @@ struct AuditDocument<'a> {
     scope: &'a str,
     group: &'a str,
     dead_letter_topic: Option<&'a str>,
-    /// Whether a list of effects was given.
+    /// `true` if a list of effects was given.
     with_effects: bool,
-    /// Whether the exit code is 0.
+    /// `true` if the exit code is 0.
     passed: bool,
     seconds: f64,
     #[serde(flatten)]
@@ -189,7 +189,7 @@ impl AuditArgs {
                 "no temporary file in {} (TMPDIR): {error}",
                 folder.display()
             );
-            Problem::new(Exit::Configuration, text)
+            Problem::configuration(text)
         })?;
         Ok(audit.open(file).await?)
     }
@@ -282,13 +282,13 @@ impl AuditArgs {
         } else {
             ""
         };
-        match parts.is_empty() {
-            true if report.messages == 0 => {
+        match parts.as_slice() {
+            [] if report.messages == 0 => {
                 "The window has no message, so nothing was compared: is it the right one?"
                     .to_owned()
             }
-            true => "Nothing was found.".to_owned(),
-            false => format!(
+            [] => "Nothing was found.".to_owned(),
+            _ => format!(
                 "Of {} events: {}{allowed}.",
                 grouped(report.events),
                 parts.join(", ")

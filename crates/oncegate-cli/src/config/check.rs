@@ -17,10 +17,10 @@ use crate::sources::SourceSettings;
 pub(super) const PASSWORD_IN_URL: &str =
     "the URL contains a password; take it out, and set `password`";
 
-/// What is wrong with one of the two alone.
+/// The error when only one of the two is given.
 const PAIR: &str = "`tls_certificate` and `tls_key` belong together: give both";
 
-/// Of a certificate and its key, the one that is given without the other.
+/// Returns which of a certificate and its key is given without the other.
 fn alone(certificate: bool, key: bool) -> Option<&'static str> {
     match (certificate, key) {
         (true, false) => Some("tls_certificate"),
@@ -31,6 +31,11 @@ fn alone(certificate: bool, key: bool) -> Option<&'static str> {
 
 pub(super) fn path<const N: usize>(parts: [&str; N]) -> Path {
     parts.map(str::to_owned).into()
+}
+
+fn below(above: &[String], setting: &[&str]) -> Path {
+    let setting = setting.iter().map(|part| (*part).to_owned());
+    above.iter().cloned().chain(setting).collect()
 }
 
 impl Loaded {
@@ -63,23 +68,17 @@ impl Loaded {
 
     /// The path of a consumer's setting: its own, or the one that it inherits.
     pub(super) fn place(&self, consumer: &str, setting: &[&str]) -> Path {
-        let at = |above: Path| {
-            [
-                above,
-                setting.iter().map(|part| (*part).to_owned()).collect(),
-            ]
-            .concat()
-        };
-        let own = at(path(["consumer", consumer]));
-        let inherited = at(path(["defaults"]));
-        let first = |place: &Path| {
-            place
-                .get(..place.len() - setting.len() + 1)
-                .map(<[String]>::to_vec)
-        };
-        match first(&own).is_some_and(|place| self.layers.value(&place).is_none()) {
-            true if self.layers.value(&inherited).is_some() => inherited,
-            _ => own,
+        let own = below(&path(["consumer", consumer]), setting);
+        let inherited = below(&path(["defaults"]), setting);
+        // A consumer with any part of a table inherits nothing of that table.
+        let first = own
+            .get(..own.len() - setting.len() + 1)
+            .map(<[String]>::to_vec);
+        let is_absent = first.is_some_and(|place| self.layers.value(&place).is_none());
+        if is_absent && self.layers.value(&inherited).is_some() {
+            inherited
+        } else {
+            own
         }
     }
 
@@ -229,23 +228,22 @@ impl Loaded {
         if let Err(error) = Scope::new(name) {
             self.error(&own, error.to_string());
         }
-        let at = |setting: &str| [own.clone(), path([setting])].concat();
         if consumer.key.is_none() {
             self.missing(
-                &at("key"),
+                &below(&own, &["key"]),
                 "the fields that identify a message, as { json = [\"order_id\"] }",
             );
         }
         self.check_format(name, consumer, secrets);
-        self.check_route(&at("route"), consumer);
+        self.check_route(&below(&own, &["route"]), consumer);
         self.check_source(name, consumer, secrets);
         match &consumer.handler {
-            None => self.missing(&at("handler"), "{ http = \"http://127.0.0.1:8080/handle\" }, { exec = \"./worker\" } or { command = \"./work\" }"),
+            None => self.missing(&below(&own, &["handler"]), "{ http = \"http://127.0.0.1:8080/handle\" }, { exec = \"./worker\" } or { command = \"./work\" }"),
             Some(handler) => self.check_handler(name, consumer, handler, secrets),
         }
         match &consumer.dead_letters {
             None => self.warn(
-                &at("dead_letters"),
+                &below(&own, &["dead_letters"]),
                 "there are no dead letters (a topic, a queue or a file): the consumer stops at the first message that must be given up",
             ),
             Some(dead_letters) => self.check_dead_letters(name, consumer, dead_letters),
@@ -280,7 +278,6 @@ impl Loaded {
         handler: &Handler,
         secrets: Secrets,
     ) {
-        let place = |loaded: &Self, setting: &str| loaded.place(name, &["handler", setting]);
         let kinds = [
             handler.http.is_some(),
             handler.exec.is_some(),
@@ -304,23 +301,34 @@ impl Loaded {
         if let Some(url) = &handler.http
             && let Err(why) = Endpoint::parse(url, allow_remote)
         {
-            let at = place(self, "http");
+            let at = self.place(name, &["handler", "http"]);
             self.error(&at, why);
         }
         if let Some(url) = &handler.ready_url
             && let Err(why) = Endpoint::parse(url, allow_remote)
         {
-            let at = place(self, "ready_url");
+            let at = self.place(name, &["handler", "ready_url"]);
             self.error(&at, why);
         }
         if handler.workers == Some(0) {
-            let at = place(self, "workers");
+            let at = self.place(name, &["handler", "workers"]);
             self.error(&at, "at least one worker is needed");
         }
         if let Some(token) = &handler.token {
-            let at = place(self, "token");
+            let at = self.place(name, &["handler", "token"]);
             self.check_secret(&at, token, secrets);
         }
+        self.check_kind_of_handler(name, handler);
+        if let (Some(Time(timeout)), Some(Time(max_run))) = (handler.timeout, consumer.max_run)
+            && timeout > max_run
+        {
+            let at = self.place(name, &["handler", "timeout"]);
+            self.error(&at, "it is longer than `max_run`, which ends a run before");
+        }
+    }
+
+    /// Finds settings of a handler that belong to another kind of handler.
+    fn check_kind_of_handler(&mut self, name: &str, handler: &Handler) {
         let only_http = [
             ("ready_url", handler.ready_url.is_some()),
             ("token", handler.token.is_some()),
@@ -336,22 +344,16 @@ impl Loaded {
             .into_iter()
             .filter(|(_, given)| *given && handler.http.is_none())
         {
-            let at = place(self, setting);
+            let at = self.place(name, &["handler", setting]);
             self.error(&at, "it belongs to `http`");
         }
         if let Some(setting) = alone(handler.tls_certificate.is_some(), handler.tls_key.is_some()) {
-            let at = place(self, setting);
+            let at = self.place(name, &["handler", setting]);
             self.error(&at, PAIR);
         }
         if handler.workers.is_some() && handler.exec.is_none() {
-            let at = place(self, "workers");
+            let at = self.place(name, &["handler", "workers"]);
             self.error(&at, "it belongs to `exec`");
-        }
-        if let (Some(Time(timeout)), Some(Time(max_run))) = (handler.timeout, consumer.max_run)
-            && timeout > max_run
-        {
-            let at = place(self, "timeout");
-            self.error(&at, "it is longer than `max_run`, which ends a run before");
         }
     }
 
@@ -424,15 +426,9 @@ impl Loaded {
 
     /// Standard input is read once.
     fn check_inputs(&mut self, consumers: &[(String, Consumer)]) {
-        let reads = |consumer: &Consumer| {
-            consumer
-                .source
-                .as_ref()
-                .is_some_and(|source| source.stdin.is_some())
-        };
         let mut readers = consumers
             .iter()
-            .filter(|(_, consumer)| reads(consumer))
+            .filter(|(_, consumer)| consumer.reads_stdin())
             .map(|(name, _)| name);
         let Some(first) = readers.next() else { return };
         for other in readers {

@@ -10,7 +10,7 @@ use super::layers::{Layers, Origin, Path};
 /// The most characters of an offending line that are shown.
 const LINE_MOST: usize = 160;
 
-/// Whether a finding is an error or a warning.
+/// The severity of a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Severity {
@@ -47,7 +47,7 @@ pub(crate) struct Findings {
     spoilt: Vec<Path>,
 }
 
-/// Whether a finding is about a setting's name or its value.
+/// The part of a setting that a finding is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum About {
     Name,
@@ -101,7 +101,8 @@ impl Findings {
         at: Option<Range<usize>>,
     ) {
         let place = at.as_ref().map(|at| place(text, at.start));
-        let (line, column) = (place.map(|(line, _)| line), place.map(|(_, column)| column));
+        let line = place.map(|(line, _)| line);
+        let column = place.map(|(_, column)| column);
         self.all.push(Finding {
             severity,
             path: dotted(path),
@@ -118,7 +119,7 @@ impl Findings {
         self.spoilt.push(path);
     }
 
-    /// Whether a setting at, above or below `path` was wrong and has been removed.
+    /// Returns whether a setting at, above or below `path` was wrong and has been removed.
     pub(super) fn is_spoilt(&self, path: &[String]) -> bool {
         self.spoilt
             .iter()
@@ -216,7 +217,7 @@ fn redacted_line(line: &str, shown: Option<Range<usize>>) -> String {
             Some(open) if c == open => quote = None,
             // The next name of an inline table.
             None if matches!(c, ',' | '{') => {
-                is_value = !is_names(line.get(at + 1..).unwrap_or_default())
+                is_value = !is_names(line.get(at + 1..).unwrap_or_default());
             }
             None if c == '=' => is_value = true,
             _ => {}
@@ -244,16 +245,18 @@ const SECRETS: [&str; 8] = [
     "credential",
 ];
 
-/// Whether this text begins with the name of a setting or of a table.
+/// Returns whether this text begins with the name of a setting or of a table.
 fn is_names(text: &str) -> bool {
     let text = text.trim_start();
     let is_table = text.starts_with('[') && !text.contains('=');
     let name = text.split_once('=').map(|(name, _)| name.trim());
-    let letters = |name: &str| {
-        name.chars()
-            .all(|c| c.is_alphanumeric() || "_-.\"' ".contains(c))
-    };
-    is_table || name.is_some_and(|name| !name.is_empty() && letters(name))
+    is_table
+        || name.is_some_and(|name| {
+            !name.is_empty()
+                && name
+                    .chars()
+                    .all(|c| c.is_alphanumeric() || "_-.\"' ".contains(c))
+        })
 }
 
 /// Bytes of the text, counted from the beginning of their line.
@@ -279,14 +282,16 @@ fn place(text: &str, at: usize) -> (usize, usize) {
 
 /// A path with dots between its parts.
 pub(super) fn dotted(path: &[String]) -> String {
-    let part = |part: &String| {
-        if part.contains('.') {
-            format!("\"{part}\"")
-        } else {
-            part.clone()
-        }
-    };
-    path.iter().map(part).collect::<Vec<_>>().join(".")
+    path.iter()
+        .map(|part| {
+            if part.contains('.') {
+                format!("\"{part}\"")
+            } else {
+                part.clone()
+            }
+        })
+        .collect::<Vec<_>>()
+        .join(".")
 }
 
 #[cfg(test)]

@@ -106,6 +106,7 @@ impl Format {
             }
             _ => return Err("only one of `registry`, `avro` and `protobuf` can be set".to_owned()),
         };
+        // A setting of another kind of format would have no effect.
         let login = self.user.is_some() || self.password.is_some() || self.token.is_some();
         if self.registry.is_none() && (login || self.tls_root.is_some()) {
             return Err(
@@ -219,14 +220,17 @@ impl FromStr for Format {
 }
 
 fn read(setting: &str, file: &Path) -> Result<String, String> {
-    let refuse = |why: &dyn std::fmt::Display| format!("`{setting}` is {}: {why}", file.display());
+    read_limited(file).map_err(|why| format!("`{setting}` is {}: {why}", file.display()))
+}
+
+fn read_limited(file: &Path) -> Result<String, String> {
     let size = std::fs::metadata(file)
-        .map_err(|error| refuse(&error))?
+        .map_err(|error| error.to_string())?
         .len();
     if size > SCHEMA_MAX_BYTES {
-        return Err(refuse(&"it is too large for a schema"));
+        return Err("it is too large for a schema".to_owned());
     }
-    std::fs::read_to_string(file).map_err(|error| refuse(&error))
+    std::fs::read_to_string(file).map_err(|error| error.to_string())
 }
 
 impl Loaded {

@@ -65,18 +65,20 @@ impl Layers {
     }
 
     fn table_of(&mut self, table: &dyn toml_edit::TableLike, path: &Path) -> Table {
-        let entry = |(name, item): (&str, &Item)| {
-            let path = [path.as_slice(), &[name.to_owned()]].concat();
-            let named = table.key(name).and_then(toml_edit::Key::span);
-            let value = item.span().or_else(|| named.clone());
-            if let Some(value) = value {
-                let name = named.unwrap_or_else(|| value.clone());
-                self.origins
-                    .insert(path.clone(), Origin::File { name, value });
-            }
-            (name.to_owned(), self.value_of(item, &path))
-        };
-        table.iter().map(entry).collect()
+        table
+            .iter()
+            .map(|(name, item)| {
+                let path = [path.as_slice(), &[name.to_owned()]].concat();
+                let named = table.key(name).and_then(toml_edit::Key::span);
+                let value = item.span().or_else(|| named.clone());
+                if let Some(value) = value {
+                    let name = named.unwrap_or_else(|| value.clone());
+                    self.origins
+                        .insert(path.clone(), Origin::File { name, value });
+                }
+                (name.to_owned(), self.value_of(item, &path))
+            })
+            .collect()
     }
 
     fn value_of(&mut self, item: &Item, path: &Path) -> Value {
@@ -93,9 +95,12 @@ impl Layers {
         }
         match item.as_value() {
             Some(toml_edit::Value::Array(array)) => {
-                let value =
-                    |value: &toml_edit::Value| self.value_of(&Item::Value(value.clone()), path);
-                Value::Array(array.iter().map(value).collect())
+                let values = array.iter();
+                Value::Array(
+                    values
+                        .map(|value| self.value_of(&Item::Value(value.clone()), path))
+                        .collect(),
+                )
             }
             Some(toml_edit::Value::String(text)) => Value::String(text.value().clone()),
             Some(toml_edit::Value::Integer(number)) => Value::Integer(*number.value()),
@@ -162,9 +167,11 @@ impl Layers {
     /// The consumer of the file that a variable means: names there have neither dashes nor dots nor
     /// cases.
     fn consumer_like(&self, name: &str) -> Option<String> {
-        let plain = |name: &str| name.to_lowercase().replace(['-', '.'], "_");
         let consumers = self.table.get("consumer")?.as_table()?;
-        consumers.keys().find(|known| plain(known) == name).cloned()
+        consumers
+            .keys()
+            .find(|known| known.to_lowercase().replace(['-', '.'], "_") == name)
+            .cloned()
     }
 
     /// Sets a value that came as text.

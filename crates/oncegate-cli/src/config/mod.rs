@@ -1,4 +1,4 @@
-//! One configuration: a file, the environment over it, and flags over both.
+//! The configuration: a file, the environment over it, and flags over both.
 //!
 //! `layers` merges them and records where each value came from, `paths` makes the paths of the file
 //! absolute, `shape` defines the settings, `values` parses values, `check` checks that they fit
@@ -27,7 +27,7 @@ pub(crate) use defaults::LISTEN;
 pub(crate) use findings::{Finding, Findings, Severity};
 pub(crate) use layers::{Layers, Origin, Path};
 
-use crate::exit::{Exit, Problem};
+use crate::exit::Problem;
 use findings::About;
 use shape::{Config, Consumer};
 
@@ -45,6 +45,24 @@ pub(crate) struct Setting {
     pub(crate) value: String,
 }
 
+impl Setting {
+    /// Returns the setting of a consumer, if the flag was given.
+    pub(crate) fn of_consumer(
+        consumer: &str,
+        flag: &str,
+        path: &[&str],
+        value: Option<&String>,
+    ) -> Option<Self> {
+        let above = ["consumer", consumer];
+        let path = above.iter().chain(path);
+        Some(Self {
+            flag: flag.to_owned(),
+            path: path.map(|part| (*part).to_owned()).collect(),
+            value: value?.clone(),
+        })
+    }
+}
+
 /// A configuration that was read, with all its findings.
 #[derive(Debug)]
 pub(crate) struct Loaded {
@@ -55,7 +73,7 @@ pub(crate) struct Loaded {
     text: String,
 }
 
-/// Whether literal secrets are errors.
+/// The treatment of literal secrets: an error or not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Secrets {
     MayBeLiteral,
@@ -101,21 +119,18 @@ fn unicode((name, value): (std::ffi::OsString, std::ffi::OsString)) -> Option<(S
 }
 
 fn read_file(file: &FilePath) -> Result<String, Problem> {
-    let refuse = |why: String| {
-        Problem::new(
-            Exit::Configuration,
-            format!("cannot read {}: {why}", file.display()),
-        )
-    };
+    read_limited(file)
+        .map_err(|why| Problem::configuration(format!("cannot read {}: {why}", file.display())))
+}
+
+fn read_limited(file: &FilePath) -> Result<String, String> {
     let size = std::fs::metadata(file)
-        .map_err(|error| refuse(error.to_string()))?
+        .map_err(|error| error.to_string())?
         .len();
     if size > FILE_MAX_BYTES {
-        return Err(refuse(format!(
-            "it has {size} bytes, more than {FILE_MAX_BYTES}"
-        )));
+        return Err(format!("it has {size} bytes, more than {FILE_MAX_BYTES}"));
     }
-    std::fs::read_to_string(file).map_err(|error| refuse(error.to_string()))
+    std::fs::read_to_string(file).map_err(|error| error.to_string())
 }
 
 impl Loaded {
@@ -192,7 +207,7 @@ impl Loaded {
         self.layers.variables()
     }
 
-    /// All findings as text.
+    /// Returns all findings as text.
     pub(crate) fn render(&self) -> String {
         self.findings.render(&self.file, &self.text)
     }
@@ -207,7 +222,7 @@ impl Loaded {
             + 1
     }
 
-    /// Where a setting came from, as text; `None` when it has its default.
+    /// Returns where a setting came from, as text; `None` when it has its default.
     fn origin(&self, path: &[String]) -> Option<String> {
         Some(match self.layers.exact_origin(path)? {
             Origin::File { name, .. } => format!("{}:{}", self.file, self.line(name.start)),
@@ -251,6 +266,7 @@ fn read(layers: &mut Layers, text: &str, findings: &mut Findings) -> Config {
             &path,
             in_words(message),
         );
+        // Without the wrong setting, the next pass finds the next mistake.
         if !layers.remove(&path) {
             break;
         }
@@ -303,14 +319,12 @@ fn in_words(message: &str) -> String {
         .step_by(2);
     let unknown = names.next().unwrap_or_default();
     let known: Vec<&str> = names.collect();
-    let distance = |name: &&str| strsim::damerau_levenshtein(unknown, name);
-    match known
+    let nearest = known
         .iter()
-        .copied()
-        .min_by_key(distance)
-        .filter(|name| distance(name) <= 1 + name.len() / 3)
-    {
-        Some(near) => format!("`{unknown}` is no {kind}; did you mean `{near}`?"),
+        .map(|name| (strsim::damerau_levenshtein(unknown, name), name))
+        .min_by_key(|(distance, _)| *distance);
+    match nearest.filter(|(distance, name)| *distance <= 1 + name.len() / 3) {
+        Some((_, near)) => format!("`{unknown}` is no {kind}; did you mean `{near}`?"),
         None => format!("`{unknown}` is no {kind}; known are {}", known.join(", ")),
     }
 }

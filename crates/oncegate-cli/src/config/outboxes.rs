@@ -56,8 +56,11 @@ impl Loaded {
 
     /// Checks the server of the queues, which a URL names.
     fn check_queues(&mut self, name: &str, sqs: &OutboxSqs) {
-        let is_url = |url: &String| url.starts_with("http://") || url.starts_with("https://");
-        if sqs.endpoint_url.as_ref().is_some_and(|url| !is_url(url)) {
+        if sqs
+            .endpoint_url
+            .as_ref()
+            .is_some_and(|url| !url.starts_with("http://") && !url.starts_with("https://"))
+        {
             let at = path(["outbox", name, "sqs", "endpoint_url"]);
             self.error(
                 &at,
@@ -103,12 +106,11 @@ impl Loaded {
             return;
         };
         if let Some(kafka) = &mut outbox.kafka {
-            let unread = |Property(value): &mut Property| {
+            for Property(value) in kafka.properties.values_mut() {
                 if let Secret::Env(_) = value {
                     *value = Secret::Literal(value.resolve().unwrap_or_default());
                 }
-            };
-            kafka.properties.values_mut().for_each(unread);
+            }
         }
         let at = path(["outbox", name, "kafka", "properties"]);
         match Broker::of(&outbox) {

@@ -1,5 +1,5 @@
-//! What a configuration may say: one structure for the file, the environment, the flags, the JSON
-//! schema and the table in the documentation.
+//! The settings of a configuration: one structure for the file, the environment, the flags, the
+//! JSON schema and the table in the documentation.
 //!
 //! Every setting is optional here, so that one that is wrong does not hide the others; `check`
 //! knows what is missing.
@@ -51,6 +51,12 @@ impl Consumer {
     /// The route that messages of this topic or queue have in keys.
     pub(crate) fn route_of<'a>(&'a self, name: &'a str) -> &'a str {
         self.route.as_ref().map_or(name, |route| route.name(name))
+    }
+
+    pub(crate) fn reads_stdin(&self) -> bool {
+        self.source
+            .as_ref()
+            .is_some_and(|source| source.stdin.is_some())
     }
 }
 

@@ -57,7 +57,7 @@ fn without_null(schema: &mut Json) {
     object.values_mut().for_each(without_null);
 }
 
-/// One setting.
+/// A setting in the table.
 #[derive(Debug)]
 struct SettingRow {
     path: Path,
@@ -101,7 +101,7 @@ fn collect(schema: &Map<String, Json>, path: &Path, rows: &mut Vec<SettingRow>) 
                 collect(property, &at(&[name]), rows);
             }
         } else {
-            let text = |key: &str| property.get(key).and_then(Json::as_str).map(str::to_owned);
+            let meaning = property.get("description").and_then(Json::as_str);
             rows.push(SettingRow {
                 path: at(&[name]),
                 kind: kind(property),
@@ -110,7 +110,7 @@ fn collect(schema: &Map<String, Json>, path: &Path, rows: &mut Vec<SettingRow>) 
                         .as_str()
                         .map_or_else(|| value.to_string(), str::to_owned)
                 }),
-                meaning: text("description").unwrap_or_default().replace('\n', " "),
+                meaning: meaning.unwrap_or_default().replace('\n', " "),
             });
         }
     }
@@ -174,8 +174,10 @@ impl Loaded {
     pub(crate) fn explain(&self) -> Vec<Explained> {
         let rows = rows();
         let mut explained = Vec::new();
-        let is_named = |row: &&SettingRow| row.path.get(1).is_some_and(|name| name == NAME);
-        for row in rows.iter().filter(|row| !is_named(row)) {
+        for row in rows
+            .iter()
+            .filter(|row| row.path.get(1).is_none_or(|name| name != NAME))
+        {
             explained.extend(self.explain_one(row, &row.path, &row.path));
         }
         for outbox in self.config.outbox.keys() {
@@ -251,15 +253,16 @@ fn shown(row: &SettingRow, value: &Value) -> String {
         Value::String(_) if row.kind == "secret" => "***".to_owned(),
         Value::String(text) => format!("{:?}", crate::store::redacted(text)),
         Value::Table(properties) if row.path.last().is_some_and(|last| last == "properties") => {
-            let property = |(name, value): (&String, &Value)| match value {
-                Value::String(_) if Property::is_secret(name) => format!("\"{name}\" = ***"),
-                value => format!("\"{name}\" = {}", without_logins(value)),
-            };
             format!(
                 "{{ {} }}",
                 properties
                     .iter()
-                    .map(property)
+                    .map(|(name, value)| match value {
+                        Value::String(_) if Property::is_secret(name) => {
+                            format!("\"{name}\" = ***")
+                        }
+                        value => format!("\"{name}\" = {}", without_logins(value)),
+                    })
                     .collect::<Vec<_>>()
                     .join(", ")
             )

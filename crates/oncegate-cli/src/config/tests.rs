@@ -1,5 +1,7 @@
 //! Tests of what is found in a configuration, and where it is shown.
 
+mod checks;
+
 use std::time::Duration;
 
 use super::*;
@@ -138,46 +140,6 @@ fn a_secret_in_the_wrong_place_is_not_shown() {
 }
 
 #[test]
-fn properties_that_would_fail_later_are_found_here() {
-    let properties = |given: &str| changed("\"security.protocol\" = \"SSL\"", given);
-    says(
-        &properties("security.protocol = \"SSL\""),
-        Some(16),
-        "quotes: \"security.protocol\"",
-    );
-    says(
-        &properties("ssl.ca.location = \"/ca.pem\""),
-        Some(16),
-        "quotes: \"ssl.ca.location\"",
-    );
-    says(
-        &properties("\"sasl.jaas.config\" = \"x\""),
-        Some(16),
-        "sasl.username and sasl.password",
-    );
-    says(
-        &properties("\"max.poll.records\" = 500"),
-        Some(16),
-        "in_flight_messages",
-    );
-    says(
-        &properties("\"compression.type\" = \"gzip\""),
-        Some(16),
-        "no effect",
-    );
-    says(
-        &properties("\"group.instance.id\" = \"billing-0\""),
-        Some(16),
-        "static_member",
-    );
-    let fine = changed(
-        "topics = [\"orders\"]",
-        "topics = [\"orders\"], static_member = \"billing-0\"",
-    );
-    assert!(of(&fine).findings.all.is_empty(), "{}", of(&fine).render());
-}
-
-#[test]
 fn what_is_no_toml_is_said_with_its_place() {
     let loaded = of("version = 1\n[store\nurl = 1\n");
     assert_eq!(loaded.findings.all.len(), 1);
@@ -202,89 +164,6 @@ fn what_must_be_there_is_missed_unless_it_was_there_and_wrong() {
         1,
         "{}",
         loaded.render()
-    );
-}
-
-#[test]
-fn what_does_not_fit_together_is_found_where_it_stands() {
-    says(
-        &changed("\"7d\"", "\"1d\"\nreplay_horizon = \"3d\""),
-        Some(10),
-        "longer than `retention`",
-    );
-    says(
-        &changed("\"orders.dead\"", "\"orders\""),
-        Some(21),
-        "every letter would come back",
-    );
-    says(
-        &changed(
-            "\"security.protocol\" = \"SSL\"",
-            "\"enable.auto.commit\" = true",
-        ),
-        Some(16),
-        "enable.auto.commit",
-    );
-    says(
-        &changed("lease = \"30s\"", "lease = \"10ms\""),
-        Some(8),
-        "between 100 ms and a day",
-    );
-    says(
-        &changed("concurrency = 64", "concurrency = 0"),
-        Some(12),
-        "between 1 and",
-    );
-    says(
-        &changed("[\"orders\"]", "[\"or ders\"]"),
-        Some(16),
-        "is no topic",
-    );
-    says(
-        &changed("127.0.0.1:8080", "worker:8080"),
-        Some(20),
-        "allow_remote",
-    );
-    says(
-        &changed("version = 1", "version = 2"),
-        Some(1),
-        "version 1, not 2",
-    );
-    says(
-        &changed("redis://cache:6379", "mysql://cache"),
-        Some(3),
-        "`mysql`",
-    );
-    says(
-        &changed("\"order_id\", {", "\"amount\", {"),
-        Some(17),
-        "given twice",
-    );
-    says(
-        &changed("[consumer.billing]", "[consumer.\"bil ling\"]"),
-        Some(15),
-        "scope",
-    );
-    says(
-        &changed("handler = {", "handler = { exec = \"./w\","),
-        Some(20),
-        "one of `http`, `exec` and `command`",
-    );
-    says(
-        &changed("url = \"redis", "response_timeout = \"20s\"\nurl = \"redis"),
-        Some(3),
-        "three times",
-    );
-    let second = FINE
-        .split_once("[consumer.billing]")
-        .unwrap()
-        .1
-        .replace("[\"orders\"]", "[\"refunds\"]");
-    let second = second.replace("topics", "group = \"billing\", topics");
-    says(
-        &format!("{FINE}\n[consumer.refunds]{second}"),
-        Some(24),
-        "give it a `group` of its own",
     );
 }
 
@@ -367,30 +246,6 @@ fn a_variable_means_the_consumer_whatever_its_case_and_dashes() {
 }
 
 #[test]
-fn a_journal_in_redis_is_refused_and_one_elsewhere_is_not() {
-    let with_journal =
-        |url: &str| changed("redis://cache", url).replace("[store]", "[store]\njournal = true");
-    let found = of(&with_journal("redis://cache"));
-    let journal = found
-        .findings
-        .all
-        .iter()
-        .find(|finding| finding.path == "store.journal")
-        .expect("a finding");
-    assert_eq!(journal.severity, Severity::Error);
-    let found = of(&with_journal("postgres://cache"));
-    assert!(
-        found
-            .findings
-            .all
-            .iter()
-            .all(|finding| finding.path != "store.journal"),
-        "{}",
-        found.render()
-    );
-}
-
-#[test]
 fn a_secret_in_the_file_is_a_warning_or_an_error_and_never_shown() {
     let text = changed("{ file = \"/run/secrets/redis\" }", "\"hunter2\"");
     for (secrets, severity) in [
@@ -428,155 +283,5 @@ fn every_setting_is_in_the_table_with_a_meaning() {
     assert!(
         table.contains("| `consumer.NAME.source.kafka.topics` | names |"),
         "{table}"
-    );
-}
-
-#[test]
-fn times_that_do_not_fit_a_queue_are_found() {
-    let queue = |settings: &str, consumer: &str| {
-        let source = format!(
-            "source = {{ sqs = {{ queue = \"orders\", region = \"eu-west-1\"{settings} }} }}\n{consumer}"
-        );
-        let kafka = "source = { kafka = { brokers = [\"b:9092\"], topics = [\"orders\"], properties = { \"security.protocol\" = \"SSL\" } } }\n";
-        changed(kafka, &source).replace("{ kafka = \"orders.dead\" }", "{ sqs = \"orders-dead\" }")
-    };
-    let fine = of(&queue("", "max_run = \"12h\"\n"));
-    assert!(fine.findings.all.is_empty(), "{}", fine.render());
-    says(
-        &queue(", visibility = \"10s\"", ""),
-        Some(16),
-        "shorter than the lease (30s)",
-    );
-    says(
-        &queue("", "max_run = \"13h\"\n"),
-        Some(17),
-        "12 hours after its receive",
-    );
-    // What is inherited counts, and a topic has no such limits.
-    let inherited = queue("", "").replace("lease = \"30s\"", "lease = \"2m\"\nmax_run = \"13h\"");
-    says(&inherited, Some(17), "60s is shorter than the lease (120s)");
-    says(&inherited, Some(9), "12 hours after its receive");
-    let topic = FINE.replace("lease = \"30s\"", "lease = \"2m\"\nmax_run = \"13h\"");
-    assert!(
-        of(&topic).findings.all.is_empty(),
-        "{}",
-        of(&topic).render()
-    );
-}
-
-#[test]
-fn standard_input_is_read_once_and_has_its_dead_letters_in_a_file() {
-    let stdin = FINE
-        .replace(
-            "source = { kafka = { brokers = [\"b:9092\"], topics = [\"orders\"], properties = { \"security.protocol\" = \"SSL\" } } }",
-            "source = { stdin = {} }",
-        )
-        .replace("dead_letters = { kafka = \"orders.dead\" }", "dead_letters = { file = \"dead.jsonl\" }");
-    let loaded = of(&stdin);
-    assert!(loaded.findings.all.is_empty(), "{}", loaded.render());
-    says(
-        &stdin.replace("{ stdin = {} }", "{ stdin = { route = \"\" } }"),
-        Some(16),
-        "the route of the lines",
-    );
-    says(
-        &stdin.replace("{ file = \"dead.jsonl\" }", "{ kafka = \"dead\" }"),
-        Some(21),
-        "in a file",
-    );
-    says(
-        &FINE.replace("{ kafka = \"orders.dead\" }", "{ file = \"dead.jsonl\" }"),
-        Some(21),
-        "only messages of standard input",
-    );
-    let own = stdin.split_once("[consumer.billing]").unwrap().1;
-    says(
-        &format!("{stdin}[consumer.refunds]{own}"),
-        Some(23),
-        "`billing` reads standard input already",
-    );
-}
-
-#[test]
-fn what_this_build_cannot_do_or_would_show_to_the_network_is_found_without_a_server() {
-    let with = |properties: &str| changed(r#""security.protocol" = "SSL""#, properties);
-    for (properties, words) in [
-        (
-            r#""security.protocol" = "SASL_SSL", "sasl.mechanism" = "GSSAPI""#,
-            "gssapi",
-        ),
-        (
-            r#""security.protocol" = "SASL_SSL", "sasl.mechanism" = "OAUTHBEARER""#,
-            "sasl.oauthbearer.method",
-        ),
-        (
-            r#""sasl.mechanism" = "OAUTHBEARER", "sasl.oauthbearer.method" = "oidc", "sasl.oauthbearer.client.id" = "me""#,
-            "sasl.oauthbearer.token.endpoint.url is missing",
-        ),
-        (
-            r#""security.protocol" = "SASL_PLAINTEXT", "sasl.mechanism" = "PLAIN", "sasl.password" = { file = "/none" }"#,
-            "plain text",
-        ),
-    ] {
-        says(&with(properties), Some(16), words);
-    }
-    let token = r#""security.protocol" = "SASL_SSL", "sasl.mechanism" = "OAUTHBEARER", "sasl.oauthbearer.method" = "aws_msk_iam""#;
-    let loaded = of(&with(token));
-    assert!(loaded.findings.all.is_empty(), "{}", loaded.render());
-}
-
-#[test]
-fn a_certificate_needs_its_key() {
-    let store = changed(
-        "[defaults]",
-        "tls_certificate = \"/run/secrets/client.pem\"\n[defaults]",
-    );
-    says(&store, Some(7), "belong together");
-    let handler =
-        r#"handler = { http = "https://worker/handle", tls_key = "/run/secrets/client.key" }"#;
-    let text = changed(
-        r#"handler = { http = "http://127.0.0.1:8080/handle" }"#,
-        handler,
-    );
-    says(&text, Some(20), "belong together");
-    let program = r#"handler = { exec = "./work", tls_key = "a", tls_certificate = "b" }"#;
-    says(
-        &changed(
-            r#"handler = { http = "http://127.0.0.1:8080/handle" }"#,
-            program,
-        ),
-        Some(20),
-        "belongs to `http`",
-    );
-}
-
-#[test]
-fn what_only_a_redis_uses_is_refused_elsewhere() {
-    let url = "url = \"redis://cache:6379\"";
-    let set = |address: &str, more: &str| changed(url, &format!("url = \"{address}\"\n{more}"));
-    let sentinels = "rediss+sentinel://a,b,c/primary";
-    let login =
-        "sentinel_user = \"watcher\"\nsentinel_password = { file = \"/run/secrets/sentinel\" }";
-    let fine = of(&set(sentinels, &format!("{login}\ndurable_service = true")));
-    assert!(fine.findings.all.is_empty(), "{}", fine.render());
-    says(
-        &set("redis://cache:6379", login),
-        Some(4),
-        "only a store at redis+sentinel:// has sentinels",
-    );
-    says(
-        &set(sentinels, "sentinel_user = \"watcher\""),
-        Some(4),
-        "it needs `sentinel_password`",
-    );
-    says(
-        &set(sentinels, "sentinel_password = \"hunter2\""),
-        Some(4),
-        "the secret itself",
-    );
-    says(
-        &set("postgres://db/once", "durable_service = true"),
-        Some(4),
-        "only a Redis",
     );
 }

@@ -1,6 +1,7 @@
 //! The values of settings: times and sizes with units, secrets, keys, lists.
 
-use std::borrow::Cow;
+mod schema;
+
 use std::collections::BTreeMap;
 use std::fmt;
 use std::path::PathBuf;
@@ -8,7 +9,6 @@ use std::str::FromStr;
 use std::time::{Duration, SystemTime};
 
 use oncegate::{FingerprintSpec, Key};
-use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::de::Error;
 use serde::{Deserialize, Deserializer};
 use toml::Value;
@@ -70,11 +70,12 @@ impl FromStr for RouteSetting {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        match text.trim().starts_with('{') {
-            true => serde_json::from_str(text)
+        if text.trim().starts_with('{') {
+            serde_json::from_str(text)
                 .map(Self::Of)
-                .map_err(|error| error.to_string()),
-            false => Ok(Self::All(text.to_owned())),
+                .map_err(|error| error.to_string())
+        } else {
+            Ok(Self::All(text.to_owned()))
         }
     }
 }
@@ -133,7 +134,8 @@ impl Secret {
 }
 
 impl Secret {
-    /// When the file that holds it was last changed; `None` for a secret that is elsewhere.
+    /// The time of the last change of the file that holds it; `None` for a secret that is
+    /// elsewhere.
     pub(crate) fn changed_at(&self) -> Option<SystemTime> {
         let Self::File(path) = self else { return None };
         std::fs::metadata(path)
@@ -153,7 +155,7 @@ impl fmt::Debug for Secret {
 }
 
 impl Property {
-    /// Whether a property of this name is secret.
+    /// Returns whether a property of this name is secret.
     pub(crate) fn is_secret(name: &str) -> bool {
         [
             "password",
@@ -213,12 +215,12 @@ impl<'de> Deserialize<'de> for Size {
 
 /// A whole number of bytes with its unit.
 fn size(text: &str) -> Result<usize, String> {
-    let refuse =
-        || "it must be a number with a unit, as in 64KiB (B, KiB, MiB, GiB, kB, MB, GB)".to_owned();
+    const SHAPE: &str =
+        "it must be a number with a unit, as in 64KiB (B, KiB, MiB, GiB, kB, MB, GB)";
     if text.trim().ends_with(|c: char| c.is_ascii_digit()) {
-        return Err(refuse());
+        return Err(SHAPE.to_owned());
     }
-    let size: bytesize::ByteSize = text.parse().map_err(|_| refuse())?;
+    let size: bytesize::ByteSize = text.parse().map_err(|_| SHAPE.to_owned())?;
     match usize::try_from(size.as_u64()) {
         Ok(bytes) if bytes > 0 => Ok(bytes),
         _ => Err("it must be above zero".to_owned()),
@@ -226,13 +228,15 @@ fn size(text: &str) -> Result<usize, String> {
 }
 
 fn strings(values: Vec<Value>) -> Result<Vec<String>, String> {
-    let text = |value: Value| {
-        value
-            .as_str()
-            .map(str::to_owned)
-            .ok_or_else(|| unlike(&value, "text"))
-    };
-    values.into_iter().map(text).collect()
+    values
+        .into_iter()
+        .map(|value| {
+            value
+                .as_str()
+                .map(str::to_owned)
+                .ok_or_else(|| unlike(&value, "text"))
+        })
+        .collect()
 }
 
 impl<'de> Deserialize<'de> for Names {
@@ -331,238 +335,5 @@ impl<'de> Deserialize<'de> for Property {
     }
 }
 
-/// Gives a type its place in the JSON schema; the title is what the documentation calls it.
-macro_rules! described {
-    ($($type:ident: $title:literal, { $($schema:tt)* };)+) => {$(
-        impl JsonSchema for $type {
-            fn schema_name() -> Cow<'static, str> {
-                stringify!($type).into()
-            }
-
-            fn inline_schema() -> bool {
-                true
-            }
-
-            fn json_schema(_: &mut SchemaGenerator) -> Schema {
-                let mut schema = json_schema!({ $($schema)* });
-                schema.insert("title".to_owned(), $title.into());
-                schema
-            }
-        }
-    )+};
-}
-
-described! {
-    Time: "time", { "type": "string", "pattern": "^[0-9]+(ms|s|m|h|d)$" };
-    Size: "size", { "type": "string", "pattern": "^[0-9.]+ *([kKMGT]i?)?[bB]$" };
-    Names: "names", { "anyOf": [{ "type": "string" }, { "type": "array", "items": { "type": "string" } }] };
-    Program: "command", {
-        "anyOf": [{ "type": "string" }, { "type": "array", "items": { "type": "string" }, "minItems": 1 }]
-    };
-    RouteSetting: "route", {
-        "anyOf": [{ "type": "string" }, { "type": "object", "additionalProperties": { "type": "string" } }]
-    };
-    Secret: "secret", {
-        "anyOf": [
-            { "type": "string" },
-            { "type": "object", "properties": { "file": { "type": "string" } }, "required": ["file"], "additionalProperties": false },
-            { "type": "object", "properties": { "env": { "type": "string" } }, "required": ["env"], "additionalProperties": false }
-        ]
-    };
-    Property: "text or secret", {
-        "anyOf": [
-            { "type": ["string", "integer", "boolean"] },
-            { "type": "object", "properties": { "file": { "type": "string" } }, "required": ["file"], "additionalProperties": false },
-            { "type": "object", "properties": { "env": { "type": "string" } }, "required": ["env"], "additionalProperties": false }
-        ]
-    };
-    FingerprintSetting: "fingerprint", {
-        "anyOf": [
-            { "type": "string" },
-            {
-                "type": "object",
-                "properties": { "except": { "type": "array", "items": { "type": "string" } } },
-                "required": ["except"],
-                "additionalProperties": false
-            }
-        ]
-    };
-}
-
-/// The schema of the parts of a key.
-fn key_parts() -> serde_json::Value {
-    let normalisers = serde_json::json!({ "anyOf": [{ "type": "string" }, { "type": "array", "items": { "type": "string" } }] });
-    let places = [
-        ("path", serde_json::json!({ "type": "string" })),
-        ("header", serde_json::json!({ "type": "string" })),
-        (
-            "message_key",
-            serde_json::json!({ "type": "object", "additionalProperties": false }),
-        ),
-        (
-            "message_id",
-            serde_json::json!({ "type": "object", "additionalProperties": false }),
-        ),
-        ("as", normalisers),
-    ];
-    let mut part: serde_json::Map<String, serde_json::Value> = places
-        .into_iter()
-        .map(|(name, schema)| (name.to_owned(), schema))
-        .collect();
-    let one_place =
-        serde_json::json!({ "type": "object", "properties": part, "additionalProperties": false });
-    let first_of = serde_json::json!({
-        "type": "array",
-        "items": { "anyOf": [{ "type": "string" }, one_place] },
-        "minItems": 1
-    });
-    part.insert("first_of".to_owned(), first_of);
-    part.insert(
-        "optional".to_owned(),
-        serde_json::json!({ "type": "boolean" }),
-    );
-    part.insert(
-        "blank".to_owned(),
-        serde_json::json!({ "enum": ["error", "absent", "value"] }),
-    );
-    let part =
-        serde_json::json!({ "type": "object", "properties": part, "additionalProperties": false });
-    serde_json::json!({ "type": "array", "items": { "anyOf": [{ "type": "string" }, part] }, "minItems": 1 })
-}
-
-impl JsonSchema for KeySetting {
-    fn schema_name() -> Cow<'static, str> {
-        "Key".into()
-    }
-
-    fn inline_schema() -> bool {
-        true
-    }
-
-    fn json_schema(_: &mut SchemaGenerator) -> Schema {
-        let names = serde_json::json!({ "type": "array", "items": { "type": "string" } });
-        let field = serde_json::json!({
-            "anyOf": [
-                { "type": "string" },
-                {
-                    "type": "object",
-                    "properties": { "path": { "type": "string" }, "as": { "anyOf": [{ "type": "string" }, names] } },
-                    "required": ["path"],
-                    "additionalProperties": false
-                }
-            ]
-        });
-        let parts = key_parts();
-        let when = serde_json::json!({
-            "type": "object",
-            "properties": {
-                "path": { "type": "string" },
-                "header": { "type": "string" },
-                "message_key": { "type": "object", "additionalProperties": false },
-                "message_id": { "type": "object", "additionalProperties": false },
-                "as": { "anyOf": [{ "type": "string" }, { "type": "array", "items": { "type": "string" } }] },
-                "is": { "type": ["string", "integer", "boolean"] }
-            },
-            "additionalProperties": false
-        });
-        json_schema!({
-            "title": "key",
-            "anyOf": [
-                { "type": "string" },
-                {
-                    "type": "object",
-                    "properties": {
-                        "json": { "type": "array", "items": field, "minItems": 1 },
-                        "payload": { "type": "object", "properties": { "except": names }, "additionalProperties": false },
-                        "header": { "type": "string" },
-                        "message_key": { "type": "object", "additionalProperties": false },
-                        "message_id": { "type": "object", "additionalProperties": false },
-                        "parts": parts,
-                        "cases": {
-                            "type": "array",
-                            "items": {
-                                "type": "object",
-                                "properties": { "when": when, "parts": parts },
-                                "required": ["parts"],
-                                "additionalProperties": false
-                            },
-                            "minItems": 1
-                        },
-                        "tenant": {
-                            "type": "object",
-                            "properties": { "json": field, "header": { "type": "string" } },
-                            "minProperties": 1,
-                            "maxProperties": 1,
-                            "additionalProperties": false
-                        },
-                        "max_payload_bytes": { "type": "integer", "minimum": 1 }
-                    },
-                    "additionalProperties": false
-                }
-            ]
-        })
-    }
-}
-
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn parsed<T: serde::de::DeserializeOwned>(value: &str) -> Result<T, String> {
-        #[derive(Deserialize)]
-        struct Holder<T> {
-            x: T,
-        }
-        let holder: Result<Holder<T>, _> = toml::from_str(&format!("x = {value}"));
-        holder
-            .map(|holder| holder.x)
-            .map_err(|error| error.message().to_owned())
-    }
-
-    #[test]
-    fn numbers_need_units() {
-        assert_eq!(parsed::<Time>("\"30s\""), Ok(Time(Duration::from_secs(30))));
-        assert_eq!(parsed::<Size>("\"64KiB\""), Ok(Size(65_536)));
-        assert_eq!(parsed::<Size>("\"1 MB\""), Ok(Size(1_000_000)));
-        for bad in ["30", "\"30\"", "\"0KiB\"", "\"KiB\"", "true"] {
-            assert!(parsed::<Time>(bad).is_err(), "{bad}");
-            assert!(parsed::<Size>(bad).is_err(), "{bad}");
-        }
-        assert!(parsed::<Time>("30").unwrap_err().contains("as \"30s\""));
-    }
-
-    #[test]
-    fn a_key_has_the_forms_of_files_and_of_the_command_line() {
-        let key: Key = "order_id,amount:decimal".parse().unwrap();
-        assert_eq!(
-            parsed(r#"{ json = ["order_id", { path = "amount", as = "decimal" }] }"#),
-            Ok(KeySetting(key.clone()))
-        );
-        assert_eq!(parsed(r#""order_id,amount:decimal""#), Ok(KeySetting(key)));
-        assert!(
-            parsed::<KeySetting>(r#"{ json = ["a", "a"] }"#)
-                .unwrap_err()
-                .contains("given twice")
-        );
-    }
-
-    #[test]
-    fn secrets_are_elsewhere_and_nobody_reads_them() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("password");
-        std::fs::write(&path, "hunter2\n").unwrap();
-        let secret: Secret = parsed(&format!("{{ file = {path:?} }}")).unwrap();
-        assert_eq!(secret.resolve(), Ok("hunter2".to_owned()));
-        assert_eq!(
-            format!("{:?}", Secret::Literal("hunter2".to_owned())),
-            "***"
-        );
-        let unset = Secret::Env("ONCEGATE_NO_SUCH_VARIABLE".to_owned()).resolve();
-        assert!(unset.unwrap_err().contains("ONCEGATE_NO_SUCH_VARIABLE"));
-        assert!(
-            parsed::<Secret>("{ path = \"x\" }")
-                .unwrap_err()
-                .contains("{ env =")
-        );
-    }
-}
+mod tests;

@@ -49,6 +49,14 @@ pub(super) struct FilterArgs {
     places: Vec<String>,
 }
 
+fn is_from(name: &str, origin: &Origin) -> bool {
+    match origin {
+        Origin::Kafka { topic, .. } => &**topic == name,
+        Origin::Queue { queue, .. } => &**queue == name,
+        _ => false,
+    }
+}
+
 impl FilterArgs {
     pub(super) fn at(place: &str) -> Self {
         Self {
@@ -69,13 +77,12 @@ impl FilterArgs {
 
     pub(super) fn judge(&self, buried: &StoredDeadLetter) -> Wanted {
         let place = buried.place.to_string();
-        let from_there = |name: &str| match buried.message().origin() {
-            Origin::Kafka { topic, .. } => &**topic == name,
-            Origin::Queue { queue, .. } => &**queue == name,
-            _ => false,
-        };
+        let origin = buried.message().origin();
         if !self.places.is_empty() && !self.places.contains(&place)
-            || self.origin.as_deref().is_some_and(|name| !from_there(name))
+            || self
+                .origin
+                .as_deref()
+                .is_some_and(|name| !is_from(name, origin))
         {
             return Wanted::No;
         }
@@ -253,12 +260,12 @@ mod tests {
 
     #[test]
     fn the_same_filter_has_the_same_words() {
-        let words = |text| filter(text).words();
         assert_eq!(
-            words("--cause permanent --cause bad_key"),
-            words("--cause bad_key --cause permanent")
+            filter("--cause permanent --cause bad_key").words(),
+            filter("--cause bad_key --cause permanent").words()
         );
-        assert_eq!(words("--since 2h --scope a"), "scope=a since=2h");
-        assert_eq!(words(""), "");
+        let words = filter("--since 2h --scope a").words();
+        assert_eq!(words, "scope=a since=2h");
+        assert_eq!(filter("").words(), "");
     }
 }

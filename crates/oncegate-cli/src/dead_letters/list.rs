@@ -43,9 +43,9 @@ struct ListDocument {
     place: String,
     /// The number of dead letters.
     seen: u64,
-    /// How many match the filter.
+    /// The number of those that match the filter.
     matching: u64,
-    /// How many by cause; `foreign` counts messages that oncegate did not write.
+    /// The number of matching ones by cause; `foreign` counts messages that oncegate did not write.
     by_cause: BTreeMap<&'static str, u64>,
     /// The first of those that match.
     letters: Vec<Known>,
@@ -88,6 +88,10 @@ async fn read(args: &ListArgs, place: &dyn LetterPlace) -> Result<ListDocument, 
     Ok(document)
 }
 
+fn word(value: Option<&str>) -> String {
+    plain(value.unwrap_or("-"))
+}
+
 fn text(document: &ListDocument) -> String {
     let mut table = Table::default();
     table.text("dead letters", &document.place);
@@ -98,15 +102,14 @@ fn text(document: &ListDocument) -> String {
     }
     let mut text = table.render();
     for letter in &document.letters {
-        let word = |value: &Option<String>| plain(value.as_deref().unwrap_or("-"));
         text.push_str(&format!(
             "\n{}  {}  {}  from {}  {}\n  {}\n",
             plain(&letter.at),
-            word(&letter.failed_at),
+            word(letter.failed_at.as_deref()),
             letter.cause.unwrap_or("foreign"),
-            word(&letter.origin),
-            word(&letter.key),
-            word(&letter.reason),
+            word(letter.origin.as_deref()),
+            word(letter.key.as_deref()),
+            word(letter.reason.as_deref()),
         ));
     }
     let rest = document.matching - document.letters.len() as u64;

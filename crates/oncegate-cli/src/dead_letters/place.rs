@@ -1,8 +1,8 @@
-//! Where dead letters are: a topic or a queue, by flags or by a configuration.
+//! The place of dead letters: a topic or a queue, by flags or by a configuration.
 
 use crate::config::{Loaded, shape};
 use crate::configured::{ConfigArgs, choose, missing};
-use crate::exit::{Exit, Problem};
+use crate::exit::Problem;
 use crate::parse::pair;
 use crate::sources::LetterPlace;
 use crate::sources::kafka::KafkaLetters;
@@ -62,7 +62,6 @@ impl PlaceArgs {
             return self.by_flags();
         };
         let (name, consumer) = choose(loaded, scope)?;
-        let refuse = |why: String| Problem::new(Exit::Configuration, why).of(name);
         let letters = consumer.dead_letters.clone().unwrap_or_default();
         let has_flags = self.topic.is_some() || self.queue.is_some();
         let settings = consumer
@@ -73,7 +72,7 @@ impl PlaceArgs {
             has_flags,
             settings.and_then(|settings| settings.letters(&letters)),
         ) {
-            return place.map_err(refuse);
+            return place.map_err(|why| Problem::configuration(why).of(name));
         }
         let topic = self
             .topic
@@ -85,7 +84,7 @@ impl PlaceArgs {
         }
         let queue = self.queue.clone().or(letters.sqs);
         let queue = queue.ok_or_else(|| {
-            refuse(match letters.file {
+            Problem::configuration(match letters.file {
                 Some(file) => format!("its dead letters are lines of the file {}", file.display()),
                 None => "it has no dead letters: give --topic or --queue".to_owned(),
             })
@@ -109,7 +108,6 @@ impl PlaceArgs {
         scope: &str,
         consumer: &shape::Consumer,
     ) -> Result<Box<dyn LetterPlace>, Problem> {
-        let refuse = |why: String| Problem::new(Exit::Configuration, why).of(scope);
         let kafka = consumer
             .source
             .as_ref()
@@ -117,12 +115,11 @@ impl PlaceArgs {
             .unwrap_or_default();
         let cluster = kafka
             .cluster(scope, consumer.dead_letters.as_ref())
-            .map_err(refuse)?;
+            .map_err(|why| Problem::configuration(why).of(scope))?;
         let brokers = self.brokers.clone().unwrap_or(cluster.brokers);
         if brokers.is_empty() {
-            return Err(refuse(
-                "it does not read topics of Kafka: give --brokers".to_owned(),
-            ));
+            let why = "it does not read topics of Kafka: give --brokers";
+            return Err(Problem::configuration(why).of(scope));
         }
         let properties = if self.properties.is_empty() {
             cluster.properties

@@ -260,19 +260,19 @@ impl<'a> PlannedRedrive<'a> {
         if !self.place.keeps_progress() || self.args.no_progress {
             return None;
         }
-        let made = || {
-            let to = self.args.to.iter().map(|to| format!("to={to}")).collect();
-            let words = [self.args.filter.words(), to]
-                .join(" ")
-                .trim()
-                .replace(' ', ";");
-            if words.is_empty() {
-                "oncegate-redrive".to_owned()
-            } else {
-                format!("oncegate-redrive;{words}")
-            }
-        };
-        Some(self.args.progress.clone().unwrap_or_else(made))
+        if let Some(given) = &self.args.progress {
+            return Some(given.clone());
+        }
+        let to = self.args.to.iter().map(|to| format!("to={to}")).collect();
+        let words = [self.args.filter.words(), to]
+            .join(" ")
+            .trim()
+            .replace(' ', ";");
+        Some(if words.is_empty() {
+            "oncegate-redrive".to_owned()
+        } else {
+            format!("oncegate-redrive;{words}")
+        })
     }
 
     fn text(&self, redriven: &Redriven, troubles: &[Trouble]) -> String {

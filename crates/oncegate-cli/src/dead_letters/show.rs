@@ -46,9 +46,9 @@ pub(crate) struct ShowArgs {
 /// Everything that is known about a dead letter. Times are RFC 3339.
 #[derive(Debug, Serialize)]
 pub(super) struct Known {
-    /// Its position.
+    /// The position of the dead letter.
     pub(super) at: String,
-    /// Whether oncegate wrote it; if not, only the next four are known.
+    /// `true` if oncegate wrote it; if not, only the next four are known.
     pub(super) known: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     message_key: Option<String>,
@@ -79,7 +79,8 @@ pub(super) struct Known {
 
 impl Known {
     pub(super) fn of(buried: &StoredDeadLetter) -> Self {
-        let (message, letter) = (buried.message(), buried.letter());
+        let message = buried.message();
+        let letter = buried.letter();
         let produced = message
             .timestamp_ms()
             .and_then(|millis| u64::try_from(millis).ok());
@@ -126,7 +127,7 @@ struct ShowDocument {
 #[derive(Serialize)]
 struct Content {
     payload: String,
-    /// Whether the payload is UTF-8, and shown as it is.
+    /// `true` if the payload is UTF-8, and shown as it is.
     exact: bool,
     headers: Vec<(String, Option<String>)>,
 }
@@ -145,7 +146,8 @@ pub(crate) async fn run(args: &ShowArgs) -> Result<Exit, Problem> {
         );
         return Ok(Exit::No);
     };
-    let (known, content) = (Known::of(&buried), args.payload.then(|| content(&buried)));
+    let known = Known::of(&buried);
+    let content = args.payload.then(|| content(&buried));
     if args.answer.json {
         output::answer_json(&ShowDocument {
             schema: SCHEMA,
@@ -162,7 +164,8 @@ async fn find(
     args: &ShowArgs,
     place: &dyn LetterPlace,
 ) -> Result<Option<StoredDeadLetter>, Problem> {
-    let (filter, mut found) = (FilterArgs::at(&args.at), None);
+    let filter = FilterArgs::at(&args.at);
+    let mut found = None;
     super::read(place, |buried| {
         if filter.judge(&buried) == Wanted::Yes {
             found = Some(buried);
@@ -174,56 +177,53 @@ async fn find(
 
 fn content(buried: &StoredDeadLetter) -> Content {
     let message = buried.message();
-    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-    let header = |header: &Header| (header.name.to_string(), header.value.as_deref().map(text));
+    let headers = message.headers().iter();
     Content {
-        payload: text(message.payload()),
+        payload: lossy(message.payload()),
         exact: std::str::from_utf8(message.payload()).is_ok(),
-        headers: message.headers().iter().map(header).collect(),
+        headers: headers
+            .map(|Header { name, value }| (name.to_string(), value.as_deref().map(lossy)))
+            .collect(),
     }
+}
+
+fn lossy(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
 }
 
 fn text(known: &Known, content: Option<&Content>) -> String {
     let mut table = Table::default();
-    let mut line = |name: &str, value: Option<&str>| {
-        if let Some(value) = value {
-            table.text(name, value);
-        }
-    };
-    line("letter", Some(&known.at));
-    line("message", known.origin.as_deref());
-    line("route", known.route.as_deref());
-    line("produced", known.produced_at.as_deref());
-    line("scope", known.scope.as_deref());
-    line("key", known.key.as_deref());
-    line("cause", known.cause);
-    line("reason", known.reason.as_deref());
-    line(
-        "attempts",
-        known.attempts.map(|count| count.to_string()).as_deref(),
-    );
-    line("first failed", known.first_failed_at.as_deref());
-    line("given up", known.failed_at.as_deref());
-    line("message key", known.message_key.as_deref());
+    table.text("letter", &known.at);
+    table.optional("message", known.origin.as_deref());
+    table.optional("route", known.route.as_deref());
+    table.optional("produced", known.produced_at.as_deref());
+    table.optional("scope", known.scope.as_deref());
+    table.optional("key", known.key.as_deref());
+    table.optional("cause", known.cause);
+    table.optional("reason", known.reason.as_deref());
+    table.optional("attempts", known.attempts.map(|count| count.to_string()));
+    table.optional("first failed", known.first_failed_at.as_deref());
+    table.optional("given up", known.failed_at.as_deref());
+    table.optional("message key", known.message_key.as_deref());
     let bytes = format!("{} bytes", grouped(known.payload_bytes as u64));
-    line(
+    table.text(
         "payload",
-        Some(if known.tombstone {
+        if known.tombstone {
             "none: a tombstone"
         } else {
             &bytes
-        }),
+        },
     );
     if !known.known {
-        line("why", Some("not known: oncegate did not write it"));
+        table.text("why", "not known: oncegate did not write it");
     }
     match content {
-        None => line("headers", Some(&known.headers.join(", "))),
+        None => table.text("headers", known.headers.join(", ")),
         Some(content) => {
             for (name, value) in &content.headers {
-                line(
+                table.text(
                     &format!("header {name}"),
-                    Some(value.as_deref().unwrap_or("null")),
+                    value.as_deref().unwrap_or("null"),
                 );
             }
         }

@@ -7,12 +7,12 @@ use oncegate::core::key::{Descriptor, Scope};
 use oncegate::core::store::{ScopeDescriptor, Store};
 use oncegate::{Consumer, Gate, GateError};
 
-use super::{Questions, Report};
+use super::{NamedQueue, Questions, Report};
 use crate::config::Loaded;
 use crate::config::shape;
 use crate::config::values::Time;
-use crate::exit::{Exit, Problem};
-use crate::sources::{ConfiguredSource, LetterQueue, Source, sqs};
+use crate::exit::Problem;
+use crate::sources::{LetterQueue, Source, sqs};
 use crate::store::{self, Opened};
 
 /// Examines the store and every source. Changes nothing: no consumer is started, no scope is
@@ -67,7 +67,7 @@ pub(super) async fn examine_consumers<'a>(
         }
         match questions(name, &consumer) {
             Ok(questions) => questions.ask(&mut report).await,
-            Err(why) => report.problem("source", &Problem::new(Exit::Configuration, why)),
+            Err(why) => report.problem("source", &Problem::configuration(why)),
         }
     }
     if let (Some(redis), Some(first)) = (redis, first) {
@@ -115,7 +115,8 @@ async fn same_key(
         report.finding("store_loss", what, &fix);
     }
     if held.keys != ours.as_str() {
-        let (scope, ours) = (name.to_owned(), ours.as_str().to_owned());
+        let scope = name.to_owned();
+        let ours = ours.as_str().to_owned();
         let refused = GateError::OtherDescriptor {
             scope,
             held: held.keys,
@@ -125,7 +126,7 @@ async fn same_key(
     }
 }
 
-/// What to ask about the consumer `name`.
+/// Returns what to ask about the consumer `name`.
 ///
 /// # Errors
 /// When the file or variable of a secret cannot be read.
@@ -159,10 +160,7 @@ fn retention(consumer: &shape::Consumer) -> Duration {
 }
 
 /// Returns the queue of a source whose own checks say all about it, with its name.
-fn queue(
-    name: &str,
-    source: &Source,
-) -> Result<Option<(String, Box<dyn ConfiguredSource>)>, String> {
+fn queue(name: &str, source: &Source) -> Result<Option<NamedQueue>, String> {
     let settings = source.settings().ok();
     let Some((settings, queue)) = settings.and_then(|settings| Some((settings, settings.queue()?)))
     else {

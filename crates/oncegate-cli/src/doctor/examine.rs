@@ -25,17 +25,17 @@ struct Weakness {
     /// `store`, `kafka`, a topic or a queue.
     what: String,
     found: String,
-    /// What to change; empty where the finding says it.
+    /// The change to make; empty where the finding says it.
     #[serde(skip_serializing_if = "String::is_empty")]
     fix: String,
-    /// Whether the server could not be reached.
+    /// `true` if the server could not be reached.
     unreachable: bool,
 }
 
-/// What was examined, and the findings.
+/// The examined servers, topics and queues, and the findings.
 #[derive(Debug, Default, Serialize)]
 pub(crate) struct Report {
-    /// What was examined, one line each.
+    /// The names of what was examined, one line each.
     looked_at: Vec<String>,
     findings: Vec<Weakness>,
     /// The consumer that the next findings are about.
@@ -43,7 +43,10 @@ pub(crate) struct Report {
     consumer: Option<String>,
 }
 
-/// What to examine for one consumer.
+/// A queue that is consumed, with its name.
+pub(super) type NamedQueue = (String, Box<dyn ConfiguredSource>);
+
+/// The questions about one consumer.
 pub(crate) struct Questions {
     pub(crate) retention: Duration,
     pub(crate) lease: Duration,
@@ -51,7 +54,7 @@ pub(crate) struct Questions {
     pub(crate) kafka: Option<Topics>,
     pub(crate) max_run: Duration,
     /// A queue that is consumed, with its name.
-    pub(crate) queue: Option<(String, Box<dyn ConfiguredSource>)>,
+    pub(crate) queue: Option<NamedQueue>,
     /// A dead-letter queue.
     pub(crate) letters: Option<Box<dyn LetterQueue>>,
 }
@@ -71,7 +74,7 @@ impl Report {
         self.looked_at.push(what.into());
     }
 
-    /// Whether there are no findings.
+    /// Returns the exit code: success if there are no findings.
     pub(crate) fn exit(&self) -> Exit {
         match self.findings.as_slice() {
             [] => Exit::Yes,
@@ -81,7 +84,9 @@ impl Report {
     }
 
     pub(crate) fn finding(&mut self, what: &str, found: impl Into<String>, fix: impl Into<String>) {
-        let (what, found, fix) = (what.to_owned(), found.into(), fix.into());
+        let what = what.to_owned();
+        let found = found.into();
+        let fix = fix.into();
         self.findings.push(Weakness {
             consumer: self.consumer.clone(),
             what,
@@ -92,7 +97,8 @@ impl Report {
     }
 
     pub(super) fn unreachable(&mut self, what: &str, found: impl Into<String>) {
-        let (what, found) = (what.to_owned(), found.into());
+        let what = what.to_owned();
+        let found = found.into();
         self.findings.push(Weakness {
             consumer: self.consumer.clone(),
             what,
@@ -229,12 +235,6 @@ impl Questions {
             ..
         } = topics;
         let dead = topics.dead_letters.as_deref();
-        let retry = |name: &str| {
-            retries
-                .iter()
-                .find(|(topic, _)| topic == name)
-                .map(|(_, wait)| *wait)
-        };
         let names = consumed
             .iter()
             .chain(retries.iter().map(|(topic, _)| topic))
@@ -247,6 +247,7 @@ impl Questions {
         let messages = facts.iter().filter(|fact| consumed.contains(&fact.name));
         let largest = messages.filter_map(|fact| fact.max_message_bytes).max();
         for fact in &facts {
+            // The brokers tell nothing of a topic without this right.
             if fact.hidden {
                 topics.lacks(&MissingRight::on_topic("DESCRIBE", &fact.name), report);
                 continue;
@@ -272,15 +273,16 @@ impl Questions {
             ));
             if let Some(why) = &fact.settings_unknown {
                 let found = format!("its settings cannot be read: {why}");
-                let fix = match fact.settings_hidden {
-                    true => topics.grant(&MissingRight::on_topic("DESCRIBE_CONFIGS", &fact.name)),
-                    false => String::new(),
+                let fix = if fact.settings_hidden {
+                    topics.grant(&MissingRight::on_topic("DESCRIBE_CONFIGS", &fact.name))
+                } else {
+                    String::new()
                 };
                 report.finding(&fact.name, found, fix);
             }
             durability(fact, report);
-            match retry(&fact.name) {
-                Some(wait) => retries_last(fact, wait, largest, report),
+            match retries.iter().find(|(topic, _)| *topic == fact.name) {
+                Some((_, wait)) => retries_last(fact, *wait, largest, report),
                 None if Some(&*fact.name) == dead => self.dead_letters(fact, largest, report),
                 None => self.replayable(fact, report),
             }
@@ -295,11 +297,6 @@ impl Questions {
     /// Messages must not outlive their records.
     fn replayable(&self, fact: &TopicFacts, report: &mut Report) {
         let records = span(self.retention);
-        let fix = |at_least: &str| {
-            format!(
-                "raise the gate's `retention` to {at_least}, or lower the topic's `retention.ms`"
-            )
-        };
         match fact.retention {
             _ if fact.settings_unknown.is_some() => {}
             _ if fact.compacted => report.finding(
@@ -310,7 +307,7 @@ impl Questions {
             None => report.finding(
                 &fact.name,
                 format!("it keeps messages for ever, and records are kept for {records}: a replay of older ones runs them again"),
-                fix("the longest replay"),
+                raise_retention("the longest replay"),
             ),
             Some(topic) if topic > self.retention => report.finding(
                 &fact.name,
@@ -318,7 +315,7 @@ impl Questions {
                     "it keeps messages for {}, and records are kept for {records}: a replay of older ones runs them again",
                     span(topic)
                 ),
-                fix(&span(topic)),
+                raise_retention(&span(topic)),
             ),
             Some(_) => {}
         }
@@ -363,6 +360,10 @@ impl Questions {
 }
 
 /// Messages, and dead letters, must survive a broker.
+fn raise_retention(at_least: &str) -> String {
+    format!("raise the gate's `retention` to {at_least}, or lower the topic's `retention.ms`")
+}
+
 fn durability(fact: &TopicFacts, report: &mut Report) {
     match (fact.replicas, fact.min_insync_replicas) {
         (1, _) => report.finding(

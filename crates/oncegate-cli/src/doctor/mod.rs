@@ -23,8 +23,8 @@ use crate::sources::DeadLetters;
 use crate::sources::kafka::Kafka;
 use crate::store::StoreArgs;
 pub(crate) use configured::examine as examine_configured;
-use examine::Questions;
 pub(crate) use examine::Report;
+use examine::{NamedQueue, Questions};
 
 /// The format of the `--json` document.
 const SCHEMA: &str = "oncegate.doctor/1";
@@ -138,7 +138,7 @@ impl DoctorArgs {
         }
     }
 
-    /// Whether a flag says anything but which consumer is meant.
+    /// Returns whether a flag says anything but which consumer is meant.
     fn has_settings(&self) -> bool {
         self.store.url.is_some() || self.names_source() || self.names_limits()
     }
@@ -227,7 +227,8 @@ impl DoctorArgs {
         }
         consumer.source = Some(source);
         if self.dead_letters.is_some() || self.dead_letter_queue.is_some() {
-            let (kafka, sqs) = (self.dead_letters.clone(), self.dead_letter_queue.clone());
+            let kafka = self.dead_letters.clone();
+            let sqs = self.dead_letter_queue.clone();
             consumer.dead_letters = Some(DeadLetters {
                 kafka,
                 sqs,
@@ -245,12 +246,10 @@ impl DoctorArgs {
             kafka.topics = Some(Names(self.topics.clone()));
         }
         kafka.group = self.group.clone().or(kafka.group.take());
-        let property = |(name, value): &(String, String)| {
-            (name.clone(), Property(Secret::Literal(value.clone())))
-        };
-        kafka
-            .properties
-            .extend(self.properties.iter().map(property));
+        for (name, value) in &self.properties {
+            let value = Property(Secret::Literal(value.clone()));
+            kafka.properties.insert(name.clone(), value);
+        }
     }
 
     /// # Errors
@@ -265,20 +264,14 @@ impl DoctorArgs {
             ("--dead-letter-queue", self.dead_letter_queue.is_some()),
             ("--endpoint-url", self.endpoint_url.is_some()),
         ];
-        let alone = |flags: &[(&'static str, bool)], without: bool| {
-            flags
-                .iter()
-                .find(|(_, is_given)| without && *is_given)
-                .map(|(flag, _)| *flag)
-        };
-        let needs =
-            |flag: &str, other: &str| Problem::new(Exit::Usage, format!("{flag} needs {other}"));
-        if let Some(flag) = alone(&of_topics, self.brokers.is_none()) {
-            return Err(needs(flag, "--brokers, or a configuration (--config)"));
+        if self.brokers.is_none()
+            && let Some(flag) = first_given(&of_topics)
+        {
+            return Err(needs(flag, "--brokers"));
         }
-        match alone(&of_queue, self.queue.is_none()) {
-            Some(flag) => Err(needs(flag, "--queue, or a configuration (--config)")),
-            None => Ok(()),
+        match first_given(&of_queue) {
+            Some(flag) if self.queue.is_none() => Err(needs(flag, "--queue")),
+            _ => Ok(()),
         }
     }
 
@@ -310,7 +303,7 @@ impl DoctorArgs {
     fn questions(&self) -> Result<Questions, Problem> {
         let name = self.scope.as_ref().map(Scope::as_str).unwrap_or_default();
         let questions = configured::questions(name, &self.over(shape::Consumer::default()));
-        let mut questions = questions.map_err(|why| Problem::new(Exit::Configuration, why))?;
+        let mut questions = questions.map_err(Problem::configuration)?;
         if let Some(topics) = &mut questions.kafka {
             topics.group.clone_from(&self.group);
             topics.without_dead_letters =
@@ -318,6 +311,21 @@ impl DoctorArgs {
         }
         Ok(questions)
     }
+}
+
+/// The first of these flags that is given.
+fn first_given(flags: &[(&'static str, bool)]) -> Option<&'static str> {
+    flags
+        .iter()
+        .find(|(_, is_given)| *is_given)
+        .map(|(flag, _)| *flag)
+}
+
+fn needs(flag: &str, other: &str) -> Problem {
+    Problem::new(
+        Exit::Usage,
+        format!("{flag} needs {other}, or a configuration (--config)"),
+    )
 }
 
 #[cfg(test)]

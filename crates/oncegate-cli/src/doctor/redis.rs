@@ -1,5 +1,5 @@
-//! What `oncegate doctor` finds out about the servers of a Redis store: their room, and calls that
-//! they took long for.
+//! The part of `oncegate doctor` that examines the servers of a Redis store: their memory, and
+//! their slow calls.
 
 use std::time::{Duration, SystemTime};
 
@@ -24,7 +24,7 @@ pub(super) struct FirstLook {
     at: Instant,
 }
 
-/// How fast records came while the servers were looked at, and what they take.
+/// The growth of the records while the servers were looked at, and their size.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Growth {
     records_per_second: f64,
@@ -179,7 +179,7 @@ impl Report {
 }
 
 impl Growth {
-    /// What the server uses when as many records expire as are added.
+    /// Returns what the server uses when as many records expire as are added.
     #[expect(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,

@@ -133,7 +133,7 @@ struct Sample {
     distinct_keys: u64,
     seconds: f64,
     message_bytes: u64,
-    /// Whether it covers so little time that the estimate is a mere extrapolation.
+    /// `true` if it covers so little time that the estimate is a mere extrapolation.
     short: bool,
 }
 
@@ -171,13 +171,17 @@ async fn sample(args: &EstimateArgs) -> Result<Option<Sample>, Problem> {
     let mut examination = DryRun::new(args.scope.as_str(), key, store).open().await?;
     let reader = TopicReader::open(brokers, topic, args.properties.iter().cloned()).await;
     let mut reader = reader.map_err(|error| not_opened(&error))?;
-    let (mut messages, mut bytes, mut first, mut last) = (0_u64, 0_u64, i64::MAX, i64::MIN);
+    let mut messages = 0_u64;
+    let mut bytes = 0_u64;
+    let mut first = i64::MAX;
+    let mut last = i64::MIN;
     while let Some(batch) = reader.next_batch().await? {
         for message in &batch {
             bytes += message.payload().len() as u64;
             // 0 is what producers send that set no timestamp.
             if let Some(at) = message.timestamp_ms().filter(|at| *at > 0) {
-                (first, last) = (first.min(at), last.max(at));
+                first = first.min(at);
+                last = last.max(at);
             }
         }
         messages += batch.len() as u64;
@@ -222,9 +226,8 @@ impl EstimateArgs {
             Some(sample) => sample.distinct_keys as f64 / sample.messages as f64,
             None => self.unique / 100.0,
         };
-        let by_rate =
-            || rate.map(|rate| (rate * unique * self.retention.as_secs_f64()).ceil() as u64);
-        let keys = self.keys.or_else(by_rate).unwrap_or(0);
+        let by_rate = rate.map(|rate| (rate * unique * self.retention.as_secs_f64()).ceil() as u64);
+        let keys = self.keys.or(by_rate).unwrap_or(0);
         let bytes = sample.map_or(self.message_bytes, |sample| sample.message_bytes);
         Ok(EstimateDocument {
             schema: SCHEMA,
@@ -238,23 +241,26 @@ impl EstimateArgs {
         })
     }
 
+    fn tell_sample(&self, sample: &Sample, table: &mut Table) {
+        let took = span(Duration::from_secs_f64(sample.seconds));
+        table.text(
+            "sample",
+            format!("{} messages within {took}", grouped(sample.messages)),
+        );
+        if sample.short {
+            let kept = span(self.retention);
+            let text = format!(
+                "{took} are extrapolated to {kept}: take a topic with more than {} of messages, or set --rate",
+                span(SHORT_SAMPLE)
+            );
+            table.text("warning", text);
+        }
+    }
+
     fn text(&self, document: &EstimateDocument) -> String {
-        let size = |bytes: u64| ByteSize::b(bytes).display().iec().to_string();
         let mut table = Table::default();
         if let Some(sample) = &document.sample {
-            let took = span(Duration::from_secs_f64(sample.seconds));
-            table.text(
-                "sample",
-                format!("{} messages within {took}", grouped(sample.messages)),
-            );
-            if sample.short {
-                let kept = span(self.retention);
-                let text = format!(
-                    "{took} are extrapolated to {kept}: take a topic with more than {} of messages, or set --rate",
-                    span(SHORT_SAMPLE)
-                );
-                table.text("warning", text);
-            }
+            self.tell_sample(sample, &mut table);
         }
         if let Some(rate) = document.rate {
             table.text(
@@ -295,7 +301,8 @@ impl EstimateArgs {
             ),
         );
         if let Some(flow) = &document.flow {
-            let (plain, fenced) = (flow.redis_cpu_percent, flow.redis_cpu_percent_fenced);
+            let plain = flow.redis_cpu_percent;
+            let fenced = flow.redis_cpu_percent_fenced;
             table.text(
                 "  cpu",
                 format!("{plain:.1} % of a core; {fenced:.1} % with fencing tokens"),
@@ -309,7 +316,8 @@ impl EstimateArgs {
             ),
         );
         if let Some(flow) = &document.flow {
-            let (least, most) = (flow.sqs_calls_a_month_least, flow.sqs_calls_a_month_most);
+            let least = flow.sqs_calls_a_month_least;
+            let most = flow.sqs_calls_a_month_most;
             table.text(
                 "sqs",
                 format!("{} to {} calls a month", grouped(least), grouped(most)),
@@ -317,6 +325,10 @@ impl EstimateArgs {
         }
         table.render()
     }
+}
+
+fn size(bytes: u64) -> String {
+    ByteSize::b(bytes).display().iec().to_string()
 }
 
 impl Flow {
@@ -367,7 +379,8 @@ mod tests {
 
     #[test]
     fn duplicates_cost_a_claim() {
-        let (unique, half) = (Flow::of(1_000.0, 1.0, 1), Flow::of(1_000.0, 0.5, 1));
+        let unique = Flow::of(1_000.0, 1.0, 1);
+        let half = Flow::of(1_000.0, 0.5, 1);
         assert!(
             (unique.redis_cpu_percent - 0.87).abs() < 1e-9
                 && (half.redis_cpu_percent - 0.635).abs() < 1e-9

@@ -94,7 +94,7 @@ async fn relay_of(
     outbox: &shape::Outbox,
     patience: Duration,
 ) -> Result<Relay, Problem> {
-    let broker = Broker::of(outbox).map_err(|why| Problem::new(Exit::Configuration, why))?;
+    let broker = Broker::of(outbox).map_err(Problem::configuration)?;
     let relay = match store::open_sql(store, patience).await? {
         SqlStore::Postgres(store) => broker.relay(store.outbox(name)?),
         SqlStore::Sqlite(store) => broker.relay(store.outbox(name).await?),

@@ -142,20 +142,17 @@ impl RelayArgs {
                 value: value.clone()?,
             })
         });
-        let property = |(name, value): &(String, String)| Setting {
+        let properties = self.properties.iter().map(|(name, value)| Setting {
             flag: format!("--property {name}"),
             path: of(&["kafka", "properties", name]),
             value: value.clone(),
-        };
-        let any = |(path, value): &(String, String)| Setting {
+        });
+        let any = self.any.iter().map(|(path, value)| Setting {
             flag: format!("--set {path}"),
             path: parts(path),
             value: value.clone(),
-        };
-        given
-            .chain(self.properties.iter().map(property))
-            .chain(self.any.iter().map(any))
-            .collect()
+        });
+        given.chain(properties).chain(any).collect()
     }
 }
 
@@ -174,14 +171,11 @@ pub(super) async fn run(args: &RelayArgs) -> Result<Exit, Problem> {
         eprintln!("{}", loaded.render());
     }
     if loaded.findings.has_errors() {
-        return Err(Problem::new(
-            Exit::Configuration,
-            "the configuration has errors",
-        ));
+        return Err(Problem::configuration("the configuration has errors"));
     }
     if loaded.config.outbox.is_empty() {
         let text = "there is no outbox: name one by a table as [outbox.shop], or by --outbox with --brokers or --region";
-        return Err(Problem::new(Exit::Configuration, text));
+        return Err(Problem::configuration(text));
     }
     let stop = CancellationToken::new();
     let telemetry =
@@ -203,10 +197,8 @@ async fn relay_all(
     let served = Served::start(&status, Some(OFF), telemetry).await?;
     let mut relays = JoinSet::new();
     for (name, outbox) in loaded.config.outbox.clone() {
-        let (stop, store) = (
-            stop.clone(),
-            loaded.config.store.clone().unwrap_or_default(),
-        );
+        let stop = stop.clone();
+        let store = loaded.config.store.clone().unwrap_or_default();
         let telemetry = telemetry.clone();
         relays.spawn(async move {
             let running = async {
@@ -240,16 +232,15 @@ async fn relay_all(
 fn problem(error: RelayError) -> Problem {
     match error {
         RelayError::Store { error, .. } => error.into(),
-        error => Problem::new(Exit::Configuration, error.to_string()),
+        error => Problem::configuration(error.to_string()),
     }
 }
 
 fn document(counters: &Counters) -> RelayDocument {
-    let total = |name| counters.total(name);
     RelayDocument {
         schema: SCHEMA,
-        published: total("outbox_published"),
-        failures: total("outbox_failures"),
-        purged: total("outbox_purged"),
+        published: counters.total("outbox_published"),
+        failures: counters.total("outbox_failures"),
+        purged: counters.total("outbox_purged"),
     }
 }

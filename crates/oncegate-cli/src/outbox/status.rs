@@ -63,8 +63,8 @@ pub(super) async fn run(args: &StatusArgs) -> Result<Exit, Problem> {
         sent,
         led,
     } = status.await?;
-    let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
-    let oldest_unsent_ms = oldest_unsent.map(millis);
+    let oldest_unsent_ms =
+        oldest_unsent.map(|time| u64::try_from(time.as_millis()).unwrap_or(u64::MAX));
     if args.answer.json {
         let outbox = &args.outbox;
         output::answer_json(&StatusDocument {

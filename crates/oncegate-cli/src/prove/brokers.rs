@@ -20,11 +20,11 @@ use crate::exit::{Exit, Problem, not_opened};
 const NUMBER_HEADER: &str = "oncegate-trial-message";
 /// The time between two commits: what a killed process has finished is delivered again until then.
 const COMMIT_INTERVAL: Duration = Duration::from_millis(500);
-/// How long the member may take that makes the partitions move.
+/// The time limit for the member that makes the partitions move.
 const VISIT_LIMIT: Duration = Duration::from_secs(2);
 const VISITOR_LEAVES_WITHIN: Duration = Duration::from_secs(5);
-/// How long the brokers may take to know a new topic, and the members of an interrupted trial to
-/// leave their groups.
+/// The time limit for the brokers to know a new topic, and for the members of an interrupted trial
+/// to leave their groups.
 const CHANGE_LIMIT: Duration = Duration::from_secs(60);
 const CHANGE_INTERVAL: Duration = Duration::from_millis(250);
 
@@ -34,7 +34,7 @@ pub(super) struct Brokers(Arc<TrialCluster>);
 struct TrialCluster {
     brokers: String,
     properties: Vec<(String, String)>,
-    /// What has been made, or may have been.
+    /// The topics that have been made, or may have been.
     topics: Mutex<Vec<String>>,
 }
 
@@ -61,9 +61,9 @@ impl Brokers {
             .unwrap_or_default();
         let mut properties = Vec::new();
         for (name, Property(value)) in &configured.properties {
-            let value = value.resolve().map_err(|why| {
-                Problem::new(Exit::Configuration, format!("the property {name}: {why}"))
-            })?;
+            let value = value
+                .resolve()
+                .map_err(|why| Problem::configuration(format!("the property {name}: {why}")))?;
             properties.push((name.clone(), value));
         }
         // What is set last wins.
@@ -91,7 +91,8 @@ impl Brokers {
     /// # Errors
     /// With what is left.
     pub(super) async fn remove(&self) -> Result<(), Problem> {
-        let (cluster, topics) = (&self.0, self.0.topics().clone());
+        let cluster = &self.0;
+        let topics = self.0.topics().clone();
         let deadline = Instant::now() + CHANGE_LIMIT;
         loop {
             // The group of a topic has the topic's name.

@@ -36,7 +36,7 @@ use workers::Workers;
 const SAMPLES_MAX_BYTES: u64 = 64 * 1024 * 1024;
 /// The port of the downstream service for workers behind HTTP, which are started before the trial.
 const DOWNSTREAM_PORT: u16 = 9797;
-/// What the names of scopes, topics and groups begin with that a trial makes on servers.
+/// The prefix of the names of scopes, topics and groups that a trial makes on servers.
 const TRIAL: &str = "oncegate-prove";
 
 /// Try to make a worker charge twice or lose a payment, without a server (docs/PROVE.md)
@@ -187,30 +187,17 @@ pub(crate) async fn run(args: &ProveArgs) -> Result<Exit, Problem> {
         // Before the trial, so that a mistake costs no minute.
         std::fs::create_dir_all(folder).map_err(|error| unwritable(folder, &error))?;
     }
-    let is_shared = tried.handler.http.is_some();
-    let port = if is_shared { DOWNSTREAM_PORT } else { 0 };
-    let listen = args
-        .listen
-        .unwrap_or(SocketAddr::from((Ipv4Addr::LOCALHOST, port)));
-    let service = Service::start(listen).await.map_err(|error| {
-        let what = format!(
-            "the downstream service cannot listen on {listen}: {error}; choose another with --listen"
-        );
-        Problem::new(Exit::Configuration, what)
-    })?;
-    let service = Arc::new(service);
+    let service = Arc::new(downstream(args, &tried).await?);
     let seed = args.seed.unwrap_or_else(oncegate_testing::random_seed);
     // Removed when it is dropped: at the end.
     let folder = tempfile::Builder::new()
         .prefix("oncegate-prove-")
         .tempdir()
         .map_err(|error| {
-            let place = std::env::temp_dir();
-            let why = format!(
+            Problem::configuration(format!(
                 "no folder can be created in {}: {error}; set TMPDIR",
-                place.display()
-            );
-            Problem::new(Exit::Configuration, why)
+                std::env::temp_dir().display()
+            ))
         })?;
     // Other trials may use the servers at the same time.
     let name = format!("{TRIAL}-{:012x}", oncegate_testing::random_seed() >> 16);
@@ -256,10 +243,12 @@ pub(crate) async fn run(args: &ProveArgs) -> Result<Exit, Problem> {
         output::answer(&text(&verdict))?;
         explain(&verdict, &repeat);
     }
-    Ok(match verdict.is_clean() {
-        false => Exit::No,
-        true if verdict.is_complete() => Exit::Yes,
-        true => Exit::Incomplete,
+    Ok(if !verdict.is_clean() {
+        Exit::No
+    } else if verdict.is_complete() {
+        Exit::Yes
+    } else {
+        Exit::Incomplete
     })
 }
 
@@ -274,6 +263,21 @@ async fn interruptible<T: Send>(
     }
 }
 
+/// Starts the service whose effects the workers cause.
+async fn downstream(args: &ProveArgs, tried: &TriedConsumer) -> Result<Service, Problem> {
+    // A worker that was started before the trial knows the address already.
+    let is_shared = tried.handler.http.is_some();
+    let port = if is_shared { DOWNSTREAM_PORT } else { 0 };
+    let listen = args
+        .listen
+        .unwrap_or(SocketAddr::from((Ipv4Addr::LOCALHOST, port)));
+    Service::start(listen).await.map_err(|error| {
+        Problem::configuration(format!(
+            "the downstream service cannot listen on {listen}: {error}; choose another with --listen"
+        ))
+    })
+}
+
 fn trial(args: &ProveArgs, tried: &TriedConsumer, workers: Workers) -> Trial {
     let parallel = if tried.takes_turns(args) {
         1
@@ -284,8 +288,10 @@ fn trial(args: &ProveArgs, tried: &TriedConsumer, workers: Workers) -> Trial {
         Some(rounds) => progress(rounds, "rounds"),
         None => progress(args.seconds, "seconds"),
     };
-    let (began, counts_rounds) = (Instant::now(), args.rounds.is_some());
-    let (of_gate, of_consumer) = (tried.clone(), tried.settings.clone());
+    let began = Instant::now();
+    let counts_rounds = args.rounds.is_some();
+    let of_gate = tried.clone();
+    let of_consumer = tried.settings.clone();
     let mut trial = Trial::new(workers)
         .key(tried.key.clone())
         .route(&tried.route)
@@ -335,12 +341,6 @@ fn progress(length: u64, unit: &str) -> ProgressBar {
 
 /// Reads the lines that are not empty.
 async fn read_samples(path: PathBuf) -> Result<Vec<String>, Problem> {
-    let refuse = |path: &Path, why: String| {
-        Problem::new(
-            Exit::BadData,
-            format!("cannot read the samples from {}: {why}", path.display()),
-        )
-    };
     let name = path.clone();
     let reading = tokio::task::spawn_blocking(move || {
         let bytes = std::fs::metadata(&path)?.len();
@@ -353,7 +353,12 @@ async fn read_samples(path: PathBuf) -> Result<Vec<String>, Problem> {
     let read = reading
         .await
         .map_err(|error| Problem::new(Exit::Bug, error.to_string()))?;
-    let text = read.map_err(|error| refuse(&name, error.to_string()))?;
+    let text = read.map_err(|error| {
+        Problem::new(
+            Exit::BadData,
+            format!("cannot read the samples from {}: {error}", name.display()),
+        )
+    })?;
     Ok(text
         .lines()
         .map(str::trim)
@@ -385,27 +390,33 @@ fn unwritable(path: &Path, error: &std::io::Error) -> Problem {
         "the report cannot be written to {}: {error}; change --report",
         path.display()
     );
-    Problem::new(Exit::Configuration, what)
+    Problem::configuration(what)
 }
 
-/// One line for each defect, or one that nothing was found.
+/// Returns a line for each defect, or one that nothing was found.
 fn text(verdict: &Verdict) -> String {
     if verdict.is_clean() {
         return verdict.to_string();
     }
-    let line = |finding: &Finding| {
-        format!(
-            "{}: {} (round {})",
-            finding.violation.defect,
-            plain(&finding.violation.what),
-            finding.round
+    let lines: Vec<String> = verdict
+        .roots()
+        .map(
+            |Finding {
+                 violation, round, ..
+             }| {
+                format!(
+                    "{}: {} (round {round})",
+                    violation.defect,
+                    plain(&violation.what)
+                )
+            },
         )
-    };
-    verdict.roots().map(line).collect::<Vec<_>>().join("\n")
+        .collect();
+    lines.join("\n")
 }
 
-/// What the defects mean, how they are mended, and the commands that repeat them: on standard
-/// error.
+/// Prints to standard error what the defects mean, how they are mended, and the commands that
+/// repeat them.
 fn explain(verdict: &Verdict, repeat: &impl Fn(&Finding) -> String) {
     for finding in verdict.roots() {
         let defect = finding.violation.defect;

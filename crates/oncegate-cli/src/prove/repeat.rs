@@ -83,8 +83,11 @@ fn names(faults: &[Fault]) -> String {
 
 /// The word in single quotes, if it needs any.
 pub(super) fn quoted(word: &str) -> String {
-    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./:=,@%+".contains(c);
-    if !word.is_empty() && word.chars().all(is_plain) {
+    if !word.is_empty()
+        && word
+            .chars()
+            .all(|c| c.is_ascii_alphanumeric() || "-_./:=,@%+".contains(c))
+    {
         return word.to_owned();
     }
     format!("'{}'", word.replace('\'', r"'\''"))

@@ -19,11 +19,11 @@ use tokio::sync::RwLock;
 use crate::exit::{Exit, Problem};
 use crate::store::{TrialServer, redacted};
 
-/// How often the removal is repeated, until nothing is found any more: an operation of an aborted
+/// The most repetitions of the removal until nothing is found any more: an operation of an aborted
 /// round may come late.
 const REMOVALS_MOST: u32 = 10;
 
-/// Where the rounds of a trial keep their records.
+/// The stores in which the rounds of a trial keep their records.
 pub(super) enum Stores {
     /// A file for each round in this folder.
     Files {
@@ -72,7 +72,8 @@ impl Stores {
     pub(super) fn of_trial(&self, trial: Trial) -> Trial {
         match self {
             Self::Files { folder, rounds } => {
-                let (folder, rounds) = (folder.clone(), Arc::clone(rounds));
+                let folder = folder.clone();
+                let rounds = Arc::clone(rounds);
                 trial.store_with(move || {
                     let number = rounds.fetch_add(1, Ordering::Relaxed);
                     RoundFile::open(folder.join(format!("{number}.db")))

@@ -18,7 +18,7 @@ const ROUTE: &str = "samples";
 /// The content type of samples without a configuration.
 const JSON: &str = "application/json";
 
-/// What is tried.
+/// The consumer that is tried.
 #[derive(Clone, Debug)]
 pub(super) struct TriedConsumer {
     pub(super) key: Key,
@@ -43,17 +43,10 @@ impl TriedConsumer {
     }
 
     fn of_flags(args: &ProveArgs) -> Result<Self, Problem> {
-        let missing = |what: &str| {
-            Problem::new(
-                Exit::Usage,
-                format!("{what}, or a configuration with one (--config)"),
-            )
-        };
-        let shell = |text: &String| Program::Shell(text.clone());
         let handler = shape::Handler {
             http: args.handler.clone(),
-            exec: args.handler_exec.as_ref().map(shell),
-            command: args.handler_command.as_ref().map(shell),
+            exec: args.handler_exec.clone().map(Program::Shell),
+            command: args.handler_command.clone().map(Program::Shell),
             content_type: Some(args.content_type.clone().unwrap_or_else(|| JSON.to_owned())),
             ..shape::Handler::default()
         };
@@ -67,11 +60,10 @@ impl TriedConsumer {
             .clone()
             .ok_or_else(|| missing("there is no key: give --key"))?;
         let route = args.route.clone().unwrap_or_else(|| ROUTE.to_owned());
-        let batch_of = |messages: u16| shape::Batch {
+        let batch = args.batch_messages.map(|messages| shape::Batch {
             messages: Some(messages.into()),
             ..shape::Batch::default()
-        };
-        let batch = args.batch_messages.map(batch_of);
+        });
         let settings = shape::Consumer {
             batch,
             ..shape::Consumer::default()
@@ -158,10 +150,13 @@ impl TriedConsumer {
         build::with_gate_settings(gate, &self.settings)
     }
 
-    /// Whether one round runs at a time, because rounds share the worker or what is listed.
+    /// Returns whether one round runs at a time, because rounds share the worker or what is listed.
     pub(super) fn takes_turns(&self, args: &ProveArgs) -> bool {
-        let is_shared = |command: &str| !WitnessCommand::is_of_round(command);
-        self.handler.http.is_some() || args.witness_command.as_deref().is_some_and(is_shared)
+        self.handler.http.is_some()
+            || args
+                .witness_command
+                .as_deref()
+                .is_some_and(|command| !WitnessCommand::is_of_round(command))
     }
 
     /// The limits of the worker's batches; `None` when it gets messages one by one.
@@ -169,14 +164,14 @@ impl TriedConsumer {
         build::batch_limits(&self.settings)
     }
 
-    /// How many messages or batches the worker gets at a time, at most.
+    /// Returns the most messages or batches that the worker gets at a time.
     pub(super) fn most(&self) -> u32 {
         self.settings.concurrency.unwrap_or(u32::MAX)
     }
 }
 
 fn refused(why: impl Into<String>) -> Problem {
-    Problem::new(Exit::Configuration, why)
+    Problem::configuration(why)
 }
 
 /// The flags as settings over those of the file, for the consumer that is tried.
@@ -208,26 +203,29 @@ fn flags(args: &ProveArgs, known: &[String]) -> Vec<Setting> {
         ),
         ("--batch-messages", &["batch", "messages"], &messages),
     ];
-    let setting = |(flag, path, value): (&str, &[&str], &Option<String>)| {
-        let path = path.iter().map(|part| (*part).to_owned());
-        let path = ["consumer".to_owned(), consumer.clone()]
-            .into_iter()
-            .chain(path)
-            .collect();
-        Some(Setting {
-            flag: flag.to_owned(),
-            path,
-            value: value.clone()?,
+    given
+        .into_iter()
+        .filter_map(|(flag, path, value)| {
+            Setting::of_consumer(consumer, flag, path, value.as_ref())
         })
-    };
-    given.into_iter().filter_map(setting).collect()
+        .collect()
 }
 
-/// What the key needs besides a payload, in words.
+fn missing(what: &str) -> Problem {
+    Problem::new(
+        Exit::Usage,
+        format!("{what}, or a configuration with one (--config)"),
+    )
+}
+
+fn header_of(key: &Value) -> Option<String> {
+    key.get("header").and_then(Value::as_str).map(str::to_owned)
+}
+
+/// Returns what the key needs besides a payload, in words.
 fn outside_of_payload(key: &Key) -> Option<String> {
     let key = serde_json::to_value(key).unwrap_or_default();
-    let header = |of: &Value| of.get("header").and_then(Value::as_str).map(str::to_owned);
-    let header = header(&key).or_else(|| key.get("tenant").and_then(header));
+    let header = header_of(&key).or_else(|| key.get("tenant").and_then(header_of));
     match header {
         Some(name) => Some(format!("the header {name:?}")),
         None if key.get("message_key").is_some() => Some("the broker's key".to_owned()),
@@ -240,9 +238,12 @@ fn outside_of_payload(key: &Key) -> Option<String> {
 mod tests {
     use super::*;
 
+    fn says(key: &Key) -> String {
+        outside_of_payload(key).unwrap_or_default()
+    }
+
     #[test]
     fn keys_of_what_samples_do_not_have_are_named() {
-        let says = |key: &Key| outside_of_payload(key).unwrap_or_default();
         assert_eq!(says(&Key::header("order-id")), "the header \"order-id\"");
         assert_eq!(says(&Key::message_key()), "the broker's key");
         assert_eq!(says(&Key::message_id()), "the id of the message");

@@ -37,8 +37,8 @@ impl WitnessCommand {
         }
     }
 
-    /// Whether each round has a list of its own, because the command reads it from the folder of
-    /// the round.
+    /// Returns whether each round has a list of its own, because the command reads it from the
+    /// folder of the round.
     pub(super) fn is_of_round(command: &str) -> bool {
         command.contains(FOLDER)
     }
@@ -94,16 +94,16 @@ impl Witness for SharedWitness {
 
 /// Reads one JSON object a line.
 fn read(text: &str) -> Result<Vec<Value>, BoxError> {
-    let lines = (1..)
+    (1..)
         .zip(text.lines())
-        .filter(|(_, line)| !line.trim().is_empty());
-    let read = |(number, line): (usize, &str)| {
-        let object = serde_json::from_str(line).ok().filter(Value::is_object);
-        object.ok_or_else(|| {
-            format!("line {number} of --witness-command is not a JSON object").into()
+        .filter(|(_, line)| !line.trim().is_empty())
+        .map(|(number, line)| {
+            let object = serde_json::from_str(line).ok().filter(Value::is_object);
+            object.ok_or_else(|| {
+                format!("line {number} of --witness-command is not a JSON object").into()
+            })
         })
-    };
-    lines.map(read).collect()
+        .collect()
 }
 
 #[cfg(test)]

@@ -51,8 +51,8 @@ impl Workers {
     }
 }
 
-/// How long a worker may at least take to end in a trial whose slowest worker has taken this long
-/// to start.
+/// Returns the shortest time limit for a worker to end, in a trial whose slowest worker has taken
+/// this long to start.
 fn end_grace(slowest_start: Duration) -> Duration {
     slowest_start.saturating_mul(ENDS_IN_STARTS).min(END_LIMIT)
 }
@@ -60,7 +60,8 @@ fn end_grace(slowest_start: Duration) -> Duration {
 #[async_trait]
 impl Launch for Workers {
     async fn launch(&self, downstream: Downstream) -> Result<Launched, BoxError> {
-        let (handler, round) = (&self.tried.handler, downstream.round().to_owned());
+        let handler = &self.tried.handler;
+        let round = downstream.round().to_owned();
         let place = match &handler.http {
             // It was started before, with the address that all processes share.
             Some(_) => self.service.shared_place(downstream),

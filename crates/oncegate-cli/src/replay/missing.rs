@@ -16,7 +16,8 @@ use oncegate::source::{AckHandle, Delivery, Source, SourceError};
 use tokio::sync::Mutex;
 use tokio::time::{Instant, sleep_until};
 
-/// How much of a second's messages is delivered at a time under a limit on the rate.
+/// The divisor of a second: a limit on the rate lets this part of a second's messages through at a
+/// time.
 const SHARE_OF_A_SECOND: u32 = 10;
 
 /// Delivers the messages of topics that a selector chooses, within limits. It ends after the last
@@ -39,15 +40,15 @@ pub(super) struct ReplayLimits {
 
 struct Remaining {
     readers: VecDeque<TopicReader>,
-    /// What was read and is not examined yet. It stays here while its records are read, because the
-    /// future of a receive may be dropped.
+    /// Messages that were read and are not examined yet. They stay here while their records are
+    /// read, because the future of a receive may be dropped.
     unexamined: Vec<Message>,
     selected: VecDeque<Message>,
-    /// When the next message may be delivered.
+    /// The time from which the next message may be delivered.
     next_at: Instant,
 }
 
-/// What was delivered, and what is finished.
+/// The numbers of messages that were delivered, and that are finished.
 #[derive(Debug, Default)]
 pub(super) struct DeliveryCounts {
     delivered: AtomicU64,
@@ -64,7 +65,7 @@ impl DeliveryCounts {
         self.delivered().saturating_sub(self.finished.load(Relaxed))
     }
 
-    /// Whether all messages of the topics were read.
+    /// Returns whether all messages of the topics were read.
     pub(super) fn is_at_end(&self) -> bool {
         self.is_at_end.load(Relaxed)
     }
@@ -90,7 +91,7 @@ impl Missing {
         Arc::clone(&self.counts)
     }
 
-    /// How many messages may still be delivered.
+    /// Returns the number of messages that may still be delivered.
     fn left(&self) -> u64 {
         self.limits.messages.map_or(u64::MAX, |most| {
             most.saturating_sub(self.counts.delivered())
@@ -156,13 +157,13 @@ impl Source for Missing {
             state.next_at = state.next_at.max(Instant::now()) + took;
         }
         self.counts.delivered.fetch_add(count as u64, Relaxed);
-        let delivery = |message| Delivery {
+        let deliveries = state.selected.drain(..count).map(|message| Delivery {
             message,
             ack_handle: Arc::new(Finishing {
                 counts: Arc::clone(&self.counts),
             }),
-        };
-        Ok(Some(state.selected.drain(..count).map(delivery).collect()))
+        });
+        Ok(Some(deliveries.collect()))
     }
 
     async fn close(&self, _: Duration) -> Result<(), SourceError> {

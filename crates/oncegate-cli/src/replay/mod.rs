@@ -63,12 +63,12 @@ struct ReplayDocument<'a> {
     schema: &'static str,
     topics: &'a [String],
     store: String,
-    /// What the store promises with its settings.
+    /// The promise of the store with its settings.
     promise: &'a Promised,
     scope: &'a str,
     /// `same`, `other_fingerprint` or `nothing`: what the store's descriptor of the scope says.
     known: &'static str,
-    /// Whether the exit code is 0.
+    /// `true` if the exit code is 0.
     passed: bool,
     seconds: f64,
     #[serde(flatten)]
@@ -153,7 +153,7 @@ async fn read(
 }
 
 impl ReplayArgs {
-    /// Whether it runs messages, and stops cleanly at a signal.
+    /// Returns whether it runs messages, and stops cleanly at a signal.
     pub(crate) fn runs(&self) -> bool {
         self.repair.run
     }
@@ -200,29 +200,30 @@ impl ReplayArgs {
         } else {
             ""
         };
-        match parts.is_empty() {
-            true => "A replay would change nothing.".to_owned(),
-            false => format!(
+        if parts.is_empty() {
+            "A replay would change nothing.".to_owned()
+        } else {
+            format!(
                 "Of {} messages, {parts}{forgiven}.",
                 grouped(report.messages)
-            ),
+            )
         }
     }
 }
 
 /// Describes the messages that the store would not answer; empty when there are none.
 pub(crate) fn changes(report: &ReplayReport) -> String {
-    let mut parts = Vec::new();
-    let mut part = |count: u64, what: &str| {
-        if count > 0 {
-            parts.push(format!("{} {what}", grouped(count)));
-        }
-    };
-    part(report.would_run_again, "would run again");
-    part(report.in_progress, "are in progress");
-    part(report.waiting, "wait for a retry");
-    part(report.unreadable, "have an unreadable record");
-    part(report.dead_letters(), "would go to the dead letters");
+    let parts: Vec<String> = [
+        (report.would_run_again, "would run again"),
+        (report.in_progress, "are in progress"),
+        (report.waiting, "wait for a retry"),
+        (report.unreadable, "have an unreadable record"),
+        (report.dead_letters(), "would go to the dead letters"),
+    ]
+    .into_iter()
+    .filter(|(count, _)| *count > 0)
+    .map(|(count, what)| format!("{} {what}", grouped(count)))
+    .collect();
     parts.join(", ")
 }
 
@@ -242,14 +243,15 @@ pub(crate) fn examples(text: &mut String, report: &ReplayReport) {
     }
 }
 
+fn counted(exact: bool) -> &'static str {
+    if exact {
+        "counted one by one"
+    } else {
+        "estimated, standard error 0.81 %"
+    }
+}
+
 pub(crate) fn counts(table: &mut Table, report: &ReplayReport) {
-    let counted = |exact| {
-        if exact {
-            "counted one by one"
-        } else {
-            "estimated, standard error 0.81 %"
-        }
-    };
     table.number("messages", report.messages);
     table.noted(
         "distinct keys",

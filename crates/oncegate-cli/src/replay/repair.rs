@@ -84,15 +84,16 @@ struct RepairDocument<'a> {
     missing: u64,
     /// Messages that were given to the consumer.
     delivered: u64,
-    /// Those that the handler has completed.
+    /// Delivered messages that the handler has completed.
     handled: u64,
-    /// Those that became dead letters.
+    /// Delivered messages that became dead letters.
     dead_letters: u64,
-    /// Those that a record has answered: another message of the same key was handled meanwhile.
+    /// Delivered messages that a record has answered: another message of the same key was handled
+    /// meanwhile.
     duplicates: u64,
-    /// Those that are not finished.
+    /// Delivered messages that are not finished.
     unfinished: u64,
-    /// Whether all that was missing is finished.
+    /// `true` if all that was missing is finished.
     complete: bool,
     seconds: f64,
 }
@@ -145,7 +146,8 @@ pub(super) async fn run(args: &ReplayArgs) -> Result<Exit, Problem> {
         per_second: args.repair.rate,
     };
     let source = Missing::new(readers, selector, limits);
-    let (counts, outcomes) = (source.counts(), Arc::new(ReplayOutcomes::default()));
+    let counts = source.counts();
+    let outcomes = Arc::new(ReplayOutcomes::default());
     let stop = CancellationToken::new();
     let unwritten = CancellationToken::new();
     let feed = Feed {
@@ -178,7 +180,7 @@ pub(super) async fn run(args: &ReplayArgs) -> Result<Exit, Problem> {
     answer(args, &document, &stop)
 }
 
-/// What will be run.
+/// The messages that will be run.
 struct Planned {
     examined: Examined,
     offsets: Offsets,
@@ -253,14 +255,24 @@ async fn acknowledged(args: &ReplayArgs, examined: &Examined) -> Result<Offsets,
         );
         return Ok(windows.collect());
     }
-    let cut = |(window, committed): (BTreeMap<i32, Range<i64>>, &BTreeMap<i32, i64>)| {
-        let cut = |(partition, Range { start, end }): (i32, Range<i64>)| {
+    let acknowledged = windows.zip(&committed);
+    Ok(acknowledged
+        .map(|(window, committed)| cut(window, committed))
+        .collect())
+}
+
+/// Leaves of each partition what is before its committed position.
+fn cut(
+    window: BTreeMap<i32, Range<i64>>,
+    committed: &BTreeMap<i32, i64>,
+) -> BTreeMap<i32, Range<i64>> {
+    window
+        .into_iter()
+        .filter_map(|(partition, Range { start, end })| {
             let end = end.min(committed.get(&partition).copied().unwrap_or(start));
             (start < end).then_some((partition, start..end))
-        };
-        window.into_iter().filter_map(cut).collect()
-    };
-    Ok(windows.zip(&committed).map(cut).collect())
+        })
+        .collect()
 }
 
 /// Opens the topics at these offsets. A topic without any is left out.
@@ -290,7 +302,8 @@ fn note_each_run(
     unwritten: &CancellationToken,
 ) -> Result<BeforeRun, Problem> {
     let key = examined.key.compile(&examined.scope)?;
-    let (stop, unwritten) = (stop.clone(), unwritten.clone());
+    let stop = stop.clone();
+    let unwritten = unwritten.clone();
     Ok(BeforeRun::new(
         move |message: &Message, attempt: &Attempt| {
             let mut entry = JournalEntry::now("replayed")
@@ -338,7 +351,8 @@ fn document<'a>(
 ) -> RepairDocument<'a> {
     let [handled, dead_letters] =
         [&outcomes.handled, &outcomes.dead_letters].map(|count| count.load(Relaxed));
-    let (delivered, unfinished) = (counts.delivered(), counts.unfinished());
+    let delivered = counts.delivered();
+    let unfinished = counts.unfinished();
     RepairDocument {
         missing,
         delivered,
@@ -399,8 +413,8 @@ impl RepairArgs {
         }
     }
 
-    /// What to say of messages that a run without --overdue leaves alone, such as those of a replay
-    /// that was killed.
+    /// Returns the hint about messages that a run without --overdue leaves alone, such as those of
+    /// a replay that was killed.
     fn overdue_hint(&self, report: &ReplayReport) -> String {
         match report.would_run_again.saturating_sub(report.without_record) {
             0 => String::new(),
@@ -413,7 +427,8 @@ impl RepairArgs {
     }
 
     fn change(&self) -> ChangeArgs {
-        let (journal, by) = (self.journal.clone(), self.by.clone());
+        let journal = self.journal.clone();
+        let by = self.by.clone();
         ChangeArgs {
             dry_run: false,
             yes: self.yes,

@@ -202,9 +202,26 @@ mod tests {
         }
     }
 
+    fn said(outcome: &str) -> Reply {
+        answered(200, &[("oncegate-outcome", outcome)], "")
+    }
+
+    fn delay(retry_after: &str) -> Option<Duration> {
+        match answered(503, &[("retry-after", retry_after)], "") {
+            Reply::Retry { delay, .. } => delay,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn reason(headers: &[(&str, &str)], body: &'static str) -> String {
+        match answered(422, headers, body) {
+            Reply::DeadLetter { reason } => reason,
+            other => panic!("{other:?}"),
+        }
+    }
+
     #[test]
     fn its_own_word_wins_over_the_status() {
-        let said = |outcome| answered(200, &[("oncegate-outcome", outcome)], "");
         assert!(matches!(said("retry"), Reply::Retry { .. }));
         assert!(matches!(said("Dead-Letter"), Reply::DeadLetter { .. }));
         assert!(matches!(said("later"), Reply::Later { delay: None, .. }));
@@ -217,10 +234,6 @@ mod tests {
 
     #[test]
     fn it_may_ask_for_time_in_seconds_or_by_a_date() {
-        let delay = |value| match answered(503, &[("retry-after", value)], "") {
-            Reply::Retry { delay, .. } => delay,
-            other => panic!("{other:?}"),
-        };
         assert_eq!(delay("7"), Some(Duration::from_secs(7)));
         assert_eq!(
             delay("Thu, 01 Jan 1970 00:01:00 GMT"),
@@ -239,10 +252,6 @@ mod tests {
 
     #[test]
     fn a_reason_is_in_the_workers_words() {
-        let reason = |headers, body| match answered(422, headers, body) {
-            Reply::DeadLetter { reason } => reason,
-            other => panic!("{other:?}"),
-        };
         let problem = &[("content-type", "application/problem+json")];
         assert_eq!(
             reason(

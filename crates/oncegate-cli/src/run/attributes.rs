@@ -30,7 +30,7 @@ impl Default for Room {
 }
 
 impl Room {
-    /// Whether this header is passed to the worker; if not, it is counted.
+    /// Returns whether this header is passed to the worker; if not, it is counted.
     pub(super) fn takes(&mut self, name: &str, value: &[u8]) -> bool {
         let left = self.left_bytes.checked_sub(name.len() + value.len());
         match left.filter(|_| value.len() <= VALUE_MAX_BYTES) {

@@ -16,17 +16,17 @@ use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
 use super::answer::{self, ResponseBody};
-use super::exec::Order;
 use super::http::Caller;
+use super::job::Order;
 use super::lines::{self, HandleLine, LINE_MAX_BYTES};
 use super::worker::{AttemptInfo, Call, Limited, Reply, WithdrawOnDrop, Work, Worker};
 
 /// The reply of a worker to a batch.
 #[derive(Debug)]
 pub(super) enum BatchReply {
-    /// One for each message, in the order of the batch.
+    /// A reply to each message, in the order of the batch.
     Each(Vec<Reply>),
-    /// One for the batch as a whole.
+    /// A reply to the batch as a whole.
     Whole(Reply),
 }
 
@@ -42,10 +42,13 @@ impl BatchHandler for Limited {
             delivered.push(self.delivered(one.message()).await);
         }
         if delivered.iter().any(Result::is_err) {
-            let waits = || Failure::not_run("another message of its batch has no document");
             return Ok(delivered
                 .into_iter()
-                .map(|message| Err(message.err().unwrap_or_else(waits)))
+                .map(|message| {
+                    Err(message.err().unwrap_or_else(|| {
+                        Failure::not_run("another message of its batch has no document")
+                    }))
+                })
                 .collect());
         }
         let delivered = delivered.into_iter().flatten();
@@ -78,8 +81,10 @@ impl Limited {
             match &*self.worker {
                 Worker::Http(caller) => caller.call_batch(&orders, &call).await,
                 Worker::Exec(crew) => {
-                    let each = |place, reply| self.answer_early(batch, &answered, place, reply);
-                    crew.hand_out_batch(orders, &call, each).await
+                    crew.hand_out_batch(orders, &call, |place, reply| {
+                        self.answer_early(batch, &answered, place, reply);
+                    })
+                    .await
                 }
                 Worker::Command(_) => {
                     BatchReply::Whole(Reply::not_run("a command takes no batches: remove `batch`"))
@@ -149,6 +154,7 @@ impl Caller {
         let body = match LimitedBody::new(body, most).collect().await {
             Ok(body) => body.to_bytes(),
             Err(error) => {
+                // The worker may have handled every message.
                 let why = format!("the worker's answer to a batch cannot be read: {error}");
                 return BatchReply::Whole(Reply::unknown(why));
             }
@@ -214,12 +220,12 @@ fn replies(body: &Bytes, messages: usize) -> BatchReply {
         }
         by_id.insert(id, answer.into());
     }
-    let reply = |number: usize| {
-        let unknown =
-            || Reply::unknown("the worker's answer to a batch has no outcome for this message");
-        by_id.remove(&number.to_string()).unwrap_or_else(unknown)
-    };
-    BatchReply::Each((1..=messages).map(reply).collect())
+    let replies = (1..=messages).map(|number| {
+        by_id.remove(&number.to_string()).unwrap_or_else(|| {
+            Reply::unknown("the worker's answer to a batch has no outcome for this message")
+        })
+    });
+    BatchReply::Each(replies.collect())
 }
 
 #[cfg(test)]

@@ -1,7 +1,5 @@
 //! Builds the gates and consumers that a configuration describes.
 
-use std::time::Duration;
-
 use oncegate::consumer::{BadKeys, Breaker, DeadLetterLimit, ReturnedLetters};
 use oncegate::core::store::Store;
 use oncegate::journal::FileJournal;
@@ -209,8 +207,10 @@ fn breaker(limits: &shape::BreakerLimits) -> Breaker {
 }
 
 fn waits(first: Option<Time>, most: Option<Time>, default: Backoff) -> Backoff {
-    let or = |time: Option<Time>, default: Duration| time.map_or(default, |Time(time)| time);
-    Backoff::new(or(first, default.first()), or(most, default.most()))
+    Backoff::new(
+        first.map_or(default.first(), |Time(time)| time),
+        most.map_or(default.most(), |Time(time)| time),
+    )
 }
 
 /// Lets the library check the settings of a consumer. Connects to nothing.

@@ -8,9 +8,9 @@ use oncegate::{Header, Message};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::process::Command;
 
-use super::exec::log;
 use super::process::{self, Leftovers, Process, Runnable};
 use super::report::WorkerReport;
+use super::slot::log;
 use super::worker::{AttemptInfo, Call, Reply, Work};
 use super::{attributes, origin};
 
@@ -131,9 +131,8 @@ fn with_detail(what: String, detail: &str) -> String {
 
 /// The environment variable of a header.
 fn variable(header: &str) -> String {
-    let is_name = |c: char| c.is_ascii_alphanumeric() || c == '_';
     let name = header.chars().map(|c| {
-        if is_name(c) {
+        if c.is_ascii_alphanumeric() || c == '_' {
             c.to_ascii_uppercase()
         } else {
             '_'
@@ -142,8 +141,11 @@ fn variable(header: &str) -> String {
     "ONCEGATE_HEADER_".chars().chain(name).collect()
 }
 
+fn without_nul(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).replace('\0', "")
+}
+
 fn describe(command: &mut Command, message: &Message, attempt: &AttemptInfo) {
-    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).replace('\0', "");
     command
         .env("ONCEGATE_IDEMPOTENCY_KEY", &attempt.idempotency_key)
         .env("ONCEGATE_ATTEMPT", attempt.number.to_string())
@@ -168,7 +170,7 @@ fn describe(command: &mut Command, message: &Message, attempt: &AttemptInfo) {
     if let Some(key) = message.key()
         && room.takes("ONCEGATE_MESSAGE_KEY", key)
     {
-        command.env("ONCEGATE_MESSAGE_KEY", text(key));
+        command.env("ONCEGATE_MESSAGE_KEY", without_nul(key));
     }
     // Several headers may have one variable, as `x-a` and `x_a` do. It has the last one, as a
     // header that is repeated.
@@ -189,7 +191,7 @@ fn describe(command: &mut Command, message: &Message, attempt: &AttemptInfo) {
         {
             room.leave_out();
         } else if room.takes(&header.name, value) {
-            command.env(variable, text(value));
+            command.env(variable, without_nul(value));
         }
     }
     if room.tell(message) > 0 {

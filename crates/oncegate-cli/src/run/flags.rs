@@ -191,61 +191,43 @@ impl Flags {
             (None, [only]) => only.clone(),
             (None, _) => UNNAMED.to_owned(),
         };
-        let at = |flag: &str, path: [&str; 2], value: &Option<String>| {
-            let path = path.map(str::to_owned).into();
+        let whole = [
+            ("--store", ["store", "url"], &self.store),
+            ("--listen", ["status", "listen"], &self.listen),
+        ];
+        let whole = whole.into_iter().filter_map(|(flag, path, value)| {
             Some(Setting {
                 flag: flag.to_owned(),
-                path,
+                path: path.map(str::to_owned).into(),
                 value: value.clone()?,
             })
-        };
-        let whole = [
-            at("--store", ["store", "url"], &self.store),
-            at("--listen", ["status", "listen"], &self.listen),
-        ];
-        let named =
-            |flag: &'static str, table: &'static str, pairs: &[(String, String)]| -> Vec<Setting> {
-                let setting = |(name, value): &(String, String)| Setting {
-                    flag: format!("{flag} {name}"),
-                    path: ["consumer", &consumer, "source", "kafka", table, name]
-                        .map(str::to_owned)
-                        .into(),
-                    value: value.clone(),
-                };
-                pairs.iter().map(setting).collect()
-            };
-        let properties = named("--property", "properties", &self.properties);
-        let retry_topics = named("--retry-topic", "retry_topics", &self.retry_topics);
+        });
+        let properties = named(&consumer, "--property", "properties", &self.properties);
+        let retry_topics = named(
+            &consumer,
+            "--retry-topic",
+            "retry_topics",
+            &self.retry_topics,
+        );
         let any = self.any.iter().map(|(path, value)| Setting {
             flag: format!("--set {path}"),
             path: parts(path),
             value: value.clone(),
         });
         whole
-            .into_iter()
-            .flatten()
-            .chain(self.of_consumer(&consumer))
+            .chain(self.of_messages(&consumer))
+            .chain(self.of_handler(&consumer))
+            .chain(self.of_runs(&consumer))
             .chain(properties)
             .chain(retry_topics)
             .chain(any)
             .collect()
     }
 
-    /// The settings with flags of their own.
-    fn of_consumer(&self, consumer: &str) -> Vec<Setting> {
-        let letters = match (&self.source, &self.queue) {
-            (Some(_), _) => "file",
-            (None, Some(_)) => "sqs",
-            (None, None) => "kafka",
-        };
+    /// The settings of the source, and of what identifies its messages.
+    fn of_messages(&self, consumer: &str) -> Vec<Setting> {
         let stdin = self.source.as_ref().map(|_| "{}".to_owned());
-        let allow_remote = self.allow_remote.then(|| "true".to_owned());
-        let overtaking_retries = self.overtaking_retries.then(|| "true".to_owned());
-        let cloudevents = self.cloudevents.then(|| "true".to_owned());
-        let keep_positions = self
-            .keep_positions_of_recreated_topics
-            .then(|| "true".to_owned());
-        let given: [(&str, &[&str], &Option<String>); 35] = [
+        let given: [(&str, &[&str], &Option<String>); 8] = [
             ("--source", &["source", "stdin"], &stdin),
             ("--brokers", &["source", "kafka", "brokers"], &self.brokers),
             ("--topic", &["source", "kafka", "topics"], &self.topics),
@@ -258,6 +240,14 @@ impl Flags {
             ),
             ("--key", &["key"], &self.key),
             ("--fingerprint", &["fingerprint"], &self.fingerprint),
+        ];
+        settings(consumer, &given)
+    }
+
+    fn of_handler(&self, consumer: &str) -> Vec<Setting> {
+        let allow_remote = self.allow_remote.then(|| "true".to_owned());
+        let cloudevents = self.cloudevents.then(|| "true".to_owned());
+        let given: [(&str, &[&str], &Option<String>); 13] = [
             ("--handler", &["handler", "http"], &self.handler),
             ("--handler-exec", &["handler", "exec"], &self.handler_exec),
             (
@@ -299,6 +289,22 @@ impl Flags {
             ),
             ("--cloudevents", &["handler", "cloudevents"], &cloudevents),
             ("--timeout", &["handler", "timeout"], &self.timeout),
+        ];
+        settings(consumer, &given)
+    }
+
+    /// The settings of dead letters, records, retries and the order of runs.
+    fn of_runs(&self, consumer: &str) -> Vec<Setting> {
+        let letters = match (&self.source, &self.queue) {
+            (Some(_), _) => "file",
+            (None, Some(_)) => "sqs",
+            (None, None) => "kafka",
+        };
+        let overtaking_retries = self.overtaking_retries.then(|| "true".to_owned());
+        let keep_positions = self
+            .keep_positions_of_recreated_topics
+            .then(|| "true".to_owned());
+        let given: [(&str, &[&str], &Option<String>); 14] = [
             (
                 "--dead-letters",
                 &["dead_letters", letters],
@@ -338,20 +344,31 @@ impl Flags {
                 &keep_positions,
             ),
         ];
-        let setting = |(flag, path, value): (&str, &[&str], &Option<String>)| {
-            let path = path.iter().map(|part| (*part).to_owned());
-            let path = ["consumer".to_owned(), consumer.to_owned()]
-                .into_iter()
-                .chain(path)
-                .collect();
-            Some(Setting {
-                flag: flag.to_owned(),
-                path,
-                value: value.clone()?,
-            })
-        };
-        given.into_iter().filter_map(setting).collect()
+        settings(consumer, &given)
     }
+}
+
+fn settings(consumer: &str, given: &[(&str, &[&str], &Option<String>)]) -> Vec<Setting> {
+    given
+        .iter()
+        .filter_map(|(flag, path, value)| {
+            Setting::of_consumer(consumer, flag, path, value.as_ref())
+        })
+        .collect()
+}
+
+/// The settings of a table of `source.kafka`, one for each pair.
+fn named(consumer: &str, flag: &str, table: &str, pairs: &[(String, String)]) -> Vec<Setting> {
+    pairs
+        .iter()
+        .map(|(name, value)| Setting {
+            flag: format!("{flag} {name}"),
+            path: ["consumer", consumer, "source", "kafka", table, name]
+                .map(str::to_owned)
+                .into(),
+            value: value.clone(),
+        })
+        .collect()
 }
 
 /// Splits `consumer."a.b".lease` at its dots. A quoted part keeps its dots, and so does the name of

@@ -9,7 +9,8 @@ use oncegate::Message;
 use tokio::sync::oneshot;
 
 use super::batches::BatchReply;
-use super::exec::{Crew, Job, Order};
+use super::exec::Crew;
+use super::job::{Job, Order};
 use super::violations::Violations;
 use super::worker::{AttemptInfo, Call, Reply};
 

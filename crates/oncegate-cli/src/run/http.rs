@@ -42,10 +42,8 @@ impl Caller {
         told: request::RequestParts,
         result_max_bytes: usize,
     ) -> Result<Self, String> {
-        let (allow_remote, http2) = (
-            handler.allow_remote.unwrap_or(false),
-            handler.http2.unwrap_or(false),
-        );
+        let allow_remote = handler.allow_remote.unwrap_or(false);
+        let http2 = handler.http2.unwrap_or(false);
         let files = TlsFiles::of(handler);
         let way = |url: &str| Way::to(Endpoint::parse(url, allow_remote)?, http2, &files);
         let worker = way(handler.http.as_deref().unwrap_or_default())?;
@@ -147,8 +145,8 @@ impl Caller {
         })
     }
 
-    /// Whether the worker is ready: its readiness URL answers with 2xx or, without one, it accepts
-    /// connections.
+    /// Checks that the worker is ready: its readiness URL answers with 2xx or, without one, it
+    /// accepts connections.
     pub(crate) async fn is_ready(&self) -> Result<(), String> {
         let Some(ready) = &self.ready else {
             return self.way.accepts().await;
@@ -170,9 +168,9 @@ impl Caller {
     }
 }
 
-/// Whether the connection ended before anything of the request was written: hyper gives the request
-/// back then. It happens when a worker closes a new connection at once, as one does that has
-/// refused the client's certificate.
+/// Returns whether the connection ended before anything of the request was written: hyper gives the
+/// request back then. It happens when a worker closes a new connection at once, as one does that
+/// has refused the client's certificate.
 fn was_never_sent(error: &(dyn Error + 'static)) -> bool {
     let mut cause = Some(error);
     while let Some(error) = cause {

@@ -20,13 +20,13 @@ use tokio::process::ChildStdin;
 use tokio::sync::mpsc;
 
 use super::attributes::Room;
-use super::exec::Order;
+use super::job::Order;
 use super::origin;
 use super::worker::{AttemptInfo, Call, Reply, Work};
 
 /// The longest line in either direction, in bytes.
 pub(super) const LINE_MAX_BYTES: u64 = 16 * 1024 * 1024;
-/// How much of an invalid line is shown, in characters.
+/// The part of an invalid line that is shown, in characters.
 const SHOWN_MOST: usize = 120;
 
 /// A line from a worker.
@@ -44,7 +44,7 @@ pub(super) struct Ready {
     pub(super) v: u32,
     #[serde(default = "one")]
     pub(super) max_in_flight: usize,
-    /// Whether the worker takes batches.
+    /// `true` if the worker takes batches.
     #[serde(default)]
     pub(super) batches: bool,
 }
@@ -167,6 +167,14 @@ impl<'a> BatchLine<'a> {
     }
 }
 
+fn header_value(value: Option<&[u8]>) -> Value {
+    match value.map(|value| (value, std::str::from_utf8(value))) {
+        None => Value::Null,
+        Some((_, Ok(text))) => Value::from(text),
+        Some((value, Err(_))) => serde_json::json!({ "base64": BASE64.encode(value) }),
+    }
+}
+
 impl<'a> HandleLine<'a> {
     pub(super) fn of_order(order: &'a Order, id: &'a str, lease: Duration) -> Self {
         Self::of(&order.message, &order.attempt, id, lease)
@@ -183,24 +191,11 @@ impl<'a> HandleLine<'a> {
         let mut room = Room::default();
         let key = message.key().filter(|key| room.takes("key", key));
         let key_text = key.and_then(|key| std::str::from_utf8(key).ok());
-        let header = |header: &'a Header| {
-            let value = header
-                .value
-                .as_deref()
-                .map(|value| match std::str::from_utf8(value) {
-                    Ok(text) => serde_json::Value::from(text),
-                    Err(_) => serde_json::json!({ "base64": BASE64.encode(value) }),
-                });
-            (&*header.name, value.unwrap_or_default())
-        };
-        let is_taken = |header: &&Header| {
-            room.takes(&header.name, header.value.as_deref().unwrap_or_default())
-        };
         let headers = message
             .headers()
             .iter()
-            .filter(is_taken)
-            .map(header)
+            .filter(|Header { name, value }| room.takes(name, value.as_deref().unwrap_or_default()))
+            .map(|Header { name, value }| (&**name, header_value(value.as_deref())))
             .collect();
         let headers_left_out = room.tell(message);
         Self {
@@ -225,21 +220,21 @@ impl<'a> HandleLine<'a> {
     }
 }
 
-/// What a worker has written, with the number of its line.
+/// A line that a worker has written, with its number.
 #[derive(Debug)]
 pub(super) struct Line {
     pub(super) number: u64,
     pub(super) text: Vec<u8>,
 }
 
-/// What is wrong with something that a worker has written.
+/// An error in something that a worker has written.
 #[derive(Debug)]
 pub(super) struct Misread {
     /// The line's number, what is wrong with it, and its beginning.
     pub(super) why: String,
     /// The id of the message that it means to answer, if it names one.
     pub(super) id: Option<String>,
-    /// It is no attempt at the protocol, as what a `print` writes.
+    /// `true` if it is no attempt at the protocol, as what a `print` writes.
     pub(super) is_noise: bool,
 }
 
@@ -249,7 +244,8 @@ pub(super) fn parse(line: &Line) -> Result<Said, Misread> {
         .or_else(|| said_around_results(&line.text))
         .ok_or_else(|| {
             let value = serde_json::from_slice(&line.text).ok();
-            let (number, shown) = (line.number, shown(&line.text));
+            let number = line.number;
+            let shown = shown(&line.text);
             let mistake = mistake(&line.text, value.as_ref());
             Misread {
                 why: format!("line {number} of its standard output {mistake}: {shown:?}"),
@@ -329,7 +325,7 @@ fn answered_id(value: &Value) -> Option<String> {
     }
 }
 
-/// Whether the text cannot be meant as an answer or as `ready`, not even a damaged one.
+/// Returns whether the text cannot be meant as an answer or as `ready`, not even a damaged one.
 fn is_noise(text: &[u8], value: Option<&Value>) -> bool {
     const OUTCOME: &[u8] = b"\"outcome\"";
     let is_ready = value
@@ -350,10 +346,9 @@ fn mistake(text: &[u8], value: Option<&Value>) -> String {
     let Value::Object(fields) = value else {
         return "is JSON, but no object, and no array of answers".to_owned();
     };
-    let field = |name| fields.get(name);
     let outcomes = "\"complete\", \"retry\", \"later\" or \"dead-letter\"";
-    match (field("type"), field("id"), field("outcome")) {
-        (Some(Value::String(ready)), None, _) if ready == "ready" => match field("v") {
+    match (fields.get("type"), fields.get("id"), fields.get("outcome")) {
+        (Some(Value::String(ready)), None, _) if ready == "ready" => match fields.get("v") {
             None => "has no `v`; it is 1".to_owned(),
             Some(_) => "has a wrong number: `v` and `max_in_flight` are whole numbers".to_owned(),
         },
@@ -372,12 +367,11 @@ fn mistake(text: &[u8], value: Option<&Value>) -> String {
         }
         (_, Some(Value::String(_)), None) => format!("has no `outcome`; it is {outcomes}"),
         (_, Some(Value::String(_)), Some(Value::String(outcome))) => {
-            match OUTCOMES.contains(&&**outcome) {
-                false => format!("has an unknown `outcome`; it is {outcomes}"),
-                true => {
-                    "has a field of the wrong type: `delay_ms` is a whole number, `reason` a string"
-                        .to_owned()
-                }
+            if OUTCOMES.contains(&&**outcome) {
+                "has a field of the wrong type: `delay_ms` is a whole number, `reason` a string"
+                    .to_owned()
+            } else {
+                format!("has an unknown `outcome`; it is {outcomes}")
             }
         }
         (_, Some(Value::String(_)), Some(_)) => "has an `outcome` that is no string".to_owned(),
@@ -419,237 +413,4 @@ pub(super) async fn write_lines(mut stdin: ChildStdin, mut lines: mpsc::Receiver
 }
 
 #[cfg(test)]
-mod tests {
-    use oncegate::Origin;
-
-    use super::*;
-
-    fn line(text: &str) -> Line {
-        Line {
-            number: 7,
-            text: text.as_bytes().to_vec(),
-        }
-    }
-
-    #[test]
-    fn lines_of_the_protocol_are_read_and_others_named() {
-        let ready = parse(&line(r#"{"type":"ready","v":1,"max_in_flight":8}"#));
-        assert!(matches!(
-            ready,
-            Ok(Said::Ready(Ready {
-                max_in_flight: 8,
-                ..
-            }))
-        ));
-        let answer = parse(&line(
-            r#"{"id":"17","outcome":"complete","result":{"n":9007199254740993}}"#,
-        ));
-        let Ok(Said::Answer(Answer {
-            result: Some(result),
-            ..
-        })) = answer
-        else {
-            panic!("an answer")
-        };
-        assert_eq!(result.get(), r#"{"n":9007199254740993}"#);
-        assert!(
-            parse(&line(
-                r#"{"id":"17","outcome":"dead-letter","reason":"no"}"#
-            ))
-            .is_ok()
-        );
-        let answers = parse(&line(
-            r#"[{"id":"1","outcome":"complete"},{"id":"2","outcome":"retry"}]"#,
-        ));
-        assert!(matches!(answers, Ok(Said::Answers(answers)) if answers.len() == 2));
-        let later = parse(&line(r#"{"id":"17","outcome":"later","delay_ms":500}"#));
-        let Ok(Said::Answer(later)) = later else {
-            panic!("an answer")
-        };
-        assert!(
-            matches!(Reply::from(later), Reply::Later { delay: Some(delay), .. } if delay.as_millis() == 500)
-        );
-    }
-
-    #[test]
-    fn the_exact_mistake_is_named() {
-        for (wrong, mistake) in [
-            ("hello", "no JSON"),
-            ("", "no JSON"),
-            ("[1]", "no object"),
-            ("{}", "neither"),
-            (r#"{"outcome":"complete"}"#, "no `id`"),
-            (r#"{"id":17,"outcome":"complete"}"#, "as the string \"17\""),
-            (
-                r#"{"id":null,"outcome":"complete"}"#,
-                "`id` that is no string",
-            ),
-            (r#"{"id":"1"}"#, "no `outcome`"),
-            (r#"{"id":"1","outcome":"done"}"#, "unknown `outcome`"),
-            (r#"{"id":"1","outcome":1}"#, "`outcome` that is no string"),
-            (
-                r#"{"id":"1","outcome":"retry","delay_ms":"soon"}"#,
-                "`delay_ms` is a whole number",
-            ),
-            (r#"{"type":"ready"}"#, "no `v`"),
-            (
-                r#"{"type":"ready","v":"1"}"#,
-                "`v` and `max_in_flight` are whole numbers",
-            ),
-            (r#"{"type":"message"}"#, "`type` that no worker writes"),
-        ] {
-            let Err(Misread { why, .. }) = parse(&line(wrong)) else {
-                panic!("{wrong}")
-            };
-            assert!(
-                why.contains("line 7") && why.contains(mistake),
-                "{wrong}: {why}"
-            );
-            assert!(why.ends_with(&format!("{wrong:?}")), "{why}");
-        }
-        let long = Line {
-            number: 7,
-            text: b"x".repeat(usize::try_from(LINE_MAX_BYTES).unwrap()),
-        };
-        let Err(Misread { why, .. }) = parse(&long) else {
-            panic!("it is too long")
-        };
-        assert!(
-            why.contains("longer than 16777216 bytes") && why.len() < 500,
-            "{why}"
-        );
-    }
-
-    #[test]
-    fn a_result_that_is_no_json_costs_only_the_result() {
-        for result in [
-            "NaN",
-            "-Infinity",
-            r#"{"fee":NaN,"note":"NaN \\\"","x":[Infinity,-Infinity]}"#,
-        ] {
-            let answer = parse(&line(&format!(
-                r#"{{"id":"1","outcome":"complete","result":{result}}}"#
-            )));
-            let Ok(Said::Answer(answer)) = answer else {
-                panic!("{result}: {answer:?}")
-            };
-            assert!(
-                matches!(Reply::from(answer), Reply::Complete(Work::NoJson)),
-                "{result}"
-            );
-        }
-        let latin = b"{\"id\":\"1\",\"outcome\":\"complete\",\"result\":\"M\xfcller\"}".to_vec();
-        let answer = parse(&Line {
-            number: 7,
-            text: latin,
-        });
-        assert!(
-            matches!(
-                answer,
-                Ok(Said::Answer(Answer {
-                    is_unreadable: true,
-                    ..
-                }))
-            ),
-            "{answer:?}"
-        );
-        let text = r#"[{"id":"1","outcome":"complete","result":1},{"id":"2","outcome":"complete","result":NaN}]"#;
-        let Ok(Said::Answers(answers)) = parse(&line(text)) else {
-            panic!("two answers")
-        };
-        assert_eq!(
-            answers
-                .iter()
-                .map(|answer| answer.is_unreadable)
-                .collect::<Vec<_>>(),
-            [false, true]
-        );
-        let deep = format!("{}{}", "[".repeat(10_000), "]".repeat(10_000));
-        let text = format!(r#"{{"id":"1","outcome":"complete","result":{deep}}}"#);
-        assert!(matches!(
-            parse(&line(&text)),
-            Ok(Said::Answer(Answer {
-                is_unreadable: false,
-                ..
-            }))
-        ));
-        assert!(parse(&line(r#"{"id":"1","outcome":"complete","delay_ms":NaN}"#)).is_err());
-    }
-
-    #[test]
-    fn noise_is_told_from_damaged_answers() {
-        for noise in [
-            "charging",
-            "",
-            r#"{"level":30,"id":17,"msg":"charged"}"#,
-            "17",
-            "[1,2]",
-            "{}",
-        ] {
-            let Err(misread) = parse(&line(noise)) else {
-                panic!("{noise}")
-            };
-            assert!(
-                misread.is_noise && misread.id.is_none(),
-                "{noise}: {misread:?}"
-            );
-        }
-        for damaged in [
-            r#"{"id":"1","outcome":"compl"#,
-            r#"x{"id":"1","outcome":"complete"}"#,
-        ] {
-            let Err(misread) = parse(&line(damaged)) else {
-                panic!("{damaged}")
-            };
-            assert!(
-                !misread.is_noise && misread.id.is_none(),
-                "{damaged}: {misread:?}"
-            );
-        }
-        for (wrong, id) in [
-            (r#"{"id":"1"}"#, "1"),
-            (r#"{"id":2,"outcome":"complete"}"#, "2"),
-        ] {
-            let Err(misread) = parse(&line(wrong)) else {
-                panic!("{wrong}")
-            };
-            assert_eq!(misread.id.as_deref(), Some(id), "{wrong}");
-        }
-        assert!(!parse(&line(r#"{"type":"ready"}"#)).unwrap_err().is_noise);
-    }
-
-    #[test]
-    fn a_message_is_one_line_whatever_is_in_it() {
-        let origin = Origin::Queue {
-            queue: "orders".into(),
-            id: "a".into(),
-        };
-        let message =
-            |payload: &'static [u8]| Message::new("orders", origin.clone(), Some(payload.into()));
-        let told = |message: &Message| {
-            serde_json::to_string(&HandleLine::of(
-                message,
-                &AttemptInfo::first("01980000-40d5-83e8-bc93-6894a57f9324"),
-                "1",
-                Duration::from_secs(30),
-            ))
-            .unwrap()
-        };
-        let text = told(&message(b"two\nlines"));
-        assert!(
-            text.contains(r#""payload":"two\nlines""#) && !text.contains('\n'),
-            "{text}"
-        );
-        assert!(
-            text.contains(r#""origin":{"queue":{"id":"a","queue":"orders"}}"#)
-                && text.contains(r#""lease_ms":30000"#)
-        );
-        assert!(told(&message(b"\xff")).contains(r#""payload_base64":"/w==""#));
-        let value = |message| serde_json::from_str::<Value>(&told(&message)).unwrap();
-        assert_eq!(value(message(b""))["payload"], "");
-        assert_eq!(
-            value(Message::new("orders", origin.clone(), None)).get("payload"),
-            Some(&Value::Null)
-        );
-    }
-}
+mod tests;

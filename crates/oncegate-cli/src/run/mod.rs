@@ -3,10 +3,11 @@
 //! `flags` has the settings of the command line, `build` builds the library's parts from a
 //! configuration, `worker` turns a worker into a handler, and `batches` into one for batches.
 //! Workers are called by `http` (`wire`, `tls`, `trial`, `request`, `answer`), by JSON lines
-//! (`exec`, `hand_out`, `session`, `lines`, `values`, `violations`), or are started for each
-//! message (`command`). `process` starts and ends their processes, `program` looks for their files,
-//! and `report` has what they do. `start` has what a consumer needs before it starts: its store,
-//! its topics or queues, and its worker. `summary` is the answer of a run on standard input.
+//! (`exec`, `slot`, `hand_out`, `job`, `session`, `lines`, `values`, `violations`), or are started
+//! for each message (`command`). `process` starts and ends their processes, `program` looks for
+//! their files, and `report` has what they do. `start` has what a consumer needs before it starts:
+//! its store, its topics or queues, and its worker. `summary` is the answer of a run on standard
+//! input.
 
 pub(crate) mod answer;
 mod attributes;
@@ -18,6 +19,7 @@ mod exec;
 pub(crate) mod flags;
 mod hand_out;
 pub(crate) mod http;
+mod job;
 mod lines;
 mod origin;
 pub(crate) mod process;
@@ -25,6 +27,7 @@ pub(crate) mod program;
 mod report;
 mod request;
 mod session;
+mod slot;
 mod start;
 pub(crate) mod status;
 mod summary;
@@ -110,7 +113,7 @@ struct Assembled {
     consumer: Consumer,
     worker: Arc<Worker>,
     report: WorkerReport,
-    /// How long the worker may end before it is ready.
+    /// The time for which the worker may end before it is ready.
     patience: Duration,
     concurrency: u32,
     foreman: Option<Foreman>,
@@ -138,14 +141,11 @@ pub(crate) async fn run(args: &RunArgs) -> Result<Exit, Problem> {
         eprintln!("{}", loaded.render());
     }
     if loaded.findings.has_errors() {
-        return Err(Problem::new(
-            Exit::Configuration,
-            "the configuration has errors",
-        ));
+        return Err(Problem::configuration("the configuration has errors"));
     }
     if loaded.config.consumer.is_empty() {
         let text = "there is no consumer: name one by a table as [consumer.billing], or by --scope";
-        return Err(Problem::new(Exit::Configuration, text));
+        return Err(Problem::configuration(text));
     }
     let stop = CancellationToken::new();
     let consuming = consume_all(&loaded, &stop, args.json);
@@ -203,7 +203,8 @@ async fn consume_all(loaded: &Loaded, stop: &CancellationToken, json: bool) -> R
     // A run that ends with its input needs no page, and several may run at the same time.
     let listen = (accounts.len() == assembled.len()).then_some(status::OFF);
     let served = Served::start(&status, listen, &telemetry).await?;
-    let (mut consumers, mut foremen) = (JoinSet::new(), Vec::new());
+    let mut consumers = JoinSet::new();
+    let mut foremen = Vec::new();
     for mut ready in assembled {
         foremen.extend(ready.foreman.take());
         let stop = stop.clone();
@@ -230,16 +231,16 @@ async fn consume_all(loaded: &Loaded, stop: &CancellationToken, json: bool) -> R
 /// # Errors
 /// When lines of standard input would have been read.
 fn stopped_early(loaded: &Loaded) -> Result<(), Problem> {
-    let reads = |(_, settings): (&str, shape::Consumer)| {
-        settings.source.is_some_and(|source| source.stdin.is_some())
-    };
-    match loaded.consumers().any(reads) {
-        true => Err(Problem::new(
+    if loaded
+        .consumers()
+        .any(|(_, settings)| settings.reads_stdin())
+    {
+        return Err(Problem::new(
             Exit::Interrupted,
             "stopped before standard input was read",
-        )),
-        false => Ok(()),
+        ));
     }
+    Ok(())
 }
 
 /// Consumes until the stop, once the servers and the worker are ready.
@@ -360,13 +361,12 @@ async fn assemble(
     settings: &shape::Consumer,
     feed: Option<Feed>,
 ) -> Result<Assembled, Problem> {
-    let refuse = |why: String| Problem::new(Exit::Configuration, why);
     let patience = settings
         .start_patience
         .map_or(Consumer::DEFAULT_START_PATIENCE, |Time(patience)| patience);
     let given = settings.source.clone().unwrap_or_default();
-    let source = given.open(name, patience).map_err(refuse)?;
-    let examined = given.open(name, patience).map_err(refuse)?;
+    let source = given.open(name, patience).map_err(Problem::configuration)?;
+    let examined = given.open(name, patience).map_err(Problem::configuration)?;
     let dead_letters = settings
         .dead_letters
         .as_ref()
@@ -379,28 +379,20 @@ async fn assemble(
         dead_letters: dead_letters.clone(),
         store: Arc::clone(&store),
     };
-    let gate = build::gate(name, settings, store).map_err(refuse)?;
-    let gate = gate.ok_or_else(|| refuse("there is no key".to_owned()))?;
-    let gate = build::with_files(gate, settings).map_err(refuse)?;
+    let gate = build::gate(name, settings, store).map_err(Problem::configuration)?;
+    let gate = gate.ok_or_else(|| Problem::configuration("there is no key"))?;
+    let gate = build::with_files(gate, settings).map_err(Problem::configuration)?;
     let handler = settings.handler.clone().unwrap_or_default();
-    let limits = WorkerLimits {
-        lease: gate.lease_period(),
-        result_max_bytes: settings
-            .max_large_result
-            .map_or(Gate::DEFAULT_MAX_LARGE_RESULT_BYTES, |Size(bytes)| bytes),
-        in_batches: settings.batch.is_some(),
-        hidden: loaded.variables(),
-        given: Vec::new(),
-    };
+    let limits = WorkerLimits::of(loaded, settings, &gate);
     let report = WorkerReport::default();
-    let (worker, foreman) = worker(&handler, &limits, &report).map_err(refuse)?;
+    let (worker, foreman) = worker(&handler, &limits, &report).map_err(Problem::configuration)?;
     let worker = Arc::new(worker);
     let limited = Limited {
         worker: Arc::clone(&worker),
         timeout: handler.timeout.map(|Time(timeout)| timeout),
         longest_delay: build::backoff(settings).most(),
         before: feed.as_ref().map(|feed| feed.before.clone()),
-        documents: build::documents(settings).map_err(refuse)?,
+        documents: build::documents(settings).map_err(Problem::configuration)?,
     };
     let source = feed.map_or_else(|| source.into_source(), |feed| feed.source);
     let consumer = match build::batch_limits(settings) {
@@ -431,18 +423,32 @@ async fn assemble(
     })
 }
 
-/// What a worker is held to.
+/// The limits that a worker is held to.
 pub(crate) struct WorkerLimits {
     /// The lease of the gate.
     pub(crate) lease: Duration,
     /// The largest result that is kept, in bytes.
     pub(crate) result_max_bytes: usize,
-    /// Whether it gets batches.
+    /// `true` if it gets batches.
     pub(crate) in_batches: bool,
     /// The variables of this process that it does not get.
     pub(crate) hidden: Vec<String>,
     /// The variables that it gets besides.
     pub(crate) given: Vec<(String, String)>,
+}
+
+impl WorkerLimits {
+    fn of(loaded: &Loaded, settings: &shape::Consumer, gate: &Gate) -> Self {
+        Self {
+            lease: gate.lease_period(),
+            result_max_bytes: settings
+                .max_large_result
+                .map_or(Gate::DEFAULT_MAX_LARGE_RESULT_BYTES, |Size(bytes)| bytes),
+            in_batches: settings.batch.is_some(),
+            hidden: loaded.variables(),
+            given: Vec::new(),
+        }
+    }
 }
 
 /// The worker that a configuration names; processes of its own are started.
@@ -459,10 +465,8 @@ pub(crate) fn worker(
         return Err(absent);
     }
     if let Some(program) = &handler.exec {
-        let (program, workers) = (
-            Runnable::new(program.clone(), &limits.hidden, &limits.given),
-            handler.workers.unwrap_or(1),
-        );
+        let program = Runnable::new(program.clone(), &limits.hidden, &limits.given);
+        let workers = handler.workers.unwrap_or(1);
         let (crew, foreman) =
             Crew::start(&program, workers, limits.in_batches, limits.lease, report);
         return Ok((Worker::Exec(crew), Some(foreman)));

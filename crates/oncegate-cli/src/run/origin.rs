@@ -80,9 +80,12 @@ mod tests {
 
     use super::*;
 
+    fn of(origin: Origin) -> Message {
+        Message::new("orders", origin, None)
+    }
+
     #[test]
     fn origins_read_the_same_everywhere() {
-        let of = |origin| Message::new("orders", origin, None);
         let kafka = of(Origin::Kafka {
             topic: "orders".into(),
             partition: 3,

@@ -157,12 +157,12 @@ pub(crate) fn become_worker() -> Option<std::process::ExitCode> {
     None
 }
 
-/// What becomes of the processes that a process leaves behind in its group.
+/// The treatment of the processes that a process leaves behind in its group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Leftovers {
-    /// They are killed.
+    /// Kills them.
     Killed,
-    /// They are left alone after exit code 0, and killed after every other end.
+    /// Leaves them alone after exit code 0, and kills them after every other end.
     KilledUnlessDone,
 }
 
@@ -232,15 +232,15 @@ impl Process {
     /// When the system does not report how it ended.
     pub(super) async fn wait(&mut self) -> io::Result<ExitStatus> {
         self.ended.cancelled().await;
-        let is_done =
-            || matches!(look(self.leader), Ok(Some(status)) if status.exit_status() == Some(0));
-        if self.leftovers == Leftovers::Killed || !is_done() {
+        let spares_leftovers = self.leftovers == Leftovers::KilledUnlessDone
+            && matches!(look(self.leader), Ok(Some(status)) if status.exit_status() == Some(0));
+        if !spares_leftovers {
             self.signal(Signal::KILL);
         }
         self.child.wait().await
     }
 
-    /// Whether the process is still running.
+    /// Returns whether the process is still running.
     pub(super) fn is_running(&self) -> bool {
         self.child.id().is_some() && matches!(look(self.leader), Ok(None))
     }
@@ -351,35 +351,37 @@ mod launcher {
             }
         };
         let (reply, answer) = oneshot::channel();
-        let gone = || io::Error::other("the thread that starts workers has ended");
         let launch = Launch {
             command,
             runtime: Handle::current(),
             reply,
         };
-        launcher.send(launch).map_err(|_| gone())?;
-        answer.await.unwrap_or_else(|_| Err(gone()))
+        launcher.send(launch).map_err(|_| launcher_gone())?;
+        answer.await.unwrap_or_else(|_| Err(launcher_gone()))
+    }
+
+    fn launcher_gone() -> io::Error {
+        io::Error::other("the thread that starts workers has ended")
     }
 
     /// The thread ends when its sender is dropped: with the process, because the sender is a
     /// static.
     fn start() -> io::Result<mpsc::Sender<Launch>> {
         let (sender, launches) = mpsc::channel();
-        let run = move || {
-            for Launch {
-                mut command,
-                runtime,
-                reply,
-            } in launches
-            {
-                let _inside = runtime.enter();
-                // The caller has stopped waiting: the process is dropped, which kills it.
-                drop(reply.send(command.spawn()));
-            }
-        };
         std::thread::Builder::new()
             .name("oncegate-spawn".to_owned())
-            .spawn(run)?;
+            .spawn(move || {
+                for Launch {
+                    mut command,
+                    runtime,
+                    reply,
+                } in launches
+                {
+                    let _inside = runtime.enter();
+                    // The caller has stopped waiting: the process is dropped, which kills it.
+                    drop(reply.send(command.spawn()));
+                }
+            })?;
         Ok(sender)
     }
 }

@@ -100,9 +100,9 @@ fn is_program(path: &Path) -> bool {
         .is_ok_and(|file| file.is_file() && file.permissions().mode() & 0o111 != 0)
 }
 
-/// Whether the text is one command of a program, so that the shell can replace itself by it
-/// (`exec`) and nothing changes. It is so bound to the end of oncegate, which a child of the shell
-/// is not.
+/// Returns whether the text is one command of a program, so that the shell can replace itself by it
+/// (`exec`) and nothing changes. That binds the program to the end of oncegate, to which a child of
+/// the shell is not bound.
 pub(super) fn is_one_command(text: &str) -> bool {
     if !begins_with_a_program(text.trim_start()) {
         return false;
@@ -131,8 +131,8 @@ pub(super) fn is_one_command(text: &str) -> bool {
     quote.is_none()
 }
 
-/// Whether the first word of a text names a program, and neither a builtin of the shell nor an
-/// assignment.
+/// Returns whether the first word of a text names a program, and neither a builtin of the shell nor
+/// an assignment.
 fn begins_with_a_program(text: &str) -> bool {
     // A path in quotes, as of a folder with a blank in its name.
     if let Some(quoted) = text.strip_prefix('\'') {
@@ -141,8 +141,11 @@ fn begins_with_a_program(text: &str) -> bool {
         });
     }
     let first = text.split_whitespace().next().unwrap_or_default();
-    let is_plain = |c: char| c.is_alphanumeric() || "-_./:,@%+".contains(c);
-    !first.is_empty() && first.chars().all(is_plain) && !BUILTINS.contains(&first)
+    !first.is_empty()
+        && first
+            .chars()
+            .all(|c| c.is_alphanumeric() || "-_./:,@%+".contains(c))
+        && !BUILTINS.contains(&first)
 }
 
 /// The words of a text that a shell takes as they are; `None` for a text that means more.
@@ -163,7 +166,7 @@ fn plain_words(text: &str) -> Option<Vec<String>> {
                 }
             }
             c if c.is_alphanumeric() || "-_./:=,@%+".contains(c) => {
-                word.get_or_insert_default().push(c)
+                word.get_or_insert_default().push(c);
             }
             _ => return None,
         }

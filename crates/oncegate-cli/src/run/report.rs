@@ -1,4 +1,4 @@
-//! What the processes of a worker do, for the start, the probes and the status page.
+//! The state of the processes of a worker, for the start, the probes and the status page.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -6,25 +6,32 @@ use std::time::Duration;
 use oncegate::health::WorkerStatus;
 use tokio::sync::watch;
 
-use super::exec::Ended;
-
-/// What a worker does now. All clones share it.
+/// The current state of a worker. All clones share it.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct WorkerReport(Arc<watch::Sender<Worked>>);
 
 #[derive(Debug, Default)]
 struct Worked {
     status: WorkerStatus,
-    /// Its program cannot be started.
+    /// `true` if the worker's program cannot be started.
     cannot_start: bool,
 }
 
-/// Why no process of a worker is ready, and none will be.
+/// The end of a process that was to go on.
+#[derive(Debug, Default)]
+pub(super) struct Ended {
+    pub(super) why: String,
+    pub(super) was_ready: bool,
+    /// A shell has found no such program.
+    pub(super) cannot_start: bool,
+}
+
+/// The reason why no process of a worker is ready, and none will be.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum NotReady {
     /// The program cannot be started.
     CannotStart(String),
-    /// Its processes have ended before they were ready, until the patience was over.
+    /// The worker's processes have ended before they were ready, until the patience was over.
     Ends(String),
 }
 

@@ -31,7 +31,7 @@ pub(crate) struct RequestParts {
     pub(crate) token: Option<Arc<Token>>,
     /// The lease that a run begins with, in milliseconds.
     pub(crate) lease_ms: u128,
-    /// Whether messages that are not CloudEvents get the headers of one.
+    /// `true` if messages that are not CloudEvents get the headers of one.
     pub(crate) cloudevents: bool,
 }
 
@@ -82,7 +82,8 @@ pub(super) fn of(
     }
     let mut request = request.body(Full::new(message.payload_bytes().unwrap_or_default()))?;
     // Headers with a defined meaning use the limited space first.
-    let (headers, mut room) = (request.headers_mut(), Room::default());
+    let headers = request.headers_mut();
+    let mut room = Room::default();
     for name in ["traceparent", "tracestate"] {
         if let Some(value) = message.header(name)
             && let Ok(header) = HeaderValue::from_bytes(value)
@@ -203,12 +204,12 @@ mod tests {
             partition: 3,
             offset: 42,
         };
-        let header = |(name, value): &(&str, &'static [u8])| Header {
+        let headers = headers.iter().map(|(name, value)| Header {
             name: (*name).into(),
             value: Some(Bytes::from_static(value)),
-        };
+        });
         Message::new("orders", origin, Some("{}".into()))
-            .with_headers(headers.iter().map(header).collect())
+            .with_headers(headers.collect())
             .with_key("k7")
     }
 

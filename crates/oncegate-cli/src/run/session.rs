@@ -9,35 +9,35 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tracing::{info, warn};
 
-use super::exec::{Job, Order};
+use super::job::{Job, Order};
 use super::lines::{Answer, BatchLine, HandleLine, LINE_MAX_BYTES, Line, Outgoing, shown};
 use super::worker::{Call, Reply};
 
 /// The time without a first answer after which a log line describes the expected answer.
 pub(super) const REMINDER: Duration = Duration::from_secs(5);
 
-/// One process, while its streams are open.
+/// A process, while its streams are open.
 pub(super) struct Session {
     /// The worker's number.
     number: u32,
     lease: Duration,
-    /// How long the process may leave a message unanswered after its `cancel`.
+    /// The time for which the process may leave a message unanswered after its `cancel`.
     grace: Duration,
     tell: mpsc::Sender<Outgoing>,
     pub(super) said: mpsc::Receiver<Line>,
     in_flight: HashMap<String, InFlight>,
-    /// How many messages of each line are in flight.
+    /// The number of messages of each line that are in flight.
     lines: HashMap<u64, usize>,
     /// Tasks that end with the ids of messages that were cancelled.
     pub(super) withdrawn: JoinSet<Vec<String>>,
     /// Cancelled messages, in the order in which their grace ends.
     cancelled: VecDeque<(Instant, String)>,
     next_id: u64,
-    /// When the reminder about the first answer is logged.
+    /// The time at which the reminder about the first answer is logged.
     remind_at: Option<Instant>,
     has_answered: bool,
     unknown_ids: u64,
-    /// How many lines had nothing to do with the protocol.
+    /// The number of lines that had nothing to do with the protocol.
     ignored: u64,
 }
 
@@ -104,8 +104,9 @@ impl Session {
         let line = match self.line(&orders, is_batch)? {
             Ok(line) => line,
             Err(too_long) => {
-                let refuse = |reply: oneshot::Sender<Reply>| drop(reply.send(too_long()));
-                replies.into_iter().for_each(refuse);
+                for reply in replies {
+                    drop(reply.send(too_long()));
+                }
                 return Ok(());
             }
         };
@@ -161,7 +162,8 @@ impl Session {
         if line.len() as u64 <= LINE_MAX_BYTES {
             return Ok(Ok(line));
         }
-        let (is_lone, bytes) = (orders.len() == 1, line.len());
+        let is_lone = orders.len() == 1;
+        let bytes = line.len();
         Ok(Err(move || {
             let reason = format!("as a line it has {bytes} bytes, more than {LINE_MAX_BYTES}");
             if is_lone {
@@ -216,10 +218,12 @@ impl Session {
     /// whether the message is in flight; otherwise the answer is ignored, as is every one but the
     /// first.
     pub(super) fn answer(&mut self, answer: Answer, line: u64) -> bool {
-        (self.has_answered, self.remind_at) = (true, None);
+        self.has_answered = true;
+        self.remind_at = None;
         if let Some(message) = self.remove(&answer.id) {
             if answer.is_unreadable {
-                let (worker, id) = (self.number, answer.id.as_str());
+                let worker = self.number;
+                let id = answer.id.as_str();
                 warn!(
                     worker,
                     line, id, "the result of the message is no JSON; it is completed without it"
@@ -231,7 +235,9 @@ impl Session {
         self.unknown_ids += 1;
         // A worker with only wrong ids must not fill the log.
         if self.unknown_ids.is_power_of_two() {
-            let (worker, id, times) = (self.number, shown(answer.id.as_bytes()), self.unknown_ids);
+            let worker = self.number;
+            let id = shown(answer.id.as_bytes());
+            let times = self.unknown_ids;
             warn!(
                 worker,
                 line,
@@ -249,7 +255,8 @@ impl Session {
         let Some(message) = self.remove(id) else {
             return false;
         };
-        (self.has_answered, self.remind_at) = (true, None);
+        self.has_answered = true;
+        self.remind_at = None;
         warn!(
             worker = self.number,
             why, "the worker's answer is wrong; the outcome of the message is unknown"
@@ -265,7 +272,8 @@ impl Session {
         self.ignored += 1;
         // A worker that prints for each message must not fill the log.
         if self.ignored.is_power_of_two() {
-            let (worker, times) = (self.number, self.ignored);
+            let worker = self.number;
+            let times = self.ignored;
             warn!(
                 worker,
                 why, times, "the worker writes to standard output what is no answer; it is ignored"
@@ -273,7 +281,7 @@ impl Session {
         }
     }
 
-    /// When [`look`](Self::look) has something to do.
+    /// Returns when [`look`](Self::look) has something to do.
     pub(super) fn look_at(&self) -> Option<Instant> {
         self.cancelled
             .front()
@@ -291,7 +299,8 @@ impl Session {
             && let Some((_, id)) = self.cancelled.pop_front()
         {
             if let Some(message) = self.in_flight.get(&id) {
-                let (origin, grace) = (&message.origin, self.grace);
+                let origin = &message.origin;
+                let grace = self.grace;
                 return Err(format!(
                     "it has not answered message {origin} (id {id:?}) within {grace:?} after the message was cancelled"
                 ));
@@ -318,11 +327,12 @@ impl Unanswered {
     /// To be called once the process has ended: until then its messages may still be running.
     pub(super) fn give_up(self, worker: u32, why: &str) {
         for message in self.0.into_values() {
-            let reply = match message.call.has_begun() {
-                true => Reply::unknown(format!("worker {worker} ended before it answered: {why}")),
-                false => Reply::not_run(format!(
+            let reply = if message.call.has_begun() {
+                Reply::unknown(format!("worker {worker} ended before it answered: {why}"))
+            } else {
+                Reply::not_run(format!(
                     "worker {worker} ended before it was given the message: {why}"
-                )),
+                ))
             };
             drop(message.reply.send(reply));
         }

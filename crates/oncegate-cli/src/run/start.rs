@@ -1,4 +1,4 @@
-//! What a consumer needs before it starts: its store, its topics or queues, and its worker.
+//! The requirements of a consumer's start: its store, its topics or queues, and its worker.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -113,10 +113,9 @@ pub(crate) async fn until_ready(
 
 fn never_ready(never: NotReady, patience: Duration) -> Problem {
     match never {
-        NotReady::CannotStart(why) => Problem::new(
-            Exit::Configuration,
-            format!("the worker cannot be started: {why}; change `handler.exec` (--handler-exec)"),
-        ),
+        NotReady::CannotStart(why) => Problem::configuration(format!(
+            "the worker cannot be started: {why}; change `handler.exec` (--handler-exec)"
+        )),
         NotReady::Ends(why) => Problem::new(
             Exit::Unreachable,
             format!("the worker was not ready within {patience:?} (`start_patience`): {why}"),

@@ -6,7 +6,7 @@ use tokio::task::JoinHandle;
 use tracing::info;
 
 use crate::config::{LISTEN, shape};
-use crate::exit::{Exit, Problem};
+use crate::exit::Problem;
 
 /// The value of `status.listen` that turns the page off.
 pub(crate) const OFF: &str = "off";
@@ -29,14 +29,13 @@ impl Served {
         if listen == OFF {
             return Ok(Self(None));
         }
-        let refuse = |error: std::io::Error| {
-            let text = format!(
+        let listener = TcpListener::bind(listen).await;
+        let bound = listener.and_then(|listener| Ok((listener.local_addr()?, listener)));
+        let (address, listener) = bound.map_err(|error| {
+            Problem::configuration(format!(
                 "the status page cannot be served at {listen}: {error}; change `status.listen`, or set it to \"off\""
-            );
-            Problem::new(Exit::Configuration, text)
-        };
-        let listener = TcpListener::bind(listen).await.map_err(refuse)?;
-        let address = listener.local_addr().map_err(refuse)?;
+            ))
+        })?;
         info!(%address, "the status page is served");
         // The name to listen at is one of the page, too.
         let hosts = listen.rsplit_once(':').map(|(host, _)| host.to_owned());
@@ -46,7 +45,7 @@ impl Served {
             .collect();
         let telemetry = telemetry.clone();
         Ok(Self(Some(tokio::spawn(async move {
-            telemetry.serve(listener, hosts).await
+            telemetry.serve(listener, hosts).await;
         }))))
     }
 

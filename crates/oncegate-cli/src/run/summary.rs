@@ -1,5 +1,5 @@
-//! What became of the lines of standard input: the answer of `oncegate run` when their consumer has
-//! ended.
+//! The outcomes of the lines of standard input: the answer of `oncegate run` when their consumer
+//! has ended.
 
 use std::fmt::Write as _;
 use std::ops::RangeInclusive;
@@ -17,7 +17,7 @@ use crate::sources::input::{Input, Progress};
 
 /// The format of the `--json` document.
 const SCHEMA: &str = "oncegate.run/1";
-/// How many ranges of lines a text names.
+/// The most ranges of lines that a text names.
 const RANGES_MOST: usize = 20;
 
 /// Counts what became of the messages of one consumer, and forwards its events.
@@ -54,12 +54,11 @@ pub(super) struct Account {
 
 impl Account {
     pub(super) fn of(consumer: &str, input: Input, telemetry: &Telemetry) -> Self {
-        let none = || AtomicU64::new(0);
         let tally = Tally {
             telemetry: telemetry.clone(),
-            handled: none(),
-            dead_letters: none(),
-            retries: none(),
+            handled: AtomicU64::new(0),
+            dead_letters: AtomicU64::new(0),
+            retries: AtomicU64::new(0),
         };
         Self {
             consumer: consumer.to_owned(),
@@ -85,11 +84,11 @@ impl Account {
     }
 }
 
-/// What became of the lines.
+/// The outcomes of the lines.
 #[derive(Debug, Serialize)]
 pub(super) struct Summary {
     consumer: String,
-    /// Whether every line of the input is finished.
+    /// `true` if every line of the input is finished.
     complete: bool,
     lines_read: u64,
     messages: u64,
@@ -161,7 +160,7 @@ impl Summary {
             .sum()
     }
 
-    /// Why the input is not finished, and what to do; `None` when it is.
+    /// Returns why the input is not finished, and what to do; `None` when it is.
     fn remainder(&self) -> Option<String> {
         if self.complete {
             return None;
@@ -192,11 +191,14 @@ impl Summary {
 
 /// `line 3 is`, `lines 3, 5 to 9 are`
 fn named(ranges: &[RangeInclusive<u64>]) -> String {
-    let one = |range: &RangeInclusive<u64>| match (range.start(), range.end()) {
-        (first, last) if first == last => first.to_string(),
-        (first, last) => format!("{first} to {last}"),
-    };
-    let mut shown: Vec<String> = ranges.iter().take(RANGES_MOST).map(one).collect();
+    let mut shown: Vec<String> = ranges
+        .iter()
+        .take(RANGES_MOST)
+        .map(|range| match (range.start(), range.end()) {
+            (first, last) if first == last => first.to_string(),
+            (first, last) => format!("{first} to {last}"),
+        })
+        .collect();
     if ranges.len() > RANGES_MOST {
         shown.push("others".to_owned());
     }
@@ -232,10 +234,10 @@ pub(super) fn answer(summaries: &[Summary], json: bool) -> Result<(), Problem> {
 /// When a line is not finished, or was not read: standard input cannot deliver it again.
 pub(super) fn verdict(summaries: &[Summary]) -> Result<(), Problem> {
     let remainders: Vec<String> = summaries.iter().filter_map(Summary::remainder).collect();
-    match remainders.is_empty() {
-        true => Ok(()),
-        false => Err(Problem::new(Exit::Interrupted, remainders.join("\n"))),
+    if remainders.is_empty() {
+        return Ok(());
     }
+    Err(Problem::new(Exit::Interrupted, remainders.join("\n")))
 }
 
 #[cfg(test)]

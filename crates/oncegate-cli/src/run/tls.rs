@@ -52,12 +52,12 @@ impl TlsFiles {
             .client
             .iter()
             .flat_map(|(certificate, key)| [certificate, key]);
-        let changed_at = |path: &PathBuf| {
-            std::fs::metadata(path)
-                .and_then(|found| found.modified())
-                .ok()
-        };
-        self.root.iter().chain(client).map(changed_at).collect()
+        self.root
+            .iter()
+            .chain(client)
+            .map(|path| std::fs::metadata(path)?.modified())
+            .map(std::io::Result::ok)
+            .collect()
     }
 }
 
@@ -131,8 +131,9 @@ impl Service<Uri> for Tls {
     }
 }
 
-/// Whether a connection failed because the other side does not accept this client's certificate, or
-/// misses one. The handshake ends with that, so nothing sent on the connection was read.
+/// Returns whether a connection failed because the other side does not accept this client's
+/// certificate, or misses one. The handshake ends with that, so nothing sent on the connection was
+/// read.
 pub(super) fn is_refused(error: &(dyn std::error::Error + 'static)) -> bool {
     use rustls::AlertDescription::{
         AccessDenied, BadCertificate, CertificateExpired, CertificateRequired, CertificateRevoked,
@@ -177,12 +178,11 @@ fn connector(http2: bool, files: &TlsFiles) -> Result<HttpsConnector<HttpConnect
         None => config.with_no_client_auth(),
         Some((certificate, key)) => {
             let chain = certificates("tls_certificate", certificate)?;
-            let refuse =
-                |error: &dyn std::fmt::Display| format!("`tls_key` is {}: {error}", key.display());
-            let secret = PrivateKeyDer::from_pem_file(key).map_err(|error| refuse(&error))?;
+            let secret = PrivateKeyDer::from_pem_file(key)
+                .map_err(|error| format!("`tls_key` is {}: {error}", key.display()))?;
             config
                 .with_client_auth_cert(chain, secret)
-                .map_err(|error| refuse(&error))?
+                .map_err(|error| format!("`tls_key` is {}: {error}", key.display()))?
         }
     };
     let mut tcp = tcp();
@@ -190,9 +190,10 @@ fn connector(http2: bool, files: &TlsFiles) -> Result<HttpsConnector<HttpConnect
     let builder = HttpsConnectorBuilder::new()
         .with_tls_config(config)
         .https_only();
-    Ok(match http2 {
-        true => builder.enable_http2().wrap_connector(tcp),
-        false => builder.enable_all_versions().wrap_connector(tcp),
+    Ok(if http2 {
+        builder.enable_http2().wrap_connector(tcp)
+    } else {
+        builder.enable_all_versions().wrap_connector(tcp)
     })
 }
 

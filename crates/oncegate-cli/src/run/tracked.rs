@@ -26,11 +26,11 @@ use tower_service::Service;
 
 use super::wire::CONNECT_TIMEOUT;
 
-/// How long after the end of its connection a request may still be answered: time for another
-/// connection, on which the client repeats what a former one gave back.
+/// The time for which a request may still be answered after the end of its connection: time for
+/// another connection, on which the client repeats what a former one gave back.
 const ANSWER_AFTER_END: Duration = CONNECT_TIMEOUT.saturating_mul(2);
 
-/// Why a request has no response.
+/// The reason why a request has no response.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum RequestError {
     #[error(transparent)]
@@ -38,7 +38,7 @@ pub(super) enum RequestError {
     /// The connection is gone, and the client says nothing.
     #[error("the connection ended without an answer")]
     Ended {
-        /// Whether anything was written on the connection, which may have been this request.
+        /// `true` if anything was written on the connection, which may have been this request.
         was_used: bool,
     },
 }
@@ -92,7 +92,7 @@ fn current(captured: &CaptureConnection) -> Option<Arc<Life>> {
     extras.remove()
 }
 
-/// What is known about a connection.
+/// The known facts about a connection.
 #[derive(Debug, Default)]
 pub(super) struct Life {
     was_used: AtomicBool,

@@ -12,25 +12,25 @@ use tokio::time::Instant;
 
 use super::tracked::Life;
 
-/// How long a connection must stay open behind its answer.
+/// The time for which a connection must stay open behind its answer.
 const STAYS_OPEN: Duration = Duration::from_millis(250);
 
-/// When a worker is tried again that closes its connections, because it may have been restarting,
-/// or that has not answered the trial.
+/// The delay before another trial of a worker that closes its connections, because it may have been
+/// restarting, or that has not answered the trial.
 const TRY_AGAIN_AFTER: Duration = Duration::from_secs(60);
 
 /// The part of a request in the trial.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Part {
-    /// It has a connection of its own.
+    /// The request has a connection of its own.
     Single,
-    /// Its connection is the one that is watched.
+    /// The request's connection is the one that is watched.
     Trial,
-    /// It may use a connection again.
+    /// The request may use a connection again.
     Keeping,
 }
 
-/// What is known of a worker's connections.
+/// The known facts about a worker's connections.
 #[derive(Debug)]
 pub(super) struct Trial(Mutex<TrialState>);
 
@@ -62,7 +62,7 @@ impl Trial {
         let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         match &*state {
             TrialState::Answered(life, _) if life.has_ended() => {
-                *state = TrialState::Closes(Instant::now())
+                *state = TrialState::Closes(Instant::now());
             }
             TrialState::Answered(_, at) if at.elapsed() >= STAYS_OPEN => *state = TrialState::Keeps,
             TrialState::Closes(at) | TrialState::Asked(at) if at.elapsed() >= TRY_AGAIN_AFTER => {

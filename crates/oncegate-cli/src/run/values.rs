@@ -1,4 +1,4 @@
-//! What a worker writes to its standard output, as JSON values.
+//! The output of a worker, as JSON values.
 //!
 //! A value usually has a line of its own. Several values may share a line, as when two threads
 //! write at the same time, and a value may take several lines, as `jq` writes it. Blank lines and
@@ -11,7 +11,7 @@ use tokio::sync::mpsc;
 use super::lines::{LINE_MAX_BYTES, Line, parse};
 use crate::parse::BYTE_ORDER_MARK;
 
-/// How many bytes are read at a time.
+/// The most bytes that are read at a time.
 const CHUNK_BYTES: usize = 64 * 1024;
 
 /// Passes values on until the end, each with the number of the line on which it begins. One that is
@@ -67,9 +67,9 @@ struct Splitter {
     skips: bool,
 }
 
-/// How far a value reaches.
+/// The reach of a value.
 enum Reach {
-    /// It ends before this place.
+    /// The value ends before this place.
     To(usize),
     Further,
     /// A line feed is in a string, where JSON allows none.
@@ -106,6 +106,7 @@ impl Splitter {
                 }
                 match rest.first() {
                     Some(b'{' | b'[') if self.line.is_empty() => self.begun_at = self.number,
+                    // No object and no array: it is passed on as the line that it is.
                     _ => {
                         self.line.extend_from_slice(rest);
                         self.skips = self.line.len() as u64 >= LINE_MAX_BYTES;
@@ -171,7 +172,7 @@ impl Splitter {
     }
 }
 
-/// Whether the line is a value of the protocol by itself.
+/// Returns whether the line is a value of the protocol by itself.
 fn is_whole(line: &[u8]) -> bool {
     line.starts_with(b"{")
         && parse(&Line {

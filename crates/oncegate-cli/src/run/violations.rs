@@ -4,9 +4,9 @@ use std::sync::{Mutex, PoisonError};
 
 use tokio_util::sync::CancellationToken;
 
-/// How many wrong or damaged answers in a row, of all workers of a consumer, stop the consumer: one
-/// may be an accident, the second one says that the program is wrong. Each costs the message an
-/// attempt, with an unknown outcome.
+/// The number of wrong or damaged answers in a row, of all workers of a consumer, that stops the
+/// consumer. The first may be an accident, the second says that the program is wrong. Each costs
+/// the message an attempt, with an unknown outcome.
 const MOST_IN_A_ROW: u32 = 2;
 
 /// The wrong or damaged answers since the last right one.
@@ -19,7 +19,7 @@ pub(super) struct Violations {
 #[derive(Debug, Default)]
 struct InARow {
     count: u32,
-    /// Why the consumer must stop, once it must.
+    /// The reason why the consumer must stop, once it must.
     reason: Option<String>,
 }
 
@@ -49,7 +49,7 @@ impl Violations {
         self.too_many.cancelled().await;
     }
 
-    /// Why the consumer must stop, if it must.
+    /// Returns why the consumer must stop, if it must.
     pub(super) fn reason(&self) -> Option<String> {
         self.in_a_row
             .lock()

@@ -27,12 +27,12 @@ use super::trial::{Part, Trial};
 /// The time limit for connecting, including the TLS handshake.
 pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How long a check whether the worker is ready waits for its refusal of this client's certificate.
-/// A refusal that comes later is found with the first message.
+/// The time for which a check of the worker's readiness waits for its refusal of this client's
+/// certificate. A refusal that comes later is found with the first message.
 const REFUSAL_TIMEOUT: Duration = Duration::from_millis(250);
 
-/// How long a connection may be idle and be used again: less than servers usually allow. gunicorn
-/// closes after 2 s.
+/// The longest time for which a connection may be idle and be used again: less than servers usually
+/// allow. gunicorn closes after 2 s.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(1);
 
 pub(super) type Connecting<T> = Pin<Box<dyn Future<Output = io::Result<T>> + Send>>;
@@ -78,6 +78,7 @@ impl Endpoint {
         if host.is_empty() {
             return Err("it names no host".to_owned());
         }
+        // A connection within this machine needs no encryption.
         let is_here = host == "localhost" || address.is_some_and(|address| address.is_loopback());
         if !is_here && !encrypted && !allow_remote {
             return Err(format!(
@@ -206,7 +207,7 @@ impl Way {
         answered.map(|(response, _)| response)
     }
 
-    /// Whether the address accepts connections; over TLS, with a trusted certificate.
+    /// Checks that the address accepts connections; over TLS, with a trusted certificate.
     pub(super) async fn accepts(&self) -> Result<(), String> {
         let connected = async {
             match &self.wire {

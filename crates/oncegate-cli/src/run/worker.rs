@@ -43,7 +43,7 @@ impl Worker {
         }
     }
 
-    /// Why the consumer must stop.
+    /// Returns why the consumer must stop.
     pub(crate) fn why_unfit(&self) -> Option<String> {
         match self {
             Self::Exec(crew) => crew.why_unfit(),
@@ -66,7 +66,7 @@ pub(crate) struct Limited {
     pub(crate) documents: Option<Documents>,
 }
 
-/// What is done before a worker gets a message.
+/// A function that is called before a worker gets a message.
 #[derive(Clone)]
 pub(crate) struct BeforeRun(Arc<RunHook>);
 
@@ -87,7 +87,7 @@ impl fmt::Debug for BeforeRun {
     }
 }
 
-/// One call of a worker for a message.
+/// A call of a worker for a message.
 ///
 /// It begins when the worker is given the message: from then on its outcome is unknown until the
 /// worker answers. A call that is withdrawn before never begins.
@@ -96,7 +96,7 @@ pub(crate) struct Call(Arc<CallState>);
 
 #[derive(Debug, Default)]
 struct CallState {
-    /// Whether the call has begun, once that is decided.
+    /// `true` if the call has begun; not set until that is decided.
     begun: OnceLock<bool>,
     begins: CancellationToken,
     withdrawn: CancellationToken,
@@ -117,7 +117,7 @@ impl Call {
         self.0.begun.get() == Some(&true)
     }
 
-    /// Prevents that the call begins. Returns whether it has not begun.
+    /// Prevents the call from beginning. Returns whether it has not begun.
     pub(super) fn forestall(&self) -> bool {
         let begun = *self.0.begun.get_or_init(|| false);
         if !begun {
@@ -190,7 +190,7 @@ impl Reply {
         }
     }
 
-    /// Whether the worker has said what became of the message.
+    /// Returns whether the worker has said what became of the message.
     pub(super) fn is_answer(&self) -> bool {
         match self {
             Self::Complete(_)

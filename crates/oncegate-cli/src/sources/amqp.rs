@@ -1,6 +1,6 @@
 //! A queue of RabbitMQ.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -54,7 +54,8 @@ pub(super) struct InitAmqp {
 impl InitAmqp {
     /// Returns what `init` writes.
     pub(super) fn template(&self, queues: &QueueFlags, commands: &NextCommands<'_>) -> Template {
-        let (url, queue) = (quoted(&self.amqp_url), quoted(&queues.queue));
+        let url = quoted(&self.amqp_url);
+        let queue = quoted(&queues.queue);
         let password = r#"{ env = "RABBITMQ_PASSWORD" }"#;
         Template {
             source: format!(
@@ -151,14 +152,15 @@ struct Login {
     client: Option<(String, String)>,
 }
 
+fn read(path: &Path) -> Result<String, String> {
+    std::fs::read_to_string(path).map_err(|error| format!("{}: {error}", path.display()))
+}
+
 impl Amqp {
     fn login(&self) -> Result<Login, String> {
-        let read = |path: &PathBuf| {
-            std::fs::read_to_string(path).map_err(|error| format!("{}: {error}", path.display()))
-        };
         Ok(Login {
             password: self.password.as_ref().map(Secret::resolve).transpose()?,
-            root: self.tls_root.as_ref().map(read).transpose()?,
+            root: self.tls_root.as_deref().map(read).transpose()?,
             client: match (&self.tls_certificate, &self.tls_key) {
                 (Some(certificate), Some(key)) => Some((read(certificate)?, read(key)?)),
                 _ => None,

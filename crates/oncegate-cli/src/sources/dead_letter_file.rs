@@ -26,7 +26,7 @@ pub(crate) struct DeadLetterFile {
 /// The file, once it is open.
 struct OpenFile {
     file: File,
-    /// Whether the file ends in the middle of a line, because a write failed.
+    /// `true` if the file ends in the middle of a line, because a write failed.
     is_torn: bool,
 }
 
@@ -65,7 +65,8 @@ impl DeadLetterFile {
         &self,
         work: impl FnOnce(&mut OpenFile) -> io::Result<()> + Send + 'static,
     ) -> Result<(), BoxError> {
-        let (path, opened) = (Arc::clone(&self.path), Arc::clone(&self.opened));
+        let path = Arc::clone(&self.path);
+        let opened = Arc::clone(&self.opened);
         let working = tokio::task::spawn_blocking(move || {
             let mut opened = opened.lock().unwrap_or_else(PoisonError::into_inner);
             let file = match opened.take() {
@@ -74,13 +75,11 @@ impl DeadLetterFile {
             };
             work(opened.insert(file))
         });
-        let failed = |error: io::Error| {
-            BoxError::from(format!(
-                "the dead letters in {} cannot be written: {error}",
-                self.path.display()
-            ))
-        };
-        working.await?.map_err(failed)
+        let written = working.await?;
+        written.map_err(|error| {
+            let path = self.path.display();
+            format!("the dead letters in {path} cannot be written: {error}").into()
+        })
     }
 }
 

@@ -27,7 +27,7 @@ use crate::parse::BYTE_ORDER_MARK;
 
 /// The route of the lines, and the word before their numbers in origins.
 pub(crate) const STDIN: &str = "stdin";
-/// How many bytes are read at a time, unless a line is longer.
+/// The most bytes that are read at a time, unless a line is longer.
 const CHUNK_BYTES: usize = 64 * 1024;
 /// The longest line, in bytes: as long as one that a worker on standard streams may get.
 const LINE_MAX_BYTES: usize = 16 * 1024 * 1024;
@@ -61,7 +61,7 @@ impl Input {
         }
     }
 
-    /// What was read so far, and which lines of it are unfinished.
+    /// Returns what was read so far, and which lines of it are unfinished.
     pub(crate) fn progress(&self) -> Progress {
         let state = self.lines.lock();
         Progress {
@@ -132,7 +132,7 @@ impl fmt::Debug for Input {
     }
 }
 
-/// What is wrong with an input that cannot be read to its end.
+/// The reason why an input cannot be read to its end.
 #[derive(Debug)]
 pub(crate) struct BadInput(String);
 
@@ -172,11 +172,11 @@ impl Source for Input {
     }
 }
 
-/// What was not yet taken of the input.
+/// The part of the input that was not yet taken.
 struct Unread {
     reader: Box<dyn AsyncRead + Send + Unpin>,
     buffer: BytesMut,
-    /// How many bytes of the buffer are known to have no line feed.
+    /// The number of bytes of the buffer that are known to have no line feed.
     searched: usize,
     has_ended: bool,
     /// The beginning of the input was looked at.
@@ -295,26 +295,26 @@ impl AckHandle for LineHandle {
     fn stop(&self) {}
 }
 
-/// How far an input was read, and what of it is finished.
+/// The progress of an input: what was read, and what of it is finished.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Progress {
-    /// How many lines were read, empty ones among them.
+    /// The number of lines that were read, empty ones among them.
     pub(crate) read: u64,
-    /// How many of them are messages.
+    /// The number of them that are messages.
     pub(crate) messages: u64,
     /// The lines that were read and are not finished.
     pub(crate) unfinished: Vec<RangeInclusive<u64>>,
-    /// Whether the input was read to its end.
+    /// `true` if the input was read to its end.
     pub(crate) is_at_end: bool,
 }
 
 impl Progress {
-    /// Whether the whole input is finished.
+    /// Returns whether the whole input is finished.
     pub(crate) fn is_complete(&self) -> bool {
         self.is_at_end && self.unfinished.is_empty()
     }
 
-    /// How many messages are not finished.
+    /// Returns the number of messages that are not finished.
     pub(crate) fn unfinished_messages(&self) -> u64 {
         self.unfinished
             .iter()
@@ -340,13 +340,10 @@ mod tests {
 
     async fn received(input: &Input, most: usize) -> Option<Vec<(String, Vec<u8>)>> {
         let deliveries = input.receive(most).await.unwrap()?;
-        let shown = |delivery: &Delivery| {
-            (
-                delivery.message.origin().to_string(),
-                delivery.message.payload().to_vec(),
-            )
-        };
-        Some(deliveries.iter().map(shown).collect())
+        let shown = deliveries.iter().map(|Delivery { message, .. }| {
+            (message.origin().to_string(), message.payload().to_vec())
+        });
+        Some(shown.collect())
     }
 
     fn line(number: u64, payload: &str) -> (String, Vec<u8>) {

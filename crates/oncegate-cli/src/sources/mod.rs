@@ -104,13 +104,13 @@ struct QueueFlags {
     dead_letter_queue: String,
 }
 
-/// What `init` writes about a source.
+/// The lines that `init` writes about a source.
 pub(crate) struct Template {
     /// The setting `source`, in TOML.
     pub(crate) source: String,
     /// The setting `dead_letters`, in TOML.
     pub(crate) dead_letters: String,
-    /// What the source does, as a comment.
+    /// A description of the source, as a comment.
     pub(crate) about: &'static str,
     /// The URL of a store for as many machines as read such a source.
     pub(crate) store: &'static str,
@@ -131,7 +131,7 @@ impl SourceKind {
     }
 }
 
-/// NextCommands for the configuration that `init` writes.
+/// The commands for the configuration that `init` writes.
 pub(crate) struct NextCommands<'a> {
     pub(crate) check: &'a str,
     pub(crate) create_topics: &'a str,
@@ -280,16 +280,16 @@ impl Source {
     }
 }
 
-/// What is wrong with a setting of a source, or with one of its consumer.
+/// An error in a setting of a source, or in one of its consumer.
 pub(crate) enum SourceFinding<'a> {
-    /// It is missing; the text is an example.
+    /// The setting is missing; the text is an example.
     Missing(&'static str, &'static str),
     Error(&'static str, &'static str),
     Warning(&'static str, String),
     ConsumerWarning(&'static str, &'static str),
-    /// It is a secret, which may be in the file itself.
+    /// The setting is a secret, which may be in the file itself.
     Secret(Vec<&'a str>, &'a Secret),
-    /// It is a URL with a password, which has a setting of its own.
+    /// The setting is a URL with a password, which has a setting of its own.
     SecretInUrl(&'static str),
 }
 
@@ -403,7 +403,7 @@ pub(crate) trait LetterQueue: Send + Sync {
     async fn examine(&self) -> Result<Vec<String>, SourceError>;
 }
 
-/// Where dead letters are that commands list, show and redrive.
+/// A place of dead letters that commands list, show and redrive.
 #[async_trait]
 pub(crate) trait LetterPlace: fmt::Debug + Send + Sync {
     /// Returns the name of the topic or queue.

@@ -15,7 +15,7 @@ pub(super) enum Purpose {
     Read,
 }
 
-/// How a store is used, and what is not in its URL.
+/// The use of a store, and what is not in its URL.
 pub(super) struct Access<'a> {
     pub(super) purpose: Purpose,
     /// The file with the password, which the store reads itself whenever it connects.

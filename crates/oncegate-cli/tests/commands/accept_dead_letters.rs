@@ -7,10 +7,26 @@ use oncegate::{Gate, Key};
 
 use super::oncegate_with;
 
+/// The descriptor with a stop at the limit.
+fn stopped(scope: &Scope, held: &str) -> String {
+    let stop = DeadLetterStop {
+        at_ms: 1_767_225_600_000,
+        what: "100 messages in a row were given up".to_owned(),
+        in_a_row: 100,
+        of_window: 0,
+    };
+    let descriptor = ScopeDescriptor {
+        dead_letter_stop: Some(stop),
+        ..ScopeDescriptor::parse(scope, held).expect("readable")
+    };
+    descriptor.to_text().expect("JSON")
+}
+
 #[tokio::test]
 async fn a_stop_at_the_dead_letter_limit_is_accepted_only_with_leave_and_a_reason() {
     let dir = tempfile::tempdir().expect("a folder");
-    let (file, journal) = (dir.path().join("once.db"), dir.path().join("journal.jsonl"));
+    let file = dir.path().join("once.db");
+    let journal = dir.path().join("journal.jsonl");
     let store = SqliteStore::open(&file).await.expect("opens");
     let gate = Gate::new("billing", Key::json(["order_id"]), store.clone());
     gate.open().await.expect("the store answers");
@@ -33,20 +49,7 @@ async fn a_stop_at_the_dead_letter_limit_is_accepted_only_with_leave_and_a_reaso
         .await
         .expect("answers")
         .expect("it was opened");
-    let what = "100 messages in a row were given up".to_owned();
-    let stop = DeadLetterStop {
-        at_ms: 1_767_225_600_000,
-        what,
-        in_a_row: 100,
-        of_window: 0,
-    };
-    let read = || ScopeDescriptor::parse(&scope, &held).expect("readable");
-    let stopped = ScopeDescriptor {
-        dead_letter_stop: Some(stop),
-        ..read()
-    }
-    .to_text()
-    .expect("JSON");
+    let stopped = stopped(&scope, &held);
     assert_eq!(
         store
             .describe(&scope, Some(&held), &stopped)

@@ -1,15 +1,43 @@
 //! `oncegate accept-loss`.
 
+use std::time::Duration;
+
 use oncegate::sqlite::SqliteStore;
 use oncegate::{Entry, Gate, Key, Message, Origin};
 use oncegate_testkit::until;
 
 use super::{LIMIT, oncegate, oncegate_with};
 
+fn order() -> Message {
+    Message::new(
+        "orders",
+        Origin::Other("a test".into()),
+        Some(r#"{"order_id":1}"#.into()),
+    )
+}
+
+/// Waits until the gate has noticed the loss. Returns the error of its claim.
+async fn until_refused(gate: &Gate, order: &Message) -> String {
+    until("the claim to be refused", LIMIT, async || {
+        match gate.enter(order).await {
+            Err(error) => Ok(error.to_string()),
+            Ok(Entry::Granted(lease)) => {
+                lease
+                    .release(Duration::ZERO, false, "the loss is not noticed yet")
+                    .await;
+                Err("granted".to_owned())
+            }
+            Ok(other) => Err(format!("{other:?}")),
+        }
+    })
+    .await
+}
+
 #[tokio::test]
 async fn a_halted_scope_goes_on_only_with_leave_and_a_reason() {
     let dir = tempfile::tempdir().expect("a folder");
-    let (file, journal) = (dir.path().join("once.db"), dir.path().join("journal.jsonl"));
+    let file = dir.path().join("once.db");
+    let journal = dir.path().join("journal.jsonl");
     let store = SqliteStore::open(&file).await.expect("opens");
     let gate = Gate::new("billing", Key::json(["order_id"]), store.clone());
     gate.open().await.expect("the store answers");
@@ -31,28 +59,8 @@ async fn a_halted_scope_goes_on_only_with_leave_and_a_reason() {
         .expect("opens")
         .execute("DELETE FROM descriptors", ())
         .expect("deleted");
-    let order = Message::new(
-        "orders",
-        Origin::Other("a test".into()),
-        Some(r#"{"order_id":1}"#.into()),
-    );
-    let refused = until("the claim to be refused", LIMIT, async || {
-        match gate.enter(&order).await {
-            Err(error) => Ok(error.to_string()),
-            Ok(Entry::Granted(lease)) => {
-                lease
-                    .release(
-                        std::time::Duration::ZERO,
-                        false,
-                        "the loss is not noticed yet",
-                    )
-                    .await;
-                Err("granted".to_owned())
-            }
-            Ok(other) => Err(format!("{other:?}")),
-        }
-    })
-    .await;
+    let order = order();
+    let refused = until_refused(&gate, &order).await;
     assert!(
         refused.contains("oncegate accept-loss --scope billing"),
         "{refused}"

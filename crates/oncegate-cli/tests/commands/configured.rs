@@ -9,6 +9,7 @@ use oncegate_testkit::{Kafka, RedisServer, unique};
 use tempfile::TempDir;
 
 use super::dead_letters::{OnKafka, OnSqs, numbers};
+use super::shop::Shop;
 use super::{Answer, command, ended, oncegate, oncegate_with};
 
 const CREDENTIALS: [(&str, &str); 2] = [
@@ -214,6 +215,13 @@ async fn a_configuration_that_does_not_say_it_is_an_error() {
     }
 }
 
+fn kafka_source(kafka: &Kafka, topic: &str) -> String {
+    format!(
+        "kafka = {{ brokers = \"{}\", topics = [\"{topic}\"] }}",
+        kafka.bootstrap()
+    )
+}
+
 #[tokio::test]
 async fn dead_letters_of_a_topic_are_those_of_the_configuration() {
     let given_up = OnKafka::new().await;
@@ -224,13 +232,11 @@ async fn dead_letters_of_a_topic_are_those_of_the_configuration() {
         dead,
         ..
     } = &given_up;
-    let source = |topic: &str| {
-        format!(
-            "kafka = {{ brokers = \"{}\", topics = [\"{topic}\"] }}",
-            kafka.bootstrap()
-        )
-    };
-    let own = consumer(&shop.scope, &source(topic), &format!("kafka = \"{dead}\""));
+    let own = consumer(
+        &shop.scope,
+        &kafka_source(kafka, topic),
+        &format!("kafka = \"{dead}\""),
+    );
     let beside = Beside::new(&format!("[store]\nurl = \"{}\"\n{own}", shop.redis.url()));
     let file = beside.file.as_str();
     let list = oncegate(&["dead-letters", "list", "--config", file, "--json"], b"")
@@ -244,19 +250,10 @@ async fn dead_letters_of_a_topic_are_those_of_the_configuration() {
         .await
         .ended(0);
     let other = kafka.new_topic("dead", 1).await;
-    let flags = ["--topic", &other, "--json"];
-    let empty = oncegate(
-        &[&["dead-letters", "list", "--config", file], &flags[..]].concat(),
-        b"",
-    )
-    .await;
-    assert_eq!(
-        (
-            numbers(&empty.ended(0).json(), ["seen"]),
-            empty.json()["place"].as_str()
-        ),
-        (vec![0], Some(&*other))
-    );
+    let flags = ["--config", file, "--topic", &other, "--json"];
+    let empty = oncegate(&[&["dead-letters", "list"], &flags[..]].concat(), b"").await;
+    assert_eq!(numbers(&empty.ended(0).json(), ["seen"]), [0]);
+    assert_eq!(empty.json()["place"], other.as_str());
 
     given_up.shop.mend();
     let journal = shop.journal_path();
@@ -289,13 +286,12 @@ async fn dead_letters_of_a_topic_are_those_of_the_configuration() {
         .ended(69)
         .says("none.db");
 
-    // Of two consumers, the one of --scope.
-    let two = own
-        + &consumer(
-            "refunds",
-            &source(&other),
-            &format!("kafka = \"{}\"", unique("dead")),
-        );
+    let dead = format!("kafka = \"{}\"", unique("dead"));
+    let two = own + &consumer("refunds", &kafka_source(kafka, &other), &dead);
+    of_two_consumers_that_of_the_scope_is_meant(shop, &two, at).await;
+}
+
+async fn of_two_consumers_that_of_the_scope_is_meant(shop: &Shop, two: &str, at: &str) {
     let two = Beside::new(&format!("[store]\nurl = \"{}\"\n{two}", shop.redis.url()));
     for (verb, more) in [("list", &["--json"][..]), ("show", &[at])] {
         let verb = ["dead-letters", verb, "--config", &two.file];
@@ -338,25 +334,44 @@ async fn dead_letters_of_a_queue_are_those_of_the_configuration() {
     assert_eq!(numbers(&seen, ["seen", "matching"]), [10, 10]);
 }
 
+/// The findings of `doctor`: the consumer, the thing and the text of each.
+fn found(answer: &Answer) -> Vec<[String; 3]> {
+    let document = answer.json();
+    let findings = document["findings"].as_array().unwrap().iter();
+    findings
+        .map(|finding| {
+            ["consumer", "what", "found"]
+                .map(|name| finding[name].as_str().unwrap_or_default().to_owned())
+        })
+        .collect()
+}
+
+fn says(answer: &Answer, consumer: &str, what: &str, words: &str) -> bool {
+    found(answer)
+        .iter()
+        .any(|[whose, of, text]| whose == consumer && of == what && text.contains(words))
+}
+
+async fn open_with_another_key(server: &RedisServer) {
+    let store = oncegate::redis::RedisStore::connect(server.url())
+        .await
+        .unwrap();
+    store.check().await.unwrap();
+    Gate::new("billing", Key::json(["id"]), store)
+        .open()
+        .await
+        .unwrap();
+}
+
 #[tokio::test]
 async fn doctor_examines_the_consumers_of_a_configuration() {
-    let (kafka, server) = (Kafka::shared().await, RedisServer::start().await);
-    let (topic, absent) = (kafka.new_topic("orders", 1).await, unique("absent"));
-    let source = |topic: &str| {
-        format!(
-            "kafka = {{ brokers = \"{}\", topics = [\"{topic}\"] }}",
-            kafka.bootstrap()
-        )
-    };
-    let two = consumer(
-        "billing",
-        &source(&topic),
-        &format!("kafka = \"{absent}-dead\""),
-    ) + &consumer(
-        "refunds",
-        &source(&absent),
-        &format!("kafka = \"{absent}-dead\""),
-    );
+    let kafka = Kafka::shared().await;
+    let server = RedisServer::start().await;
+    let topic = kafka.new_topic("orders", 1).await;
+    let absent = unique("absent");
+    let dead = format!("kafka = \"{absent}-dead\"");
+    let two = consumer("billing", &kafka_source(&kafka, &topic), &dead)
+        + &consumer("refunds", &kafka_source(&kafka, &absent), &dead);
     let beside = Beside::new(&format!("[store]\nurl = \"{}\"\n{two}", server.url()));
     let doctor = async |more: &[&str]| {
         let fixed = [
@@ -368,22 +383,6 @@ async fn doctor_examines_the_consumers_of_a_configuration() {
             "50s",
         ];
         oncegate(&[&fixed[..], more].concat(), b"").await
-    };
-    let found = |answer: &Answer| -> Vec<(String, String, String)> {
-        let document = answer.json();
-        let text = |finding: &serde_json::Value, name: &str| {
-            finding[name].as_str().unwrap_or_default().to_owned()
-        };
-        let findings = document["findings"].as_array().unwrap().iter();
-        findings
-            .map(|one| (text(one, "consumer"), text(one, "what"), text(one, "found")))
-            .collect()
-    };
-    let says = |answer: &Answer, consumer: &str, what: &str, words: &str| {
-        let found = found(answer);
-        found
-            .iter()
-            .any(|(whose, of, text)| whose == consumer && of == what && text.contains(words))
     };
     let all = doctor(&[]).await;
     assert!(
@@ -400,7 +399,7 @@ async fn doctor_examines_the_consumers_of_a_configuration() {
     assert!(
         found(one.ended(1))
             .iter()
-            .all(|(whose, ..)| whose == "billing"),
+            .all(|[whose, ..]| whose == "billing"),
         "{one:?}"
     );
 
@@ -431,14 +430,7 @@ async fn doctor_examines_the_consumers_of_a_configuration() {
     );
 
     // The descriptor of a scope is compared as by `check --online`.
-    let store = oncegate::redis::RedisStore::connect(server.url())
-        .await
-        .unwrap();
-    store.check().await.unwrap();
-    Gate::new("billing", Key::json(["id"]), store)
-        .open()
-        .await
-        .unwrap();
+    open_with_another_key(&server).await;
     assert!(says(
         &doctor(&[]).await,
         "billing",

@@ -1,11 +1,12 @@
 //! `oncegate doctor`, on real servers that are set well and badly.
 
-use aws_sdk_sqs::types::QueueAttributeName;
+mod queues;
+
 use oncegate::core::store::Store as _;
 use oncegate::postgres::PostgresStore;
 use oncegate_testkit::{
-    Certificates, Kafka, Moto, On, PostgresServer, Redis, RedisServer, Right, SecuredKafka, Sqs,
-    TokenFlaw, TokenServer, unique, until,
+    Certificates, Kafka, On, PostgresServer, Redis, RedisServer, Right, SecuredKafka, TokenFlaw,
+    TokenServer, unique, until,
 };
 
 use super::{Answer, oncegate_with};
@@ -38,12 +39,11 @@ fn says(findings: &[String], words: &str) -> bool {
 
 #[tokio::test]
 async fn each_finding_of_a_topic_comes_with_its_fix() {
-    let (kafka, redis) = (Kafka::shared().await, Redis::shared().await);
-    let (topic, dead, absent) = (
-        kafka.new_topic("orders", 1).await,
-        kafka.new_topic("dead", 1).await,
-        unique("absent"),
-    );
+    let kafka = Kafka::shared().await;
+    let redis = Redis::shared().await;
+    let topic = kafka.new_topic("orders", 1).await;
+    let dead = kafka.new_topic("dead", 1).await;
+    let absent = unique("absent");
     let brokers = ["--brokers", kafka.bootstrap(), "--topic", &topic];
     let answer = doctor(
         redis.url(),
@@ -197,179 +197,36 @@ async fn calls_of_ours_in_the_slow_log_are_found() {
     assert!(answer.ended(0).out.contains("+slowlog|get"), "{answer:?}");
 }
 
-/// Without credentials no call can be made: the queue cannot be reached.
-#[tokio::test]
-async fn a_queue_without_credentials_is_out_of_reach_and_its_error_is_readable() {
-    let server = RedisServer::start().await;
-    let nothing = tempfile::tempdir().unwrap();
-    let none = nothing.path().join("none").display().to_string();
-    let environment = [
-        ("AWS_CONFIG_FILE", none.as_str()),
-        ("AWS_SHARED_CREDENTIALS_FILE", &none),
-        ("AWS_EC2_METADATA_DISABLED", "true"),
-        ("AWS_REGION", "eu-west-1"),
-    ];
-    let arguments = [
-        "doctor",
-        "--store",
-        server.url(),
-        "--queue",
-        "orders",
-        "--endpoint-url",
-        "http://127.0.0.1:1",
-    ];
-    let answer = oncegate_with(&[&arguments[..], &["--json"]].concat(), &environment, b"").await;
-    let found = findings(answer.ended(69), "orders");
-    assert!(says(&found, "credentials"), "{found:?}");
-    assert!(
-        !found
-            .iter()
-            .any(|text| text.contains("{ ") || text.contains("DispatchFailure(")),
-        "{found:?}"
-    );
-}
-
-/// The profile's role is assumed with the credentials that a program prints.
-#[tokio::test]
-async fn a_queue_is_reached_with_the_role_of_a_profile() {
-    let (moto, redis) = (Moto::shared().await, Redis::shared().await);
-    let queue = moto.sqs().new_queue("orders").await;
-    let dir = tempfile::tempdir().unwrap();
-    let config = dir.path().join("config");
-    let text = r#"
-[profile program]
-credential_process = echo '{"Version":1,"AccessKeyId":"AKIAPROGRAM","SecretAccessKey":"secret"}'
-[profile billing]
-region = eu-west-1
-role_arn = arn:aws:iam::123456789012:role/billing
-source_profile = program
-"#;
-    std::fs::write(&config, text).unwrap();
-    let config = config.display().to_string();
-    let reach = async |sts: &str| {
-        let environment = [
-            ("AWS_CONFIG_FILE", config.as_str()),
-            ("AWS_SHARED_CREDENTIALS_FILE", "/none"),
-            ("AWS_PROFILE", "billing"),
-            ("AWS_EC2_METADATA_DISABLED", "true"),
-            ("AWS_ENDPOINT_URL_STS", sts),
-        ];
-        let arguments = [
-            "doctor",
-            "--store",
-            redis.url(),
-            "--queue",
-            queue.url(),
-            "--json",
-        ];
-        oncegate_with(&arguments, &environment, b"").await
-    };
-    let answer = reach(moto.endpoint()).await;
-    assert!(
-        matches!(answer.code, Some(0 | 1)),
-        "it was asked about its settings: {answer:?}"
-    );
-    let answer = reach("http://127.0.0.1:1").await;
-    let found = findings(answer.ended(69), queue.name());
-    assert!(
-        says(&found, "credentials"),
-        "the role needs the token server: {found:?}"
-    );
-}
-
-#[tokio::test]
-async fn a_queue_that_takes_messages_too_early_or_keeps_them_too_long_is_found() {
-    let (sqs, redis) = (Sqs::shared().await, Redis::shared().await);
-    let (queue, dead) = (sqs.new_queue("orders").await, sqs.new_queue("dead").await);
-    queue.redrive_to(&dead, 2).await;
-    queue
-        .set_attribute(QueueAttributeName::MessageRetentionPeriod, "1209600")
-        .await;
-    let answer = doctor(
-        redis.url(),
-        &["--queue", queue.url(), "--visibility", "10s"],
+/// The broker takes a moment to heed the rights that it has given.
+async fn until_rights_are_heeded(config: &str, topic: &str) -> Answer {
+    until(
+        "the rights to be heeded",
+        std::time::Duration::from_secs(60),
+        async || {
+            let answer = oncegate_with(&["check", config, "--online", "--json"], &[], b"").await;
+            let found = answer.json()["online"]["findings"].to_string();
+            if found.contains(&format!("READ --topic {topic}")) {
+                Ok(answer)
+            } else {
+                Err(found)
+            }
+        },
     )
-    .await;
-    let found = findings(answer.ended(1), queue.name());
-    assert!(
-        says(&found, "maxReceiveCount") && says(&found, "visibility"),
-        "{found:?}"
-    );
-    assert!(!says(&found, "max_run"), "{found:?}");
-    let arguments = ["--queue", queue.url(), "--max-run", "13h"];
-    let found = findings(doctor(redis.url(), &arguments).await.ended(1), queue.name());
-    assert!(says(&found, "`max_run` is 46800 s"), "{found:?}");
-    let answer = doctor(
-        redis.url(),
-        &["--queue", &format!("{}-absent", queue.url())],
-    )
-    .await;
-    assert!(
-        answer.json()["findings"]
-            .as_array()
-            .is_some_and(|all| !all.is_empty()),
-        "{answer:?}"
-    );
-}
-
-#[tokio::test]
-async fn a_queue_of_dead_letters_that_takes_less_than_the_queue_is_found() {
-    let (moto, redis) = (Moto::shared().await, Redis::shared().await);
-    let sqs = moto.sqs();
-    let (queue, dead) = (sqs.new_queue("orders").await, sqs.new_queue("dead").await);
-    let arguments = ["--queue", queue.url(), "--dead-letter-queue", dead.url()];
-    let answer = doctor(redis.url(), &arguments).await;
-    assert_eq!(findings(&answer, dead.name()), [""; 0], "{answer:?}");
-    for (limit, of_queue, is_found) in [
-        ("1024", "262144", true),
-        ("2048", "2048", true),
-        ("4096", "2048", false),
-    ] {
-        queue
-            .set_attribute(QueueAttributeName::MaximumMessageSize, of_queue)
-            .await;
-        dead.set_attribute(QueueAttributeName::MaximumMessageSize, limit)
-            .await;
-        let found = findings(&doctor(redis.url(), &arguments).await, dead.name());
-        assert_eq!(
-            says(&found, "`MaximumMessageSize` to"),
-            is_found,
-            "{limit} for {of_queue}: {found:?}"
-        );
-    }
-    let absent = format!("{}-absent", dead.url());
-    let answer = doctor(
-        redis.url(),
-        &["--queue", queue.url(), "--dead-letter-queue", &absent],
-    )
-    .await;
-    assert!(
-        says(
-            &findings(&answer, &format!("{}-absent", dead.name())),
-            "does not exist"
-        ),
-        "{answer:?}"
-    );
+    .await
 }
 
 #[tokio::test]
 async fn missing_rights_are_found_each_with_the_command_that_grants_it() {
     let redis = RedisServer::start().await;
     // All that a consumer needs but `set`.
-    let rules = "on >right ~billing:* -@all +evalsha +script|load +get +pttl +pexpire +pexpiretime +time +info";
-    let words: Vec<&str> = ["ACL", "SETUSER", "billing"]
-        .into_iter()
-        .chain(rules.split(' '))
-        .collect();
-    redis.command(&words).await;
+    let rules = "ACL SETUSER billing on >right ~billing:* -@all +evalsha +script|load +get +pttl +pexpire +pexpiretime +time +info";
+    redis.command(&rules.split(' ').collect::<Vec<_>>()).await;
 
     let certificates = Certificates::for_names("IP:127.0.0.1");
     let kafka = SecuredKafka::start(&certificates).await;
-    let (topic, hidden, dead) = (
-        kafka.new_topic("orders", 1).await,
-        kafka.new_topic("hidden", 1).await,
-        kafka.new_topic("dead", 1).await,
-    );
+    let topic = kafka.new_topic("orders", 1).await;
+    let hidden = kafka.new_topic("hidden", 1).await;
+    let dead = kafka.new_topic("dead", 1).await;
     let stranger = SecuredKafka::STRANGER;
     kafka
         .grant(&[
@@ -379,10 +236,8 @@ async fn missing_rights_are_found_each_with_the_command_that_grants_it() {
         ])
         .await;
     let dir = tempfile::tempdir().unwrap();
-    let (config, password) = (
-        dir.path().join("oncegate.toml"),
-        dir.path().join("password"),
-    );
+    let config = dir.path().join("oncegate.toml");
+    let password = dir.path().join("password");
     std::fs::write(&password, SecuredKafka::PASSWORD).unwrap();
     let text = format!(
         r#"
@@ -402,22 +257,7 @@ source = {{ kafka = {{ brokers = ["{}"], topics = ["{topic}", "{hidden}"], prope
     );
     std::fs::write(&config, text).unwrap();
     let config = config.display().to_string();
-    // The broker takes a moment to heed the rights that it has given.
-    let mut answer = oncegate_with(&["check", &config, "--online", "--json"], &[], b"").await;
-    until(
-        "the rights to be heeded",
-        std::time::Duration::from_secs(60),
-        async || {
-            answer = oncegate_with(&["check", &config, "--online", "--json"], &[], b"").await;
-            let found = answer.json()["online"]["findings"].to_string();
-            if found.contains(&format!("READ --topic {topic}")) {
-                Ok(())
-            } else {
-                Err(found)
-            }
-        },
-    )
-    .await;
+    let answer = until_rights_are_heeded(&config, &topic).await;
     let json = answer.ended(1).json();
     let all: Vec<String> = json["online"]["findings"]
         .as_array()
@@ -451,16 +291,12 @@ source = {{ kafka = {{ brokers = ["{}"], topics = ["{topic}", "{hidden}"], prope
 #[tokio::test]
 async fn the_settings_of_topics_and_a_missing_right_are_seen_with_a_login_by_tokens() {
     let redis = Redis::shared().await;
-    let (certificates, tokens) = (
-        Certificates::for_names("IP:127.0.0.1"),
-        TokenServer::start(60).await,
-    );
+    let certificates = Certificates::for_names("IP:127.0.0.1");
+    let tokens = TokenServer::start(60).await;
     let kafka = SecuredKafka::start_with_tokens(&certificates, &tokens).await;
     let topic = kafka.new_topic("orders", 1).await;
-    let (brokers, authority) = (
-        kafka.oauth(),
-        certificates.file("ca.pem").display().to_string(),
-    );
+    let brokers = kafka.oauth();
+    let authority = certificates.file("ca.pem").display().to_string();
     let properties = [
         "security.protocol=SASL_SSL",
         &format!("ssl.ca.location={authority}"),
@@ -532,10 +368,8 @@ async fn the_settings_of_topics_and_a_missing_right_are_seen_with_a_login_by_tok
 #[tokio::test]
 async fn a_missing_right_in_redis_is_found_in_the_scope_that_is_named() {
     let redis = RedisServer::start().await;
-    let (may, all) = (
-        "+evalsha +script|load +get +pttl +pexpire +pexpiretime +time +info",
-        "billing:right",
-    );
+    let may = "+evalsha +script|load +get +pttl +pexpire +pexpiretime +time +info";
+    let all = "billing:right";
     let user = async |more: &str| {
         let rules = format!("ACL SETUSER billing reset on >right ~billing:* -@all {may} {more}");
         redis

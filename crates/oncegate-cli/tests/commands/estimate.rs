@@ -62,7 +62,8 @@ async fn estimates_are_within_a_tenth_of_a_real_redis() {
         .await;
     let used = used(&server).await;
 
-    let (keys, result) = (KEYS.to_string(), RESULT_BYTES.to_string());
+    let keys = KEYS.to_string();
+    let result = RESULT_BYTES.to_string();
     let arguments = [
         "estimate",
         "--keys",

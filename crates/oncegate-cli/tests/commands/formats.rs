@@ -83,6 +83,33 @@ fn configured(dir: &Path, format: &str, brokers: &str, topic: &str, command: &st
     path
 }
 
+/// Starts `oncegate run` in the folder, which gets its log and its effects.
+fn start(config: &str, dir: &Path) -> Process {
+    let mut command = process::bound_to_parent(env!("CARGO_BIN_EXE_oncegate"), "KILL");
+    command
+        .args(["run", "--config", config, "--listen", "off"])
+        .current_dir(dir);
+    Process::spawn_logged("oncegate run", command, &dir.join("log"))
+}
+
+async fn until_handled(running: &Process, effects: &Path) {
+    until("the effects", LIMIT, async || match lines(effects) {
+        5 => Ok(()),
+        other => Err(format!("{other} effects\n{}", running.log_tail())),
+    })
+    .await;
+}
+
+async fn stop(mut running: Process) {
+    running.signal("TERM");
+    assert_eq!(
+        running.end_within(LIMIT).await.code(),
+        Some(0),
+        "{}",
+        running.log_tail()
+    );
+}
+
 #[tokio::test]
 async fn a_topic_with_a_registry_runs_and_would_not_run_again() {
     let kafka = Kafka::shared().await;
@@ -96,61 +123,34 @@ async fn a_topic_with_a_registry_runs_and_would_not_run_again() {
     let config = config.to_str().unwrap();
     oncegate(&["check", config], b"").await.ended(0);
 
-    let mut running = process::bound_to_parent(env!("CARGO_BIN_EXE_oncegate"), "KILL");
-    running
-        .args(["run", "--config", config, "--listen", "off"])
-        .current_dir(dir.path());
-    let mut running = Process::spawn_logged("oncegate run", running, &dir.path().join("log"));
+    let running = start(config, dir.path());
     let effects = dir.path().join("effects");
-    let handled = async || match lines(&effects) {
-        5 => Ok(()),
-        other => Err(format!("{other} effects\n{}", running.log_tail())),
-    };
-    until("the effects", LIMIT, handled).await;
+    until_handled(&running, &effects).await;
     // Those of the other schema are the same orders.
     produce(&kafka, &registry.url(), &topic, "avro-evolved").await;
     let replay = ["replay", "--config", config, "--json"];
-    let completed = async || {
+    until("the records", LIMIT, async || {
         let document = oncegate(&replay, b"").await.json();
         if document["completed"] == 10 {
             Ok(())
         } else {
             Err(document.to_string())
         }
-    };
-    until("the records", LIMIT, completed).await;
-    running.signal("TERM");
-    assert_eq!(
-        running.end_within(LIMIT).await.code(),
-        Some(0),
-        "{}",
-        running.log_tail()
-    );
+    })
+    .await;
+    stop(running).await;
     assert_eq!(lines(&effects), 5);
     assert!(kafka.read_all(&format!("{topic}-dead")).await.is_empty());
 
     let store = format!("sqlite:{}", dir.path().join("records.db").display());
-    let flags = [
-        "replay",
-        "--brokers",
-        kafka.bootstrap(),
-        "--topic",
-        &topic,
-        "--store",
-        &store,
-        "--scope",
-        "billing",
-    ];
     let format = format!("registry:{}", registry.url());
     let by_flags = [
-        &flags[..],
-        &["--key", "order_id", "--format", &format, "--json"],
-    ]
-    .concat();
-    assert_eq!(
-        oncegate(&by_flags, b"").await.ended(0).json()["completed"],
-        10
-    );
+        "--store", &store, "--scope", "billing", "--topic", &topic, "--key", "order_id",
+        "--format", &format, "--json",
+    ];
+    let replay = ["replay", "--brokers", kafka.bootstrap()];
+    let replayed = oncegate(&[&replay[..], &by_flags].concat(), b"").await;
+    assert_eq!(replayed.ended(0).json()["completed"], 10);
 
     // One message, whatever schema it was written with, has its record.
     for message in kafka.read_all(&topic).await.iter().step_by(4) {
@@ -160,18 +160,8 @@ async fn a_topic_with_a_registry_runs_and_would_not_run_again() {
             oncegate(&inspect, payload).await.ended(0).json()["state"],
             "completed"
         );
-        let flags = [
-            "inspect", "--store", &store, "--scope", "billing", "--topic", &topic,
-        ];
-        let by_flags = [
-            &flags[..],
-            &["--key", "order_id", "--format", &format, "--json"],
-        ]
-        .concat();
-        assert_eq!(
-            oncegate(&by_flags, payload).await.ended(0).json()["state"],
-            "completed"
-        );
+        let inspected = oncegate(&[&["inspect"][..], &by_flags].concat(), payload).await;
+        assert_eq!(inspected.ended(0).json()["state"], "completed");
     }
     let audited = oncegate(&["audit", "--config", config, "--json"], b"")
         .await
@@ -183,13 +173,28 @@ async fn a_topic_with_a_registry_runs_and_would_not_run_again() {
     );
 }
 
+async fn until_acknowledged(running: &Process, config: &str) {
+    until("everything is acknowledged", LIMIT, async || {
+        let answer = oncegate(&["audit", "--config", config, "--json"], b"").await;
+        if answer.out.is_empty() {
+            return Err(answer.err);
+        }
+        let audited = answer.json();
+        let counted = ["messages", "in_flight", "lost"].map(|name| audited[name].as_u64());
+        if counted == [Some(5), Some(0), Some(0)] {
+            Ok(())
+        } else {
+            Err(format!("{audited}\n{}", running.log_tail()))
+        }
+    })
+    .await;
+}
+
 #[tokio::test]
 async fn a_topic_that_has_another_name_now_runs_nothing_again() {
     let kafka = Kafka::shared().await;
-    let (old, new) = (
-        kafka.new_topic("orders", 1).await,
-        kafka.new_topic("eu-orders", 1).await,
-    );
+    let old = kafka.new_topic("orders", 1).await;
+    let new = kafka.new_topic("eu-orders", 1).await;
     let orders: Vec<String> = (0..5).map(|n| format!(r#"{{"order_id": {n}}}"#)).collect();
     for topic in [&old, &new] {
         kafka.create_topic(&format!("{topic}-dead"), 1).await;
@@ -217,26 +222,8 @@ async fn a_topic_that_has_another_name_now_runs_nothing_again() {
         )
         .unwrap();
         let config = config.to_str().unwrap();
-        let mut running = process::bound_to_parent(env!("CARGO_BIN_EXE_oncegate"), "KILL");
-        running
-            .args(["run", "--config", config, "--listen", "off"])
-            .current_dir(dir.path());
-        let mut running = Process::spawn_logged("oncegate run", running, &dir.path().join("log"));
-        let consumed = async || {
-            let answer = oncegate(&["audit", "--config", config, "--json"], b"").await;
-            if answer.out.is_empty() {
-                return Err(answer.err);
-            }
-            let audited = answer.json();
-            let counted = ["messages", "in_flight", "lost"].map(|name| audited[name].as_u64());
-            let is_over = counted == [Some(5), Some(0), Some(0)];
-            if is_over {
-                Ok(())
-            } else {
-                Err(format!("{audited}\n{}", running.log_tail()))
-            }
-        };
-        until("everything is acknowledged", LIMIT, consumed).await;
+        let running = start(config, dir.path());
+        until_acknowledged(&running, config).await;
         let inspect = oncegate(
             &["inspect", "--config", config, "--json"],
             orders[0].as_bytes(),
@@ -248,13 +235,7 @@ async fn a_topic_that_has_another_name_now_runs_nothing_again() {
             .ended(0)
             .json();
         assert_eq!(replayed["completed"], 5);
-        running.signal("TERM");
-        assert_eq!(
-            running.end_within(LIMIT).await.code(),
-            Some(0),
-            "{}",
-            running.log_tail()
-        );
+        stop(running).await;
         assert_eq!(lines(&effects), 5, "{topic}");
     }
     let store = format!("sqlite:{}", dir.path().join("records.db").display());
@@ -305,24 +286,10 @@ async fn workers_get_documents_where_that_is_set() {
     let config = config.to_str().unwrap();
     oncegate(&["check", config], b"").await.ended(0);
 
-    let mut running = process::bound_to_parent(env!("CARGO_BIN_EXE_oncegate"), "KILL");
-    running
-        .args(["run", "--config", config, "--listen", "off"])
-        .current_dir(dir.path());
-    let mut running = Process::spawn_logged("oncegate run", running, &dir.path().join("log"));
+    let running = start(config, dir.path());
     let effects = dir.path().join("effects");
-    let handled = async || match lines(&effects) {
-        5 => Ok(()),
-        other => Err(format!("{other} effects\n{}", running.log_tail())),
-    };
-    until("the effects", LIMIT, handled).await;
-    running.signal("TERM");
-    assert_eq!(
-        running.end_within(LIMIT).await.code(),
-        Some(0),
-        "{}",
-        running.log_tail()
-    );
+    until_handled(&running, &effects).await;
+    stop(running).await;
     for line in std::fs::read_to_string(&effects).unwrap().lines() {
         let document: serde_json::Value =
             serde_json::from_str(line).unwrap_or_else(|_| panic!("{line}"));

@@ -87,19 +87,14 @@ async fn each_state_is_told_in_words() {
     };
     let completed = inspect(1, &[]).await;
     assert_eq!(completed.ended(0).line("state"), "state completed");
-    assert_eq!(completed.line("result"), "result 14 bytes of JSON");
-    assert!(
-        completed
-            .line("forgotten")
-            .starts_with("forgotten in 6 d 23 h")
-    );
-    // As the server was started: an append-only file, and Redis's own `appendfsync`.
-    assert!(
-        completed
-            .line("promise")
-            .starts_with("promise moments: it survives its worker"),
-        "{completed:?}"
-    );
+    for (name, value) in [
+        ("result", "result 14 bytes of JSON"),
+        ("forgotten", "forgotten in 6 d 23 h"),
+        // As the server was started: an append-only file, and Redis's own `appendfsync`.
+        ("promise", "promise moments: it survives its worker"),
+    ] {
+        assert!(completed.line(name).starts_with(value), "{completed:?}");
+    }
     assert!(
         !completed.out.contains("4111") && completed.err.is_empty(),
         "{completed:?}"
@@ -127,35 +122,15 @@ async fn each_state_is_told_in_words() {
 
     // The same record by the names that logs and dead letters have.
     let key: StoreKey = pending["key"].as_str().unwrap().parse().unwrap();
-    let named = |arguments: Vec<String>| async move {
-        let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
-        oncegate(&arguments, b"").await.ended(0).json()["state"].clone()
-    };
-    let store = format!("--store={}", redis.url());
-    let by_key = format!("--store-key={key}");
-    let by_digest = format!("--digest={}", key.digest());
-    assert_eq!(
-        named(vec![
-            "inspect".into(),
-            store.clone(),
-            by_key,
-            "--json".into()
-        ])
-        .await,
-        "pending"
-    );
-    let scoped = format!("--scope={scope}");
-    assert_eq!(
-        named(vec![
-            "inspect".into(),
-            store,
-            scoped,
-            by_digest,
-            "--json".into()
-        ])
-        .await,
-        "pending"
-    );
+    let digest = key.digest().to_string();
+    for names in [
+        &["--store-key", key.as_str()][..],
+        &["--scope", &scope, "--digest", &digest],
+    ] {
+        let fixed = ["inspect", "--store", redis.url(), "--json"];
+        let named = oncegate(&[&fixed[..], names].concat(), b"").await;
+        assert_eq!(named.ended(0).json()["state"], "pending");
+    }
 }
 
 #[tokio::test]

@@ -27,8 +27,10 @@ struct Done {
 
 impl Done {
     async fn new() -> Self {
-        let (sqs, redis) = (Sqs::shared().await, Redis::shared().await);
-        let (queue, scope) = (sqs.new_queue("peek").await, unique("peek"));
+        let sqs = Sqs::shared().await;
+        let redis = Redis::shared().await;
+        let queue = sqs.new_queue("peek").await;
+        let scope = unique("peek");
         let done = Self {
             sqs,
             redis,
@@ -160,11 +162,10 @@ async fn nothing_is_received_without_leave() {
 
 #[tokio::test]
 async fn a_look_into_a_queue_of_rabbitmq_gives_everything_back_in_order() {
-    let (rabbit, redis) = (RabbitMq::shared().await, Redis::shared().await);
-    let (queue, scope) = (
-        rabbit.new_queue("peek", QueueKind::Quorum).await,
-        unique("peek"),
-    );
+    let rabbit = RabbitMq::shared().await;
+    let redis = Redis::shared().await;
+    let queue = rabbit.new_queue("peek", QueueKind::Quorum).await;
+    let scope = unique("peek");
     queue.send((0..DONE).map(order)).await;
     let store = RedisStore::connect(redis.url()).await.expect("connects");
     let gate = Gate::new(scope.as_str(), Key::json(["order_id"]), store);

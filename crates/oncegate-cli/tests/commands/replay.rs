@@ -315,7 +315,8 @@ async fn servers_and_settings_that_are_wrong() {
         let fixed = [&fixed[..], &["--scope", "billing", "--key", "id"]].concat();
         oncegate(&[&fixed, more].concat(), b"").await
     };
-    let (brokers, store) = (kafka.bootstrap(), redis.url());
+    let brokers = kafka.bootstrap();
+    let store = redis.url();
     replay("127.0.0.1:1", &topic, store, &[])
         .await
         .ended(69)

@@ -1,13 +1,16 @@
 //! `oncegate reset`.
 
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use oncegate::journal::FileJournal;
 use oncegate::sqlite::SqliteStore;
 use oncegate::{Completion, Entry, Gate, Key, Message, Origin};
 use oncegate_testkit::until;
+use serde_json::Value;
+use tempfile::TempDir;
 
-use super::{LIMIT, oncegate, oncegate_with};
+use super::{Answer, LIMIT, oncegate, oncegate_with};
 
 fn order() -> Message {
     Message::new(
@@ -17,13 +20,46 @@ fn order() -> Message {
     )
 }
 
-#[tokio::test]
-async fn a_completed_key_runs_once_more_and_only_with_leave_and_a_reason() {
-    let dir = tempfile::tempdir().expect("a folder");
-    let (file, journal) = (dir.path().join("once.db"), dir.path().join("journal.jsonl"));
-    let store = SqliteStore::open(&file).await.expect("opens");
-    let gate = Gate::new("billing", Key::json(["order_id"]), store);
-    let gate = gate.journal(FileJournal::open(&journal).expect("opens").by("worker-3"));
+/// A store with a completed order, and the journal of its gate and of the commands.
+struct Completed {
+    dir: TempDir,
+}
+
+impl Completed {
+    async fn with_gate() -> (Self, Gate) {
+        let dir = tempfile::tempdir().expect("a folder");
+        let store = SqliteStore::open(dir.path().join("once.db")).await;
+        let journal = FileJournal::open(dir.path().join("journal.jsonl")).expect("opens");
+        let gate = Gate::new("billing", Key::json(["order_id"]), store.expect("opens"))
+            .journal(journal.by("worker-3"));
+        complete(&gate).await;
+        (Self { dir }, gate)
+    }
+
+    fn journal(&self) -> PathBuf {
+        self.dir.path().join("journal.jsonl")
+    }
+
+    async fn oncegate(&self, command: &str, more: &[&str]) -> Answer {
+        let url = format!("sqlite:{}", self.dir.path().join("once.db").display());
+        let journal = self.journal();
+        let environment = [
+            ("ONCEGATE_JOURNAL", journal.to_str().expect("text")),
+            ("ONCEGATE_OPERATOR", "ada"),
+        ];
+        let record = [
+            "--store", &url, "--scope", "billing", "--key", "order_id", "--route", "orders",
+        ];
+        let arguments = [&[command][..], &record, more].concat();
+        oncegate_with(&arguments, &environment, br#"{"order_id":1}"#).await
+    }
+
+    async fn reset(&self, more: &[&str]) -> Answer {
+        self.oncegate("reset", more).await
+    }
+}
+
+async fn complete(gate: &Gate) {
     let Entry::Granted(lease) = gate.enter(&order()).await.expect("the store answers") else {
         panic!("not granted")
     };
@@ -31,48 +67,33 @@ async fn a_completed_key_runs_once_more_and_only_with_leave_and_a_reason() {
         lease.complete(&"receipt").await.expect("encodes"),
         Completion::Applied
     );
+}
 
-    let url = format!("sqlite:{}", file.display());
-    let fixed = [
-        "reset", "--store", &url, "--scope", "billing", "--key", "order_id", "--route", "orders",
-    ];
-    let environment = [
-        ("ONCEGATE_JOURNAL", journal.to_str().expect("text")),
-        ("ONCEGATE_OPERATOR", "ada"),
-    ];
-    let reset = async |more: &[&str]| {
-        oncegate_with(
-            &[&fixed[..], more].concat(),
-            &environment,
-            br#"{"order_id":1}"#,
-        )
-        .await
-    };
-    let dry = reset(&["--dry-run"]).await;
+#[tokio::test]
+async fn a_completed_key_runs_once_more_and_only_with_leave_and_a_reason() {
+    let (completed, gate) = Completed::with_gate().await;
+    let journal = completed.journal();
+    let dry = completed.reset(&["--dry-run"]).await;
     assert_eq!(dry.ended(0).line("state"), "state completed");
     assert!(dry.line("effect").contains("happens once more"), "{dry:?}");
-    reset(&["--why", "asked by support"])
+    completed
+        .reset(&["--why", "asked by support"])
         .await
         .ended(2)
         .says("--yes");
-    reset(&["--yes"]).await.ended(2).says("--why");
-    let events = || {
-        let written = std::fs::read_to_string(&journal).expect("a journal");
-        let entries = written
-            .lines()
-            .map(|line| serde_json::from_str(line).expect("JSON lines"));
-        entries
-            .map(|entry: serde_json::Value| entry["event"].as_str().expect("text").to_owned())
-            .collect::<Vec<_>>()
-    };
+    completed.reset(&["--yes"]).await.ended(2).says("--why");
     // The gate logs on its own thread.
-    until("the gate's entries", LIMIT, async || match events().len() {
-        2.. => Ok(()),
-        some => Err(format!("{some} entries")),
+    until("the gate's entries", LIMIT, async || {
+        match events(&journal).len() {
+            2.. => Ok(()),
+            some => Err(format!("{some} entries")),
+        }
     })
     .await;
     assert!(
-        !events().iter().any(|event| event.starts_with("reset")),
+        !events(&journal)
+            .iter()
+            .any(|event| event.starts_with("reset")),
         "nothing was done"
     );
     assert!(matches!(
@@ -80,7 +101,8 @@ async fn a_completed_key_runs_once_more_and_only_with_leave_and_a_reason() {
         Ok(Entry::Completed(_))
     ));
 
-    let done = reset(&["--yes", "--why", "asked by support", "--json"])
+    let done = completed
+        .reset(&["--yes", "--why", "asked by support", "--json"])
         .await
         .ended(0)
         .json();
@@ -105,60 +127,58 @@ async fn a_completed_key_runs_once_more_and_only_with_leave_and_a_reason() {
         "claimed",
         "released",
     ];
-    assert_eq!(events(), all);
-    let inspect = [&["inspect"][..], &fixed[1..], &["--json"]].concat();
-    let history = oncegate_with(&inspect, &environment, br#"{"order_id":1}"#)
+    assert_eq!(events(&journal), all);
+    let told = completed.oncegate("inspect", &["--json"]).await;
+    let told = told.ended(0).json();
+    has_the_history(told["journal"].as_array().expect("a list"), &all);
+
+    // A journal that cannot be written forbids the change.
+    let blocked = ["--yes", "--why", "x", "--journal", "/proc/no/journal"];
+    completed
+        .reset(&blocked)
         .await
-        .ended(0)
-        .json();
-    let history = history["journal"].as_array().expect("a list");
+        .ended(78)
+        .says("nothing was changed");
+}
+
+fn events(journal: &Path) -> Vec<String> {
+    let written = std::fs::read_to_string(journal).expect("a journal");
+    written
+        .lines()
+        .map(|line| serde_json::from_str(line).expect("JSON lines"))
+        .map(|entry: Value| entry["event"].as_str().expect("text").to_owned())
+        .collect()
+}
+
+/// Checks the entries that `inspect` shows: events, names, reasons, and marks of a best effort.
+fn has_the_history(history: &[Value], events: &[&str]) {
     let told: Vec<_> = history
         .iter()
         .map(|entry| entry["event"].as_str().expect("text"))
         .collect();
-    assert_eq!(told, all);
-    let by = |place: usize| {
-        (
-            history[place]["by"].as_str(),
-            history[place]["reason"].as_str(),
-        )
-    };
-    assert_eq!(
-        (by(0), by(3)),
-        (
-            (Some("worker-3"), None),
-            (Some("ada"), Some("asked by support"))
-        )
-    );
-    assert_eq!(
-        (by(4).1, by(5).1),
-        (Some("reopened"), Some("the bank is closed"))
-    );
-    let best_effort = |place: usize| history[place].get("best_effort").is_some();
-    assert_eq!((best_effort(0), best_effort(3)), (true, false));
-
-    // A journal that cannot be written forbids the change.
-    let blocked = ["--yes", "--why", "x", "--journal", "/proc/no/journal"];
-    reset(&blocked).await.ended(78).says("nothing was changed");
+    assert_eq!(told, events);
+    assert_eq!(history[0]["by"], "worker-3");
+    assert_eq!(history[0].get("reason").and_then(Value::as_str), None);
+    assert_eq!(history[3]["by"], "ada");
+    assert_eq!(history[3]["reason"], "asked by support");
+    assert_eq!(history[4]["reason"], "reopened");
+    assert_eq!(history[5]["reason"], "the bank is closed");
+    assert!(history[0].get("best_effort").is_some());
+    assert!(history[3].get("best_effort").is_none());
 }
 
 /// Services and containers often have no user name.
 #[tokio::test]
 async fn without_a_user_name_the_journal_has_the_number_of_the_user() {
     let dir = tempfile::tempdir().expect("a folder");
-    let (file, journal) = (dir.path().join("once.db"), dir.path().join("journal.jsonl"));
+    let file = dir.path().join("once.db");
+    let journal = dir.path().join("journal.jsonl");
     let gate = Gate::new(
         "billing",
         Key::json(["order_id"]),
         SqliteStore::open(&file).await.expect("opens"),
     );
-    let Entry::Granted(lease) = gate.enter(&order()).await.expect("the store answers") else {
-        panic!("not granted")
-    };
-    assert_eq!(
-        lease.complete(&"receipt").await.expect("encodes"),
-        Completion::Applied
-    );
+    complete(&gate).await;
     let url = format!("sqlite:{}", file.display());
     let reset = [
         "reset", "--store", &url, "--scope", "billing", "--key", "order_id", "--route", "orders",

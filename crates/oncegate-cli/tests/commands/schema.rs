@@ -4,14 +4,30 @@ use oncegate::postgres::PostgresStore;
 use oncegate::{Completion, Entry, Gate, Key, Message, Origin};
 use oncegate_testkit::PostgresServer;
 
-use super::oncegate;
+use super::{Answer, oncegate};
+
+fn order(id: u32) -> Message {
+    Message::new(
+        "orders",
+        Origin::Other("a test".into()),
+        Some(format!("{{\"order_id\":{id}}}").into()),
+    )
+}
+
+/// Completes the message, and returns its key.
+async fn complete(gate: &Gate, message: &Message) -> String {
+    let Entry::Granted(lease) = gate.enter(message).await.unwrap() else {
+        panic!("it is not granted")
+    };
+    let key = lease.store_key().to_string();
+    assert_eq!(lease.complete(&()).await.unwrap(), Completion::Applied);
+    key
+}
 
 #[tokio::test]
 async fn tables_are_made_when_told_to_and_then_looked_into() {
     let server = PostgresServer::start().await;
     let url = server.url_as("postgres:secret");
-    let migrate =
-        async |more: &[&str]| oncegate(&[&["migrate", "--store", &url], more].concat(), b"").await;
 
     let sql = oncegate(&["sql", "--store", "postgres", "--role", "billing"], b"").await;
     assert!(
@@ -23,6 +39,70 @@ async fn tables_are_made_when_told_to_and_then_looked_into() {
     );
     assert!(sql.out.contains("TO \"billing\";"), "{}", sql.out);
 
+    tables_are_made_once(&url).await;
+
+    let client = server.connection().await;
+    client
+        .batch_execute("CREATE ROLE billing LOGIN")
+        .await
+        .unwrap();
+    let grants = sql.out.split_once("GRANT").unwrap().1;
+    client
+        .batch_execute(&format!("GRANT{grants}"))
+        .await
+        .unwrap();
+    let as_role = server.url_as("billing");
+    let store = PostgresStore::connect(&as_role).await.unwrap();
+    let gate = Gate::new("billing", Key::json(["order_id"]), store);
+    let message = order(7);
+    complete(&gate, &message).await;
+    let look = [
+        "inspect", "--store", &as_role, "--scope", "billing", "--key", "order_id", "--route",
+        "orders",
+    ];
+    let looked = oncegate(&look, message.payload()).await;
+    assert_eq!(looked.ended(0).line("state"), "state completed");
+
+    a_journal_is_made(&url).await;
+    let key = complete(&gate, &order(8)).await;
+    // The tables' owner sees the journal, a role without rights on it does not.
+    let told = look_into(&url, &key).await.ended(0).json();
+    let told: Vec<_> = told["journal"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|entry| entry["event"].clone())
+        .collect();
+    assert_eq!(told, ["claimed", "completed"]);
+    let unread = look_into(&as_role, &key).await;
+    assert_eq!(
+        unread.ended(0).says("GRANT SELECT").json().get("journal"),
+        None
+    );
+
+    let migrate = ["migrate", "--store", &as_role];
+    oncegate(&migrate, b"").await.ended(0).says("nothing to do");
+    client
+        .batch_execute("DROP TABLE oncegate_schema")
+        .await
+        .unwrap();
+    oncegate(&[&migrate[..], &["--yes"]].concat(), b"")
+        .await
+        .ended(78)
+        .says("42501");
+}
+
+async fn look_into(url: &str, key: &str) -> Answer {
+    oncegate(
+        &["inspect", "--store", url, "--store-key", key, "--json"],
+        b"",
+    )
+    .await
+}
+
+async fn tables_are_made_once(url: &str) {
+    let migrate =
+        async |more: &[&str]| oncegate(&[&["migrate", "--store", url], more].concat(), b"").await;
     let planned = migrate(&["--dry-run"]).await;
     assert!(
         planned
@@ -47,39 +127,10 @@ async fn tables_are_made_when_told_to_and_then_looked_into() {
     let done = migrate(&["--yes", "--json"]).await.ended(0).json();
     assert_eq!((&done["to"], &done["done"]), (&1.into(), &true.into()));
     migrate(&["--dry-run"]).await.ended(0).says("nothing to do");
+}
 
-    let client = server.connection().await;
-    client
-        .batch_execute("CREATE ROLE billing LOGIN")
-        .await
-        .unwrap();
-    let grants = sql.out.split_once("GRANT").unwrap().1;
-    client
-        .batch_execute(&format!("GRANT{grants}"))
-        .await
-        .unwrap();
-    let as_role = server.url_as("billing");
-    let store = PostgresStore::connect(&as_role).await.unwrap();
-    let gate = Gate::new("billing", Key::json(["order_id"]), store);
-    let payload = r#"{"order_id":7}"#;
-    let message = Message::new(
-        "orders",
-        Origin::Other("a test".into()),
-        Some(payload.into()),
-    );
-    let Entry::Granted(lease) = gate.enter(&message).await.unwrap() else {
-        panic!("it is not granted")
-    };
-    assert_eq!(lease.complete(&()).await.unwrap(), Completion::Applied);
-    let look = [
-        "inspect", "--store", &as_role, "--scope", "billing", "--key", "order_id", "--route",
-        "orders",
-    ];
-    let looked = oncegate(&look, payload.as_bytes()).await;
-    assert_eq!(looked.ended(0).line("state"), "state completed");
-
-    // A journal, and what the tables' owner and a role without rights on it see of it.
-    let url_with_journal = ["migrate", "--store", &url, "--journal"];
+async fn a_journal_is_made(url: &str) {
+    let url_with_journal = ["migrate", "--store", url, "--journal"];
     let planned = oncegate(&[&url_with_journal[..], &["--dry-run"]].concat(), b"").await;
     assert!(
         planned
@@ -102,47 +153,6 @@ async fn tables_are_made_when_told_to_and_then_looked_into() {
         "{}",
         printed.out
     );
-    let next = Message::new(
-        "orders",
-        Origin::Other("a test".into()),
-        Some(r#"{"order_id":8}"#.into()),
-    );
-    let Entry::Granted(lease) = gate.enter(&next).await.unwrap() else {
-        panic!("it is not granted")
-    };
-    let key = lease.store_key().to_string();
-    assert_eq!(lease.complete(&()).await.unwrap(), Completion::Applied);
-    let look = async |url: &str| {
-        oncegate(
-            &["inspect", "--store", url, "--store-key", &key, "--json"],
-            b"",
-        )
-        .await
-    };
-    let told = look(&url).await.ended(0).json();
-    let told: Vec<_> = told["journal"]
-        .as_array()
-        .unwrap()
-        .iter()
-        .map(|entry| entry["event"].clone())
-        .collect();
-    assert_eq!(told, ["claimed", "completed"]);
-    let unread = look(&as_role).await;
-    assert_eq!(
-        unread.ended(0).says("GRANT SELECT").json().get("journal"),
-        None
-    );
-
-    let migrate = ["migrate", "--store", &as_role];
-    oncegate(&migrate, b"").await.ended(0).says("nothing to do");
-    client
-        .batch_execute("DROP TABLE oncegate_schema")
-        .await
-        .unwrap();
-    oncegate(&[&migrate[..], &["--yes"]].concat(), b"")
-        .await
-        .ended(78)
-        .says("42501");
 }
 
 #[tokio::test]

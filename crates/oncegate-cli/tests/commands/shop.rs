@@ -57,7 +57,8 @@ pub(crate) struct Shop {
 
 impl Shop {
     pub(crate) async fn new() -> Self {
-        let (redis, scope) = (Redis::shared().await, unique("shop"));
+        let redis = Redis::shared().await;
+        let scope = unique("shop");
         Self {
             redis,
             scope,

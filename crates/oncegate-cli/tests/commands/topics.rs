@@ -37,7 +37,8 @@ impl Named {
 
     /// The same with the brokers at this address of the broker and with these properties.
     fn at(brokers: String, kafka: Kafka, properties: &str) -> Self {
-        let (dir, source) = (tempfile::tempdir().unwrap(), unique("topics"));
+        let dir = tempfile::tempdir().unwrap();
+        let source = unique("topics");
         let text = format!(
             r#"version = 1
 [store]
@@ -160,10 +161,8 @@ async fn created_topics_take_dead_letters_of_the_largest_messages() {
 
 #[tokio::test]
 async fn a_user_who_logs_in_with_tokens_creates_topics_and_a_wrong_token_is_one_error() {
-    let (certificates, tokens) = (
-        Certificates::for_names("IP:127.0.0.1"),
-        TokenServer::start(60).await,
-    );
+    let certificates = Certificates::for_names("IP:127.0.0.1");
+    let tokens = TokenServer::start(60).await;
     let kafka = SecuredKafka::start_with_tokens(&certificates, &tokens).await;
     let properties = token_properties(&certificates, &tokens);
     let named = Named::at(kafka.oauth(), Kafka::at(kafka.bootstrap()), &properties);
@@ -229,7 +228,8 @@ async fn a_configuration_without_topics_or_without_a_broker_is_told() {
 #[tokio::test]
 async fn the_missing_queues_are_made_as_quorum_queues_and_left_alone_then() {
     let rabbit = RabbitMq::shared().await;
-    let (dir, queue) = (tempfile::tempdir().unwrap(), unique("queues"));
+    let dir = tempfile::tempdir().unwrap();
+    let queue = unique("queues");
     let consumer = |user: &str| {
         format!(
             r#"version = 1

@@ -13,7 +13,8 @@ use oncegate_testkit::fire::{Fault, Plan, Report, StoreKind, run, seed};
 
 /// Runs the faults, one after the other, and returns the report when nothing was violated.
 async fn under(faults: Vec<Fault>, store: StoreKind) -> Report {
-    let (seed, oncegate) = (seed(), PathBuf::from(env!("CARGO_BIN_EXE_oncegate")));
+    let seed = seed();
+    let oncegate = PathBuf::from(env!("CARGO_BIN_EXE_oncegate"));
     let worker = oncegate.with_file_name("fire_worker");
     assert!(
         Path::exists(&worker),

@@ -19,11 +19,9 @@ const SHORT_SESSIONS: [&str; 4] = [
 // invariant: right-handlers-clean, planted-bugs-found
 #[tokio::test]
 async fn kafka_is_used_in_topics_and_groups_that_are_removed() {
-    let (stage, broker, store) = (
-        Stage::new(),
-        KafkaBroker::start().await,
-        RedisServer::start().await,
-    );
+    let stage = Stage::new();
+    let broker = KafkaBroker::start().await;
+    let store = RedisServer::start().await;
     let kafka = Kafka::at(broker.bootstrap());
     for (bug, faults, rounds, code) in [
         ("right", FAULTS, "8", 0),
@@ -66,7 +64,8 @@ async fn kafka_is_used_in_topics_and_groups_that_are_removed() {
 
 #[tokio::test]
 async fn an_interrupt_leaves_no_topic() {
-    let (stage, broker) = (Stage::new(), KafkaBroker::start().await);
+    let stage = Stage::new();
+    let broker = KafkaBroker::start().await;
     let kafka = Kafka::at(broker.bootstrap());
     let trial = started(
         &stage,
@@ -142,10 +141,8 @@ async fn the_login_of_a_configuration_is_used_at_the_brokers_that_are_named() {
         authority = certificates.file("ca.pem"),
         user = SecuredKafka::USER,
     );
-    let (of_cluster, rounds) = (
-        ["--brokers", &kafka.sasl()],
-        ["--faults", "redelivery", "--rounds", "1"],
-    );
+    let of_cluster = ["--brokers", &kafka.sasl()];
+    let rounds = ["--faults", "redelivery", "--rounds", "1"];
     stage
         .prove_configured(&configuration, &[&of_cluster[..], &rounds].concat())
         .await

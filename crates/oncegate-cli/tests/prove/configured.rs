@@ -224,19 +224,11 @@ async fn a_configuration_that_cannot_be_tried_is_named() {
         }
     }
     // Without a configuration, the flags must say all of it.
-    let alone = async |flags: &[&str]| stage.ended(stage.command(flags)).await;
-    assert!(
-        alone(&["--key", RIGHT_KEY])
-            .await
-            .ended(2)
-            .err
-            .contains("--handler-exec")
-    );
-    assert!(
-        alone(&["--handler-exec", "./worker"])
-            .await
-            .ended(2)
-            .err
-            .contains("--key")
-    );
+    for (flags, missing) in [
+        (["--key", RIGHT_KEY], "--handler-exec"),
+        (["--handler-exec", "./worker"], "--key"),
+    ] {
+        let alone = stage.ended(stage.command(&flags)).await;
+        assert!(alone.ended(2).err.contains(missing));
+    }
 }

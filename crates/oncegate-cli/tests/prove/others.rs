@@ -1,5 +1,7 @@
 //! Right workers of every kind, the reports, and mistakes in the arguments.
 
+mod limits;
+
 use std::path::Path;
 use std::process::Stdio;
 
@@ -106,7 +108,8 @@ async fn a_worker_behind_http_is_tried_too() {
         ("no_downstream_key", &[], 1),
     ];
     for (bug, batches, code) in cases {
-        let (port, downstream) = (LoopbackPort::reserve(), LoopbackPort::reserve());
+        let port = LoopbackPort::reserve();
+        let downstream = LoopbackPort::reserve();
         let listen = format!("127.0.0.1:{}", downstream.number());
         let mut command = process::bound_to_parent("python3", "KILL");
         let script = concat!(
@@ -210,35 +213,14 @@ async fn the_reports_have_the_finding_and_repeat_it() {
         shown.len() >= 2 && shown.iter().all(|event| event["event"] == "performed"),
         "{shown:?}"
     );
-    let (html, junit) = (
-        stage.read("out/prove/report.html"),
-        stage.read("out/prove/junit.xml"),
-    );
-    assert!(
-        html.contains("<svg") && html.contains("no-downstream-key"),
-        "{html}"
-    );
-    for elsewhere in ["src=", "href=", "url(", "@import", "<script"] {
-        assert!(!html.contains(elsewhere), "{elsewhere} in the file");
-    }
     let repeat = finding["repeat"].as_str().unwrap();
     assert_eq!(
         failures_of(&stage.dir.path().join("out/prove/junit.xml")).await,
         [format!("no-downstream-key {repeat}")]
     );
-    let shown = in_chromium(&stage).await;
-    // The browser understands the picture as it was written.
-    for part in ["<circle ", "class=\"effect marked\"", "</section>"] {
-        assert_eq!(
-            shown.matches(part).count(),
-            html.matches(part).count(),
-            "{part} in {shown}"
-        );
-    }
-    assert!(
-        shown.matches("class=\"effect marked\"").count() >= 2,
-        "{shown}"
-    );
+    let html = stage.read("out/prove/report.html");
+    is_shown_as_written(&html, &in_chromium(&stage).await);
+    let junit = stage.read("out/prove/junit.xml");
     for text in [&html, &junit, &proved.out, &proved.err] {
         assert!(!text.contains("o-100"), "something of a payload: {text}");
     }
@@ -259,6 +241,28 @@ async fn the_reports_have_the_finding_and_repeat_it() {
     assert_eq!(
         (&document["rounds"], &document["findings"][0]["round"]),
         (&json!(2), &finding["round"])
+    );
+}
+
+/// The page needs nothing else, and the browser understands the picture as it was written.
+fn is_shown_as_written(html: &str, shown: &str) {
+    assert!(
+        html.contains("<svg") && html.contains("no-downstream-key"),
+        "{html}"
+    );
+    for elsewhere in ["src=", "href=", "url(", "@import", "<script"] {
+        assert!(!html.contains(elsewhere), "{elsewhere} in the file");
+    }
+    for part in ["<circle ", "class=\"effect marked\"", "</section>"] {
+        assert_eq!(
+            shown.matches(part).count(),
+            html.matches(part).count(),
+            "{part} in {shown}"
+        );
+    }
+    assert!(
+        shown.matches("class=\"effect marked\"").count() >= 2,
+        "{shown}"
     );
 }
 
@@ -387,126 +391,5 @@ async fn a_slow_handler_does_not_use_up_the_time_of_a_trial() {
             "{}",
             proved.err
         ),
-    }
-}
-
-#[tokio::test]
-async fn faults_that_were_not_tried_are_named_and_no_success() {
-    let stage = Stage::new();
-    let program = worker("worker.py", "right");
-    let flags = ["--handler-exec", &program, "--rounds", "2"];
-    let faults = ["--faults", "redelivery,refused,answer-lost,no-answer"];
-    let proved = stage
-        .prove(RIGHT_KEY, &[&flags[..], &faults].concat())
-        .await;
-    assert!(
-        proved
-            .ended(3)
-            .out
-            .contains("only 2 of 4 faults were tried"),
-        "{}",
-        proved.out
-    );
-    assert!(
-        proved.err.contains("2 of 4 faults were not tried: "),
-        "{}",
-        proved.err
-    );
-    let more = ["--json", "--report", "out"];
-    let proved = stage
-        .prove(RIGHT_KEY, &[&flags[..], &faults, &more].concat())
-        .await;
-    let document = proved.ended(3).json();
-    fits_the_schema(&document);
-    let said = (
-        &document["passed"],
-        &document["complete"],
-        document["untried"].as_array().unwrap().len(),
-    );
-    assert_eq!(said, (&json!(false), &json!(false), 2), "{document:#}");
-    let junit = stage.dir.path().join("out/junit.xml");
-    assert_eq!(failures_of(&junit).await, [""; 0]);
-    assert_eq!(json!(skipped_of(&junit).await), document["untried"]);
-}
-
-#[tokio::test]
-async fn a_defect_that_needs_no_fault_comes_first() {
-    let stage = Stage::new();
-    let program = worker("worker.py", "random_key");
-    let flags = [
-        "--handler-exec",
-        &program,
-        "--faults",
-        "kill-after-effect,producer-duplicates",
-    ];
-    let proved = stage
-        .prove(
-            "order_id,currency,sent_at",
-            &[&flags[..], &["--rounds", "3"]].concat(),
-        )
-        .await;
-    assert_eq!(
-        proved.ended(1).defects(),
-        ["key-too-wide"],
-        "{}\n{}",
-        proved.out,
-        proved.err
-    );
-    assert!(proved.err.contains("follow from these"), "{}", proved.err);
-}
-
-#[tokio::test]
-async fn mistakes_are_named() {
-    let stage = Stage::new();
-    let right = worker("worker.py", "right");
-    let mistaken = |flags: Vec<String>| {
-        let stage = &stage;
-        async move {
-            let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
-            stage.prove(RIGHT_KEY, &flags).await
-        }
-    };
-    let words = |flags: &[&str]| {
-        flags
-            .iter()
-            .map(|flag| (*flag).to_owned())
-            .collect::<Vec<String>>()
-    };
-    let silent = worker("worker.py", "silent");
-    let cases = [
-        (
-            words(&["--handler-exec", &silent, "--rounds", "1"]),
-            65,
-            "no call arrived at the downstream service",
-        ),
-        (
-            words(&["--handler-exec", &right, "--volatile", "sent"]),
-            65,
-            "no sample has the volatile field \"sent\"",
-        ),
-        (
-            words(&["--handler-exec", &right, "--faults", "kill"]),
-            2,
-            "kill-after-effect",
-        ),
-        (words(&["--handler-exec", &right, "--lease", "1ms"]), 2, ""),
-        (
-            words(&["--handler-exec", &right, "--report", "orders.jsonl"]),
-            78,
-            "--report",
-        ),
-        (
-            words(&["--handler-exec", &right, "--round", "1", "--rounds", "2"]),
-            2,
-            "--rounds",
-        ),
-    ];
-    for (flags, code, says) in cases {
-        let proved = mistaken(flags.clone()).await;
-        assert!(
-            proved.ended(code).err.contains(says),
-            "{flags:?}: {}",
-            proved.err
-        );
     }
 }

@@ -258,7 +258,8 @@ impl Planted {
     /// Runs trials, which must find the bug, and returns its entry of the catalogue.
     pub(super) async fn found(&self) -> Entry {
         let stage = Stage::new();
-        let (program, list) = (worker(self.script, self.bug), witness::list_of(self.script));
+        let program = worker(self.script, self.bug);
+        let list = witness::list_of(self.script);
         let mut flags = vec!["--handler-exec", &program, "--faults", self.faults];
         flags.extend(["--report", "report"]);
         flags.extend(batch_flags(self.script));
@@ -302,7 +303,8 @@ impl Planted {
     /// this file.
     async fn is_found_at_default_settings(&self, file: &Path) {
         let stage = Stage::new();
-        let (program, list) = (worker(self.script, self.bug), witness::list_of(self.script));
+        let program = worker(self.script, self.bug);
+        let list = witness::list_of(self.script);
         let mut flags = vec!["--handler-exec", &program, "--json"];
         flags.extend(batch_flags(self.script));
         if let Some(list) = &list {

@@ -26,7 +26,8 @@ fn files(folder: &Path) -> Vec<String> {
 // invariant: right-handlers-clean, planted-bugs-found
 #[tokio::test]
 async fn redis_is_used_in_scopes_that_are_removed() {
-    let (stage, server) = (Stage::new(), RedisServer::start().await);
+    let stage = Stage::new();
+    let server = RedisServer::start().await;
     server.command(&["SET", "orders:1", "of the user"]).await;
     for (bug, code) in [("right", 0), ("no_downstream_key", 1)] {
         let program = worker("worker.py", bug);
@@ -43,7 +44,8 @@ async fn redis_is_used_in_scopes_that_are_removed() {
 // invariant: right-handlers-clean
 #[tokio::test]
 async fn postgresql_is_used_in_scopes_that_are_removed() {
-    let (stage, server) = (Stage::new(), PostgresServer::start().await);
+    let stage = Stage::new();
+    let server = PostgresServer::start().await;
     let url = server.url_as("postgres:secret");
     let program = worker("worker.py", "right");
     let flags = ["--handler-exec", &program, "--store", &url];
@@ -91,7 +93,8 @@ pub(super) async fn interrupt(mut trial: Child) {
 
 #[tokio::test]
 async fn an_interrupt_leaves_no_key_in_redis() {
-    let (stage, server) = (Stage::new(), RedisServer::start().await);
+    let stage = Stage::new();
+    let server = RedisServer::start().await;
     let flags = ["--store", server.url(), "--seconds", "600"];
     let trial = started(&stage, &flags, stage.dir.path());
     until("keys of the trial", LIMIT, async || {

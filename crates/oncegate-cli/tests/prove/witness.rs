@@ -31,10 +31,8 @@ pub(super) fn list_of(script: &str) -> Option<String> {
 #[tokio::test]
 async fn effects_in_a_file_that_is_locked_are_no_defect() {
     let stage = Stage::new();
-    let (program, list) = (
-        worker("file.py", "right"),
-        list_of("file.py").unwrap_or_default(),
-    );
+    let program = worker("file.py", "right");
+    let list = list_of("file.py").unwrap_or_default();
     let flags = [
         "--handler-exec",
         &program,
@@ -62,7 +60,8 @@ async fn effects_in_a_table_of_each_round_are_judged() {
         ("without_unique_key", in_batches, 1),
     ];
     for (bug, batches, code) in cases {
-        let (program, list) = (worker("table.py", bug), list());
+        let program = worker("table.py", bug);
+        let list = list();
         let flags = ["--handler-exec", &program, "--witness-command", &list];
         let proved = stage
             .prove(RIGHT_KEY, &[&flags[..], &FAULTS, batches].concat())

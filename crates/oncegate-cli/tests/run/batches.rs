@@ -72,7 +72,8 @@ async fn a_python_worker_with_the_library_gets_batches_and_a_replay_has_no_effec
 
 #[tokio::test]
 async fn a_node_worker_with_the_library_gets_batches_and_a_replay_has_no_effect() {
-    let (stage, libraries) = (stage().await, Libraries::new());
+    let stage = stage().await;
+    let libraries = Libraries::new();
     let command = libraries.node(example("node/batch.js").as_ref());
     let command = format!("{command} '{}'", stage.path("ledger").display());
     consume_twice(&stage, &["--handler-exec", &command, "--workers", "2"]).await;
@@ -159,9 +160,10 @@ async fn a_request_that_is_refused_is_split_until_the_cause_is_alone() {
     let stage = Stage::with_orders(40).await;
     let worker = RawWorker::start(|asked| {
         let orders = orders(&asked.body);
-        match orders.iter().any(|(order, _)| order == "A-11") {
-            true => Answer::status(422, "", "A-11 is no order"),
-            false => Answer::status(204, "", ""),
+        if orders.iter().any(|(order, _)| order == "A-11") {
+            Answer::status(422, "", "A-11 is no order")
+        } else {
+            Answer::status(204, "", "")
         }
     })
     .await;
@@ -251,17 +253,14 @@ async fn a_worker_that_takes_no_batches_is_not_ready_and_the_log_says_why() {
 
 #[tokio::test]
 async fn a_queue_is_worked_off_in_batches() {
-    let (sqs, redis, dir) = (
-        Sqs::shared().await,
-        Redis::shared().await,
-        tempfile::tempdir().unwrap(),
-    );
-    let (queue, dead) = (sqs.new_queue("run").await, sqs.new_queue("run-dead").await);
-    let (ledger, log, file) = (
-        dir.path().join("ledger"),
-        dir.path().join("log"),
-        dir.path().join("oncegate.toml"),
-    );
+    let sqs = Sqs::shared().await;
+    let redis = Redis::shared().await;
+    let dir = tempfile::tempdir().unwrap();
+    let queue = sqs.new_queue("run").await;
+    let dead = sqs.new_queue("run-dead").await;
+    let ledger = dir.path().join("ledger");
+    let log = dir.path().join("log");
+    let file = dir.path().join("oncegate.toml");
     let config = format!(
         r#"version = 1
 [store]

@@ -17,16 +17,20 @@ async fn a_process_that_stopped_at_its_dead_letter_limit_buries_nothing_when_it_
     let stage = Stage::with_orders(60).await;
     let bad = Arc::new(AtomicBool::new(true));
     let is_bad = Arc::clone(&bad);
-    let worker = RawWorker::start(move |_| match is_bad.load(SeqCst) {
-        true => Answer::status(422, "", "no such account"),
-        false => Answer::status(200, "", ""),
+    let worker = RawWorker::start(move |_| {
+        if is_bad.load(SeqCst) {
+            Answer::status(422, "", "no such account")
+        } else {
+            Answer::status(200, "", "")
+        }
     })
     .await;
     let limit = format!(
         "--set=consumer.{}.dead_letter_limit.in_a_row={IN_A_ROW}",
         stage.scope
     );
-    let (group, url) = (unique("run"), worker.url());
+    let group = unique("run");
+    let url = worker.url();
     let flags = ["--handler", &url, "--concurrency", "1", &limit];
     let stops = async || {
         let mut running = stage.start_in(&group, &flags);

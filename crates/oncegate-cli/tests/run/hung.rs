@@ -114,10 +114,8 @@ async fn after_its_record_was_deleted_a_message_is_told_as_recovered_once_the_fi
         "{}",
         stage.log()
     );
-    let (killed, unknown) = (
-        "after the message was cancelled",
-        "the outcome of an attempt is unknown",
-    );
+    let killed = "after the message was cancelled";
+    let unknown = "the outcome of an attempt is unknown";
     let at = |words: &str| {
         stage
             .log()
@@ -127,13 +125,9 @@ async fn after_its_record_was_deleted_a_message_is_told_as_recovered_once_the_fi
     assert!(at(killed) > 0 && at(unknown) > 0);
 }
 
-/// While every worker hangs, nothing else is claimed: what waits is not counted and not recovered.
-// invariant: worker-hangs
-#[tokio::test]
-async fn messages_that_wait_for_a_worker_are_not_counted() {
-    let stage = Stage::with_orders(3).await;
-    // The second process is not ready before the test lets it.
-    let script = r#"
+/// A worker whose first process ends with its first message. The second process is not ready before
+/// the test lets it.
+const ENDS_ONCE: &str = r#"
 import json, os, signal, sys, time
 base = sys.argv[1]
 if os.path.exists(base + ".started"):
@@ -151,7 +145,13 @@ for line in sys.stdin:
         ledger.write(json.dumps([order, message["attempt"], message["recovered"], os.getpid()]) + "\n")
     print(json.dumps({"id": message["id"], "outcome": "complete"}), flush=True)
 "#;
-    let command = stage.python(script);
+
+/// While every worker hangs, nothing else is claimed: what waits is not counted and not recovered.
+// invariant: worker-hangs
+#[tokio::test]
+async fn messages_that_wait_for_a_worker_are_not_counted() {
+    let stage = Stage::with_orders(3).await;
+    let command = stage.python(ENDS_ONCE);
     let max_run = format!("consumer.{}.max_run=1s", stage.scope);
     let flags = [
         "--handler-exec",

@@ -17,7 +17,8 @@ fn events(entries: &[JournalEntry]) -> Vec<&str> {
 async fn a_file_and_the_store_itself_tell_what_happened_to_each_key() {
     let stage = Stage::with_orders(2).await;
     let worker = RawWorker::start(|_| Answer::status(200, "", "")).await;
-    let (records, journal) = (stage.path("once.db"), stage.path("journal.jsonl"));
+    let records = stage.path("once.db");
+    let journal = stage.path("journal.jsonl");
     let store = format!("sqlite:{}", records.display());
     let journal_flag = journal.to_str().unwrap();
     let flags = [

@@ -26,13 +26,14 @@ async fn a_worker_that_polls_uses_up_no_attempt_and_opens_no_breaker() {
         let mut polls = polls.lock().unwrap();
         let polled = polls.entry(asked.body.clone()).or_default();
         *polled += 1;
-        match *polled <= POLLS {
-            true => Answer::status(
+        if *polled <= POLLS {
+            Answer::status(
                 200,
                 "oncegate-outcome: later\r\nretry-after: 0\r\n",
                 "the job is not done",
-            ),
-            false => Answer::status(200, "", "done"),
+            )
+        } else {
+            Answer::status(200, "", "done")
         }
     })
     .await;
@@ -111,11 +112,9 @@ async fn a_long_delay_is_not_cut_to_the_longest_back_off_and_goes_to_a_retry_top
     })
     .await;
     let set = |setting: &str| format!("--set=consumer.{}.{setting}", stage.scope);
-    let (topic, beyond, backoff) = (
-        format!("{later}=3s"),
-        set("source.kafka.retry_beyond=1s"),
-        set("backoff.most=200ms"),
-    );
+    let topic = format!("{later}=3s");
+    let beyond = set("source.kafka.retry_beyond=1s");
+    let backoff = set("backoff.most=200ms");
     let flags = [
         "--handler",
         &worker.url(),

@@ -121,7 +121,8 @@ async fn survives_a_cancellation(
     script: &str,
     command: impl Fn(&Libraries, &Path) -> String,
 ) {
-    let (stage, libraries) = (Stage::with_orders(4).await, Libraries::new());
+    let stage = Stage::with_orders(4).await;
+    let libraries = Libraries::new();
     let path = stage.path(name);
     std::fs::write(&path, script).unwrap();
     let command = format!(
@@ -186,7 +187,8 @@ async fn has_an_outcome_for_each(
     command: impl Fn(&Libraries, &Path) -> String,
 ) {
     const ORDERS: usize = 12;
-    let (stage, libraries) = (Stage::with_orders(ORDERS).await, Libraries::new());
+    let stage = Stage::with_orders(ORDERS).await;
+    let libraries = Libraries::new();
     let path = stage.path(name);
     std::fs::write(&path, script).unwrap();
     let command = format!(

@@ -69,11 +69,10 @@ struct Running {
 
 impl Stage {
     async fn with(payloads: impl IntoIterator<Item = String>) -> Self {
-        let (kafka, redis) = (Kafka::shared().await, Redis::shared().await);
-        let (topic, dead) = (
-            kafka.new_topic("run", 2).await,
-            kafka.new_topic("run-dead", 1).await,
-        );
+        let kafka = Kafka::shared().await;
+        let redis = Redis::shared().await;
+        let topic = kafka.new_topic("run", 2).await;
+        let dead = kafka.new_topic("run-dead", 1).await;
         kafka
             .produce(
                 &topic,

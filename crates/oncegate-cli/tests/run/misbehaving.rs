@@ -105,12 +105,12 @@ async fn each_answer_becomes_what_is_documented() {
     }
     assert_eq!(attempts["refused"], [(1, false)]);
     let letters = stage.letters().await;
-    assert_eq!(letters.len(), 1, "{letters:?}");
-    assert_eq!(letters[0].0, r#"{"how":"refused"}"#);
+    let [(payload, reason)] = &letters[..] else {
+        panic!("{letters:?}")
+    };
+    assert_eq!(payload, r#"{"how":"refused"}"#);
     assert!(
-        letters[0]
-            .1
-            .ends_with("the worker answers 422 Unprocessable Entity: No such account"),
+        reason.ends_with("the worker answers 422 Unprocessable Entity: No such account"),
         "{letters:?}"
     );
     for keys in keys.values() {
@@ -129,10 +129,8 @@ async fn each_answer_becomes_what_is_documented() {
 async fn nothing_is_consumed_before_the_worker_is_ready_and_the_log_tells_no_payload() {
     let stage = Stage::with_orders(3).await;
     let port = oncegate_testkit::LoopbackPort::reserve();
-    let (handler, ready) = (
-        format!("http://127.0.0.1:{}/", port.number()),
-        format!("http://127.0.0.1:{}/ready", port.number()),
-    );
+    let handler = format!("http://127.0.0.1:{}/", port.number());
+    let ready = format!("http://127.0.0.1:{}/ready", port.number());
     let running = stage.start(&["--handler", &handler, "--ready-url", &ready]);
     until(
         "the log to report that the worker is not ready",
@@ -326,23 +324,19 @@ async fn when_a_limit_on_requests_is_lifted_the_work_goes_on() {
     let times: Arc<Mutex<Vec<(Instant, bool)>>> = Arc::default();
     // Before the handler is paused, any number of messages fail; from then on, one probes at a
     // time.
-    let (noted, log, probes) = (
-        Arc::clone(&times),
-        stage.path("oncegate.log"),
-        AtomicUsize::new(0),
-    );
+    let noted = Arc::clone(&times);
+    let log = stage.path("oncegate.log");
+    let probes = AtomicUsize::new(0);
     let worker = RawWorker::start(move |_| {
         let is_paused = std::fs::read_to_string(&log)
             .unwrap_or_default()
             .contains("the handler is paused");
-        let limited = match is_paused {
-            true => probes.fetch_add(1, SeqCst) < PROBES,
-            false => true,
-        };
+        let limited = !is_paused || probes.fetch_add(1, SeqCst) < PROBES;
         noted.lock().unwrap().push((Instant::now(), limited));
-        match limited {
-            true => Answer::status(429, "retry-after: 2\r\n", ""),
-            false => Answer::status(200, "", ""),
+        if limited {
+            Answer::status(429, "retry-after: 2\r\n", "")
+        } else {
+            Answer::status(200, "", "")
         }
     })
     .await;

@@ -15,9 +15,12 @@ async fn no_message_goes_to_the_dead_letters_while_the_worker_answers_nothing_bu
     let stage = Stage::with_orders(120).await;
     let down = Arc::new(AtomicBool::new(true));
     let is_down = Arc::clone(&down);
-    let worker = RawWorker::start(move |_| match is_down.load(SeqCst) {
-        true => Answer::status(503, "", "the bank does not answer"),
-        false => Answer::status(200, "", ""),
+    let worker = RawWorker::start(move |_| {
+        if is_down.load(SeqCst) {
+            Answer::status(503, "", "the bank does not answer")
+        } else {
+            Answer::status(200, "", "")
+        }
     })
     .await;
     // As many run at once as the breaker must see fail, however slow the machine is.
@@ -65,12 +68,16 @@ async fn thirteen_restarts_while_the_worker_is_down_bury_no_message() {
     let stage = Stage::with_orders(MESSAGES).await;
     let down = Arc::new(AtomicBool::new(true));
     let is_down = Arc::clone(&down);
-    let worker = RawWorker::start(move |_| match is_down.load(SeqCst) {
-        true => Answer::status(503, "", "the bank does not answer"),
-        false => Answer::status(200, "", ""),
+    let worker = RawWorker::start(move |_| {
+        if is_down.load(SeqCst) {
+            Answer::status(503, "", "the bank does not answer")
+        } else {
+            Answer::status(200, "", "")
+        }
     })
     .await;
-    let (group, url) = (unique("run"), worker.url());
+    let group = unique("run");
+    let url = worker.url();
     let quick = ["breaker.first=100ms", "breaker.most=200ms"];
     let quick = quick.map(|setting| format!("--set=consumer.{}.{setting}", stage.scope));
     let flags = [
@@ -83,7 +90,8 @@ async fn thirteen_restarts_while_the_worker_is_down_bury_no_message() {
     ];
     for restart in 0..13 {
         let calls = CALLS[usize::from(restart > 0)];
-        let (before, running) = (worker.asked().len(), stage.start_in(&group, &flags));
+        let before = worker.asked().len();
+        let running = stage.start_in(&group, &flags);
         until(
             "the breaker to open, and some probes",
             LIMIT,
@@ -110,17 +118,17 @@ async fn thirteen_restarts_while_the_worker_is_down_bury_no_message() {
 async fn the_breaker_probes_when_a_worker_has_asked_for_it() {
     const PROBES: usize = 12;
     let stage = Stage::with_orders(60).await;
-    let (asked, refused) = (
-        Arc::new(AtomicUsize::new(0)),
-        Arc::new(AtomicUsize::new(usize::MAX)),
-    );
-    let (count, limit) = (Arc::clone(&asked), Arc::clone(&refused));
-    let worker = RawWorker::start(
-        move |_| match count.fetch_add(1, SeqCst) < limit.load(SeqCst) {
-            true => Answer::status(429, "retry-after: 0\r\n", "too many requests"),
-            false => Answer::status(200, "", ""),
-        },
-    )
+    let asked = Arc::new(AtomicUsize::new(0));
+    let refused = Arc::new(AtomicUsize::new(usize::MAX));
+    let count = Arc::clone(&asked);
+    let limit = Arc::clone(&refused);
+    let worker = RawWorker::start(move |_| {
+        if count.fetch_add(1, SeqCst) < limit.load(SeqCst) {
+            Answer::status(429, "retry-after: 0\r\n", "too many requests")
+        } else {
+            Answer::status(200, "", "")
+        }
+    })
     .await;
     let settings = ["breaker.first=100ms", "breaker.most=60s"];
     let settings = settings.map(|setting| format!("--set=consumer.{}.{setting}", stage.scope));

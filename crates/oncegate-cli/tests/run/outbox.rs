@@ -74,14 +74,10 @@ async fn payloads(kafka: &Kafka, topic: &str) -> Vec<String> {
 
 #[tokio::test]
 async fn the_relay_publishes_from_postgres_and_stops_at_a_signal() {
-    let (kafka, postgres) = (
-        Kafka::shared().await,
-        Postgres::shared().await.database().await,
-    );
-    let (topic, folder) = (
-        kafka.new_topic("outbox-cli", 1).await,
-        tempfile::tempdir().unwrap(),
-    );
+    let kafka = Kafka::shared().await;
+    let postgres = Postgres::shared().await.database().await;
+    let topic = kafka.new_topic("outbox-cli", 1).await;
+    let folder = tempfile::tempdir().unwrap();
     let mut migrate = process::bound_to_parent(program(), "KILL");
     let migrated = migrate
         .args(["migrate", "--yes", "--store", postgres.url()])
@@ -135,10 +131,8 @@ async fn the_relay_publishes_from_postgres_and_stops_at_a_signal() {
 #[tokio::test]
 async fn a_configuration_may_have_outboxes_alone() {
     let kafka = Kafka::shared().await;
-    let (topic, folder) = (
-        kafka.new_topic("outbox-cli", 1).await,
-        tempfile::tempdir().unwrap(),
-    );
+    let topic = kafka.new_topic("outbox-cli", 1).await;
+    let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("shop.db").display().to_string();
     let store = SqliteStore::open(&file).await.unwrap();
     let outbox = store.outbox("shop").await.unwrap();
@@ -176,10 +170,8 @@ async fn a_configuration_may_have_outboxes_alone() {
 #[tokio::test]
 async fn a_configuration_may_send_to_queues() {
     let sqs = Sqs::shared().await;
-    let (queue, folder) = (
-        sqs.new_fifo_queue("outbox-cli").await,
-        tempfile::tempdir().unwrap(),
-    );
+    let queue = sqs.new_fifo_queue("outbox-cli").await;
+    let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("shop.db").display().to_string();
     let store = SqliteStore::open(&file).await.unwrap();
     let outbox = store.outbox("shop").await.unwrap();
@@ -215,87 +207,27 @@ async fn a_configuration_may_send_to_queues() {
 fn mistakes_are_reported_before_anything_is_sent() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("shop.db").display().to_string();
+    let shop = ["--store", "sqlite:x.db", "--outbox", "shop"];
+    let kafka = ["--brokers", "localhost:1"];
+    let in_redis = ["--store", "redis://localhost", "--outbox", "shop"];
+    let with_spaces = ["--store", "sqlite:x.db", "--outbox", "no spaces"];
+    let in_file = ["--store", &file, "--outbox", "shop"];
     for (flags, named) in [
-        (vec!["--store", "sqlite:x.db"], "[outbox.shop]"),
+        (shop[..2].to_vec(), "[outbox.shop]"),
+        ([&shop[..], &["--lease", "1s"]].concat(), "brokers"),
+        ([&in_redis[..], &kafka].concat(), "SQLite"),
+        ([&with_spaces[..], &kafka].concat(), "no spaces"),
         (
-            vec![
-                "--store",
-                "sqlite:x.db",
-                "--outbox",
-                "shop",
-                "--lease",
-                "1s",
-            ],
-            "brokers",
-        ),
-        (
-            vec![
-                "--store",
-                "redis://localhost",
-                "--outbox",
-                "shop",
-                "--brokers",
-                "localhost:1",
-            ],
-            "SQLite",
-        ),
-        (
-            vec![
-                "--store",
-                "sqlite:x.db",
-                "--outbox",
-                "no spaces",
-                "--brokers",
-                "localhost:1",
-            ],
-            "no spaces",
-        ),
-        (
-            vec![
-                "--store",
-                "sqlite:x.db",
-                "--outbox",
-                "shop",
-                "--brokers",
-                "localhost:1",
-                "--property",
-                "acks=1",
-            ],
+            [&shop[..], &kafka, &["--property", "acks=1"]].concat(),
             "acks",
         ),
+        ([&in_file[..], &kafka].concat(), "must_exist"),
         (
-            vec![
-                "--store",
-                &file,
-                "--outbox",
-                "shop",
-                "--brokers",
-                "localhost:1",
-            ],
-            "must_exist",
-        ),
-        (
-            vec![
-                "--store",
-                "sqlite:x.db",
-                "--outbox",
-                "shop",
-                "--brokers",
-                "localhost:1",
-                "--region",
-                "r",
-            ],
+            [&shop[..], &kafka, &["--region", "r"]].concat(),
             "both `kafka` and `sqs`",
         ),
         (
-            vec![
-                "--store",
-                "sqlite:x.db",
-                "--outbox",
-                "shop",
-                "--endpoint-url",
-                "localhost:1",
-            ],
+            [&shop[..], &["--endpoint-url", "localhost:1"]].concat(),
             "http://",
         ),
     ] {

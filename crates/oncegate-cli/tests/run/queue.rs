@@ -6,17 +6,14 @@ use super::{LIMIT, example};
 
 #[tokio::test]
 async fn a_queue_is_worked_off_and_what_is_sent_again_has_no_second_effect() {
-    let (sqs, redis, dir) = (
-        Sqs::shared().await,
-        Redis::shared().await,
-        tempfile::tempdir().unwrap(),
-    );
-    let (queue, dead) = (sqs.new_queue("run").await, sqs.new_queue("run-dead").await);
-    let (ledger, log, file) = (
-        dir.path().join("ledger"),
-        dir.path().join("log"),
-        dir.path().join("oncegate.toml"),
-    );
+    let sqs = Sqs::shared().await;
+    let redis = Redis::shared().await;
+    let dir = tempfile::tempdir().unwrap();
+    let queue = sqs.new_queue("run").await;
+    let dead = sqs.new_queue("run-dead").await;
+    let ledger = dir.path().join("ledger");
+    let log = dir.path().join("log");
+    let file = dir.path().join("oncegate.toml");
     let config = format!(
         r#"version = 1
 [store]

@@ -17,11 +17,10 @@ struct Stage {
 
 impl Stage {
     async fn new() -> Self {
-        let (rabbit, redis) = (RabbitMq::shared().await, Redis::shared().await);
-        let (queue, dead) = (
-            rabbit.new_queue("run", QueueKind::Quorum).await,
-            rabbit.new_queue("run-dead", QueueKind::Quorum).await,
-        );
+        let rabbit = RabbitMq::shared().await;
+        let redis = Redis::shared().await;
+        let queue = rabbit.new_queue("run", QueueKind::Quorum).await;
+        let dead = rabbit.new_queue("run-dead", QueueKind::Quorum).await;
         let stage = Self {
             queue,
             dead,
@@ -229,7 +228,8 @@ async fn commands_find_the_broker_of_the_configuration() {
 #[tokio::test]
 async fn what_is_wrong_with_a_queue_of_rabbitmq_is_said_by_check() {
     let stage = Stage::new().await;
-    let (queue, dead) = (stage.queue.name(), stage.dead.name());
+    let queue = stage.queue.name();
+    let dead = stage.dead.name();
     let letters = format!("amqp = {dead:?}");
     stage.checked(queue, queue, &[]).ended(0);
     stage

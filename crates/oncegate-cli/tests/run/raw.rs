@@ -102,13 +102,16 @@ impl RawWorker {
     ) -> Self {
         let listener = TcpListener::bind(at).await.unwrap();
         let address = listener.local_addr().unwrap();
-        let (asked, answer) = (Arc::default(), Arc::new(answer));
+        let asked = Arc::default();
+        let answer = Arc::new(answer);
         let mut accepting = JoinSet::new();
         let noted = Arc::clone(&asked);
         accepting.spawn(async move {
             let mut connections = JoinSet::new();
             while let Ok((stream, _)) = listener.accept().await {
-                let (answer, asked, tls) = (Arc::clone(&answer), Arc::clone(&noted), tls());
+                let answer = Arc::clone(&answer);
+                let asked = Arc::clone(&noted);
+                let tls = tls();
                 connections.spawn(async move {
                     let Some(tls) = tls else {
                         return serve(stream, &*answer, &asked).await;

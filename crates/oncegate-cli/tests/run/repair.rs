@@ -54,7 +54,8 @@ impl Ended {
 impl Stage {
     /// A configuration with the worker above.
     fn write_configuration(&self) -> PathBuf {
-        let (worker, path) = (self.path("worker.sh"), self.path("oncegate.toml"));
+        let worker = self.path("worker.sh");
+        let path = self.path("oncegate.toml");
         std::fs::write(&worker, WORKER).unwrap();
         let Self {
             kafka,
@@ -98,11 +99,10 @@ impl Stage {
             .await
             .expect("it ends in time")
             .expect("it runs");
-        let text = |bytes| String::from_utf8(bytes).expect("the output is UTF-8");
         Ended {
             code: output.status.code(),
-            out: text(output.stdout),
-            err: text(output.stderr),
+            out: String::from_utf8(output.stdout).expect("the output is UTF-8"),
+            err: String::from_utf8(output.stderr).expect("the output is UTF-8"),
         }
     }
 
@@ -156,7 +156,8 @@ impl Stage {
             .iter()
             .map(|entry| entry["origin"].as_str().unwrap().to_owned())
             .collect();
-        let (origins, charged) = (self.origins().await, self.charged());
+        let origins = self.origins().await;
+        let charged = self.charged();
         assert!(!charged.is_empty(), "nothing was charged");
         let unannounced: Vec<&String> = charged
             .keys()
@@ -223,15 +224,9 @@ impl Stage {
 async fn exactly_what_is_missing_runs_and_each_run_is_in_the_journal() {
     let stage = Stage::with([]).await;
     const ORDERS: usize = 60;
-    // Each comes twice.
     let all = || (0..ORDERS).map(name);
-    stage
-        .kafka
-        .produce(
-            &stage.topic,
-            all().chain(all()).map(|id| order(&id)).collect::<Vec<_>>(),
-        )
-        .await;
+    let twice: Vec<Record> = all().chain(all()).map(|id| order(&id)).collect();
+    stage.kafka.produce(&stage.topic, twice).await;
     stage
         .kafka
         .produce(
@@ -247,23 +242,7 @@ async fn exactly_what_is_missing_runs_and_each_run_is_in_the_journal() {
     stage.kafka.produce(&stage.topic, [order("later")]).await;
     const MISSING: usize = ORDERS - 12;
 
-    stage.replay(&["--run", "--yes"]).await.with(2);
-    let refused = stage
-        .replay(&["--run", "--why", "INC-73", "--journal", "/dev/null"])
-        .await;
-    assert!(refused.with(2).err.contains("--yes"), "{}", refused.err);
-    for altered in [
-        ["--store", "redis://127.0.0.1:1"],
-        ["--key", "amount"],
-        ["--property", "a=b"],
-    ] {
-        let ended = stage.repair(&altered).await;
-        assert!(ended.with(2).err.contains(altered[0]), "{}", ended.err);
-    }
-    assert!(
-        stage.charged().is_empty(),
-        "nothing runs without a confirmation"
-    );
+    nothing_runs_without_a_confirmation(&stage).await;
 
     let journal = stage.path("state/oncegate/journal.jsonl");
     let journal = ["--journal", journal.to_str().unwrap(), "--json"];
@@ -298,24 +277,41 @@ async fn exactly_what_is_missing_runs_and_each_run_is_in_the_journal() {
 
     let replayed = stage.replayed();
     assert_eq!(replayed.len(), MISSING + 1);
-    assert!(
-        replayed
-            .iter()
-            .all(|entry| entry["by"] == "ada" && entry["reason"] == "INC-73")
-    );
-    let text = |entry: &Value, name: &str| entry[name].as_str().unwrap().to_owned();
-    assert!(
-        replayed
-            .iter()
-            .all(|entry| text(entry, "origin").starts_with(&stage.topic))
-    );
-    let keys: BTreeSet<String> = replayed.iter().map(|entry| text(entry, "key")).collect();
+    assert!(replayed.iter().all(|entry| {
+        entry["by"] == "ada"
+            && entry["reason"] == "INC-73"
+            && entry["origin"].as_str().unwrap().starts_with(&stage.topic)
+    }));
+    let keys: BTreeSet<&str> = replayed
+        .iter()
+        .map(|entry| entry["key"].as_str().unwrap())
+        .collect();
     assert_eq!(keys.len(), MISSING + 1, "one entry for each");
 
     // Now nothing is missing, whatever is asked.
     let nothing = stage.repair(&journal).await;
     assert_eq!(nothing.with(0).json()["missing"], 0);
     assert_eq!(stage.charged().len(), MISSING);
+}
+
+async fn nothing_runs_without_a_confirmation(stage: &Stage) {
+    stage.replay(&["--run", "--yes"]).await.with(2);
+    let refused = stage
+        .replay(&["--run", "--why", "INC-73", "--journal", "/dev/null"])
+        .await;
+    assert!(refused.with(2).err.contains("--yes"), "{}", refused.err);
+    for altered in [
+        ["--store", "redis://127.0.0.1:1"],
+        ["--key", "amount"],
+        ["--property", "a=b"],
+    ] {
+        let ended = stage.repair(&altered).await;
+        assert!(ended.with(2).err.contains(altered[0]), "{}", ended.err);
+    }
+    assert!(
+        stage.charged().is_empty(),
+        "nothing runs without a confirmation"
+    );
 }
 
 /// A redriven message keeps its first route, so its record is that of the first topic.
@@ -415,6 +411,27 @@ async fn until_charged(stage: &Stage, most: usize) {
     .await;
 }
 
+/// What was interrupted runs when it is wanted, and the worker is told that its effect may have
+/// happened.
+async fn until_overdue_are_handled(stage: &Stage, journal: &[&str], orders: usize) {
+    until(
+        "the interrupted ones to be overdue and handled",
+        LIMIT,
+        async || {
+            let ended = stage
+                .repair(&[journal, &["--overdue", "--json"]].concat())
+                .await;
+            let document = ended.with(0).json();
+            let rest = stage.replay(&["--json"]).await.json();
+            match rest["completed"].as_u64() {
+                Some(completed) if completed == orders as u64 => Ok(()),
+                _ => Err(format!("{document}\n{rest}")),
+            }
+        },
+    )
+    .await;
+}
+
 /// SIGKILL in the middle, again and again. `ONCEGATE_KILLS` sets how often.
 // invariant: replay-run-kills
 #[tokio::test]
@@ -460,24 +477,7 @@ async fn after_kills_in_the_middle_no_effect_is_too_many() {
         "{:?}",
         stage.charged()
     );
-    // What was interrupted runs when it is wanted, and the worker is told that its effect may have
-    // happened.
-    until(
-        "the interrupted ones to be overdue and handled",
-        LIMIT,
-        async || {
-            let ended = stage
-                .repair(&[&journal[..], &["--overdue", "--json"]].concat())
-                .await;
-            let document = ended.with(0).json();
-            let rest = stage.replay(&["--json"]).await.json();
-            match rest["completed"].as_u64() {
-                Some(completed) if completed == orders as u64 => Ok(()),
-                _ => Err(format!("{document}\n{rest}")),
-            }
-        },
-    )
-    .await;
+    until_overdue_are_handled(&stage, &journal, orders).await;
     let expected = (0..orders)
         .map(name)
         .filter(|id| !done.contains(id))

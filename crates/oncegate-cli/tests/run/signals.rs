@@ -19,9 +19,10 @@ async fn in_mid_effect() -> (Feed, Process) {
 
 async fn until_logged(feed: &Feed, words: &str) {
     until(words, LIMIT, async || {
-        match feed.read("err").contains(words) {
-            true => Ok(()),
-            false => Err(feed.read("err")),
+        if feed.read("err").contains(words) {
+            Ok(())
+        } else {
+            Err(feed.read("err"))
         }
     })
     .await;

@@ -126,9 +126,10 @@ impl Feed {
 
     pub(super) async fn until_in_ledger(&self, call: &str) {
         until(call, LIMIT, async || {
-            match self.ledger().iter().any(|noted| noted == call) {
-                true => Ok(()),
-                false => Err(format!("{:?}\n{}", self.ledger(), self.read("err"))),
+            if self.ledger().iter().any(|noted| noted == call) {
+                Ok(())
+            } else {
+                Err(format!("{:?}\n{}", self.ledger(), self.read("err")))
             }
         })
         .await;
@@ -284,9 +285,10 @@ async fn a_stop_names_the_unfinished_lines_and_the_same_input_runs_only_them() {
     feed.until_in_ledger("A-2 0").await;
     process.signal("TERM");
     until("the log to report the stop", LIMIT, async || {
-        match feed.read("err").contains("stopping") {
-            true => Ok(()),
-            false => Err(feed.read("err")),
+        if feed.read("err").contains("stopping") {
+            Ok(())
+        } else {
+            Err(feed.read("err"))
         }
     })
     .await;

@@ -12,9 +12,12 @@ use super::{LIMIT, Stage};
 async fn slow() -> (RawWorker, Arc<AtomicBool>) {
     let keep = Arc::new(AtomicBool::new(true));
     let kept = Arc::clone(&keep);
-    let worker = RawWorker::start(move |_| match kept.load(SeqCst) {
-        true => Answer::Silence,
-        false => Answer::status(200, "", ""),
+    let worker = RawWorker::start(move |_| {
+        if kept.load(SeqCst) {
+            Answer::Silence
+        } else {
+            Answer::status(200, "", "")
+        }
     })
     .await;
     (worker, keep)
@@ -95,7 +98,8 @@ async fn work_that_does_not_end_within_the_stop_deadline_is_done_again_and_told_
 #[tokio::test]
 async fn the_status_page_tells_when_messages_are_consumed() {
     let stage = Stage::with_orders(1).await;
-    let (page, port) = (LoopbackPort::reserve(), LoopbackPort::reserve());
+    let page = LoopbackPort::reserve();
+    let port = LoopbackPort::reserve();
     let listen = format!("127.0.0.1:{}", page.number());
     let running = stage.start(&[
         "--handler",

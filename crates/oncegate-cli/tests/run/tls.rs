@@ -39,8 +39,10 @@ fn url(worker: &RawWorker) -> String {
 // invariant: worker-certificate
 #[tokio::test]
 async fn a_worker_is_believed_when_its_certificate_names_it_and_its_authority_is_known() {
-    let (stage, certificates) = (Stage::with_orders(5).await, certificates());
-    let (shown, root) = (Arc::clone(&certificates), root(&certificates));
+    let stage = Stage::with_orders(5).await;
+    let certificates = certificates();
+    let shown = Arc::clone(&certificates);
+    let root = root(&certificates);
     let worker = done_by(move || Arc::clone(&shown)).await;
     stage
         .consume(&["--handler", &url(&worker), "--handler-tls-root", &root])
@@ -72,12 +74,11 @@ async fn a_worker_is_believed_when_its_certificate_names_it_and_its_authority_is
 // invariant: worker-certificate
 #[tokio::test]
 async fn a_certificate_that_is_not_believed_pauses_and_gives_up_no_message() {
-    let (stage, believed, strange) = (
-        Stage::with_orders(120).await,
-        certificates(),
-        certificates(),
-    );
-    let (root, wrong) = (root(&believed), Arc::new(AtomicBool::new(true)));
+    let stage = Stage::with_orders(120).await;
+    let believed = certificates();
+    let strange = certificates();
+    let root = root(&believed);
+    let wrong = Arc::new(AtomicBool::new(true));
     let is_wrong = Arc::clone(&wrong);
     let worker = done_by(move || {
         Arc::clone(if is_wrong.load(SeqCst) {
@@ -90,7 +91,8 @@ async fn a_certificate_that_is_not_believed_pauses_and_gives_up_no_message() {
     // Readiness is asked elsewhere, as when a certificate expires while the worker runs.
     let ready = RawWorker::start(|_| Answer::status(200, "", "")).await;
     let set = |what: &str| format!("consumer.{}.{what}", stage.scope);
-    let (breaker, backoff) = (set("breaker.most=2s"), set("backoff.most=1s"));
+    let breaker = set("breaker.most=2s");
+    let backoff = set("backoff.most=1s");
     let flags = [
         "--handler",
         &url(&worker),
@@ -123,15 +125,14 @@ async fn a_certificate_that_is_not_believed_pauses_and_gives_up_no_message() {
 
 #[tokio::test]
 async fn a_worker_that_demands_a_certificate_gets_it_and_no_payload_goes_out_without() {
-    let (stage, certificates) = (
-        Stage::with_orders(3).await,
-        Arc::new(Certificates::for_names("DNS:localhost")),
-    );
+    let stage = Stage::with_orders(3).await;
+    let certificates = Arc::new(Certificates::for_names("DNS:localhost"));
     let worker =
         RawWorker::start_mutual_tls(Arc::clone(&certificates), |_| Answer::status(200, "", ""))
             .await;
     let file = |of: &Certificates, name: &str| of.file(name).to_str().unwrap().to_owned();
-    let (address, root) = (url(&worker), root(&certificates));
+    let address = url(&worker);
+    let root = root(&certificates);
     let flags = |certificate: &str, key: &str| {
         let own = [
             "--handler-tls-certificate",
@@ -175,7 +176,8 @@ async fn a_worker_that_demands_a_certificate_gets_it_and_no_payload_goes_out_wit
 
 #[tokio::test]
 async fn an_expired_certificate_of_a_worker_is_named_as_the_reason() {
-    let (stage, certificates) = (Stage::with_orders(1).await, certificates());
+    let stage = Stage::with_orders(1).await;
+    let certificates = certificates();
     certificates.let_expire();
     let root = root(&certificates);
     let worker = done_by(move || Arc::clone(&certificates)).await;
@@ -189,7 +191,8 @@ async fn an_expired_certificate_of_a_worker_is_named_as_the_reason() {
 // invariant: rotation-under-load
 #[tokio::test]
 async fn a_certificate_of_the_client_that_changes_is_used_without_a_restart() {
-    let (stage, certificates) = (Stage::with_orders(3).await, certificates());
+    let stage = Stage::with_orders(3).await;
+    let certificates = certificates();
     let worker =
         RawWorker::start_mutual_tls(Arc::clone(&certificates), |_| Answer::status(200, "", ""))
             .await;
@@ -203,7 +206,9 @@ async fn a_certificate_of_the_client_that_changes_is_used_without_a_restart() {
     };
     show(&Certificates::for_names("DNS:localhost"));
     let file = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
-    let (certificate, key, root) = (file("server.pem"), file("server.key"), root(&certificates));
+    let certificate = file("server.pem");
+    let key = file("server.key");
+    let root = root(&certificates);
     let own = [
         "--handler-tls-certificate",
         &certificate,
@@ -241,24 +246,26 @@ async fn a_refused_client_gives_up_no_message(
     attempts: impl Fn(&Asked) -> Vec<(u64, bool)>,
 ) {
     const ORDERS: usize = 120;
-    let (stage, accepted, strange) = (
-        Stage::with_orders(ORDERS).await,
-        certificates(),
-        certificates(),
-    );
+    let stage = Stage::with_orders(ORDERS).await;
+    let accepted = certificates();
+    let strange = certificates();
     let worker =
         RawWorker::start_mutual_tls(Arc::clone(&accepted), |_| Answer::status(200, "", "")).await;
     // Readiness is asked elsewhere, as when a certificate expires while the worker runs.
     let ready = RawWorker::start(|_| Answer::status(200, "", "")).await;
-    let (certificate, key) = (stage.path("client.pem"), stage.path("client.key"));
+    let certificate = stage.path("client.pem");
+    let key = stage.path("client.key");
     let install = |certificates: &Certificates| {
         std::fs::copy(certificates.file("server.key"), &key).unwrap();
         std::fs::copy(certificates.file("server.pem"), &certificate).unwrap();
     };
     install(&strange);
-    let (address, ready, root) = (url(&worker), ready.url(), root(&accepted));
+    let address = url(&worker);
+    let ready = ready.url();
+    let root = root(&accepted);
     let set = |what: &str| format!("consumer.{}.{what}", stage.scope);
-    let (breaker, backoff) = (set("breaker.most=2s"), set("backoff.most=1s"));
+    let breaker = set("breaker.most=2s");
+    let backoff = set("backoff.most=1s");
     let names = [
         "--handler",
         &address,

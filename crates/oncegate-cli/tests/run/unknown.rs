@@ -35,10 +35,8 @@ async fn every_unknown_outcome_is_logged_and_the_last_one_is_in_the_dead_letter(
         .consume(&[&["--handler", &worker.url()][..], &flags].concat())
         .await;
     assert_eq!(worker.asked().len(), 6, "two attempts each");
-    let (letters, attempts) = (
-        stage.letters().await,
-        stage.letters_with("oncegate-attempts").await,
-    );
+    let letters = stage.letters().await;
+    let attempts = stage.letters_with("oncegate-attempts").await;
     assert_eq!(letters.len(), 3, "{letters:?}");
     assert!(
         attempts.iter().all(|(_, attempts)| attempts == "2"),
@@ -70,10 +68,8 @@ async fn every_unknown_outcome_is_logged_and_the_last_one_is_in_the_dead_letter(
 #[tokio::test]
 async fn a_worker_that_cannot_be_reached_costs_no_attempt() {
     let stage = Stage::with_orders(2).await;
-    let (port, ready) = (
-        LoopbackPort::reserve(),
-        RawWorker::start(|_| Answer::status(200, "", "")).await,
-    );
+    let port = LoopbackPort::reserve();
+    let ready = RawWorker::start(|_| Answer::status(200, "", "")).await;
     let url = format!("http://127.0.0.1:{}/", port.number());
     let backoff = format!("consumer.{}.backoff.most=200ms", stage.scope);
     let flags = [

@@ -8,14 +8,14 @@ use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout};
 
-use super::super::exec::{END_GRACE, TERM_GRACE, log};
 use super::super::lines::{HandleLine, Line, Outgoing, Ready, ReadyType, Said, parse, write_lines};
 use super::super::process::{self, Leftovers, Process, Runnable};
+use super::super::slot::{END_GRACE, TERM_GRACE, log};
 use super::super::values::read_values;
 use super::super::worker::{AttemptInfo, Reply};
-use super::LEASE;
+use super::messages::LEASE;
 
-/// How many lines may wait in either direction.
+/// The most lines that may wait in either direction.
 const LINES_WAITING: usize = 64;
 
 /// A worker that is started when it is not running.
@@ -28,7 +28,7 @@ pub(super) struct Dialogue {
 
 struct Running {
     process: Process,
-    /// Its input ends when this is dropped.
+    /// The sender to the worker, whose input ends when this is dropped.
     tell: mpsc::Sender<Outgoing>,
     said: mpsc::Receiver<Line>,
     _streams: JoinSet<()>,

@@ -1,17 +1,19 @@
 //! `oncegate worker-test`: tests whether a worker keeps the protocol.
 //!
 //! `subject` is the worker under test, over HTTP, on standard streams or as a command; `dialogue`
-//! exchanges lines with a worker on standard streams, and checks how its process ends.
+//! exchanges lines with a worker on standard streams, and checks how its process ends. `messages` makes
+//! the messages of the test.
 
 mod dialogue;
+mod messages;
 mod subject;
 
 use std::path::PathBuf;
 use std::time::Duration;
 
 use bytes::Bytes;
+use oncegate::Lease;
 use oncegate::core::key::Scope;
-use oncegate::{Entry, Gate, Key, Lease, MemoryStore, Message, Origin};
 use serde::Serialize;
 
 use super::worker::Reply;
@@ -22,6 +24,7 @@ use crate::configured::{ConfigArgs, choose, missing, route_of};
 use crate::exit::{Exit, Problem};
 use crate::output::{self, plain};
 use crate::parse::duration;
+use messages::Messages;
 use subject::{Interrupted, Subject};
 
 /// The format of the `--json` document.
@@ -31,10 +34,6 @@ const SCHEMA: &str = "oncegate.worker-test/1";
 const ROUTE: &str = "worker-test";
 /// The content type where no configuration gives one.
 const JSON: &str = "application/json";
-/// A payload that no worker can read: neither JSON nor UTF-8.
-const GARBAGE: &[u8] = b"\xff\x00{worker-test";
-/// The lease of the test: the second attempt of a message has to wait this long.
-const LEASE: Duration = Duration::from_millis(200);
 
 /// Test whether a worker meets the requirements of docs/RUN.md, without a broker
 ///
@@ -105,7 +104,7 @@ pub(crate) struct WorkerTestArgs {
     payload: Option<PathBuf>,
 }
 
-/// One requirement of a worker.
+/// A requirement of a worker.
 #[derive(Debug, Serialize)]
 struct Check {
     /// The name of the check: one word.
@@ -113,7 +112,7 @@ struct Check {
     ok: bool,
     /// The requirement, or what happened instead.
     found: String,
-    /// What to change; absent when the check passed.
+    /// The change to make; absent when the check passed.
     #[serde(skip_serializing_if = "str::is_empty")]
     fix: &'static str,
 }
@@ -220,14 +219,13 @@ impl WorkerTestArgs {
 
     /// The settings of the worker, with those of the flags over them.
     fn over(&self, mut handler: shape::Handler) -> shape::Handler {
-        let shell = |text: &String| Program::Shell(text.clone());
         if [&self.handler, &self.handler_exec, &self.handler_command]
             .iter()
             .any(|worker| worker.is_some())
         {
             handler.http = self.handler.clone();
-            handler.exec = self.handler_exec.as_ref().map(shell);
-            handler.command = self.handler_command.as_ref().map(shell);
+            handler.exec = self.handler_exec.clone().map(Program::Shell);
+            handler.command = self.handler_command.clone().map(Program::Shell);
         }
         handler.ready_url = self.ready_url.clone().or(handler.ready_url);
         handler.content_type = self.content_type.clone().or(handler.content_type);
@@ -254,8 +252,8 @@ async fn examine(
     patience: Duration,
     payload: Bytes,
 ) -> Result<Vec<Check>, Problem> {
-    let refuse = |why: String| Problem::new(Exit::Configuration, why);
-    let subject = Subject::of(&tested.handler, &tested.hidden, patience).map_err(refuse)?;
+    let subject =
+        Subject::of(&tested.handler, &tested.hidden, patience).map_err(Problem::configuration)?;
     let messages = Messages::new(payload, &tested.route);
     let mut exam = Exam {
         subject,
@@ -463,69 +461,4 @@ fn text(checks: &[Check]) -> String {
         }
     }
     text
-}
-
-/// Makes messages with attempts through a gate.
-struct Messages {
-    gate: Gate,
-    payload: Bytes,
-    route: String,
-    made: u32,
-    /// A new scope for each test, so that a worker that stores keys has never seen it.
-    test: String,
-}
-
-impl Messages {
-    fn new(payload: Bytes, route: &str) -> Self {
-        let gate = Gate::new("worker-test", Key::message_key(), MemoryStore::new()).lease(LEASE);
-        let now = std::time::SystemTime::now()
-            .duration_since(std::time::UNIX_EPOCH)
-            .unwrap_or_default();
-        let test = format!("{}-{}", now.as_nanos(), std::process::id());
-        Self {
-            gate,
-            payload,
-            route: route.to_owned(),
-            made: 0,
-            test,
-        }
-    }
-
-    async fn good(&mut self) -> Result<Lease, Problem> {
-        self.new_one(self.payload.clone()).await
-    }
-
-    async fn garbage(&mut self) -> Result<Lease, Problem> {
-        self.new_one(Bytes::from_static(GARBAGE)).await
-    }
-
-    async fn new_one(&mut self, payload: Bytes) -> Result<Lease, Problem> {
-        self.made += 1;
-        let topic = self.route.as_str();
-        let origin = Origin::Kafka {
-            topic: topic.into(),
-            partition: 0,
-            offset: i64::from(self.made),
-        };
-        let message = Message::new(topic, origin, Some(payload));
-        self.again(&message.with_key(format!("{}-{}", self.test, self.made)))
-            .await
-    }
-
-    /// The next attempt of a message, as soon as the one before is over.
-    async fn again(&self, message: &Message) -> Result<Lease, Problem> {
-        loop {
-            match self.gate.enter(message).await {
-                Ok(Entry::Granted(lease)) => return Ok(lease),
-                Ok(Entry::Busy { retry_in }) => tokio::time::sleep(retry_in).await,
-                Ok(other) => {
-                    return Err(Problem::new(
-                        Exit::Bug,
-                        format!("a test message is {other:?}"),
-                    ));
-                }
-                Err(error) => return Err(Problem::caused(Exit::Bug, &error)),
-            }
-        }
-    }
 }

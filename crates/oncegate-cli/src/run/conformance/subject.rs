@@ -14,8 +14,8 @@ use super::super::process::Runnable;
 use super::super::report::WorkerReport;
 use super::super::request::RequestParts;
 use super::super::worker::{AttemptInfo, Call, Reply};
-use super::LEASE;
 use super::dialogue::Dialogue;
+use super::messages::LEASE;
 use crate::config::shape;
 
 /// The time between two checks whether a worker is ready.
@@ -37,6 +37,10 @@ pub(super) enum Interrupted {
     Answered,
     /// The worker has not answered the message; the reason as text.
     Silent(String),
+}
+
+fn late(patience: Duration) -> Reply {
+    Reply::unknown(format!("no answer within {patience:?} (--patience)"))
 }
 
 impl Subject {
@@ -103,32 +107,31 @@ impl Subject {
 
     /// Sends the worker the message, and waits for its answer.
     pub(super) async fn tell(&mut self, lease: &Lease) -> Reply {
-        let (message, attempt) = (lease.message(), AttemptInfo::of(lease.attempt()));
+        let message = lease.message();
+        let attempt = AttemptInfo::of(lease.attempt());
         let call = Call::default();
-        let late = |patience: &Duration| {
-            Reply::unknown(format!("no answer within {patience:?} (--patience)"))
-        };
         match self {
             Self::Http(caller, patience) => {
                 let answered = timeout(*patience, caller.call(message, &attempt, &call)).await;
-                answered.unwrap_or_else(|_| late(patience))
+                answered.unwrap_or_else(|_| late(*patience))
             }
             Self::Command(commands, patience) => {
                 let answered = timeout(*patience, commands.run(message, &attempt, &call)).await;
-                answered.unwrap_or_else(|_| late(patience))
+                answered.unwrap_or_else(|_| late(*patience))
             }
             Self::Exec(dialogue) => dialogue.tell(lease).await,
         }
     }
 
-    /// Whether a worker of this kind is notified when a message is cancelled.
+    /// Returns whether a worker of this kind is notified when a message is cancelled.
     pub(super) fn is_told_to_stop(&self) -> bool {
         !matches!(self, Self::Command(..))
     }
 
     /// Sends the worker the message, and then cancels it.
     pub(super) async fn interrupt(&mut self, lease: &Lease) -> Interrupted {
-        let (message, attempt) = (lease.message(), AttemptInfo::of(lease.attempt()));
+        let message = lease.message();
+        let attempt = AttemptInfo::of(lease.attempt());
         match self {
             Self::Http(caller, _) => {
                 let call = Call::default();

@@ -417,15 +417,16 @@ impl LetterPlace for KafkaLetters {
 mod tests {
     use super::*;
 
+    fn source(line: &str) -> String {
+        let kafka: Kafka = toml::from_str(&format!(
+            "brokers = \"b:9092\"\ntopics = [\"orders\"]\n{line}"
+        ))
+        .unwrap();
+        format!("{:?}", kafka.source("billing").unwrap())
+    }
+
     #[test]
     fn positions_of_recreated_topics_are_kept_where_that_is_set() {
-        let source = |line: &str| {
-            let kafka: Kafka = toml::from_str(&format!(
-                "brokers = \"b:9092\"\ntopics = [\"orders\"]\n{line}"
-            ))
-            .unwrap();
-            format!("{:?}", kafka.source("billing").unwrap())
-        };
         assert!(
             source("").contains("keeps_positions: false"),
             "{}",

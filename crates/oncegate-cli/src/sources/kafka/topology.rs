@@ -145,7 +145,8 @@ impl Topology for Cluster {
             .filter(|(_, fact)| fact.partitions > 0)
         {
             topic.state = State::Exists;
-            (topic.partitions, topic.replicas) = (Some(fact.partitions), Some(fact.replicas));
+            topic.partitions = Some(fact.partitions);
+            topic.replicas = Some(fact.replicas);
         }
         Ok(())
     }
