@@ -6,9 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use oncegate_runtime::admin::dead_letter_reader::{
-    DeadLetterReader, Disposition, StoredDeadLetter,
-};
+use oncegate_runtime::dead_letter_reader::{DeadLetterReader, Disposition, StoredDeadLetter};
 use oncegate_runtime::failure::BoxError;
 use oncegate_runtime::message::{Message, Origin};
 use oncegate_runtime::observe::Counters;

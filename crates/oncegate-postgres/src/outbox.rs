@@ -8,11 +8,11 @@ use deadpool_postgres::Object;
 use oncegate_core::key::{KeySpecError, Scope};
 use oncegate_core::record::{Token, whole_millis};
 use oncegate_core::store::StoreError;
-use oncegate_runtime::failure::BoxError;
-use oncegate_runtime::message::Header;
-use oncegate_runtime::outbox::{
+use oncegate_outbox::{
     HeldBack, OutboxBacklog, OutboxMessage, OutboxStatus, OutboxStore, ReadLimits, UnsentMessage,
 };
+use oncegate_runtime::failure::BoxError;
+use oncegate_runtime::message::Header;
 use tokio_postgres::types::{ToSql, Type};
 use tokio_postgres::{GenericClient, Row};
 

@@ -190,8 +190,8 @@ fn idempotency_key(identity: &str, step: &str) -> String {
     uuid(idempotency_bits(identity, step))
 }
 
-/// The text form of a UUID.
-pub(crate) fn uuid(bits: u128) -> String {
+/// Returns the text form of a UUID.
+pub fn uuid(bits: u128) -> String {
     let [a, b, c, d, e] = [
         bits >> 96,
         bits >> 80 & 0xffff,
@@ -202,8 +202,9 @@ pub(crate) fn uuid(bits: u128) -> String {
     format!("{a:08x}-{b:04x}-{c:04x}-{d:04x}-{e:012x}")
 }
 
-/// The idempotency key of a step of the message with this store key, as the 128 bits of its UUID.
-pub(crate) fn idempotency_bits(identity: &str, step: &str) -> u128 {
+/// Returns the idempotency key of a step of the message with this store key, as the 128 bits of its
+/// UUID: an audit compares effects by it.
+pub fn idempotency_bits(identity: &str, step: &str) -> u128 {
     let mut hasher = blake3::Hasher::new_derive_key("oncegate v1 downstream key");
     for part in [identity, step] {
         hasher.update(&(part.len() as u64).to_be_bytes());

@@ -10,13 +10,13 @@
 //!        ↑ ack only from here: settle  ←────────────────────────────┘ outcome
 //! ```
 
-pub mod admin;
 pub mod attempt;
 pub mod backoff;
 pub mod batch;
 mod cancellation;
 pub mod codec;
 pub mod consumer;
+pub mod dead_letter_reader;
 pub mod dead_letters;
 mod documents;
 mod entropy;
@@ -29,7 +29,6 @@ mod memory;
 mod memory_source;
 pub mod message;
 pub mod observe;
-pub mod outbox;
 pub mod results;
 mod shutdown;
 pub mod source;

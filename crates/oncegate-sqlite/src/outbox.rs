@@ -8,11 +8,11 @@ use bytes::Bytes;
 use oncegate_core::key::Scope;
 use oncegate_core::record::{Token, whole_millis};
 use oncegate_core::store::StoreError;
-use oncegate_runtime::failure::BoxError;
-use oncegate_runtime::message::Header;
-use oncegate_runtime::outbox::{
+use oncegate_outbox::{
     HeldBack, OutboxBacklog, OutboxMessage, OutboxStatus, OutboxStore, ReadLimits, UnsentMessage,
 };
+use oncegate_runtime::failure::BoxError;
+use oncegate_runtime::message::Header;
 use rusqlite::types::Type;
 use rusqlite::{Connection, OptionalExtension as _, Row, params};
 

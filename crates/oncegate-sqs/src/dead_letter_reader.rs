@@ -18,9 +18,7 @@ use super::letter::{self, Provenance, Redriven};
 use super::queue::{self, Queue};
 use super::settings::{Connection, name};
 use super::{ORIGIN_ATTRIBUTE, REASON_ATTRIBUTE, SqsSource};
-use oncegate_runtime::admin::dead_letter_reader::{
-    DeadLetterReader, Disposition, StoredDeadLetter,
-};
+use oncegate_runtime::dead_letter_reader::{DeadLetterReader, Disposition, StoredDeadLetter};
 use oncegate_runtime::dead_letters::{DeadLetter, time_of};
 use oncegate_runtime::failure::BoxError;
 use oncegate_runtime::message::{Header, Message, Origin};

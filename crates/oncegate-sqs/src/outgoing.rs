@@ -2,8 +2,8 @@
 
 use aws_sdk_sqs::error::BuildError;
 use aws_sdk_sqs::types::SendMessageBatchRequestEntry;
+use oncegate_outbox::{ID_HEADER, OutboxMessage};
 use oncegate_runtime::message::{Header, Message, Origin};
-use oncegate_runtime::outbox::{ID_HEADER, OutboxMessage};
 
 use super::convert::text;
 use super::dead_letters::{GROUP_MAX_BYTES, attribute};

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use async_trait::async_trait;
 use aws_sdk_sqs::Client;
-use oncegate_runtime::outbox::{OutboxMessage, PublishError, Publisher};
+use oncegate_outbox::{OutboxMessage, PublishError, Publisher};
 use tokio::sync::OnceCell;
 
 use super::outgoing::Outgoing;
@@ -16,7 +16,7 @@ use super::settings::Connection;
 /// The most queues that are kept open. With more, all are found again.
 const QUEUES_MOST: usize = 1_000;
 
-/// Publishes an outbox to SQS queues, for a [`Relay`](oncegate_runtime::outbox::Relay).
+/// Publishes an outbox to SQS queues, for a [`Relay`](oncegate_outbox::Relay).
 ///
 /// A message's topic is the name or the URL of its queue. Its payload is the body, and its headers
 /// are message attributes, with the id in `outbox-id`; of several headers with one name the last

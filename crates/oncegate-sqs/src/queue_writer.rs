@@ -5,7 +5,7 @@ use std::sync::{Mutex, PoisonError};
 
 use aws_sdk_sqs::Client;
 use aws_sdk_sqs::types::BatchResultErrorEntry;
-use oncegate_runtime::outbox::PublishError;
+use oncegate_outbox::PublishError;
 use tokio::sync::{Semaphore, oneshot};
 
 use super::api::CallError;

@@ -7,9 +7,9 @@ use std::time::Duration;
 use metrics::{Gauge, Key, Label};
 
 use super::export::Export;
+use oncegate_outbox::OutboxBacklog;
 use oncegate_runtime::health::{Health, Messages, PartitionStatus, ScopeStatus, Status};
 use oncegate_runtime::observe::Metric;
-use oncegate_runtime::outbox::OutboxBacklog;
 
 /// The gauges that were set so far. The facade removes none, so those that are no longer reported
 /// are set to zero.

@@ -37,10 +37,10 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::Serialize;
 
+use oncegate_outbox::{Relay, RelayMonitor};
 use oncegate_runtime::consumer::{Consumer, Monitor};
 use oncegate_runtime::health::Status;
 use oncegate_runtime::observe::{Counters, Event, Observer};
-use oncegate_runtime::outbox::{Relay, RelayMonitor};
 
 mod export;
 mod gauges;

@@ -72,8 +72,10 @@
 
 pub mod prelude;
 
+pub use oncegate_admin as admin;
 pub use oncegate_core as core;
 pub use oncegate_core::key::{Field, FingerprintSpec, Key, TenantSource};
+pub use oncegate_outbox as outbox;
 pub use oncegate_runtime::{
     Attempt, Backoff, BatchHandler, BatchLimits, BatchMessage, Batched, BlockingSqlTransaction,
     BoxError, Broker, Codec, Completing, Completion, Consumer, ConsumerError, Counters, Documents,
@@ -83,8 +85,8 @@ pub use oncegate_runtime::{
     TransactionalHandler, Transactions, shutdown_signal,
 };
 pub use oncegate_runtime::{
-    admin, attempt, backoff, batch, codec, consumer, dead_letters, failure, gate, handler, health,
-    journal, message, observe, outbox, source, transaction, transactional,
+    attempt, backoff, batch, codec, consumer, dead_letters, failure, gate, handler, health,
+    journal, message, observe, source, transaction, transactional,
 };
 
 #[cfg(feature = "amqp")]

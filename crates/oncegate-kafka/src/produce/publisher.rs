@@ -9,11 +9,11 @@ use async_trait::async_trait;
 use crate::client::producer::{self, Content, DurableProducer};
 use crate::client::properties::Properties;
 use crate::client::settings;
+use oncegate_outbox::{ID_HEADER, OutboxMessage, PublishError, Publisher};
 use oncegate_runtime::failure::BoxError;
-use oncegate_runtime::outbox::{ID_HEADER, OutboxMessage, PublishError, Publisher};
 
 /// Publishes an outbox to the topics of a Kafka cluster, for a
-/// [`Relay`](oncegate_runtime::outbox::Relay).
+/// [`Relay`](oncegate_outbox::Relay).
 ///
 /// Payload, key and headers are written unchanged, with the id in the header `outbox-id`. A message
 /// counts as published when all in-sync replicas have it. Its key decides the partition, as with

@@ -21,9 +21,7 @@ use crate::client::inquiry::{self, InquiryClient};
 use crate::client::producer::DurableProducer;
 use crate::client::settings::{self, Property};
 use crate::produce::dead_letters;
-use oncegate_runtime::admin::dead_letter_reader::{
-    DeadLetterReader, Disposition, StoredDeadLetter,
-};
+use oncegate_runtime::dead_letter_reader::{DeadLetterReader, Disposition, StoredDeadLetter};
 use oncegate_runtime::dead_letters::{DeadLetter, time_of};
 use oncegate_runtime::failure::BoxError;
 use oncegate_runtime::message::{Header, Message, Origin};

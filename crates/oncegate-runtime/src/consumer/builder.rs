@@ -175,7 +175,7 @@ impl Consumer {
     /// stops again at the first message that it would have to give up. It is over when a message
     /// succeeds (for a share: when the share is lower), under a higher limit, or when an operator
     /// accepts it: `oncegate accept-dead-letters`, or
-    /// [`admin::accept_dead_letters`](crate::admin::accept_dead_letters).
+    /// `oncegate::admin::accept_dead_letters`.
     pub fn dead_letter_limit(mut self, limit: DeadLetterLimit) -> Self {
         self.dead_letter_limit = limit;
         self

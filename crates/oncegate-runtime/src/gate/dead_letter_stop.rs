@@ -27,7 +27,10 @@ impl OpenGate {
 
 /// Replaces the stop in the scope's descriptor, and returns the one that was there. A scope that
 /// was never opened has no descriptor, and stays as it is.
-pub(crate) async fn replace_dead_letter_stop(
+///
+/// # Errors
+/// When the store does not answer, or other processes keep changing the descriptor.
+pub async fn replace_dead_letter_stop(
     store: &dyn Store,
     scope: &Scope,
     stop: Option<&DeadLetterStop>,

@@ -48,7 +48,7 @@ const LOOKS_PER_SHARD_COUNT: u32 = 64;
 #[non_exhaustive]
 pub enum OnStoreLoss {
     /// Refuse every claim of the scope, in every process, until `oncegate accept-loss` (or
-    /// [`accept_loss`](crate::admin::accept_loss)) permits the messages to run again. Running
+    /// `oncegate::admin::accept_loss`) permits the messages to run again. Running
     /// handlers may end, and their outcomes are recorded. The default.
     #[default]
     Halt,

@@ -46,7 +46,7 @@ mod witnesses;
 pub(crate) use claim::{Claimed, OpenClaim};
 pub(crate) use committed::Committed;
 pub use committed::NotCommitted;
-pub(crate) use dead_letter_stop::replace_dead_letter_stop;
+pub use dead_letter_stop::replace_dead_letter_stop;
 pub use error::GateError;
 pub use lease::{Completion, Entry, Lease, ResultNotKept, Stored};
 pub use loss::OnStoreLoss;

@@ -124,7 +124,7 @@ impl ReplayReport {
 
 /// The result for one message.
 #[derive(Debug)]
-pub(in crate::admin) enum Standing {
+pub(crate) enum Standing {
     Completed,
     WithoutRecord,
     Abandoned,

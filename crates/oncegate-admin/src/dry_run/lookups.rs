@@ -16,8 +16,8 @@ use tokio_util::task::AbortOnDropHandle;
 
 use super::report::Standing;
 use super::{DryRunError, Known};
-use crate::backoff::Backoff;
-use crate::message::{Message, Origin};
+use oncegate_runtime::backoff::Backoff;
+use oncegate_runtime::message::{Message, Origin};
 
 /// The number of keys of one read.
 const LOOK_KEYS_MAX: usize = 1_000;
@@ -32,16 +32,16 @@ const PATIENCE: Backoff = Backoff::new(Duration::from_millis(100), Duration::fro
 
 /// The subject of an examination.
 #[derive(Debug)]
-pub(in crate::admin) struct Subject {
-    pub(in crate::admin) scope: String,
-    pub(in crate::admin) key: Key,
-    pub(in crate::admin) fingerprint: Option<FingerprintSpec>,
-    pub(in crate::admin) store: Arc<dyn Store>,
+pub(crate) struct Subject {
+    pub(crate) scope: String,
+    pub(crate) key: Key,
+    pub(crate) fingerprint: Option<FingerprintSpec>,
+    pub(crate) store: Arc<dyn Store>,
 }
 
 /// Reads the records of messages while more are fetched. Dropping it ends the reads.
 #[derive(Debug)]
-pub(in crate::admin) struct Lookups {
+pub(crate) struct Lookups {
     judge: Arc<Judge>,
     known: Known,
     in_flight: VecDeque<AbortOnDropHandle<Result<Vec<MessageFinding>, StoreError>>>,
@@ -50,7 +50,7 @@ pub(in crate::admin) struct Lookups {
 impl Lookups {
     /// Checks the specifications, and compares them with those that the scope's records were made
     /// with.
-    pub(in crate::admin) async fn open(subject: Subject) -> Result<Self, DryRunError> {
+    pub(crate) async fn open(subject: Subject) -> Result<Self, DryRunError> {
         let Subject {
             scope: name,
             key,
@@ -90,7 +90,7 @@ impl Lookups {
     }
 
     /// Returns the store's knowledge of the scope.
-    pub(in crate::admin) fn known(&self) -> Known {
+    pub(crate) fn known(&self) -> Known {
         self.known
     }
 
@@ -99,13 +99,13 @@ impl Lookups {
     }
 
     /// The scope of the keys.
-    pub(in crate::admin) fn scope(&self) -> &Scope {
+    pub(crate) fn scope(&self) -> &Scope {
         self.judge.key.scope()
     }
 
     /// Examines messages; waits while more than a few thousand are in flight. Calls `each` for
     /// those that are examined, in the order of the messages.
-    pub(in crate::admin) async fn add(
+    pub(crate) async fn add(
         &mut self,
         messages: Vec<Message>,
         mut each: impl FnMut(MessageFinding) + Send,
@@ -126,7 +126,7 @@ impl Lookups {
     }
 
     /// Waits for all messages in flight.
-    pub(in crate::admin) async fn finish(
+    pub(crate) async fn finish(
         &mut self,
         mut each: impl FnMut(MessageFinding) + Send,
     ) -> Result<(), DryRunError> {
@@ -177,11 +177,11 @@ fn compare(held: &str, ours: &Descriptor, fingerprinted: bool) -> Option<Known> 
 
 /// The result for one message.
 #[derive(Debug)]
-pub(in crate::admin) struct MessageFinding {
-    pub(in crate::admin) origin: Origin,
-    pub(in crate::admin) digest: Option<Digest>,
-    pub(in crate::admin) standing: Standing,
-    pub(in crate::admin) uncompared: bool,
+pub(crate) struct MessageFinding {
+    pub(crate) origin: Origin,
+    pub(crate) digest: Option<Digest>,
+    pub(crate) standing: Standing,
+    pub(crate) uncompared: bool,
 }
 
 /// Finds out the answer that a claim would get.

@@ -12,7 +12,7 @@ use bytes::Bytes;
 use tokio::time::Instant;
 
 use super::{PublishError, UnsentMessage};
-use crate::backoff::Backoff;
+use oncegate_runtime::backoff::Backoff;
 
 /// The pauses before a message that was not published is tried again.
 const BACKOFF: Backoff = Backoff::new(Duration::from_millis(250), Duration::from_secs(30));

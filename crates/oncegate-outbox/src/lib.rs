@@ -35,8 +35,8 @@ use bytes::Bytes;
 use oncegate_core::record::Token;
 use oncegate_core::store::StoreError;
 
-use crate::failure::BoxError;
-use crate::message::Header;
+use oncegate_runtime::failure::BoxError;
+use oncegate_runtime::message::Header;
 
 pub use self::backlog::{OutboxBacklog, RelayMonitor};
 pub use self::held_back::HeldBack;
@@ -127,7 +127,7 @@ impl OutboxMessage {
 
     /// Sets the id. Default: 128 random bits.
     ///
-    /// With [`Attempt::idempotency_key`](crate::Attempt::idempotency_key) it is the same for all
+    /// With [`Attempt::idempotency_key`](oncegate_runtime::Attempt::idempotency_key) it is the same for all
     /// attempts of a message, so that a gate also answers repeats of an effect outside of the
     /// store's transaction.
     #[must_use]

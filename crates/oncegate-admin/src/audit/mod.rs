@@ -2,7 +2,7 @@
 //! effects.
 //!
 //! It finds events that were lost, or that had their effect twice. Like a [dry
-//! run](crate::admin::dry_run), it claims nothing and writes nothing to the store, so it can run
+//! run](crate::dry_run), it claims nothing and writes nothing to the store, so it can run
 //! beside the consumers at any time.
 //!
 //! The memory does not grow with the number of messages. Messages, dead letters and effects become
@@ -18,9 +18,9 @@ use oncegate_core::store::Store;
 
 use super::dead_letter_reader::StoredDeadLetter;
 use super::dry_run::{DryRunError, Known, Lookups, MessageFinding, Subject};
-use crate::attempt::idempotency_bits;
-use crate::dead_letters::DeadLetterCause;
-use crate::message::{Message, Origin};
+use oncegate_runtime::attempt::idempotency_bits;
+use oncegate_runtime::dead_letters::DeadLetterCause;
+use oncegate_runtime::message::{Message, Origin};
 
 mod report;
 mod row;
@@ -88,7 +88,7 @@ impl Audit {
     /// workers.
     pub const DEFAULT_STEP: &str = "handler";
 
-    /// Takes the same scope, key and store as the [`Gate`](crate::Gate) whose work is audited.
+    /// Takes the same scope, key and store as the [`Gate`](oncegate_runtime::Gate) whose work is audited.
     pub fn new(scope: impl Into<String>, key: Key, store: impl Store + 'static) -> Self {
         let subject = Subject {
             scope: scope.into(),
@@ -111,7 +111,7 @@ impl Audit {
         self
     }
 
-    /// The step of [`Attempt::idempotency_key`](crate::Attempt::idempotency_key) whose effects are
+    /// The step of [`Attempt::idempotency_key`](oncegate_runtime::Attempt::idempotency_key) whose effects are
     /// compared. Default: [`DEFAULT_STEP`](Self::DEFAULT_STEP).
     #[must_use]
     pub fn step(mut self, step: impl Into<String>) -> Self {

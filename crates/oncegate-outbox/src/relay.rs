@@ -13,8 +13,8 @@ use tracing::warn;
 
 use super::leader::Leader;
 use super::{OutboxStore, Publisher, ReadLimits, RelayMonitor};
-use crate::failure::BoxError;
-use crate::observe::Observer;
+use oncegate_runtime::failure::BoxError;
+use oncegate_runtime::observe::Observer;
 
 /// Time limit for the last call of a relay.
 const RESIGN_LIMIT: Duration = Duration::from_secs(1);

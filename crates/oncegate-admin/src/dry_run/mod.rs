@@ -12,7 +12,7 @@ use std::sync::Arc;
 use oncegate_core::key::{FingerprintSpec, Key, KeySpecError, Scope, StoreKey};
 use oncegate_core::store::{Store, StoreError};
 
-use crate::message::Message;
+use oncegate_runtime::message::Message;
 
 mod distinct;
 mod lookups;
@@ -71,7 +71,7 @@ impl DryRun {
     /// 36 MB at the most.
     const DEFAULT_EXACT_KEYS_MAX: usize = 1_000_000;
 
-    /// Takes the same scope, key and store as the [`Gate`](crate::Gate) whose work is to be
+    /// Takes the same scope, key and store as the [`Gate`](oncegate_runtime::Gate) whose work is to be
     /// checked.
     pub fn new(scope: impl Into<String>, key: Key, store: impl Store + 'static) -> Self {
         Self {

@@ -189,7 +189,7 @@ impl KeptFinding {
                 None => format!("effect {}", self.place.offset),
             },
             key: own.map(|row| StoreKey::new(scope, row.digest).to_string()),
-            idempotency_key: is_identified.then(|| crate::attempt::uuid(event)),
+            idempotency_key: is_identified.then(|| oncegate_runtime::attempt::uuid(event)),
             messages,
             effects,
             why: self.why,

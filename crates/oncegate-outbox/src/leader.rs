@@ -27,8 +27,8 @@ use tracing::{debug, error, info, warn};
 use super::flight::{Flight, OrderSize};
 use super::held_back::{HeldOrders, OrderOf};
 use super::{OutboxMessage, PublishError, Relay, RelayError, UnsentMessage};
-use crate::backoff::Backoff;
-use crate::observe::Event;
+use oncegate_runtime::backoff::Backoff;
+use oncegate_runtime::observe::Event;
 
 /// The pauses after errors of the database.
 const STORE_BACKOFF: Backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(5));

@@ -7,9 +7,9 @@
 use std::time::SystemTime;
 
 use super::*;
-use crate::admin::dead_letter_reader::Letter;
-use crate::dead_letters::DeadLetter;
-use crate::{Completion, Entry, Gate, MemoryStore};
+use oncegate_runtime::dead_letter_reader::Letter;
+use oncegate_runtime::dead_letters::DeadLetter;
+use oncegate_runtime::{Completion, Entry, Gate, MemoryStore};
 
 const SCOPE: &str = "billing";
 const STEP: &str = "charge";
@@ -295,7 +295,7 @@ async fn messages_of_queues_are_refused() {
 #[test]
 fn idempotency_keys_are_recognised_however_they_are_spelt() {
     let bits = idempotency_bits("billing:x", STEP);
-    let text = crate::attempt::uuid(bits);
+    let text = oncegate_runtime::attempt::uuid(bits);
     for spelt in [
         text.clone(),
         text.to_uppercase(),

@@ -1,6 +1,6 @@
 //! The actions of a redrive on dead letters, and their counts.
 
-use crate::admin::dead_letter_reader::StoredDeadLetter;
+use oncegate_runtime::dead_letter_reader::StoredDeadLetter;
 
 /// The action for a dead letter.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -28,7 +28,7 @@ pub enum RedriveAction {
     Mismatched,
     /// Nothing: the store has no record of it, though it has failed there. It has expired, or this
     /// is another store, whose records say nothing of the message; see
-    /// [`Redrive::without_records`](crate::admin::Redrive::without_records).
+    /// [`Redrive::without_records`](crate::Redrive::without_records).
     RecordMissing,
     /// Nothing: its record cannot be read, for this reason.
     Unreadable(String),

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use super::row::RowPlace;
-use crate::message::Origin;
+use oncegate_runtime::message::Origin;
 
 /// Numbers topics in the order in which they are first seen, and knows the acknowledged offsets.
 #[derive(Debug, Default)]

@@ -1,7 +1,6 @@
 //! Reads and redrives the dead letters of a topic or queue.
 //!
-//! [`admin`](crate::admin) decides the action for a dead letter; a reader knows a broker and no
-//! store.
+//! `oncegate-admin` decides the action for a dead letter; a reader knows a broker and no store.
 
 use std::fmt;
 

@@ -3,7 +3,7 @@
 use oncegate_core::key::Scope;
 use oncegate_core::store::{DeadLetterStop, ScopeDescriptor, Store, StoreError};
 
-use crate::gate::replace_dead_letter_stop;
+use oncegate_runtime::gate::replace_dead_letter_stop;
 
 /// Accepts that a consumer of the scope has given up as many messages as its limit allows: the next
 /// process may give up as many again. Returns the stop that was accepted; `None` if there was none.

@@ -16,10 +16,10 @@ use tokio::time::{Instant, sleep_until};
 
 use super::redrive_action::{RedriveAction, Redriven, Step};
 use super::{Reopened, is_reopened, reopen};
-use crate::admin::dead_letter_reader::{DeadLetterReader, Disposition, StoredDeadLetter};
-use crate::dead_letters::DeadLetterCause;
-use crate::failure::BoxError;
-use crate::source::SourceError;
+use oncegate_runtime::dead_letter_reader::{DeadLetterReader, Disposition, StoredDeadLetter};
+use oncegate_runtime::dead_letters::DeadLetterCause;
+use oncegate_runtime::failure::BoxError;
+use oncegate_runtime::source::SourceError;
 
 /// The most dead letters in flight at once.
 const AT_ONCE: usize = 64;

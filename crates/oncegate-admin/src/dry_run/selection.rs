@@ -7,7 +7,7 @@ use oncegate_core::store::StoreError;
 use super::lookups::{Judge, Lookups};
 use super::report::Standing;
 use super::{DryRun, DryRunError, Known};
-use crate::message::Message;
+use oncegate_runtime::message::Message;
 
 /// The messages that a replay runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -21,7 +21,7 @@ pub enum AcceptedLoss {
     Changed(Halt),
 }
 
-/// Lets a scope continue that [`OnStoreLoss::Halt`](crate::OnStoreLoss::Halt) has halted, if the
+/// Lets a scope continue that [`OnStoreLoss::Halt`](oncegate_runtime::OnStoreLoss::Halt) has halted, if the
 /// halt is still the one that the caller has `seen`.
 ///
 /// # Errors

@@ -12,12 +12,13 @@ use oncegate_core::rules::{Operation, Reply};
 use oncegate_core::store::{Command, RecordSnapshot, Store, StoreError};
 
 pub mod audit;
-pub mod dead_letter_reader;
 mod dead_letter_stop;
 pub mod dry_run;
 mod loss;
 mod redrive;
 mod redrive_action;
+
+pub use oncegate_runtime::dead_letter_reader;
 
 pub use dead_letter_stop::{accept_dead_letters, dead_letter_stop_of};
 pub use loss::{AcceptedLoss, accept_loss, halt_of};

@@ -6,8 +6,8 @@ use oncegate_core::store::{Command, RecordSnapshot};
 
 use super::lookups::judge;
 use super::*;
-use crate::message::Origin;
-use crate::{Completion, Entry, Gate, MemoryStore};
+use oncegate_runtime::message::Origin;
+use oncegate_runtime::{Completion, Entry, Gate, MemoryStore};
 
 mod failing_store;
 
@@ -36,7 +36,7 @@ async fn report(dry_run: DryRun, messages: Vec<Message>) -> ReplayReport {
     examination.finish().await.unwrap()
 }
 
-async fn granted(gate: &Gate, message: &Message) -> crate::Lease {
+async fn granted(gate: &Gate, message: &Message) -> oncegate_runtime::Lease {
     match gate.enter(message).await.unwrap() {
         Entry::Granted(lease) => lease,
         other => panic!("not granted: {other:?}"),
