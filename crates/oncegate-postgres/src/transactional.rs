@@ -36,7 +36,7 @@ use oncegate_runtime::transactional::{
     BatchBegun, Begun, CommitError, Excuse, Ground, Sessions, Transactions,
 };
 use tokio::time::error::Elapsed;
-use tokio_postgres::{Config, Row};
+use tokio_postgres::Config;
 
 use super::PostgresStore;
 use super::errors::{self, Trouble};
@@ -51,11 +51,12 @@ mod open;
 #[cfg(feature = "sqlx")]
 mod sqlx;
 
+pub use self::begin::Isolation;
 pub use self::open::PostgresTransaction;
 #[cfg(feature = "sqlx")]
 pub use self::sqlx::SqlxTransactions;
 
-use self::begin::{begin_sql, limits, try_begin};
+use self::begin::{Hold, begin_sql, limits, try_begin};
 use self::commit::commit;
 use self::confirm::{Waits, read_back};
 use self::open::ROLLBACK_LIMIT;
@@ -98,19 +99,6 @@ impl Tries {
 
 /// Default of the number of connections.
 const DEFAULT_CONNECTIONS: usize = 16;
-
-/// The isolation of a transaction, as in SQL.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Isolation {
-    /// The default of PostgreSQL.
-    #[default]
-    ReadCommitted,
-    /// Every statement sees the same snapshot.
-    RepeatableRead,
-    /// As if the transactions ran one after another.
-    Serializable,
-}
 
 /// The transactions of [`TransactionalHandler`](oncegate_runtime::TransactionalHandler)s in the
 /// database of a [`PostgresStore`]; made by [`PostgresStore::transactions`].
@@ -304,38 +292,6 @@ impl fmt::Debug for PostgresTransactions {
         f.debug_struct("PostgresTransactions")
             .field("isolation", &self.isolation)
             .finish_non_exhaustive()
-    }
-}
-
-/// The hold of a transaction on its key.
-#[derive(Debug)]
-pub enum Hold {
-    /// The transaction has inserted the record.
-    Record {
-        /// The number of the transaction.
-        xid: String,
-        /// The place of the record.
-        ctid: String,
-    },
-    /// The key is claimed.
-    Claim {
-        /// The number of the transaction.
-        xid: String,
-    },
-}
-
-impl Hold {
-    fn of(row: &Row) -> Result<Self, String> {
-        Ok(Self::Record {
-            xid: row.try_get("xid").map_err(|_| "no column xid")?,
-            ctid: row.try_get("ctid").map_err(|_| "no column ctid")?,
-        })
-    }
-
-    /// The completion, if its record depends on this transaction alone. The runtime reads back what
-    /// completes a claim.
-    fn written<'a>(&self, completing: &'a Completing) -> Option<&'a Completing> {
-        matches!(self, Self::Record { .. }).then_some(completing)
     }
 }
 

@@ -14,9 +14,10 @@ use tokio::runtime::{self, Handle};
 use tokio::sync::Notify;
 
 use super::durability::Durability;
-use super::link::{Answer, Shared};
+use super::link::Shared;
 use super::no_answer;
 use super::pipeline::{self, ReadyConnection};
+use super::replies::Answer;
 use super::request::Request;
 
 /// State that a lane shares with the callers that may send by themselves.

@@ -12,7 +12,6 @@ use futures_util::future::BoxFuture;
 use futures_util::stream::FuturesUnordered;
 use futures_util::{FutureExt as _, StreamExt as _};
 use oncegate_core::store::StoreError;
-use redis::Value;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
@@ -22,6 +21,7 @@ use super::driver::Jobs;
 use super::durability::Durability;
 use super::losses::Losses;
 use super::pipeline::{self, ReadyConnection};
+use super::replies::Answer;
 use super::request::Request;
 use super::scripts::Scripts;
 use oncegate_store_toolkit::batch::{self, Carrier, CarrierGone, Joiner};
@@ -52,9 +52,6 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(400);
 
 /// After a connection that lasted at least this long, the lane reconnects without a pause.
 const GOOD_CONNECTION: Duration = Duration::from_secs(1);
-
-/// The server's answer to one command of a pipeline. Errors of the server are values here.
-pub(super) type Answer = Result<Value, StoreError>;
 
 /// A server: a lane for bulk, and one for heartbeats, which must not queue behind bulk.
 ///

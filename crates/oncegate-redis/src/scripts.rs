@@ -11,8 +11,7 @@ use redis::{Cmd, Value};
 
 use super::buckets::{Buckets, Names};
 use super::layout;
-use super::link::Answer;
-use super::replies;
+use super::replies::{self, Answer};
 use super::request::{OVERHEAD_BYTES, Request, What};
 use super::shortcut::{self, First};
 use super::slots;

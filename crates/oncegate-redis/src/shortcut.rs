@@ -20,7 +20,7 @@ use oncegate_core::store::{Command, StoreError};
 use redis::{Cmd, Value};
 
 use super::checkup::Info;
-use super::link::Answer;
+use super::replies::Answer;
 use super::scripts::Scripts;
 use super::sources::Verb;
 use super::witnesses::Completed;

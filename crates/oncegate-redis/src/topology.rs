@@ -3,8 +3,9 @@
 use std::sync::Arc;
 
 use super::cluster::Cluster;
-use super::link::{Answer, LaneName, Node};
+use super::link::{LaneName, Node};
 use super::no_answer;
+use super::replies::Answer;
 use super::request::Request;
 
 /// The servers that hold the keys.

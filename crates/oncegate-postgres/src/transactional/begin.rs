@@ -7,12 +7,57 @@ use futures_util::future::join;
 use oncegate_core::store::StoreError;
 use oncegate_runtime::transaction::Completing;
 use oncegate_runtime::transactional::Ground;
+use tokio_postgres::Row;
 use tokio_postgres::types::ToSql;
 
-use super::{Hold, Isolation};
 use crate::errors::{self, Trouble};
 use crate::link::limit_ms;
 use crate::row;
+
+/// The isolation of a transaction, as in SQL.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Isolation {
+    /// The default of PostgreSQL.
+    #[default]
+    ReadCommitted,
+    /// Every statement sees the same snapshot.
+    RepeatableRead,
+    /// As if the transactions ran one after another.
+    Serializable,
+}
+
+/// The hold of a transaction on its key.
+#[derive(Debug)]
+pub enum Hold {
+    /// The transaction has inserted the record.
+    Record {
+        /// The number of the transaction.
+        xid: String,
+        /// The place of the record.
+        ctid: String,
+    },
+    /// The key is claimed.
+    Claim {
+        /// The number of the transaction.
+        xid: String,
+    },
+}
+
+impl Hold {
+    fn of(row: &Row) -> Result<Self, String> {
+        Ok(Self::Record {
+            xid: row.try_get("xid").map_err(|_| "no column xid")?,
+            ctid: row.try_get("ctid").map_err(|_| "no column ctid")?,
+        })
+    }
+
+    /// The completion, if its record depends on this transaction alone. The runtime reads back what
+    /// completes a claim.
+    pub(super) fn written<'a>(&self, completing: &'a Completing) -> Option<&'a Completing> {
+        matches!(self, Self::Record { .. }).then_some(completing)
+    }
+}
 
 /// Begins, and takes the key. `None`: there is a record of the key.
 pub(super) async fn try_begin(

@@ -8,7 +8,7 @@ use oncegate_runtime::transaction::Completing;
 use oncegate_runtime::transactional::{CommitError, Excuse};
 use tokio_postgres::types::ToSql;
 
-use super::Hold;
+use super::begin::Hold;
 use super::confirm::{GUARD, Waits};
 use crate::commit::complete;
 use crate::{errors, row};

@@ -6,7 +6,7 @@ use oncegate_core::store::{Store as _, StoreError};
 use oncegate_runtime::transaction::Completing;
 use oncegate_runtime::transactional::CommitError;
 
-use super::PostgresStore;
+use crate::PostgresStore;
 
 /// A statement that fails unless the transaction of this number is open and has not failed. `waits`
 /// is whether the commit waits for standbys.
